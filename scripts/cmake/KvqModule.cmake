@@ -1,0 +1,30 @@
+# Compile options shared by every target, and the one way to declare a module of the library.
+add_library(kvq_options INTERFACE)
+target_include_directories(kvq_options INTERFACE ${PROJECT_SOURCE_DIR}/lib)
+target_compile_definitions(kvq_options INTERFACE KVQ_VERSION="${PROJECT_VERSION}")
+# No contraction: the codec's roundings are part of the format, and artifacts must not depend on what a compiler fuses.
+target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion
+                       -Wno-sign-conversion -ffp-contract=off $<$<BOOL:${KVQ_WERROR}>:-Werror>>)
+if(KVQ_SANITIZE)
+  target_compile_options(kvq_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(kvq_options INTERFACE -fsanitize=address,undefined)
+endif()
+if(KVQ_FUZZ)
+  target_compile_options(kvq_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# g++ 12 reports overlaps that are not there in inlined std::string concatenation (GCC bug 105329).
+target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
+
+# kvq_module(<name> SOURCES <file>... [NEEDS <module>...] [LINKS <library>...])
+# NEEDS states the dependency of architecture; scripts/check_layers.py holds the includes against it.
+function(kvq_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;NEEDS;LINKS" ${ARGN})
+  add_library(kvq_${name} STATIC ${ARG_SOURCES})
+  add_library(kvq::${name} ALIAS kvq_${name})
+  set_target_properties(kvq_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(kvq_${name} PUBLIC kvq_options ${ARG_LINKS})
+  foreach(need IN LISTS ARG_NEEDS)
+    target_link_libraries(kvq_${name} PUBLIC kvq::${need})
+  endforeach()
+endfunction()
