@@ -1,0 +1,61 @@
+#pragma once
+
+#include <kvq/plan/layer_plan.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// The plain CPU codec: the single truth for what bytes mean, line by line as in formats/packing.md. It is pinned by
+/// formats/vectors.json; every kernel is pinned by it.
+namespace kvq {
+
+/// R of packing.md: rounds to the scale type, to nearest even, saturating.
+float round_to(ScaleType type, float value);
+
+/// Row threshold of the percentile clip: sorted |x| at min(floor(rho * D), D - 1).
+float clip_threshold(std::span<const float> row, double clip_ratio);
+
+/// Groups in a row of `dim` channels times numbers per group.
+int numbers_per_row(const UniformCoder& coder, int dim);
+
+/// Codes one row.
+/// @param row      [D] finite
+/// @param codes    [D], each below 2^bits
+/// @param numbers  [G] scales, then for affine [G] minima or zero points; each representable in the scale type
+/// @throws         Error{numerical} for a NaN or Inf, Error{internal} if extents disagree
+void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row, std::span<std::uint8_t> codes,
+                std::span<float> numbers);
+
+/// @param out  [D], x_hat of packing.md
+void decode_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, std::span<const float> numbers,
+                std::span<float> out);
+
+/// Bytes of one row and back; `bytes` is [row_bytes(coder, D)].
+void pack_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, std::span<const float> numbers,
+              std::span<std::byte> bytes);
+void unpack_row(const UniformCoder& coder, std::span<const std::byte> bytes, std::span<std::uint8_t> codes,
+                std::span<float> numbers);
+
+/// Little-endian bit stream of codes of `bits` bits, padded with zeros to a byte.
+void pack_codes(std::span<const std::uint8_t> codes, int bits, std::span<std::byte> bytes);
+void unpack_codes(std::span<const std::byte> bytes, int bits, std::span<std::uint8_t> codes);
+
+/// Codes and decodes one row in place: what the cache gives back. Exact rows are rounded to bfloat16.
+void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row);
+
+/// x_rot = (x - center) @ rotation for one row of one KV head; sums in double, one rounding to float at the end.
+void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot);
+/// x = x_rot @ rotation^T + center.
+void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x);
+
+/// What attention sees of rows stored by `plan`: rotate, code, decode, rotate back. x is [rows, D] of one KV head, in place.
+void reconstruct(const TensorPlan& plan, int kv_head, std::span<float> x, int dim);
+
+/// Plain causal attention of one query head over one sequence in double: out [T, Dv].
+/// @param q, k  [T, D]; @param v [T, Dv]; @param window  0 = all keys, else the last `window` keys, itself included
+void attend(std::span<const float> q, std::span<const float> k, std::span<const float> v, int dim, int v_dim, double scale,
+            int window, std::span<double> out);
+
+}  // namespace kvq

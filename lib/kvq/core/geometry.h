@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+enum class RopeLayout { none, half, interleaved };
+enum class AttentionKind { gqa, mla_rope };
+enum class CapturePoint { post_rope, pre_rope };
+
+/// How positions enter q and k of one layer (formats/dump.md).
+struct RopeStyle {
+  RopeLayout layout = RopeLayout::none;
+  int dim = 0;                       ///< rotary_dim, even; 0 for none
+  int offset = 0;                    ///< first rotary channel
+  double attention_factor = 1.0;     ///< factor on cos and sin
+  std::vector<double> inv_freq = {}; ///< [dim / 2], radians per position
+  bool operator==(const RopeStyle&) const = default;
+};
+
+/// Facts of one attention layer. Read from the dump, never derived from each other.
+struct LayerGeometry {
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;    ///< of q and k
+  int v_head_dim = 0;
+  double softmax_scale = 0.0;
+  int sliding_window = 0;  ///< keys a query sees, itself included; 0 = all
+  AttentionKind kind = AttentionKind::gqa;
+  RopeStyle rope = {};
+  bool operator==(const LayerGeometry&) const = default;
+  int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
+};
+
+/// The model a dump was taken from. `layers` holds the layers that are there, ascending, with their index.
+struct LayerEntry {
+  int layer = 0;
+  LayerGeometry geometry = {};
+  bool has_values = true;  ///< false for an mla_rope layer dumped without v
+};
+struct ModelGeometry {
+  std::string name;
+  std::string fingerprint;  ///< SHA-256 in hex, or empty
+  std::string config_json;  ///< Hugging Face configuration, or empty
+  int num_layers = 0;       ///< of the model; `layers` may be fewer
+  std::vector<LayerEntry> layers;
+};
+
+const char* to_string(RopeLayout layout);
+const char* to_string(AttentionKind kind);
+const char* to_string(CapturePoint point);
+
+}  // namespace kvq

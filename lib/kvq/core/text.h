@@ -1,0 +1,50 @@
+#pragma once
+
+#include <fmt/core.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace kvq {
+
+/// Text of unknown origin, made safe for a one-line message: bytes outside printable ASCII become \xNN, and what is longer
+/// than `max_bytes` is cut with "...".
+inline std::string printable(std::string_view text, std::size_t max_bytes = 120) {
+  std::string result;
+  for (const char c : text.substr(0, max_bytes)) {
+    if (c >= ' ' && c <= '~') {
+      result += c;
+    } else {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    }
+  }
+  if (text.size() > max_bytes) result += "...";
+  return result;
+}
+
+/// Well-formed UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
+inline bool is_utf8(std::string_view text) {
+  std::size_t i = 0;
+  const auto byte_at = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+  const auto continues = [&](std::size_t at) { return (byte_at(at) & 0xc0u) == 0x80u; };
+  while (i < text.size()) {
+    const unsigned lead = byte_at(i), second = byte_at(i + 1);
+    if (lead < 0x80) {
+      i += 1;
+    } else if (lead >= 0xc2 && lead <= 0xdf && continues(i + 1)) {
+      i += 2;
+    } else if (lead >= 0xe0 && lead <= 0xef && continues(i + 1) && continues(i + 2)) {
+      if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f)) return false;
+      i += 3;
+    } else if (lead >= 0xf0 && lead <= 0xf4 && continues(i + 1) && continues(i + 2) && continues(i + 3)) {
+      if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) return false;
+      i += 4;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace kvq
