@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace kvq {
+
+/// Limits kvq to `threads` threads (0 = all cores) while it lives. Results never depend on the number: work is cut at fixed
+/// borders and partial sums are added in index order.
+class ThreadLimit {
+ public:
+  explicit ThreadLimit(int threads);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
+  ThreadLimit& operator=(const ThreadLimit&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Runs body(i) for i in [0, count), in any order, on the allowed threads. The first exception is rethrown.
+void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
+
+}  // namespace kvq

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <kvq/plan/layer_plan.h>
+
+#include <span>
+#include <vector>
+
+namespace kvq {
+
+/// The rows one decision is made on: a sample of one head's keys or values, and what an error costs. For keys the cost of
+/// error e is e M e^T with M = C_Q; for values it is a_t |e|^2 with the attention energy a_t of the token.
+struct FitData {
+  int dim = 0;
+  std::vector<float> rows = {};        ///< [n, D] unrotated
+  std::vector<double> metric = {};     ///< [D, D] or empty for the identity
+  std::vector<float> weights = {};     ///< [n] or empty for 1
+  std::int64_t count() const { return static_cast<std::int64_t>(rows.size()) / dim; }
+};
+
+/// Rows as the coder sees them, (x - center) @ R, with the metric in the same basis. Float products; the codec's own
+/// rotate_row() sums in double, which differs by rounding only.
+struct RotatedData {
+  int dim = 0;
+  std::vector<float> rows = {};     ///< [n, D]
+  std::vector<float> metric = {};   ///< [D, D] R^T M R or empty
+  std::vector<float> weights = {};  ///< [n] or empty
+};
+/// @param rotation  [D, D] double, row-major; empty for the identity
+/// @param center    [D] or empty
+RotatedData rotate(const FitData& data, std::span<const double> rotation, std::span<const float> center);
+
+/// Cost of coding the rows: sum_t w_t e_t M e_t^T, in double.
+double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
+/// Cost of the rows themselves, sum_t w_t x_t M x_t^T: what errors are relative to.
+double energy(const RotatedData& data);
+
+/// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
+std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
+
+struct ClipChoice {
+  double ratio = 1.0;
+  double cost = 0.0;
+};
+/// The clip ratio of smallest cost on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go to the larger ratio.
+ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& coder);
+
+}  // namespace kvq

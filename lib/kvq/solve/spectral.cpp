@@ -1,0 +1,89 @@
+#include <kvq/core/error.h>
+#include <kvq/solve/spectral.h>
+#include <kvq/solve/structured.h>
+
+#include <Eigen/Core>
+
+#include <array>
+
+namespace kvq {
+
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+const std::array<Composition, 13>& table() {
+  static const std::array<Composition, 13> rows = {{
+      {"uhp", "U*H*P", "r_h_pbr", "eigenbasis, Hadamard, bit reversal: OSCAR Eq. 3, the default"},
+      {"uh", "U*H", "r_h", "eigenbasis, Hadamard"},
+      {"u", "U", "plain", "eigenbasis alone"},
+      {"up", "U*P", "br", "eigenbasis, bit reversal"},
+      {"uph", "U*P*H", "br_h128", "eigenbasis, bit reversal, Hadamard"},
+      {"h", "H", "", "Hadamard alone (QuaRot)"},
+      {"hp", "H*P", "h_pbr", "Hadamard, bit reversal"},
+      {"p", "P", "pbr", "bit reversal alone"},
+      {"hup", "H*U*P", "h_r_pbr", "Hadamard, eigenbasis, bit reversal"},
+      {"hpu", "H*P*U", "h_pbr_r", "Hadamard, bit reversal, eigenbasis"},
+      {"i", "I", "", "no rotation"},
+      {"residual", "Uc*J*Ue^T", "", "importance basis against the coder's error basis"},
+      {"residual-published", "Ue*J*Uc^T", "uresidual", "the same as OSCAR's script builds it, transposed"},
+  }};
+  return rows;
+}
+
+Matrix permutation(int dim) {
+  const std::vector<int> places = bit_reversal_places(dim);
+  Matrix p = Matrix::Zero(dim, dim);
+  for (int k = 0; k < dim; ++k) p(k, places[static_cast<std::size_t>(k)]) = 1.0;
+  return p;
+}
+
+std::vector<double> to_vector(const Matrix& m) { return {m.data(), m.data() + m.size()}; }
+
+}  // namespace
+
+std::span<const Composition> compositions() { return table(); }
+
+const Composition* find_composition(std::string_view name) {
+  for (const Composition& row : table())
+    if (name == row.name || (!row.official.empty() && name == row.official)) return &row;
+  return nullptr;
+}
+
+std::vector<double> compose(const Composition& composition, std::span<const double> basis, int dim, int order) {
+  Matrix product = Matrix::Identity(dim, dim);
+  for (const char factor : composition.recipe) {
+    if (factor == 'U') {
+      KVQ_ASSERT(basis.size() == static_cast<std::size_t>(product.size()));
+      product = Matrix(product * Eigen::Map<const Matrix>(basis.data(), dim, dim));
+    } else if (factor == 'H') {
+      const std::vector<double> h = block_hadamard_matrix(dim, order);
+      product = Matrix(product * Eigen::Map<const Matrix>(h.data(), dim, dim));
+    } else if (factor == 'P') {
+      product = Matrix(product * permutation(dim));
+    } else {
+      KVQ_ASSERT(factor == '*' || factor == 'I');
+    }
+  }
+  return to_vector(product);
+}
+
+std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint64_t seed, int layer, int head, int candidate) {
+  std::vector<double> result(basis.begin(), basis.end());
+  if (candidate == 0) return result;
+  // One stream per candidate: the head word of the counter carries both.
+  RandomStream random(seed, RandomStream::Purpose::sign_search, static_cast<std::uint32_t>(layer),
+                      static_cast<std::uint32_t>(head) | (static_cast<std::uint32_t>(candidate) << 12));
+  for (int j = 0; j < dim; ++j)
+    if (random.next_u32() & 1u)
+      for (int i = 0; i < dim; ++i) result[static_cast<std::size_t>(i * dim + j)] *= -1.0;
+  return result;
+}
+
+std::vector<double> residual_rotation(const EigenPairs& target, const EigenPairs& error, int dim, bool published) {
+  const Eigen::Map<const Matrix> uc(target.vectors.data(), dim, dim), ue(error.vectors.data(), dim, dim);
+  const Matrix rotation = uc * ue.rowwise().reverse().transpose();  // both descending: J reverses one of them
+  return to_vector(published ? Matrix(rotation.transpose()) : rotation);
+}
+
+}  // namespace kvq

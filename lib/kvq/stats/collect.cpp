@@ -1,0 +1,193 @@
+#include <kvq/compute/attention_moment.h>
+#include <kvq/compute/blas.h>
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/stats/collect.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace kvq {
+
+namespace {
+
+/// Rows of one task of the plain moments: a fixed border, so that sums keep one order.
+constexpr std::int64_t kChunkTokens = 2048;
+
+struct Chunk {
+  std::int64_t first, count;
+};
+
+std::vector<Chunk> chunks_of(std::int64_t tokens) {
+  std::vector<Chunk> chunks;
+  for (std::int64_t first = 0; first < tokens; first += kChunkTokens)
+    chunks.push_back({first, std::min(kChunkTokens, tokens - first)});
+  return chunks;
+}
+
+/// Uncentred moment of each head of a tensor; heads of one group are added together.
+std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group) {
+  const auto chunks = chunks_of(tensor.tokens);
+  const auto per_head = static_cast<std::int64_t>(chunks.size());
+  std::vector<MomentSum> partial(static_cast<std::size_t>(tensor.heads * per_head));
+  parallel_for(tensor.heads * per_head, [&](std::int64_t task) {
+    const Chunk chunk = chunks[static_cast<std::size_t>(task % per_head)];
+    std::vector<float> rows(static_cast<std::size_t>(chunk.count * tensor.dim));
+    tensor.load_head(static_cast<int>(task / per_head), chunk.first, chunk.count, rows.data());
+    MomentSum sum(tensor.dim);
+    sum.add(rows);
+    partial[static_cast<std::size_t>(task)] = std::move(sum);
+  });
+  std::vector<MomentSum> result(static_cast<std::size_t>(tensor.heads / heads_per_group), MomentSum{tensor.dim});
+  for (std::int64_t task = 0; task < tensor.heads * per_head; ++task)
+    result[static_cast<std::size_t>(task / per_head / heads_per_group)].add(partial[static_cast<std::size_t>(task)]);
+  for (MomentSum& sum : result) sum.symmetrise();
+  return result;
+}
+
+/// w_t = k_t C_Q k_t^T for rows [count, D].
+std::vector<float> quadratic_form(const std::vector<float>& rows, const std::vector<double>& matrix, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  const std::size_t count = rows.size() / d;
+  const std::vector<float> m(matrix.begin(), matrix.end());
+  std::vector<float> product(rows.size()), form(count);
+  blas::gemm_nn(static_cast<std::int64_t>(count), dim, dim, rows.data(), dim, m.data(), dim, false, product.data(), dim);
+  for (std::size_t t = 0; t < count; ++t) {
+    double sum = 0.0;
+    for (std::size_t j = 0; j < d; ++j) sum += double{product[t * d + j]} * rows[t * d + j];
+    form[t] = static_cast<float>(std::max(sum, 0.0));
+  }
+  return form;
+}
+
+/// Value moment weighted by k C_Q k^T (OSCAR's `compute_sst`), per KV head.
+std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query) {
+  const int heads = layer.geometry.num_kv_heads;
+  const auto chunks = chunks_of(layer.k.tokens);
+  const auto per_head = static_cast<std::int64_t>(chunks.size());
+  std::vector<std::vector<double>> c_q;
+  for (const MomentSum& sum : query) c_q.push_back(mean_moment(sum));
+  std::vector<MomentSum> partial(static_cast<std::size_t>(heads * per_head));
+  parallel_for(heads * per_head, [&](std::int64_t task) {
+    const int h = static_cast<int>(task / per_head);
+    const Chunk chunk = chunks[static_cast<std::size_t>(task % per_head)];
+    std::vector<float> k(static_cast<std::size_t>(chunk.count * layer.k.dim)), v(static_cast<std::size_t>(chunk.count * layer.v->dim));
+    layer.k.load_head(h, chunk.first, chunk.count, k.data());
+    layer.v->load_head(h, chunk.first, chunk.count, v.data());
+    MomentSum sum(layer.v->dim);
+    sum.add(v, quadratic_form(k, c_q[static_cast<std::size_t>(h)], layer.k.dim));
+    partial[static_cast<std::size_t>(task)] = std::move(sum);
+  });
+  std::vector<MomentSum> result(static_cast<std::size_t>(heads), MomentSum{layer.v->dim});
+  for (std::int64_t task = 0; task < heads * per_head; ++task)
+    result[static_cast<std::size_t>(task / per_head)].add(partial[static_cast<std::size_t>(task)]);
+  for (MomentSum& sum : result) sum.symmetrise();
+  return result;
+}
+
+/// Softmax-weighted moments of all heads and sequences; fills the sample's value weights on the way.
+class AttentionPass {
+ public:
+  AttentionPass(const LayerActivations& layer, bool scored_query, LayerStats& stats)
+      : layer_(layer), geometry_(layer.geometry), scored_query_(scored_query), stats_(stats) {
+    stats.sample.value_weight.assign(static_cast<std::size_t>(stats.sample.size() * geometry_.num_kv_heads), 0.0f);
+  }
+
+  void run(const std::function<void(std::int64_t, std::int64_t)>& on_tokens) {
+    std::vector<MomentSum> outputs, scored;
+    const std::int64_t total = layer_.k.tokens * geometry_.num_kv_heads;
+    std::int64_t done = 0;
+    for (int h = 0; h < geometry_.num_kv_heads; ++h) {
+      AttentionMoments sums{MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}};
+      for (std::size_t s = 0; s + 1 < layer_.cu_seqlens.size(); ++s) {
+        const std::int64_t first = layer_.cu_seqlens[s], count = layer_.cu_seqlens[s + 1] - first;
+        add_sequence(h, first, count, sums);
+        done += count;
+        if (on_tokens) on_tokens(done, total);
+      }
+      sums.outputs.symmetrise();
+      outputs.push_back(std::move(sums.outputs));
+      if (scored_query_) {
+        // The weights shape the moment but do not normalise it: C_SQ is a mean over queries (formats/stats.md).
+        sums.scored_query.weight = static_cast<double>(layer_.k.tokens) * geometry_.queries_per_kv_head();
+        sums.scored_query.symmetrise();
+        scored.push_back(std::move(sums.scored_query));
+      }
+    }
+    stats_.moments[Moment::scored_value] = std::move(outputs);
+    if (scored_query_) stats_.moments[Moment::scored_query] = std::move(scored);
+  }
+
+ private:
+  void add_sequence(int kv_head, std::int64_t first, std::int64_t count, AttentionMoments& sums) {
+    const int group = geometry_.queries_per_kv_head();
+    const auto n = static_cast<std::size_t>(count);
+    std::vector<float> q(n * static_cast<std::size_t>(group * geometry_.head_dim)), k(n * static_cast<std::size_t>(geometry_.head_dim)),
+        v(n * static_cast<std::size_t>(geometry_.v_head_dim));
+    parallel_for(group, [&](std::int64_t g) {
+      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count, q.data() + g * count * geometry_.head_dim);
+    });
+    layer_.k.load_head(kv_head, first, count, k.data());
+    layer_.v->load_head(kv_head, first, count, v.data());
+    const AttentionInput input{.tokens = count, .queries = group, .dim = geometry_.head_dim, .v_dim = geometry_.v_head_dim,
+                               .scale = geometry_.softmax_scale, .window = geometry_.sliding_window,
+                               .q = q.data(), .k = k.data(), .v = v.data()};
+    add_attention_moments(input, scored_query_, sums);
+    for (std::size_t i = 0; i < stats_.sample.token.size(); ++i) {
+      const std::int64_t t = stats_.sample.token[i] - first;
+      if (t >= 0 && t < count)
+        stats_.sample.value_weight[i * static_cast<std::size_t>(geometry_.num_kv_heads) + static_cast<std::size_t>(kv_head)] =
+            static_cast<float>(sums.column_energy[static_cast<std::size_t>(t)] / group);
+    }
+  }
+
+  const LayerActivations& layer_;
+  const LayerGeometry& geometry_;
+  bool scored_query_;
+  LayerStats& stats_;
+};
+
+bool needs_attention(const StatsRequest& request) {
+  return request.moments.count(Moment::scored_value) || request.moments.count(Moment::scored_query);
+}
+
+}  // namespace
+
+LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
+                   const std::function<void(std::int64_t, std::int64_t)>& on_tokens) {
+  LayerStats stats;
+  stats.layer = layer.layer;
+  stats.geometry = layer.geometry;
+  stats.has_values = layer.v.has_value();
+  stats.tokens = layer.k.tokens;
+  stats.sequences = static_cast<std::int64_t>(layer.cu_seqlens.size()) - 1;
+  stats.content_hash = layer.content_hash;
+  stats.sample = sample_tokens(layer, request.seed, request.sample_tokens);
+  for (const Moment moment : request.moments)
+    if (!layer.v && (is_value_moment(moment) || moment == Moment::scored_query))
+      throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment", layer.layer, to_string(moment))};
+
+  const auto wants = [&](Moment moment) { return request.moments.count(moment) != 0; };
+  if (wants(Moment::query) || wants(Moment::sst))
+    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head());
+  if (wants(Moment::key)) stats.moments[Moment::key] = plain_moment(layer.k, 1);
+  if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1);
+  if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query]);
+  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), stats).run(on_tokens);
+  return stats;
+}
+
+double collect_flops(const LayerGeometry& geometry, const std::vector<std::int64_t>& cu_seqlens, const StatsRequest& request) {
+  const double d = geometry.head_dim, dv = geometry.v_head_dim, tokens = static_cast<double>(cu_seqlens.back());
+  double flops = tokens * (geometry.num_q_heads * d * d + geometry.num_kv_heads * (d * d + dv * dv));
+  if (!needs_attention(request)) return flops;
+  const double products = 2.0 * d + 2.0 * dv + (request.moments.count(Moment::scored_query) ? 2.0 * dv : 0.0);
+  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    const auto n = static_cast<double>(cu_seqlens[s + 1] - cu_seqlens[s]);
+    const double keys = geometry.sliding_window > 0 ? std::min(n / 2.0, static_cast<double>(geometry.sliding_window)) : n / 2.0;
+    flops += geometry.num_q_heads * n * keys * products;
+  }
+  return flops;
+}
+
+}  // namespace kvq

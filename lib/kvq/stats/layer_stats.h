@@ -1,0 +1,57 @@
+#pragma once
+
+#include <kvq/compute/moment.h>
+#include <kvq/core/geometry.h>
+#include <kvq/stats/token_sample.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// The moments that can be collected (formats/stats.md).
+enum class Moment { query, key, value, scored_value, scored_query, sst };
+inline constexpr Moment kAllMoments[] = {Moment::query,        Moment::key,          Moment::value,
+                                         Moment::scored_value, Moment::scored_query, Moment::sst};
+
+const char* to_string(Moment moment);
+std::optional<Moment> moment_from_string(std::string_view name);
+bool is_value_moment(Moment moment);  ///< of dimension Dv
+
+/// What to collect.
+struct StatsRequest {
+  std::set<Moment> moments;
+  std::int64_t sample_tokens = 2048;
+  std::uint64_t seed = 0;
+};
+
+/// Everything a decision needs of one layer: sums and a sample, a few MB. A monoid under `merge`.
+struct LayerStats {
+  int layer = 0;
+  LayerGeometry geometry;
+  bool has_values = true;
+  std::int64_t tokens = 0;
+  std::int64_t sequences = 0;
+  std::map<Moment, std::vector<MomentSum>> moments;  ///< one sum per KV head
+  TokenSample sample;
+  std::string content_hash;                          ///< of the dump data of this layer
+
+  /// @throws Error{usage} naming layer and moment if it was not collected
+  const std::vector<MomentSum>& moment(Moment which) const;
+};
+
+/// Adds statistics of other sequences of the same layer. Up to rounding, the statistics of the joint run.
+/// @throws Error{bad_input} if layer, geometry or moments differ, Error{unsupported} for `sst`
+void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens);
+
+/// Mean of a moment, [D, D] per KV head: sum / weight. With `center` ([Hkv, D] per head, or empty) the moment of x - center.
+std::vector<double> mean_moment(const MomentSum& sum, const std::vector<double>& center = {});
+
+/// Channel means of keys or values of one head.
+std::vector<double> mean_vector(const MomentSum& sum);
+
+}  // namespace kvq

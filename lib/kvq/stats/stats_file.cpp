@@ -1,0 +1,254 @@
+#include <kvq/artifact/geometry_json.h>
+#include <kvq/artifact/versions.h>
+#include <kvq/container/safetensors.h>
+#include <kvq/core/error.h>
+#include <kvq/stats/stats_file.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace kvq {
+
+namespace {
+
+constexpr int kMajor = 1;
+
+struct LayerRow {
+  int layer = 0;
+  LayerGeometry geometry;
+  bool has_values = true;
+  std::int64_t tokens = 0, sequences = 0;
+  std::vector<Moment> moments;
+  std::string content_hash;
+};
+
+std::string name_of(int layer, const std::string& what) { return fmt::format("layers.{}.{}", layer, what); }
+
+int moment_dim(const LayerGeometry& geometry, Moment moment) { return is_value_moment(moment) ? geometry.v_head_dim : geometry.head_dim; }
+
+void add_moment(SafetensorsWriter& writer, int layer, Moment moment, const std::vector<MomentSum>& sums) {
+  const auto heads = static_cast<std::int64_t>(sums.size());
+  const std::int64_t d = sums.front().dim;
+  std::vector<double> sum, first, weight;
+  for (const MomentSum& s : sums) {
+    sum.insert(sum.end(), s.sum.begin(), s.sum.end());
+    first.insert(first.end(), s.mean.begin(), s.mean.end());
+    weight.push_back(s.weight);
+  }
+  const std::string name = to_string(moment);
+  writer.add<double>(name_of(layer, name + ".sum"), {heads, d, d}, std::span<const double>{sum});
+  writer.add<double>(name_of(layer, name + ".first"), {heads, d}, std::span<const double>{first});
+  writer.add<double>(name_of(layer, name + ".weight"), {heads}, std::span<const double>{weight});
+}
+
+std::vector<MomentSum> read_moment(const SafetensorsFile& file, const LayerRow& row, Moment moment) {
+  const std::int64_t heads = row.geometry.num_kv_heads, d = moment_dim(row.geometry, moment);
+  const std::string name = to_string(moment);
+  const auto read = [&](const char* what, const std::vector<std::int64_t>& shape) {
+    const std::string tensor = name_of(row.layer, name + what);
+    std::vector<double> values = file.read<double>(tensor, shape);
+    if (!std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); }))
+      throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+    return values;
+  };
+  const auto sum = read(".sum", {heads, d, d}), first = read(".first", {heads, d}), weight = read(".weight", {heads});
+  std::vector<MomentSum> sums;
+  const auto n = static_cast<std::size_t>(d);
+  for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
+    MomentSum s(static_cast<int>(d));
+    std::copy_n(sum.begin() + static_cast<std::ptrdiff_t>(h * n * n), n * n, s.sum.begin());
+    std::copy_n(first.begin() + static_cast<std::ptrdiff_t>(h * n), n, s.mean.begin());
+    s.weight = weight[h];
+    if (!(s.weight > 0.0))
+      throw Error{ErrorKind::numerical, fmt::format("{}: layer {}: {} moment of head {} has weight {}", file.name(), row.layer, name, h, s.weight)};
+    sums.push_back(std::move(s));
+  }
+  return sums;
+}
+
+void add_rows(SafetensorsWriter& writer, int layer, const char* name, const SampledRows& rows, std::int64_t count) {
+  if (rows.heads == 0) return;
+  writer.add(name_of(layer, std::string("sample.") + name), rows.dtype, {count, rows.heads, rows.dim}, std::vector<std::byte>(rows.raw));
+}
+
+SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads, int dim) {
+  const std::string tensor = name_of(layer, std::string("sample.") + name);
+  const TensorInfo& info = file.info(tensor);
+  const bool type_fits = info.dtype == DType::f16 || info.dtype == DType::bf16 || info.dtype == DType::f32;
+  if (!type_fits || info.shape != std::vector<std::int64_t>{count, heads, dim})
+    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]", file.name(), tensor, count, heads, dim)};
+  const auto bytes = file.bytes(tensor);
+  return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
+}
+
+TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
+  TokenSample sample;
+  sample.key = file.read<std::int64_t>(name_of(row.layer, "sample.key"), {-1});
+  const std::int64_t n = sample.size();
+  sample.token = file.read<std::int64_t>(name_of(row.layer, "sample.token"), {n});
+  const LayerGeometry& g = row.geometry;
+  sample.q = read_rows(file, row.layer, "q", n, g.num_q_heads, g.head_dim);
+  sample.k = read_rows(file, row.layer, "k", n, g.num_kv_heads, g.head_dim);
+  if (row.has_values) sample.v = read_rows(file, row.layer, "v", n, g.num_kv_heads, g.v_head_dim);
+  const std::string weights = name_of(row.layer, "sample.value_weight");
+  if (file.has(weights)) sample.value_weight = file.read<float>(weights, {n, g.num_kv_heads});
+  if (n == 0) throw Error{ErrorKind::bad_input, fmt::format("{}: layer {}: empty sample", file.name(), row.layer)};
+  return sample;
+}
+
+void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
+  for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
+  const std::int64_t n = stats.sample.size();
+  writer.add<std::int64_t>(name_of(stats.layer, "sample.key"), {n}, std::span<const std::int64_t>{stats.sample.key});
+  writer.add<std::int64_t>(name_of(stats.layer, "sample.token"), {n}, std::span<const std::int64_t>{stats.sample.token});
+  add_rows(writer, stats.layer, "q", stats.sample.q, n);
+  add_rows(writer, stats.layer, "k", stats.sample.k, n);
+  add_rows(writer, stats.layer, "v", stats.sample.v, n);
+  if (!stats.sample.value_weight.empty())
+    writer.add<float>(name_of(stats.layer, "sample.value_weight"), {n, stats.geometry.num_kv_heads},
+                      std::span<const float>{stats.sample.value_weight});
+}
+
+Json layer_row(const LayerStats& stats) {
+  Json names = Json::array();
+  for (const auto& [moment, sums] : stats.moments) names.push_back(to_string(moment));
+  return {{"layer", stats.layer},
+          {"geometry", geometry_to_json(stats.geometry)},
+          {"has_values", stats.has_values},
+          {"tokens", stats.tokens},
+          {"sequences", stats.sequences},
+          {"moments", std::move(names)},
+          {"content_hash", stats.content_hash}};
+}
+
+LayerRow parse_row(const Json& json, const std::string& file) {
+  LayerRow row;
+  row.layer = json.at("layer");
+  row.geometry = geometry_from_json(json.at("geometry"), fmt::format("{}: layer {}", file, row.layer));
+  row.has_values = json.at("has_values");
+  row.tokens = json.at("tokens");
+  row.sequences = json.at("sequences");
+  row.content_hash = json.at("content_hash");
+  for (const Json& name : json.at("moments")) {
+    const auto moment = moment_from_string(name.get<std::string>());
+    if (!moment) throw Error{ErrorKind::unsupported, fmt::format("{}: layer {}: unknown moment \"{}\"", file, row.layer, name.get<std::string>())};
+    row.moments.push_back(*moment);
+  }
+  return row;
+}
+
+}  // namespace
+
+struct StatsFile::Impl {
+  SafetensorsFile file;
+  StatsHeader header;
+  std::vector<LayerRow> rows;
+};
+
+StatsFile::StatsFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StatsFile::StatsFile(StatsFile&&) noexcept = default;
+StatsFile& StatsFile::operator=(StatsFile&&) noexcept = default;
+StatsFile::~StatsFile() = default;
+const StatsHeader& StatsFile::header() const { return impl_->header; }
+const std::string& StatsFile::name() const { return impl_->file.name(); }
+const std::string& StatsFile::content_hash(std::size_t index) const { return impl_->rows.at(index).content_hash; }
+
+std::int64_t StatsFile::tokens(std::size_t index) const { return impl_->rows.at(index).tokens; }
+std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.at(index).sequences; }
+
+StatsFile StatsFile::open(const std::filesystem::path& path) {
+  auto impl = std::make_unique<Impl>(Impl{SafetensorsFile::open(path), {}, {}});
+  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema());
+  StatsHeader& header = impl->header;
+  header.model = model_from_json(manifest.at("model"));
+  header.producer = manifest.at("dump").at("producer");
+  header.capture_point = manifest.at("dump").at("capture_point");
+  header.seed = manifest.at("seed");
+  header.sample_tokens = manifest.at("sample_tokens");
+  for (const Json& json : manifest.at("layers")) {
+    LayerRow row = parse_row(json, impl->file.name());
+    if (row.layer >= header.model.num_layers || (!impl->rows.empty() && row.layer <= impl->rows.back().layer))
+      throw Error{ErrorKind::bad_input, fmt::format("{}: layers are not ascending below num_layers", impl->file.name())};
+    header.model.layers.push_back({row.layer, row.geometry, row.has_values});
+    impl->rows.push_back(std::move(row));
+  }
+  return StatsFile(std::move(impl));
+}
+
+LayerStats StatsFile::load(std::size_t index) const {
+  const LayerRow& row = impl_->rows.at(index);
+  LayerStats stats;
+  stats.layer = row.layer;
+  stats.geometry = row.geometry;
+  stats.has_values = row.has_values;
+  stats.tokens = row.tokens;
+  stats.sequences = row.sequences;
+  stats.content_hash = row.content_hash;
+  for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
+  stats.sample = read_sample(impl_->file, row);
+  return stats;
+}
+
+void save_stats(const StatsHeader& header, const std::vector<LayerStats>& layers, const std::filesystem::path& path) {
+  SafetensorsWriter writer;
+  Json rows = Json::array();
+  for (const LayerStats& stats : layers) {
+    add_layer(writer, stats);
+    rows.push_back(layer_row(stats));
+  }
+  const Json manifest = {{"format", "kvq-stats"},
+                         {"version", "1.0"},
+                         {"requires", Json::array()},
+                         {"model", model_to_json(header.model)},
+                         {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
+                         {"seed", header.seed},
+                         {"sample_tokens", header.sample_tokens},
+                         {"layers", std::move(rows)}};
+  check_schema(manifest, stats_schema(), "the new manifest");
+  write_manifest(writer, manifest);
+  writer.write(path);
+}
+
+namespace {
+
+void expect_same_origin(const StatsFile& a, const StatsFile& b) {
+  const auto refuse = [&](const char* what, const std::string& expected, const std::string& found) {
+    throw Error{ErrorKind::bad_input, fmt::format("{}: {}: expected {} as in {}, found {}", b.name(), what, expected, a.name(), found)};
+  };
+  const StatsHeader &x = a.header(), &y = b.header();
+  if (x.model.name != y.model.name) refuse("model name", x.model.name, y.model.name);
+  if (x.model.fingerprint != y.model.fingerprint) refuse("model fingerprint", x.model.fingerprint, y.model.fingerprint);
+  if (x.model.num_layers != y.model.num_layers) refuse("num_layers", std::to_string(x.model.num_layers), std::to_string(y.model.num_layers));
+  if (x.capture_point != y.capture_point) refuse("capture_point", x.capture_point, y.capture_point);
+  if (x.seed != y.seed) refuse("seed", std::to_string(x.seed), std::to_string(y.seed));
+  if (x.sample_tokens != y.sample_tokens) refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
+}
+
+}  // namespace
+
+void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
+  KVQ_ASSERT(!inputs.empty());
+  std::vector<StatsFile> files;
+  for (const auto& path : inputs) files.push_back(StatsFile::open(path));
+  std::map<int, LayerStats> layers;
+  for (const StatsFile& file : files) {
+    expect_same_origin(files.front(), file);
+    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) {
+      LayerStats stats = file.load(i);
+      const auto [it, fresh] = layers.try_emplace(stats.layer, std::move(stats));
+      if (!fresh) merge(it->second, file.load(i), file.header().sample_tokens);
+    }
+  }
+  std::vector<LayerStats> joined;
+  for (auto& [index, stats] : layers) {
+    if (!joined.empty() && (joined.front().tokens != stats.tokens || joined.front().sequences != stats.sequences))
+      throw Error{ErrorKind::bad_input, fmt::format("layer {}: expected {} tokens in {} sequences as in layer {}, found {} in {}", index,
+                                                    joined.front().tokens, joined.front().sequences, joined.front().layer, stats.tokens, stats.sequences),
+                  "name the shards of every layer"};
+    joined.push_back(std::move(stats));
+  }
+  save_stats(files.front().header(), joined, output);
+}
+
+}  // namespace kvq
