@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace kvq {
+
+/// A file that appears whole or not at all. Bytes go to a temporary file in the folder of `path`; commit() flushes it to
+/// disk and renames it. Without commit() the destructor removes it and `path` is as it was.
+class AtomicFile {
+ public:
+  /// @throws Error{io} naming the path and the system's reason, as all members do
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* action, int error) const;
+  void flush_and_close();
+  void sync_folder() const;
+
+  std::filesystem::path path_;
+  std::filesystem::path folder_;
+  std::filesystem::path temporary_;  ///< empty when there is nothing to remove
+  int descriptor_ = -1;
+};
+
+}  // namespace kvq

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <kvq/core/dtype.h>
+#include <kvq/core/geometry.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// One tensor of one layer, [T, H, D] row-major, as stored (f16, bf16, f32) or float32 if it had to be rotated.
+struct ActivationTensor {
+  DType dtype = DType::f32;
+  std::int64_t tokens = 0;
+  int heads = 0;
+  int dim = 0;
+  std::vector<std::byte> raw;
+
+  /// Tokens [first, first + count) of one head, widened: out is [count, dim].
+  void load_head(int head, std::int64_t first, std::int64_t count, float* out) const;
+};
+
+/// Everything one layer's calibration reads. Sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
+struct LayerActivations {
+  int layer = 0;
+  LayerGeometry geometry;
+  std::vector<std::int64_t> cu_seqlens;  ///< [S+1], starts at 0
+  std::vector<std::int64_t> positions;   ///< [T]
+  std::vector<std::uint8_t> generated;   ///< [T], or empty
+  ActivationTensor q, k;                 ///< after RoPE, always
+  std::optional<ActivationTensor> v;
+  std::vector<float> o_proj;             ///< [hidden, Hq*Dv] or empty
+  std::int64_t o_proj_rows = 0;          ///< hidden
+  std::vector<float> output_curvature;   ///< [Hq, Dv, Dv] or empty
+  std::string content_hash;              ///< "xxh3-128:..." over what was read, see load_layer()
+};
+
+/// A dump of one or several files (formats/dump.md). Opening checks all structure of all files; the numbers are checked
+/// (finite, not all zero) when a layer is loaded. Not thread-safe: HDF5 calls are made by one thread at a time.
+class Dump {
+ public:
+  /// All independent faults of the files' structure are reported together, one a line.
+  /// @throws Error{io, bad_input, unsupported}
+  static Dump open(const std::vector<std::filesystem::path>& files);
+
+  Dump(Dump&&) noexcept;
+  Dump& operator=(Dump&&) noexcept;
+  ~Dump();
+
+  const ModelGeometry& model() const;  ///< geometry of the layers that are there
+  CapturePoint capture_point() const;
+  const std::string& producer() const;
+  std::int64_t num_tokens() const;     ///< T, all files
+  std::int64_t num_sequences() const;
+  std::int64_t layer_bytes(int layer) const;  ///< raw bytes of q, k and v as stored
+
+  /// Reads one layer of all files, joined in file order; rotates q and k of a pre_rope dump (then they are float32).
+  /// content_hash is XXH3-128 over: cu_seqlens and positions (int64 little-endian), then the stored bytes of q, k, v of
+  /// each file in order.
+  /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf or an all-zero tensor;
+  ///         Error{bad_input} if a file ends early
+  LayerActivations load_layer(int layer) const;
+
+ private:
+  struct Impl;
+  explicit Dump(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Rotates one head row in place as formats/dump.md says. `row` is [head_dim].
+void apply_rope(const RopeStyle& rope, std::int64_t position, float* row);
+
+}  // namespace kvq

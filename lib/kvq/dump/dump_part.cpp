@@ -1,0 +1,185 @@
+#include <kvq/dump/dump_part.h>
+
+#include <kvq/core/error.h>
+#include <kvq/core/text.h>
+#include <kvq/dump/layer_part.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace kvq {
+namespace {
+
+constexpr int kMaxLayers = 100'000;
+
+[[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
+  throw Error{kind, fmt::format("{}: {}", object.place(), what)};
+}
+
+/// The whole text as a number without sign or leading zeros.
+std::optional<int> decimal(std::string_view text) {
+  int value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_plain = !text.empty() && text[0] != '-' && (text[0] != '0' || text.size() == 1);
+  if (!is_plain || status != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+void check_format(const hdf5::Group& root) {
+  if (const auto format = root.string_attribute("format"); format != "kvq-dump")
+    reject(root, fmt::format("expected format kvq-dump, found '{}'", printable(format)));
+  const std::string version = root.string_attribute("version");
+  const auto dot = version.find('.');
+  const auto major = decimal(version.substr(0, dot));
+  if (dot == version.npos || !major || !decimal(version.substr(dot + 1)))
+    reject(root, fmt::format("version: expected major.minor, found '{}'", printable(version)));
+  if (major != 1)
+    reject(root, fmt::format("kvq-dump version {} is not supported, expected 1.x", version), ErrorKind::unsupported);
+}
+
+void check_requires(const hdf5::Group& root) {
+  if (!root.has_attribute("requires")) return;
+  const std::string features = root.string_attribute("requires");
+  if (features.find_first_not_of(", ") != features.npos)
+    reject(root, fmt::format("requires '{}', and this reader knows no features beyond 1.0", printable(features)),
+           ErrorKind::unsupported);
+}
+
+CapturePoint read_capture_point(const hdf5::Group& root) {
+  const std::string word = root.string_attribute("capture_point");
+  if (word == "post_rope") return CapturePoint::post_rope;
+  if (word == "pre_rope") return CapturePoint::pre_rope;
+  reject(root, fmt::format("capture_point '{}' is not supported, expected post_rope or pre_rope", printable(word)),
+         ErrorKind::unsupported);
+}
+
+std::string read_fingerprint(const hdf5::Group& root) {
+  const std::string text = root.string_attribute("model_fingerprint");
+  if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != text.npos)
+    reject(root, fmt::format("model_fingerprint: expected 64 lower-case hex digits, found '{}'", printable(text)));
+  return text;
+}
+
+void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
+  faults.collect([&] { check_requires(root); });
+  faults.collect([&] { part.model_name = root.string_attribute("model_name"); });
+  faults.collect([&] { part.capture_point = read_capture_point(root); });
+  faults.collect([&] { part.num_layers = read_bounded(root, "num_layers", 1, kMaxLayers); });
+  faults.collect([&] { part.producer = root.string_attribute("producer"); });
+  if (root.has_attribute("model_fingerprint")) faults.collect([&] { part.model_fingerprint = read_fingerprint(root); });
+  if (root.has_attribute("model_config")) faults.collect([&] { part.model_config = root.string_attribute("model_config"); });
+}
+
+template <typename T>
+std::vector<T> read_vector(const hdf5::Group& root, const char* name, hdf5::Element element, const char* type) {
+  const hdf5::Dataset dataset = root.dataset(name);
+  if (dataset.element() != element) reject(dataset, fmt::format("expected {}, found {}", type, dataset.type_text()));
+  if (dataset.shape().size() != 1) reject(dataset, fmt::format("expected 1 dimension, found {}", dataset.shape().size()));
+  std::vector<T> values(static_cast<std::size_t>(dataset.shape()[0]));
+  dataset.read(std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+void check_cu_seqlens(const std::vector<std::int64_t>& borders, std::size_t tokens, const std::string& place) {
+  if (borders.size() < 2)
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected 2 or more numbers, found {}", place, borders.size())};
+  if (borders.front() != 0)
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected to start at 0, found {}", place, borders.front())};
+  for (std::size_t s = 1; s < borders.size(); ++s)
+    if (borders[s] <= borders[s - 1])
+      throw Error{ErrorKind::bad_input, fmt::format("{}: sequence {} is empty or runs backwards: from {} to {}", place, s - 1,
+                                                    borders[s - 1], borders[s])};
+  if (std::cmp_not_equal(borders.back(), tokens))
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected to end at the number of positions, {}, found {}", place, tokens,
+                                                  borders.back())};
+}
+
+void check_positions(const Sequences& sequences, const std::string& place) {
+  const auto& positions = sequences.positions;
+  for (std::size_t s = 0; s + 1 < sequences.cu_seqlens.size(); ++s) {
+    std::int64_t previous = -1;
+    for (auto t = sequences.cu_seqlens[s]; t < sequences.cu_seqlens[s + 1]; ++t) {
+      const std::int64_t position = positions[static_cast<std::size_t>(t)];
+      if (position <= previous)
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: token {} of sequence {}: expected more than {}, found {}", place, t, s, previous, position)};
+      previous = position;
+    }
+  }
+}
+
+void check_generated(const Sequences& sequences, const std::string& place) {
+  const auto& flags = sequences.generated;
+  if (flags.size() != sequences.positions.size())
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected {} flags, found {}", place, sequences.positions.size(), flags.size())};
+  const auto wrong = std::ranges::find_if(flags, [](std::uint8_t flag) { return flag > 1; });
+  if (wrong != flags.end())
+    throw Error{ErrorKind::bad_input, fmt::format("{}: token {}: expected 0 or 1, found {}", place, wrong - flags.begin(), *wrong)};
+}
+
+Sequences read_sequences(const hdf5::Group& root) {
+  Sequences sequences;
+  sequences.cu_seqlens = read_vector<std::int64_t>(root, "cu_seqlens", hdf5::Element::i64, "int64");
+  sequences.positions = read_vector<std::int64_t>(root, "positions", hdf5::Element::i64, "int64");
+  check_cu_seqlens(sequences.cu_seqlens, sequences.positions.size(), root.place() + ": cu_seqlens");
+  check_positions(sequences, root.place() + ": positions");
+  if (root.has("generated")) {
+    sequences.generated = read_vector<std::uint8_t>(root, "generated", hdf5::Element::u8, "uint8");
+    check_generated(sequences, root.place() + ": generated");
+  }
+  return sequences;
+}
+
+/// Numbers of the groups in /layers, ascending. Names that are not made of digits are none of our business.
+std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
+  std::vector<int> numbers;
+  for (const std::string& name : layers.link_names()) {
+    if (name.find_first_not_of("0123456789") != name.npos) continue;
+    const auto number = decimal(name);
+    if (!number || *number >= num_layers)
+      reject(layers, fmt::format("expected layers from 0 to {} without leading zeros, found '{}'", num_layers - 1, printable(name)));
+    numbers.push_back(*number);
+  }
+  if (numbers.empty()) reject(layers, "holds no layer");
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
+void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
+  std::vector<int> numbers;
+  faults.collect([&] { numbers = layer_numbers(root.group("layers"), part.num_layers > 0 ? part.num_layers : kMaxLayers); });
+  // When the sequences are at fault any number of tokens will do: that fault is reported already.
+  const std::int64_t tokens = part.sequences.positions.empty() ? -1 : part.sequences.tokens();
+  for (const int number : numbers)
+    faults.collect([&] { part.layers.emplace(number, read_layer_part(part.open_layer(number), tokens, faults)); });
+}
+
+}  // namespace
+
+void Sequences::append(const Sequences& other) {
+  const std::int64_t first = tokens();
+  if (cu_seqlens.empty()) cu_seqlens.push_back(0);
+  for (std::size_t s = 1; s < other.cu_seqlens.size(); ++s) cu_seqlens.push_back(first + other.cu_seqlens[s]);
+  positions.insert(positions.end(), other.positions.begin(), other.positions.end());
+  generated.insert(generated.end(), other.generated.begin(), other.generated.end());
+}
+
+hdf5::Group DumpPart::open_layer(int layer) const {
+  return file.root().group("layers").group(std::to_string(layer).c_str(), fmt::format("layer {}", layer));
+}
+
+std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults) {
+  std::optional<DumpPart> part;
+  faults.collect([&] {
+    part.emplace(DumpPart{.file = hdf5::File::open(path)});
+    const hdf5::Group root = part->file.root();
+    check_format(root);  // of another format or version nothing else can be said
+    read_root(root, *part, faults);
+    faults.collect([&] { part->sequences = read_sequences(root); });
+    read_layers(*part, root, faults);
+  });
+  return part;
+}
+
+}  // namespace kvq

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <kvq/core/dtype.h>
+#include <kvq/core/geometry.h>
+#include <kvq/dump/faults.h>
+#include <kvq/dump/hdf5.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// Which tokens a file holds: sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
+struct Sequences {
+  std::vector<std::int64_t> cu_seqlens;  ///< [S+1]
+  std::vector<std::int64_t> positions;   ///< [T]
+  std::vector<std::uint8_t> generated;   ///< [T], or empty
+  bool operator==(const Sequences&) const = default;
+  std::int64_t tokens() const { return static_cast<std::int64_t>(positions.size()); }
+  void append(const Sequences& other);
+};
+
+/// What one file says of one layer.
+struct LayerPart {
+  LayerGeometry geometry;
+  DType q = DType::f32, k = DType::f32;
+  std::optional<DType> v;
+  std::int64_t o_proj_rows = 0;  ///< 0 = there is no o_proj
+  bool has_output_curvature = false;
+};
+
+/// One file of a dump, open, its structure checked.
+struct DumpPart {
+  hdf5::File file;
+  std::string model_name = {}, model_fingerprint = {}, model_config = {}, producer = {};
+  CapturePoint capture_point = CapturePoint::post_rope;
+  int num_layers = 0;
+  Sequences sequences = {};
+  std::map<int, LayerPart> layers = {};
+
+  std::string name() const { return file.path().string(); }
+  hdf5::Group open_layer(int layer) const;
+};
+
+/// Opens a file and checks its structure against formats/dump.md. Faults are added to `faults`; if there are any, the
+/// result is incomplete and fit only for finding more of them.
+std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults);
+
+}  // namespace kvq

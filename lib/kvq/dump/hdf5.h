@@ -1,0 +1,141 @@
+#pragma once
+
+#define H5_USE_110_API  // later libraries: keep the meaning of H5Lget_info and H5Literate
+#include <hdf5.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// Small owning types over the HDF5 C API, for reading files that nobody vouches for. Every failure becomes a kvq::Error
+/// that names the file and the object. Only what a dump needs is let through: hard links, plain little-endian types,
+/// contiguous or chunked storage without filters that is really in the file.
+namespace kvq::hdf5 {
+
+/// Owns one HDF5 identifier.
+template <herr_t (*kClose)(hid_t)>
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(hid_t id) : id_(id) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Handle() {
+    if (id_ >= 0) kClose(id_);
+  }
+  bool is_open() const { return id_ >= 0; }
+  operator hid_t() const { return id_; }
+
+ private:
+  hid_t id_ = -1;
+};
+
+using FileHandle = Handle<H5Fclose>;
+using GroupHandle = Handle<H5Gclose>;
+using DatasetHandle = Handle<H5Dclose>;
+using AttributeHandle = Handle<H5Aclose>;
+using TypeHandle = Handle<H5Tclose>;
+using SpaceHandle = Handle<H5Sclose>;
+using PropertyHandle = Handle<H5Pclose>;
+
+/// Keeps HDF5 from printing its error stack while it lives. The setting belongs to the thread, so every public entry
+/// makes its own.
+class QuietErrors {
+ public:
+  QuietErrors();
+  ~QuietErrors();
+  QuietErrors(const QuietErrors&) = delete;
+  QuietErrors& operator=(const QuietErrors&) = delete;
+
+ private:
+  H5E_auto2_t function_ = nullptr;
+  void* data_ = nullptr;
+};
+
+/// Element types that a dump may hold; all little-endian.
+enum class Element { u8, u16, i64, f16, f32, f64, other };
+
+/// "uint16", "float32", "big-endian float32", "string": a type in words, for messages.
+std::string describe_type(hid_t type);
+
+/// What groups and datasets have in common: a place for messages ("a.h5: layer 3: q") and attributes.
+class Object {
+ public:
+  const std::string& place() const { return place_; }
+  bool has_attribute(const char* name) const;
+  /// Fixed- or variable-length, valid UTF-8.
+  std::string string_attribute(const char* name) const;
+  std::int64_t integer_attribute(const char* name) const;
+  double float_attribute(const char* name) const;
+
+ protected:
+  Object(hid_t id, std::string place) : id_(id), place_(std::move(place)) {}
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  AttributeHandle open_scalar(const char* name) const;
+  hid_t id_;  // owned by the derived class
+  std::string place_;
+};
+
+class Dataset : public Object {
+ public:
+  Dataset(DatasetHandle handle, std::string place, const std::filesystem::path& file);
+
+  Element element() const { return element_; }
+  std::string type_text() const { return describe_type(type_); }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  /// Size of all elements. Checked: it does not overflow, and the file holds that much for this dataset.
+  std::uint64_t bytes() const { return bytes_; }
+  /// Reads everything as it is stored; `target` has exactly bytes() bytes.
+  void read(std::span<std::byte> target) const;
+
+ private:
+  void check_storage(H5D_layout_t layout, const std::filesystem::path& file) const;
+
+  DatasetHandle handle_;
+  TypeHandle type_;
+  Element element_ = Element::other;
+  std::vector<std::int64_t> shape_;
+  std::uint64_t bytes_ = 0;
+};
+
+class Group : public Object {
+ public:
+  Group(GroupHandle handle, std::string place, std::filesystem::path file);
+
+  bool has(const char* name) const;
+  /// `label` names the child in messages; by default its own name.
+  Group group(const char* name, std::string_view label = {}) const;
+  Dataset dataset(const char* name) const;
+  std::vector<std::string> link_names() const;
+
+ private:
+  /// A link of another kind can lead to another file.
+  void require_hard_link(const char* name, const std::string& child_place) const;
+
+  GroupHandle handle_;
+  std::filesystem::path file_;
+};
+
+class File {
+ public:
+  /// @throws Error{io} if it cannot be opened, Error{bad_input} if it is not a whole HDF5 file
+  static File open(const std::filesystem::path& path);
+  Group root() const;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  File(FileHandle handle, std::filesystem::path path) : handle_(std::move(handle)), path_(std::move(path)) {}
+  FileHandle handle_;
+  std::filesystem::path path_;
+};
+
+}  // namespace kvq::hdf5

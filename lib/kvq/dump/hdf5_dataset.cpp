@@ -1,0 +1,78 @@
+#include <kvq/core/error.h>
+#include <kvq/dump/hdf5.h>
+#include <kvq/dump/hdf5_detail.h>
+
+#include <system_error>
+
+namespace kvq::hdf5 {
+namespace {
+
+constexpr int kMaxRank = 8;
+
+std::vector<std::int64_t> shape_of(hid_t dataset, const std::string& place) {
+  const SpaceHandle space(H5Dget_space(dataset));
+  const int rank = H5Sget_simple_extent_ndims(space);
+  if (H5Sget_simple_extent_type(space) != H5S_SIMPLE || rank < 1 || rank > kMaxRank)
+    reject(place, fmt::format("expected an array of 1 to {} dimensions", kMaxRank));
+  hsize_t extents[kMaxRank];
+  H5Sget_simple_extent_dims(space, extents, nullptr);
+  std::vector<std::int64_t> shape;
+  for (int i = 0; i < rank; ++i) {
+    if (!std::in_range<std::int64_t>(extents[i])) reject(place, fmt::format("extent {} is too large", extents[i]));
+    shape.push_back(static_cast<std::int64_t>(extents[i]));
+  }
+  return shape;
+}
+
+std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, std::size_t element_size, const std::string& place) {
+  std::uint64_t bytes = element_size;
+  for (const std::int64_t extent : shape)
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &bytes)) reject(place, "its size overflows");
+  return bytes;
+}
+
+/// Contiguous or chunked, as written, in this file. Returns which.
+H5D_layout_t plain_layout(hid_t dataset, const std::string& place) {
+  const PropertyHandle creation(H5Dget_create_plist(dataset));
+  const H5D_layout_t layout = H5Pget_layout(creation);
+  if (layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED)
+    reject(place, "is compact or virtual, expected contiguous or chunked storage", ErrorKind::unsupported);
+  if (H5Pget_external_count(creation) != 0)
+    reject(place, "is stored in other files, expected contiguous or chunked storage", ErrorKind::unsupported);
+  if (H5Pget_nfilters(creation) != 0)
+    reject(place, "is compressed or filtered, expected plain storage", ErrorKind::unsupported,
+           "h5repack -f NONE <in.h5> <out.h5> removes the filters");
+  return layout;
+}
+
+}  // namespace
+
+Dataset::Dataset(DatasetHandle handle, std::string place, const std::filesystem::path& file)
+    : Object(handle, std::move(place)), handle_(std::move(handle)), type_(H5Dget_type(handle_)) {
+  const H5D_layout_t layout = plain_layout(handle_, this->place());
+  element_ = element_of(type_);
+  shape_ = shape_of(handle_, this->place());
+  bytes_ = bytes_of(shape_, H5Tget_size(type_), this->place());
+  if (bytes_ > 0) check_storage(layout, file);
+}
+
+/// A dataset may declare any extent without a byte behind it; HDF5 would fill in zeros. What is missing is a fault, found
+/// here before anything of that size is allocated.
+void Dataset::check_storage(H5D_layout_t layout, const std::filesystem::path& file) const {
+  std::error_code error;
+  const std::uint64_t file_bytes = std::filesystem::file_size(file, error);
+  if (error) reject(place(), "cannot read the size of the file: " + error.message(), ErrorKind::io);
+  const std::uint64_t stored = bytes_ <= file_bytes ? H5Dget_storage_size(handle_) : 0;
+  const haddr_t begin = layout == H5D_CONTIGUOUS ? H5Dget_offset(handle_) : 0;
+  if (begin == HADDR_UNDEF || stored < bytes_ || stored > file_bytes || begin > file_bytes - stored)
+    fail(fmt::format("expected {} bytes of data, but the file does not hold them (never written, or cut off)", bytes_));
+}
+
+void Dataset::read(std::span<std::byte> target) const {
+  KVQ_ASSERT(element_ != Element::other && target.size() == bytes_);
+  if (target.empty()) return;
+  // The memory type is the stored type: HDF5 copies the bytes and converts nothing.
+  if (H5Dread(handle_, type_, H5S_ALL, H5S_ALL, H5P_DEFAULT, target.data()) < 0) fail("cannot be read: " + library_reason());
+}
+
+}  // namespace kvq::hdf5

@@ -1,0 +1,164 @@
+#include <kvq/dump/layer_loader.h>
+
+#include <kvq/core/error.h>
+#include <kvq/dump/layer_part.h>
+#include <kvq/dump/number_check.h>
+#include <kvq/dump/rope.h>
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+
+namespace kvq {
+namespace {
+
+class Hasher {
+ public:
+  Hasher() : state_(XXH3_createState(), &XXH3_freeState) {
+    KVQ_ASSERT(state_ != nullptr);
+    XXH3_128bits_reset(state_.get());
+  }
+  void add(std::span<const std::byte> bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
+  std::string result() const {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
+    std::string text = "xxh3-128:";
+    for (const unsigned char byte : canonical.digest) text += fmt::format("{:02x}", byte);
+    return text;
+  }
+
+ private:
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
+};
+
+/// "[5, 2, 17]": the index of an element in a row-major tensor.
+std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    const auto extent = static_cast<std::size_t>(shape[axis]);
+    text = std::to_string(flat % extent) + (text.empty() ? "" : ", ") + text;
+    flat /= extent;
+  }
+  return "[" + text + "]";
+}
+
+/// Reads a dataset as stored; checks its numbers and, given a hasher, hashes its bytes.
+void read_numbers(const hdf5::Dataset& dataset, DType dtype, std::span<std::byte> target, Hasher* hasher) {
+  dataset.read(target);
+  NumberCheck check(dtype);
+  constexpr std::size_t kBlock = std::size_t{256} << 10;  // stays in the cache between hash and check
+  for (std::size_t begin = 0; begin < target.size(); begin += kBlock) {
+    const auto block = target.subspan(begin, std::min(kBlock, target.size() - begin));
+    if (hasher != nullptr) hasher->add(block);
+    check.add(block);
+  }
+  if (const auto bad = check.first_bad())
+    throw Error{ErrorKind::numerical,
+                fmt::format("{}: NaN or infinity at {}", dataset.place(), index_text(*bad, dataset.shape()))};
+  if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
+}
+
+/// An empty tensor with room for all files' tokens.
+ActivationTensor make_tensor(DType dtype, std::int64_t tokens, int heads, int dim) {
+  ActivationTensor tensor{.dtype = dtype, .tokens = tokens, .heads = heads, .dim = dim, .raw = {}};
+  tensor.raw.resize(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim) *
+                    size_of(dtype));
+  return tensor;
+}
+
+/// Reads one file's share of `tensor`, which begins at its token `first`.
+void read_share(const hdf5::Group& layer, const char* name, std::int64_t first, std::int64_t count, ActivationTensor& tensor,
+                Hasher& hasher) {
+  const hdf5::Dataset dataset = layer.dataset(name);
+  expect_shape(dataset, {count, tensor.heads, tensor.dim});  // holds since the opening, unless the file was changed
+  const std::size_t token_bytes = tensor.raw.size() / static_cast<std::size_t>(tensor.tokens);
+  const auto share = std::span(tensor.raw).subspan(static_cast<std::size_t>(first) * token_bytes,
+                                                   static_cast<std::size_t>(count) * token_bytes);
+  read_numbers(dataset, tensor.dtype, share, &hasher);
+}
+
+/// Reads a dataset that every file holds alike.
+std::vector<std::byte> read_shared(int layer, const char* name, DType dtype, std::span<const DumpPart* const> parts) {
+  std::vector<std::byte> first;
+  for (const DumpPart* part : parts) {
+    const hdf5::Dataset dataset = part->open_layer(layer).dataset(name);
+    std::vector<std::byte> raw(dataset.bytes());
+    read_numbers(dataset, dtype, raw, nullptr);
+    if (part == parts.front()) {
+      first = std::move(raw);
+    } else if (raw != first) {
+      throw Error{ErrorKind::bad_input, fmt::format("{}: differs from {}", dataset.place(), parts.front()->name())};
+    }
+  }
+  return first;
+}
+
+std::vector<float> widened(DType dtype, const std::vector<std::byte>& raw) {
+  std::vector<float> values(raw.size() / size_of(dtype));
+  widen(dtype, raw.data(), values.size(), values.data());
+  return values;
+}
+
+/// Widens to float32 and rotates, as formats/dump.md says.
+void rotate(const RopeStyle& rope, const std::vector<std::int64_t>& positions, ActivationTensor& tensor) {
+  ActivationTensor rotated = make_tensor(DType::f32, tensor.tokens, tensor.heads, tensor.dim);
+  const auto row_floats = static_cast<std::size_t>(tensor.heads) * static_cast<std::size_t>(tensor.dim);
+  const std::size_t source_bytes = row_floats * size_of(tensor.dtype), target_bytes = row_floats * sizeof(float);
+  Rotator rotator(rope);
+  std::vector<float> row(row_floats);
+  for (std::size_t t = 0; t < positions.size(); ++t) {
+    widen(tensor.dtype, tensor.raw.data() + t * source_bytes, row_floats, row.data());
+    rotator.set_position(positions[t]);
+    for (int head = 0; head < tensor.heads; ++head) rotator.apply(row.data() + std::ptrdiff_t{head} * tensor.dim);
+    std::memcpy(rotated.raw.data() + t * target_bytes, row.data(), target_bytes);
+  }
+  tensor = std::move(rotated);
+}
+
+}  // namespace
+
+LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, const Sequences& joined) {
+  const LayerPart& facts = parts.front()->layers.at(layer);
+  const LayerGeometry& g = facts.geometry;
+  LayerActivations result{.layer = layer,
+                          .geometry = g,
+                          .cu_seqlens = joined.cu_seqlens,
+                          .positions = joined.positions,
+                          .generated = joined.generated,
+                          .q = make_tensor(facts.q, joined.tokens(), g.num_q_heads, g.head_dim),
+                          .k = make_tensor(facts.k, joined.tokens(), g.num_kv_heads, g.head_dim),
+                          .v = std::nullopt,
+                          .o_proj = {},
+                          .output_curvature = {},
+                          .content_hash = {}};
+  if (facts.v) result.v = make_tensor(*facts.v, joined.tokens(), g.num_kv_heads, g.v_head_dim);
+
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(joined.cu_seqlens)));
+  hasher.add(std::as_bytes(std::span(joined.positions)));
+  std::int64_t first = 0;
+  for (const DumpPart* part : parts) {
+    const hdf5::Group group = part->open_layer(layer);
+    const std::int64_t count = part->sequences.tokens();
+    read_share(group, "q", first, count, result.q, hasher);
+    read_share(group, "k", first, count, result.k, hasher);
+    if (result.v) read_share(group, "v", first, count, *result.v, hasher);
+    first += count;
+  }
+  result.content_hash = hasher.result();
+
+  if (facts.o_proj_rows > 0) {
+    result.o_proj = widened(DType::f16, read_shared(layer, "o_proj", DType::f16, parts));
+    result.o_proj_rows = facts.o_proj_rows;
+  }
+  if (facts.has_output_curvature)
+    result.output_curvature = widened(DType::f32, read_shared(layer, "output_curvature", DType::f32, parts));
+  if (parts.front()->capture_point == CapturePoint::pre_rope && g.rope.layout != RopeLayout::none) {
+    rotate(g.rope, joined.positions, result.q);
+    rotate(g.rope, joined.positions, result.k);
+  }
+  return result;
+}
+
+}  // namespace kvq
