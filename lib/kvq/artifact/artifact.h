@@ -1,0 +1,52 @@
+#pragma once
+
+#include <kvq/container/json.h>
+#include <kvq/plan/layer_plan.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// Where a plan came from (formats/artifact.md, `calibration`).
+struct Provenance {
+  std::string method;
+  std::string tool = "kvq " KVQ_VERSION;
+  std::string dump_hash;      ///< "xxh3-128:..."
+  std::string dump_producer;
+  std::string capture_point;  ///< "post_rope" or "pre_rope"
+  std::int64_t tokens = 0;
+  std::int64_t sequences = 0;
+  std::uint64_t seed = 0;
+  Json options = Json::object();
+};
+
+/// The whole artifact in memory.
+struct Artifact {
+  ModelGeometry model;  ///< without `layers`: each plan carries its geometry
+  Provenance calibration;
+  Windows windows;
+  std::vector<LayerPlan> layers;  ///< ascending
+};
+
+/// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
+void save_artifact(const Artifact& artifact, const std::filesystem::path& path);
+
+/// Reads and checks everything but orthogonality and content hash (see verify_artifact).
+/// @throws Error{io, bad_input, unsupported}
+Artifact load_artifact(const std::filesystem::path& path);
+
+/// One thing that was checked.
+struct Check {
+  std::string name;
+  bool passed = false;
+  std::string detail;
+};
+/// Content hash, orthogonality to 1e-6 and finite values of a file that loads.
+std::vector<Check> verify_artifact(const std::filesystem::path& path);
+
+/// The manifest as stored, for `--json`.
+Json artifact_manifest(const Artifact& artifact);
+
+}  // namespace kvq

@@ -1,0 +1,38 @@
+#include <kvq/methods/recipes.h>
+#include <kvq/methods/rotated_plan.h>
+#include <kvq/solve/structured.h>
+
+namespace kvq {
+
+namespace {
+
+Rotation haar_rotation(const RotationRequest& request) {
+  Rotation rotation;
+  rotation.kind = RotationKind::dense;
+  rotation.recipe = "Haar";
+  for (int h = 0; h < request.heads(); ++h) {
+    const auto matrix = haar_matrix(request.dim(), request.options.seed, request.stats.layer, 2 * h + (request.side == 'v' ? 1 : 0));
+    rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
+  }
+  return rotation;
+}
+
+std::vector<LayerPlan> random_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+  return decide_by_rotation(source, options, done, haar_rotation, 0);
+}
+
+std::vector<LayerPlan> plain_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+  return decide_by_rotation(source, options, done, [](const RotationRequest&) { return Rotation{}; }, 0);
+}
+
+void no_defaults(Options&) {}
+
+}  // namespace
+
+Method random_method() {
+  return {"random", "baseline: random orthogonal rotation (Haar, seeded)", no_defaults, common_needs, random_decide};
+}
+
+Method plain_method() { return {"plain", "baseline: no rotation", no_defaults, common_needs, plain_decide}; }
+
+}  // namespace kvq

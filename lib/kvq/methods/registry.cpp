@@ -1,0 +1,22 @@
+#include <kvq/core/error.h>
+#include <kvq/methods/recipes.h>
+
+#include <array>
+
+namespace kvq {
+
+std::span<const Method> methods() {
+  static const std::array<Method, 5> rows = {oscar_method(), saw_int4_method(), quarot_method(), random_method(), plain_method()};
+  return rows;
+}
+
+const Method& find_method(const std::string& name) {
+  std::string names;
+  for (const Method& row : methods()) {
+    if (row.name == name) return row;
+    names += (names.empty() ? "" : ", ") + row.name;
+  }
+  throw Error{ErrorKind::usage, fmt::format("--method: unknown \"{}\"", name), "choose one of " + names};
+}
+
+}  // namespace kvq

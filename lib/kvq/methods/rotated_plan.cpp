@@ -1,0 +1,193 @@
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/methods/rotated_plan.h>
+#include <kvq/solve/structured.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+Coder make_coder(const SideOptions& side, int group_size) {
+  if (side.bits == 16) return ExactCoder{};
+  return UniformCoder{.bits = side.bits, .group_size = group_size, .levels = side.levels, .rule = side.rule,
+                      .scale_type = side.scale_type, .zero = side.zero};
+}
+
+/// Channel means [H, D], averaged over the heads that share.
+std::vector<float> make_center(const LayerStats& stats, const Options& options, char side) {
+  const auto& sums = stats.moment(side == 'k' ? Moment::key : Moment::value);
+  std::vector<std::vector<double>> means;
+  for (const MomentSum& sum : sums) means.push_back(mean_vector(sum));
+  if (options.scope == Scope::layer) {
+    for (std::size_t h = 1; h < means.size(); ++h)
+      for (std::size_t j = 0; j < means[0].size(); ++j) means[0][j] += means[h][j];
+    for (double& value : means[0]) value /= static_cast<double>(means.size());
+    means.resize(1);
+  }
+  std::vector<float> center;
+  for (const auto& mean : means) center.insert(center.end(), mean.begin(), mean.end());
+  return center;
+}
+
+std::span<const float> center_of(const std::vector<float>& center, int h, int dim) {
+  if (center.empty()) return {};
+  return std::span<const float>{center}.subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim));
+}
+
+const char* metric_name(const LayerStats& stats, char side) {
+  if (side == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
+  return stats.sample.value_weight.empty() ? "unweighted" : "attention_weighted";
+}
+
+struct EntryResult {
+  double clip = 1.0, cost = 0.0, plain_cost = 0.0, energy = 0.0;
+};
+
+/// Clip search and errors of the heads that share entry h.
+EntryResult fit_entry(const RotationRequest& request, const Rotation& rotation, int h) {
+  const SideOptions& side = request.options.side(request.side);
+  const std::vector<double> matrix = rotation_matrix(rotation, h, request.dim());
+  std::vector<RotatedData> rotated;
+  EntryResult result;
+  for (const std::size_t member : request.members(h)) {
+    const FitData& data = request.data[member];
+    rotated.push_back(rotate(data, matrix, center_of(request.center, h, request.dim())));
+    const RotatedData plain = rotate(data, {}, {});
+    result.plain_cost += coding_cost(plain, request.coder, 1.0);
+    result.energy += energy(plain);
+  }
+  const auto* uniform = std::get_if<UniformCoder>(&request.coder);
+  if (uniform && uniform->rule == ScaleRule::minmax && !side.clip) {
+    const ClipChoice choice = search_clip(rotated, *uniform);
+    result.clip = choice.ratio;
+    result.cost = choice.cost;
+    return result;
+  }
+  result.clip = side.clip.value_or(1.0);
+  for (const RotatedData& data : rotated) result.cost += coding_cost(data, request.coder, result.clip);
+  return result;
+}
+
+TensorPlan exact_plan(const Options& options) {
+  TensorPlan plan;
+  plan.rotation.scope = options.scope;
+  return plan;
+}
+
+TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose, int preferred_group) {
+  const SideOptions& side = options.side(which);
+  const int dim = which == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+  const bool exact_layer = std::find(options.exact_layers.begin(), options.exact_layers.end(), stats.layer) != options.exact_layers.end();
+  if (side.bits == 16 || exact_layer) return exact_plan(options);
+
+  TensorPlan plan;
+  plan.coder = make_coder(side, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
+  if (side.center) plan.center = make_center(stats, options, which);
+  const std::vector<FitData> data = fit_data(stats, which);
+  const RotationRequest request{stats, options, which, plan.coder, data, plan.center};
+  plan.rotation = choose(request);
+  plan.rotation.scope = options.scope;
+
+  std::vector<EntryResult> entries(static_cast<std::size_t>(request.heads()));
+  parallel_for(request.heads(), [&](std::int64_t h) { entries[static_cast<std::size_t>(h)] = fit_entry(request, plan.rotation, static_cast<int>(h)); });
+  EntryResult total;
+  for (const EntryResult& entry : entries) {
+    total.cost += entry.cost;
+    total.plain_cost += entry.plain_cost;
+    total.energy += entry.energy;
+    if (side.rule == ScaleRule::minmax) plan.clip_ratio.push_back(entry.clip);
+  }
+  if (!(total.energy > 0.0))
+    throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
+  plan.error = FitError{metric_name(stats, which), total.plain_cost / total.energy, total.cost / total.energy};
+  return plan;
+}
+
+}  // namespace
+
+std::vector<std::size_t> RotationRequest::members(int h) const {
+  std::vector<std::size_t> all;
+  for (int head = 0; head < stats.geometry.num_kv_heads; ++head)
+    if (options.scope == Scope::layer || head == h) all.push_back(static_cast<std::size_t>(head));
+  return all;
+}
+
+std::vector<FitData> fit_data(const LayerStats& stats, char side) {
+  std::vector<FitData> data;
+  for (int h = 0; h < stats.geometry.num_kv_heads; ++h) {
+    FitData entry{.dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim};
+    entry.rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(h);
+    if (side == 'k' && stats.moments.count(Moment::query)) entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
+    if (side == 'v' && !stats.sample.value_weight.empty()) entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
+    data.push_back(std::move(entry));
+  }
+  return data;
+}
+
+std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered) {
+  const auto& sums = request.stats.moment(which);
+  std::vector<std::vector<double>> means;
+  for (std::size_t h = 0; h < sums.size(); ++h) {
+    const auto c = center_of(centered ? request.center : std::vector<float>{}, request.options.scope == Scope::layer ? 0 : static_cast<int>(h), sums[h].dim);
+    means.push_back(mean_moment(sums[h], std::vector<double>(c.begin(), c.end())));
+  }
+  if (request.options.scope == Scope::kv_head) return means;
+  for (std::size_t h = 1; h < means.size(); ++h)
+    for (std::size_t i = 0; i < means[0].size(); ++i) means[0][i] += means[h][i];
+  for (double& value : means[0]) value /= static_cast<double>(means.size());
+  means.resize(1);
+  return means;
+}
+
+std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  const auto entry = static_cast<std::size_t>(h);
+  if (rotation.kind == RotationKind::identity) return {};
+  if (rotation.kind == RotationKind::dense) {
+    const float* r = rotation.matrix.data() + entry * d * d;
+    return {r, r + d * d};
+  }
+  std::vector<double> matrix = block_hadamard_matrix(dim, rotation.order);
+  for (std::size_t i = 0; i < d && !rotation.signs.empty(); ++i)
+    for (std::size_t j = 0; j < d; ++j) matrix[i * d + j] *= rotation.signs[entry * d + i];
+  return matrix;
+}
+
+std::set<Moment> common_needs(const Options& options) {
+  std::set<Moment> needs{Moment::query, Moment::key, Moment::value};
+  if (options.v.bits != 16 && !options.v.clip) needs.insert(Moment::scored_value);  // attention weights for the search
+  return needs;
+}
+
+std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
+                                          ChooseRotation choose, int preferred_group) {
+  std::vector<LayerPlan> plans;
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    const LayerStats stats = source.load(i);
+    LayerPlan plan{.layer = stats.layer, .geometry = stats.geometry, .k = plan_side(stats, options, 'k', choose, preferred_group), .v = {}};
+    if (stats.has_values) plan.v = plan_side(stats, options, 'v', choose, preferred_group);
+    validate(plan);
+    plans.push_back(std::move(plan));
+    if (done) done(i);
+  }
+  return plans;
+}
+
+LayerRotationReport report_rotations(const LayerStats& stats, int group_size) {
+  LayerRotationReport report{.layer = stats.layer, .heads = {}};
+  const std::vector<FitData> data = fit_data(stats, 'k');
+  const int dim = stats.geometry.head_dim;
+  const int group = dim % group_size == 0 ? group_size : dim;
+  report.heads.resize(data.size());
+  parallel_for(static_cast<std::int64_t>(data.size()), [&](std::int64_t index) {
+    const auto h = static_cast<std::size_t>(index);
+    const std::vector<double> c_q = mean_moment(stats.moment(Moment::query)[h]);
+    report.heads[h].k = rotation_rows(data[h], c_q, group);
+    report.heads[h].alignment = top8_alignment(c_q, mean_moment(stats.moment(Moment::key)[h]), dim);
+  });
+  return report;
+}
+
+}  // namespace kvq

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <kvq/methods/method.h>
+#include <kvq/solve/fit.h>
+#include <kvq/solve/rotation_report.h>
+
+#include <functional>
+
+namespace kvq {
+
+/// What a method that only chooses rotations has to say: the rotation of one side of one layer.
+/// `data` holds the sample of each head (or of all heads, one entry a head, when they share); `center` its means.
+struct RotationRequest {
+  const LayerStats& stats;
+  const Options& options;
+  char side;
+  const Coder& coder;
+  const std::vector<FitData>& data;    ///< one per KV head
+  const std::vector<float>& center;    ///< [H, D] or empty
+  int dim() const { return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim; }
+  int heads() const { return options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads; }
+  /// Indices into `data` of the KV heads that share entry h.
+  std::vector<std::size_t> members(int h) const;
+};
+using ChooseRotation = Rotation (*)(const RotationRequest&);
+
+/// Plans for every layer by one recipe: centre, rotation (the method's), coder, clip search, error before and after.
+/// @param preferred_group  the method's group size where none is asked for, 0 = head_dim
+std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
+                                          ChooseRotation choose, int preferred_group);
+
+/// Moments that centring, clip search and error reporting need beside the method's own.
+std::set<Moment> common_needs(const Options& options);
+
+/// Mean of a moment per entry of a scope, [H] of [D, D]: of each KV head, or averaged over the heads that share.
+std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered);
+
+/// [D, D] of entry h of a rotation, for fitting; empty for the identity.
+std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim);
+
+/// Sample and metric of every KV head of one side.
+std::vector<FitData> fit_data(const LayerStats& stats, char side);
+
+/// OSCAR Table 10 and Figure 7 of one layer.
+struct LayerRotationReport {
+  struct Head {
+    std::vector<RotationRow> k;
+    double alignment = 0.0;         ///< Figure 7: query against key eigenbasis
+  };
+  int layer = 0;
+  std::vector<Head> heads;
+};
+LayerRotationReport report_rotations(const LayerStats& stats, int group_size);
+
+}  // namespace kvq

@@ -1,0 +1,50 @@
+#pragma once
+
+#include "progress.h"
+
+#include <kvq/dump/dump_file.h>
+#include <kvq/methods/method.h>
+#include <kvq/stats/collect.h>
+#include <kvq/stats/stats_file.h>
+
+#include <filesystem>
+#include <vector>
+
+namespace kvq {
+
+/// Where a decision reads from: the shards of a run, or a statistics file.
+class StatsOrigin : public StatsSource {
+ public:
+  struct Entry {
+    std::filesystem::path file;
+    std::size_t index;      ///< into the file
+    LayerEntry layer;
+    std::int64_t tokens;    ///< 0 if not known without loading
+    std::string content_hash;
+  };
+  std::size_t size() const override { return entries.size(); }
+  LayerStats load(std::size_t index) const override;
+
+  std::vector<Entry> entries;
+  StatsHeader header;
+};
+
+/// Layers of a dump or statistics file that `--layers` names; all if it is empty. @throws Error{usage} for one that is not there
+std::vector<LayerEntry> choose_layers(const ModelGeometry& model, const std::vector<int>& wanted);
+
+/// Collects each layer into `<folder>/layer-NNNN.safetensors`, one at a time, atomically. With `resume`, a shard that holds
+/// what this run would collect (same dump data by hash, seed, sample and moments) is kept; anything else is collected anew.
+/// @return  shards in layer order
+StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
+                           const std::filesystem::path& folder, bool resume, bool quiet);
+
+/// Layers of a statistics file.
+StatsOrigin open_stats(const std::filesystem::path& path, const std::vector<int>& wanted);
+
+/// What the dump says about itself, for statistics and artifact.
+StatsHeader header_of(const Dump& dump, const StatsRequest& request);
+
+/// Moments a layer without values can have.
+StatsRequest restrict_to_layer(StatsRequest request, const LayerEntry& layer);
+
+}  // namespace kvq

@@ -1,0 +1,181 @@
+#include "calibrate_flags.h"
+
+#include <kvq/core/error.h>
+#include <kvq/solve/spectral.h>
+
+namespace kvq {
+
+namespace {
+
+std::string method_list() {
+  std::string text;
+  for (const Method& row : methods()) text += fmt::format("\n  {:<10} {}", row.name, row.summary);
+  return text;
+}
+
+std::string composition_list() {
+  std::string text;
+  for (const Composition& row : compositions()) {
+    const std::string official = row.official.empty() ? "" : fmt::format(" [{}]", row.official);
+    text += fmt::format("\n  {:<18} {:<10} {}{}", row.name, row.recipe, row.summary, official);
+  }
+  return text;
+}
+
+template <typename Enum, std::size_t N>
+Enum pick(const char* flag, const std::string& word, const Enum (&values)[N]) {
+  std::string words;
+  for (const Enum value : values) {
+    if (word == to_string(value)) return value;
+    words += fmt::format("{}{}", words.empty() ? "" : ", ", to_string(value));
+  }
+  throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", flag, word), "choose one of " + words};
+}
+
+void apply_coder(const CalibrateFlags& flags, SideOptions& side) {
+  if (flags.coder) side.levels = pick("--coder", *flags.coder, {UniformLevels::affine, UniformLevels::symmetric});
+  if (side.levels == UniformLevels::symmetric) {
+    side.rule = ScaleRule::norm;
+    side.clip = 1.0;
+  }
+  if (flags.scale_rule)
+    side.rule = pick("--scale-rule", *flags.scale_rule, {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
+  if (flags.scale_type) side.scale_type = pick("--scale-type", *flags.scale_type, {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
+  if (flags.zero) side.zero = pick("--zero", *flags.zero, {ZeroKind::floating, ZeroKind::integer});
+  if (flags.group_size) side.group_size = *flags.group_size;
+}
+
+void apply_clip(const char* flag, const std::optional<std::string>& text, SideOptions& side) {
+  if (!text) return;
+  if (*text == "search") {
+    side.clip = std::nullopt;
+  } else if (*text == "none") {
+    side.clip = 1.0;
+  } else {
+    double ratio = 0.0;
+    if (!CLI::detail::lexical_cast(*text, ratio))
+      throw Error{ErrorKind::usage, fmt::format("{}: expected search, none or a ratio, found \"{}\"", flag, *text)};
+    side.clip = ratio;
+  }
+}
+
+Moment pick_target(const char* flag, const std::string& word, std::initializer_list<Moment> allowed) {
+  std::string words;
+  for (const Moment moment : allowed) {
+    if (word == to_string(moment)) return moment;
+    words += fmt::format("{}{}", words.empty() ? "" : ", ", to_string(moment));
+  }
+  throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", flag, word), "choose one of " + words};
+}
+
+void apply_sides(const std::string& flag, const std::string& word, bool& k, bool& v) {
+  if (word != "none" && word != "k" && word != "v" && word != "kv")
+    throw Error{ErrorKind::usage, fmt::format("{}: expected none, k, v or kv, found \"{}\"", flag, word)};
+  k = word == "k" || word == "kv";
+  v = word == "v" || word == "kv";
+}
+
+}  // namespace
+
+void add_flags(CLI::App& app, CalibrateFlags& f) {
+  app.description(
+      "Reads dumped Q/K/V activations and writes a calibration artifact: per layer and KV head the rotations, clip ratios,\n"
+      "centres and codes that a low-bit KV cache is stored with.\n\n"
+      "  kvq-calibrate --model dump.h5                                  OSCAR, INT2, beside the dump\n"
+      "  kvq-calibrate --model dump.h5 --method saw-int4 -o out.safetensors\n"
+      "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
+      "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
+  app.footer("Methods:" + method_list() + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
+             composition_list());
+  app.set_config("--config", "", "read flags from an INI or TOML file");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+
+  const std::string in = "Input and output";
+  app.add_option("-m,--model", f.dumps, "dump file (formats/dump.md); may be given several times")->group(in);
+  app.add_option("-o,--output", f.output, "artifact to write [<dump stem>.kvq.safetensors beside the dump]")->group(in);
+  app.add_option("--stats", f.stats, "with --model: write the collected statistics here; without: decide from them")->group(in);
+  app.add_option("--merge-stats", f.merge_stats, "join statistics files into --stats FILE")->expected(1, -1)->group(in);
+  app.add_option("--layers", f.layers, "only these layers, such as 0-3,7")->group(in);
+  app.add_flag("--resume", f.resume, "continue an interrupted run: layers already collected are taken from <output>.parts")->group(in);
+  app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
+
+  const std::string how = "How rows are stored";
+  app.add_option("--method", f.method, "oscar, saw-int4, quarot, random or plain")->capture_default_str()->group(how);
+  app.add_option("--bits", f.bits, "code bits of keys and values: 1 to 8, 16 = exact")->group(how);
+  app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
+  app.add_option("--bits-v", f.bits_v, "of values")->group(how);
+  app.add_option("--coder", f.coder, "affine (scale and minimum) or symmetric (scale only)")->group(how);
+  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares or absmax (symmetric) [norm]")->group(how);
+  app.add_option("--scale-type", f.scale_type, "fp16, bf16 or fp32 [fp16]")->group(how);
+  app.add_option("--zero", f.zero, "affine: float (minimum) or integer (zero point, SAW-INT4 Eq. 3-4) [float]")->group(how);
+  app.add_option("--group-size", f.group_size, "channels that share a scale [64 for oscar where it divides head_dim, else head_dim]")->group(how);
+  app.add_option("--clip", f.clip, "clip ratio of both sides: search, none or a number [oscar: search]")->group(how);
+  app.add_option("--clip-k", f.clip_k, "of keys; OSCAR serves 0.96")->group(how);
+  app.add_option("--clip-v", f.clip_v, "of values; OSCAR serves 0.92")->group(how);
+  app.add_option("--center", f.center, "subtract channel means: none, k, v or kv [none]")->group(how);
+  app.add_option("--sink-tokens", f.sink_tokens, "first tokens that stay exact [oscar: 64]")->group(how);
+  app.add_option("--recent-tokens", f.recent_tokens, "last tokens that stay exact [oscar: 256]")->group(how);
+  app.add_option("--exact-layers", f.exact_layers, "layers to keep in 16 bit, such as 0,35")->group(how);
+  app.add_option("--share", f.share, "kv_head (own rotation per head) or layer (average over heads) [kv_head]")->group(how);
+
+  const std::string rot = "Rotations";
+  app.add_option("--composition", f.composition, "oscar: factors of the rotation, see below [uhp]")->group(rot);
+  app.add_option("--target-k", f.target_k, "oscar: query (C_Q), scored_query (C_SQ) or key (K^T K) [query]")->group(rot);
+  app.add_option("--target-v", f.target_v, "oscar: scored_value (exact C_S), sst (OSCAR's code) or value (V^T V) [scored_value]")->group(rot);
+  app.add_option("--sign-search", f.sign_search, "oscar: also try N random eigenvector signs a head [0]")->group(rot);
+  app.add_option("--hadamard-order", f.hadamard_order, "saw-int4: block size 16 to 256 [largest up to 128 that divides head_dim]")->group(rot);
+  app.add_option("--hadamard", f.hadamard, "saw-int4: rotate none, k, v or kv [k]")->group(rot);
+  app.add_flag("--random-signs", f.random_signs, "saw-int4, quarot: random signs before the Hadamard")->group(rot);
+
+  const std::string run = "Running";
+  app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096))->group(run);
+  app.add_option("--seed", f.seed, "seed of sample and random rotations")->capture_default_str()->group(run);
+  app.add_option("--sample-tokens", f.sample_tokens, "tokens a layer kept for clip and sign search")->check(CLI::Range(16, 1 << 24))->capture_default_str()->group(run);
+  app.add_option("--collect", f.collect, "also collect these moments: query key value scored_value scored_query sst, or all")->group(run);
+  app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::PositiveNumber)->capture_default_str()->group(run);
+  app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")->group(run);
+  app.add_flag("--json", f.json, "one JSON document on stdout")->group(run);
+  app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
+}
+
+Options resolve_options(const CalibrateFlags& f) {
+  Options options;
+  options.method = f.method;
+  find_method(f.method).set_defaults(options);
+  options.seed = f.seed;
+  apply_coder(f, options.k);
+  apply_coder(f, options.v);
+  if (f.bits) options.k.bits = options.v.bits = *f.bits;
+  if (f.bits_k) options.k.bits = *f.bits_k;
+  if (f.bits_v) options.v.bits = *f.bits_v;
+  apply_clip("--clip", f.clip, options.k);
+  apply_clip("--clip", f.clip, options.v);
+  apply_clip("--clip-k", f.clip_k, options.k);
+  apply_clip("--clip-v", f.clip_v, options.v);
+  if (f.center) apply_sides("--center", *f.center, options.k.center, options.v.center);
+  if (f.hadamard) apply_sides("--hadamard", *f.hadamard, options.k.hadamard, options.v.hadamard);
+  if (f.sink_tokens) options.windows.sink_tokens = *f.sink_tokens;
+  if (f.recent_tokens) options.windows.recent_tokens = *f.recent_tokens;
+  if (!f.exact_layers.empty()) options.exact_layers = parse_int_list(f.exact_layers, "--exact-layers");
+  if (f.share) options.scope = pick("--share", *f.share, {Scope::kv_head, Scope::layer});
+  if (f.composition) {
+    const Composition* composition = find_composition(*f.composition);
+    options.composition = composition ? composition->name : *f.composition;  // the method reports an unknown one
+  }
+  if (f.target_k) options.k.target = pick_target("--target-k", *f.target_k, {Moment::query, Moment::scored_query, Moment::key});
+  if (f.target_v) options.v.target = pick_target("--target-v", *f.target_v, {Moment::scored_value, Moment::sst, Moment::value});
+  if (f.sign_search) options.sign_search = *f.sign_search;
+  if (f.hadamard_order) options.hadamard_order = *f.hadamard_order;
+  options.random_signs = f.random_signs;
+  check_options(options);
+  return options;
+}
+
+std::filesystem::path resolve_output(const CalibrateFlags& f) {
+  if (!f.output.empty()) return f.output;
+  if (f.dumps.empty()) throw Error{ErrorKind::usage, "--output is needed when there is no --model"};
+  std::filesystem::path path = f.dumps.front();
+  return path.replace_extension(".kvq.safetensors");
+}
+
+}  // namespace kvq

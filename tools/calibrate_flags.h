@@ -1,0 +1,38 @@
+#pragma once
+
+#include "cli.h"
+
+#include <kvq/methods/method.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// The flags of kvq-calibrate as typed; what was not given stays empty and takes the method's default.
+struct CalibrateFlags {
+  std::vector<std::string> dumps;
+  std::string method = "oscar";
+  std::string output, stats;
+  std::vector<std::string> merge_stats;
+  std::string layers, exact_layers;
+  std::optional<int> bits, bits_k, bits_v, group_size, sink_tokens, recent_tokens, hadamard_order, sign_search;
+  std::optional<std::string> coder, scale_rule, scale_type, zero, clip, clip_k, clip_v, center, share, composition, target_k, target_v, hadamard;
+  std::vector<std::string> collect;
+  bool random_signs = false, resume = false, dry_run = false, json = false, quiet = false, report_rotations = false;
+  int threads = 0;
+  std::uint64_t seed = 0;
+  std::int64_t sample_tokens = 2048, context = 32768;
+};
+
+void add_flags(CLI::App& app, CalibrateFlags& flags);
+
+/// Method defaults, then what was typed. @throws Error{usage}
+Options resolve_options(const CalibrateFlags& flags);
+
+/// OUT, or `<dump stem>.kvq.safetensors` beside the first dump.
+std::filesystem::path resolve_output(const CalibrateFlags& flags);
+
+}  // namespace kvq

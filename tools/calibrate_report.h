@@ -1,0 +1,22 @@
+#pragma once
+
+#include <kvq/artifact/artifact.h>
+#include <kvq/methods/rotated_plan.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// The closing table: one line per layer and side.
+std::string closing_table(const Artifact& artifact, std::int64_t context);
+
+/// OSCAR Table 10 and Figure 7 per layer (means over heads; the largest entry is the maximum), with the invariants of the paper.
+std::string rotation_table(const std::vector<LayerRotationReport>& reports);
+Json rotation_json(const std::vector<LayerRotationReport>& reports);
+
+/// The document of --json.
+Json calibrate_json(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context);
+
+}  // namespace kvq

@@ -1,0 +1,173 @@
+#include "calibrate_collect.h"
+#include "calibrate_flags.h"
+#include "calibrate_predict.h"
+#include "calibrate_report.h"
+#include "cli.h"
+#include "table.h"
+
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/methods/rotated_plan.h>
+
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <csignal>
+#include <cstring>
+
+namespace kvq {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+extern "C" void say_interrupted(int) {
+  // Only async-signal-safe calls. Every file is written beside its name and renamed, so nothing is left half-written.
+  constexpr char text[] = "\nkvq-calibrate: interrupted; the same command with --resume continues\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
+  _exit(130);
+}
+
+/// Hash of all layers' dump data, in layer order.
+std::string joint_hash(const StatsOrigin& origin) {
+  std::string all;
+  for (const auto& entry : origin.entries) all += entry.content_hash + "\n";
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(all.data(), all.size()));
+  std::string text = "xxh3-128:";
+  for (const unsigned char byte : canonical.digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
+  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = flags.seed};
+  for (const std::string& name : flags.collect) {
+    if (name == "all") {
+      request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
+      continue;
+    }
+    const auto moment = moment_from_string(name);
+    if (!moment) throw Error{ErrorKind::usage, fmt::format("--collect: unknown moment \"{}\"", name), "choose query, key, value, scored_value, scored_query, sst or all"};
+    request.moments.insert(*moment);
+  }
+  return request;
+}
+
+int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path& output) {
+  if (flags.dumps.empty()) throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const auto layers = choose_layers(dump.model(), flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers"));
+  const Prediction p = predict(dump, layers, make_request(flags, options), options, flags.threads);
+  if (flags.json) {
+    fmt::print("{}\n", Json{{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"layers", layers.size()},
+                            {"tokens", dump.num_tokens()}, {"threads", p.threads}, {"seconds", p.seconds}, {"peak_bytes", p.peak_bytes},
+                            {"artifact_bytes", p.artifact_bytes}}.dump(2));
+    return 0;
+  }
+  fmt::print("{} layers, {} tokens in {} sequences; would write {}\n", layers.size(), dump.num_tokens(), dump.num_sequences(), output.string());
+  fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s a core, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
+  fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes), format_bytes(p.artifact_bytes));
+  return 0;
+}
+
+Artifact decide(const StatsOrigin& origin, const Options& options) {
+  Artifact artifact;
+  artifact.model = origin.header.model;
+  artifact.windows = options.windows;
+  Provenance& c = artifact.calibration;
+  c.method = options.method;
+  c.dump_hash = joint_hash(origin);
+  c.dump_producer = origin.header.producer;
+  c.capture_point = origin.header.capture_point;
+  c.seed = options.seed;
+  c.options = options_to_json(options);
+  c.options["sample_tokens"] = origin.header.sample_tokens;
+  artifact.layers = find_method(options.method).decide(origin, options, {});
+  const LayerStats first = origin.load(0);
+  c.tokens = first.tokens;
+  c.sequences = first.sequences;
+  return artifact;
+}
+
+std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
+  constexpr int kTable10GroupSize = 64;
+  std::vector<LayerRotationReport> reports;
+  for (std::size_t i = 0; i < origin.size(); ++i) reports.push_back(report_rotations(origin.load(i), kTable10GroupSize));
+  return reports;
+}
+
+void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const Artifact& artifact, const fs::path& output) {
+  const auto reports = flags.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
+  if (flags.json) {
+    Json json = calibrate_json(artifact, output, flags.context);
+    if (flags.report_rotations) json["rotations"] = rotation_json(reports);
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  if (!flags.quiet) {
+    fmt::print("{}", closing_table(artifact, flags.context));
+    fmt::print("wrote {} ({})\n", output.string(), format_bytes(static_cast<double>(fs::file_size(output))));
+    for (const LayerPlan& layer : artifact.layers)
+      if (!layer.v) fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer, to_string(layer.geometry.kind));
+  }
+  if (flags.report_rotations) fmt::print("\n{}", rotation_table(reports));
+}
+
+void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const fs::path& output) {
+  const Artifact artifact = decide(origin, options);
+  save_artifact(artifact, output);
+  print_results(flags, origin, artifact, output);
+}
+
+int calibrate(const CalibrateFlags& flags) {
+  const ThreadLimit limit(flags.threads);
+  const Options options = resolve_options(flags);
+  const std::vector<int> wanted = flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers");
+  if (!flags.merge_stats.empty()) {
+    if (!flags.dumps.empty() || flags.stats.empty())
+      throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
+    merge_stats_files({flags.merge_stats.begin(), flags.merge_stats.end()}, flags.stats);
+    if (flags.output.empty()) return 0;
+  }
+  if (flags.dumps.empty() && flags.stats.empty())
+    throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)", "see kvq-calibrate --help"};
+  const fs::path output = resolve_output(flags);
+  if (flags.dry_run) return dry_run(flags, options, output);
+  if (flags.dumps.empty()) {
+    write_artifact(flags, open_stats(flags.stats, wanted), options, output);
+    return 0;
+  }
+
+  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const StatsRequest request = make_request(flags, options);
+  const fs::path folder = output.string() + ".parts";
+  std::signal(SIGINT, say_interrupted);
+  std::signal(SIGTERM, say_interrupted);
+  try {
+    const StatsOrigin origin = collect_shards(dump, choose_layers(dump.model(), wanted), request, folder, flags.resume, flags.quiet || flags.json);
+    if (!flags.stats.empty()) {
+      std::vector<fs::path> shards;
+      for (const auto& entry : origin.entries) shards.push_back(entry.file);
+      merge_stats_files(shards, flags.stats);
+    }
+    write_artifact(flags, origin, options, output);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);  // an error is no interruption: nothing is left behind
+    throw;
+  }
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace kvq
+
+int main(int argc, char** argv) {
+  CLI::App app;
+  kvq::CalibrateFlags flags;
+  kvq::add_flags(app, flags);
+  return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] { return kvq::calibrate(flags); });
+}
