@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Holds the real #includes of lib/kvq against the dependency picture in lib/kvq/README.md. Standard library only."""
+
+import pathlib
+import re
+import sys
+
+# Each module and what it may include directly; what those include is allowed too. The picture: lib/kvq/README.md.
+NEEDS = {
+    "core": [],
+    "plan": ["core"],
+    "container": ["core"],
+    "dump": ["core"],
+    "codec": ["plan"],
+    "artifact": ["plan", "container"],
+    "compute": ["codec"],
+    "stats": ["compute", "dump", "container", "artifact"],
+    "solve": ["compute"],
+    "methods": ["solve", "stats"],
+}
+
+# A third-party library lives behind one folder (or a few that share it).
+THIRD_PARTY = {
+    r"hdf5\.h|H5\w*\.h": {"dump"},
+    r"CLI/": {"tools"},
+    r"Eigen/": {"compute", "solve"},
+    r"cblas\.h": {"compute"},
+    r"oneapi/|tbb/": {"compute"},
+    r"nlohmann/|valijson/": {"container"},
+    r"xxhash\.h": {"container", "dump", "stats", "tools"},
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def reachable(module):
+    """All modules that `module` may include, itself first."""
+    seen = [module]
+    for name in seen:
+        seen += [need for need in NEEDS[name] if need not in seen]
+    return seen
+
+
+def faults_of(path, module):
+    """Yields one line for each include of `path` that the picture forbids."""
+    for include in INCLUDE.findall(path.read_text(encoding="utf-8")):
+        target = re.match(r"kvq/(\w+)/", include)
+        if target and module != "tools" and target[1] not in reachable(module):
+            yield f"{path}: {module} must not include {include}"
+        for pattern, homes in THIRD_PARTY.items():
+            if re.match(pattern, include) and module not in homes:
+                yield f"{path}: {include} belongs to {', '.join(sorted(homes))}, not to {module}"
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    faults = []
+    folders = {root / "lib/kvq" / name: name for name in NEEDS} | {root / "tools": "tools"}
+    for folder, module in folders.items():
+        files = [p for p in sorted(folder.rglob("*")) if p.suffix in {".h", ".cpp", ".cu", ".cuh"}]
+        if not files:
+            faults.append(f"{folder}: no sources, expected module {module}")
+        for path in files:
+            faults += [fault.replace(str(root) + "/", "") for fault in faults_of(path, module)]
+    unknown = [p.name for p in (root / "lib/kvq").iterdir() if p.is_dir() and p.name not in NEEDS]
+    faults += [f"lib/kvq/{name}: not in the picture" for name in unknown]
+    print("\n".join(faults) or "layers: every include follows the picture")
+    return 6 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

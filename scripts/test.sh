@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Every test, as CI runs them: set-up, layering, C++ (release, then clang with sanitizers and brief fuzzing), Python, tools.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh --with-tests --with-dump
+step() { printf '\n== %s\n' "$*"; }
+
+step "layers: who includes whom"
+python3 scripts/check_layers.py
+
+step "release build and C++ tests"
+cmake --preset release -DKVQ_TESTS=ON >/dev/null
+cmake --build --preset release | tail -n 1
+ctest --preset release
+
+step "clang with AddressSanitizer and UBSan: C++ tests and fuzzing"
+cmake --preset asan >/dev/null
+cmake --build --preset asan | tail -n 1
+ctest --preset asan
+
+step "Python: second reader, dump scripts, tools, README"
+KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
