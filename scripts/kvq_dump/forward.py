@@ -1,0 +1,46 @@
+"""Runs the prompts through the model, one at a time."""
+
+import torch
+from transformers import DynamicCache
+
+
+@torch.no_grad()
+def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) -> None:
+    """One forward pass over one sequence. No cache and no logits: nothing grows with the number of layers.
+
+    The all-ones mask is not idle. Without a mask transformers takes positions that jump for several packed sequences,
+    and a stretched prompt would see none of its past.
+    """
+    ids = torch.tensor([tokens], device=model.device)
+    recorder.row = first_row
+    model.base_model(input_ids=ids, position_ids=positions_of(0, len(tokens), stride, model.device),
+                     attention_mask=torch.ones_like(ids), use_cache=False)
+    recorder.row = None
+
+
+@torch.no_grad()
+def run_and_generate(model, recorder, tokens: list[int], first_row: int, stride: int, count: int,
+                     banned: list[int]) -> list[int]:
+    """The prompt, then `count` greedy tokens with a KV cache; every one of them passes through the model.
+
+    `banned` (end of text) is never chosen: each sequence has exactly the length the dump has room for.
+    """
+    cache = DynamicCache(config=model.config)
+    chosen, step = [], torch.tensor([tokens], device=model.device)
+    for _ in range(count + 1):
+        start = len(tokens) + len(chosen) - step.shape[1]
+        recorder.row = first_row + start
+        logits = model(input_ids=step, position_ids=positions_of(start, step.shape[1], stride, model.device),
+                       past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        if len(chosen) == count:
+            break
+        logits[banned] = -torch.inf
+        chosen.append(int(logits.argmax()))
+        step = torch.tensor([chosen[-1:]], device=model.device)
+    recorder.row = None
+    return chosen
+
+
+def positions_of(start: int, count: int, stride: int, device) -> torch.Tensor:
+    """Position ids [1, count] of the tokens `start ..` of a sequence."""
+    return (torch.arange(start, start + count, device=device) * stride).unsqueeze(0)
