@@ -33,7 +33,7 @@ struct AttentionMoments {
 
 /// Adds one sequence to `into` (column_energy is overwritten, [T]). S is made a panel of rows at a time in float32 from
 /// float32 logits, exponentials and normalisation; the moment is summed in double. Never stores more than
-/// kPanelRows x T of it per thread; panels are summed in order, so the result does not depend on the number of threads.
+/// 256 x T of it, or 32 MB, per thread; panels are summed in order, so the result does not depend on the number of threads.
 void add_attention_moments(const AttentionInput& input, bool with_scored_query, AttentionMoments& into);
 
 }  // namespace kvq

@@ -122,7 +122,7 @@ void Group::require_hard_link(const char* name, const std::string& child_place) 
 }
 
 Group Group::group(const char* name, std::string_view label) const {
-  std::string child_place = fmt::format("{}: {}", place(), label.empty() ? name : label);
+  std::string child_place = label.empty() ? fmt::format("{}: {}", place(), name) : fmt::format("{}: {}", file_.string(), label);
   require_hard_link(name, child_place);
   GroupHandle child(H5Gopen2(handle_, name, H5P_DEFAULT));
   if (!child.is_open()) reject(child_place, "cannot be opened as a group: " + library_reason());

@@ -112,7 +112,7 @@ class Group : public Object {
   Group(GroupHandle handle, std::string place, std::filesystem::path file);
 
   bool has(const char* name) const;
-  /// `label` names the child in messages; by default its own name.
+  /// `label` names the child in messages instead of its path in the file.
   Group group(const char* name, std::string_view label = {}) const;
   Dataset dataset(const char* name) const;
   std::vector<std::string> link_names() const;

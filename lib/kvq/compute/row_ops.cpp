@@ -1,0 +1,164 @@
+#include <kvq/compute/row_ops.h>
+
+#include <algorithm>
+#include <cstring>
+
+// Vector types of g++ and clang, of the width that the machine has. Sixteen running lanes in any case (four vectors of 4, two
+// of 8, one of 16), and no fused multiply-add: every width gives the same bits.
+#define KVQ_INLINE inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define KVQ_X86 1
+#endif
+
+namespace kvq::row_ops {
+
+namespace {
+
+constexpr std::int64_t kLanes = 16;
+
+template <int kWidth>
+struct Vector {
+  typedef float Floats __attribute__((vector_size(4 * kWidth)));
+  typedef std::int32_t Ints __attribute__((vector_size(4 * kWidth)));
+  static constexpr int kCount = static_cast<int>(kLanes) / kWidth;  // vectors that make sixteen lanes
+};
+
+// By reference: passing such a type by value has a different calling convention on every target.
+template <typename Floats>
+KVQ_INLINE void load(const float* from, Floats& to) {
+  std::memcpy(&to, from, sizeof to);
+}
+template <typename Floats>
+KVQ_INLINE void store(const Floats& from, float* to) {
+  std::memcpy(to, &from, sizeof from);
+}
+
+/// exp(x) for x <= 0: 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2. n ln 2 is subtracted in two pieces (Cody and
+/// Waite); exp(r) by its series to the sixth power, remainder 1.2e-7.
+template <int kWidth>
+KVQ_INLINE void exp_nonpositive(typename Vector<kWidth>::Floats& x) {
+  using Floats = typename Vector<kWidth>::Floats;
+  const Floats lowest = Floats{} - 87.0f;
+  const Floats clamped = x < lowest ? lowest : x;
+  const Floats shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits of the sum are round(x / ln 2)
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = Floats{} + 1.3888889e-3f;
+  p = p * r + 8.3333333e-3f;
+  p = p * r + 4.1666667e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  typename Vector<kWidth>::Ints bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits - 0x4b400000 + 127) << 23;
+  Floats power;
+  std::memcpy(&power, &bits, sizeof power);
+  x = x < lowest ? Floats{} : p * power;
+}
+
+template <int kWidth>
+KVQ_INLINE float largest_of(const float* row, std::int64_t count) {
+  using V = Vector<kWidth>;
+  typename V::Floats best[V::kCount], x;
+  for (auto& b : best) b = typename V::Floats{} + row[0];
+  std::int64_t t = 0;
+  for (; t + kLanes <= count; t += kLanes)
+    for (int i = 0; i < V::kCount; ++i) {
+      load(row + t + i * kWidth, x);
+      best[i] = best[i] < x ? x : best[i];
+    }
+  float result = row[0];
+  for (const auto& b : best)
+    for (int j = 0; j < kWidth; ++j) result = std::max(result, b[j]);
+  for (; t < count; ++t) result = std::max(result, row[t]);
+  return result;
+}
+
+template <int kWidth>
+KVQ_INLINE float exponentiate_row(float* row, std::int64_t count, float top) {
+  using V = Vector<kWidth>;
+  typename V::Floats total[V::kCount], x;
+  for (auto& sum : total) sum = typename V::Floats{};
+  const auto step = [&](float* at) __attribute__((always_inline)) {
+    for (int i = 0; i < V::kCount; ++i) {
+      load(at + i * kWidth, x);
+      x = x - top;
+      exp_nonpositive<kWidth>(x);
+      store(x, at + i * kWidth);
+      total[i] = total[i] + x;
+    }
+  };
+  std::int64_t t = 0;
+  for (; t + kLanes <= count; t += kLanes) step(row + t);
+  if (t < count) {
+    float tail[kLanes];
+    std::fill(tail, tail + kLanes, -1e30f);  // exponential 0: adds nothing
+    std::memcpy(tail, row + t, static_cast<std::size_t>(count - t) * sizeof(float));
+    step(tail);
+    std::memcpy(row + t, tail, static_cast<std::size_t>(count - t) * sizeof(float));
+  }
+  float lanes[kLanes], sum = 0.0f;
+  std::memcpy(lanes, total, sizeof lanes);
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+template <int kWidth>
+KVQ_INLINE void add_squares_of(const float* row, std::int64_t count, float factor, float* columns) {
+  typename Vector<kWidth>::Floats x, sum;
+  std::int64_t t = 0;
+  for (; t + kWidth <= count; t += kWidth) {
+    load(row + t, x);
+    load(columns + t, sum);
+    x = x * factor;
+    sum = sum + x * x;
+    store(sum, columns + t);
+  }
+  for (; t < count; ++t) columns[t] += (factor * row[t]) * (factor * row[t]);
+}
+
+struct Operations {
+  float (*largest)(const float*, std::int64_t);
+  float (*exponentiate)(float*, std::int64_t, float);
+  void (*add_squares)(const float*, std::int64_t, float, float*);
+};
+
+float largest_4(const float* row, std::int64_t count) { return largest_of<4>(row, count); }
+float exponentiate_4(float* row, std::int64_t count, float top) { return exponentiate_row<4>(row, count, top); }
+void add_squares_4(const float* row, std::int64_t count, float factor, float* columns) { add_squares_of<4>(row, count, factor, columns); }
+
+#ifdef KVQ_X86
+__attribute__((target("avx2"))) float largest_8(const float* row, std::int64_t count) { return largest_of<8>(row, count); }
+__attribute__((target("avx2"))) float exponentiate_8(float* row, std::int64_t count, float top) { return exponentiate_row<8>(row, count, top); }
+__attribute__((target("avx2"))) void add_squares_8(const float* row, std::int64_t count, float factor, float* columns) {
+  add_squares_of<8>(row, count, factor, columns);
+}
+__attribute__((target("avx512f"))) float largest_16(const float* row, std::int64_t count) { return largest_of<16>(row, count); }
+__attribute__((target("avx512f"))) float exponentiate_16(float* row, std::int64_t count, float top) { return exponentiate_row<16>(row, count, top); }
+__attribute__((target("avx512f"))) void add_squares_16(const float* row, std::int64_t count, float factor, float* columns) {
+  add_squares_of<16>(row, count, factor, columns);
+}
+#endif
+
+const Operations& operations() {
+  static const Operations chosen = [] {
+#ifdef KVQ_X86
+    if (__builtin_cpu_supports("avx512f")) return Operations{largest_16, exponentiate_16, add_squares_16};
+    if (__builtin_cpu_supports("avx2")) return Operations{largest_8, exponentiate_8, add_squares_8};
+#endif
+    return Operations{largest_4, exponentiate_4, add_squares_4};
+  }();
+  return chosen;
+}
+
+}  // namespace
+
+float largest(const float* row, std::int64_t count) { return operations().largest(row, count); }
+float exponentiate(float* row, std::int64_t count, float top) { return operations().exponentiate(row, count, top); }
+void add_squares(const float* row, std::int64_t count, float factor, float* columns) {
+  operations().add_squares(row, count, factor, columns);
+}
+
+}  // namespace kvq::row_ops
