@@ -3,29 +3,35 @@
 #include "calibrate_collect.h"
 
 #include <kvq/compute/blas.h>
+#include <kvq/compute/parallel.h>
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 namespace kvq {
 
 namespace {
 
-double measure_gemm_gflops() {
+/// All threads multiply 512 x 512 matrices for a tenth of a second; the sum of their rates.
+double measure_gemm_gflops(int threads) {
   constexpr std::int64_t n = 512;
-  std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
-  blas::use_one_thread();
-  blas::gemm_nt(n, n, n, 1.0f, a.data(), n, b.data(), n, c.data(), n);
-  const auto start = std::chrono::steady_clock::now();
-  std::chrono::duration<double> elapsed{};
-  int count = 0;
-  while (elapsed.count() < 0.1) {
+  std::vector<double> rates(static_cast<std::size_t>(threads));
+  parallel_for(threads, [&](std::int64_t index) {
+    std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
     blas::gemm_nt(n, n, n, 1.0f, a.data(), n, b.data(), n, c.data(), n);
-    ++count;
-    elapsed = std::chrono::steady_clock::now() - start;
-  }
-  return count * 2.0 * n * n * n / elapsed.count() * 1e-9;
+    const auto start = std::chrono::steady_clock::now();
+    std::chrono::duration<double> elapsed{};
+    int count = 0;
+    while (elapsed.count() < 0.1) {
+      blas::gemm_nt(n, n, n, 1.0f, a.data(), n, b.data(), n, c.data(), n);
+      ++count;
+      elapsed = std::chrono::steady_clock::now() - start;
+    }
+    rates[static_cast<std::size_t>(index)] = count * 2.0 * n * n * n / elapsed.count() * 1e-9;
+  });
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
 /// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D].
@@ -59,7 +65,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
   constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5;
   Prediction p;
   p.threads = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  p.gemm_gflops = measure_gemm_gflops();
+  p.gemm_gflops = measure_gemm_gflops(p.threads);
   double flops = 0.0, bytes = 0.0, searched_rows = 0.0;
   for (const LayerEntry& entry : layers) {
     const LayerGeometry& g = entry.geometry;
@@ -76,7 +82,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
     p.artifact_bytes += 2048.0;
     p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, p.threads));
   }
-  p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9 * p.threads) + bytes / kReadRate + kSearchSeconds * searched_rows / p.threads;
+  p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + kSearchSeconds * searched_rows / p.threads;
   p.peak_bytes += 2.0 * p.artifact_bytes + 64e6;
   return p;
 }

@@ -60,12 +60,12 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   const Prediction p = predict(dump, layers, make_request(flags, options), options, flags.threads);
   if (flags.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"layers", layers.size()},
-                            {"tokens", dump.num_tokens()}, {"threads", p.threads}, {"seconds", p.seconds}, {"peak_bytes", p.peak_bytes},
+                            {"tokens", dump.num_tokens()}, {"threads", p.threads}, {"gemm_gflops", p.gemm_gflops}, {"seconds", p.seconds}, {"peak_bytes", p.peak_bytes},
                             {"artifact_bytes", p.artifact_bytes}}.dump(2));
     return 0;
   }
   fmt::print("{} layers, {} tokens in {} sequences; would write {}\n", layers.size(), dump.num_tokens(), dump.num_sequences(), output.string());
-  fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s a core, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
+  fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes), format_bytes(p.artifact_bytes));
   return 0;
 }

@@ -44,7 +44,7 @@ std::uint8_t clamp_code(float y, float n) { return static_cast<std::uint8_t>(sta
 void encode_affine_float(const UniformCoder& coder, std::span<const float> x, float n, float lo, float range,
                          std::span<std::uint8_t> codes, float& scale, float& minimum) {
   scale = round_to(coder.scale_type, range / n);
-  minimum = round_to(coder.scale_type, lo);
+  minimum = round_to(coder.scale_type, lo) + 0.0f;  // -0 becomes +0
   if (scale == 0.0f) return std::fill(codes.begin(), codes.end(), std::uint8_t{0});
   for (std::size_t i = 0; i < x.size(); ++i) codes[i] = clamp_code((x[i] - minimum) / scale + 0.5f, n);
 }
@@ -112,6 +112,12 @@ void encode_symmetric(const UniformCoder& coder, std::span<const float> x, std::
   scale = step == 0.0f ? 0.0f : refit_scale(coder, x, codes, e);
 }
 
+void check_finite(std::span<const float> row) {
+  for (std::size_t i = 0; i < row.size(); ++i)
+    if (!std::isfinite(row[i]))
+      throw Error{ErrorKind::numerical, fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
+}
+
 void check_row(const UniformCoder& coder, std::size_t dim, std::size_t codes, std::size_t numbers) {
   KVQ_ASSERT(coder.bits >= 1 && coder.bits <= 8);
   KVQ_ASSERT(coder.group_size >= 1 && coder.group_size <= kLargestGroup && dim % static_cast<std::size_t>(coder.group_size) == 0);
@@ -145,10 +151,7 @@ int numbers_per_row(const UniformCoder& coder, int dim) { return dim / coder.gro
 void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row, std::span<std::uint8_t> codes,
                 std::span<float> numbers) {
   check_row(coder, row.size(), codes.size(), numbers.size());
-  for (std::size_t i = 0; i < row.size(); ++i)
-    if (!std::isfinite(row[i]))
-      throw Error{ErrorKind::numerical, fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
-
+  check_finite(row);
   std::array<float, kLargestGroup> clipped;
   const bool clips = coder.rule == ScaleRule::minmax && clip_ratio < 1.0;
   if (clips) {
@@ -187,6 +190,7 @@ void decode_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, 
 void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row) {
   const auto* uniform = std::get_if<UniformCoder>(&coder);
   if (!uniform) {
+    check_finite(row);
     for (float& x : row) x = bf16_to_float(float_to_bf16(x));
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
+#include <kvq/dump/crash_probe.h>
 #include <kvq/dump/layer_part.h>
 
 #include <algorithm>
@@ -169,7 +170,9 @@ hdf5::Group DumpPart::open_layer(int layer) const {
   return file.root().group("layers").group(std::to_string(layer).c_str(), fmt::format("layer {}", layer));
 }
 
-std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults) {
+namespace {
+
+std::optional<DumpPart> read_structure(const std::filesystem::path& path, Faults& faults) {
   std::optional<DumpPart> part;
   faults.collect([&] {
     part.emplace(DumpPart{.file = hdf5::File::open(path)});
@@ -180,6 +183,20 @@ std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults
     read_layers(*part, root, faults);
   });
   return part;
+}
+
+}  // namespace
+
+std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults) {
+  const auto rehearse = [&] {
+    Faults ignored;
+    read_structure(path, ignored);
+  };
+  const bool survived = faults.collect([&] {
+    if (const auto fate = fate_in_child(rehearse))
+      throw Error{ErrorKind::bad_input, fmt::format("{}: damaged HDF5 file: the HDF5 library does not survive it ({})", path.string(), *fate)};
+  });
+  return survived ? read_structure(path, faults) : std::nullopt;
 }
 
 }  // namespace kvq

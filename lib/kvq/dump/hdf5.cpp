@@ -57,6 +57,9 @@ std::string read_fixed_string(hid_t attribute, hid_t stored_type, const std::str
 }  // namespace
 
 QuietErrors::QuietErrors() {
+  // At exit the library would try to close what a damaged file kept open, and complain. Nothing here needs that: all files
+  // are read-only. It must be said before the first other call.
+  [[maybe_unused]] static const herr_t no_cleanup_at_exit = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }

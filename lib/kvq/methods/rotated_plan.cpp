@@ -130,7 +130,8 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
   const auto& sums = request.stats.moment(which);
   std::vector<std::vector<double>> means;
   for (std::size_t h = 0; h < sums.size(); ++h) {
-    const auto c = center_of(centered ? request.center : std::vector<float>{}, request.options.scope == Scope::layer ? 0 : static_cast<int>(h), sums[h].dim);
+    const int entry = request.options.scope == Scope::layer ? 0 : static_cast<int>(h);
+    const auto c = centered ? center_of(request.center, entry, sums[h].dim) : std::span<const float>{};
     means.push_back(mean_moment(sums[h], std::vector<double>(c.begin(), c.end())));
   }
   if (request.options.scope == Scope::kv_head) return means;

@@ -36,6 +36,7 @@ struct Checker {
         (rotation.order < 1 || dim % rotation.order != 0 || (rotation.order & (rotation.order - 1)) != 0))
       fail(fmt::format("rotation order: expected a power of two that divides head_dim {}, found {}", dim,
                        rotation.order));
+    if (!rotation.sign_choice.empty()) expect_size(rotation.sign_choice.size(), heads, "sign_choice");
     if (!rotation.eigenbasis.empty()) expect_size(rotation.eigenbasis.size(), heads * d * d, "eigenbasis");
     if (!rotation.spectrum.empty()) expect_size(rotation.spectrum.size(), heads * d, "spectrum");
     expect_finite(rotation.matrix, "rotation");
