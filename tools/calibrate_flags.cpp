@@ -3,6 +3,10 @@
 #include <kvq/core/error.h>
 #include <kvq/solve/spectral.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 namespace kvq {
 
 namespace {
@@ -75,6 +79,34 @@ void apply_sides(const std::string& flag, const std::string& word, bool& k, bool
   v = word == "v" || word == "kv";
 }
 
+/// Our name of a composition, from ours or the official one.
+std::string pick_composition(const std::string& word) {
+  if (const Composition* found = find_composition(word)) return found->name;
+  std::vector<std::string> names;
+  for (const Composition& row : compositions()) names.push_back(row.name);
+  throw Error{ErrorKind::usage, fmt::format("--composition: unknown \"{}\"", word), fmt::format("choose one of {}", fmt::join(names, ", "))};
+}
+
+/// A flag that the method would ignore is a mistake that nobody would see in the result.
+void refuse_foreign_flags(const CalibrateFlags& f) {
+  struct Rule {
+    const char* flag;
+    bool given;
+    std::vector<std::string> methods;
+  };
+  const Rule rules[] = {{"--composition", f.composition.has_value(), {"oscar"}},
+                        {"--target-k", f.target_k.has_value(), {"oscar"}},
+                        {"--target-v", f.target_v.has_value(), {"oscar"}},
+                        {"--sign-search", f.sign_search.has_value(), {"oscar"}},
+                        {"--hadamard-order", f.hadamard_order.has_value(), {"saw-int4"}},
+                        {"--hadamard", f.hadamard.has_value(), {"saw-int4"}},
+                        {"--random-signs", f.random_signs, {"saw-int4", "quarot"}}};
+  for (const Rule& rule : rules)
+    if (rule.given && std::find(rule.methods.begin(), rule.methods.end(), f.method) == rule.methods.end())
+      throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", rule.flag, f.method),
+                  fmt::format("it belongs to {}", fmt::join(rule.methods, " and "))};
+}
+
 }  // namespace
 
 void add_flags(CLI::App& app, CalibrateFlags& f) {
@@ -142,6 +174,7 @@ Options resolve_options(const CalibrateFlags& f) {
   Options options;
   options.method = f.method;
   find_method(f.method).set_defaults(options);
+  refuse_foreign_flags(f);
   options.seed = f.seed;
   apply_coder(f, options.k);
   apply_coder(f, options.v);
@@ -158,10 +191,7 @@ Options resolve_options(const CalibrateFlags& f) {
   if (f.recent_tokens) options.windows.recent_tokens = *f.recent_tokens;
   if (!f.exact_layers.empty()) options.exact_layers = parse_int_list(f.exact_layers, "--exact-layers");
   if (f.share) options.scope = pick("--share", *f.share, {Scope::kv_head, Scope::layer});
-  if (f.composition) {
-    const Composition* composition = find_composition(*f.composition);
-    options.composition = composition ? composition->name : *f.composition;  // the method reports an unknown one
-  }
+  if (f.composition) options.composition = pick_composition(*f.composition);
   if (f.target_k) options.k.target = pick_target("--target-k", *f.target_k, {Moment::query, Moment::scored_query, Moment::key});
   if (f.target_v) options.v.target = pick_target("--target-v", *f.target_v, {Moment::scored_value, Moment::sst, Moment::value});
   if (f.sign_search) options.sign_search = *f.sign_search;

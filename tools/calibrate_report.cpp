@@ -68,6 +68,13 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n", artifact.windows.sink_tokens,
                       artifact.windows.recent_tokens, context);
   text += "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, centre (c) and clip.\n";
+  const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
+    const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
+    return uniform && uniform->group_size == dim && plan.rotation.recipe.ends_with("P");
+  };
+  const LayerPlan& first = artifact.layers.front();
+  if (permutes_for_nothing(first.k, first.geometry.head_dim))
+    text += "P changes nothing here: one group is a whole row, and order inside a group does not matter.\n";
   return text;
 }
 

@@ -19,11 +19,7 @@ constexpr int kGroupSize = 64;
 
 const Composition& composition_of(const Options& options) {
   const Composition* found = find_composition(options.composition);
-  if (!found) {
-    std::string names;
-    for (const Composition& row : compositions()) names += (names.empty() ? "" : ", ") + row.name;
-    throw Error{ErrorKind::usage, fmt::format("--composition: unknown \"{}\"", options.composition), "choose one of " + names};
-  }
+  if (!found) throw Error{ErrorKind::usage, fmt::format("unknown composition \"{}\"", options.composition)};
   return *found;
 }
 

@@ -15,20 +15,21 @@ namespace {
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// sum_t w_t e_t M e_t^T; e is [n, D] and is overwritten when there is no metric.
-double quadratic_sum(const std::vector<float>& e, const std::vector<float>& metric, const std::vector<float>& weights, int dim) {
+/// Rows times the metric, [n, D].
+std::vector<float> times_metric(const std::vector<float>& rows, const std::vector<float>& metric, int dim) {
+  if (metric.empty()) return rows;
+  std::vector<float> product(rows.size());
+  blas::gemm_nn(static_cast<std::int64_t>(rows.size()) / dim, dim, dim, rows.data(), dim, metric.data(), dim, false, product.data(), dim);
+  return product;
+}
+
+/// sum_t w_t a_t . b_t
+double weighted_dot(const std::vector<float>& a, const std::vector<float>& b, const std::vector<float>& weights, int dim) {
   const auto d = static_cast<std::size_t>(dim);
-  const std::size_t n = e.size() / d;
-  std::vector<float> product;
-  if (!metric.empty()) {
-    product.resize(e.size());
-    blas::gemm_nn(static_cast<std::int64_t>(n), dim, dim, e.data(), dim, metric.data(), dim, false, product.data(), dim);
-  }
-  const std::vector<float>& other = metric.empty() ? e : product;
   double total = 0.0;
-  for (std::size_t t = 0; t < n; ++t) {
+  for (std::size_t t = 0; t < a.size() / d; ++t) {
     float row = 0.0f;
-    for (std::size_t j = 0; j < d; ++j) row += e[t * d + j] * other[t * d + j];
+    for (std::size_t j = 0; j < d; ++j) row += a[t * d + j] * b[t * d + j];
     total += double{row} * (weights.empty() ? 1.0 : double{weights[t]});
   }
   return total;
@@ -49,7 +50,7 @@ std::vector<float> coding_error(const RotatedData& data, const Coder& coder, dou
 
 RotatedData rotate(const FitData& data, std::span<const double> rotation, std::span<const float> center) {
   const auto d = static_cast<std::size_t>(data.dim);
-  RotatedData out{data.dim, data.rows, {data.metric.begin(), data.metric.end()}, data.weights};
+  RotatedData out{data.dim, data.rows, {data.metric.begin(), data.metric.end()}, data.weights, 1.0};
   if (!center.empty())
     for (std::size_t i = 0; i < out.rows.size(); ++i) out.rows[i] -= center[i % d];
   if (rotation.empty()) return out;
@@ -65,10 +66,21 @@ RotatedData rotate(const FitData& data, std::span<const double> rotation, std::s
 }
 
 double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  return quadratic_sum(coding_error(data, coder, clip_ratio), data.metric, data.weights, data.dim);
+  const std::vector<float> e = coding_error(data, coder, clip_ratio);
+  return weighted_dot(e, times_metric(e, data.metric, data.dim), data.weights, data.dim);
 }
 
-double energy(const RotatedData& data) { return quadratic_sum(data.rows, data.metric, data.weights, data.dim); }
+double energy(const RotatedData& data) {
+  return weighted_dot(data.rows, times_metric(data.rows, data.metric, data.dim), data.weights, data.dim);
+}
+
+double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
+  const std::vector<float> e = coding_error(data, coder, clip_ratio);
+  const std::vector<float> product = times_metric(e, data.metric, data.dim);
+  const double total = weighted_dot(e, product, data.weights, data.dim);
+  const double along = weighted_dot(data.rows, product, data.weights, data.dim), length = energy(data);
+  return length > 0.0 ? total + (data.shrink_weight - 1.0) * along * along / length : total;
+}
 
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
   MomentSum sum(data.dim);
@@ -89,7 +101,7 @@ ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& c
     if (std::find(tried.begin(), tried.end(), index) != tried.end()) continue;
     tried.push_back(index);
     double cost = 0.0;
-    for (const RotatedData& data : heads) cost += coding_cost(data, coder, ratio);
+    for (const RotatedData& data : heads) cost += clip_cost(data, coder, ratio);
     if (percent == 100 || cost < best.cost) best = {ratio, cost};
   }
   return best;

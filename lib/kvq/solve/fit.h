@@ -24,6 +24,7 @@ struct RotatedData {
   std::vector<float> rows = {};     ///< [n, D]
   std::vector<float> metric = {};   ///< [D, D] R^T M R or empty
   std::vector<float> weights = {};  ///< [n] or empty
+  double shrink_weight = 1.0;       ///< how much the part of an error along the row itself counts, see clip_cost()
 };
 /// @param rotation  [D, D] double, row-major; empty for the identity
 /// @param center    [D] or empty
@@ -37,11 +38,16 @@ double energy(const RotatedData& data);
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
 
+/// What the clip search minimises. Clipping makes rows shorter, all of them alike: write e_t = -a x_t + r_t with one a for all
+/// rows (least squares under the metric). The errors r_t of different tokens are independent and average out in an output
+/// that looks at many tokens; -a x_t does not. So the cost is sum w r M r^T + shrink_weight * a^2 sum w x M x^T.
+double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
+
 struct ClipChoice {
   double ratio = 1.0;
   double cost = 0.0;
 };
-/// The clip ratio of smallest cost on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go to the larger ratio.
+/// The clip ratio of smallest clip_cost() on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go to the larger ratio.
 ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& coder);
 
 }  // namespace kvq

@@ -51,7 +51,7 @@ RotationRow report_row(const FitData& data, std::span<const double> target, cons
       row.importance_spread = std::max(row.importance_spread, std::abs(diagonal[j] - mean) / mean);
   }
   const UniformCoder int2{.bits = 2, .group_size = group_size, .scale_type = ScaleType::fp32};
-  RotatedData unweighted{rotated.dim, rotated.rows, {}, {}};
+  const RotatedData unweighted{.dim = rotated.dim, .rows = rotated.rows};
   row.error_trace = coding_cost(unweighted, int2, 1.0) / static_cast<double>(data.count());
   return row;
 }

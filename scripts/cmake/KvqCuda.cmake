@@ -1,0 +1,17 @@
+# KVQ_CUDA AUTO takes nvcc if it is there, ON insists, OFF never looks. KVQ_HAVE_CUDA says what came of it: targets that hold
+# CUDA sources are added only then, and everything else builds and passes without it.
+set(KVQ_HAVE_CUDA OFF)
+if(NOT KVQ_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80)
+    endif()
+    enable_language(CUDA)
+    set(KVQ_HAVE_CUDA ON)
+  elseif(KVQ_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "kvq: KVQ_CUDA=ON, but there is no nvcc. Install the CUDA Toolkit or configure with KVQ_CUDA=AUTO.")
+  endif()
+endif()
+message(STATUS "kvq: CUDA parts ${KVQ_HAVE_CUDA}")

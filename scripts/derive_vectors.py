@@ -1,0 +1,420 @@
+#!/usr/bin/env python3
+"""Derives formats/vectors.json from the text of formats/packing.md, in exact rational arithmetic.
+
+A third writing of the specification, beside the C++ codec and scripts/kvq_py: slow, without numpy, and with nothing in
+common with them. Every step is computed exactly with `fractions` and then rounded once, to nearest even, which is what
+an IEEE operation is. Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
+
+    derive_vectors.py           writes formats/vectors.json
+    derive_vectors.py --check   compares, exit code 6 if the file says something else
+"""
+
+import argparse
+import json
+import math
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from vector_cases import CASES
+
+VECTORS = Path(__file__).resolve().parent.parent / "formats" / "vectors.json"
+EXIT_DONE, EXIT_CHECK_FAILED = 0, 6
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format; the smallest quantum is 2^(min_exponent - precision + 1)."""
+
+    precision: int  # bits of the significand, the hidden one included
+    min_exponent: int
+    max_exponent: int
+    storage_bytes: int
+
+    @property
+    def largest(self) -> Fraction:
+        return (2 - Fraction(2) ** (1 - self.precision)) * Fraction(2) ** self.max_exponent
+
+
+BINARY64 = Format(53, -1022, 1023, 8)
+BINARY32 = Format(24, -126, 127, 4)
+SCALE_TYPES = {"fp32": BINARY32, "fp16": Format(11, -14, 15, 2), "bf16": Format(8, -126, 127, 2)}
+
+
+@dataclass(frozen=True)
+class Real:
+    """A datum of any format: a sign (zeros have one too) and an exact magnitude, None for infinity."""
+
+    negative: bool
+    magnitude: Fraction | None
+
+    @staticmethod
+    def of(value) -> "Real":
+        return Real(value < 0, abs(Fraction(value)))
+
+    @property
+    def exact(self) -> Fraction:
+        return -self.magnitude if self.negative else self.magnitude
+
+    @property
+    def is_zero(self) -> bool:
+        return self.magnitude == 0
+
+    @property
+    def is_infinite(self) -> bool:
+        return self.magnitude is None
+
+    def __neg__(self) -> "Real":
+        return Real(not self.negative, self.magnitude)
+
+    def __abs__(self) -> "Real":
+        return Real(False, self.magnitude)
+
+    def __lt__(self, other: "Real") -> bool:
+        if self.is_infinite or other.is_infinite:
+            return self.order() < other.order()
+        return self.exact < other.exact
+
+    def order(self) -> int:
+        """-1, 0 or 1: where a datum stands when infinities take part."""
+        return (-1 if self.negative else 1) if self.is_infinite else 0
+
+
+ZERO = Real(False, Fraction(0))
+HALF = Real.of(Fraction(1, 2))
+
+
+def floor_log2(value: Fraction) -> int:
+    """Largest e with 2^e <= value, value > 0."""
+    e = value.numerator.bit_length() - value.denominator.bit_length()
+    return e if Fraction(2) ** e <= value else e - 1
+
+
+def nearest_even(value: Fraction) -> int:
+    """Nearest integer of a value >= 0; ties go to the even one."""
+    below = value.numerator // value.denominator
+    rest = value - below
+    return below + (rest > HALF.magnitude or (rest == HALF.magnitude and below % 2 == 1))
+
+
+def rounded(value: Real, target: Format = BINARY32) -> Real:
+    """One rounding of an exact result, as IEEE 754 does it: subnormals kept, overflow to infinity, sign kept."""
+    if value.is_infinite or value.is_zero:
+        return value
+    exponent = max(floor_log2(value.magnitude), target.min_exponent)
+    quantum = Fraction(2) ** (exponent - target.precision + 1)
+    magnitude = nearest_even(value.magnitude / quantum) * quantum
+    return Real(value.negative, magnitude if magnitude <= target.largest else None)
+
+
+# The binary32 operations. Infinities appear only where packing.md lets something overflow; NaN cannot appear.
+
+def add(a: Real, b: Real) -> Real:
+    if a.is_infinite or b.is_infinite:
+        assert not (a.is_infinite and b.is_infinite and a.negative != b.negative), "inf - inf"
+        return a if a.is_infinite else b
+    total = a.exact + b.exact
+    if total == 0:
+        return Real(a.negative and b.negative, Fraction(0))  # x + (-x) = +0; only -0 + -0 = -0
+    return rounded(Real.of(total))
+
+
+def subtract(a: Real, b: Real) -> Real:
+    return add(a, -b)
+
+
+def multiply(a: Real, b: Real) -> Real:
+    negative = a.negative != b.negative
+    if a.is_infinite or b.is_infinite:
+        assert not (a.is_zero or b.is_zero), "0 * inf"
+        return Real(negative, None)
+    return rounded(Real(negative, a.magnitude * b.magnitude))
+
+
+def divide(a: Real, b: Real) -> Real:
+    assert not b.is_zero and not b.is_infinite, "packing.md divides by finite numbers only"
+    negative = a.negative != b.negative
+    return Real(negative, None) if a.is_infinite else rounded(Real(negative, a.magnitude / b.magnitude))
+
+
+def square_root(a: Real) -> Real:
+    """Correctly rounded. 160 bits of the root and one sticky bit below decide the rounding."""
+    if a.is_infinite or a.is_zero:
+        return a
+    shift = 160 - floor_log2(a.magnitude) // 2
+    scaled = a.magnitude * Fraction(4) ** shift
+    root = math.isqrt(scaled.numerator // scaled.denominator)
+    sticky = Fraction(0) if root * root == scaled else Fraction(1, 2)
+    return rounded(Real(False, (root + sticky) / Fraction(2) ** shift))
+
+
+def floor(a: Real) -> Real:
+    if a.is_infinite or a.is_zero:
+        return a
+    whole = a.exact.numerator // a.exact.denominator
+    return Real(a.negative, Fraction(abs(whole)))
+
+
+# Bit patterns
+
+def pattern(value: Real, target: Format = BINARY32) -> int:
+    """Bits of a datum that `target` represents exactly."""
+    fraction_bits = target.precision - 1
+    sign = int(value.negative) << (8 * target.storage_bytes - 1)
+    infinity = (target.max_exponent - target.min_exponent + 2) << fraction_bits
+    if value.is_infinite:
+        return sign | infinity
+    if value.is_zero:
+        return sign
+    exponent = max(floor_log2(value.magnitude), target.min_exponent)
+    units = value.magnitude / Fraction(2) ** (exponent - fraction_bits)
+    assert units.denominator == 1, "not a number of this format"
+    # A subnormal has no hidden bit, so it lands in biased exponent 0 by itself.
+    return sign | ((exponent - target.min_exponent) << fraction_bits) + units.numerator
+
+
+def hex_pattern(value: Real, target: Format = BINARY32) -> str:
+    return f"{pattern(value, target):0{2 * target.storage_bytes}x}"
+
+
+def from_decimal(text: str) -> Real:
+    """The binary32 nearest to a decimal or a C hexadecimal float."""
+    negative = text.startswith("-")
+    digits = text.lstrip("+-")
+    magnitude = Fraction(float.fromhex(digits)) if digits.startswith("0x") else Fraction(digits)
+    value = rounded(Real(negative, magnitude))
+    assert not value.is_infinite, f"{text}: inputs are finite"
+    return value
+
+
+def shortest_decimal(value: Real) -> str:
+    """Shortest decimal that rounds to the same binary32."""
+    sign = "-" if value.negative else ""
+    if value.is_zero:
+        return f"{sign}0"
+    for digits in range(1, 10):
+        text = f"{float(value.magnitude):.{digits - 1}e}"  # a binary32 is exact in Python's binary64
+        if rounded(Real(False, Fraction(text))) == abs(value):
+            plain = repr(float(text))
+            return sign + (plain.removesuffix(".0"))
+    raise AssertionError("nine digits always suffice")
+
+
+STEPS = {b: from_decimal(text) for b, text in enumerate(
+    "1.5957691 0.9956867 0.58601946 0.3352006 0.18813878 0.10406301 0.056867674 0.030762387".split(), start=1)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One coded group: codes, scale, the affine second number (None for symmetric), decoded channels."""
+
+    codes: list[int]
+    scale: Real
+    zero: Real | None
+    decoded: list[Real]
+
+
+class Spec:
+    """packing.md, paragraph by paragraph. Tests override methods to prove that the vectors notice a misreading."""
+
+    # Arithmetic
+
+    def to_scale_type(self, value: Real, scale_type: str) -> Real:
+        """R(y)"""
+        target = SCALE_TYPES[scale_type]
+        result = rounded(value, target)
+        return Real(result.negative, target.largest) if result.is_infinite else result
+
+    def tree(self, values: list[Real]) -> Real:
+        """Neighbours are added until one number is left, zeros pad to a power of two."""
+        padded = values + [ZERO] * ((1 << (len(values) - 1).bit_length()) - len(values))
+        while len(padded) > 1:
+            padded = [add(padded[i], padded[i + 1]) for i in range(0, len(padded), 2)]
+        return padded[0]
+
+    def divide(self, a: Real, b: Real) -> Real:
+        return divide(a, b)
+
+    def multiply_add(self, a: Real, b: Real, c: Real) -> Real:
+        return add(multiply(a, b), c)
+
+    # Clip
+
+    def clip_index(self, size: int, ratio: float) -> int:
+        product = rounded(Real.of(Fraction(ratio) * size), BINARY64)
+        return min(math.floor(product.exact), size - 1)
+
+    def clip(self, row: list[Real], group_size: int, ratio: float) -> list[Real]:
+        if ratio == 1:
+            return row
+        return self.clip_at_quantile(row, ratio)
+
+    def clip_at_quantile(self, row: list[Real], ratio: float) -> list[Real]:
+        threshold = sorted(map(abs, row))[self.clip_index(len(row), ratio)]
+        return [self.smaller(self.larger(x, -threshold), threshold) for x in row]
+
+    @staticmethod
+    def smaller(a: Real, b: Real) -> Real:
+        return b if b < a else a
+
+    @staticmethod
+    def larger(a: Real, b: Real) -> Real:
+        return b if a < b else a
+
+    # (a) Affine codes
+
+    def affine_scale(self, x: list[Real], n: Real) -> Real:
+        span = subtract(max(x), min(x))
+        span = ZERO if span.is_zero else span
+        if span.is_infinite:
+            span = Real(False, BINARY32.largest)
+        return divide(span, n)
+
+    def scale_for_codes(self, unrounded: Real, stored: Real) -> Real:
+        """Codes are derived from the numbers as stored."""
+        return stored
+
+    def stored_minimum(self, x: list[Real], scale_type: str) -> Real:
+        minimum = self.to_scale_type(min(x), scale_type)
+        return ZERO if minimum.is_zero else minimum
+
+    def clamp(self, value: Real, top: int) -> int:
+        if value < ZERO:
+            return 0
+        return top if not value < Real.of(top) else int(value.exact)
+
+    def affine(self, x: list[Real], bits: int, zero: str, scale_type: str) -> Group:
+        top = 2**bits - 1
+        unrounded = self.affine_scale(x, Real.of(top))
+        scale = self.to_scale_type(unrounded, scale_type)
+        if scale.is_zero:
+            minimum = self.stored_minimum(x, scale_type) if zero == "float" else ZERO
+            return Group([0] * len(x), scale, minimum, [minimum] * len(x))
+        divisor = self.scale_for_codes(unrounded, scale)
+        return (self.float_zero if zero == "float" else self.integer_zero)(x, top, scale, divisor, scale_type)
+
+    def float_zero(self, x, top, scale, divisor, scale_type) -> Group:
+        minimum = self.stored_minimum(x, scale_type)
+        codes = [self.clamp(floor(add(self.divide(subtract(v, minimum), divisor), HALF)), top) for v in x]
+        return Group(codes, scale, minimum, [self.multiply_add(Real.of(c), scale, minimum) for c in codes])
+
+    def integer_zero(self, x, top, scale, divisor, scale_type) -> Group:
+        zero = self.to_scale_type(floor(add(self.divide(-min(x), divisor), HALF)), scale_type)
+        codes = [self.clamp(add(floor(add(self.divide(v, divisor), HALF)), zero), top) for v in x]
+        return Group(codes, scale, zero, [multiply(subtract(Real.of(c), zero), scale) for c in codes])
+
+    # (b) Symmetric codes
+
+    def symmetric_code(self, x: Real, scale: Real, bits: int) -> int:
+        return self.clamp(add(floor(self.divide(x, scale)), Real.of(2 ** (bits - 1))), 2**bits - 1)
+
+    def symmetric(self, x: list[Real], bits: int, rule: str, scale_type: str) -> Group:
+        unrounded = self.first_step(x, bits, rule)
+        step = self.to_scale_type(unrounded, scale_type)
+        if step.is_zero:  # also when E is 0
+            codes, scale = [2 ** (bits - 1)] * len(x), step
+        else:
+            divisor = self.scale_for_codes(unrounded, step)
+            codes = [self.symmetric_code(v, divisor, bits) for v in x]
+            scale = step if rule == "absmax" else self.refit(x, codes, bits, rule, scale_type)
+        levels = [self.level(c, bits) for c in codes]
+        return Group(codes, scale, None, [multiply(scale, multiply(level, HALF)) for level in levels])
+
+    def level(self, code: int, bits: int) -> Real:
+        return Real.of(2 * code - 2**bits + 1)
+
+    def energy(self, x: list[Real]) -> Real:
+        return self.tree([multiply(v, v) for v in x])
+
+    def first_step(self, x: list[Real], bits: int, rule: str) -> Real:
+        """The scale of absmax, or d of the two refitted rules, before R."""
+        if rule == "absmax":
+            return divide(multiply(Real.of(2), max(map(abs, x))), Real.of(2**bits - 1))
+        mean_square = divide(self.energy(x), Real.of(len(x)))
+        return multiply(STEPS[bits], square_root(mean_square))
+
+    def refit(self, x: list[Real], codes: list[int], bits: int, rule: str, scale_type: str) -> Real:
+        levels = [self.level(c, bits) for c in codes]
+        norm = rounded(Real.of(sum(int(level.exact) ** 2 for level in levels)))
+        if rule == "least_squares":
+            product = self.tree([multiply(v, level) for v, level in zip(x, levels)])
+            return self.to_scale_type(divide(multiply(Real.of(2), product), norm), scale_type)
+        ratio = divide(multiply(Real.of(4), self.energy(x)), norm)
+        return self.to_scale_type(square_root(ratio), scale_type)
+
+    # Rows and bytes
+
+    def encode_groups(self, row: list[Real], case: dict) -> list[Group]:
+        size = case["group_size"]
+        if case["coder"] == "affine":
+            row = self.clip(row, size, case["clip_ratio"])
+        groups = [row[i:i + size] for i in range(0, len(row), size)]
+        if case["coder"] == "affine":
+            return [self.affine(g, case["bits"], case["zero"], case["scale_type"]) for g in groups]
+        return [self.symmetric(g, case["bits"], case["scale_rule"], case["scale_type"]) for g in groups]
+
+    def pack_codes(self, codes: list[int], bits: int) -> bytes:
+        stream = sum(code << (j * bits) for j, code in enumerate(codes))
+        return stream.to_bytes((len(codes) * bits + 7) // 8, "little")
+
+    def derive(self, case: dict) -> dict:
+        """What vectors.md describes for one case."""
+        row = [from_decimal(text) for text in case["x"]]
+        given = {**case, "x": [shortest_decimal(x) for x in row], "x_bits": [hex_pattern(x) for x in row]}
+        return given | (self.derive_exact(row) if case["coder"] == "exact" else self.derive_coded(row, case))
+
+    def derive_exact(self, row: list[Real]) -> dict:
+        stored = [self.to_scale_type(x, "bf16") for x in row]
+        return {"codes": [], "scales": [], "zeros": [],
+                "bytes": b"".join(struct.pack("<H", pattern(x, SCALE_TYPES["bf16"])) for x in stored).hex(),
+                "decoded_bits": [hex_pattern(x) for x in stored]}
+
+    def derive_coded(self, row: list[Real], case: dict) -> dict:
+        groups = self.encode_groups(row, case)
+        target = SCALE_TYPES[case["scale_type"]]
+        codes = [c for g in groups for c in g.codes]
+        scales = [pattern(g.scale, target) for g in groups]
+        zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
+        numbers = b"".join(n.to_bytes(target.storage_bytes, "little") for n in scales + zeros)
+        digits = 2 * target.storage_bytes
+        return {"codes": codes, "scales": [f"{n:0{digits}x}" for n in scales],
+                "zeros": [f"{n:0{digits}x}" for n in zeros],
+                "bytes": (self.pack_codes(codes, case["bits"]) + numbers).hex(),
+                "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded]}
+
+
+def vectors_text(spec: Spec = Spec()) -> str:
+    """The whole file, one vector a line."""
+    lines = ",\n".join(json.dumps(spec.derive(case)) for case in CASES)
+    return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; compare with the file that is there")
+    args = parser.parse_args()
+    text = vectors_text()
+    if not args.check:
+        write_atomically(VECTORS, text)
+        print(f"wrote {VECTORS}: {len(CASES)} vectors", file=sys.stderr)
+    elif text != VECTORS.read_text():
+        print(f"derive_vectors.py: error: {VECTORS} differs from what packing.md and vector_cases.py give",
+              file=sys.stderr)
+        return EXIT_CHECK_FAILED
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

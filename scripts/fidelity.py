@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Perplexity of the sample model under many recipes: calibrates each with kvq-calibrate, measures with perplexity.py.
+
+Dumps the model on one text (three windows of 4096 tokens), collects statistics once, lets kvq-calibrate decide every recipe
+from them, and measures each artifact on another text (six windows). K and V are coded at every position, unless the row
+says windows. With --artifacts FOLDER the artifacts are kept there and found there again: calibrate on one machine,
+measure on another that has a GPU. `reference` is an independent PyTorch implementation's figure (affine scales and minima unrounded), where
+there is one. Needs torch; minutes on a CPU.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+SCRIPTS = pathlib.Path(__file__).resolve().parent
+UH128 = ["--composition", "uh", "--group-size", "128"]
+NO_CLIP = ["--clip", "none"]
+OSCAR_CLIP = ["--clip-k", "0.96", "--clip-v", "0.92"]
+SYMMETRIC = ["--coder", "symmetric"]
+CENTERED = [*SYMMETRIC, "--center", "kv"]
+WINDOWS = ["--sink-tokens", "64", "--recent-tokens", "256"]
+
+# name, reference perplexity or None, flags of kvq-calibrate (no windows unless given)
+ROWS = [
+    ("exact", 22.38, ["--method", "plain", "--bits", "16"]),
+    ("affine min-max, group 128", 40.69, ["--method", "plain"]),
+    ("Hadamard, group 128", None, ["--method", "quarot"]),
+    ("Hadamard, group 128, fp32 scales", 33.88, ["--method", "quarot", "--scale-type", "fp32"]),
+    ("Hadamard, group 64", 30.56, ["--method", "quarot", "--group-size", "64"]),
+    ("Hadamard, group 32", 28.15, ["--method", "quarot", "--group-size", "32"]),
+    ("OSCAR U H, group 128", 32.56, [*UH128, *NO_CLIP]),
+    ("OSCAR U H P, group 64, exact C_S", 29.63, NO_CLIP),
+    ("OSCAR U H P, group 64, sst", 29.67, [*NO_CLIP, "--target-v", "sst"]),
+    ("OSCAR U H P, group 64, K^T K and V^T V", 29.07, [*NO_CLIP, "--target-k", "key", "--target-v", "value"]),
+    ("OSCAR U H P, group 64, C_SQ", None, [*NO_CLIP, "--target-k", "scored_query"]),
+    ("OSCAR U H P, group 64, shared by heads", 29.58, [*NO_CLIP, "--share", "layer"]),
+    ("OSCAR U H P, group 64, sign search 32", None, [*NO_CLIP, "--sign-search", "32"]),
+    ("OSCAR U H, group 128, clip 0.96/0.92", 27.97, [*UH128, *OSCAR_CLIP]),
+    ("OSCAR U H, group 128, clip searched", None, UH128),
+    ("OSCAR U H P, group 64, clip 0.96/0.92", 26.96, OSCAR_CLIP),
+    ("OSCAR U H P, group 64, clip searched", None, []),
+    ("Hadamard, symmetric, norm kept", None, ["--method", "quarot", *SYMMETRIC]),
+    ("the same, centred", 25.39, ["--method", "quarot", *CENTERED]),
+    ("the same with U H", 25.35, [*UH128, *CENTERED]),
+    ("3 bits: Hadamard, affine", 23.75, ["--method", "quarot", "--bits", "3"]),
+    ("3 bits: Hadamard, symmetric, centred", 23.1, ["--method", "quarot", *CENTERED, "--bits", "3"]),
+    ("4 bits: Hadamard, affine", 22.67, ["--method", "quarot", "--bits", "4"]),
+    ("4 bits: Hadamard, symmetric, centred", 22.58, ["--method", "quarot", *CENTERED, "--bits", "4"]),
+    ("windows: Hadamard, group 128", 23.06, ["--method", "quarot", *WINDOWS]),
+    ("windows: OSCAR group 128, clip 0.96/0.92", 22.62, [*UH128, *OSCAR_CLIP, *WINDOWS]),
+    ("windows: OSCAR group 64, clip 0.96/0.92", 22.57, [*OSCAR_CLIP, *WINDOWS]),
+    ("windows: OSCAR group 64, clip searched", None, WINDOWS),
+    ("windows: Hadamard, symmetric, centred", 22.63, ["--method", "quarot", *CENTERED, *WINDOWS]),
+]
+
+
+def run(command):
+    process = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"fidelity.py: error: {command[0]} ended with {process.returncode}: {process.stderr.strip()}")
+    return process.stdout
+
+
+class Calibration:
+    """Makes artifacts: dump and statistics when the first one is needed, then one decision each."""
+
+    def __init__(self, args, scratch):
+        self.args, self.scratch = args, scratch
+        self.stats = args.stats or scratch / "stats.safetensors"
+        self.folder = args.artifacts or scratch
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def artifact(self, label, flags):
+        path = self.folder / (re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") + ".safetensors")
+        if not path.exists():
+            self.collect()
+            windows = [] if "--sink-tokens" in flags else ["--sink-tokens", "0", "--recent-tokens", "0"]
+            run([self.args.bin / "kvq-calibrate", "--stats", self.stats, "--output", path, "--quiet", *windows, *flags])
+        return path
+
+    def collect(self):
+        if self.stats.exists():
+            return
+        if not self.args.calibration_text:
+            sys.exit("fidelity.py: error: --calibration-text is needed to make artifacts")
+        dump = self.scratch / "dump.h5"
+        run([sys.executable, SCRIPTS / "dump_qkv.py", self.args.model, "--text", self.args.calibration_text, "--windows", "3",
+             "--sequence-length", "4096", "--dtype", "float32", "--output", dump, "--quiet"])
+        run([self.args.bin / "kvq-calibrate", "--model", dump, "--collect", "all", "--stats", self.stats, "--output",
+             self.scratch / "unused.safetensors", "--quiet"])
+
+
+def perplexity(args, artifact):
+    """Six windows of the evaluation text."""
+    text = run([sys.executable, SCRIPTS / "perplexity.py", args.model, "--text", args.evaluation_text, "--num-windows", "6",
+                "--device", args.device, "--artifact", artifact, "--json"])
+    return json.loads(text)["perplexity"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=SCRIPTS.parent / "sample_data/model", help="model folder [sample_data/model]")
+    parser.add_argument("--calibration-text", help="text to calibrate on, where artifacts have to be made")
+    parser.add_argument("--evaluation-text", help="text to measure on")
+    parser.add_argument("--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools")
+    parser.add_argument("--stats", type=pathlib.Path, help="keep the collected statistics here, or read them if they exist")
+    parser.add_argument("--artifacts", type=pathlib.Path, help="keep the artifacts in this folder, and take them from there if they exist")
+    parser.add_argument("--no-measure", action="store_true", help="only calibrate (with --artifacts)")
+    parser.add_argument("--device", default="cpu", help="PyTorch device of the measurement [cpu]")
+    parser.add_argument("--jobs", type=int, default=1, help="measurements at the same time [1]")
+    parser.add_argument("--only", metavar="REGEX", help="only rows whose name matches")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    args = parser.parse_args()
+    if args.no_measure and not args.artifacts or not args.no_measure and not args.evaluation_text:
+        parser.error("--evaluation-text is needed to measure, or --no-measure with --artifacts FOLDER to calibrate only")
+
+    rows = [row for row in ROWS if re.search(args.only or "", row[0])]
+    results = []
+    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        calibration = Calibration(args, pathlib.Path(name))
+        artifacts = [calibration.artifact(label, flags) for label, _, flags in rows]
+        if args.no_measure:
+            return 0
+        for (label, reference, flags), measured in zip(rows, pool.map(lambda path: perplexity(args, path), artifacts)):
+            results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": measured})
+            if not args.json:
+                note = "" if reference is None else f"   reference {reference:5.2f} ({measured / reference - 1:+.1%})"
+                print(f"{label:<42} {measured:6.2f}{note}", flush=True)
+    if args.json:
+        print(json.dumps(results, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

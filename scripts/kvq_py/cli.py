@@ -1,0 +1,39 @@
+"""What the command lines of the scripts share: wrong flags and errors end in one line and a fixed exit code."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from .errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, ScriptError, unsupported
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, program: str, description: str, epilog: str):
+        super().__init__(prog=program, description=description, epilog=epilog,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str):
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\nhint: see {self.prog} --help\n")
+
+
+def run_script(program: str, main: Callable[[], int | None]) -> int:
+    """Runs `main` and turns what it raises into one line on stderr and an exit code. A bug keeps its traceback."""
+    try:
+        return main() or EXIT_DONE
+    except ScriptError as error:
+        return _report(program, error)
+    except ModuleNotFoundError as error:
+        return _report(program, unsupported(f"Python package '{error.name}' is missing", f"pip install {error.name}"))
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away; Python would complain while closing stdout
+        return EXIT_DONE
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _report(program: str, error: ScriptError) -> int:
+    print(f"{program}: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,221 @@
+"""Attention over keys and values as the codes of an artifact give them back, for models of Hugging Face transformers.
+
+Inside the windows of the artifact a token is exact. What is recent depends on who looks: query i sees exact keys and
+values for positions below `sink` and above i - `recent`, and decoded ones between. So each key exists twice, and a
+block of queries [a, b) meets four spans of keys:
+
+    0 ..... sink | ........ a - recent + 1 | .......... b - recent | ........ b
+       exact     |   decoded for all       |  depends on the query |   exact for all
+
+Everything is plain float32 arithmetic in blocks of queries; no part of the n x n logits outlives its block.
+Shapes: T tokens, Hq query heads, Hkv KV heads, D and Dv channels; one sequence at a time.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from .artifact import SidePlan
+from .errors import bad_input, unsupported
+from .torch_codec import fake_quantize
+
+NAME = "kvq_coded"
+QUERY_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Windows:
+    sink_tokens: int = 0
+    recent_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """k [Hkv, T, D], v [Hkv, T, Dv]"""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def span(self, begin: int, end: int) -> "KeysValues":
+        return KeysValues(self.k[:, begin:end], self.v[:, begin:end])
+
+
+@dataclass(frozen=True)
+class Span:
+    """Keys [begin, end) of a query block: exact, decoded, or one of both for each query."""
+
+    begin: int
+    end: int
+    kind: str
+
+
+def spans(first: int, last: int, windows: Windows) -> list[Span]:
+    """The spans that queries [first, last) meet, without empty ones."""
+    sink = min(windows.sink_tokens, last)
+    # With recent = 0 the third span would hold keys that lie behind every query of the block but its first.
+    mixed = last if windows.recent_tokens == 0 else min(max(first - windows.recent_tokens + 1, sink), last)
+    exact = min(max(last - windows.recent_tokens, mixed), last)
+    found = (Span(0, sink, "exact"), Span(sink, mixed, "decoded"), Span(mixed, exact, "mixed"),
+             Span(exact, last, "exact"))
+    return [span for span in found if span.begin < span.end]
+
+
+def attend(q: torch.Tensor, exact: KeysValues, decoded: KeysValues | None, scale: float, windows: Windows,
+           sliding_window: int = 0) -> torch.Tensor:
+    """Causal attention of one sequence.
+
+    q: [Hq, T, D]; decoded: None if everything is exact
+    returns [T, Hq, Dv]
+    """
+    heads, tokens, _ = q.shape
+    kv_heads = exact.k.shape[0]
+    grouped = q.reshape(kv_heads, heads // kv_heads, tokens, -1)
+    out = q.new_empty(tokens, heads, exact.v.shape[2])
+    for first in range(0, tokens, QUERY_BLOCK):
+        last = min(first + QUERY_BLOCK, tokens)
+        parts = [Span(0, last, "exact")] if decoded is None else spans(first, last, windows)
+        block = _Block(grouped[:, :, first:last], first, scale, windows.recent_tokens)
+        weights = block.weights(parts, exact, decoded, sliding_window)
+        out[first:last] = block.output(weights, parts, exact, decoded)
+    return out
+
+
+class _Block:
+    """Queries [first, first + n) of every head. `queries` is [Hkv, Hq / Hkv, n, D]."""
+
+    def __init__(self, queries: torch.Tensor, first: int, scale: float, recent_tokens: int):
+        self.kv_heads, self.group, self.count, _ = queries.shape
+        self.queries = queries.reshape(self.kv_heads, self.group * self.count, -1) * scale
+        self.index = torch.arange(first, first + self.count, device=queries.device)[:, None]
+        self.recent_tokens = recent_tokens
+
+    def is_recent(self, span: Span) -> torch.Tensor:
+        """[Hq / Hkv * n, keys]: whether the query has the key in its recent window."""
+        keys = torch.arange(span.begin, span.end, device=self.index.device)
+        return (keys > self.index - self.recent_tokens).repeat(self.group, 1)
+
+    def weights(self, parts: list[Span], exact: KeysValues, decoded: KeysValues | None,
+                sliding_window: int) -> torch.Tensor:
+        """Softmax, [Hkv, Hq / Hkv * n, keys]."""
+        logits = [self._logits(span, exact, decoded) for span in parts]
+        logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=2)
+        self._hide(logits, sliding_window)
+        return torch.softmax(logits, dim=2)
+
+    def _hide(self, logits: torch.Tensor, sliding_window: int) -> None:
+        """Masks what a query must not see: without a sliding window that is among the block's own keys."""
+        first, end = int(self.index[0]), logits.shape[2]
+        begin = 0 if sliding_window else first
+        keys = torch.arange(begin, end, device=logits.device)
+        hidden = keys > self.index
+        if sliding_window:
+            hidden |= keys <= self.index - sliding_window
+        by_query = logits.view(self.kv_heads, self.group, self.count, end)
+        by_query[..., begin:].masked_fill_(hidden, -torch.inf)
+
+    def _logits(self, span: Span, exact: KeysValues, decoded: KeysValues | None) -> torch.Tensor:
+        def product(source: KeysValues) -> torch.Tensor:
+            return self.queries @ source.span(span.begin, span.end).k.transpose(1, 2)
+
+        if span.kind == "mixed":
+            return torch.where(self.is_recent(span), product(exact), product(decoded))
+        return product(exact if span.kind == "exact" else decoded)
+
+    def output(self, weights: torch.Tensor, parts: list[Span], exact: KeysValues,
+               decoded: KeysValues | None) -> torch.Tensor:
+        """[n, Hq, Dv]"""
+        def product(span: Span, weight: torch.Tensor, source: KeysValues) -> torch.Tensor:
+            return weight @ source.span(span.begin, span.end).v
+
+        products = []
+        for span in parts:
+            weight = weights[:, :, span.begin:span.end]
+            if span.kind == "mixed":
+                recent = self.is_recent(span)
+                products += [product(span, weight * recent, exact), product(span, weight * ~recent, decoded)]
+            else:
+                products.append(product(span, weight, exact if span.kind == "exact" else decoded))
+        return sum(products[1:], start=products[0]).reshape(self.kv_heads * self.group, self.count, -1).transpose(0, 1)
+
+
+def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
+    """What the codes of x [Hkv, T, D] give back. Rotations are taken in binary64 and rounded once, as in the codec."""
+    return torch.stack([_reconstruct_head(plan, head, rows) for head, rows in enumerate(x)])
+
+
+def _reconstruct_head(plan: SidePlan, head: int, rows: torch.Tensor) -> torch.Tensor:
+    matrix = torch.from_numpy(plan.matrix(head)).to(rows.device)
+    center = plan.tensors.get("center")
+    if center is not None:
+        center = torch.from_numpy(center[plan.head_index(head)]).to(rows.device)
+        rows = rows - center
+    rotated = (rows.double() @ matrix).float()
+    restored = fake_quantize(rotated, plan.scheme_of(head)).double() @ matrix.T
+    return (restored if center is None else restored + center.double()).float()
+
+
+class CodedAttention:
+    """An attention function for transformers' AttentionInterface.
+
+    `plan_of(layer, side, kv_heads, dim)` gives the plan of "k" or "v" of a layer, or None for what stays exact.
+    """
+
+    def __init__(self, plan_of, windows: Windows):
+        self.plan_of = plan_of
+        self.windows = windows
+
+    def register(self) -> str:
+        """Makes transformers find this object; returns the name to load a model with."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, self)
+        return NAME
+
+    def __call__(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None,
+                 softcap=None, s_aux=None, **_):
+        """query [1, Hq, T, D], key and value [1, Hkv, T, D or Dv], after RoPE -> ([1, T, Hq, Dv], None)
+
+        There is no cache and no padding, so the mask is known: causal, within the sliding window if there is one.
+        """
+        if softcap is not None or s_aux is not None:
+            raise unsupported(f"layer {module.layer_idx}: soft-capped logits and learned sinks are not supported")
+        if len(query) != 1 or query.shape[2] != key.shape[2] or attention_mask is not None:
+            raise unsupported("expected one sequence without padding and without a cache")
+        exact = KeysValues(key[0], value[0])
+        k, v = (self._decoded(module.layer_idx, side, x) for side, x in (("k", exact.k), ("v", exact.v)))
+        decoded = None
+        if k is not None or v is not None:
+            decoded = KeysValues(exact.k if k is None else k, exact.v if v is None else v)
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        return attend(query[0], exact, decoded, scale, self.windows, sliding_window or 0)[None], None
+
+    def _decoded(self, layer: int, side: str, x: torch.Tensor) -> torch.Tensor | None:
+        plan = self.plan_of(layer, side, x.shape[0], x.shape[2])
+        return None if plan is None else reconstruct(plan, x)
+
+
+class ArtifactPlans:
+    """`plan_of` for CodedAttention: an artifact's plans, checked against the model when they are asked for."""
+
+    def __init__(self, artifact, sides: str = "kv", unrounded_metadata: bool = False):
+        for index, layer in artifact.layers.items():
+            if set(layer.sides) != {"k", "v"}:
+                raise unsupported(f"{artifact.file.name}: layer {index} has no values (mla_rope): not supported here")
+        self.artifact, self.sides, self.unrounded_metadata = artifact, sides, unrounded_metadata
+
+    def __call__(self, layer: int, side: str, kv_heads: int, dim: int) -> SidePlan | None:
+        entry = self.artifact.layers.get(layer)
+        if entry is None or side not in self.sides:
+            return None
+        plan = entry.sides[side]
+        if (entry.num_kv_heads, plan.dim) != (kv_heads, dim):
+            raise bad_input(f"{self.artifact.file.name}: layer {layer} {side}: the model has {kv_heads} KV heads of "
+                            f"{dim} channels, the artifact {entry.num_kv_heads} of {plan.dim}",
+                            "is it of another model?")
+        return unrounded(plan) if self.unrounded_metadata else plan
+
+
+def unrounded(plan: SidePlan) -> SidePlan:
+    """The plan with scales, minima and zero points in float32: rounding to that type changes nothing."""
+    return dataclasses.replace(plan, scheme=dataclasses.replace(plan.scheme, scale_type="fp32"))

@@ -1,0 +1,36 @@
+"""How the scripts fail: one exception, one line, and the exit codes that every kvq program shares."""
+
+EXIT_DONE = 0
+EXIT_USAGE = 2
+EXIT_INPUT = 3
+EXIT_NUMERICAL = 4
+EXIT_UNSUPPORTED = 5
+EXIT_CHECK_FAILED = 6
+EXIT_INTERRUPTED = 130
+
+
+class ScriptError(Exception):
+    """A fault the user can act on: an exit code, what was expected and found and where, perhaps what to do next."""
+
+    def __init__(self, exit_code: int, message: str, hint: str | None = None):
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.hint = hint
+
+
+def bad_input(message: str, hint: str | None = None) -> ScriptError:
+    return ScriptError(EXIT_INPUT, message, hint)
+
+
+def unsupported(message: str, hint: str | None = None) -> ScriptError:
+    return ScriptError(EXIT_UNSUPPORTED, message, hint)
+
+
+def usage(message: str, hint: str | None = None) -> ScriptError:
+    return ScriptError(EXIT_USAGE, message, hint)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of a foreign exception's text, for use inside a ScriptError message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,146 @@
+"""A strict reader of the safetensors container, on its own feet: it neither uses the safetensors package nor trusts it.
+
+Nothing in the file is believed before it is checked: the header's length, its JSON (duplicate keys too), dtypes,
+extents, and that the tensors cover the data without overlap and without holes.
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .errors import bad_input, unsupported
+
+LENGTH_BYTES = 8
+LARGEST_HEADER = 100_000_000
+DEEPEST_JSON = 64
+# bfloat16 is given as its bits: numpy has no such type.
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+          "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1"}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # offset in the data part
+    end: int
+
+
+class SafetensorsFile:
+    """Parsed bytes. `tensors` is in order of name, `metadata` maps strings to strings."""
+
+    def __init__(self, content: bytes, name: str):
+        self.name = name
+        header, self._data = _split(content, name)
+        self.metadata = _metadata(header.pop("__metadata__", {}), name)
+        names = sorted(header, key=str.encode)
+        self.tensors = {key: _tensor_info(header[key], f"{name}: tensor '{key}'") for key in names}
+        _expect_gapless(self.tensors, len(self._data), name)
+
+    @staticmethod
+    def open(path: Path) -> "SafetensorsFile":
+        try:
+            return SafetensorsFile(Path(path).read_bytes(), str(path))
+        except OSError as error:
+            raise bad_input(f"{path}: cannot read: {error.strerror}") from error
+
+    def raw(self, tensor: str) -> memoryview:
+        """Bytes of a tensor."""
+        info = self.tensors[tensor]
+        return self._data[info.begin:info.end]
+
+    def array(self, tensor: str) -> np.ndarray:
+        """A copy of a tensor."""
+        info = self.tensors[tensor]
+        return np.frombuffer(self.raw(tensor), DTYPES[info.dtype]).reshape(info.shape).copy()
+
+
+def parse_json(text: str | bytes, where: str) -> object:
+    """Strict JSON: no duplicate keys, no NaN, not deeper than DEEPEST_JSON, valid UTF-8."""
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique_keys,
+                           parse_constant=_refuse_constant)
+        _check_nested(value)
+    except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError and UnicodeEncodeError too
+        raise bad_input(f"{where}: not valid JSON: {error or 'nested too deeply'}") from error
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key '{next(k for k in keys if keys.count(k) > 1)}' stands there twice")
+    return result
+
+
+def _refuse_constant(word: str):
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _check_nested(value: object) -> None:
+    """Depth, and strings that UTF-8 can hold: an escape may name half a surrogate pair. Hostile, so not recursive."""
+    rest = [(value, 1)]
+    while rest:
+        item, level = rest.pop()
+        if isinstance(item, str):
+            item.encode()
+        elif isinstance(item, (dict, list)):
+            if level > DEEPEST_JSON:
+                raise ValueError(f"nested more than {DEEPEST_JSON} levels deep")
+            children = [*item, *item.values()] if isinstance(item, dict) else item
+            rest += [(child, level + 1) for child in children]
+
+
+def _split(content: bytes, name: str) -> tuple[dict, memoryview]:
+    """(header, data)"""
+    if len(content) < LENGTH_BYTES:
+        raise bad_input(f"{name}: expected at least {LENGTH_BYTES} bytes, found {len(content)}")
+    (length,) = struct.unpack_from("<Q", content)
+    if length > min(LARGEST_HEADER, len(content) - LENGTH_BYTES):
+        raise bad_input(f"{name}: header of {length} bytes does not fit the file's {len(content)} bytes")
+    text = content[LENGTH_BYTES:LENGTH_BYTES + length]
+    if not text.startswith(b"{"):
+        raise bad_input(f"{name}: header: expected a JSON object")
+    return parse_json(text, f"{name}: header"), memoryview(content)[LENGTH_BYTES + length:]
+
+
+def _metadata(value: object, name: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise bad_input(f"{name}: __metadata__: expected an object of strings")
+    return value
+
+
+def _natural_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
+
+
+def _tensor_info(entry: object, where: str) -> TensorInfo:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise bad_input(f"{where}: expected dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise unsupported(f"{where}: dtype {dtype!r} is not supported", f"supported: {', '.join(DTYPES)}")
+    if not _natural_numbers(shape) or not _natural_numbers(offsets) or len(offsets) != 2:
+        raise bad_input(f"{where}: expected extents and two offsets that are not negative")
+    begin, end = offsets
+    size = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    if end - begin != size:
+        raise bad_input(f"{where}: {dtype} {shape} takes {size} bytes, found offsets {begin} to {end}")
+    return TensorInfo(dtype, tuple(shape), begin, end)
+
+
+def _expect_gapless(tensors: dict[str, TensorInfo], size: int, name: str) -> None:
+    position = 0
+    for key, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if info.begin != position:
+            fault = "overlaps another tensor" if info.begin < position else "leaves a hole before it"
+            raise bad_input(f"{name}: tensor '{key}' {fault}: expected offset {position}, found {info.begin}")
+        position = info.end
+    if position != size:
+        raise bad_input(f"{name}: tensors take {position} bytes, found {size} bytes of data",
+                        "the file is cut off" if position > size else None)

@@ -1,0 +1,341 @@
+"""The numpy and PyTorch codecs against formats/vectors.json, the vectors against misreadings, and properties."""
+
+import json
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import derive_vectors as exact
+from kvq_py import packing
+from kvq_py.scheme import SCALE_BYTES, SYMMETRIC_RULES, Scheme
+
+VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
+SCHEME_FIELDS = ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero", "clip_ratio")
+ODD_DIMS = (1, 2, 3, 7, 12, 13, 96, 128)
+
+
+def scheme_of(vector: dict) -> Scheme:
+    return Scheme(**{name: vector[name] for name in SCHEME_FIELDS if name in vector})
+
+
+def inputs_of(vector: dict) -> dict:
+    """The vector as a case of vector_cases.py."""
+    results = ("x_bits", "codes", "scales", "zeros", "bytes", "decoded_bits")
+    return {key: value for key, value in vector.items() if key not in results}
+
+
+def row_of(vector: dict) -> np.ndarray:
+    return np.array([[int(bits, 16) for bits in vector["x_bits"]]], np.uint32).view(np.float32)
+
+
+def float_bits(x: np.ndarray) -> list[str]:
+    return [f"{bits:08x}" for bits in x.ravel().view(np.uint32)]
+
+
+def all_schemes(group_size: int, bits=range(1, 9)) -> list[Scheme]:
+    return [scheme for b in bits for scale_type in SCALE_BYTES for scheme in (
+        *(Scheme("affine", b, group_size, scale_type, "minmax", zero, ratio) for zero in ("float", "integer")
+          for ratio in (1.0, 0.92)),
+        *(Scheme("symmetric", b, group_size, scale_type, rule) for rule in SYMMETRIC_RULES))]
+
+
+def rows(seed: int, count: int, dim: int) -> np.ndarray:
+    """Rows of different size, some with outliers, one constant and one zero."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, dim)) * np.exp(rng.uniform(-3, 3, (count, 1)))
+    x *= np.where(rng.random((count, dim)) < 0.05, 12, 1)
+    x[0], x[count // 2] = 0, 1.5
+    return x.astype(np.float32)
+
+
+# Vectors
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"].replace(" ", "_"))
+def test_numpy_gives_every_number_of_the_vector(vector):
+    scheme, x = scheme_of(vector), row_of(vector)
+    coded = packing.encode(x, scheme)
+    packed = packing.pack(coded, scheme)
+    if scheme.coder != "exact":
+        assert coded.codes[0].tolist() == vector["codes"]
+    assert packed.tobytes().hex() == vector["bytes"]
+    assert packed.shape == (1, scheme.row_bytes(x.shape[1]))
+    assert float_bits(packing.decode(packing.unpack(packed, scheme, x.shape[1]), scheme)) == vector["decoded_bits"]
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v["coder"] != "exact"], ids=lambda v: v["name"].replace(" ", "_"))
+def test_torch_gives_every_number_of_the_vector(vector):
+    torch = pytest.importorskip("torch")
+    from kvq_py import torch_codec
+    scheme = scheme_of(vector)
+    codes, numbers = torch_codec.encode(torch.from_numpy(row_of(vector)), scheme)
+    assert packing.pack(packing.CodedRows(codes.numpy(), numbers.numpy()), scheme).tobytes().hex() == vector["bytes"]
+    assert float_bits(torch_codec.decode(codes, numbers, scheme).numpy()) == vector["decoded_bits"]
+
+
+def test_vectors_file_is_what_the_text_gives():
+    assert exact.vectors_text() == exact.VECTORS.read_text()
+
+
+def test_vectors_cover_what_packing_md_defines():
+    seen = {tuple(v.get(name) for name in ("scale_rule", "zero", "bits")) for v in VECTORS}
+    rules = [("minmax", "float"), ("minmax", "integer"), *((rule, None) for rule in SYMMETRIC_RULES)]
+    assert seen >= {(rule, zero, bits) for rule, zero in rules for bits in range(1, 9)}
+    assert {(v["scale_rule"], v["scale_type"]) for v in VECTORS if "scale_type" in v} >= {
+        (rule, scale_type) for rule in ("minmax", *SYMMETRIC_RULES) for scale_type in SCALE_BYTES}
+    assert len({v["name"] for v in VECTORS}) == len(VECTORS)
+
+
+def test_steps_are_the_table_of_packing_md():
+    text = (exact.VECTORS.parent / "packing.md").read_text()
+    table = [float(cell) for cell in re.search(r"\| step\[b\] \|(.*)\|", text)[1].split("|")]
+    assert table == list(packing.GAUSSIAN_STEP[1:])
+    assert [exact.from_decimal(str(step)) for step in table] == list(exact.STEPS.values())
+
+
+# Misreadings: each is packing.md with one step done otherwise, and at least one vector must notice.
+
+def fused_energy(self, x):
+    total = exact.ZERO
+    for v in x:
+        total = exact.rounded(exact.Real.of(v.exact**2 + total.exact)) if not total.is_infinite else total
+    return total
+
+
+def left_to_right(self, values):
+    total = values[0]
+    for value in values[1:]:
+        total = exact.add(total, value)
+    return total
+
+
+def first_and_second_half(self, values):
+    padded = values + [exact.ZERO] * ((1 << (len(values) - 1).bit_length()) - len(values))
+    while len(padded) > 1:
+        half = len(padded) // 2
+        padded = [exact.add(padded[i], padded[i + half]) for i in range(half)]
+    return padded[0]
+
+
+def split_without_padding(self, values):
+    half = (len(values) + 1) // 2
+    if len(values) == 1:
+        return values[0]
+    return exact.add(split_without_padding(self, values[:half]), split_without_padding(self, values[half:]))
+
+
+def flush_scale(self, value, scale_type):
+    target = exact.SCALE_TYPES[scale_type]
+    result = exact.Spec.to_scale_type(exact.Spec(), value, scale_type)
+    return exact.ZERO if result.magnitude < Fraction(2) ** target.min_exponent else result
+
+
+def scale_to_infinity(self, value, scale_type):
+    """Stored scales of an implementation that only converts."""
+    result = exact.rounded(value, exact.SCALE_TYPES[scale_type])
+    if result.is_infinite:
+        raise OverflowError("the scale type has no such number")
+    return result
+
+
+def clip_each_group(self, row, group_size, ratio):
+    if ratio == 1:
+        return row
+    return [x for i in range(0, len(row), group_size) for x in self.clip_at_quantile(row[i:i + group_size], ratio)]
+
+
+def reciprocal(self, a, b):
+    return exact.multiply(a, exact.divide(exact.Real.of(1), b))
+
+
+def range_of_other_zeros(self, x, n):
+    """A maximum that finds the last of equal channels, and no care for the sign of zero."""
+    return exact.divide(exact.subtract(max(reversed(x)), min(x)), n)
+
+
+def fused_decode(self, a, b, c):
+    product = a.exact * b.exact + c.exact
+    return exact.rounded(exact.Real.of(product)) if product else exact.add(exact.multiply(a, b), c)
+
+
+def refit_is_coded_again(self, x, bits, rule, scale_type):
+    group = exact.Spec.symmetric(self, x, bits, rule, scale_type)
+    if rule == "absmax" or group.scale.is_zero:
+        return group
+    codes = [self.symmetric_code(v, group.scale, bits) for v in x]
+    return exact.Group(codes, group.scale, None, group.decoded)
+
+
+MISREADINGS = {
+    "sums from left to right": {"tree": left_to_right},
+    "sums of halves": {"tree": first_and_second_half},
+    "sums split without padding": {"tree": split_without_padding},
+    "fused sum of squares": {"energy": fused_energy},
+    "reciprocal": {"divide": reciprocal},
+    "fused multiply-add": {"multiply_add": fused_decode},
+    "codes from the unrounded scale": {"scale_for_codes": lambda self, unrounded, stored: unrounded},
+    "unrounded minimum": {"stored_minimum": lambda self, x, scale_type: min(x)},
+    "minimum keeps its sign of zero": {"stored_minimum": lambda self, x, t: self.to_scale_type(min(x), t)},
+    "range keeps its sign of zero": {"affine_scale": range_of_other_zeros},
+    "subnormal scales flushed": {"to_scale_type": flush_scale},
+    "scales overflow": {"to_scale_type": scale_to_infinity},
+    "threshold of the group": {"clip": clip_each_group},
+    "threshold index rounded up": {"clip_index": lambda self, n, ratio: min(math.ceil(ratio * n), n - 1)},
+    "threshold index of the exact product": {"clip_index": lambda self, n, ratio: min(math.floor(Fraction(ratio) * n), n - 1)},
+    "threshold index of n - 1": {"clip_index": lambda self, n, ratio: math.floor(ratio * (n - 1))},
+    "no upper clamp": {"clamp": lambda self, v, top: exact.Spec.clamp(self, v, 255)},
+    "codes after the refit": {"symmetric": refit_is_coded_again},
+    "levels without half": {"level": lambda self, c, bits: exact.Real.of(2 * c - 2**bits)},
+    "big-endian stream": {"pack_codes": lambda self, codes, bits: exact.Spec.pack_codes(self, codes, bits)[::-1]},
+}
+
+
+def test_vectors_for_the_sum_notice_every_other_order():
+    """`why` of these vectors says so."""
+    for name in ("tree of 8", "tree of 6", "tree of 12", "least squares tree"):
+        vector = next(v for v in VECTORS if v["name"] == name)
+        orders = [left_to_right, first_and_second_half] + ([split_without_padding] if name != "tree of 8" else [])
+        for order in orders:
+            assert type("Misread", (exact.Spec,), {"tree": order})().derive(inputs_of(vector)) != vector, (name, order)
+
+
+@pytest.mark.parametrize("name", MISREADINGS)
+def test_vectors_notice_a_misreading(name):
+    spec = type("Misread", (exact.Spec,), MISREADINGS[name])()
+    noticed = []
+    for vector in VECTORS:
+        try:
+            noticed += [vector["name"]] if spec.derive(inputs_of(vector)) != vector else []
+        except (AssertionError, OverflowError):  # a number that the format cannot hold
+            noticed.append(vector["name"])
+    assert noticed, f"no vector notices: {name}"
+
+
+# Properties
+
+@pytest.mark.parametrize("bits", [*range(1, 9), 16])
+@pytest.mark.parametrize("dim", ODD_DIMS)
+def test_unpacking_gives_back_packed_codes(bits, dim):
+    seed = 100 * bits + dim
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (5, dim)).astype(np.uint16 if bits == 16 else np.uint8)
+    packed = packing.pack_codes(codes, bits)
+    assert packed.shape == (5, -(-dim * bits // 8)), f"seed {seed}"
+    assert (packing.unpack_codes(packed, bits, dim) == codes).all(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("scheme", all_schemes(6), ids=str)
+def test_rows_survive_their_bytes(scheme):
+    coded = packing.encode(rows(1, 7, 12), scheme)
+    back = packing.unpack(packing.pack(coded, scheme), scheme, 12)
+    assert (back.codes == coded.codes).all()
+    assert float_bits(back.numbers) == float_bits(coded.numbers)
+
+
+@pytest.mark.parametrize("scheme", all_schemes(32, bits=(2, 3, 8)), ids=str)
+def test_torch_equals_numpy_bit_for_bit(scheme):
+    torch = pytest.importorskip("torch")
+    from kvq_py import torch_codec
+    x = rows(2, 61, 96)
+    coded = packing.encode(x, scheme)
+    codes, numbers = torch_codec.encode(torch.from_numpy(x), scheme)
+    assert (codes.numpy() == coded.codes).all()
+    assert float_bits(numbers.numpy()) == float_bits(coded.numbers)
+    assert float_bits(torch_codec.decode(codes, numbers, scheme).numpy()) == float_bits(packing.decode(coded, scheme))
+
+
+def test_torch_exact_rows_equal_numpy():
+    torch = pytest.importorskip("torch")
+    from kvq_py import torch_codec
+    x, scheme = rows(3, 61, 13), Scheme("exact", 16)
+    assert float_bits(torch_codec.fake_quantize(torch.from_numpy(x), scheme).numpy()) == \
+        float_bits(packing.fake_quantize(x, scheme))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("zero", ["float", "integer"])
+def test_affine_error_is_half_a_step(bits, zero):
+    x = rows(4, 50, 96)
+    scheme = Scheme("affine", bits, 32, "fp32", "minmax", zero)
+    coded = packing.encode(x, scheme)
+    step = np.repeat(coded.numbers[:, :3], 32, axis=1).astype(np.float64)
+    # An integer zero moves the grid by up to half a step more; the floor is what binary32 loses.
+    bound = step * (0.5 if zero == "float" else 1.0) + 1e-5 * np.abs(x).max(axis=1, keepdims=True)
+    if zero == "integer":  # a constant group decodes to zero
+        bound = np.where(step == 0, np.inf, bound)
+    error = np.abs(packing.decode(coded, scheme).astype(np.float64) - x)
+    assert (error <= bound).all(), f"worst {np.max(error - bound)}"
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_absmax_error_is_half_a_step(bits):
+    x = rows(5, 50, 96)
+    coded = packing.encode(x, scheme := Scheme("symmetric", bits, 32, "fp32", "absmax"))
+    step = np.repeat(coded.numbers, 32, axis=1).astype(np.float64)
+    error = np.abs(packing.decode(coded, scheme).astype(np.float64) - x)
+    assert (error <= 0.5001 * step).all()
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_norm_keeps_the_norm_and_least_squares_the_smallest_error(bits):
+    x = np.random.default_rng(6).standard_normal((40, 64)).astype(np.float32)
+    norm = packing.fake_quantize(x, Scheme("symmetric", bits, 64, "fp32", "norm"))
+    least = packing.fake_quantize(x, Scheme("symmetric", bits, 64, "fp32", "least_squares"))
+    np.testing.assert_allclose(np.linalg.norm(norm, axis=1), np.linalg.norm(x, axis=1), rtol=1e-6)
+    assert (((least - x)**2).sum(1) <= ((norm - x)**2).sum(1) * (1 + 1e-6)).all()
+    # The refit stands right above the codes: the residual is orthogonal to what is decoded.
+    np.testing.assert_allclose(((x - least) * least).sum(1), 0, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits, expected", [(1, 0.3634), (2, 0.1188), (3, 0.0374), (4, 0.01154)])
+def test_gaussian_step_has_the_known_distortion(bits, expected):
+    """Optimal uniform quantisers of a unit Gaussian (Max 1960)."""
+    x = np.random.default_rng(7).standard_normal((400, 1024)).astype(np.float32)
+    error = packing.fake_quantize(x, Scheme("symmetric", bits, 1024, "fp32", "least_squares")) - x
+    assert np.mean(error**2) == pytest.approx(expected, rel=0.02), "seed 7"
+
+
+def test_rows_do_not_see_each_other():
+    x = rows(8, 31, 96)
+    for scheme in all_schemes(32, bits=(3,)):
+        together = packing.pack(packing.encode(x, scheme), scheme)
+        alone = np.concatenate([packing.pack(packing.encode(row[None], scheme), scheme) for row in x])
+        assert (together == alone).all(), scheme
+
+
+def test_strided_rows_code_as_contiguous_ones():
+    x = rows(9, 20, 24)
+    scheme = Scheme("symmetric", 3, 12, "fp16", "norm")
+    assert (packing.encode(x[::2, ::2], scheme).codes == packing.encode(x[::2, ::2].copy(), scheme).codes).all()
+
+
+def test_no_rows_are_coded_to_no_bytes():
+    for scheme in (Scheme("affine", 3, 4, "fp16", "minmax", "float"), Scheme("exact", 16)):
+        packed = packing.pack(packing.encode(np.zeros((0, 12), np.float32), scheme), scheme)
+        assert packed.shape == (0, scheme.row_bytes(12))
+        assert packing.decode(packing.unpack(packed, scheme, 12), scheme).shape == (0, 12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_refused(bad):
+    x = rows(10, 3, 12)
+    x[1, 5] = bad
+    with pytest.raises(ValueError, match="finite"):
+        packing.encode(x, Scheme("symmetric", 2, 12, "fp16", "norm"))
+
+
+@pytest.mark.parametrize("fields", [
+    dict(coder="affine", bits=0, group_size=4, zero="float"), dict(coder="affine", bits=9, group_size=4, zero="float"),
+    dict(coder="affine", bits=2, group_size=0, zero="float"), dict(coder="affine", bits=2, group_size=4),
+    dict(coder="symmetric", bits=2, group_size=4), dict(coder="exact", bits=8), dict(coder="lookup", bits=2, group_size=4),
+    dict(coder="affine", bits=2, group_size=4, zero="float", scale_type="fp8"),
+    dict(coder="affine", bits=2, group_size=4, zero="float", clip_ratio=0.0)])
+def test_impossible_schemes_are_refused(fields):
+    with pytest.raises(ValueError):
+        Scheme(**fields)
+
+
+def test_groups_must_divide_the_row():
+    with pytest.raises(ValueError, match="divide"):
+        packing.encode(rows(11, 3, 12), Scheme("symmetric", 2, 5, "fp16", "norm"))
