@@ -44,7 +44,7 @@ class Reader {
   }
 
   TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, char side) {
-    TensorPlan plan = plan_from_json(json);
+    TensorPlan plan = plan_of(json, layer, side);
     const auto [heads, dim] = extents(geometry, plan.rotation, side);
     if (plan.rotation.kind == RotationKind::dense) plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
     const Json& rotation = json.at("rotation");
@@ -68,7 +68,20 @@ class Reader {
 
  private:
   /// layers.<i>.golden.* is reserved for test rows, which a later minor version defines.
-  static bool is_reserved(const std::string& name) { return name.find(".golden.") != std::string::npos; }
+  static bool is_reserved(const std::string& name) {
+    constexpr std::string_view prefix = "layers.";
+    if (!name.starts_with(prefix)) return false;
+    const auto digits = name.find_first_not_of("0123456789", prefix.size());
+    return digits != name.npos && digits > prefix.size() && name.compare(digits, 8, ".golden.") == 0;
+  }
+
+  TensorPlan plan_of(const Json& json, int layer, char side) const {
+    try {
+      return plan_from_json(json);
+    } catch (const Error& error) {
+      throw Error{ErrorKind::bad_input, fmt::format("{}: layer {} {}: {}", file_.name(), layer, side, error.what())};
+    }
+  }
 
   std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) {
     unread_.erase(name);
@@ -93,7 +106,9 @@ Provenance provenance_from_json(const Json& json) {
   return p;
 }
 
-Artifact read_artifact(const SafetensorsFile& file) {
+}  // namespace
+
+Artifact load_artifact(const SafetensorsFile& file) {
   const Json manifest = read_manifest(file, "kvq-artifact", kMajor, artifact_schema());
   Artifact artifact;
   artifact.model = model_from_json(manifest.at("model"));
@@ -119,8 +134,6 @@ Artifact read_artifact(const SafetensorsFile& file) {
   reader.expect_all_read();
   return artifact;
 }
-
-}  // namespace
 
 Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
@@ -149,7 +162,11 @@ Json artifact_manifest(const Artifact& artifact) {
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path) {
   SafetensorsWriter writer;
   for (const LayerPlan& plan : artifact.layers) {
-    validate(plan);
+    try {
+      validate(plan);
+    } catch (const Error& error) {
+      throw Error{ErrorKind::internal, fmt::format("bug: a plan to save is not valid: {}", error.what())};
+    }
     add_side(writer, plan, plan.k, 'k');
     if (plan.v) add_side(writer, plan, *plan.v, 'v');
   }
@@ -159,11 +176,11 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
   writer.write(path);
 }
 
-Artifact load_artifact(const std::filesystem::path& path) { return read_artifact(SafetensorsFile::open(path)); }
+Artifact load_artifact(const std::filesystem::path& path) { return load_artifact(SafetensorsFile::open(path)); }
 
 std::vector<Check> verify_artifact(const std::filesystem::path& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
-  const Artifact artifact = read_artifact(file);  // structure, schema, shapes and finite values, or an error
+  const Artifact artifact = load_artifact(file);  // structure, schema, shapes and finite values, or an error
   std::vector<Check> checks;
   checks.push_back({"schema, tensors, finite values", true, fmt::format("{} layers, {} tensors", artifact.layers.size(), file.tensors().size())});
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/container/json.h>
+#include <kvq/container/safetensors.h>
 #include <kvq/plan/layer_plan.h>
 
 #include <filesystem>
@@ -36,6 +37,7 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path);
 /// Reads and checks everything but orthogonality and content hash (see verify_artifact).
 /// @throws Error{io, bad_input, unsupported}
 Artifact load_artifact(const std::filesystem::path& path);
+Artifact load_artifact(const SafetensorsFile& file);
 
 /// One thing that was checked.
 struct Check {

@@ -57,7 +57,10 @@ Coder coder_from_json(const Json& json) {
   coder.group_size = json.at("group_size");
   coder.scale_type = enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
   coder.rule = enum_from(json.at("scale_rule"), {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
-  coder.zero = enum_from(json.value("zero", "float"), {ZeroKind::floating, ZeroKind::integer});
+  if (coder.levels == UniformLevels::affine) {
+    if (!json.contains("zero")) throw Error{ErrorKind::bad_input, "coder affine without \"zero\""};
+    coder.zero = enum_from(json.at("zero"), {ZeroKind::floating, ZeroKind::integer});
+  }
   return coder;
 }
 

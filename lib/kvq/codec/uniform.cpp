@@ -61,7 +61,7 @@ void encode_affine_integer(const UniformCoder& coder, std::span<const float> x, 
 void encode_affine(const UniformCoder& coder, std::span<const float> x, std::span<std::uint8_t> codes, float& scale,
                    float& zero) {
   const auto [lowest, highest] = std::minmax_element(x.begin(), x.end());
-  const float range = std::min(*highest - *lowest, kLargest);
+  const float range = std::min(*highest - *lowest, kLargest) + 0.0f;  // a zero range is +0, whichever zeros were found
   const auto n = static_cast<float>((1 << coder.bits) - 1);
   if (coder.zero == ZeroKind::integer)
     encode_affine_integer(coder, x, n, *lowest, range, codes, scale, zero);

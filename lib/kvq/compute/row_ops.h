@@ -9,7 +9,7 @@ namespace kvq::row_ops {
 /// Largest of `count` >= 1 values.
 float largest(const float* row, std::int64_t count);
 
-/// row[t] = exp(row[t] - top) in place for values <= top; returns their sum. Relative error below 2e-7; exactly 0 below
+/// row[t] = exp(row[t] - top) in place for values <= top; returns their sum. Relative error below 2.5e-7; exactly 0 below
 /// top - 87. The sum is exact to a few ulp for rows up to some thousands of entries.
 float exponentiate(float* row, std::int64_t count, float top);
 

@@ -55,7 +55,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::fail(const char* action, int error) const {
-  throw Error{ErrorKind::io, fmt::format("{}: cannot {}: {}", path_.string(), action, std::generic_category().message(error))};
+  throw Error{ErrorKind::io,
+              fmt::format("{}: cannot {}: {}", path_.string(), action, std::generic_category().message(error))};
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {

@@ -60,7 +60,8 @@ class LimitedBuilder {
 
   /// Puts a value where the parser stands: the root, behind the pending key, or at the end of the open array.
   Json* place(Json&& value) {
-    if (++num_values_ > limits_.max_values) reject(where_, fmt::format("JSON has more than {} values", limits_.max_values));
+    if (++num_values_ > limits_.max_values)
+      reject(where_, fmt::format("JSON has more than {} values", limits_.max_values));
     Json* target = &root_;
     if (pending_ != nullptr) {
       target = std::exchange(pending_, nullptr);
@@ -88,7 +89,7 @@ class LimitedBuilder {
   std::string_view where_;
   JsonLimits limits_;
   Json root_;
-  std::vector<Json*> open_;  ///< containers from the root to here; the parser appends to the last one only, so they stay put
+  std::vector<Json*> open_;  ///< containers from the root to here; only the last one grows, so they stay put
   Json* pending_ = nullptr;  ///< value of the key just read
   std::size_t num_values_ = 0;
 };
@@ -96,7 +97,8 @@ class LimitedBuilder {
 /// The shortest digits that read back as `value`, laid out as Python's repr does: 0.0001, 1e-05, 100000.0, 1e+16.
 std::string number_text(double value) {
   char buffer[32];
-  const auto [end, status] = std::to_chars(buffer, buffer + sizeof buffer, std::abs(value), std::chars_format::scientific);
+  const auto [end, status] =
+      std::to_chars(buffer, buffer + sizeof buffer, std::abs(value), std::chars_format::scientific);
   KVQ_ASSERT(status == std::errc{});
   const std::string_view scientific(buffer, static_cast<std::size_t>(end - buffer));
   const auto e = scientific.find('e');
@@ -111,7 +113,8 @@ std::string number_text(double value) {
     if (num_digits > 1) digits.insert(1, 1, '.');
     return fmt::format("{}{}e{}{:02}", sign, digits, exponent < 0 ? '-' : '+', std::abs(exponent));
   }
-  if (exponent < 0) return fmt::format("{}0.{}{}", sign, std::string(static_cast<std::size_t>(-exponent - 1), '0'), digits);
+  if (exponent < 0)
+    return fmt::format("{}0.{}{}", sign, std::string(static_cast<std::size_t>(-exponent - 1), '0'), digits);
   const auto point = static_cast<std::size_t>(exponent) + 1;
   if (digits.size() <= point) digits.append(point - digits.size() + 1, '0');
   return sign + digits.insert(point, 1, '.');
@@ -167,7 +170,8 @@ std::string canonical_json(const Json& value) {
   try {
     append_canonical(value, text);
   } catch (const Json::type_error& error) {
-    throw Error{ErrorKind::internal, fmt::format("bug: a string that is not UTF-8 in canonical JSON ({})", error.what())};
+    throw Error{ErrorKind::internal,
+                fmt::format("bug: a string that is not UTF-8 in canonical JSON ({})", error.what())};
   }
   return text;
 }

@@ -26,7 +26,8 @@ Json parse_json(std::string_view text, std::string_view where, const JsonLimits&
 /// @throws Error{internal} if a number is not finite or a string is not UTF-8
 std::string canonical_json(const Json& value);
 
-/// Checks `value` against a JSON schema (draft 7, compiled into the program). Patterns must be bounded: {0,n}, not * or +.
+/// Checks `value` against a JSON schema (draft 7, compiled into the program). Its patterns must be bounded: {0,n} in
+/// place of * and +.
 /// @throws Error{bad_input} with the path of the first fault and what was expected there
 void check_schema(const Json& value, const Json& schema, std::string_view where);
 

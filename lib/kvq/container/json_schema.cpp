@@ -56,8 +56,8 @@ std::string place_of(const valijson::ValidationResults::Error& fault, const Json
     if (here == nullptr) continue;
     if (here->is_object() && here->contains(step)) {
       here = &here->at(step);
-    } else if (here->is_array() && !step.empty() && step.size() < 10 && step.find_first_not_of("0123456789") == step.npos &&
-               std::stoul(step) < here->size()) {
+    } else if (here->is_array() && !step.empty() && step.size() < 10 &&
+               step.find_first_not_of("0123456789") == step.npos && std::stoul(step) < here->size()) {
       here = &here->at(std::stoul(step));
     } else {
       here = nullptr;

@@ -32,7 +32,11 @@ class Mapping {
   Mapping(void* address, std::size_t size) : address_(address), size_(size) {}
   Mapping(Mapping&& other) noexcept
       : address_(std::exchange(other.address_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Mapping& operator=(Mapping&&) = delete;
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
   ~Mapping() {
     if (address_ != nullptr) ::munmap(address_, size_);
   }
@@ -72,7 +76,8 @@ Mapping map_file(const std::filesystem::path& path) {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text;
-  for (const std::int64_t extent : shape) text += (text.empty() ? "" : ", ") + (extent < 0 ? "any" : std::to_string(extent));
+  for (const std::int64_t extent : shape)
+    text += (text.empty() ? "" : ", ") + (extent < 0 ? "any" : std::to_string(extent));
   return "[" + text + "]";
 }
 
@@ -119,7 +124,8 @@ class HeaderParser {
     std::uint64_t length;
     std::memcpy(&length, file_.data(), sizeof length);
     if (length > detail::kMaxHeaderBytes)
-      reject(fmt::format("header of {} bytes, expected at most {}; not a safetensors file?", length, detail::kMaxHeaderBytes));
+      reject(fmt::format("header of {} bytes, expected at most {}; not a safetensors file?", length,
+                         detail::kMaxHeaderBytes));
     const std::uint64_t rest = file_.size() - detail::kLengthBytes;
     if (length > rest) reject(fmt::format("header of {} bytes, but only {} bytes follow", length, rest));
     const std::string_view text(reinterpret_cast<const char*>(file_.data()) + detail::kLengthBytes, length);
@@ -130,7 +136,8 @@ class HeaderParser {
   void read_metadata(const Json& value) {
     if (!value.is_object()) reject("__metadata__ is not a JSON object");
     for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) reject(fmt::format("__metadata__: '{}': expected a string, found {}", printable(key), text.type_name()));
+      if (!text.is_string())
+        reject(fmt::format("__metadata__: '{}': expected a string, found {}", printable(key), text.type_name()));
       header_.metadata.emplace(key, text.get<std::string>());
     }
   }
@@ -150,8 +157,9 @@ class HeaderParser {
     const auto expected = detail::tensor_bytes(info.dtype, info.shape);
     if (!expected) reject_tensor(tensor, fmt::format("the shape {} overflows", shape_text(info.shape)));
     if (std::cmp_not_equal(info.end - info.begin, *expected))
-      reject_tensor(tensor, fmt::format("{} {} takes {} bytes, but data_offsets span {}", detail::safetensors_name(info.dtype),
-                                        shape_text(info.shape), *expected, info.end - info.begin));
+      reject_tensor(tensor,
+                    fmt::format("{} {} takes {} bytes, but data_offsets span {}", detail::safetensors_name(info.dtype),
+                                shape_text(info.shape), *expected, info.end - info.begin));
     return info;
   }
 
@@ -160,19 +168,22 @@ class HeaderParser {
     const auto& word = value.get_ref<const std::string&>();
     const auto type = detail::safetensors_dtype(word);
     if (!type)
-      throw Error{ErrorKind::unsupported, fmt::format("{}: tensor '{}': dtype '{}' is not supported, expected one of {}", name_,
-                                                      printable(tensor), printable(word), detail::kKnownDtypes)};
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("{}: tensor '{}': dtype '{}' is not supported, expected one of {}", name_,
+                              printable(tensor), printable(word), detail::kKnownDtypes)};
     return *type;
   }
 
   std::vector<std::int64_t> shape(const std::string& tensor, const Json& value) const {
     if (!value.is_array()) reject_tensor(tensor, fmt::format("shape: expected an array, found {}", value.type_name()));
     constexpr std::size_t kMaxRank = 64;
-    if (value.size() > kMaxRank) reject_tensor(tensor, fmt::format("shape: {} extents, expected at most {}", value.size(), kMaxRank));
+    if (value.size() > kMaxRank)
+      reject_tensor(tensor, fmt::format("shape: {} extents, expected at most {}", value.size(), kMaxRank));
     std::vector<std::int64_t> extents;
     for (const Json& extent : value) {
       if (!extent.is_number_unsigned() || !std::in_range<std::int64_t>(extent.get<std::uint64_t>()))
-        reject_tensor(tensor, fmt::format("shape: expected extents from 0 to 2^63 - 1, found {}", printable(extent.dump())));
+        reject_tensor(tensor,
+                      fmt::format("shape: expected extents from 0 to 2^63 - 1, found {}", printable(extent.dump())));
       extents.push_back(extent.get<std::int64_t>());
     }
     return extents;
@@ -184,24 +195,29 @@ class HeaderParser {
     const auto begin = value[0].get<std::uint64_t>(), end = value[1].get<std::uint64_t>();
     if (begin > end) reject_tensor(tensor, fmt::format("data_offsets: {} is behind {}", begin, end));
     if (end > header_.data.size())
-      reject_tensor(tensor, fmt::format("data_offsets end at {}, but the file has only {} bytes of data", end, header_.data.size()));
+      reject_tensor(tensor, fmt::format("data_offsets end at {}, but the file has only {} bytes of data", end,
+                                        header_.data.size()));
     return {begin, end};
   }
 
   /// Every byte of data belongs to exactly one tensor.
   void check_coverage() const {
     std::vector<std::pair<const std::string*, const TensorInfo*>> ordered;
+    ordered.reserve(header_.tensors.size());
     for (const auto& [tensor, info] : header_.tensors) ordered.emplace_back(&tensor, &info);
     std::ranges::sort(ordered, {}, [](const auto& entry) { return std::pair(entry.second->begin, entry.second->end); });
     std::uint64_t covered = 0;
     for (const auto& [tensor, info] : ordered) {
-      if (info->begin < covered) reject_tensor(*tensor, fmt::format("overlaps another tensor at data offset {}", info->begin));
+      if (info->begin < covered)
+        reject_tensor(*tensor, fmt::format("overlaps another tensor at data offset {}", info->begin));
       if (info->begin > covered)
-        reject_tensor(*tensor, fmt::format("begins at data offset {}, which leaves a hole behind {}", info->begin, covered));
+        reject_tensor(*tensor,
+                      fmt::format("begins at data offset {}, which leaves a hole behind {}", info->begin, covered));
       covered = info->end;
     }
     if (covered != header_.data.size())
-      reject(fmt::format("the tensors end at data offset {}, but the file has {} bytes of data", covered, header_.data.size()));
+      reject(fmt::format("the tensors end at data offset {}, but the file has {} bytes of data", covered,
+                         header_.data.size()));
   }
 
   Bytes file_;
@@ -211,9 +227,7 @@ class HeaderParser {
 
 }  // namespace
 
-std::int64_t TensorInfo::count() const {
-  return static_cast<std::int64_t>((end - begin) / size_of(dtype));
-}
+std::int64_t TensorInfo::count() const { return static_cast<std::int64_t>((end - begin) / size_of(dtype)); }
 
 struct SafetensorsFile::Impl {
   std::string name;
@@ -231,11 +245,17 @@ SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = defaul
 SafetensorsFile::~SafetensorsFile() = default;
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
-  return SafetensorsFile(std::unique_ptr<Impl>(new Impl{path.string(), map_file(path), {}, {}}));
+  auto impl = std::make_unique<Impl>();
+  impl->name = path.string();
+  impl->mapping = map_file(path);
+  return SafetensorsFile(std::move(impl));
 }
 
 SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::string name) {
-  return SafetensorsFile(std::unique_ptr<Impl>(new Impl{std::move(name), {}, {bytes.begin(), bytes.end()}, {}}));
+  auto impl = std::make_unique<Impl>();
+  impl->name = std::move(name);
+  impl->copy.assign(bytes.begin(), bytes.end());
+  return SafetensorsFile(std::move(impl));
 }
 
 const std::string& SafetensorsFile::name() const { return impl_->name; }
@@ -260,13 +280,13 @@ template <typename T>
 std::vector<T> SafetensorsFile::read(std::string_view tensor, const std::vector<std::int64_t>& shape) const {
   const TensorInfo& found = info(tensor);
   constexpr DType expected = detail::dtype_of<T>();
-  const bool fits = found.dtype == expected && std::ranges::equal(found.shape, shape, [](auto is, auto want) {
-                      return want == -1 || is == want;
-                    });
+  const bool fits = found.dtype == expected &&
+                    std::ranges::equal(found.shape, shape, [](auto is, auto want) { return want == -1 || is == want; });
   if (!fits)
-    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor '{}': expected {} {}, found {} {}", name(), printable(tensor),
-                                                  detail::safetensors_name(expected), shape_text(shape),
-                                                  detail::safetensors_name(found.dtype), shape_text(found.shape))};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: tensor '{}': expected {} {}, found {} {}", name(), printable(tensor),
+                            detail::safetensors_name(expected), shape_text(shape),
+                            detail::safetensors_name(found.dtype), shape_text(found.shape))};
   std::vector<T> values(static_cast<std::size_t>(found.count()));
   const Bytes raw = bytes(tensor);
   if (!raw.empty()) std::memcpy(values.data(), raw.data(), raw.size());

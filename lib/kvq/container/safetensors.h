@@ -58,8 +58,8 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Collects tensors and metadata, then writes them in one go: sorted by name, without gaps, the header padded with spaces
-/// so that data starts at a multiple of 8. Equal content gives equal bytes.
+/// Collects tensors and metadata, then writes them in one go: sorted by name, without gaps, the header padded with
+/// spaces so that data starts at a multiple of 8. Equal content gives equal bytes.
 class SafetensorsWriter {
  public:
   /// `data` is moved in and must hold product(shape) * size_of(dtype) bytes; names are unique.

@@ -23,7 +23,8 @@ class ContentHasher {
     add_text(manifest);
   }
 
-  void add_tensor(std::string_view name, DType dtype, const std::vector<std::int64_t>& shape, std::span<const std::byte> data) {
+  void add_tensor(std::string_view name, DType dtype, const std::vector<std::int64_t>& shape,
+                  std::span<const std::byte> data) {
     add_text(name);
     add_text(detail::safetensors_name(dtype));
     add(shape.data(), shape.size() * sizeof(std::int64_t));
@@ -53,7 +54,8 @@ class ContentHasher {
 
 }  // namespace
 
-void SafetensorsWriter::add(std::string name, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> data) {
+void SafetensorsWriter::add(std::string name, DType dtype, std::vector<std::int64_t> shape,
+                            std::vector<std::byte> data) {
   const auto expected = detail::tensor_bytes(dtype, shape);
   KVQ_ASSERT(expected && std::cmp_equal(*expected, data.size()));
   KVQ_ASSERT(name != detail::kMetadataKey);
@@ -103,8 +105,8 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   std::string text = canonical_json(header);
   text.append((8 - text.size() % 8) % 8, ' ');
   if (text.size() > detail::kMaxHeaderBytes)
-    throw Error{ErrorKind::unsupported, fmt::format("{}: header of {} bytes, expected at most {}", path.string(), text.size(),
-                                                    detail::kMaxHeaderBytes)};
+    throw Error{ErrorKind::unsupported, fmt::format("{}: header of {} bytes, expected at most {}", path.string(),
+                                                    text.size(), detail::kMaxHeaderBytes)};
   const std::uint64_t length = text.size();
 
   AtomicFile file(path);

@@ -8,8 +8,8 @@
 
 namespace kvq {
 
-/// Text of unknown origin, made safe for a one-line message: bytes outside printable ASCII become \xNN, and what is longer
-/// than `max_bytes` is cut with "...".
+/// Text of unknown origin, made safe for a one-line message: bytes outside printable ASCII become \xNN, and what is
+/// longer than `max_bytes` is cut with "...".
 inline std::string printable(std::string_view text, std::size_t max_bytes = 120) {
   std::string result;
   for (const char c : text.substr(0, max_bytes)) {

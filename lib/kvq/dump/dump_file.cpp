@@ -21,11 +21,13 @@ void check_distinct(const std::vector<std::filesystem::path>& files) {
   for (std::size_t i = 0; i < files.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (std::error_code error; std::filesystem::equivalent(files[i], files[j], error))
-        throw Error{ErrorKind::bad_input, fmt::format("{}: is the same file as {}", files[i].string(), files[j].string())};
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: is the same file as {}", files[i].string(), files[j].string())};
 }
 
 template <typename T>
-void require_equal(const DumpPart& part, const DumpPart& first, const std::string& what, const T& found, const T& expected) {
+void require_equal(const DumpPart& part, const DumpPart& first, const std::string& what, const T& found,
+                   const T& expected) {
   if (found != expected)
     reject(part, fmt::format("{}: expected '{}' as in {}, found '{}'", what, expected, first.name(), found));
 }
@@ -38,11 +40,16 @@ void check_same_model(const DumpPart& part, const DumpPart& first, Faults& fault
   same("model_fingerprint", part.model_fingerprint, first.model_fingerprint);
   same("num_layers", part.num_layers, first.num_layers);
   same("capture_point", std::string(to_string(part.capture_point)), std::string(to_string(first.capture_point)));
-  const auto word = [](const DumpPart& any) { return std::string(any.sequences.generated.empty() ? "missing" : "there"); };
+  const auto word = [](const DumpPart& any) {
+    return std::string(any.sequences.generated.empty() ? "missing" : "there");
+  };
   same("generated", word(part), word(first));
 }
 
-std::string dtype_word(const std::optional<DType>& type) { return type ? std::string(activation_name(*type)) : "missing"; }
+std::string dtype_word(const StoredTensor& tensor) { return std::string(activation_name(tensor.dtype)); }
+std::string dtype_word(const std::optional<StoredTensor>& tensor) { return tensor ? dtype_word(*tensor) : "missing"; }
+
+std::int64_t num_rows(const std::optional<StoredTensor>& tensor) { return tensor ? tensor->dataset.shape()[0] : 0; }
 
 /// `part` and `first` hold the same layer, of different sequences.
 void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Faults& faults) {
@@ -66,8 +73,8 @@ void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Fa
   same("q: kvq_dtype", dtype_word(found.q), dtype_word(expected.q));
   same("k: kvq_dtype", dtype_word(found.k), dtype_word(expected.k));
   same("v: kvq_dtype", dtype_word(found.v), dtype_word(expected.v));
-  same("o_proj: rows", found.o_proj_rows, expected.o_proj_rows);
-  same("output_curvature", found.has_output_curvature, expected.has_output_curvature);
+  same("o_proj: rows", num_rows(found.o_proj), num_rows(expected.o_proj));
+  same("output_curvature: heads", num_rows(found.output_curvature), num_rows(expected.output_curvature));
   if (g.rope.inv_freq != h.rope.inv_freq)
     faults.collect([&] { reject(part, fmt::format("layer {}: rope_inv_freq differs from {}", layer, first.name())); });
 }
@@ -124,9 +131,10 @@ void Dump::Impl::join_sequences() {
   for (const auto& [layer, list] : parts_of_layer) {
     if (list == agreed) continue;
     if (join(list) != sequences)
-      throw Error{ErrorKind::bad_input,
-                  fmt::format("layer {} sees other sequences (from {}) than layer {} (from {}); all layers must see the same", layer,
-                              names_of(list), first_layer, names_of(first_list))};
+      throw Error{
+          ErrorKind::bad_input,
+          fmt::format("layer {} sees other sequences (from {}) than layer {} (from {}); all layers must see the same",
+                      layer, names_of(list), first_layer, names_of(first_list))};
     agreed = list;
   }
 }
@@ -152,8 +160,14 @@ const PartList& Dump::Impl::parts_with(int layer) const {
 
 Dump::Dump(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Dump::Dump(Dump&&) noexcept = default;
-Dump& Dump::operator=(Dump&&) noexcept = default;
-Dump::~Dump() = default;
+Dump& Dump::operator=(Dump&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+Dump::~Dump() {
+  const hdf5::QuietErrors quiet;  // even closing a damaged file may fail
+  impl_.reset();
+}
 
 Dump Dump::open(const std::vector<std::filesystem::path>& files) {
   if (files.empty()) throw Error{ErrorKind::bad_input, "a dump needs at least one file"};
@@ -179,10 +193,11 @@ std::int64_t Dump::num_sequences() const { return static_cast<std::int64_t>(impl
 std::int64_t Dump::layer_bytes(int layer) const {
   const LayerPart& facts = impl_->parts_with(layer).front()->layers.at(layer);
   const LayerGeometry& g = facts.geometry;
-  const auto bytes_per_token = [](DType type, int heads, int dim) {
-    return static_cast<std::int64_t>(size_of(type)) * heads * dim;
+  const auto bytes_per_token = [](const StoredTensor& tensor, int heads, int dim) {
+    return static_cast<std::int64_t>(size_of(tensor.dtype)) * heads * dim;
   };
-  std::int64_t per_token = bytes_per_token(facts.q, g.num_q_heads, g.head_dim) + bytes_per_token(facts.k, g.num_kv_heads, g.head_dim);
+  std::int64_t per_token =
+      bytes_per_token(facts.q, g.num_q_heads, g.head_dim) + bytes_per_token(facts.k, g.num_kv_heads, g.head_dim);
   if (facts.v) per_token += bytes_per_token(*facts.v, g.num_kv_heads, g.v_head_dim);
   return num_tokens() * per_token;
 }
@@ -196,8 +211,10 @@ void ActivationTensor::load_head(int head, std::int64_t first, std::int64_t coun
   KVQ_ASSERT(head >= 0 && head < heads && first >= 0 && count >= 0 && count <= tokens - first);
   const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(dtype);
   const std::size_t token_bytes = static_cast<std::size_t>(heads) * row_bytes;
-  const std::byte* row = raw.data() + static_cast<std::size_t>(first) * token_bytes + static_cast<std::size_t>(head) * row_bytes;
-  for (std::int64_t t = 0; t < count; ++t, row += token_bytes, out += dim) widen(dtype, row, static_cast<std::size_t>(dim), out);
+  const std::byte* row =
+      raw.data() + static_cast<std::size_t>(first) * token_bytes + static_cast<std::size_t>(head) * row_bytes;
+  for (std::int64_t t = 0; t < count; ++t, row += token_bytes, out += dim)
+    widen(dtype, row, static_cast<std::size_t>(dim), out);
 }
 
 }  // namespace kvq

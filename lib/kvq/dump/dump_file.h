@@ -33,14 +33,15 @@ struct LayerActivations {
   std::vector<std::uint8_t> generated;   ///< [T], or empty
   ActivationTensor q, k;                 ///< after RoPE, always
   std::optional<ActivationTensor> v;
-  std::vector<float> o_proj;             ///< [hidden, Hq*Dv] or empty
-  std::int64_t o_proj_rows = 0;          ///< hidden
-  std::vector<float> output_curvature;   ///< [Hq, Dv, Dv] or empty
-  std::string content_hash;              ///< "xxh3-128:..." over what was read, see load_layer()
+  std::vector<float> o_proj;            ///< [hidden, Hq*Dv] or empty
+  std::int64_t o_proj_rows = 0;         ///< hidden
+  std::vector<float> output_curvature;  ///< [Hq, Dv, Dv] or empty
+  std::string content_hash;             ///< "xxh3-128:..." over what was read, see load_layer()
 };
 
 /// A dump of one or several files (formats/dump.md). Opening checks all structure of all files; the numbers are checked
 /// (finite, not all zero) when a layer is loaded. Not thread-safe: HDF5 calls are made by one thread at a time.
+/// Opening tries each file in a child process first, since a damaged file can crash HDF5 (see crash_probe.h).
 class Dump {
  public:
   /// All independent faults of the files' structure are reported together, one a line.
@@ -54,7 +55,7 @@ class Dump {
   const ModelGeometry& model() const;  ///< geometry of the layers that are there
   CapturePoint capture_point() const;
   const std::string& producer() const;
-  std::int64_t num_tokens() const;     ///< T, all files
+  std::int64_t num_tokens() const;  ///< T, all files
   std::int64_t num_sequences() const;
   std::int64_t layer_bytes(int layer) const;  ///< raw bytes of q, k and v as stored
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <system_error>
 #include <utility>
 
 namespace kvq {
@@ -69,14 +70,16 @@ void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
   faults.collect([&] { part.num_layers = read_bounded(root, "num_layers", 1, kMaxLayers); });
   faults.collect([&] { part.producer = root.string_attribute("producer"); });
   if (root.has_attribute("model_fingerprint")) faults.collect([&] { part.model_fingerprint = read_fingerprint(root); });
-  if (root.has_attribute("model_config")) faults.collect([&] { part.model_config = root.string_attribute("model_config"); });
+  if (root.has_attribute("model_config"))
+    faults.collect([&] { part.model_config = root.string_attribute("model_config"); });
 }
 
 template <typename T>
 std::vector<T> read_vector(const hdf5::Group& root, const char* name, hdf5::Element element, const char* type) {
   const hdf5::Dataset dataset = root.dataset(name);
   if (dataset.element() != element) reject(dataset, fmt::format("expected {}, found {}", type, dataset.type_text()));
-  if (dataset.shape().size() != 1) reject(dataset, fmt::format("expected 1 dimension, found {}", dataset.shape().size()));
+  if (dataset.shape().size() != 1)
+    reject(dataset, fmt::format("expected 1 dimension, found {}", dataset.shape().size()));
   std::vector<T> values(static_cast<std::size_t>(dataset.shape()[0]));
   dataset.read(std::as_writable_bytes(std::span(values)));
   return values;
@@ -89,11 +92,11 @@ void check_cu_seqlens(const std::vector<std::int64_t>& borders, std::size_t toke
     throw Error{ErrorKind::bad_input, fmt::format("{}: expected to start at 0, found {}", place, borders.front())};
   for (std::size_t s = 1; s < borders.size(); ++s)
     if (borders[s] <= borders[s - 1])
-      throw Error{ErrorKind::bad_input, fmt::format("{}: sequence {} is empty or runs backwards: from {} to {}", place, s - 1,
-                                                    borders[s - 1], borders[s])};
+      throw Error{ErrorKind::bad_input, fmt::format("{}: sequence {} is empty or runs backwards: from {} to {}", place,
+                                                    s - 1, borders[s - 1], borders[s])};
   if (std::cmp_not_equal(borders.back(), tokens))
-    throw Error{ErrorKind::bad_input, fmt::format("{}: expected to end at the number of positions, {}, found {}", place, tokens,
-                                                  borders.back())};
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected to end at the number of positions, {}, found {}", place,
+                                                  tokens, borders.back())};
 }
 
 void check_positions(const Sequences& sequences, const std::string& place) {
@@ -103,8 +106,8 @@ void check_positions(const Sequences& sequences, const std::string& place) {
     for (auto t = sequences.cu_seqlens[s]; t < sequences.cu_seqlens[s + 1]; ++t) {
       const std::int64_t position = positions[static_cast<std::size_t>(t)];
       if (position <= previous)
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: token {} of sequence {}: expected more than {}, found {}", place, t, s, previous, position)};
+        throw Error{ErrorKind::bad_input, fmt::format("{}: token {} of sequence {}: expected more than {}, found {}",
+                                                      place, t, s, previous, position)};
       previous = position;
     }
   }
@@ -113,10 +116,12 @@ void check_positions(const Sequences& sequences, const std::string& place) {
 void check_generated(const Sequences& sequences, const std::string& place) {
   const auto& flags = sequences.generated;
   if (flags.size() != sequences.positions.size())
-    throw Error{ErrorKind::bad_input, fmt::format("{}: expected {} flags, found {}", place, sequences.positions.size(), flags.size())};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: expected {} flags, found {}", place, sequences.positions.size(), flags.size())};
   const auto wrong = std::ranges::find_if(flags, [](std::uint8_t flag) { return flag > 1; });
   if (wrong != flags.end())
-    throw Error{ErrorKind::bad_input, fmt::format("{}: token {}: expected 0 or 1, found {}", place, wrong - flags.begin(), *wrong)};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: token {}: expected 0 or 1, found {}", place, wrong - flags.begin(), *wrong)};
 }
 
 Sequences read_sequences(const hdf5::Group& root) {
@@ -139,7 +144,8 @@ std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
     if (name.find_first_not_of("0123456789") != name.npos) continue;
     const auto number = decimal(name);
     if (!number || *number >= num_layers)
-      reject(layers, fmt::format("expected layers from 0 to {} without leading zeros, found '{}'", num_layers - 1, printable(name)));
+      reject(layers, fmt::format("expected layers from 0 to {} without leading zeros, found '{}'", num_layers - 1,
+                                 printable(name)));
     numbers.push_back(*number);
   }
   if (numbers.empty()) reject(layers, "holds no layer");
@@ -148,29 +154,16 @@ std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
 }
 
 void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
-  std::vector<int> numbers;
-  faults.collect([&] { numbers = layer_numbers(root.group("layers"), part.num_layers > 0 ? part.num_layers : kMaxLayers); });
+  const hdf5::Group layers = root.group("layers");
   // When the sequences are at fault any number of tokens will do: that fault is reported already.
   const std::int64_t tokens = part.sequences.positions.empty() ? -1 : part.sequences.tokens();
-  for (const int number : numbers)
-    faults.collect([&] { part.layers.emplace(number, read_layer_part(part.open_layer(number), tokens, faults)); });
+  for (const int number : layer_numbers(layers, part.num_layers > 0 ? part.num_layers : kMaxLayers)) {
+    faults.collect([&] {
+      const hdf5::Group layer = layers.group(std::to_string(number).c_str(), fmt::format("layer {}", number));
+      part.layers.emplace(number, read_layer_part(layer, tokens, faults));
+    });
+  }
 }
-
-}  // namespace
-
-void Sequences::append(const Sequences& other) {
-  const std::int64_t first = tokens();
-  if (cu_seqlens.empty()) cu_seqlens.push_back(0);
-  for (std::size_t s = 1; s < other.cu_seqlens.size(); ++s) cu_seqlens.push_back(first + other.cu_seqlens[s]);
-  positions.insert(positions.end(), other.positions.begin(), other.positions.end());
-  generated.insert(generated.end(), other.generated.begin(), other.generated.end());
-}
-
-hdf5::Group DumpPart::open_layer(int layer) const {
-  return file.root().group("layers").group(std::to_string(layer).c_str(), fmt::format("layer {}", layer));
-}
-
-namespace {
 
 std::optional<DumpPart> read_structure(const std::filesystem::path& path, Faults& faults) {
   std::optional<DumpPart> part;
@@ -185,16 +178,42 @@ std::optional<DumpPart> read_structure(const std::filesystem::path& path, Faults
   return part;
 }
 
+void rehearse_read(const StoredTensor& tensor) {
+  if (!tensor.dataset.is_chunked()) return;
+  std::vector<std::byte> raw(tensor.dataset.bytes());
+  tensor.dataset.read(raw);
+}
+
+/// Everything that HDF5 will ever do with this file: its structure, and the data that only HDF5 can find.
+void rehearse(const std::filesystem::path& path) {
+  Faults ignored;
+  const auto part = read_structure(path, ignored);
+  if (!part || ignored.count() > 0) return;  // then we shall not read any data either
+  for (const auto& [number, layer] : part->layers) {
+    rehearse_read(layer.q);
+    rehearse_read(layer.k);
+    for (const auto* tensor : {&layer.v, &layer.o_proj, &layer.output_curvature})
+      if (tensor->has_value()) rehearse_read(**tensor);
+  }
+}
+
 }  // namespace
 
+void Sequences::append(const Sequences& other) {
+  const std::int64_t first = tokens();
+  if (cu_seqlens.empty()) cu_seqlens.push_back(0);
+  for (std::size_t s = 1; s < other.cu_seqlens.size(); ++s) cu_seqlens.push_back(first + other.cu_seqlens[s]);
+  positions.insert(positions.end(), other.positions.begin(), other.positions.end());
+  generated.insert(generated.end(), other.generated.begin(), other.generated.end());
+}
+
 std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults) {
-  const auto rehearse = [&] {
-    Faults ignored;
-    read_structure(path, ignored);
-  };
   const bool survived = faults.collect([&] {
-    if (const auto fate = fate_in_child(rehearse))
-      throw Error{ErrorKind::bad_input, fmt::format("{}: damaged HDF5 file: the HDF5 library does not survive it ({})", path.string(), *fate)};
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(path, error);
+    if (const auto fate = fate_in_child([&] { rehearse(path); }, error ? 0 : bytes))
+      throw Error{ErrorKind::bad_input, fmt::format("{}: damaged HDF5 file: the HDF5 library does not survive it ({})",
+                                                    path.string(), *fate)};
   });
   return survived ? read_structure(path, faults) : std::nullopt;
 }

@@ -24,13 +24,17 @@ struct Sequences {
   void append(const Sequences& other);
 };
 
+/// A tensor of one layer in one file, ready to be read.
+struct StoredTensor {
+  hdf5::Dataset dataset = {};
+  DType dtype = DType::f32;
+};
+
 /// What one file says of one layer.
 struct LayerPart {
-  LayerGeometry geometry;
-  DType q = DType::f32, k = DType::f32;
-  std::optional<DType> v;
-  std::int64_t o_proj_rows = 0;  ///< 0 = there is no o_proj
-  bool has_output_curvature = false;
+  LayerGeometry geometry = {};
+  StoredTensor q = {}, k = {};
+  std::optional<StoredTensor> v = {}, o_proj = {}, output_curvature = {};
 };
 
 /// One file of a dump, open, its structure checked.
@@ -42,8 +46,7 @@ struct DumpPart {
   Sequences sequences = {};
   std::map<int, LayerPart> layers = {};
 
-  std::string name() const { return file.path().string(); }
-  hdf5::Group open_layer(int layer) const;
+  const std::string& name() const { return file.name(); }
 };
 
 /// Opens a file and checks its structure against formats/dump.md. Faults are added to `faults`; if there are any, the

@@ -39,14 +39,15 @@ std::string read_variable_string(hid_t attribute, hid_t stored_type, const std::
   H5Tset_size(type, H5T_VARIABLE);
   H5Tset_cset(type, H5Tget_cset(stored_type));  // HDF5 refuses to convert between character sets
   char* raw = nullptr;
-  if (H5Aread(attribute, type, &raw) < 0) reject(place, "cannot be read: " + library_reason());
+  if (H5Aread(attribute, type, static_cast<void*>(&raw)) < 0) reject(place, "cannot be read: " + library_reason());
   const std::unique_ptr<char, LibraryFree> text(raw);
   return text ? text.get() : "";  // an empty string is stored as a null pointer
 }
 
 std::string read_fixed_string(hid_t attribute, hid_t stored_type, const std::string& place) {
   const std::size_t size = H5Tget_size(stored_type);
-  if (size > kMaxStringBytes) reject(place, fmt::format("string of {} bytes, expected at most {}", size, kMaxStringBytes));
+  if (size > kMaxStringBytes)
+    reject(place, fmt::format("string of {} bytes, expected at most {}", size, kMaxStringBytes));
   std::string text(size, '\0');
   if (H5Aread(attribute, stored_type, text.data()) < 0) reject(place, "cannot be read: " + library_reason());
   text.resize(std::min(text.find('\0'), text.size()));
@@ -57,8 +58,8 @@ std::string read_fixed_string(hid_t attribute, hid_t stored_type, const std::str
 }  // namespace
 
 QuietErrors::QuietErrors() {
-  // At exit the library would try to close what a damaged file kept open, and complain. Nothing here needs that: all files
-  // are read-only. It must be said before the first other call.
+  // At exit the library would try to close what a damaged file kept open, and complain. Nothing here needs that: all
+  // files are read-only. It must be said before the first other call.
   [[maybe_unused]] static const herr_t no_cleanup_at_exit = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -96,7 +97,8 @@ std::int64_t Object::integer_attribute(const char* name) const {
   const TypeHandle type(H5Aget_type(attribute));
   if (!is_integer_le(type)) fail(fmt::format("attribute {}: expected an integer, found {}", name, describe_type(type)));
   std::int64_t value = 0;  // uint64 beyond int64 is clipped, and every caller checks a range
-  if (H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0) fail(fmt::format("attribute {} cannot be read: {}", name, library_reason()));
+  if (H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0)
+    fail(fmt::format("attribute {} cannot be read: {}", name, library_reason()));
   return value;
 }
 
@@ -106,14 +108,18 @@ double Object::float_attribute(const char* name) const {
   if (!is_float_le(type) && !is_integer_le(type))
     fail(fmt::format("attribute {}: expected a float, found {}", name, describe_type(type)));
   double value = 0.0;
-  if (H5Aread(attribute, H5T_NATIVE_DOUBLE, &value) < 0) fail(fmt::format("attribute {} cannot be read: {}", name, library_reason()));
+  if (H5Aread(attribute, H5T_NATIVE_DOUBLE, &value) < 0)
+    fail(fmt::format("attribute {} cannot be read: {}", name, library_reason()));
   return value;
 }
 
 // ---- Group
 
-Group::Group(GroupHandle handle, std::string place, std::filesystem::path file)
-    : Object(handle, std::move(place)), handle_(std::move(handle)), file_(std::move(file)) {}
+Group::Group(GroupHandle handle, std::string place, std::string file_name, int descriptor)
+    : Object(handle, std::move(place)),
+      handle_(std::move(handle)),
+      file_name_(std::move(file_name)),
+      descriptor_(descriptor) {}
 
 bool Group::has(const char* name) const { return H5Lexists(handle_, name, H5P_DEFAULT) > 0; }
 
@@ -125,19 +131,24 @@ void Group::require_hard_link(const char* name, const std::string& child_place) 
 }
 
 Group Group::group(const char* name, std::string_view label) const {
-  std::string child_place = label.empty() ? fmt::format("{}: {}", place(), name) : fmt::format("{}: {}", file_.string(), label);
+  std::string child_place =
+      label.empty() ? fmt::format("{}: {}", place(), name) : fmt::format("{}: {}", file_name_, label);
   require_hard_link(name, child_place);
   GroupHandle child(H5Gopen2(handle_, name, H5P_DEFAULT));
   if (!child.is_open()) reject(child_place, "cannot be opened as a group: " + library_reason());
-  return {std::move(child), std::move(child_place), file_};
+  return {std::move(child), std::move(child_place), file_name_, descriptor_};
 }
 
 Dataset Group::dataset(const char* name) const {
   std::string child_place = fmt::format("{}: {}", place(), name);
   require_hard_link(name, child_place);
-  DatasetHandle child(H5Dopen2(handle_, name, H5P_DEFAULT));
+  // A chunk larger than the cache is read row by row, which for odd shapes of chunks means a few bytes per system call.
+  constexpr std::size_t kCacheSlots = 101, kCacheBytes = std::size_t{4} << 20;
+  const PropertyHandle access(H5Pcreate(H5P_DATASET_ACCESS));
+  H5Pset_chunk_cache(access, kCacheSlots, kCacheBytes, 1.0);
+  DatasetHandle child(H5Dopen2(handle_, name, access));
   if (!child.is_open()) reject(child_place, "cannot be opened as a dataset: " + library_reason());
-  return {std::move(child), std::move(child_place), file_};
+  return {std::move(child), std::move(child_place), descriptor_};
 }
 
 std::vector<std::string> Group::link_names() const {
@@ -161,15 +172,24 @@ File File::open(const std::filesystem::path& path) {
   if (error) reject(path.string(), "cannot open: " + error.message(), ErrorKind::io);
   if (!is_file) reject(path.string(), "cannot open: not a regular file", ErrorKind::io);
   if (H5Fis_hdf5(path.c_str()) <= 0) reject(path.string(), "not an HDF5 file");
-  FileHandle handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
+  const PropertyHandle access(H5Pcreate(H5P_FILE_ACCESS));
+  H5Pset_fapl_sec2(access);  // plain system calls on one descriptor, which Dataset::read() shares
+  FileHandle handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access));
   if (!handle.is_open()) reject(path.string(), "damaged HDF5 file: " + library_reason());
-  return {std::move(handle), path};
+  return {std::move(handle), path.string()};
+}
+
+File::File(FileHandle handle, std::string name) : handle_(std::move(handle)), name_(std::move(name)) {
+  void* descriptor = nullptr;
+  if (H5Fget_vfd_handle(handle_, H5P_DEFAULT, &descriptor) < 0 || descriptor == nullptr)
+    reject(name_, "cannot be read: " + library_reason(), ErrorKind::io);
+  descriptor_ = *static_cast<int*>(descriptor);
 }
 
 Group File::root() const {
   GroupHandle root(H5Gopen2(handle_, "/", H5P_DEFAULT));
-  if (!root.is_open()) reject(path_.string(), "damaged HDF5 file: " + library_reason());
-  return {std::move(root), path_.string(), path_};
+  if (!root.is_open()) reject(name_, "damaged HDF5 file: " + library_reason());
+  return {std::move(root), name_, name_, descriptor_};
 }
 
 }  // namespace kvq::hdf5

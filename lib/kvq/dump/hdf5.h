@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-/// Small owning types over the HDF5 C API, for reading files that nobody vouches for. Every failure becomes a kvq::Error
-/// that names the file and the object. Only what a dump needs is let through: hard links, plain little-endian types,
-/// contiguous or chunked storage without filters that is really in the file.
+/// Small owning types over the HDF5 C API, for reading files that nobody vouches for. Every failure becomes a
+/// kvq::Error that names the file and the object. Only what a dump needs is let through: hard links, plain
+/// little-endian types, contiguous or chunked storage without filters that is really in the file.
 namespace kvq::hdf5 {
 
 /// Owns one HDF5 identifier.
@@ -76,32 +76,39 @@ class Object {
   double float_attribute(const char* name) const;
 
  protected:
+  Object() = default;
   Object(hid_t id, std::string place) : id_(id), place_(std::move(place)) {}
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
   AttributeHandle open_scalar(const char* name) const;
-  hid_t id_;  // owned by the derived class
+  hid_t id_ = -1;  // owned by the derived class
   std::string place_;
 };
 
 class Dataset : public Object {
  public:
-  Dataset(DatasetHandle handle, std::string place, const std::filesystem::path& file);
+  Dataset() = default;
+  /// @param descriptor  of the open file
+  Dataset(DatasetHandle handle, std::string place, int descriptor);
 
   Element element() const { return element_; }
   std::string type_text() const { return describe_type(type_); }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   /// Size of all elements. Checked: it does not overflow, and the file holds that much for this dataset.
   std::uint64_t bytes() const { return bytes_; }
-  /// Reads everything as it is stored; `target` has exactly bytes() bytes.
+  bool is_chunked() const { return layout_ == H5D_CHUNKED; }
+  /// Reads everything as it is stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5.
   void read(std::span<std::byte> target) const;
 
  private:
-  void check_storage(H5D_layout_t layout, const std::filesystem::path& file) const;
+  void check_storage();
 
   DatasetHandle handle_;
   TypeHandle type_;
+  int descriptor_ = -1;
+  H5D_layout_t layout_ = H5D_CONTIGUOUS;
+  std::uint64_t offset_ = 0;  ///< in the file, of contiguous data
   Element element_ = Element::other;
   std::vector<std::int64_t> shape_;
   std::uint64_t bytes_ = 0;
@@ -109,7 +116,7 @@ class Dataset : public Object {
 
 class Group : public Object {
  public:
-  Group(GroupHandle handle, std::string place, std::filesystem::path file);
+  Group(GroupHandle handle, std::string place, std::string file_name, int descriptor);
 
   bool has(const char* name) const;
   /// `label` names the child in messages instead of its path in the file.
@@ -122,7 +129,8 @@ class Group : public Object {
   void require_hard_link(const char* name, const std::string& child_place) const;
 
   GroupHandle handle_;
-  std::filesystem::path file_;
+  std::string file_name_;
+  int descriptor_;
 };
 
 class File {
@@ -130,12 +138,13 @@ class File {
   /// @throws Error{io} if it cannot be opened, Error{bad_input} if it is not a whole HDF5 file
   static File open(const std::filesystem::path& path);
   Group root() const;
-  const std::filesystem::path& path() const { return path_; }
+  const std::string& name() const { return name_; }
 
  private:
-  File(FileHandle handle, std::filesystem::path path) : handle_(std::move(handle)), path_(std::move(path)) {}
+  File(FileHandle handle, std::string name);
   FileHandle handle_;
-  std::filesystem::path path_;
+  std::string name_;
+  int descriptor_ = -1;  ///< belongs to HDF5
 };
 
 }  // namespace kvq::hdf5

@@ -2,6 +2,11 @@
 #include <kvq/dump/hdf5.h>
 #include <kvq/dump/hdf5_detail.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 namespace kvq::hdf5 {
@@ -45,34 +50,57 @@ H5D_layout_t plain_layout(hid_t dataset, const std::string& place) {
   return layout;
 }
 
+std::uint64_t file_size(int descriptor, const std::string& place) {
+  struct stat status;
+  if (::fstat(descriptor, &status) != 0) reject(place, "cannot read the size of the file", ErrorKind::io);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void read_exactly(int descriptor, std::uint64_t offset, std::span<std::byte> target, const std::string& place) {
+  constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // Linux reads at most 2 GiB - 4 KiB in one call
+  while (!target.empty()) {
+    const auto count =
+        ::pread(descriptor, target.data(), std::min(target.size(), kLargestRead), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) reject(place, "cannot be read: " + std::generic_category().message(errno), ErrorKind::io);
+    if (count == 0) reject(place, fmt::format("the file ends {} bytes early", target.size()));
+    offset += static_cast<std::uint64_t>(count);
+    target = target.subspan(static_cast<std::size_t>(count));
+  }
+}
+
 }  // namespace
 
-Dataset::Dataset(DatasetHandle handle, std::string place, const std::filesystem::path& file)
-    : Object(handle, std::move(place)), handle_(std::move(handle)), type_(H5Dget_type(handle_)) {
-  const H5D_layout_t layout = plain_layout(handle_, this->place());
+Dataset::Dataset(DatasetHandle handle, std::string place, int descriptor)
+    : Object(handle, std::move(place)),
+      handle_(std::move(handle)),
+      type_(H5Dget_type(handle_)),
+      descriptor_(descriptor) {
+  layout_ = plain_layout(handle_, this->place());
   element_ = element_of(type_);
   shape_ = shape_of(handle_, this->place());
   bytes_ = bytes_of(shape_, H5Tget_size(type_), this->place());
-  if (bytes_ > 0) check_storage(layout, file);
+  if (bytes_ > 0) check_storage();
 }
 
-/// A dataset may declare any extent without a byte behind it; HDF5 would fill in zeros. What is missing is a fault, found
-/// here before anything of that size is allocated.
-void Dataset::check_storage(H5D_layout_t layout, const std::filesystem::path& file) const {
-  std::error_code error;
-  const std::uint64_t file_bytes = std::filesystem::file_size(file, error);
-  if (error) reject(place(), "cannot read the size of the file: " + error.message(), ErrorKind::io);
+/// A dataset may declare any extent without a byte behind it; HDF5 would fill in zeros. What is missing is a fault,
+/// found here before anything of that size is allocated.
+void Dataset::check_storage() {
+  const std::uint64_t file_bytes = file_size(descriptor_, place());
   const std::uint64_t stored = bytes_ <= file_bytes ? H5Dget_storage_size(handle_) : 0;
-  const haddr_t begin = layout == H5D_CONTIGUOUS ? H5Dget_offset(handle_) : 0;
-  if (begin == HADDR_UNDEF || stored < bytes_ || stored > file_bytes || begin > file_bytes - stored)
+  const haddr_t offset = layout_ == H5D_CONTIGUOUS ? H5Dget_offset(handle_) : 0;
+  if (offset == HADDR_UNDEF || stored < bytes_ || stored > file_bytes || offset > file_bytes - stored)
     fail(fmt::format("expected {} bytes of data, but the file does not hold them (never written, or cut off)", bytes_));
+  offset_ = offset;
 }
 
 void Dataset::read(std::span<std::byte> target) const {
   KVQ_ASSERT(element_ != Element::other && target.size() == bytes_);
   if (target.empty()) return;
+  if (layout_ == H5D_CONTIGUOUS) return read_exactly(descriptor_, offset_, target, place());
   // The memory type is the stored type: HDF5 copies the bytes and converts nothing.
-  if (H5Dread(handle_, type_, H5S_ALL, H5S_ALL, H5P_DEFAULT, target.data()) < 0) fail("cannot be read: " + library_reason());
+  if (H5Dread(handle_, type_, H5S_ALL, H5S_ALL, H5P_DEFAULT, target.data()) < 0)
+    fail("cannot be read: " + library_reason());
 }
 
 }  // namespace kvq::hdf5

@@ -12,9 +12,7 @@ bool is_integer_le(hid_t type) {
   return false;
 }
 
-bool is_float_le(hid_t type) {
-  return H5Tequal(type, H5T_IEEE_F32LE) > 0 || H5Tequal(type, H5T_IEEE_F64LE) > 0;
-}
+bool is_float_le(hid_t type) { return H5Tequal(type, H5T_IEEE_F32LE) > 0 || H5Tequal(type, H5T_IEEE_F64LE) > 0; }
 
 /// HDF5 1.10 has no name for binary16: a writer describes it by its fields, as h5py does for numpy.float16.
 bool is_half_le(hid_t type) {
@@ -42,7 +40,8 @@ std::string describe_type(hid_t type) {
   switch (H5Tget_class(type)) {
     case H5T_INTEGER: return fmt::format("{}{}{}", order, H5Tget_sign(type) == H5T_SGN_NONE ? "uint" : "int", bits);
     case H5T_FLOAT:
-      if (*order == '\0' && !is_float_le(type) && !is_half_le(type)) return fmt::format("a float of {} bits that is not IEEE", bits);
+      if (*order == '\0' && !is_float_le(type) && !is_half_le(type))
+        return fmt::format("a float of {} bits that is not IEEE", bits);
       return fmt::format("{}float{}", order, bits);
     case H5T_STRING: return "string";
     case H5T_BITFIELD: return "bit field";

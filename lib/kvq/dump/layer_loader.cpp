@@ -1,13 +1,15 @@
 #include <kvq/dump/layer_loader.h>
 
 #include <kvq/core/error.h>
-#include <kvq/dump/layer_part.h>
 #include <kvq/dump/number_check.h>
 #include <kvq/dump/rope.h>
 
+#include <fmt/ranges.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 namespace kvq {
@@ -34,19 +36,20 @@ class Hasher {
 
 /// "[5, 2, 17]": the index of an element in a row-major tensor.
 std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape) {
-  std::string text;
+  std::vector<std::string> numbers(shape.size());
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     const auto extent = static_cast<std::size_t>(shape[axis]);
-    text = std::to_string(flat % extent) + (text.empty() ? "" : ", ") + text;
+    numbers[axis] = std::to_string(flat % extent);
     flat /= extent;
   }
-  return "[" + text + "]";
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-/// Reads a dataset as stored; checks its numbers and, given a hasher, hashes its bytes.
-void read_numbers(const hdf5::Dataset& dataset, DType dtype, std::span<std::byte> target, Hasher* hasher) {
+/// Reads a tensor as stored; checks its numbers and, given a hasher, hashes its bytes.
+void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hasher* hasher) {
+  const hdf5::Dataset& dataset = stored.dataset;
   dataset.read(target);
-  NumberCheck check(dtype);
+  NumberCheck check(stored.dtype);
   constexpr std::size_t kBlock = std::size_t{256} << 10;  // stays in the cache between hash and check
   for (std::size_t begin = 0; begin < target.size(); begin += kBlock) {
     const auto block = target.subspan(begin, std::min(kBlock, target.size() - begin));
@@ -59,44 +62,57 @@ void read_numbers(const hdf5::Dataset& dataset, DType dtype, std::span<std::byte
   if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
 }
 
-/// An empty tensor with room for all files' tokens.
+/// Sizes a buffer that is still empty. The first touch of each page costs more than all else that loading does with it;
+/// large pages, where the system has them, make that several times cheaper.
+void resize_large(std::vector<std::byte>& buffer, std::size_t size) {
+  buffer.reserve(size);
+#ifdef MADV_HUGEPAGE
+  constexpr std::size_t kPage = 4096, kWorthIt = std::size_t{8} << 20;
+  void* begin = buffer.data();
+  std::size_t room = size;
+  if (size >= kWorthIt && std::align(kPage, kPage, begin, room) != nullptr)
+    ::madvise(begin, room, MADV_HUGEPAGE);  // a hint: it may fail
+#endif
+  buffer.resize(size);
+}
+
+/// A tensor of zeros with room for all files' tokens.
 ActivationTensor make_tensor(DType dtype, std::int64_t tokens, int heads, int dim) {
   ActivationTensor tensor{.dtype = dtype, .tokens = tokens, .heads = heads, .dim = dim, .raw = {}};
-  tensor.raw.resize(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim) *
-                    size_of(dtype));
+  resize_large(tensor.raw, static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads) *
+                               static_cast<std::size_t>(dim) * size_of(dtype));
   return tensor;
 }
 
 /// Reads one file's share of `tensor`, which begins at its token `first`.
-void read_share(const hdf5::Group& layer, const char* name, std::int64_t first, std::int64_t count, ActivationTensor& tensor,
-                Hasher& hasher) {
-  const hdf5::Dataset dataset = layer.dataset(name);
-  expect_shape(dataset, {count, tensor.heads, tensor.dim});  // holds since the opening, unless the file was changed
+void read_share(const StoredTensor& stored, std::int64_t first, ActivationTensor& tensor, Hasher& hasher) {
   const std::size_t token_bytes = tensor.raw.size() / static_cast<std::size_t>(tensor.tokens);
-  const auto share = std::span(tensor.raw).subspan(static_cast<std::size_t>(first) * token_bytes,
-                                                   static_cast<std::size_t>(count) * token_bytes);
-  read_numbers(dataset, tensor.dtype, share, &hasher);
+  const auto share =
+      std::span(tensor.raw).subspan(static_cast<std::size_t>(first) * token_bytes, stored.dataset.bytes());
+  read_numbers(stored, share, &hasher);
 }
 
-/// Reads a dataset that every file holds alike.
-std::vector<std::byte> read_shared(int layer, const char* name, DType dtype, std::span<const DumpPart* const> parts) {
+using OptionalTensor = std::optional<StoredTensor> LayerPart::*;
+
+/// Reads a tensor that every file holds alike; empty if they do not have it.
+std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const DumpPart* const> parts) {
+  std::vector<float> values;
   std::vector<std::byte> first;
   for (const DumpPart* part : parts) {
-    const hdf5::Dataset dataset = part->open_layer(layer).dataset(name);
-    std::vector<std::byte> raw(dataset.bytes());
-    read_numbers(dataset, dtype, raw, nullptr);
-    if (part == parts.front()) {
-      first = std::move(raw);
-    } else if (raw != first) {
-      throw Error{ErrorKind::bad_input, fmt::format("{}: differs from {}", dataset.place(), parts.front()->name())};
+    const auto& stored = part->layers.at(layer).*which;
+    if (!stored) return {};  // then no file has it: opening the dump made sure that they agree
+    std::vector<std::byte> raw(stored->dataset.bytes());
+    read_numbers(*stored, raw, nullptr);
+    if (part != parts.front()) {
+      if (raw != first)
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: differs from {}", stored->dataset.place(), parts.front()->name())};
+      continue;
     }
+    values.resize(raw.size() / size_of(stored->dtype));
+    widen(stored->dtype, raw.data(), values.size(), values.data());
+    first = std::move(raw);
   }
-  return first;
-}
-
-std::vector<float> widened(DType dtype, const std::vector<std::byte>& raw) {
-  std::vector<float> values(raw.size() / size_of(dtype));
-  widen(dtype, raw.data(), values.size(), values.data());
   return values;
 }
 
@@ -126,34 +142,30 @@ LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, c
                           .cu_seqlens = joined.cu_seqlens,
                           .positions = joined.positions,
                           .generated = joined.generated,
-                          .q = make_tensor(facts.q, joined.tokens(), g.num_q_heads, g.head_dim),
-                          .k = make_tensor(facts.k, joined.tokens(), g.num_kv_heads, g.head_dim),
+                          .q = make_tensor(facts.q.dtype, joined.tokens(), g.num_q_heads, g.head_dim),
+                          .k = make_tensor(facts.k.dtype, joined.tokens(), g.num_kv_heads, g.head_dim),
                           .v = std::nullopt,
                           .o_proj = {},
                           .output_curvature = {},
                           .content_hash = {}};
-  if (facts.v) result.v = make_tensor(*facts.v, joined.tokens(), g.num_kv_heads, g.v_head_dim);
+  if (facts.v) result.v = make_tensor(facts.v->dtype, joined.tokens(), g.num_kv_heads, g.v_head_dim);
 
   Hasher hasher;
   hasher.add(std::as_bytes(std::span(joined.cu_seqlens)));
   hasher.add(std::as_bytes(std::span(joined.positions)));
   std::int64_t first = 0;
   for (const DumpPart* part : parts) {
-    const hdf5::Group group = part->open_layer(layer);
-    const std::int64_t count = part->sequences.tokens();
-    read_share(group, "q", first, count, result.q, hasher);
-    read_share(group, "k", first, count, result.k, hasher);
-    if (result.v) read_share(group, "v", first, count, *result.v, hasher);
-    first += count;
+    const LayerPart& stored = part->layers.at(layer);
+    read_share(stored.q, first, result.q, hasher);
+    read_share(stored.k, first, result.k, hasher);
+    if (result.v && stored.v) read_share(*stored.v, first, *result.v, hasher);
+    first += part->sequences.tokens();
   }
   result.content_hash = hasher.result();
 
-  if (facts.o_proj_rows > 0) {
-    result.o_proj = widened(DType::f16, read_shared(layer, "o_proj", DType::f16, parts));
-    result.o_proj_rows = facts.o_proj_rows;
-  }
-  if (facts.has_output_curvature)
-    result.output_curvature = widened(DType::f32, read_shared(layer, "output_curvature", DType::f32, parts));
+  result.o_proj = read_shared(layer, &LayerPart::o_proj, parts);
+  if (facts.o_proj) result.o_proj_rows = facts.o_proj->dataset.shape()[0];
+  result.output_curvature = read_shared(layer, &LayerPart::output_curvature, parts);
   if (parts.front()->capture_point == CapturePoint::pre_rope && g.rope.layout != RopeLayout::none) {
     rotate(g.rope, joined.positions, result.q);
     rotate(g.rope, joined.positions, result.k);

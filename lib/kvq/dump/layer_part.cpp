@@ -20,13 +20,23 @@ constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text;
-  for (const std::int64_t extent : shape) text += (text.empty() ? "" : ", ") + (extent < 0 ? "any" : std::to_string(extent));
+  for (const std::int64_t extent : shape)
+    text += (text.empty() ? "" : ", ") + (extent < 0 ? "any" : std::to_string(extent));
   return "[" + text + "]";
+}
+
+/// -1 matches any extent.
+void expect_shape(const hdf5::Dataset& dataset, const std::vector<std::int64_t>& expected) {
+  const bool fits =
+      std::ranges::equal(dataset.shape(), expected, [](auto is, auto want) { return want == -1 || is == want; });
+  if (!fits)
+    reject(dataset, fmt::format("expected shape {}, found {}", shape_text(expected), shape_text(dataset.shape())));
 }
 
 double read_positive(const hdf5::Object& object, const char* name) {
   const double value = object.float_attribute(name);
-  if (!std::isfinite(value) || value <= 0.0) reject(object, fmt::format("{}: expected a positive number, found {}", name, value));
+  if (!std::isfinite(value) || value <= 0.0)
+    reject(object, fmt::format("{}: expected a positive number, found {}", name, value));
   return value;
 }
 
@@ -34,7 +44,8 @@ AttentionKind read_kind(const hdf5::Group& layer) {
   const std::string word = layer.string_attribute("kind");
   if (word == "gqa") return AttentionKind::gqa;
   if (word == "mla_rope") return AttentionKind::mla_rope;
-  reject(layer, fmt::format("kind '{}' is not supported, expected gqa or mla_rope", printable(word)), ErrorKind::unsupported);
+  reject(layer, fmt::format("kind '{}' is not supported, expected gqa or mla_rope", printable(word)),
+         ErrorKind::unsupported);
 }
 
 RopeLayout read_layout(const hdf5::Group& layer) {
@@ -64,7 +75,8 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   rope.layout = read_layout(layer);
   rope.dim = read_bounded(layer, "rotary_dim", 0, kMaxHeadDim);
   rope.offset = read_bounded(layer, "rotary_offset", 0, kMaxHeadDim);
-  if (layer.has_attribute("rope_attention_factor")) rope.attention_factor = read_positive(layer, "rope_attention_factor");
+  if (layer.has_attribute("rope_attention_factor"))
+    rope.attention_factor = read_positive(layer, "rope_attention_factor");
   if (rope.layout == RopeLayout::none) {
     if (rope.dim != 0) reject(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
     return rope;
@@ -72,14 +84,16 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   if (rope.dim == 0 || rope.dim % 2 != 0)
     reject(layer, fmt::format("rotary_dim: expected a positive even number, found {}", rope.dim));
   if (head_dim > 0 && rope.offset + rope.dim > head_dim)
-    reject(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset, rope.offset + rope.dim, head_dim));
+    reject(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset,
+                              rope.offset + rope.dim, head_dim));
   rope.inv_freq = read_inv_freq(layer, rope.dim);
   return rope;
 }
 
 void check_heads(const hdf5::Group& layer, const LayerGeometry& geometry) {
   if (geometry.num_q_heads % geometry.num_kv_heads != 0)
-    reject(layer, fmt::format("num_q_heads {} is not a multiple of num_kv_heads {}", geometry.num_q_heads, geometry.num_kv_heads));
+    reject(layer, fmt::format("num_q_heads {} is not a multiple of num_kv_heads {}", geometry.num_q_heads,
+                              geometry.num_kv_heads));
   if (geometry.kind == AttentionKind::mla_rope && geometry.num_kv_heads != 1)
     reject(layer, fmt::format("num_kv_heads: expected 1 for kind mla_rope, found {}", geometry.num_kv_heads));
 }
@@ -104,7 +118,8 @@ DType read_dtype(const hdf5::Dataset& dataset) {
   const std::string word = dataset.string_attribute("kvq_dtype");
   const auto dtype = activation_dtype(word);
   if (!dtype)
-    reject(dataset, fmt::format("kvq_dtype '{}' is not supported, expected float32, float16 or bfloat16", printable(word)),
+    reject(dataset,
+           fmt::format("kvq_dtype '{}' is not supported, expected float32, float16 or bfloat16", printable(word)),
            ErrorKind::unsupported);
   using hdf5::Element;
   const Element found = dataset.element();
@@ -112,41 +127,40 @@ DType read_dtype(const hdf5::Dataset& dataset) {
                     : *dtype == DType::f16 ? found == Element::f16 || found == Element::u16
                                            : found == Element::u16;
   const char* expected = *dtype == DType::f32 ? "float32" : *dtype == DType::f16 ? "float16 or uint16" : "uint16";
-  if (!fits) reject(dataset, fmt::format("kvq_dtype {} is stored as {}, found {}", word, expected, dataset.type_text()));
+  if (!fits)
+    reject(dataset, fmt::format("kvq_dtype {} is stored as {}, found {}", word, expected, dataset.type_text()));
   return *dtype;
 }
 
-DType read_activation(const hdf5::Group& layer, const char* name, std::vector<std::int64_t> shape) {
-  const hdf5::Dataset dataset = layer.dataset(name);
+StoredTensor read_activation(const hdf5::Group& layer, const char* name, const std::vector<std::int64_t>& shape) {
+  hdf5::Dataset dataset = layer.dataset(name);
   expect_shape(dataset, shape);
-  return read_dtype(dataset);
+  const DType dtype = read_dtype(dataset);
+  return {std::move(dataset), dtype};
 }
 
-std::int64_t read_o_proj_rows(const hdf5::Group& layer, const LayerGeometry& geometry) {
-  const hdf5::Dataset dataset = layer.dataset("o_proj");
+StoredTensor read_o_proj(const hdf5::Group& layer, const LayerGeometry& geometry) {
+  hdf5::Dataset dataset = layer.dataset("o_proj");
   if (dataset.element() != hdf5::Element::f16) reject(dataset, "expected float16, found " + dataset.type_text());
   expect_shape(dataset, {-1, std::int64_t{geometry.num_q_heads} * geometry.v_head_dim});
   if (dataset.shape()[0] == 0) reject(dataset, "has no rows");
-  return dataset.shape()[0];
+  return {std::move(dataset), DType::f16};
 }
 
-void check_output_curvature(const hdf5::Group& layer, const LayerGeometry& geometry) {
-  const hdf5::Dataset dataset = layer.dataset("output_curvature");
+StoredTensor read_output_curvature(const hdf5::Group& layer, const LayerGeometry& geometry) {
+  hdf5::Dataset dataset = layer.dataset("output_curvature");
   if (dataset.element() != hdf5::Element::f32) reject(dataset, "expected float32, found " + dataset.type_text());
   expect_shape(dataset, {geometry.num_q_heads, geometry.v_head_dim, geometry.v_head_dim});
+  return {std::move(dataset), DType::f32};
 }
 
 }  // namespace
 
 int read_bounded(const hdf5::Object& object, const char* name, std::int64_t low, std::int64_t high) {
   const std::int64_t value = object.integer_attribute(name);
-  if (value < low || value > high) reject(object, fmt::format("{}: expected {} to {}, found {}", name, low, high, value));
+  if (value < low || value > high)
+    reject(object, fmt::format("{}: expected {} to {}, found {}", name, low, high, value));
   return static_cast<int>(value);
-}
-
-void expect_shape(const hdf5::Dataset& dataset, const std::vector<std::int64_t>& expected) {
-  const bool fits = std::ranges::equal(dataset.shape(), expected, [](auto is, auto want) { return want == -1 || is == want; });
-  if (!fits) reject(dataset, fmt::format("expected shape {}, found {}", shape_text(expected), shape_text(dataset.shape())));
 }
 
 LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults& faults) {
@@ -160,11 +174,8 @@ LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults&
   faults.collect([&] { part.k = read_activation(layer, "k", {tokens, g.num_kv_heads, g.head_dim}); });
   if (g.kind == AttentionKind::gqa || layer.has("v"))
     faults.collect([&] { part.v = read_activation(layer, "v", {tokens, g.num_kv_heads, g.v_head_dim}); });
-  if (layer.has("o_proj")) faults.collect([&] { part.o_proj_rows = read_o_proj_rows(layer, g); });
-  if (layer.has("output_curvature")) {
-    faults.collect([&] { check_output_curvature(layer, g); });
-    part.has_output_curvature = true;
-  }
+  if (layer.has("o_proj")) faults.collect([&] { part.o_proj = read_o_proj(layer, g); });
+  if (layer.has("output_curvature")) faults.collect([&] { part.output_curvature = read_output_curvature(layer, g); });
   return part;
 }
 

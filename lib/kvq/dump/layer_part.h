@@ -3,8 +3,6 @@
 #include <kvq/dump/dump_part.h>
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 namespace kvq {
 
@@ -14,8 +12,5 @@ int read_bounded(const hdf5::Object& object, const char* name, std::int64_t low,
 /// Checks the structure of one layer of one file. Independent faults go to `faults`.
 /// @param tokens  what every tensor must have, or -1 if unknown
 LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults& faults);
-
-/// Throws Error{bad_input} unless the shape is the expected one; -1 matches any extent.
-void expect_shape(const hdf5::Dataset& dataset, const std::vector<std::int64_t>& expected);
 
 }  // namespace kvq

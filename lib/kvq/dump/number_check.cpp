@@ -70,7 +70,8 @@ void NumberCheck::add(std::span<const std::byte> block) {
     const Word mask = exponent_mask<Word>(type_);
     const Verdict verdict = judge_all<Word>(block, mask);
     any_nonzero_ |= verdict.any_nonzero;
-    if (verdict.bad && !first_bad_) first_bad_ = count_ + *find_bad<Word>(block.data(), block.size() / sizeof(Word), mask);
+    if (verdict.bad && !first_bad_)
+      first_bad_ = count_ + *find_bad<Word>(block.data(), block.size() / sizeof(Word), mask);
     count_ += block.size() / sizeof(Word);
   };
   KVQ_ASSERT(type_ == DType::f32 || type_ == DType::f16 || type_ == DType::bf16);

@@ -13,7 +13,7 @@ namespace kvq {
 class NumberCheck {
  public:
   explicit NumberCheck(DType type) : type_(type) {}
-  void add(std::span<const std::byte> block);  ///< whole elements
+  void add(std::span<const std::byte> block);                          ///< whole elements
   std::optional<std::size_t> first_bad() const { return first_bad_; }  ///< index of the first NaN or infinity
   bool all_zero() const { return !any_nonzero_; }
 

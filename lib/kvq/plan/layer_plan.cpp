@@ -39,6 +39,7 @@ struct Checker {
     if (!rotation.sign_choice.empty()) expect_size(rotation.sign_choice.size(), heads, "sign_choice");
     if (!rotation.eigenbasis.empty()) expect_size(rotation.eigenbasis.size(), heads * d * d, "eigenbasis");
     if (!rotation.spectrum.empty()) expect_size(rotation.spectrum.size(), heads * d, "spectrum");
+    if (rotation.eigenbasis.empty() != rotation.spectrum.empty()) fail("eigenbasis and spectrum: expected both or none");
     expect_finite(rotation.matrix, "rotation");
     expect_finite(rotation.eigenbasis, "eigenbasis");
     expect_finite(rotation.spectrum, "spectrum");

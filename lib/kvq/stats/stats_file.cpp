@@ -2,6 +2,7 @@
 #include <kvq/artifact/versions.h>
 #include <kvq/container/safetensors.h>
 #include <kvq/core/error.h>
+#include <kvq/dump/number_check.h>
 #include <kvq/stats/stats_file.h>
 
 #include <algorithm>
@@ -79,12 +80,26 @@ SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, 
   if (!type_fits || info.shape != std::vector<std::int64_t>{count, heads, dim})
     throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]", file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
+  NumberCheck check(info.dtype);
+  check.add(bytes);
+  if (check.first_bad()) throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
+}
+
+std::vector<float> read_value_weight(const SafetensorsFile& file, const std::string& tensor, std::int64_t count, int heads) {
+  std::vector<float> weights = file.read<float>(tensor, {count, heads});
+  for (const float weight : weights) {
+    if (!std::isfinite(weight)) throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+    if (weight < 0.0f) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected weights of at least 0, found {}", file.name(), tensor, weight)};
+  }
+  return weights;
 }
 
 TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
   TokenSample sample;
   sample.key = file.read<std::int64_t>(name_of(row.layer, "sample.key"), {-1});
+  if (!std::is_sorted(sample.key.begin(), sample.key.end()))
+    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected ascending keys", file.name(), name_of(row.layer, "sample.key"))};
   const std::int64_t n = sample.size();
   sample.token = file.read<std::int64_t>(name_of(row.layer, "sample.token"), {n});
   const LayerGeometry& g = row.geometry;
@@ -92,7 +107,7 @@ TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
   sample.k = read_rows(file, row.layer, "k", n, g.num_kv_heads, g.head_dim);
   if (row.has_values) sample.v = read_rows(file, row.layer, "v", n, g.num_kv_heads, g.v_head_dim);
   const std::string weights = name_of(row.layer, "sample.value_weight");
-  if (file.has(weights)) sample.value_weight = file.read<float>(weights, {n, g.num_kv_heads});
+  if (file.has(weights)) sample.value_weight = read_value_weight(file, weights, n, g.num_kv_heads);
   if (n == 0) throw Error{ErrorKind::bad_input, fmt::format("{}: layer {}: empty sample", file.name(), row.layer)};
   return sample;
 }
