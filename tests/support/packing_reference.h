@@ -1,0 +1,30 @@
+#pragma once
+
+#include <kvq/plan/scheme.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// formats/packing.md written down a second time, for comparison bit by bit. Every binary32 step is made in double and
+/// rounded once, which gives the same number (a double has more than twice the bits), whatever a compiler fuses.
+namespace kvq::test {
+
+/// The number of a binary floating-point format nearest to `value`, ties to even, saturating.
+/// @param precision  significant bits; @param min_exponent  of the smallest normal number; @param largest  finite number
+double nearest(double value, int precision, int min_exponent, double largest);
+double nearest_f16(double value);
+double nearest_bf16(double value);
+double nearest_in(ScaleType type, double value);
+
+struct ReferenceRow {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> numbers;
+  std::vector<float> decoded;
+};
+ReferenceRow reference_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row);
+
+/// Codes as a bit stream, one bit at a time.
+std::vector<std::uint8_t> reference_stream(std::span<const std::uint8_t> codes, int bits);
+
+}  // namespace kvq::test

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace kvq::test {
+
+/// Seeded numbers for test data, equal on every machine; not the library's own generator.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::uint32_t bits() { return static_cast<std::uint32_t>(engine_() >> 32); }
+  double uniform(double low = 0.0, double high = 1.0);  ///< in (low, high)
+  double normal();
+  int integer(int low, int high);  ///< both ends included
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+std::vector<float> gaussian(std::size_t count, std::uint64_t seed, double scale = 1.0);
+std::vector<double> gaussian_double(std::size_t count, std::uint64_t seed, double scale = 1.0);
+
+/// Rows [rows, dim] as keys look: Gaussian, with a few channels `factor` times as large and off zero.
+std::vector<float> rows_with_outliers(std::size_t rows, int dim, std::uint64_t seed, double factor = 20.0);
+
+/// Any finite binary32 with equal chance for every pattern: all exponents, subnormals, both zeros.
+float any_finite(Random& random);
+
+}  // namespace kvq::test

@@ -1,0 +1,129 @@
+// The written vectors are the first truth: every one is held against the codec, bit for bit.
+
+#include <kvq/codec/codec.h>
+#include <kvq/container/json.h>
+#include <kvq/core/dtype.h>
+
+#include "support/compare.h"
+#include "support/container_edit.h"
+
+#include <catch2/catch.hpp>
+
+#include <set>
+#include <string>
+
+using namespace kvq;
+
+namespace {
+
+const Json& packing_vectors() {
+  static const Json file = [] {
+    const std::string path = KVQ_SOURCE_DIR "/formats/vectors.json";
+    return parse_json(test::file_bytes(path), path);
+  }();
+  return file;
+}
+
+std::uint32_t from_hex(const Json& word) { return static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16)); }
+
+/// Hex patterns of a number type as floats.
+std::vector<float> numbers_of(const Json& patterns, ScaleType type) {
+  std::vector<float> numbers;
+  for (const Json& word : patterns) {
+    const std::uint32_t pattern = from_hex(word);
+    const auto half = static_cast<std::uint16_t>(pattern);
+    numbers.push_back(type == ScaleType::fp32 ? std::bit_cast<float>(pattern) : type == ScaleType::fp16 ? f16_to_float(half) : bf16_to_float(half));
+  }
+  return numbers;
+}
+
+std::vector<std::byte> bytes_of(const std::string& hex) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  return bytes;
+}
+
+UniformCoder coder_of(const Json& vector) {
+  UniformCoder coder{.bits = vector.at("bits"), .group_size = vector.at("group_size")};
+  const std::string rule = vector.at("scale_rule"), type = vector.at("scale_type");
+  coder.levels = vector.at("coder") == "affine" ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.rule = rule == "minmax"   ? ScaleRule::minmax
+               : rule == "absmax" ? ScaleRule::absmax
+               : rule == "norm"   ? ScaleRule::norm
+                                  : ScaleRule::least_squares;
+  coder.scale_type = type == "fp16" ? ScaleType::fp16 : type == "bf16" ? ScaleType::bf16 : ScaleType::fp32;
+  if (vector.contains("zero")) coder.zero = vector.at("zero") == "float" ? ZeroKind::floating : ZeroKind::integer;
+  return coder;
+}
+
+void check_uniform(const Json& vector, const std::vector<float>& row) {
+  const UniformCoder coder = coder_of(vector);
+  const int dim = static_cast<int>(row.size());
+  const auto expected_codes = vector.at("codes").get<std::vector<std::uint8_t>>();
+  std::vector<float> expected_numbers = numbers_of(vector.at("scales"), coder.scale_type);
+  for (const float number : numbers_of(vector.at("zeros"), coder.scale_type)) expected_numbers.push_back(number);
+  const std::vector<std::byte> expected_bytes = bytes_of(vector.at("bytes"));
+  const std::vector<float> expected_decoded = numbers_of(vector.at("decoded_bits"), ScaleType::fp32);
+
+  std::vector<std::uint8_t> codes(row.size());
+  std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, dim)));
+  encode_row(coder, vector.value("clip_ratio", 1.0), row, codes, numbers);
+  CHECK(codes == expected_codes);
+  CHECK(test::first_bit_difference(numbers, expected_numbers) == "");
+
+  std::vector<std::byte> bytes(static_cast<std::size_t>(row_bytes(coder, dim)));
+  pack_row(coder, codes, numbers, bytes);
+  CHECK(bytes == expected_bytes);
+  std::vector<std::uint8_t> codes_back(codes.size());
+  std::vector<float> numbers_back(numbers.size());
+  unpack_row(coder, expected_bytes, codes_back, numbers_back);
+  CHECK(codes_back == expected_codes);
+  CHECK(test::first_bit_difference(numbers_back, expected_numbers) == "");
+
+  std::vector<float> decoded(row.size());
+  decode_row(coder, expected_codes, expected_numbers, decoded);
+  CHECK(test::first_bit_difference(decoded, expected_decoded) == "");
+  std::vector<float> in_place = row;
+  quantize_row(coder, vector.value("clip_ratio", 1.0), in_place);
+  CHECK(test::first_bit_difference(in_place, expected_decoded) == "");
+}
+
+void check_exact(const Json& vector, std::vector<float> row) {
+  std::vector<std::byte> bytes;
+  for (const float number : row) {
+    const std::uint16_t pattern = float_to_bf16(number);
+    bytes.push_back(static_cast<std::byte>(pattern & 0xffu));
+    bytes.push_back(static_cast<std::byte>(pattern >> 8));
+  }
+  CHECK(bytes == bytes_of(vector.at("bytes")));
+  CHECK(row_bytes(ExactCoder{}, static_cast<int>(row.size())) == static_cast<std::int64_t>(bytes.size()));
+  quantize_row(ExactCoder{}, 1.0, row);
+  CHECK(test::first_bit_difference(row, numbers_of(vector.at("decoded_bits"), ScaleType::fp32)) == "");
+}
+
+}  // namespace
+
+TEST_CASE("The codec gives every written vector bit for bit", "[codec][golden]") {
+  REQUIRE(packing_vectors().at("format") == "kvq-packing-vectors");
+  REQUIRE(packing_vectors().at("version") == "1.0");
+  std::set<std::string> names;
+  for (const Json& vector : packing_vectors().at("vectors")) {
+    INFO(vector.at("name").get<std::string>() << ": " << vector.at("why").get<std::string>());
+    names.insert(vector.at("name"));
+    const std::vector<float> row = numbers_of(vector.at("x_bits"), ScaleType::fp32);
+    vector.at("coder") == "exact" ? check_exact(vector, row) : check_uniform(vector, row);
+  }
+  CHECK(names.size() >= 116);
+}
+
+TEST_CASE("The written vectors cover every width with every rule and every number type", "[codec][golden]") {
+  std::set<std::string> rules, types;
+  for (const Json& vector : packing_vectors().at("vectors")) {
+    if (vector.at("coder") == "exact") continue;
+    const std::string rule = vector.at("scale_rule").get<std::string>() + vector.value("zero", "");
+    rules.insert(rule + std::to_string(vector.at("bits").get<int>()));
+    types.insert(rule + vector.at("scale_type").get<std::string>());
+  }
+  CHECK(rules.size() == 5 * 8);
+  CHECK(types.size() == 5 * 3);
+}

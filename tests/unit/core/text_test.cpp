@@ -1,0 +1,52 @@
+#include <kvq/core/text.h>
+
+#include <catch2/catch.hpp>
+
+#include <string>
+
+using namespace kvq;
+
+namespace {
+
+/// A code point in UTF-8 with a given number of bytes, also where that many are not allowed.
+std::string encoded(std::uint32_t point, int length) {
+  if (length == 1) return {static_cast<char>(point)};
+  std::string text;
+  for (int i = 0; i < length - 1; ++i) {
+    text.insert(text.begin(), static_cast<char>(0x80u | (point & 0x3fu)));
+    point >>= 6;
+  }
+  const std::uint32_t lead[] = {0, 0, 0xc0u, 0xe0u, 0xf0u, 0xf8u};
+  text.insert(text.begin(), static_cast<char>(lead[length] | point));
+  return text;
+}
+
+int shortest(std::uint32_t point) { return point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4; }
+
+}  // namespace
+
+TEST_CASE("UTF-8 is every code point in its shortest form, and nothing else", "[core]") {
+  for (std::uint32_t point = 0; point < 0x120000; point += point < 0x20000 ? 1 : 61) {
+    const bool surrogate = point >= 0xd800 && point <= 0xdfff;
+    const bool allowed = !surrogate && point <= 0x10ffff;
+    const int bytes = shortest(point);
+    if (is_utf8("a" + encoded(point, bytes) + "z") != allowed) FAIL("code point " << std::hex << point);
+    for (int length = bytes + 1; length <= 4; ++length)
+      if (is_utf8(encoded(point, length))) FAIL("overlong code point " << std::hex << point);
+  }
+  CHECK(is_utf8(""));
+}
+
+TEST_CASE("Cut, lone and impossible UTF-8 bytes are refused", "[core]") {
+  for (const char* text : {"\x80", "a\xbf", "\xc3", "\xe2\x82", "\xe2\x82z", "\xf0\x9f\x98", "\xf0\x9f\x98z", "\xf8\x88\x80\x80\x80", "\xfe",
+                           "\xff", "\xc3\xc3"})
+    CHECK_FALSE(is_utf8(text));
+}
+
+TEST_CASE("Text of unknown origin is one line of printable ASCII in a message", "[core]") {
+  CHECK(printable("plain ~") == "plain ~");
+  CHECK(printable("a\nb\x1b[31m\x7f\xff") == "a\\x0ab\\x1b[31m\\x7f\\xff");
+  CHECK(printable(std::string("\0", 1)) == "\\x00");
+  CHECK(printable("12345", 5) == "12345");
+  CHECK(printable("123456", 5) == "12345...");
+}

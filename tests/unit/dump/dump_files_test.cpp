@@ -1,0 +1,155 @@
+#include <kvq/dump/dump_file.h>
+
+#include "support/dump_writer.h"
+#include "support/error_of.h"
+#include "support/temp_folder.h"
+
+#include <catch2/catch.hpp>
+
+using namespace kvq;
+using namespace kvq::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// Sequences [first, last) of a dump, as a dump of its own.
+DumpContent cut(const DumpContent& whole, std::size_t first, std::size_t last) {
+  DumpContent part = whole;
+  const auto begin = whole.cu_seqlens[first], end = whole.cu_seqlens[last];
+  part.cu_seqlens.assign(whole.cu_seqlens.begin() + static_cast<std::ptrdiff_t>(first),
+                         whole.cu_seqlens.begin() + static_cast<std::ptrdiff_t>(last) + 1);
+  for (std::int64_t& border : part.cu_seqlens) border -= begin;
+  const auto slice = [&](auto& values, std::int64_t row) {
+    if (!values.empty()) values = {values.begin() + begin * row, values.begin() + end * row};
+  };
+  slice(part.positions, 1);
+  slice(part.generated, 1);
+  for (DumpLayer& layer : part.layers) {
+    const LayerGeometry& g = layer.geometry;
+    slice(layer.q, g.num_q_heads * g.head_dim);
+    slice(layer.k, g.num_kv_heads * g.head_dim);
+    slice(layer.v, g.num_kv_heads * g.v_head_dim);
+  }
+  return part;
+}
+
+DumpContent only_layers(DumpContent content, const std::vector<int>& layers) {
+  std::erase_if(content.layers,
+                [&](const DumpLayer& layer) { return std::ranges::find(layers, layer.layer) == layers.end(); });
+  return content;
+}
+
+void check_same(const Dump& a, const Dump& b) {
+  REQUIRE(a.model().layers.size() == b.model().layers.size());
+  CHECK(a.num_sequences() == b.num_sequences());
+  for (const LayerEntry& entry : a.model().layers) {
+    const auto x = a.load_layer(entry.layer), y = b.load_layer(entry.layer);
+    CHECK(x.cu_seqlens == y.cu_seqlens);
+    CHECK(x.positions == y.positions);
+    CHECK(x.generated == y.generated);
+    CHECK(x.q.raw == y.q.raw);
+    CHECK(x.k.raw == y.k.raw);
+    CHECK(x.v->raw == y.v->raw);
+    CHECK(x.o_proj == y.o_proj);
+  }
+}
+
+DumpContent whole_dump() {
+  DumpContent whole = random_dump({.layers = {0, 1, 2}, .lengths = {5, 1, 7}, .capture_point = CapturePoint::pre_rope});
+  whole.generated = std::vector<std::uint8_t>(13, 0);
+  whole.generated[12] = whole.generated[5] = 1;
+  whole.layers[1].o_proj = std::vector<float>(3 * 24, 0.25f);
+  return whole;
+}
+
+}  // namespace
+
+TEST_CASE("However a dump is split, its files join to the same dump", "[dump]") {
+  const TempFolder folder;
+  const DumpContent whole = whole_dump();
+  const auto file = [&](const std::string& name, const DumpContent& content) {
+    write_dump(folder / name, content);
+    return folder / name;
+  };
+  const auto reference = Dump::open({file("whole", whole)});
+  SECTION("by layer") {
+    const auto joined = Dump::open({file("a", only_layers(whole, {1})), file("b", only_layers(whole, {0, 2}))});
+    check_same(reference, joined);
+    CHECK(reference.load_layer(1).content_hash == joined.load_layer(1).content_hash);
+  }
+  SECTION("by sequences") {
+    check_same(reference, Dump::open({file("a", cut(whole, 0, 1)), file("b", cut(whole, 1, 3))}));
+  }
+  SECTION("by both, each layer in its own way") {
+    check_same(reference,
+               Dump::open({file("a", only_layers(cut(whole, 0, 2), {0})), file("b", only_layers(whole, {1})),
+                           file("c", only_layers(cut(whole, 2, 3), {0})), file("d", only_layers(cut(whole, 0, 1), {2})),
+                           file("e", only_layers(cut(whole, 1, 3), {2}))}));
+  }
+}
+
+TEST_CASE("Layers that see other sequences are refused", "[dump]") {
+  const TempFolder folder;
+  const DumpContent whole = whole_dump();
+  write_dump(folder / "a", only_layers(whole, {0, 1}));
+  write_dump(folder / "b", only_layers(cut(whole, 0, 2), {2}));
+  CHECK_THAT(error_text([&] { Dump::open({folder / "a", folder / "b"}); }),
+             Contains("bad_input: layer 2 sees other sequences (from " + (folder / "b").string() + ") than layer 0"));
+  write_dump(folder / "first", cut(whole, 0, 1));
+  write_dump(folder / "second", only_layers(cut(whole, 1, 3), {0, 2}));
+  CHECK_THAT(error_text([&] { Dump::open({folder / "first", folder / "second"}); }),
+             Contains("layer 1 sees other sequences"));
+}
+
+TEST_CASE("Files of different models are refused, all differences together", "[dump]") {
+  const TempFolder folder;
+  DumpContent other = random_dump({.seed = 2});
+  write_dump(folder / "a", random_dump({}));
+  other.model_name = "other";
+  other.model_fingerprint = std::string(64, '0');
+  other.layers[0].geometry.softmax_scale = 0.5;
+  other.layers[0].geometry.rope.inv_freq[1] = 0.25;
+  other.layers[0].dtype = DType::bf16;
+  write_dump(folder / "b", other);
+  const std::string text = error_text([&] { Dump::open({folder / "a", folder / "b"}); });
+  const std::string a = (folder / "a").string(), b = (folder / "b").string();
+  CHECK_THAT(text, Contains(b + ": model_name: expected 'test-model' as in " + a + ", found 'other'"));
+  CHECK_THAT(text, Contains(b + ": model_fingerprint: expected '' as in"));
+  CHECK_THAT(text, Contains(b + ": layer 0: softmax_scale: expected '0.125' as in " + a + ", found '0.5'"));
+  CHECK_THAT(text, Contains(b + ": layer 0: rope_inv_freq differs from " + a));
+  CHECK_THAT(text, Contains(b + ": layer 0: q: kvq_dtype: expected 'float32' as in " + a + ", found 'bfloat16'"));
+}
+
+TEST_CASE("A tensor that all files share must be the same in all", "[dump]") {
+  const TempFolder folder;
+  DumpContent content = random_dump({});
+  content.layers[0].o_proj = std::vector<float>(24, 0.25f);
+  write_dump(folder / "a", content);
+  content.layers[0].o_proj[3] = 0.5f;
+  write_dump(folder / "b", content);
+  const auto dump = Dump::open({folder / "a", folder / "b"});
+  CHECK_THAT(
+      error_text([&] { dump.load_layer(0); }),
+      Contains("bad_input: " + (folder / "b").string() + ": layer 0: o_proj: differs from " + (folder / "a").string()));
+}
+
+TEST_CASE("The same file twice is refused, under any name", "[dump]") {
+  const TempFolder folder;
+  write_dump(folder / "a", random_dump({}));
+  std::filesystem::create_symlink(folder / "a", folder / "b");
+  CHECK_THAT(error_text([&] { Dump::open({folder / "a", folder / "b"}); }), Contains("is the same file as"));
+}
+
+TEST_CASE("Faults of several files are reported together", "[dump]") {
+  const TempFolder folder;
+  write_dump(folder / "a", random_dump({}), [](hid_t file) { remove_attribute(file, "/layers/0", "head_dim"); });
+  write_dump(folder / "b", random_dump({}), [](hid_t file) { remove_attribute(file, "/", "producer"); });
+  const std::string text = error_text([&] { Dump::open({folder / "a", folder / "none", folder / "b"}); });
+  CHECK_THAT(text, Contains((folder / "a").string() + ": layer 0: attribute head_dim is missing\n"));
+  CHECK_THAT(text, Contains((folder / "none").string() + ": cannot open: No such file or directory\n"));
+  CHECK_THAT(text, Contains((folder / "b").string() + ": attribute producer is missing"));
+}
+
+TEST_CASE("A dump of no files is refused", "[dump]") {
+  CHECK_THAT(error_text([] { Dump::open({}); }), Contains("at least one file"));
+}

@@ -1,0 +1,142 @@
+#include <kvq/codec/codec.h>
+#include <kvq/solve/fit.h>
+
+#include "support/compare.h"
+#include "support/matrix.h"
+#include "support/random_data.h"
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <set>
+
+using namespace kvq;
+
+namespace {
+
+constexpr int kDim = 16;
+constexpr std::size_t kRows = 37;
+
+std::vector<float> random_weights(std::uint64_t seed) {
+  std::vector<float> weights = test::gaussian(kRows, seed);
+  for (float& weight : weights) weight = std::abs(weight);
+  return weights;
+}
+
+/// sum_t w_t e_t M e_t^T
+double cost_of(const std::vector<double>& errors, const std::vector<float>& metric, const std::vector<float>& weights) {
+  double cost = 0.0;
+  for (std::size_t t = 0; t < errors.size() / kDim; ++t) {
+    double row = 0.0;
+    for (std::size_t i = 0; i < kDim; ++i)
+      for (std::size_t j = 0; j < kDim; ++j) {
+        const double m = metric.empty() ? (i == j ? 1.0 : 0.0) : static_cast<double>(metric[i * kDim + j]);
+        row += errors[t * kDim + i] * m * errors[t * kDim + j];
+      }
+    cost += row * (weights.empty() ? 1.0 : static_cast<double>(weights[t]));
+  }
+  return cost;
+}
+
+std::vector<double> coding_errors(const RotatedData& data, const Coder& coder, double clip) {
+  std::vector<float> coded = data.rows;
+  for (std::size_t t = 0; t < coded.size() / kDim; ++t) quantize_row(coder, clip, std::span(coded).subspan(t * kDim, kDim));
+  std::vector<double> errors(coded.size());
+  for (std::size_t i = 0; i < coded.size(); ++i) errors[i] = static_cast<double>(data.rows[i]) - static_cast<double>(coded[i]);
+  return errors;
+}
+
+RotatedData rotated_data(std::uint64_t seed, bool metric, bool weights) {
+  const std::vector<double> m = test::random_covariance(kDim, seed);
+  return {.dim = kDim,
+          .rows = test::rows_with_outliers(kRows, kDim, seed, 5.0),
+          .metric = metric ? std::vector<float>(m.begin(), m.end()) : std::vector<float>{},
+          .weights = weights ? random_weights(seed) : std::vector<float>{}};
+}
+
+const Coder kCoders[] = {UniformCoder{.bits = 2, .group_size = 8}, UniformCoder{.bits = 4, .group_size = 16, .zero = ZeroKind::integer},
+                         UniformCoder{.bits = 3, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm}, ExactCoder{}};
+
+}  // namespace
+
+TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", "[solve]") {
+  const std::vector<double> r = test::random_orthogonal(kDim, 4), m = test::random_covariance(kDim, 5);
+  const std::vector<float> center = test::gaussian(kDim, 6);
+  const FitData data{.dim = kDim, .rows = test::gaussian(kRows * kDim, 7, 3.0), .metric = m, .weights = random_weights(8)};
+  CHECK(data.count() == static_cast<std::int64_t>(kRows));
+  for (const bool rotates : {false, true})
+    for (const bool centred : {false, true}) {
+      INFO("rotation " << rotates << ", centre " << centred);
+      const RotatedData found = rotate(data, rotates ? std::span<const double>(r) : std::span<const double>(), centred ? std::span<const float>(center) : std::span<const float>());
+      const std::vector<double> basis = rotates ? r : test::identity(kDim);
+      std::vector<double> expected(kRows * kDim, 0.0);
+      for (std::size_t t = 0; t < kRows; ++t)
+        for (std::size_t i = 0; i < kDim; ++i)
+          for (std::size_t j = 0; j < kDim; ++j)
+            expected[t * kDim + j] += (static_cast<double>(data.rows[t * kDim + i]) - (centred ? static_cast<double>(center[i]) : 0.0)) * basis[i * kDim + j];
+      CHECK(found.dim == kDim);
+      CHECK(test::largest_difference(found.rows, expected) < 1e-5);
+      CHECK(test::largest_difference(found.metric, test::conjugate(m, basis, kDim)) < 1e-6);
+      CHECK(found.weights == data.weights);
+    }
+  const RotatedData plain = rotate({.dim = kDim, .rows = data.rows}, r, {});
+  CHECK(plain.metric.empty());
+  CHECK(plain.weights.empty());
+}
+
+TEST_CASE("Coding cost and energy are the weighted quadratic forms of error and row", "[solve]") {
+  for (const bool metric : {false, true})
+    for (const bool weights : {false, true}) {
+      const RotatedData data = rotated_data(3, metric, weights);
+      INFO("metric " << metric << ", weights " << weights);
+      CHECK(energy(data) == Approx(cost_of(test::widened(data.rows), data.metric, data.weights)).epsilon(1e-5));
+      for (const Coder& coder : kCoders)
+        for (const double clip : {1.0, 0.9})
+          CHECK(coding_cost(data, coder, clip) == Approx(cost_of(coding_errors(data, coder, clip), data.metric, data.weights)).epsilon(1e-5));
+    }
+}
+
+TEST_CASE("The error covariance is the mean outer product of the coding errors", "[solve]") {
+  const RotatedData data = rotated_data(9, false, false);
+  for (const Coder& coder : kCoders) {
+    const std::vector<double> errors = coding_errors(data, coder, 0.95);
+    std::vector<double> expected(kDim * kDim, 0.0);
+    for (std::size_t t = 0; t < kRows; ++t)
+      for (std::size_t i = 0; i < kDim; ++i)
+        for (std::size_t j = 0; j < kDim; ++j) expected[i * kDim + j] += errors[t * kDim + i] * errors[t * kDim + j] / static_cast<double>(kRows);
+    CHECK(test::relative_difference(error_covariance(data, coder, 0.95), expected) < 1e-6);
+  }
+}
+
+TEST_CASE("The clip search finds the best ratio of the grid, over heads together", "[solve]") {
+  std::set<int> winners;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    const auto head = [&](std::uint64_t number) {
+      RotatedData data{.dim = 64, .rows = test::gaussian(kRows * 64, number)};
+      if (seed % 2 == 0) data.weights = random_weights(number);
+      return data;
+    };
+    std::vector<RotatedData> heads = {head(seed)};
+    if (seed % 3 == 0) heads.push_back(head(seed + 50));
+    const UniformCoder coder{.bits = 1 + static_cast<int>(seed % 4), .group_size = seed % 2 == 0 ? 64 : 32};
+    ClipChoice best{0.0, HUGE_VAL};
+    for (int percent = 85; percent <= 100; ++percent) {
+      double cost = 0.0;
+      for (const RotatedData& data : heads) cost += coding_cost(data, coder, percent / 100.0);
+      if (cost <= best.cost) best = {percent / 100.0, cost};
+    }
+    const ClipChoice found = search_clip(heads, coder);
+    INFO("seed " << seed);
+    CHECK(found.ratio == Approx(best.ratio).margin(1e-12));
+    CHECK(found.cost == Approx(best.cost).epsilon(1e-12));
+    winners.insert(static_cast<int>(std::lround(100 * best.ratio)));
+  }
+  CHECK(winners.size() > 3);  // the search had something to find
+}
+
+TEST_CASE("Clip ratios that cost the same go to the larger one", "[solve]") {
+  const RotatedData constant{.dim = kDim, .rows = std::vector<float>(kDim * 4, 1.0f)};
+  const ClipChoice found = search_clip(std::span(&constant, 1), UniformCoder{.bits = 2, .group_size = 16});
+  CHECK(found.ratio == 1.0);
+  CHECK(found.cost == 0.0);
+}

@@ -1,0 +1,245 @@
+#include <kvq/stats/collect.h>
+#include <kvq/stats/stats_file.h>
+
+#include "support/compare.h"
+#include "support/container_edit.h"
+#include "support/error_of.h"
+#include "support/layers.h"
+#include "support/temp_folder.h"
+
+#include <catch2/catch.hpp>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+
+using namespace kvq;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using test::EditableFile;
+using test::error_text;
+using test::TempFolder;
+
+namespace {
+
+StatsHeader header() {
+  return {.model = {.name = "tiny", .fingerprint = std::string(64, 'a'), .config_json = R"({"hidden_size":64})", .num_layers = 6, .layers = {}},
+          .producer = "kvq tests",
+          .capture_point = "post_rope",
+          .seed = 9,
+          .sample_tokens = 17};
+}
+
+LayerStats layer_stats(int layer, bool has_values = true) {
+  const LayerActivations activations = test::make_layer({.layer = layer, .has_values = has_values, .dtype = DType::bf16});
+  return collect(activations, {.moments = test::all_moments(has_values), .sample_tokens = 17, .seed = 9});
+}
+
+void check_equal(const LayerStats& a, const LayerStats& b) {
+  CHECK(a.layer == b.layer);
+  CHECK(a.geometry == b.geometry);
+  CHECK(a.has_values == b.has_values);
+  CHECK(a.tokens == b.tokens);
+  CHECK(a.sequences == b.sequences);
+  CHECK(a.content_hash == b.content_hash);
+  REQUIRE(a.moments.size() == b.moments.size());
+  for (const auto& [which, sums] : a.moments)
+    for (std::size_t head = 0; head < sums.size(); ++head) {
+      const MomentSum& other = b.moment(which).at(head);
+      CHECK(sums[head].dim == other.dim);
+      CHECK(sums[head].sum == other.sum);
+      CHECK(sums[head].mean == other.mean);
+      CHECK(sums[head].weight == other.weight);
+    }
+  CHECK(a.sample.key == b.sample.key);
+  CHECK(a.sample.token == b.sample.token);
+  CHECK(a.sample.q.raw == b.sample.q.raw);
+  CHECK(a.sample.k.raw == b.sample.k.raw);
+  CHECK(a.sample.v.raw == b.sample.v.raw);
+  CHECK(a.sample.k.dtype == b.sample.k.dtype);
+  CHECK(a.sample.v.heads == b.sample.v.heads);
+  CHECK(a.sample.value_weight == b.sample.value_weight);
+}
+
+/// Opens the file and loads every layer.
+std::string reading(const std::filesystem::path& path) {
+  return error_text([&] {
+    const StatsFile file = StatsFile::open(path);
+    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) file.load(i);
+  });
+}
+
+struct Fault {
+  const char* name;
+  const char* kind;
+  const char* word;  ///< in the message
+  std::function<void(EditableFile&)> make;
+};
+
+void set_half(EditableFile& file, const std::string& tensor, std::uint16_t bits) { std::memcpy(file.tensors.at(tensor).data.data() + 2, &bits, 2); }
+void set_double(EditableFile& file, const std::string& tensor, double value) { std::memcpy(file.tensors.at(tensor).data.data() + 8, &value, 8); }
+
+const Fault kFaults[] = {
+    {"another format", "bad_input: ", "kvq-artifact", [](EditableFile& f) { f.metadata["format"] = "kvq-artifact"; }},
+    {"another format in the manifest", "bad_input: ", "format", [](EditableFile& f) { f.manifest["format"] = "kvq-artifact"; }},
+    {"no format", "bad_input: ", "format", [](EditableFile& f) { f.metadata.erase("format"); }},
+    {"a higher major version", "unsupported: ", "2.0", [](EditableFile& f) { f.metadata["version"] = f.manifest["version"] = "2.0"; }},
+    {"an unknown required feature", "unsupported: ", "sparse-moments",
+     [](EditableFile& f) {
+       f.metadata["requires"] = "sparse-moments";
+       f.manifest["requires"] = {"sparse-moments"};
+     }},
+    {"no geometry", "bad_input: ", "geometry", [](EditableFile& f) { f.manifest["layers"][0].erase("geometry"); }},
+    {"heads that do not divide", "bad_input: ", "num_q_heads", [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["num_q_heads"] = 5; }},
+    {"a layer twice", "bad_input: ", "", [](EditableFile& f) { f.manifest["layers"].push_back(f.manifest["layers"][0]); }},
+    {"a layer beyond the model", "bad_input: ", "", [](EditableFile& f) { f.manifest["model"]["num_layers"] = 1; }},
+    {"a moment of the future", "unsupported: ", "third", [](EditableFile& f) { f.manifest["layers"][0]["moments"].push_back("third"); }},
+    {"a missing sum", "bad_input: ", "layers.2.key.sum", [](EditableFile& f) { f.tensors.erase("layers.2.key.sum"); }},
+    {"a missing weight", "bad_input: ", "layers.2.sst.weight", [](EditableFile& f) { f.tensors.erase("layers.2.sst.weight"); }},
+    {"missing sampled rows", "bad_input: ", "layers.2.sample.v", [](EditableFile& f) { f.tensors.erase("layers.2.sample.v"); }},
+    {"a sum of another shape", "bad_input: ", "layers.2.key.sum", [](EditableFile& f) { f.tensors.at("layers.2.key.sum").shape = {1, 2 * 16, 16}; }},
+    {"a sum of another type", "bad_input: ", "layers.2.key.first", [](EditableFile& f) { f.tensors.at("layers.2.key.first").dtype = DType::i64; }},
+    {"NaN in a sum", "numerical: ", "layers.2.query.sum", [](EditableFile& f) { set_double(f, "layers.2.query.sum", std::nan("")); }},
+    {"infinity in a first moment", "numerical: ", "layers.2.query.first", [](EditableFile& f) { set_double(f, "layers.2.query.first", HUGE_VAL); }},
+    {"a weight of zero", "numerical: ", "query", [](EditableFile& f) { set_double(f, "layers.2.query.weight", 0.0); }},
+    {"NaN in sampled keys", "numerical: ", "layers.2.sample.k", [](EditableFile& f) { set_half(f, "layers.2.sample.k", 0x7fc0); }},
+    {"infinity in sampled values", "numerical: ", "layers.2.sample.v", [](EditableFile& f) { set_half(f, "layers.2.sample.v", 0x7f80); }},
+    {"NaN in the value weights", "numerical: ", "layers.2.sample.value_weight",
+     [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, std::numeric_limits<float>::quiet_NaN()); }},
+    {"a negative value weight", "bad_input: ", "layers.2.sample.value_weight", [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, -1.0f); }},
+    {"sampling keys out of order", "bad_input: ", "layers.2.sample.key",
+     [](EditableFile& f) { std::memset(f.tensors.at("layers.2.sample.key").data.data() + 8, 0, 8); }},
+};
+
+}  // namespace
+
+TEST_CASE("A statistics file gives back every bit, also of a layer without values", "[stats]") {
+  const TempFolder folder;
+  const std::vector<LayerStats> layers = {layer_stats(2), layer_stats(3, false), layer_stats(5)};
+  save_stats(header(), layers, folder / "a.kvqstats");
+  const StatsFile file = StatsFile::open(folder / "a.kvqstats");
+  CHECK(file.header().model.name == "tiny");
+  CHECK(file.header().model.fingerprint == std::string(64, 'a'));
+  CHECK(parse_json(file.header().model.config_json, "config") == Json{{"hidden_size", 64}});
+  CHECK(file.header().model.num_layers == 6);
+  CHECK(file.header().producer == "kvq tests");
+  CHECK(file.header().capture_point == "post_rope");
+  CHECK(file.header().seed == 9);
+  CHECK(file.header().sample_tokens == 17);
+  REQUIRE(file.header().model.layers.size() == 3);
+  CHECK_FALSE(file.header().model.layers[1].has_values);
+  for (std::size_t i = 0; i < 3; ++i) {
+    INFO("layer " << layers[i].layer);
+    check_equal(file.load(i), layers[i]);
+    CHECK(file.content_hash(i) == layers[i].content_hash);
+    CHECK(file.tokens(i) == layers[i].tokens);
+    CHECK(file.sequences(i) == layers[i].sequences);
+  }
+}
+
+TEST_CASE("The same statistics give the same bytes, and a round trip changes none", "[stats]") {
+  const TempFolder folder;
+  save_stats(header(), {layer_stats(2), layer_stats(5)}, folder / "a");
+  save_stats(header(), {layer_stats(2), layer_stats(5)}, folder / "b");
+  const StatsFile file = StatsFile::open(folder / "a");
+  save_stats(file.header(), {file.load(0), file.load(1)}, folder / "c");
+  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
+  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "c"));
+}
+
+TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
+  const TempFolder folder;
+  save_stats(header(), {layer_stats(2)}, folder / "good");
+  const EditableFile good = EditableFile::read(folder / "good");
+  good.write(folder / "same");
+  CHECK(test::file_bytes(folder / "good") == test::file_bytes(folder / "same"));
+  for (const Fault& fault : kFaults) {
+    INFO(fault.name);
+    EditableFile bad = good;
+    fault.make(bad);
+    bad.write(folder / "bad");
+    CHECK_THAT(reading(folder / "bad"), StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
+  }
+}
+
+TEST_CASE("A statistics file of a newer minor version is read if it requires nothing unknown", "[stats]") {
+  const TempFolder folder;
+  save_stats(header(), {layer_stats(2)}, folder / "good");
+  EditableFile newer = EditableFile::read(folder / "good");
+  newer.metadata["version"] = newer.manifest["version"] = "1.7";
+  newer.manifest["invented_later"] = true;
+  newer.write(folder / "newer");
+  CHECK(reading(folder / "newer") == "no error");
+}
+
+TEST_CASE("Shards by layer give the bytes of the joint run, in any order", "[stats]") {
+  const TempFolder folder;
+  const LayerStats a = layer_stats(1), b = layer_stats(2, false), c = layer_stats(4);
+  save_stats(header(), {a, b, c}, folder / "joint");
+  save_stats(header(), {a, c}, folder / "first");
+  save_stats(header(), {b}, folder / "second");
+  merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
+  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+  merge_stats_files({folder / "second", folder / "first"}, folder / "merged");
+  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+  merge_stats_files({folder / "joint"}, folder / "merged");
+  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+}
+
+TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
+  const TempFolder folder;
+  const LayerActivations layer = test::make_layer({.layer = 1, .lengths = {13, 1, 31}});
+  const StatsRequest request{.moments = {Moment::query, Moment::key, Moment::scored_value}, .sample_tokens = 17, .seed = 9};
+  const LayerStats joint = collect(layer, request);
+  save_stats(header(), {collect(test::keep_sequences(layer, 0, 2), request)}, folder / "first");
+  save_stats(header(), {collect(test::keep_sequences(layer, 2, 1), request)}, folder / "second");
+  merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
+  const LayerStats merged = StatsFile::open(folder / "merged").load(0);
+  CHECK(merged.tokens == 45);
+  CHECK(merged.sequences == 3);
+  for (const Moment which : request.moments)
+    for (std::size_t head = 0; head < 2; ++head) CHECK(test::relative_difference(merged.moment(which)[head].sum, joint.moment(which)[head].sum) < 1e-12);
+  CHECK(merged.sample.token == joint.sample.token);
+  CHECK(merged.sample.k.raw == joint.sample.k.raw);
+  CHECK(merged.sample.value_weight == joint.sample.value_weight);
+}
+
+TEST_CASE("Statistics files that do not belong together are not merged, and nothing is written", "[stats]") {
+  const TempFolder folder;
+  const LayerStats a = layer_stats(1), b = layer_stats(2);
+  save_stats(header(), {a}, folder / "a");
+  const auto merging = [&](const StatsHeader& other, const LayerStats& stats) {
+    save_stats(other, {stats}, folder / "b");
+    return error_text([&] { merge_stats_files({folder / "a", folder / "b"}, folder / "out"); });
+  };
+  StatsHeader changed = header();
+  changed.model.name = "other";
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("other"));
+  changed = header();
+  changed.model.fingerprint = std::string(64, 'b');
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("fingerprint"));
+  changed = header();
+  changed.model.num_layers = 7;
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("num_layers"));
+  changed = header();
+  changed.capture_point = "pre_rope";
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("capture_point"));
+  changed = header();
+  changed.seed = 10;
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("seed"));
+  changed = header();
+  changed.sample_tokens = 18;
+  CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("sample_tokens"));
+  CHECK_THAT(merging(header(), a), StartsWith("unsupported: ") && Contains("sst"));
+  LayerStats fewer = b;
+  fewer.sequences = 2;
+  CHECK_THAT(merging(header(), fewer), StartsWith("bad_input: ") && Contains("sequences"));
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+}
+
+TEST_CASE("A statistics file that is not there or no container is refused", "[stats]") {
+  const TempFolder folder;
+  CHECK_THAT(error_text([&] { StatsFile::open(folder / "nothing"); }), StartsWith("io: ") && Contains("nothing"));
+  write_file_atomically(folder / "text", std::as_bytes(std::span("not a container", 15)));
+  CHECK_THAT(error_text([&] { StatsFile::open(folder / "text"); }), StartsWith("bad_input: "));
+}
