@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Holds the real #includes of lib/kvq against the dependency picture in lib/kvq/README.md. Standard library only."""
 
+import argparse
 import pathlib
 import re
 import sys
@@ -53,6 +54,7 @@ def faults_of(path, module):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     root = pathlib.Path(__file__).resolve().parent.parent
     faults = []
     folders = {root / "lib/kvq" / name: name for name in NEEDS} | {root / "tools": "tools"}

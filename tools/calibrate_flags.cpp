@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 
 namespace kvq {
 
@@ -87,6 +88,38 @@ std::string pick_composition(const std::string& word) {
   throw Error{ErrorKind::usage, fmt::format("--composition: unknown \"{}\"", word), fmt::format("choose one of {}", fmt::join(names, ", "))};
 }
 
+template <typename T>
+void expect_range(const char* flag, const std::optional<T>& value, T lowest, T highest) {
+  if (value && (*value < lowest || *value > highest))
+    throw Error{ErrorKind::usage, fmt::format("{}: expected {} to {}, found {}", flag, lowest, highest, *value)};
+}
+
+void check_ranges(const CalibrateFlags& f) {
+  constexpr int kMostTokens = 1073741823, kMostChannels = 1024;  // as in the schemas
+  expect_range("--group-size", f.group_size, 0, kMostChannels);
+  expect_range("--sink-tokens", f.sink_tokens, 0, kMostTokens);
+  expect_range("--recent-tokens", f.recent_tokens, 0, kMostTokens);
+  expect_range<std::int64_t>("--seed", f.seed, 0, INT64_MAX);
+}
+
+/// Writing over what is being read would destroy it.
+void refuse_overwriting(const CalibrateFlags& f) {
+  namespace fs = std::filesystem;
+  const auto same = [](const fs::path& a, const fs::path& b) {
+    std::error_code unknown;
+    return fs::equivalent(a, b, unknown) || fs::weakly_canonical(a, unknown) == fs::weakly_canonical(b, unknown);
+  };
+  const auto refuse = [](const char* flag, const std::string& file, const char* what) {
+    throw Error{ErrorKind::usage, fmt::format("{}: {} is {}", flag, file, what), "choose another name"};
+  };
+  for (const std::string& dump : f.dumps) {
+    if (!f.output.empty() && same(f.output, dump)) refuse("--output", f.output, "the dump itself");
+    if (!f.stats.empty() && same(f.stats, dump)) refuse("--stats", f.stats, "the dump itself");
+  }
+  if (f.output.empty() || f.stats.empty() || !same(f.output, f.stats)) return;
+  refuse("--output", f.output, f.dumps.empty() ? "the file that --stats reads" : "the file that --stats writes");
+}
+
 /// A flag that the method would ignore is a mistake that nobody would see in the result.
 void refuse_foreign_flags(const CalibrateFlags& f) {
   struct Rule {
@@ -120,6 +153,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.footer("Methods:" + method_list() + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
              composition_list());
   app.set_config("--config", "", "read flags from an INI or TOML file");
+  app.allow_config_extras(CLI::config_extras_mode::error);
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
 
   const std::string in = "Input and output";
@@ -164,7 +198,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--seed", f.seed, "seed of sample and random rotations")->capture_default_str()->group(run);
   app.add_option("--sample-tokens", f.sample_tokens, "tokens a layer kept for clip and sign search")->check(CLI::Range(16, 1 << 24))->capture_default_str()->group(run);
   app.add_option("--collect", f.collect, "also collect these moments: query key value scored_value scored_query sst, or all")->group(run);
-  app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::PositiveNumber)->capture_default_str()->group(run);
+  app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str()->group(run);
   app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")->group(run);
   app.add_flag("--json", f.json, "one JSON document on stdout")->group(run);
   app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
@@ -175,7 +209,9 @@ Options resolve_options(const CalibrateFlags& f) {
   options.method = f.method;
   find_method(f.method).set_defaults(options);
   refuse_foreign_flags(f);
-  options.seed = f.seed;
+  check_ranges(f);
+  refuse_overwriting(f);
+  options.seed = static_cast<std::uint64_t>(f.seed);
   apply_coder(f, options.k);
   apply_coder(f, options.v);
   if (f.bits) options.k.bits = options.v.bits = *f.bits;

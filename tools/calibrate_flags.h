@@ -23,7 +23,7 @@ struct CalibrateFlags {
   std::vector<std::string> collect;
   bool random_signs = false, resume = false, dry_run = false, json = false, quiet = false, report_rotations = false;
   int threads = 0;
-  std::uint64_t seed = 0;
+  std::int64_t seed = 0;
   std::int64_t sample_tokens = 2048, context = 32768;
 };
 

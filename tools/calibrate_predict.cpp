@@ -34,16 +34,22 @@ double measure_gemm_gflops(int threads) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-/// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D].
+/// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D], signs [H, D].
 double side_bytes(const Options& options, char side, int heads, int dim) {
+  if (options.side(side).bits == 16) return 0.0;
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
-  double floats = options.side(side).center ? h * d : 0.0;
-  const bool has_basis = options.method == "oscar" && options.composition.find('u') != std::string::npos;
-  if (options.method == "oscar" && options.composition != "i" && options.composition != "h") floats += h * d * d;
-  if (has_basis) floats += h * d * d + h * d;
-  if (options.method == "random") floats += h * d * d;
-  return options.side(side).bits == 16 ? 0.0 : 4.0 * floats;
+  const bool is_oscar = options.method == "oscar";
+  const bool has_basis = is_oscar && (options.composition.find('u') != std::string::npos);  // "residual" too
+  const bool is_dense = options.method == "random" || (is_oscar && options.composition != "i" && options.composition != "h");
+  double bytes = options.side(side).center ? 4.0 * h * d : 0.0;
+  if (is_dense) bytes += 4.0 * h * d * d;
+  if (has_basis) bytes += 4.0 * (h * d * d + h * d);
+  if (options.random_signs) bytes += h * d;
+  return bytes;
 }
+
+/// Manifest and header: measured on artifacts of the sample model, most of it the rotary frequencies.
+double manifest_bytes(const LayerGeometry& geometry) { return 1600.0 + 22.0 * static_cast<double>(geometry.rope.inv_freq.size()); }
 
 /// The largest working set of one layer: raw rows, one head group widened, panels of S, the layer's statistics.
 double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest& request, int threads) {
@@ -75,15 +81,16 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
     flops += collect_flops(g, borders, restrict_to_layer(request, entry));
     bytes += static_cast<double>(dump.layer_bytes(entry.layer));
     for (const char side : {'k', 'v'}) {
+      if (std::find(options.exact_layers.begin(), options.exact_layers.end(), entry.layer) != options.exact_layers.end()) continue;
       p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, side == 'k' ? g.head_dim : g.v_head_dim);
       if (options.side(side).bits != 16 && !options.side(side).clip)
         searched_rows += g.num_kv_heads * std::min<double>(static_cast<double>(request.sample_tokens), static_cast<double>(dump.num_tokens()));
     }
-    p.artifact_bytes += 2048.0;
+    p.artifact_bytes += manifest_bytes(g);
     p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, p.threads));
   }
   p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + kSearchSeconds * searched_rows / p.threads;
-  p.peak_bytes += 2.0 * p.artifact_bytes + 64e6;
+  p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // program, libraries and their buffers
   return p;
 }
 

@@ -8,16 +8,30 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <new>
+#include <sstream>
+#include <system_error>
 
 namespace kvq {
 
 namespace {
 
 int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
-  fmt::print(stderr, "{}: error: {}\n", tool, message);
+  // A message of several lines is several faults: each stands on its own.
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, line);
   if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
   return code;
+}
+
+constexpr const char* kNoOutput = "cannot write to standard output";
+
+/// Results may be piped: a full disk or a closed pipe must not look like success.
+int flushed(const char* tool, int code) {
+  std::cout.flush();
+  const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return written ? code : fail(tool, kNoOutput, "", 3);
 }
 
 }  // namespace
@@ -26,15 +40,16 @@ int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::
   try {
     app.parse(argc, argv);
     const int code = body();
-    // Results may be piped: a full disk or a closed pipe must not look like success.
-    if (std::fflush(stdout) != 0) return fail(tool, "cannot write to standard output", "", 3);
-    return code;
+    return flushed(tool, code);
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success) == 0 ? 0 : 1;
+    app.exit(success);
+    return flushed(tool, 0);
   } catch (const CLI::ParseError& error) {
     return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
   } catch (const Error& error) {
     return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
+  } catch (const std::system_error&) {  // fmt::print says so when a stream does not take its text
+    return fail(tool, kNoOutput, "", 3);
   } catch (const std::bad_alloc&) {
     return fail(tool, "out of memory", "run with --dry-run to see how much is needed, or with fewer --threads", 3);
   } catch (const std::exception& error) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -40,7 +41,7 @@ std::string joint_hash(const StatsOrigin& origin) {
 }
 
 StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
-  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = flags.seed};
+  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
   for (const std::string& name : flags.collect) {
     if (name == "all") {
       request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
@@ -68,6 +69,14 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes), format_bytes(p.artifact_bytes));
   return 0;
+}
+
+/// A layer number of a list flag that is not among the layers at hand.
+void check_exact_layers(const Options& options, const ModelGeometry& model) {
+  for (const int layer : options.exact_layers)
+    if (std::none_of(model.layers.begin(), model.layers.end(), [&](const LayerEntry& entry) { return entry.layer == layer; }))
+      throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
+                                                model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
 Artifact decide(const StatsOrigin& origin, const Options& options) {
@@ -134,11 +143,13 @@ int calibrate(const CalibrateFlags& flags) {
   const fs::path output = resolve_output(flags);
   if (flags.dry_run) return dry_run(flags, options, output);
   if (flags.dumps.empty()) {
+    check_exact_layers(options, StatsFile::open(flags.stats).header().model);
     write_artifact(flags, open_stats(flags.stats, wanted), options, output);
     return 0;
   }
 
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  check_exact_layers(options, dump.model());
   const StatsRequest request = make_request(flags, options);
   const fs::path folder = output.string() + ".parts";
   std::signal(SIGINT, say_interrupted);

@@ -28,11 +28,11 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "  kvq-inspect out.safetensors --verify                hash, schema, orthogonality; exit 6 if one fails");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
   app.add_option("artifact", f.artifact, "artifact file")->required();
-  app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::NonNegativeNumber);
+  app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
   app.add_flag("--json", f.json, "one JSON document: the manifest, with what was asked for beside it");
   app.add_flag("--layout", f.layout, "bytes per token, per page, alignment");
   app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--context", f.context, "context length, for --layout")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--context", f.context, "context length, for --layout")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
   app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values");
 }
 

@@ -1,6 +1,6 @@
 // libFuzzer: bytes of a dump file. Opening and loading every layer either works or ends in a clean Error.
-// Seeds: make_dump_seeds. Where HDF5 loops for ever its child process is stopped after 5 s of CPU time, and where it asks
-// for all memory that is the child's matter too: use -timeout=60 -malloc_limit_mb=1048576.
+// Seeds: make_dump_seeds. Where HDF5 loops for ever its child process is stopped after 5 s of CPU time, and where it
+// asks for all memory that is the child's matter too: use -timeout=60 -malloc_limit_mb=1048576.
 
 #include <kvq/core/error.h>
 #include <kvq/dump/dump_file.h>

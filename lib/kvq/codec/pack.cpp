@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 
 #include <bit>
+#include <algorithm>
 #include <cstring>
 
 namespace kvq {
@@ -36,7 +37,7 @@ float load_number(ScaleType type, const std::byte* source) {
 void pack_codes(std::span<const std::uint8_t> codes, int bits, std::span<std::byte> bytes) {
   KVQ_ASSERT(bits >= 1 && bits <= 8 && bytes.size() == (codes.size() * static_cast<std::size_t>(bits) + 7) / 8);
   std::size_t position = 0;
-  std::memset(bytes.data(), 0, bytes.size());
+  std::fill(bytes.begin(), bytes.end(), std::byte{0});
   for (const std::uint8_t code : codes) {
     KVQ_ASSERT(code < (1 << bits));
     const unsigned shifted = unsigned{code} << (position % 8);

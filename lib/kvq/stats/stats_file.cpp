@@ -153,6 +153,16 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   return row;
 }
 
+/// Sums have no redundancy of their own: a flipped bit would be a plausible wrong answer.
+void expect_content_hash(const SafetensorsFile& file) {
+  const auto claimed = file.metadata().find("kvq.content_hash");
+  const std::string expected = claimed == file.metadata().end() ? "none" : claimed->second;
+  const std::string found = content_hash(file, file.metadata().at("kvq.manifest"));
+  if (expected != found)
+    throw Error{ErrorKind::bad_input, fmt::format("{}: content hash: expected {}, found {}", file.name(), expected, found),
+                "the file is damaged: collect again"};
+}
+
 }  // namespace
 
 struct StatsFile::Impl {
@@ -175,6 +185,7 @@ std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.
 StatsFile StatsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_unique<Impl>(Impl{SafetensorsFile::open(path), {}, {}});
   const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema());
+  expect_content_hash(impl->file);
   StatsHeader& header = impl->header;
   header.model = model_from_json(manifest.at("model"));
   header.producer = manifest.at("dump").at("producer");
@@ -240,12 +251,26 @@ void expect_same_origin(const StatsFile& a, const StatsFile& b) {
   if (x.sample_tokens != y.sample_tokens) refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
 }
 
+/// Tokens of a shard named twice would count double.
+void expect_different_shards(const std::vector<StatsFile>& files) {
+  std::map<std::pair<int, std::string>, const StatsFile*> seen;
+  for (const StatsFile& file : files)
+    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) {
+      const int layer = file.header().model.layers[i].layer;
+      const auto [it, fresh] = seen.try_emplace({layer, file.content_hash(i)}, &file);
+      if (!fresh)
+        throw Error{ErrorKind::bad_input, fmt::format("{}: layer {}: the same dump data as in {}", file.name(), layer, it->second->name()),
+                    "name each shard once"};
+    }
+}
+
 }  // namespace
 
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
   KVQ_ASSERT(!inputs.empty());
   std::vector<StatsFile> files;
   for (const auto& path : inputs) files.push_back(StatsFile::open(path));
+  expect_different_shards(files);
   std::map<int, LayerStats> layers;
   for (const StatsFile& file : files) {
     expect_same_origin(files.front(), file);

@@ -59,7 +59,7 @@ SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::ve
   for (std::size_t i = 0; i < order.size(); ++i) {
     const bool first = order[i] < a_count;
     const std::byte* source = first ? a.raw.data() + order[i] * bytes : b.raw.data() + (order[i] - a_count) * bytes;
-    std::memcpy(out.raw.data() + i * bytes, source, bytes);
+    std::copy_n(source, bytes, out.raw.begin() + static_cast<std::ptrdiff_t>(i * bytes));  // of nothing too, without values
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include "support/artifacts.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/same_artifact.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>

@@ -3,10 +3,10 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/methods/method.h>
 
-#include "support/artifacts.h"
 #include "support/compare.h"
 #include "support/decide.h"
 #include "support/error_of.h"
+#include "support/same_artifact.h"
 
 #include <catch2/catch.hpp>
 

@@ -230,7 +230,10 @@ TEST_CASE("Statistics files that do not belong together are not merged, and noth
   changed = header();
   changed.sample_tokens = 18;
   CHECK_THAT(merging(changed, b), StartsWith("bad_input: ") && Contains("sample_tokens"));
-  CHECK_THAT(merging(header(), a), StartsWith("unsupported: ") && Contains("sst"));
+  CHECK_THAT(merging(header(), a), StartsWith("bad_input: ") && Contains("the same dump data"));
+  LayerStats other_sequences = a;
+  other_sequences.content_hash = "xxh3-128:" + std::string(32, 'e');
+  CHECK_THAT(merging(header(), other_sequences), StartsWith("unsupported: ") && Contains("sst"));
   LayerStats fewer = b;
   fewer.sequences = 2;
   CHECK_THAT(merging(header(), fewer), StartsWith("bad_input: ") && Contains("sequences"));

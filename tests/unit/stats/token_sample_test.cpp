@@ -114,6 +114,25 @@ TEST_CASE("The sample of a union is the smallest of the samples, equal sequences
   }
 }
 
+TEST_CASE("Shards stored in different types meet in float32", "[stats]") {
+  const TokenSample half = sample_tokens(test::make_layer({.lengths = {13}, .dtype = DType::bf16}), 2, 8);
+  const TokenSample full = sample_tokens(test::make_layer({.lengths = {9}, .seed = 5}), 2, 8);
+  const TokenSample merged = merge_samples(half, full, 13, 16);
+  CHECK(merged.k.dtype == DType::f32);
+  REQUIRE(merged.size() == 16);
+  for (std::size_t i = 0; i < 16; ++i) {
+    const bool second = merged.token[i] >= 13;
+    const TokenSample& source = second ? full : half;
+    const auto at = std::find(source.token.begin(), source.token.end(), merged.token[i] - (second ? 13 : 0)) - source.token.begin();
+    CHECK(merged.key[i] == source.key[static_cast<std::size_t>(at)]);
+    for (const auto member : {&TokenSample::q, &TokenSample::k, &TokenSample::v}) {
+      const std::vector<float> found = (merged.*member).head(1), expected = (source.*member).head(1);
+      const auto dim = (merged.*member).dim;
+      CHECK(std::equal(found.begin() + static_cast<std::ptrdiff_t>(i) * dim, found.begin() + static_cast<std::ptrdiff_t>(i + 1) * dim, expected.begin() + at * dim));
+    }
+  }
+}
+
 TEST_CASE("Value weights are the attention that a token's value gets", "[stats]") {
   const LayerActivations layer = test::make_layer({.lengths = {13, 1, 31}, .sliding_window = 9});
   const LayerStats stats = collect(layer, {.moments = {Moment::scored_value}, .sample_tokens = 30});

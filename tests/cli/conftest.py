@@ -1,0 +1,42 @@
+"""Where the tests find scripts and tools, and the inputs that many of them share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from dumps import synthetic  # noqa: E402, after the path is set
+from kvq_tools import BIN, ROOT  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-expected", action="store_true", help="write tests/cli/expected/ anew from what the tools say")
+
+
+def pytest_configure(config):
+    missing = [name for name in ("kvq-calibrate", "kvq-inspect") if not (BIN / name).is_file()]
+    if missing:
+        raise pytest.UsageError(f"{BIN}: no {' and no '.join(missing)}; build first, or set KVQ_BIN")
+
+
+@pytest.fixture(scope="session")
+def sample() -> Path:
+    """The dump of a real model that is part of the repository: 6 layers, 8 and 2 heads, 128 channels, bfloat16."""
+    return ROOT / "sample_data/calibration.h5"
+
+
+@pytest.fixture(scope="session")
+def make_dump(tmp_path_factory):
+    """Synthetic dumps by their options, each made once."""
+    folder = tmp_path_factory.mktemp("dumps")
+    made: dict[tuple, Path] = {}
+
+    def make(**options) -> Path:
+        key = tuple(sorted(options.items()))
+        if key not in made:
+            made[key] = synthetic(folder / f"dump{len(made)}.h5", **options)
+        return made[key]
+
+    return make

@@ -1,0 +1,32 @@
+"""Small dumps for the tools to read, and edits that spoil them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+import make_synthetic_dump
+
+
+def synthetic(path: Path, **options: object) -> Path:
+    """scripts/make_synthetic_dump.py: `head_dim=80` is `--head-dim 80`, `sink=True` is `--sink`."""
+    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
+    assert make_synthetic_dump.main([str(path), *words]) == 0
+    return path
+
+
+def edited(source: Path, target: Path, edit: Callable[[h5py.File], None]) -> Path:
+    """A copy of a dump with a change."""
+    shutil.copyfile(source, target)
+    with h5py.File(target, "r+") as file:
+        edit(file)
+    return target
+
+
+def replace(file: h5py.File, name: str, values: np.ndarray, **options) -> None:
+    """Puts another array in the place of a dataset; its attributes stay."""
+    attributes = dict(file[name].attrs)
+    del file[name]
+    file.create_dataset(name, data=values, **options).attrs.update(attributes)

@@ -1,0 +1,38 @@
+"""Runs the tools as a user does: as programs. KVQ_BIN names their folder, `build/release/tools` if it is not set."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("KVQ_BIN", ROOT / "build/release/tools")).resolve()
+LIMIT_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run(tool: str, *args: object, **options) -> Result:
+    """Any outcome; `options` go to subprocess.run."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run([BIN / tool, *map(str, args)], **(streams | options), stdin=subprocess.DEVNULL, text=True,
+                          timeout=LIMIT_SECONDS)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def succeed(tool: str, *args: object, **options) -> Result:
+    """A run that has to end with exit code 0."""
+    result = run(tool, *args, **options)
+    assert result.code == 0, f"{tool} {' '.join(map(str, args))}: exit {result.code}\n{result.stderr}"
+    return result
+
+
+def calibrate(dump: Path, output: Path, *flags: object) -> Path:
+    """Calibrates quietly; returns the artifact."""
+    succeed("kvq-calibrate", "--quiet", "--model", dump, "--output", output, *flags)
+    return output

@@ -1,0 +1,177 @@
+"""Statistics files: decide again without the dump, and shards by layer or by sequence in place of one run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from dumps import synthetic
+from kvq_py.safetensors_file import SafetensorsFile
+from kvq_tools import calibrate, run, succeed
+
+LAYERS, SEQUENCES = 4, 3
+ALL = ("--collect", "all")
+MERGEABLE = ("--collect", "scored_query", "--center", "kv")  # sst cannot be merged by sequences
+
+
+@pytest.fixture(scope="module")
+def dump(make_dump) -> Path:
+    return make_dump(tokens=301, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5)
+
+
+@pytest.fixture(scope="module")
+def by_sequence(tmp_path_factory) -> list[Path]:
+    """The dump once more, a file for each sequence."""
+    folder = tmp_path_factory.mktemp("split")
+    synthetic(folder / "part.h5", tokens=301, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5,
+              split_by_sequence=True)
+    return sorted(folder.iterdir())
+
+
+def collect(dumps: list[Path], stats: Path, *flags: object) -> Path:
+    models = [word for dump in dumps for word in ("--model", dump)]
+    succeed("kvq-calibrate", "--quiet", *models, "--stats", stats, "--output", f"{stats}.artifact", *flags)
+    return stats
+
+
+def decide(stats: Path, output: Path, *flags: object) -> bytes:
+    succeed("kvq-calibrate", "--quiet", "--stats", stats, "--output", output, *flags)
+    return output.read_bytes()
+
+
+def merge(shards: list[Path], stats: Path) -> Path:
+    succeed("kvq-calibrate", "--quiet", "--merge-stats", *shards, "--stats", stats)
+    return stats
+
+
+DECISIONS = [(), ("--bits", 3, "--center", "kv"), ("--method", "saw-int4"), ("--coder", "symmetric", "--share", "layer"),
+             ("--target-k", "scored_query", "--target-v", "sst"), ("--target-k", "key", "--target-v", "value", "--clip", "none"),
+             ("--sign-search", 2, "--seed", 0), ("--layers", "1-2")]
+
+
+@pytest.mark.parametrize("flags", DECISIONS, ids=str)
+def test_deciding_from_statistics_gives_the_bytes_of_the_direct_run(dump, tmp_path, flags):
+    stats = collect([dump], tmp_path / "stats", *ALL)
+    direct = calibrate(dump, tmp_path / "direct", *ALL, *flags).read_bytes()
+    assert decide(stats, tmp_path / "later", *flags) == direct
+
+
+@pytest.mark.parametrize("borders", [["0-1", "2-3"], ["3", "0,2", "1"]], ids=str)
+def test_shards_by_layer_give_the_bytes_of_the_joint_run(dump, tmp_path, borders):
+    joint = collect([dump], tmp_path / "joint", *ALL)
+    shards = [collect([dump], tmp_path / f"shard{i}", *ALL, "--layers", layers) for i, layers in enumerate(borders)]
+    merged = merge(shards, tmp_path / "merged")
+    assert merged.read_bytes() == joint.read_bytes()
+    assert decide(merged, tmp_path / "out", *ALL) == Path(f"{joint}.artifact").read_bytes()
+
+
+def test_layers_split_over_files_give_the_bytes_of_one_file(dump, tmp_path):
+    synthetic(tmp_path / "part.h5", tokens=301, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5,
+              split_by_layer=True)
+    parts = sorted(tmp_path.glob("part.*"), reverse=True)
+    assert len(parts) == LAYERS
+    assert collect(parts, tmp_path / "split", *ALL).read_bytes() == collect([dump], tmp_path / "one", *ALL).read_bytes()
+
+
+def test_sequences_split_over_files_give_the_numbers_of_one_file(dump, by_sequence, tmp_path):
+    """Only the hash of the dump's data knows how the files were cut."""
+    assert len(by_sequence) == SEQUENCES
+    split, one = collect(by_sequence, tmp_path / "split", *ALL), collect([dump], tmp_path / "one", *ALL)
+    expect_same_statistics(split, one, tolerance=0)
+
+
+def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
+    """Sums to `tolerance` of the tensor's largest number, samples exactly, and what the manifest says but the hashes."""
+    a, b = load_file(found), load_file(expected)
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        if ".sample." in name:
+            assert np.array_equal(tensor, b[name]), name
+        else:
+            assert np.abs(tensor - b[name]).max() <= tolerance * np.abs(b[name]).max(), name
+    assert manifest(found) == manifest(expected)
+
+
+def manifest(path: Path) -> dict:
+    with safe_open(path, "numpy") as file:
+        document = json.loads(file.metadata()["kvq.manifest"])
+    for layer in document["layers"]:
+        del layer["content_hash"]
+    return document
+
+
+def test_shards_by_sequence_equal_the_joint_run(by_sequence, tmp_path):
+    joint = collect(by_sequence, tmp_path / "joint", *MERGEABLE)
+    shards = [collect([part], tmp_path / f"shard{i}", *MERGEABLE) for i, part in enumerate(by_sequence)]
+    merged = merge(shards, tmp_path / "merged")
+    expect_same_statistics(merged, joint)
+    nested = merge([merge(shards[:2], tmp_path / "two"), shards[2]], tmp_path / "nested")
+    expect_same_statistics(nested, joint)
+
+
+def test_shards_by_sequence_keep_the_smallest_sampling_keys(by_sequence, tmp_path):
+    flags = (*MERGEABLE, "--sample-tokens", 37)
+    shards = [collect([part], tmp_path / f"shard{i}", *flags) for i, part in enumerate(by_sequence)]
+    expect_same_statistics(merge(shards, tmp_path / "merged"), collect(by_sequence, tmp_path / "joint", *flags))
+    keys = load_file(tmp_path / "merged")["layers.0.sample.key"]
+    assert len(keys) == 37 and (np.diff(keys) > 0).all()
+
+
+def test_merging_statistics_and_deciding_is_one_command(by_sequence, tmp_path):
+    shards = [collect([part], tmp_path / f"shard{i}", *MERGEABLE) for i, part in enumerate(by_sequence)]
+    succeed("kvq-calibrate", "--quiet", "--merge-stats", *shards, "--stats", tmp_path / "merged", "--output", tmp_path / "out")
+    assert decide(tmp_path / "merged", tmp_path / "again") == (tmp_path / "out").read_bytes()
+
+
+# What cannot be joined
+
+def expect_refusal(code: int, words: list[str], *arguments: object) -> None:
+    result = run("kvq-calibrate", *arguments)
+    assert result.code == code and result.stderr.startswith("kvq-calibrate: error: "), result
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_sst_is_not_merged_by_sequence(by_sequence, tmp_path):
+    shards = [collect([part], tmp_path / f"shard{i}", *ALL) for i, part in enumerate(by_sequence[:2])]
+    expect_refusal(5, ["layer 0", "sst", "hint: "], "--merge-stats", *shards, "--stats", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("flags, words", [(("--seed", 1), ["seed", "expected 0", "found 1"]),
+                                          (("--sample-tokens", 99), ["sample_tokens", "expected 2048", "found 99"]),
+                                          (("--collect", "sst"), ["layer 0", "moments"])], ids=str)
+def test_shards_of_other_options_are_refused(by_sequence, tmp_path, flags, words):
+    one = collect([by_sequence[0]], tmp_path / "one")
+    other = collect([by_sequence[1]], tmp_path / "other", *flags)
+    expect_refusal(3, words, "--merge-stats", one, other, "--stats", tmp_path / "merged")
+
+
+def test_shards_of_another_model_are_refused(dump, make_dump, tmp_path):
+    one = collect([dump], tmp_path / "one", "--layers", "0")
+    other = collect([make_dump(layers=2, head_dim=32)], tmp_path / "other")
+    expect_refusal(3, ["num_layers", str(one), str(other)], "--merge-stats", one, other, "--stats", tmp_path / "merged")
+
+
+def test_layers_of_different_sequences_are_refused(by_sequence, tmp_path):
+    one = collect([by_sequence[0]], tmp_path / "one", "--layers", "0-1")
+    other = collect([by_sequence[1]], tmp_path / "other", "--layers", "2-3")
+    expect_refusal(3, ["layer 2", "tokens"], "--merge-stats", one, other, "--stats", tmp_path / "merged")
+
+
+def test_the_same_shard_twice_is_refused(by_sequence, tmp_path):
+    """Its tokens would count double."""
+    one = collect([by_sequence[0]], tmp_path / "one")
+    expect_refusal(3, [str(one)], "--merge-stats", one, one, "--stats", tmp_path / "merged")
+
+
+def test_damaged_statistics_are_refused(dump, tmp_path):
+    """One byte of C_Q: only the content hash can tell."""
+    stats = collect([dump], tmp_path / "stats")
+    content = bytearray(stats.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    content[start + SafetensorsFile(bytes(content), "stats").tensors["layers.1.query.sum"].begin + 6] ^= 64
+    stats.write_bytes(content)
+    expect_refusal(3, [str(stats)], "--stats", stats, "--output", tmp_path / "out")
