@@ -120,7 +120,7 @@ void widen(DType type, const std::byte* source, std::size_t count, float* target
         target[i] = bf16_to_float(bits);
       }
       return;
-    default: KVQ_ASSERT(!"widen: not an activation type");
+    default: throw Error{ErrorKind::internal, "bug: widen() of a type that is no activation type"};
   }
 }
 
