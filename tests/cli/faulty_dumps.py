@@ -59,16 +59,18 @@ def rename_layer(old: str, new: str) -> Edit:
 
 def as_bfloat16(name: str) -> Edit:
     """Cuts float32 data to bfloat16."""
-    return both(change(name, lambda x: (x.view(np.uint32) >> 16).astype(np.uint16)), set_attribute(name, "kvq_dtype", "bfloat16"))
+    upper_half = change(name, lambda x: (x.view(np.uint32) >> 16).astype(np.uint16))
+    return both(upper_half, set_attribute(name, "kvq_dtype", "bfloat16"))
 
 
 def numbers() -> dict[str, Edit]:
-    """NaN, infinity and zeros in every tensor; layer 1, so that a message that always says 0 is found out."""
+    """NaN, infinity, too large numbers and zeros in every tensor. In layer 1: a message that always says 0 is found out."""
     edits: dict[str, Edit] = {}
     for tensor in "qkv":
         name = f"layers/1/{tensor}"
         edits[f"nan_{tensor}"] = set_element(name, (7, 1, 5), np.nan)
         edits[f"inf_{tensor}"] = set_element(name, (60, 0, 31), -np.inf)
+        edits[f"huge_{tensor}"] = set_element(name, (7, 1, 5), 1e25)  # its square is beyond float32
         edits[f"zero_{tensor}"] = change(name, np.zeros_like)
     edits["nan_bfloat16"] = both(as_bfloat16("layers/1/k"), set_element("layers/1/k", (7, 1, 5), 0x7FC0))
     return edits
@@ -84,6 +86,7 @@ ROOT_FAULTS: dict[str, Edit] = {
     "capture_point": set_attribute("/", "capture_point", "mid_rope"),
     "fingerprint": set_attribute("/", "model_fingerprint", "CAFE"),
     "num_layers": set_attribute("/", "num_layers", 1),
+    "num_layers_large": set_attribute("/", "num_layers", 5000),
     "no_layers": drop("layers"),
     "leading_zero": rename_layer("1", "01"),
     "no_positions": drop("positions"),
@@ -100,6 +103,8 @@ LAYER_FAULTS: dict[str, Edit] = {
     "head_dim_large": set_attribute("layers/1", "head_dim", 4096),
     "heads": set_attribute("layers/1", "num_kv_heads", 3),
     "scale": set_attribute("layers/1", "softmax_scale", -1.0),
+    "scale_large": set_attribute("layers/1", "softmax_scale", 1e30),
+    "window_large": set_attribute("layers/1", "sliding_window", 2**31 - 1),
     "kind": set_attribute("layers/1", "kind", "linear"),
     "rope_layout": set_attribute("layers/1", "rope_layout", "spiral"),
     "rotary_odd": set_attribute("layers/1", "rotary_dim", 31),

@@ -13,7 +13,7 @@
 namespace kvq {
 namespace {
 
-constexpr int kMaxLayers = 100'000;
+constexpr int kMaxLayers = 4096;  // the artifact's limit
 
 [[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
   throw Error{kind, fmt::format("{}: {}", object.place(), what)};

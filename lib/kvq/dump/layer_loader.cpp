@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -45,20 +46,35 @@ std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape)
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
+/// Moments and logits of smaller numbers are finite in float32: (1e14 * 100)^2 * 100 * head_dim 1024 < 2^127.
+constexpr float kMaxMagnitude = 1e14f;
+
+/// The float32 value of one stored element.
+float element_at(DType dtype, std::span<const std::byte> raw, std::size_t index) {
+  float value = 0.0f;
+  widen(dtype, raw.data() + index * size_of(dtype), 1, &value);
+  return value;
+}
+
 /// Reads a tensor as stored; checks its numbers and, given a hasher, hashes its bytes.
 void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hasher* hasher) {
   const hdf5::Dataset& dataset = stored.dataset;
   dataset.read(target);
-  NumberCheck check(stored.dtype);
+  NumberCheck check(stored.dtype, kMaxMagnitude);
   constexpr std::size_t kBlock = std::size_t{256} << 10;  // stays in the cache between hash and check
   for (std::size_t begin = 0; begin < target.size(); begin += kBlock) {
     const auto block = target.subspan(begin, std::min(kBlock, target.size() - begin));
     if (hasher != nullptr) hasher->add(block);
     check.add(block);
   }
-  if (const auto bad = check.first_bad())
+  if (const auto bad = check.first_bad()) {
+    const float value = element_at(stored.dtype, target, *bad);
+    const std::string where = index_text(*bad, dataset.shape());
     throw Error{ErrorKind::numerical,
-                fmt::format("{}: NaN or infinity at {}", dataset.place(), index_text(*bad, dataset.shape()))};
+                std::isfinite(value)
+                    ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}", dataset.place(), value, where, kMaxMagnitude)
+                    : fmt::format("{}: NaN or infinity at {}", dataset.place(), where)};
+  }
   if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
 }
 

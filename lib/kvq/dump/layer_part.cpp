@@ -5,14 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace kvq {
 namespace {
 
 constexpr std::int64_t kMaxHeads = 65'536;
 constexpr std::int64_t kMaxHeadDim = 1024;
-constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMaxWindow = (std::int64_t{1} << 30) - 1;  // the artifact's limit
+constexpr double kMaxFactor = 100.0;                              // with kMaxMagnitude, keeps every logit finite
 
 [[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
   throw Error{kind, fmt::format("{}: {}", object.place(), what)};
@@ -33,10 +33,10 @@ void expect_shape(const hdf5::Dataset& dataset, const std::vector<std::int64_t>&
     reject(dataset, fmt::format("expected shape {}, found {}", shape_text(expected), shape_text(dataset.shape())));
 }
 
-double read_positive(const hdf5::Object& object, const char* name) {
+double read_factor(const hdf5::Object& object, const char* name) {
   const double value = object.float_attribute(name);
-  if (!std::isfinite(value) || value <= 0.0)
-    reject(object, fmt::format("{}: expected a positive number, found {}", name, value));
+  if (!(value > 0.0 && value <= kMaxFactor))
+    reject(object, fmt::format("{}: expected a positive number up to {:g}, found {}", name, kMaxFactor, value));
   return value;
 }
 
@@ -76,7 +76,7 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   rope.dim = read_bounded(layer, "rotary_dim", 0, kMaxHeadDim);
   rope.offset = read_bounded(layer, "rotary_offset", 0, kMaxHeadDim);
   if (layer.has_attribute("rope_attention_factor"))
-    rope.attention_factor = read_positive(layer, "rope_attention_factor");
+    rope.attention_factor = read_factor(layer, "rope_attention_factor");
   if (rope.layout == RopeLayout::none) {
     if (rope.dim != 0) reject(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
     return rope;
@@ -105,8 +105,8 @@ LayerGeometry read_geometry(const hdf5::Group& layer, Faults& faults) {
   faults.collect([&] { geometry.num_kv_heads = read_bounded(layer, "num_kv_heads", 1, kMaxHeads); });
   faults.collect([&] { geometry.head_dim = read_bounded(layer, "head_dim", 1, kMaxHeadDim); });
   faults.collect([&] { geometry.v_head_dim = read_bounded(layer, "v_head_dim", 1, kMaxHeadDim); });
-  faults.collect([&] { geometry.softmax_scale = read_positive(layer, "softmax_scale"); });
-  faults.collect([&] { geometry.sliding_window = read_bounded(layer, "sliding_window", 0, kMaxInt); });
+  faults.collect([&] { geometry.softmax_scale = read_factor(layer, "softmax_scale"); });
+  faults.collect([&] { geometry.sliding_window = read_bounded(layer, "sliding_window", 0, kMaxWindow); });
   faults.collect([&] { geometry.kind = read_kind(layer); });
   faults.collect([&] { geometry.rope = read_rope(layer, geometry.head_dim); });
   if (faults.count() == count) faults.collect([&] { check_heads(layer, geometry); });

@@ -2,19 +2,27 @@
 
 #include <kvq/core/error.h>
 
-#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 namespace kvq {
 namespace {
 
-/// The exponent's bits; a number whose exponent is all ones is NaN or infinity.
+/// Without the sign bit the bits of floats are ordered as their magnitudes are, with infinity and then NaN above all.
 template <typename Word>
-Word exponent_mask(DType type) {
-  if constexpr (sizeof(Word) == 4) return 0x7f800000u;
-  return type == DType::f16 ? Word{0x7c00} : Word{0x7f80};
+constexpr Word kMagnitude = std::numeric_limits<Word>::max() >> 1;
+
+/// The bits of the first magnitude that is refused.
+template <typename Word>
+Word first_refused(DType type, float limit) {
+  const auto bits = std::bit_cast<std::uint32_t>(limit);
+  if constexpr (sizeof(Word) == 4) return bits;
+  if (type == DType::bf16) return static_cast<Word>((bits + 0xffffu) >> 16);
+  KVQ_ASSERT(limit > 65504.0f);  // the largest float16
+  return Word{0x7c00};
 }
 
 template <typename Word>
@@ -31,25 +39,25 @@ struct Verdict {
 
 /// No early exit and a short fixed stretch, so that compilers make vector code of it.
 template <typename Word, std::size_t kCount>
-Verdict judge(const std::byte* data, Word mask) {
+Verdict judge(const std::byte* data, Word refused) {
   Word bad = 0, bits = 0;
   for (std::size_t i = 0; i < kCount; ++i) {
     const Word word = load<Word>(data, i);
-    bad = static_cast<Word>(bad | ((word & mask) == mask));
+    bad = static_cast<Word>(bad | ((word & kMagnitude<Word>) >= refused));
     bits = static_cast<Word>(bits | word);
   }
   return {bad != 0, static_cast<Word>(bits << 1) != 0};  // without the sign: -0 is zero
 }
 
 template <typename Word>
-std::optional<std::size_t> find_bad(const std::byte* data, std::size_t count, Word mask) {
+std::optional<std::size_t> find_bad(const std::byte* data, std::size_t count, Word refused) {
   for (std::size_t i = 0; i < count; ++i)
-    if ((load<Word>(data, i) & mask) == mask) return i;
+    if ((load<Word>(data, i) & kMagnitude<Word>) >= refused) return i;
   return std::nullopt;
 }
 
 template <typename Word>
-Verdict judge_all(std::span<const std::byte> block, Word mask) {
+Verdict judge_all(std::span<const std::byte> block, Word refused) {
   constexpr std::size_t kStretch = 256;
   const std::size_t count = block.size() / sizeof(Word);
   Verdict all;
@@ -58,8 +66,8 @@ Verdict judge_all(std::span<const std::byte> block, Word mask) {
     all.any_nonzero |= verdict.any_nonzero;
   };
   std::size_t i = 0;
-  for (; i + kStretch <= count; i += kStretch) merge(judge<Word, kStretch>(block.data() + i * sizeof(Word), mask));
-  for (; i < count; ++i) merge(judge<Word, 1>(block.data() + i * sizeof(Word), mask));
+  for (; i + kStretch <= count; i += kStretch) merge(judge<Word, kStretch>(block.data() + i * sizeof(Word), refused));
+  for (; i < count; ++i) merge(judge<Word, 1>(block.data() + i * sizeof(Word), refused));
   return all;
 }
 
@@ -67,11 +75,11 @@ Verdict judge_all(std::span<const std::byte> block, Word mask) {
 
 void NumberCheck::add(std::span<const std::byte> block) {
   const auto check = [&]<typename Word>(std::type_identity<Word>) {
-    const Word mask = exponent_mask<Word>(type_);
-    const Verdict verdict = judge_all<Word>(block, mask);
+    const Word refused = first_refused<Word>(type_, limit_);
+    const Verdict verdict = judge_all<Word>(block, refused);
     any_nonzero_ |= verdict.any_nonzero;
     if (verdict.bad && !first_bad_)
-      first_bad_ = count_ + *find_bad<Word>(block.data(), block.size() / sizeof(Word), mask);
+      first_bad_ = count_ + *find_bad<Word>(block.data(), block.size() / sizeof(Word), refused);
     count_ += block.size() / sizeof(Word);
   };
   KVQ_ASSERT(type_ == DType::f32 || type_ == DType::f16 || type_ == DType::bf16);

@@ -114,7 +114,7 @@ TEST_CASE("All independent faults of a file come together", "[dump]") {
   CHECK_THAT(text, Equals("bad_input: a.h5: capture_point 'mid_rope' is not supported, expected post_rope or pre_rope\n"
                           "a.h5: attribute producer is missing\n"
                           "a.h5: layer 0: head_dim: expected 1 to 1024, found 2000\n"
-                          "a.h5: layer 0: softmax_scale: expected a positive number, found -1"));
+                          "a.h5: layer 0: softmax_scale: expected a positive number up to 100, found -1"));
 }
 
 TEST_CASE("Attributes of the wrong type or value are refused", "[dump]") {
@@ -126,8 +126,8 @@ TEST_CASE("Attributes of the wrong type or value are refused", "[dump]") {
   CHECK_THAT(layer_fault("kind", 4), Contains("attribute kind: expected a string, found int64"));
   CHECK_THAT(layer_fault("softmax_scale", "x"), Contains("attribute softmax_scale: expected a float, found string"));
   CHECK_THAT(layer_fault("softmax_scale", std::numeric_limits<double>::quiet_NaN()),
-             Contains("expected a positive number, found nan"));
-  CHECK_THAT(layer_fault("sliding_window", -1), Contains("sliding_window: expected 0 to 2147483647, found -1"));
+             Contains("expected a positive number up to 100, found nan"));
+  CHECK_THAT(layer_fault("sliding_window", -1), Contains("sliding_window: expected 0 to 1073741823, found -1"));
   CHECK_THAT(layer_fault("kind", "mamba"), Contains("unsupported: a.h5: layer 0: kind 'mamba' is not supported"));
   CHECK_THAT(layer_fault("kind", "mla_rope"), Contains("num_kv_heads: expected 1 for kind mla_rope, found 2"));
   CHECK_THAT(layer_fault("rope_layout", "spiral"),

@@ -46,6 +46,21 @@ TEST_CASE("NaN and infinity are found by their bits, wherever they stand", "[dum
                             {0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff});
 }
 
+TEST_CASE("Magnitudes at or above a limit are found", "[dump]") {
+  const auto first_bad = []<typename Word>(DType type, const std::vector<Word>& words) {
+    NumberCheck check(type, 1e14f);  // 0x56b5e621
+    check.add(std::as_bytes(std::span(words)));
+    return check.first_bad();
+  };
+  CHECK_FALSE(first_bad(DType::f32, std::vector<std::uint32_t>{0x56b5e620, 0xd6b5e620}));
+  CHECK(first_bad(DType::f32, std::vector<std::uint32_t>{1, 0x56b5e621}) == 1);
+  CHECK(first_bad(DType::f32, std::vector<std::uint32_t>{1, 2, 0xd6b5e621, 0x7f800000}) == 2);
+  CHECK_FALSE(first_bad(DType::bf16, std::vector<std::uint16_t>{0x56b5, 0xd6b5}));
+  CHECK(first_bad(DType::bf16, std::vector<std::uint16_t>{0xd6b6, 0x7f80}) == 0);
+  CHECK_FALSE(first_bad(DType::f16, std::vector<std::uint16_t>{0x7bff, 0xfbff}));
+  CHECK(first_bad(DType::f16, std::vector<std::uint16_t>{1, 0xfc00}) == 1);
+}
+
 TEST_CASE("All zeros means positive and negative zeros only", "[dump]") {
   std::vector<std::uint16_t> words(1000, 0x8000);
   words[3] = 0;
