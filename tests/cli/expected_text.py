@@ -18,7 +18,8 @@ def normalised(text: str) -> str:
     text = re.sub(r"about .* on (\d+) threads \(.*\)", r"about TIME on \1 threads (RATE)", text)
     text = re.sub(r"memory    about .*", "memory    about SIZE", text)
     text = re.sub(r"(wrote \S+) \(.*\)", r"\1 (SIZE)", text)
-    text = re.sub(r"(header of|file has only|but only) \d+ bytes", r"\1 N bytes", text)  # a manifest's numbers vary in length
+    # Numbers in a manifest vary in length, and sizes with them.
+    text = re.sub(r"(header of|file has only|but only) \d+ bytes", r"\1 N bytes", text)
     text = re.sub(r"[▁▂▃▄▅▆▇█]", "▄", text)
     # Results of float arithmetic: three digits or more behind the point, or a power of ten.
     return re.sub(r"\d+\.\d{3,}|\d+\.\d+e-\d+", hide_digits, text)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,3 +37,21 @@ def calibrate(dump: Path, output: Path, *flags: object) -> Path:
     """Calibrates quietly; returns the artifact."""
     succeed("kvq-calibrate", "--quiet", "--model", dump, "--output", output, *flags)
     return output
+
+
+def start(dump: Path, output: Path, *flags: object, **options) -> subprocess.Popen:
+    """A calibration on its way, to be interrupted; `options` go to Popen. One thread, so that it takes its time."""
+    command = [BIN / "kvq-calibrate", "--threads", "1", "--model", dump, "--output", output, *map(str, flags)]
+    return subprocess.Popen(command, **({"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options))
+
+
+def shards(output: Path) -> list[Path]:
+    """Layers that a run on its way, or an interrupted one, has collected."""
+    parts = Path(f"{output}.parts")
+    return sorted(parts.glob("layer-*")) if parts.exists() else []
+
+
+def wait_for_layers(process: subprocess.Popen, output: Path, count: int) -> None:
+    """Returns when so many are collected, or when the run is over."""
+    while len(shards(output)) < count and process.poll() is None:
+        time.sleep(0.001)

@@ -35,12 +35,16 @@ class Layer:
         return [slice(a, b) for a, b in zip(self.cu_seqlens, self.cu_seqlens[1:])]
 
 
+def widened(stored: np.ndarray) -> np.ndarray:
+    return np.float64(from_bf16_bits(stored) if stored.dtype == np.uint16 else stored)
+
+
 def read_layer(dump: Path, index: int) -> Layer:
     """A layer of a post_rope dump in float32 or bfloat16."""
     with h5py.File(dump) as file:
         group = file[f"layers/{index}"]
-        q, k, v = (np.float64(from_bf16_bits(x) if x.dtype == np.uint16 else x) for x in (group[name][()] for name in "qkv"))
-        return Layer(q, k, v, file["cu_seqlens"][()], float(group.attrs["softmax_scale"]), int(group.attrs["sliding_window"]))
+        tensors = [widened(group[name][()]) for name in "qkv"]
+        return Layer(*tensors, file["cu_seqlens"][()], group.attrs["softmax_scale"], group.attrs["sliding_window"])
 
 
 def causal_softmax(layer: Layer, head: int, rows: slice) -> np.ndarray:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dumps import synthetic
-from kvq_tools import BIN, calibrate, succeed
+from kvq_tools import BIN, calibrate, start, succeed, wait_for_layers
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 
@@ -58,7 +58,8 @@ def test_dry_run_writes_nothing(tmp_path):
 def test_config_file_equals_flags(make_dump, tmp_path):
     config = tmp_path / "options.ini"
     config.write_text('bits-k=3\ncenter="kv"\nexact-layers="1"\nsink-tokens=4\nrandom-signs=true\nmethod=saw-int4\n')
-    flags = ("--bits-k", 3, "--center", "kv", "--exact-layers", 1, "--sink-tokens", 4, "--random-signs", "--method", "saw-int4")
+    flags = ("--bits-k", 3, "--center", "kv", "--exact-layers", 1, "--sink-tokens", 4, "--random-signs", "--method",
+             "saw-int4")
     by_file = calibrate(make_dump(), tmp_path / "a", "--config", config)
     by_flags = calibrate(make_dump(), tmp_path / "b", *flags)
     assert by_file.read_bytes() == by_flags.read_bytes()
@@ -106,7 +107,7 @@ def test_quiet_says_nothing(make_dump, tmp_path):
 def run_on_terminal(*arguments) -> str:
     """What the tool writes to stderr when that is a terminal."""
     mine, its = pty.openpty()
-    process = subprocess.Popen([BIN / "kvq-calibrate", *map(str, arguments)], stderr=its, stdout=subprocess.DEVNULL)
+    process = start(*arguments, stderr=its)
     os.close(its)
     text = b""
     try:
@@ -120,33 +121,34 @@ def run_on_terminal(*arguments) -> str:
 
 
 def test_progress_rewrites_one_line_on_a_terminal(make_dump, tmp_path):
-    arguments = ("--model", make_dump(tokens=4000, sequences=1, layers=4), "--output", tmp_path / "out")
+    arguments = (make_dump(tokens=4000, sequences=1, layers=4), tmp_path / "out")
     text = run_on_terminal(*arguments)
     assert "tokens/s" in text and "\n" not in text
     assert text.endswith("\r\x1b[K"), "the line is removed at the end"
-    assert run_on_terminal("--quiet", *arguments) == ""
+    assert run_on_terminal(*arguments, "--quiet") == ""
 
 
 def test_progress_is_plain_lines_elsewhere(make_dump, tmp_path):
     """A line every ten seconds. The clock runs while the process stands still, so one pause is enough to see one."""
-    parts = tmp_path / "out.parts"
-    process = subprocess.Popen([BIN / "kvq-calibrate", "--model", make_dump(tokens=2000, layers=12), "--output", tmp_path / "out"],
-                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    while not parts.exists() or not list(parts.glob("layer-*")):
-        time.sleep(0.002)
+    process = start(make_dump(tokens=2000, layers=12), tmp_path / "out")
+    wait_for_layers(process, tmp_path / "out", 1)
     process.send_signal(signal.SIGSTOP)
     time.sleep(10.1)
     process.send_signal(signal.SIGCONT)
     lines = process.communicate()[1].splitlines()
     assert process.returncode == 0 and len(lines) == 1
-    assert "\r" not in lines[0] and "\x1b" not in lines[0] and "% " in lines[0]
-    assert "/12)" in lines[0] and "tokens/s" in lines[0]
+    assert "\r" not in lines[0] and "\x1b" not in lines[0]
+    assert "% " in lines[0] and "/12)" in lines[0] and "tokens/s" in lines[0]
 
 
 # What it predicts
 
 # A child counts its parent's size before exec as its own: a small parent does not matter.
-LAUNCHER = "import os, sys; pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ); print(os.wait4(pid, 0)[2].ru_maxrss)"
+LAUNCHER = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+print(os.wait4(pid, 0)[2].ru_maxrss)
+"""
 
 
 def measured_peak(*arguments) -> int:
@@ -156,8 +158,8 @@ def measured_peak(*arguments) -> int:
 
 
 PREDICTED = [("--method", "oscar"), ("--method", "saw-int4"), ("--method", "random"), ("--composition", "h"),
-             ("--composition", "residual"), ("--coder", "symmetric", "--center", "kv"), ("--share", "layer"), ("--bits-v", 16),
-             ("--exact-layers", "0-3")]
+             ("--composition", "residual"), ("--coder", "symmetric", "--center", "kv"), ("--share", "layer"),
+             ("--bits-v", 16), ("--exact-layers", "0-3")]
 
 
 @pytest.mark.parametrize("flags", PREDICTED, ids=str)

@@ -1,4 +1,4 @@
-"""The numbers in statistics and artifacts, against numpy in float64 (reference.py). Files are read with the safetensors package."""
+"""The numbers in statistics and artifacts, against numpy in float64 (reference.py)."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,8 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 # Statistics
 
-@pytest.mark.parametrize("options", [SMALL, WINDOWED, SMALL | {"sequences": 150}], ids=["causal", "windowed", "one-token sequences"])
+@pytest.mark.parametrize("options", [SMALL, WINDOWED, SMALL | {"sequences": 150}],
+                         ids=["causal", "windowed", "one-token sequences"])
 def test_moments(make_dump, tmp_path, options):
     dump = make_dump(**options)
     stats = collect(dump, tmp_path)
@@ -211,14 +212,14 @@ def recomputed_errors(dump: Path, index: int, side: str, plan) -> tuple[float, f
 
 CODERS = [("--coder", "symmetric"), ("--coder", "symmetric", "--center", "kv", "--bits", 3), (),
           ("--coder", "symmetric", "--scale-rule", "least_squares", "--scale-type", "bf16", "--share", "layer"),
-          ("--coder", "symmetric", "--scale-rule", "absmax", "--method", "quarot"), ("--center", "kv", "--zero", "integer", "--bits", 4),
-          ("--method", "random", "--clip", 0.9)]
+          ("--coder", "symmetric", "--scale-rule", "absmax", "--method", "quarot"), 
+          ("--center", "kv", "--zero", "integer", "--bits", 4), ("--method", "random", "--clip", 0.9)]
 
 
 @pytest.mark.parametrize("flags", CODERS, ids=str)
 def test_reported_errors(sample, tmp_path, flags):
     """A second implementation of rotation, codes and metric: the tool's errors to 1e-4."""
-    artifact = calibrate(sample, tmp_path / "out", "--layers", 2, "--stats", tmp_path / "stats", "--collect", "scored_value", *flags)
+    artifact = calibrate(sample, tmp_path / "out", "--layers", 2, "--collect", "scored_value", *flags)
     layer, = read_artifact(artifact).manifest["layers"]
     for side, plan in read_artifact(artifact).layers[2].sides.items():
         before, after = recomputed_errors(sample, 2, side, plan)
@@ -233,7 +234,8 @@ def shrink_weight(layer: reference.Layer, head: int, side: str, x: np.ndarray, w
     """Of values: what E|o|^2 is to the attention-weighted energy of a row."""
     if side == "k":
         return KEY_SHRINK_WEIGHT
-    return float(np.trace(reference.mean(reference.moments(layer, head)["scored_value"])) * len(x) / (weights @ (x**2).sum(axis=1)))
+    mean_output = np.trace(reference.mean(reference.moments(layer, head)["scored_value"]))
+    return float(mean_output * len(x) / (weights @ (x**2).sum(axis=1)))
 
 
 @pytest.mark.parametrize("flags", [(), ("--composition", "u"), ("--share", "layer")], ids=str)
@@ -246,8 +248,8 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
             x = (layer.k if side == "k" else layer.v)[:, head]
             metric, weights = metric_and_weights(layer, head, side)
             shrink = shrink_weight(layer, head, side, x, weights)
-            costs[plan.head_index(head)] += [reference.clip_cost(reference.plan_error(plan, head, x, ratio), x, metric, weights, shrink)
-                                             for ratio in np.arange(85, 101) / 100]
+            errors = [reference.plan_error(plan, head, x, ratio) for ratio in np.arange(85, 101) / 100]
+            costs[plan.head_index(head)] += [reference.clip_cost(e, x, metric, weights, shrink) for e in errors]
         for entry, ratio in enumerate(plan.clip_ratio):
             chosen = round(ratio * 100) - 85
             assert ratio == (85 + chosen) / 100, "on the grid"
@@ -256,8 +258,8 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
 
 def test_rotation_report(sample, tmp_path):
     """OSCAR Table 10 and Figure 7, which need no coder of ours but for tr(E)."""
-    report = succeed("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", "--layers", 2, "--report-rotations", "--json")
-    layer, index = reference.read_layer(sample, 2), 0
+    report = succeed("kvq-calibrate", "--json", "--model", sample, "--output", tmp_path / "out", "--layers", 2, "--report-rotations")
+    layer = reference.read_layer(sample, 2)
     for index, head in enumerate(json.loads(report.stdout)["rotations"][0]["heads"]):
         moments = reference.moments(layer, index)
         c_q, c_k = reference.mean(moments["query"]), reference.mean(moments["key"])

@@ -10,9 +10,10 @@ from kvq_tools import calibrate, succeed
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 HEAD_DIMS = (64, 80, 96, 128, 256)
-ROPES = {"half": {"rope": "half"}, "partial": {"rope": "interleaved", "rotary_dim": 32, "rotary_offset": 16}, "none": {"rope": "none"}}
-COMPOSITIONS = {"uhp": "r_h_pbr", "uh": "r_h", "u": "plain", "up": "br", "uph": "br_h128", "h": None, "hp": "h_pbr", "p": "pbr",
-                "hup": "h_r_pbr", "hpu": "h_pbr_r", "i": None, "residual": None, "residual-published": "uresidual"}
+ROPES = {"half": {"rope": "half"}, "partial": {"rope": "interleaved", "rotary_dim": 32, "rotary_offset": 16},
+         "none": {"rope": "none"}}
+COMPOSITIONS = {"uhp": "r_h_pbr", "uh": "r_h", "u": "plain", "up": "br", "uph": "br_h128", "h": None, "hp": "h_pbr",
+                "p": "pbr", "hup": "h_r_pbr", "hpu": "h_pbr_r", "i": None, "residual": None, "residual-published": "uresidual"}
 
 
 def verified(dump: Path, folder: Path, *flags: object) -> dict:
@@ -54,7 +55,8 @@ def test_more_bits_have_smaller_errors(dump, tmp_path, coder):
 
 def test_sides_have_their_own_bits(dump, tmp_path):
     layer = verified(dump, tmp_path, "--bits", 5, "--bits-k", 3, "--bits-v", 16)[0]
-    assert (layer["k"]["bits"], layer["v"]["bits"], layer["v"]["coder"], layer["v"]["effective_bits"]) == (3, 16, "exact", 16)
+    assert layer["k"]["bits"] == 3
+    assert (layer["v"]["bits"], layer["v"]["coder"], layer["v"]["effective_bits"]) == (16, "exact", 16)
 
 
 def test_exact_layers(dump, tmp_path):
@@ -112,16 +114,19 @@ def test_default_group_is_64_where_it_divides(make_dump, tmp_path):
     assert layer["k"]["group_size"] == 128
 
 
-@pytest.mark.parametrize("flags", [("--clip", "none"), ("--coder", "symmetric"), ("--coder", "symmetric", "--share", "layer")], ids=str)
+@pytest.mark.parametrize("flags", [("--clip", "none"), ("--coder", "symmetric"), ("--coder", "symmetric", "--share", "layer")],
+                         ids=str)
 def test_sign_search_is_at_least_as_good(sample, tmp_path, flags):
     """Candidates are compared without clipping: with a clip search the final errors may come in another order."""
     plain = verified(sample, tmp_path, "--layers", "0-2", *flags)
     searched = verified(sample, tmp_path, "--layers", "0-2", "--sign-search", 4, *flags)
+    choices = []
     for before, after in zip(plain, searched):
         for side in "kv":
             assert after[side]["error"]["after"] <= before[side]["error"]["after"]
-            assert before[side]["rotation"]["sign_choice"] == ["canonical"] * len(before[side]["rotation"]["sign_choice"])
-    assert any("random" in choice for layer in searched for side in "kv" for choice in layer[side]["rotation"]["sign_choice"])
+            assert set(before[side]["rotation"]["sign_choice"]) == {"canonical"}
+            choices += after[side]["rotation"]["sign_choice"]
+    assert any(choice.startswith("random") for choice in choices)
 
 
 def test_hadamard_of_each_side(dump, tmp_path):

@@ -92,9 +92,12 @@ def test_folder_without_permission(dump, tmp_path):
     expect_failure(run("kvq-calibrate", "--model", dump, "--output", folder / "out"), folder, set(), "Permission denied")
 
 
-@pytest.mark.parametrize("command", [("kvq-calibrate", "--help"), ("kvq-calibrate", "--dry-run"), ("kvq-calibrate",),
-                                     ("kvq-calibrate", "--json", "--report-rotations"), ("kvq-inspect",), ("kvq-inspect", "--json"),
-                                     ("kvq-inspect", "--verify")], ids=" ".join)
+COMMANDS = [("kvq-calibrate", "--help"), ("kvq-calibrate", "--dry-run"), ("kvq-calibrate",),
+            ("kvq-calibrate", "--json", "--report-rotations"), ("kvq-inspect",), ("kvq-inspect", "--json"),
+            ("kvq-inspect", "--verify")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_results_that_cannot_be_printed_are_an_error(dump, tmp_path, command):
     artifact = calibrate(dump, tmp_path / "artifact")
     tool, *flags = command

@@ -13,33 +13,22 @@ import pytest
 from dumps import edited
 from faulty_dumps import change, set_attribute
 from kvq_py.safetensors_file import SafetensorsFile
-from kvq_tools import BIN, calibrate
+from kvq_tools import calibrate, shards, start, wait_for_layers
 
 LAYERS = 6
 FLAGS = ("--center", "k", "--collect", "scored_query")
 INTERRUPTED = 130
 
 
-def shards(parts: Path) -> list[Path]:
-    return sorted(parts.glob("layer-*")) if parts.exists() else []
-
-
-def start(dump: Path, output: Path, *flags: object) -> subprocess.Popen:
-    return subprocess.Popen([BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", output, *map(str, flags)],
-                            stderr=subprocess.PIPE, text=True)
-
-
-def interrupt_after(count: int, dump: Path, output: Path, *flags: object, with_signal=signal.SIGKILL) -> Path:
-    """Stops a run that has collected `count` layers or a few more; returns its parts. One that was faster is tried again."""
-    parts = Path(f"{output}.parts")
+def interrupt_after(count: int, dump: Path, output: Path, *flags: object, with_signal=signal.SIGKILL) -> subprocess.Popen:
+    """A run that was stopped after it had collected `count` layers or a few more. One that was faster is tried again."""
     while True:
         process = start(dump, output, *flags)
-        while len(shards(parts)) < count and process.poll() is None:
-            time.sleep(0.001)
+        wait_for_layers(process, output, count)
         process.send_signal(with_signal)
-        process.communicate()
-        if parts.exists():
-            return parts
+        process.wait()
+        if shards(output):
+            return process
         output.unlink()
 
 
@@ -56,7 +45,9 @@ def fresh(dump, tmp_path_factory) -> bytes:
 @pytest.fixture(scope="module")
 def old_parts(dump, tmp_path_factory) -> Path:
     """What a killed run left behind: at least two layers of six."""
-    return interrupt_after(2, dump, tmp_path_factory.mktemp("old") / "out", *FLAGS)
+    output = tmp_path_factory.mktemp("old") / "out"
+    interrupt_after(2, dump, output, *FLAGS)
+    return Path(f"{output}.parts")
 
 
 def resume(dump: Path, output: Path, old_parts: Path, *flags: object) -> bytes:
@@ -84,32 +75,27 @@ def test_resumed_run_equals_a_whole_one_after_kills_at_random_moments(dump, fres
     calibrate(dump, output, *FLAGS)
     seconds = time.monotonic() - begin
     for _ in range(8):
-        process = start(dump, output, "--resume", *FLAGS)
+        process = start(dump, output, "--resume", "--quiet", *FLAGS)
         time.sleep(random_moment.uniform(0, seconds))
         process.send_signal(random_moment.choice([signal.SIGKILL, signal.SIGINT]))
-        process.communicate()
+        process.wait()
         assert not output.exists() or output.read_bytes() == fresh, "an artifact is whole or not there"
     assert calibrate(dump, output, "--resume", *FLAGS).read_bytes() == fresh
     assert not Path(f"{output}.parts").exists()
 
 
 def test_interrupted_run_says_how_to_continue(dump, tmp_path):
-    process = start(dump, tmp_path / "out")
-    while not shards(tmp_path / "out.parts"):
-        time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
-    message = process.communicate()[1]
+    process = interrupt_after(1, dump, tmp_path / "out", with_signal=signal.SIGINT)
     assert process.returncode == INTERRUPTED
-    assert message == "\nkvq-calibrate: interrupted; the same command with --resume continues\n"
+    assert process.stderr.read() == "\nkvq-calibrate: interrupted; the same command with --resume continues\n"
 
 
 def test_resume_keeps_what_was_collected(dump, old_parts, tmp_path):
     output = tmp_path / "out"
     shutil.copytree(old_parts, f"{output}.parts")
-    before = {path.name: path.stat().st_ino for path in shards(Path(f"{output}.parts"))}
-    parts = interrupt_after(len(before) + 1, dump, output, "--resume", *FLAGS)
-    after = {path.name: path.stat().st_ino for path in shards(parts)}
-    assert len(before) >= 2 and before.items() <= after.items()
+    before = {path.name: path.stat().st_ino for path in shards(output)}
+    interrupt_after(len(before) + 1, dump, output, "--resume", *FLAGS)
+    assert len(before) >= 2 and before.items() <= {path.name: path.stat().st_ino for path in shards(output)}.items()
 
 
 def test_without_resume_nothing_is_taken_over(dump, old_parts, fresh, tmp_path):

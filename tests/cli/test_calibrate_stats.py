@@ -48,8 +48,8 @@ def merge(shards: list[Path], stats: Path) -> Path:
 
 
 DECISIONS = [(), ("--bits", 3, "--center", "kv"), ("--method", "saw-int4"), ("--coder", "symmetric", "--share", "layer"),
-             ("--target-k", "scored_query", "--target-v", "sst"), ("--target-k", "key", "--target-v", "value", "--clip", "none"),
-             ("--sign-search", 2, "--seed", 0), ("--layers", "1-2")]
+             ("--target-k", "scored_query", "--target-v", "sst"),
+             ("--target-k", "key", "--target-v", "value", "--clip", "none"), ("--sign-search", 2, "--seed", 0), ("--layers", "1-2")]
 
 
 @pytest.mark.parametrize("flags", DECISIONS, ids=str)
@@ -122,8 +122,9 @@ def test_shards_by_sequence_keep_the_smallest_sampling_keys(by_sequence, tmp_pat
 
 def test_merging_statistics_and_deciding_is_one_command(by_sequence, tmp_path):
     shards = [collect([part], tmp_path / f"shard{i}", *MERGEABLE) for i, part in enumerate(by_sequence)]
-    succeed("kvq-calibrate", "--quiet", "--merge-stats", *shards, "--stats", tmp_path / "merged", "--output", tmp_path / "out")
-    assert decide(tmp_path / "merged", tmp_path / "again") == (tmp_path / "out").read_bytes()
+    merged = tmp_path / "merged"
+    succeed("kvq-calibrate", "--quiet", "--merge-stats", *shards, "--stats", merged, "--output", tmp_path / "out")
+    assert decide(merged, tmp_path / "again") == (tmp_path / "out").read_bytes()
 
 
 # What cannot be joined

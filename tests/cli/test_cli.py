@@ -121,9 +121,15 @@ FILES = [
 ]
 
 UNSUPPORTED_DUMPS = ("version_2", "requires", "capture_point", "kind", "rope_layout", "dtype", "compressed")
-DUMPS = [(f"dump_{name}", f"{C} --model {name}.h5",
-          NUMERICAL if name.startswith(("nan", "inf", "zero")) else UNSUPPORTED if name in UNSUPPORTED_DUMPS else INPUT)
-         for name in workspace.FAULTS]
+
+
+def exit_code_of(fault: str) -> int:
+    if fault.startswith(("nan", "inf", "huge", "zero")):
+        return NUMERICAL
+    return UNSUPPORTED if fault in UNSUPPORTED_DUMPS else INPUT
+
+
+DUMPS = [(f"dump_{name}", f"{C} --model {name}.h5", exit_code_of(name)) for name in workspace.FAULTS]
 
 SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)
                 for name in ("wide", "one_layer", "other_model", "other_window", "other_type")]

@@ -37,13 +37,13 @@ def test_dump_calibrate_inspect(dump, tmp_path, flags):
     manifest = json.loads(succeed("kvq-inspect", artifact, "--json").stdout)["manifest"]
     assert manifest["model"]["num_layers"] == len(manifest["layers"]) == 6
     for layer in manifest["layers"]:
-        assert (layer["geometry"]["num_q_heads"], layer["geometry"]["num_kv_heads"], layer["geometry"]["head_dim"]) == (8, 2, 128)
+        assert [layer["geometry"][name] for name in ("num_q_heads", "num_kv_heads", "head_dim")] == [8, 2, 128]
         assert all(layer[side]["error"]["after"] < layer[side]["error"]["before"] for side in "kv")
 
 
 def test_artifact_knows_its_model(dump, sample, tmp_path):
     """The fingerprint of the model folder travels from the dump into the artifact: the same for two dumps of one model."""
-    models = [json.loads(succeed("kvq-inspect", calibrate(source, tmp_path / f"{i}", "--layers", 0), "--json").stdout)["manifest"]["model"]
-              for i, source in enumerate((dump, sample))]
+    artifacts = [calibrate(source, tmp_path / source.name, "--layers", 0) for source in (dump, sample)]
+    models = [json.loads(succeed("kvq-inspect", artifact, "--json").stdout)["manifest"]["model"] for artifact in artifacts]
     assert models[0]["fingerprint"] == models[1]["fingerprint"] and len(models[0]["fingerprint"]) == 64
     assert models[0]["config"] == models[1]["config"] == json.loads((ROOT / "sample_data/model/config.json").read_text())

@@ -32,7 +32,8 @@ def fill(folder: Path) -> None:
 
 def write_what_is_no_dump(folder: Path, dump: Path) -> None:
     content = dump.read_bytes()
-    for name, size in {"empty": 0, "cut_1": len(content) // 100, "cut_50": len(content) // 2, "cut_last": len(content) - 1}.items():
+    sizes = {"empty": 0, "cut_1": len(content) // 100, "cut_50": len(content) // 2, "cut_last": len(content) - 1}
+    for name, size in sizes.items():
         (folder / f"{name}.h5").write_bytes(content[:size])
     (folder / "text.h5").write_text("this is no HDF5 file\n")
     edited(dump, folder / "foreign.h5", lambda file: (file.clear(), file.attrs.clear()))

@@ -67,6 +67,21 @@ TEST_CASE("Attention moments see exactly the keys inside a sliding window", "[co
       check(test::random_case({.tokens = tokens, .queries = 2, .dim = 8, .v_dim = 5, .scale = 0.35, .window = window}, static_cast<std::uint64_t>(window)), 1e-5);
 }
 
+TEST_CASE("Attention moments hold for sequences longer than any block of keys, wherever the largest logit lies", "[compute]") {
+  for (const int window : {0, 1300}) {
+    const test::AttentionCase even = test::random_case({.tokens = 2311, .queries = 1, .dim = 3, .v_dim = 2, .scale = 0.5, .window = window}, 3, 3.0);
+    check(even, 1e-5);
+    for (const bool rising : {true, false}) {  // the largest logit moves to the last keys, or stays with the first
+      test::AttentionCase sloped = even;
+      for (std::size_t i = 0; i < sloped.k.size(); ++i) {
+        const float slope = static_cast<float>(i) / static_cast<float>(sloped.k.size());
+        sloped.k[i] *= 4.0f * (rising ? slope : 1.0f - slope);
+      }
+      check(sloped, 1e-5);
+    }
+  }
+}
+
 TEST_CASE("Attention moments hold for large logits", "[compute]") {
   for (const double logits : {10.0, 50.0})
     for (const int window : {0, 40})

@@ -108,12 +108,36 @@ TEST_CASE("The error covariance is the mean outer product of the coding errors",
   }
 }
 
+TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[solve]") {
+  for (const bool metric : {false, true})
+    for (const double shrink : {0.5, 1.0, 4.0}) {
+      RotatedData data = rotated_data(5, metric, true);
+      data.shrink_weight = shrink;
+      INFO("metric " << metric << ", weight " << shrink);
+      for (const Coder& coder : kCoders) {
+        // e = -a x + r with the a that makes r smallest under the metric; found here by trying neighbours.
+        const std::vector<double> errors = coding_errors(data, coder, 0.9), rows = test::widened(data.rows);
+        const auto rest = [&](double a) {
+          std::vector<double> r = errors;
+          for (std::size_t i = 0; i < r.size(); ++i) r[i] = -r[i] + a * rows[i];  // coding_errors has the other sign
+          return cost_of(r, data.metric, data.weights);
+        };
+        const double middle = rest(0.0), right = rest(1.0), left = rest(-1.0);
+        const double a = (left - right) / (2.0 * (left + right - 2.0 * middle));  // the parabola's lowest point
+        const double expected = rest(a) + shrink * a * a * cost_of(rows, data.metric, data.weights);
+        CHECK(clip_cost(data, coder, 0.9) == Approx(expected).epsilon(1e-4));
+        if (shrink == 1.0) CHECK(clip_cost(data, coder, 0.9) == Approx(coding_cost(data, coder, 0.9)).epsilon(1e-9));
+      }
+    }
+}
+
 TEST_CASE("The clip search finds the best ratio of the grid, over heads together", "[solve]") {
   std::set<int> winners;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const auto head = [&](std::uint64_t number) {
       RotatedData data{.dim = 64, .rows = test::gaussian(kRows * 64, number)};
       if (seed % 2 == 0) data.weights = random_weights(number);
+      if (seed % 3 == 1) data.shrink_weight = 3.0;
       return data;
     };
     std::vector<RotatedData> heads = {head(seed)};
@@ -122,7 +146,7 @@ TEST_CASE("The clip search finds the best ratio of the grid, over heads together
     ClipChoice best{0.0, HUGE_VAL};
     for (int percent = 85; percent <= 100; ++percent) {
       double cost = 0.0;
-      for (const RotatedData& data : heads) cost += coding_cost(data, coder, percent / 100.0);
+      for (const RotatedData& data : heads) cost += clip_cost(data, coder, percent / 100.0);
       if (cost <= best.cost) best = {percent / 100.0, cost};
     }
     const ClipChoice found = search_clip(heads, coder);
