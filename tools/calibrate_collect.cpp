@@ -10,9 +10,11 @@ namespace kvq {
 
 namespace fs = std::filesystem;
 
-LayerStats StatsOrigin::load(std::size_t index) const {
+std::shared_ptr<const LayerStats> StatsOrigin::load(std::size_t index) const {
   const Entry& entry = entries.at(index);
-  return StatsFile::open(entry.file).load(entry.index);
+  if (entry.stats) return entry.stats;
+  const StatsFile* file = entry.file.get();
+  return std::make_shared<LayerStats>(file != nullptr ? file->load(entry.index) : StatsFile::open(entry.path).load(entry.index));
 }
 
 std::vector<LayerEntry> choose_layers(const ModelGeometry& model, const std::vector<int>& wanted) {
@@ -103,29 +105,32 @@ StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& laye
     const StatsRequest layer_request = restrict_to_layer(request, entry);
     const double work = collect_flops(entry.geometry, one_sequence, layer_request);
     const LayerActivations activations = dump.load_layer(entry.layer);
+    std::shared_ptr<const LayerStats> last;
     if (!resume || !is_valid_shard(path, activations, origin.header, layer_request)) {
-      const LayerStats stats = collect(activations, layer_request, [&](std::int64_t rows, std::int64_t all) {
+      auto stats = std::make_shared<const LayerStats>(collect(activations, layer_request, [&](std::int64_t rows, std::int64_t all) {
         const double part = static_cast<double>(rows) / static_cast<double>(all);
         meter.show(i, entry.layer, done, work, part, (static_cast<double>(i) + part) * static_cast<double>(dump.num_tokens()));
-      });
-      save_stats(origin.header, {stats}, path);
+      }));
+      save_stats(origin.header, std::span(stats.get(), 1), path);
+      if (i + 1 == layers.size()) last = std::move(stats);  // memory holds one layer anyway
     }
     done += work;
     meter.show(i, entry.layer, done, 0.0, 0.0, static_cast<double>(i + 1) * static_cast<double>(dump.num_tokens()));
-    origin.entries.push_back({path, 0, entry, activations.k.tokens, activations.content_hash});
+    const auto sequences = static_cast<std::int64_t>(activations.cu_seqlens.size()) - 1;
+    origin.entries.push_back({path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last)});
   }
   return origin;
 }
 
 StatsOrigin open_stats(const fs::path& path, const std::vector<int>& wanted) {
-  const StatsFile file = StatsFile::open(path);
+  const auto file = std::make_shared<const StatsFile>(StatsFile::open(path));
   StatsOrigin origin;
-  origin.header = file.header();
-  const std::vector<LayerEntry> chosen = choose_layers(file.header().model, wanted);
-  for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) {
-    const LayerEntry& entry = file.header().model.layers[i];
+  origin.header = file->header();
+  const std::vector<LayerEntry> chosen = choose_layers(file->header().model, wanted);
+  for (std::size_t i = 0; i < file->header().model.layers.size(); ++i) {
+    const LayerEntry& entry = file->header().model.layers[i];
     const bool is_chosen = std::any_of(chosen.begin(), chosen.end(), [&](const LayerEntry& c) { return c.layer == entry.layer; });
-    if (is_chosen) origin.entries.push_back({path, i, entry, file.tokens(i), file.content_hash(i)});
+    if (is_chosen) origin.entries.push_back({path, i, file->tokens(i), file->sequences(i), file->content_hash(i), file, {}});
   }
   origin.header.model.layers = chosen;
   return origin;

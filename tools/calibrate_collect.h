@@ -8,6 +8,7 @@
 #include <kvq/stats/stats_file.h>
 
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 namespace kvq {
@@ -16,14 +17,15 @@ namespace kvq {
 class StatsOrigin : public StatsSource {
  public:
   struct Entry {
-    std::filesystem::path file;
-    std::size_t index;      ///< into the file
-    LayerEntry layer;
-    std::int64_t tokens;    ///< 0 if not known without loading
+    std::filesystem::path path;  ///< of the shard or the statistics file
+    std::size_t index;           ///< into that file
+    std::int64_t tokens, sequences;
     std::string content_hash;
+    std::shared_ptr<const StatsFile> file;    ///< if it is open already
+    std::shared_ptr<const LayerStats> stats;  ///< if they are in memory already
   };
   std::size_t size() const override { return entries.size(); }
-  LayerStats load(std::size_t index) const override;
+  std::shared_ptr<const LayerStats> load(std::size_t index) const override;
 
   std::vector<Entry> entries;
   StatsHeader header;

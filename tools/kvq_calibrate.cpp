@@ -92,16 +92,15 @@ Artifact decide(const StatsOrigin& origin, const Options& options) {
   c.options = options_to_json(options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
   artifact.layers = find_method(options.method).decide(origin, options, {});
-  const LayerStats first = origin.load(0);
-  c.tokens = first.tokens;
-  c.sequences = first.sequences;
+  c.tokens = origin.entries.front().tokens;
+  c.sequences = origin.entries.front().sequences;
   return artifact;
 }
 
 std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
   constexpr int kTable10GroupSize = 64;
   std::vector<LayerRotationReport> reports;
-  for (std::size_t i = 0; i < origin.size(); ++i) reports.push_back(report_rotations(origin.load(i), kTable10GroupSize));
+  for (std::size_t i = 0; i < origin.size(); ++i) reports.push_back(report_rotations(*origin.load(i), kTable10GroupSize));
   return reports;
 }
 
@@ -158,7 +157,7 @@ int calibrate(const CalibrateFlags& flags) {
     const StatsOrigin origin = collect_shards(dump, choose_layers(dump.model(), wanted), request, folder, flags.resume, flags.quiet || flags.json);
     if (!flags.stats.empty()) {
       std::vector<fs::path> shards;
-      for (const auto& entry : origin.entries) shards.push_back(entry.file);
+      for (const auto& entry : origin.entries) shards.push_back(entry.path);
       merge_stats_files(shards, flags.stats);
     }
     write_artifact(flags, origin, options, output);

@@ -29,7 +29,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 class GoldenStats : public StatsSource {
  public:
   std::size_t size() const override { return file_.header().model.layers.size(); }
-  LayerStats load(std::size_t index) const override { return file_.load(index); }
+  std::shared_ptr<const LayerStats> load(std::size_t index) const override { return std::make_shared<LayerStats>(file_.load(index)); }
 
  private:
   StatsFile file_ = StatsFile::open(kFolder / "stats.safetensors");

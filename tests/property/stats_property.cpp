@@ -62,9 +62,9 @@ TEST_CASE("Any statistics survive their file, byte for byte", "[stats][property]
     const StatsRequest request = request_for(spec.has_values);
     const StatsHeader header{.model = {.name = "m", .fingerprint = "", .config_json = "", .num_layers = 4, .layers = {}},
                              .producer = "p", .capture_point = "pre_rope", .seed = request.seed, .sample_tokens = request.sample_tokens};
-    save_stats(header, {collect(test::make_layer(spec), request)}, folder / "a");
+    save_stats(header, std::vector<LayerStats>{collect(test::make_layer(spec), request)}, folder / "a");
     const StatsFile file = StatsFile::open(folder / "a");
-    save_stats(file.header(), {file.load(0)}, folder / "b");
+    save_stats(file.header(), std::vector<LayerStats>{file.load(0)}, folder / "b");
     RC_ASSERT(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
   });
 }

@@ -62,10 +62,17 @@ class SafetensorsFile {
 /// spaces so that data starts at a multiple of 8. Equal content gives equal bytes.
 class SafetensorsWriter {
  public:
+  SafetensorsWriter() = default;
+  SafetensorsWriter(SafetensorsWriter&&) = default;  // no copies: they would show the memory of the original
+  SafetensorsWriter& operator=(SafetensorsWriter&&) = default;
   /// `data` is moved in and must hold product(shape) * size_of(dtype) bytes; names are unique.
   void add(std::string name, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> data);
   template <typename T>
   void add(std::string name, std::vector<std::int64_t> shape, std::span<const T> values);
+  /// Without a copy, for what is large: `pieces` one after another are the data, and stay the caller's and unchanged
+  /// until the last call of this writer.
+  void add_view(std::string name, DType dtype, std::vector<std::int64_t> shape,
+                std::vector<std::span<const std::byte>> pieces);
   void set_metadata(std::string key, std::string value);
 
   /// Content hash of formats/artifact.md, "xxh3-128:<32 hex>", over `manifest` and all tensors.
@@ -80,7 +87,9 @@ class SafetensorsWriter {
   struct Entry {
     DType dtype;
     std::vector<std::int64_t> shape;
-    std::vector<std::byte> data;
+    std::vector<std::span<const std::byte>> pieces;
+    std::vector<std::byte> data;  ///< what `pieces` shows, unless that is the caller's
+    std::uint64_t bytes;
   };
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;

@@ -24,11 +24,11 @@ class ContentHasher {
   }
 
   void add_tensor(std::string_view name, DType dtype, const std::vector<std::int64_t>& shape,
-                  std::span<const std::byte> data) {
+                  std::span<const std::span<const std::byte>> pieces) {
     add_text(name);
     add_text(detail::safetensors_name(dtype));
     add(shape.data(), shape.size() * sizeof(std::int64_t));
-    add(data.data(), data.size());
+    for (const auto piece : pieces) add(piece.data(), piece.size());
   }
 
   std::string result() const {
@@ -56,10 +56,20 @@ class ContentHasher {
 
 void SafetensorsWriter::add(std::string name, DType dtype, std::vector<std::int64_t> shape,
                             std::vector<std::byte> data) {
+  const std::span<const std::byte> piece(data);  // survives the move: a vector keeps its memory
+  add_view(name, dtype, std::move(shape), {piece});
+  entries_.at(name).data = std::move(data);
+}
+
+void SafetensorsWriter::add_view(std::string name, DType dtype, std::vector<std::int64_t> shape,
+                                 std::vector<std::span<const std::byte>> pieces) {
+  std::uint64_t bytes = 0;
+  for (const auto piece : pieces) bytes += piece.size();
   const auto expected = detail::tensor_bytes(dtype, shape);
-  KVQ_ASSERT(expected && std::cmp_equal(*expected, data.size()));
+  KVQ_ASSERT(expected && std::cmp_equal(*expected, bytes));
   KVQ_ASSERT(name != detail::kMetadataKey);
-  const bool is_new = entries_.emplace(std::move(name), Entry{dtype, std::move(shape), std::move(data)}).second;
+  Entry entry{dtype, std::move(shape), std::move(pieces), {}, bytes};
+  const bool is_new = entries_.emplace(std::move(name), std::move(entry)).second;
   KVQ_ASSERT(is_new);
 }
 
@@ -82,13 +92,16 @@ void SafetensorsWriter::set_metadata(std::string key, std::string value) {
 
 std::string SafetensorsWriter::content_hash(std::string_view manifest) const {
   ContentHasher hasher(manifest);
-  for (const auto& [name, entry] : entries_) hasher.add_tensor(name, entry.dtype, entry.shape, entry.data);
+  for (const auto& [name, entry] : entries_) hasher.add_tensor(name, entry.dtype, entry.shape, entry.pieces);
   return hasher.result();
 }
 
 std::string content_hash(const SafetensorsFile& file, std::string_view manifest) {
   ContentHasher hasher(manifest);
-  for (const auto& [name, info] : file.tensors()) hasher.add_tensor(name, info.dtype, info.shape, file.bytes(name));
+  for (const auto& [name, info] : file.tensors()) {
+    const auto data = file.bytes(name);
+    hasher.add_tensor(name, info.dtype, info.shape, std::span(&data, 1));
+  }
   return hasher.result();
 }
 
@@ -99,8 +112,8 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   for (const auto& [name, entry] : entries_) {
     header[name] = {{"dtype", detail::safetensors_name(entry.dtype)},
                     {"shape", entry.shape},
-                    {"data_offsets", {offset, offset + entry.data.size()}}};
-    offset += entry.data.size();
+                    {"data_offsets", {offset, offset + entry.bytes}}};
+    offset += entry.bytes;
   }
   std::string text = canonical_json(header);
   text.append((8 - text.size() % 8) % 8, ' ');
@@ -112,7 +125,8 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(std::as_bytes(std::span(text)));
-  for (const auto& [name, entry] : entries_) file.write(entry.data);
+  for (const auto& [name, entry] : entries_)
+    for (const auto piece : entry.pieces) file.write(piece);
   file.commit();
 }
 

@@ -4,6 +4,7 @@
 #include <kvq/stats/layer_stats.h>
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,7 +16,7 @@ class StatsSource {
  public:
   virtual ~StatsSource() = default;
   virtual std::size_t size() const = 0;
-  virtual LayerStats load(std::size_t index) const = 0;
+  virtual std::shared_ptr<const LayerStats> load(std::size_t index) const = 0;
 };
 
 /// Told after each decided layer (its index in the source).

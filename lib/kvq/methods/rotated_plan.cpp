@@ -181,7 +181,8 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
                                           ChooseRotation choose, int preferred_group) {
   std::vector<LayerPlan> plans;
   for (std::size_t i = 0; i < source.size(); ++i) {
-    const LayerStats stats = source.load(i);
+    const auto loaded = source.load(i);
+    const LayerStats& stats = *loaded;
     LayerPlan plan{.layer = stats.layer, .geometry = stats.geometry, .k = plan_side(stats, options, 'k', choose, preferred_group), .v = {}};
     if (stats.has_values) plan.v = plan_side(stats, options, 'v', choose, preferred_group);
     validate(plan);

@@ -5,9 +5,15 @@
 #include <kvq/dump/number_check.h>
 #include <kvq/stats/stats_file.h>
 
+#include <stdlib.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <map>
+#include <optional>
+#include <system_error>
 
 namespace kvq {
 
@@ -28,19 +34,20 @@ std::string name_of(int layer, const std::string& what) { return fmt::format("la
 
 int moment_dim(const LayerGeometry& geometry, Moment moment) { return is_value_moment(moment) ? geometry.v_head_dim : geometry.head_dim; }
 
+/// What add_layer() adds are views: `sums`, `rows` and `stats` must outlive the writer.
 void add_moment(SafetensorsWriter& writer, int layer, Moment moment, const std::vector<MomentSum>& sums) {
   const auto heads = static_cast<std::int64_t>(sums.size());
   const std::int64_t d = sums.front().dim;
-  std::vector<double> sum, first, weight;
+  std::vector<std::span<const std::byte>> sum, first, weight;
   for (const MomentSum& s : sums) {
-    sum.insert(sum.end(), s.sum.begin(), s.sum.end());
-    first.insert(first.end(), s.mean.begin(), s.mean.end());
-    weight.push_back(s.weight);
+    sum.push_back(std::as_bytes(std::span(s.sum)));
+    first.push_back(std::as_bytes(std::span(s.mean)));
+    weight.push_back(std::as_bytes(std::span(&s.weight, 1)));
   }
   const std::string name = to_string(moment);
-  writer.add<double>(name_of(layer, name + ".sum"), {heads, d, d}, std::span<const double>{sum});
-  writer.add<double>(name_of(layer, name + ".first"), {heads, d}, std::span<const double>{first});
-  writer.add<double>(name_of(layer, name + ".weight"), {heads}, std::span<const double>{weight});
+  writer.add_view(name_of(layer, name + ".sum"), DType::f64, {heads, d, d}, std::move(sum));
+  writer.add_view(name_of(layer, name + ".first"), DType::f64, {heads, d}, std::move(first));
+  writer.add_view(name_of(layer, name + ".weight"), DType::f64, {heads}, std::move(weight));
 }
 
 std::vector<MomentSum> read_moment(const SafetensorsFile& file, const LayerRow& row, Moment moment) {
@@ -70,7 +77,7 @@ std::vector<MomentSum> read_moment(const SafetensorsFile& file, const LayerRow& 
 
 void add_rows(SafetensorsWriter& writer, int layer, const char* name, const SampledRows& rows, std::int64_t count) {
   if (rows.heads == 0) return;
-  writer.add(name_of(layer, std::string("sample.") + name), rows.dtype, {count, rows.heads, rows.dim}, std::vector<std::byte>(rows.raw));
+  writer.add_view(name_of(layer, std::string("sample.") + name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
 }
 
 SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads, int dim) {
@@ -115,14 +122,14 @@ TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
 void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
   for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
   const std::int64_t n = stats.sample.size();
-  writer.add<std::int64_t>(name_of(stats.layer, "sample.key"), {n}, std::span<const std::int64_t>{stats.sample.key});
-  writer.add<std::int64_t>(name_of(stats.layer, "sample.token"), {n}, std::span<const std::int64_t>{stats.sample.token});
+  writer.add_view(name_of(stats.layer, "sample.key"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.key))});
+  writer.add_view(name_of(stats.layer, "sample.token"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.token))});
   add_rows(writer, stats.layer, "q", stats.sample.q, n);
   add_rows(writer, stats.layer, "k", stats.sample.k, n);
   add_rows(writer, stats.layer, "v", stats.sample.v, n);
   if (!stats.sample.value_weight.empty())
-    writer.add<float>(name_of(stats.layer, "sample.value_weight"), {n, stats.geometry.num_kv_heads},
-                      std::span<const float>{stats.sample.value_weight});
+    writer.add_view(name_of(stats.layer, "sample.value_weight"), DType::f32, {n, stats.geometry.num_kv_heads},
+                    {std::as_bytes(std::span(stats.sample.value_weight))});
 }
 
 Json layer_row(const LayerStats& stats) {
@@ -216,13 +223,10 @@ LayerStats StatsFile::load(std::size_t index) const {
   return stats;
 }
 
-void save_stats(const StatsHeader& header, const std::vector<LayerStats>& layers, const std::filesystem::path& path) {
-  SafetensorsWriter writer;
-  Json rows = Json::array();
-  for (const LayerStats& stats : layers) {
-    add_layer(writer, stats);
-    rows.push_back(layer_row(stats));
-  }
+namespace {
+
+/// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
+void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
   const Json manifest = {{"format", "kvq-stats"},
                          {"version", "1.0"},
                          {"requires", Json::array()},
@@ -234,6 +238,18 @@ void save_stats(const StatsHeader& header, const std::vector<LayerStats>& layers
   check_schema(manifest, stats_schema(), "the new manifest");
   write_manifest(writer, manifest);
   writer.write(path);
+}
+
+}  // namespace
+
+void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path) {
+  SafetensorsWriter writer;
+  Json rows = Json::array();
+  for (const LayerStats& stats : layers) {
+    add_layer(writer, stats);
+    rows.push_back(layer_row(stats));
+  }
+  write_stats(header, std::move(rows), writer, path);
 }
 
 namespace {
@@ -264,31 +280,85 @@ void expect_different_shards(const std::vector<StatsFile>& files) {
     }
 }
 
+/// One layer of one file.
+struct LayerPlace {
+  const StatsFile* file;
+  std::size_t index;
+};
+
+/// A new folder beside a file, for as long as it is in scope.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const std::filesystem::path& neighbour) {
+    std::string name = neighbour.string() + ".XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr)
+      throw Error{ErrorKind::io, fmt::format("{}: cannot create a folder beside it: {}", neighbour.string(), std::strerror(errno))};
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// The sum of one layer's shards, as a file of its own, so that memory never holds more than one layer.
+StatsFile merge_layer(const std::vector<LayerPlace>& places, const std::filesystem::path& path) {
+  const StatsHeader& header = places.front().file->header();
+  LayerStats sum = places.front().file->load(places.front().index);
+  for (std::size_t i = 1; i < places.size(); ++i) merge(sum, places[i].file->load(places[i].index), header.sample_tokens);
+  save_stats(header, std::span(&sum, 1), path);
+  return StatsFile::open(path);
+}
+
 }  // namespace
+
+void StatsFile::add_to(SafetensorsWriter& writer, std::size_t index) const {
+  const std::string prefix = name_of(impl_->rows.at(index).layer, "");
+  for (const auto& [name, info] : impl_->file.tensors())
+    if (name.starts_with(prefix)) writer.add_view(name, info.dtype, info.shape, {impl_->file.bytes(name)});
+}
 
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
   KVQ_ASSERT(!inputs.empty());
   std::vector<StatsFile> files;
   for (const auto& path : inputs) files.push_back(StatsFile::open(path));
   expect_different_shards(files);
-  std::map<int, LayerStats> layers;
+  std::map<int, std::vector<LayerPlace>> layers;
   for (const StatsFile& file : files) {
     expect_same_origin(files.front(), file);
-    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) {
-      LayerStats stats = file.load(i);
-      const auto [it, fresh] = layers.try_emplace(stats.layer, std::move(stats));
-      if (!fresh) merge(it->second, file.load(i), file.header().sample_tokens);
+    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) layers[file.header().model.layers[i].layer].push_back({&file, i});
+  }
+
+  std::optional<ScratchFolder> scratch;
+  std::vector<StatsFile> merged;
+  merged.reserve(layers.size());  // places point into it
+  for (auto& [layer, places] : layers)
+    if (places.size() > 1) {
+      if (!scratch) scratch.emplace(output);
+      merged.push_back(merge_layer(places, scratch->path() / fmt::format("layer-{:04d}.safetensors", layer)));
+      places = {{&merged.back(), 0}};
     }
-  }
-  std::vector<LayerStats> joined;
-  for (auto& [index, stats] : layers) {
-    if (!joined.empty() && (joined.front().tokens != stats.tokens || joined.front().sequences != stats.sequences))
-      throw Error{ErrorKind::bad_input, fmt::format("layer {}: expected {} tokens in {} sequences as in layer {}, found {} in {}", index,
-                                                    joined.front().tokens, joined.front().sequences, joined.front().layer, stats.tokens, stats.sequences),
+
+  SafetensorsWriter writer;
+  Json rows = Json::array();
+  const LayerPlace first = layers.begin()->second.front();
+  for (const auto& [layer, places] : layers) {
+    const auto [file, index] = places.front();
+    if (file->tokens(index) != first.file->tokens(first.index) || file->sequences(index) != first.file->sequences(first.index))
+      throw Error{ErrorKind::bad_input, fmt::format("layer {}: expected {} tokens in {} sequences as in layer {}, found {} in {}", layer,
+                                                    first.file->tokens(first.index), first.file->sequences(first.index), layers.begin()->first,
+                                                    file->tokens(index), file->sequences(index)),
                   "name the shards of every layer"};
-    joined.push_back(std::move(stats));
+    rows.push_back(layer_row(file->load(index)));  // loading checks every number
+    file->add_to(writer, index);
   }
-  save_stats(files.front().header(), joined, output);
+  write_stats(files.front().header(), std::move(rows), writer, output);
 }
 
 }  // namespace kvq

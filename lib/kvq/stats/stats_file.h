@@ -5,10 +5,13 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace kvq {
+
+class SafetensorsWriter;
 
 /// What a statistics file says about its origin.
 struct StatsHeader {
@@ -38,16 +41,20 @@ class StatsFile {
   std::int64_t sequences(std::size_t index) const;
 
  private:
+  friend void merge_stats_files(const std::vector<std::filesystem::path>&, const std::filesystem::path&);
+  /// Adds views of one layer's tensors, for which this file must stay open.
+  void add_to(SafetensorsWriter& writer, std::size_t index) const;
+
   struct Impl;
   explicit StatsFile(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
 /// Writes statistics atomically; header.model.layers is taken from the layers.
-void save_stats(const StatsHeader& header, const std::vector<LayerStats>& layers, const std::filesystem::path& path);
+void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path);
 
 /// Joins statistics files: layers that appear once are taken as they are, layers of several files are merged in the order of
-/// the files. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers of sequences
+/// the files. One layer at a time is in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers of sequences
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
 
 }  // namespace kvq

@@ -76,6 +76,23 @@ rc::Gen<AnyTensor> any_tensor() {
 
 }  // namespace
 
+TEST_CASE("A tensor shown in pieces is written as one that was copied", "[container]") {
+  const TempFolder folder;
+  const std::vector<double> values{1.0, -2.5, 3.0, 0.0, 7.0, 9.5};
+  const std::span<const double> all(values);
+  SafetensorsWriter copied, shown;
+  copied.add<double>("x", {2, 3}, all);
+  copied.add<double>("empty", {0, 3}, {});
+  shown.add_view("x", DType::f64, {2, 3}, {std::as_bytes(all.first(1)), {}, std::as_bytes(all.subspan(1, 4)), std::as_bytes(all.last(1))});
+  shown.add_view("empty", DType::f64, {0, 3}, {});
+  CHECK(copied.content_hash("m") == shown.content_hash("m"));
+  copied.write(folder / "copied");
+  const SafetensorsWriter moved = std::move(shown);
+  moved.write(folder / "shown");
+  CHECK(SafetensorsFile::open(folder / "shown").read<double>("x", {2, 3}) == values);
+  CHECK(file_text(folder / "copied") == file_text(folder / "shown"));
+}
+
 TEST_CASE("What was written reads back", "[container]") {
   const TempFolder folder;
   example().write(folder / "a.safetensors");

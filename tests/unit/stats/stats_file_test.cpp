@@ -139,17 +139,17 @@ TEST_CASE("A statistics file gives back every bit, also of a layer without value
 
 TEST_CASE("The same statistics give the same bytes, and a round trip changes none", "[stats]") {
   const TempFolder folder;
-  save_stats(header(), {layer_stats(2), layer_stats(5)}, folder / "a");
-  save_stats(header(), {layer_stats(2), layer_stats(5)}, folder / "b");
+  save_stats(header(), std::vector<LayerStats>{layer_stats(2), layer_stats(5)}, folder / "a");
+  save_stats(header(), std::vector<LayerStats>{layer_stats(2), layer_stats(5)}, folder / "b");
   const StatsFile file = StatsFile::open(folder / "a");
-  save_stats(file.header(), {file.load(0), file.load(1)}, folder / "c");
+  save_stats(file.header(), std::vector<LayerStats>{file.load(0), file.load(1)}, folder / "c");
   CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
   CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "c"));
 }
 
 TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
   const TempFolder folder;
-  save_stats(header(), {layer_stats(2)}, folder / "good");
+  save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
   const EditableFile good = EditableFile::read(folder / "good");
   good.write(folder / "same");
   CHECK(test::file_bytes(folder / "good") == test::file_bytes(folder / "same"));
@@ -162,9 +162,27 @@ TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
   }
 }
 
+TEST_CASE("A statistics file with a flipped bit is refused: sums would not show it", "[stats]") {
+  const TempFolder folder;
+  save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
+  const std::string good = test::file_bytes(folder / "good");
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, good.data(), 8);
+  for (std::size_t i = 8 + header_bytes; i < good.size(); i += 211) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 1);
+    write_file_atomically(folder / "bad", std::as_bytes(std::span(bad)));
+    CHECK_THAT(reading(folder / "bad"), StartsWith("bad_input: ") && Contains("content hash"));
+  }
+  EditableFile changed = EditableFile::read(folder / "good");
+  changed.manifest["seed"] = 10;
+  changed.write(folder / "bad", false);
+  CHECK_THAT(reading(folder / "bad"), StartsWith("bad_input: ") && Contains("content hash"));
+}
+
 TEST_CASE("A statistics file of a newer minor version is read if it requires nothing unknown", "[stats]") {
   const TempFolder folder;
-  save_stats(header(), {layer_stats(2)}, folder / "good");
+  save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
   EditableFile newer = EditableFile::read(folder / "good");
   newer.metadata["version"] = newer.manifest["version"] = "1.7";
   newer.manifest["invented_later"] = true;
@@ -175,9 +193,9 @@ TEST_CASE("A statistics file of a newer minor version is read if it requires not
 TEST_CASE("Shards by layer give the bytes of the joint run, in any order", "[stats]") {
   const TempFolder folder;
   const LayerStats a = layer_stats(1), b = layer_stats(2, false), c = layer_stats(4);
-  save_stats(header(), {a, b, c}, folder / "joint");
-  save_stats(header(), {a, c}, folder / "first");
-  save_stats(header(), {b}, folder / "second");
+  save_stats(header(), std::vector<LayerStats>{a, b, c}, folder / "joint");
+  save_stats(header(), std::vector<LayerStats>{a, c}, folder / "first");
+  save_stats(header(), std::vector<LayerStats>{b}, folder / "second");
   merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
   CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
   merge_stats_files({folder / "second", folder / "first"}, folder / "merged");
@@ -191,8 +209,8 @@ TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   const LayerActivations layer = test::make_layer({.layer = 1, .lengths = {13, 1, 31}});
   const StatsRequest request{.moments = {Moment::query, Moment::key, Moment::scored_value}, .sample_tokens = 17, .seed = 9};
   const LayerStats joint = collect(layer, request);
-  save_stats(header(), {collect(test::keep_sequences(layer, 0, 2), request)}, folder / "first");
-  save_stats(header(), {collect(test::keep_sequences(layer, 2, 1), request)}, folder / "second");
+  save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 0, 2), request)}, folder / "first");
+  save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 2, 1), request)}, folder / "second");
   merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
   const LayerStats merged = StatsFile::open(folder / "merged").load(0);
   CHECK(merged.tokens == 45);
@@ -202,14 +220,15 @@ TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   CHECK(merged.sample.token == joint.sample.token);
   CHECK(merged.sample.k.raw == joint.sample.k.raw);
   CHECK(merged.sample.value_weight == joint.sample.value_weight);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / ""), {}) == 3);  // nothing of the work is left
 }
 
 TEST_CASE("Statistics files that do not belong together are not merged, and nothing is written", "[stats]") {
   const TempFolder folder;
   const LayerStats a = layer_stats(1), b = layer_stats(2);
-  save_stats(header(), {a}, folder / "a");
+  save_stats(header(), std::vector<LayerStats>{a}, folder / "a");
   const auto merging = [&](const StatsHeader& other, const LayerStats& stats) {
-    save_stats(other, {stats}, folder / "b");
+    save_stats(other, std::vector<LayerStats>{stats}, folder / "b");
     return error_text([&] { merge_stats_files({folder / "a", folder / "b"}, folder / "out"); });
   };
   StatsHeader changed = header();
