@@ -227,7 +227,8 @@ def test_reported_errors(sample, tmp_path, flags):
         assert layer[side]["error"]["after"] == pytest.approx(after, rel=1e-4)
 
 
-KEY_SHRINK_WEIGHT = 4.0
+KEY_SHRINK_WEIGHT, WINDOWS_SHRINK_FACTOR = 4.0, 2.0
+NO_WINDOWS = ("--sink-tokens", 0, "--recent-tokens", 0)
 
 
 def shrink_weight(layer: reference.Layer, head: int, side: str, x: np.ndarray, weights: np.ndarray) -> float:
@@ -238,7 +239,7 @@ def shrink_weight(layer: reference.Layer, head: int, side: str, x: np.ndarray, w
     return float(mean_output * len(x) / (weights @ (x**2).sum(axis=1)))
 
 
-@pytest.mark.parametrize("flags", [(), ("--composition", "u"), ("--share", "layer")], ids=str)
+@pytest.mark.parametrize("flags", [(), NO_WINDOWS, ("--composition", "u"), ("--share", "layer")], ids=str)
 def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
     artifact = read_artifact(calibrate(sample, tmp_path / "out", "--layers", 3, *flags))
     layer = reference.read_layer(sample, 3)
@@ -247,7 +248,7 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
         for head in range(layer.heads):
             x = (layer.k if side == "k" else layer.v)[:, head]
             metric, weights = metric_and_weights(layer, head, side)
-            shrink = shrink_weight(layer, head, side, x, weights)
+            shrink = shrink_weight(layer, head, side, x, weights) * (1.0 if flags == NO_WINDOWS else WINDOWS_SHRINK_FACTOR)
             errors = [reference.plan_error(plan, head, x, ratio) for ratio in np.arange(85, 101) / 100]
             costs[plan.head_index(head)] += [reference.clip_cost(e, x, metric, weights, shrink) for e in errors]
         for entry, ratio in enumerate(plan.clip_ratio):

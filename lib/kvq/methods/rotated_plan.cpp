@@ -49,6 +49,10 @@ struct EntryResult {
 /// perplexities of the sample model are best from 2 to 8 (README, "Measured").
 constexpr double kKeyShrinkWeight = 4.0;
 
+/// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys and of
+/// values, counts this much more. Found in the same way.
+constexpr double kWindowsShrinkFactor = 2.0;
+
 /// The same for values, from the statistics: -a v_t moves every output by -a o_i, at a cost of a^2 E|o|^2 per query, where
 /// independent errors of that size cost a^2 sum_t S_it^2 |v_t|^2.
 double value_shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member, std::span<const float> center) {
@@ -58,6 +62,12 @@ double value_shrink_weight(const RotationRequest& request, const RotatedData& ro
   double trace = 0.0;
   for (int j = 0; j < rotated.dim; ++j) trace += outputs[static_cast<std::size_t>(j * rotated.dim + j)];
   return trace * static_cast<double>(request.stats.sample.size()) / energy(rotated);
+}
+
+double shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member, std::span<const float> center) {
+  const Windows& windows = request.options.windows;
+  const double factor = windows.sink_tokens + windows.recent_tokens > 0 ? kWindowsShrinkFactor : 1.0;
+  return factor * (request.side == 'k' ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
 }
 
 /// Clip search and errors of the heads that share entry h.
@@ -70,7 +80,7 @@ EntryResult fit_entry(const RotationRequest& request, const Rotation& rotation, 
     const FitData& data = request.data[member];
     const auto center = center_of(request.center, h, request.dim());
     rotated.push_back(rotate(data, matrix, center));
-    rotated.back().shrink_weight = request.side == 'k' ? kKeyShrinkWeight : value_shrink_weight(request, rotated.back(), member, center);
+    rotated.back().shrink_weight = shrink_weight(request, rotated.back(), member, center);
     const RotatedData plain = rotate(data, {}, {});
     result.plain_cost += coding_cost(plain, request.coder, 1.0);
     result.energy += energy(plain);
