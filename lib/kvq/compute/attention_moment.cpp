@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <memory>
 
 // S is needed row by row only: o_i = S_i V is a row's whole contribution to C_S, so a panel of rows is enough at a time.
 // A panel holds the same few tokens of all query heads of the group: they read the same keys, so one product with K serves
@@ -42,7 +43,7 @@ class Panel {
     const auto rows = static_cast<std::size_t>(tokens_ * in.queries);
     const std::int64_t keys = std::min(in.tokens, in.window > 0 ? in.window + tokens_ : in.tokens);
     q_.resize(rows * static_cast<std::size_t>(in.dim));
-    s_.resize(rows * static_cast<std::size_t>(keys));
+    s_ = std::make_unique_for_overwrite<float[]>(rows * static_cast<std::size_t>(keys));  // clearing it would cost 5% of all
     o_.resize(rows * static_cast<std::size_t>(in.v_dim));
     block_largest_.resize(rows * static_cast<std::size_t>((keys + kBlockKeys - 1) / kBlockKeys));
     columns_.resize(static_cast<std::size_t>(keys));
@@ -66,7 +67,7 @@ class Panel {
   std::int64_t num_blocks() const { return (keys_ + kBlockKeys - 1) / kBlockKeys; }
   std::int64_t block_size(std::int64_t b) const { return std::min(kBlockKeys, keys_ - b * kBlockKeys); }
   /// Block b of the panel, [rows, block_size(b)].
-  float* block(std::int64_t b) { return s_.data() + b * kBlockKeys * rows_; }
+  float* block(std::int64_t b) { return s_.get() + b * kBlockKeys * rows_; }
   const float* values(std::int64_t b) const { return in_.v + (key_begin_ + b * kBlockKeys) * in_.v_dim; }
 
   /// Rows are ordered by token, then query head.
@@ -170,7 +171,8 @@ class Panel {
   const std::vector<float>& v_norm_;
   std::int64_t tokens_;
   std::int64_t first_ = 0, rows_ = 0, key_begin_ = 0, keys_ = 0;  // of the panel at work
-  std::vector<float> q_, s_, o_, squared_o_, block_largest_, largest_, columns_;
+  std::unique_ptr<float[]> s_;
+  std::vector<float> q_, o_, squared_o_, block_largest_, largest_, columns_;
   std::vector<double> sum_;
 };
 
