@@ -7,15 +7,14 @@ Makes a layer of 8192 tokens, 32 query and 8 KV heads, head_dim 128 (float16), t
   sst       kvq-calibrate for the same
   exact     kvq-calibrate with the exact score-weighted moment C_S
 
-and prints the speed of the exact moment beside the machine's single-precision GEMM rate, which kvq-calibrate --dry-run
-measures on the same threads right before and after.
+and prints the speed of the exact moment, exact less sst, beside numpy's single-precision GEMM on as many threads, round
+by round. With --oscar-script FILE, a copy of OSCAR's compute_kv_rotation.py (it needs torch), its `qqt_sst` with the
+composition `r_h_pbr` is timed on the same numbers in the same run.
 """
 
 import argparse
-import json
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -45,6 +44,17 @@ def write_dump(path, seed=0):
         for name, heads in (("q", Q_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             rows = rng.standard_normal((TOKENS, heads, DIM), dtype=np.float32) * spectrum
             g.create_dataset(name, data=rows.astype(np.float16)).attrs["kvq_dtype"] = "float16"
+
+
+def write_oscar_dump(dump, folder):
+    """The same numbers as OSCAR's script reads them: layer_<i>/<tensor>/<chunk>.pt."""
+    import torch  # not in every environment, and only this needs it
+
+    with h5py.File(dump) as f:
+        tensors = {n: torch.from_numpy(f[f"layers/0/{n}"][()]) for n in "qkv"}
+    for name, tensor in (tensors | {"seq_lens": torch.tensor([TOKENS])}).items():
+        (folder / "layer_0" / name).mkdir(parents=True)
+        torch.save(tensor, folder / "layer_0" / name / "1.pt")
 
 
 def plain_numpy(path):
@@ -79,10 +89,21 @@ def timed(command):
     return time.perf_counter() - start, usage.ru_maxrss * 1024
 
 
-def gemm_gflops(tool, dump, threads):
-    out = subprocess.run([tool, "--model", dump, "--dry-run", "--json", "--threads", str(threads)], check=True,
-                         capture_output=True).stdout
-    return json.loads(out)["gemm_gflops"]
+def numpy_gemm():
+    """Prints the GFLOP/s of float32 products of 2048 x 2048 matrices over a second; run as a process of its own."""
+    a = np.full((2048, 2048), 0.5, np.float32)
+    a @ a
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < 1.0:
+        a @ a
+        count += 1
+    print(count * 2 * 2048**3 / (time.perf_counter() - start) * 1e-9)
+
+
+def gemm_gflops(threads):
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": str(threads)}
+    return float(subprocess.run([sys.executable, __file__, "--numpy-gemm"], check=True, capture_output=True,
+                                env=environment).stdout)
 
 
 def main():
@@ -90,10 +111,14 @@ def main():
     parser.add_argument("--bin", default="build/release/tools", help="folder of kvq-calibrate [%(default)s]")
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each, after one warm-up [%(default)s]")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--oscar-script", metavar="FILE", help="OSCAR's compute_kv_rotation.py, to be timed beside ours")
     parser.add_argument("--plain-numpy", metavar="DUMP", help=argparse.SUPPRESS)
+    parser.add_argument("--numpy-gemm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain_numpy:
         return plain_numpy(args.plain_numpy)
+    if args.numpy_gemm:
+        return numpy_gemm()
 
     tool = pathlib.Path(args.bin) / "kvq-calibrate"
     with tempfile.TemporaryDirectory() as folder:
@@ -103,9 +128,14 @@ def main():
                   str(args.threads)]
         commands = {"plain": [sys.executable, __file__, "--plain-numpy", dump], "sst": common + ["--target-v", "sst"],
                     "exact": common}
+        if args.oscar_script:
+            write_oscar_dump(dump, pathlib.Path(folder) / "oscar")
+            commands["oscar"] = [sys.executable, args.oscar_script, "--dump-path", pathlib.Path(folder) / "oscar",
+                                 "--method", "qqt_sst", "--composition", "r_h_pbr", "--chunk-id", "1"]
         seconds, peaks, gemm = {name: [] for name in commands}, {name: 0 for name in commands}, []
         for run in range(args.runs + 1):
-            gemm.append(gemm_gflops(tool, dump, args.threads))
+            if run:
+                gemm.append(gemm_gflops(args.threads))
             for name, command in commands.items():
                 wall, peak = timed(command)
                 peaks[name] = max(peaks[name], peak)
@@ -114,15 +144,15 @@ def main():
         layer_bytes = 2 * TOKENS * (Q_HEADS + 2 * KV_HEADS) * DIM
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    rate = statistics.median(gemm)
     flops = 4 * DIM * Q_HEADS * TOKENS * (TOKENS + 1) / 2
-    attention = flops / (median["exact"] - median["sst"]) * 1e-9
+    attention = [flops * 1e-9 / (exact - sst) for exact, sst in zip(seconds["exact"], seconds["sst"])]
+    shares = [ours / machine for ours, machine in zip(attention, gemm)]
     print(f"{args.threads} threads, {args.runs} runs of each in turn, whole processes, median (min .. max)")
     for name in commands:
         print(f"  {name:<6} {median[name]:6.2f} s ({min(seconds[name]):.2f} .. {max(seconds[name]):.2f})"
               f"  {median['plain'] / median[name]:5.2f}x plain  peak {peaks[name] / 1e6:.0f} MB")
-    print(f"exact C_S: {flops * 1e-9:.0f} GFLOP at {attention:.0f} GFLOP/s = {attention / rate:.0%} of the machine's "
-          f"single-precision GEMM rate ({rate:.0f} GFLOP/s on the same threads)")
+    print(f"exact C_S: {flops * 1e-9:.0f} GFLOP at {statistics.median(attention):.0f} GFLOP/s; numpy's float32 GEMM "
+          f"{statistics.median(gemm):.0f} GFLOP/s; ratio {statistics.median(shares):.0%} ({min(shares):.0%} .. {max(shares):.0%})")
     bound = 1.5 * layer_bytes + 256e6
     print(f"peak memory {peaks['exact'] / 1e6:.0f} MB; 1.5 x the layer's raw {layer_bytes / 1e6:.0f} MB + 256 MB = {bound / 1e6:.0f} MB")
     return 0

@@ -50,7 +50,10 @@ venv=.venv
 own_torch() { python3 -c 'import torch' 2>/dev/null; }
 # What a part of .venv was made from; it is made again when the interpreter or a pinned version changes.
 recipe() { python3 -c 'import sys; print(sys.version)'; cat "$1"; }
-is_current() { [ -x $venv/bin/python ] && recipe "$1" | cmp -s - "$venv/$(basename "$1").installed"; }
+is_current() {
+  local made_from="$venv/$(basename "$1").installed"
+  [ -x $venv/bin/python ] && [ -f "$made_from" ] && recipe "$1" | cmp -s - "$made_from"
+}
 install_part() {
   $venv/bin/python -m pip install --quiet --disable-pip-version-check "${@:2}" -r "$1"
   recipe "$1" >"$venv/$(basename "$1").installed"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every test, as CI runs them: set-up, layering, C++, Python, tools. With --sanitizers also the C++ tests under clang's
-# AddressSanitizer and UBSan, and brief fuzzing of every parser.
+# Every test, as CI runs them: set-up, layering, C++, Python, tools, the C++ tests again under clang's AddressSanitizer and
+# UBSan, and brief fuzzing of every parser.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,9 +18,7 @@ ctest --preset release
 step "Python: second reader, dump scripts, tools, README"
 KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
 
-if [ "${1:-}" = --sanitizers ]; then
-  step "clang with AddressSanitizer and UBSan: C++ tests and fuzzing"
-  cmake --preset asan >/dev/null
-  cmake --build --preset asan | tail -n 1
-  ctest --preset asan
-fi
+step "clang with AddressSanitizer and UBSan: C++ tests and fuzzing"
+cmake --preset asan >/dev/null
+cmake --build --preset asan | tail -n 1
+ctest --preset asan
