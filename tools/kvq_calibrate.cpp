@@ -3,6 +3,7 @@
 #include "calibrate_predict.h"
 #include "calibrate_report.h"
 #include "cli.h"
+#include "progress.h"
 #include "table.h"
 
 #include <kvq/compute/parallel.h>
@@ -79,7 +80,7 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
                                                 model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
-Artifact decide(const StatsOrigin& origin, const Options& options) {
+Artifact decide(const StatsOrigin& origin, const Options& options, bool quiet) {
   Artifact artifact;
   artifact.model = origin.header.model;
   artifact.windows = options.windows;
@@ -91,7 +92,10 @@ Artifact decide(const StatsOrigin& origin, const Options& options) {
   c.seed = options.seed;
   c.options = options_to_json(options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
-  artifact.layers = find_method(options.method).decide(origin, options, {});
+  Progress progress(static_cast<double>(origin.size()), quiet);
+  artifact.layers = find_method(options.method).decide(origin, options, [&](std::size_t i) {
+    progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
+  });
   c.tokens = origin.entries.front().tokens;
   c.sequences = origin.entries.front().sequences;
   return artifact;
@@ -122,7 +126,7 @@ void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const
 }
 
 void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const fs::path& output) {
-  const Artifact artifact = decide(origin, options);
+  const Artifact artifact = decide(origin, options, flags.quiet || flags.json);
   save_artifact(artifact, output);
   print_results(flags, origin, artifact, output);
 }
