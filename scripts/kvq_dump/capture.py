@@ -20,11 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from kvq_py.dump_writer import LayerFacts
+
 from .errors import EXIT_UNSUPPORTED, DumpError
 from .families import Family
 from .progress import Progress
 from .rope import read_rope
-from .writer import DumpWriter, LayerFacts
+from .writer import DumpWriter
 
 INTERFACE_NAME = "kvq_dump"
 # Further terms of the logits that some models hand to the interface; a dump has no words for them.

@@ -5,37 +5,15 @@ each layer of each prompt goes straight to its rows: memory does not grow with t
 out; a NaN ends the run at once, not after an hour.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
 
+from kvq_py.dump_writer import FORMAT, VERSION, LayerFacts
+
 from .errors import EXIT_NUMERICAL, EXIT_UNSUPPORTED, DumpError
-
-FORMAT, VERSION = "kvq-dump", "1.0"
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """One layer group: its rotary frequencies, and under their names in the file its attributes."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    softmax_scale: float
-    sliding_window: int
-    kind: str
-    rope_layout: str
-    rotary_dim: int
-    rotary_offset: int
-    rope_attention_factor: float
-    rope_inv_freq: tuple[float, ...]
-
-    def attributes(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "rope_inv_freq"}
 
 
 def encode(x: torch.Tensor, dtype: str) -> tuple[np.ndarray, bool]:
