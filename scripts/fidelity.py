@@ -53,6 +53,7 @@ ROWS = [
     ("4 bits: Hadamard, symmetric, centred", 22.58, ["--method", "quarot", *CENTERED, "--bits", "4"]),
     ("windows: Hadamard, group 128", 23.06, ["--method", "quarot", *WINDOWS]),
     ("windows: OSCAR group 128, clip 0.96/0.92", 22.62, [*UH128, *OSCAR_CLIP, *WINDOWS]),
+    ("windows: OSCAR group 128, clip searched", None, [*UH128, *WINDOWS]),
     ("windows: OSCAR group 64, clip 0.96/0.92", 22.57, [*OSCAR_CLIP, *WINDOWS]),
     ("windows: OSCAR group 64, clip searched", None, WINDOWS),
     ("windows: Hadamard, symmetric, centred", 22.63, ["--method", "quarot", *CENTERED, *WINDOWS]),

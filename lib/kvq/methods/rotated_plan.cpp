@@ -45,8 +45,8 @@ struct EntryResult {
   double clip = 1.0, cost = 0.0, plain_cost = 0.0, energy = 0.0;
 };
 
-/// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment, not derived:
-/// perplexities of the sample model are best from 2 to 8 (README, "Measured").
+/// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment on the sample
+/// model, not derived (README, "Measured").
 constexpr double kKeyShrinkWeight = 4.0;
 
 /// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys and of
