@@ -10,6 +10,8 @@ an IEEE operation is. Inputs are chosen by hand in vector_cases.py beside this f
 """
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import os
@@ -190,6 +192,15 @@ def from_decimal(text: str) -> Real:
     return value
 
 
+def from_pattern(text: str) -> Real:
+    """The finite binary32 of a hex pattern."""
+    bits = int(text, 16)
+    exponent, fraction = bits >> 23 & 0xff, bits & 0x7fffff
+    assert exponent != 0xff, f"{text}: not finite"
+    units = fraction + (1 << 23 if exponent else 0)
+    return Real(bool(bits >> 31), units * Fraction(2) ** (max(exponent, 1) - 150))
+
+
 def shortest_decimal(value: Real) -> str:
     """Shortest decimal that rounds to the same binary32."""
     sign = "-" if value.negative else ""
@@ -209,12 +220,44 @@ STEPS = {b: from_decimal(text) for b, text in enumerate(
 
 @dataclass(frozen=True)
 class Group:
-    """One coded group: codes, scale, the affine second number (None for symmetric), decoded channels."""
+    """One coded group: codes, scale, the second number (None unless affine), decoded channels."""
 
     codes: list[int]
     scale: Real
     zero: Real | None
     decoded: list[Real]
+
+
+@dataclass(frozen=True)
+class Trellis:
+    """theta of one width"""
+
+    bits: int
+    memory: int
+    theta: list[Real]
+
+    @staticmethod
+    def of(entry: dict) -> "Trellis":
+        trellis = Trellis(entry["bits"], entry["memory"], [from_pattern(text) for text in entry["theta_bits"]])
+        assert trellis.memory >= 1 and trellis.bits * trellis.memory <= 8 and len(trellis.theta) <= 16
+        assert len(trellis.theta) == trellis.bits * (trellis.memory + 1), "one theta for each bit that a value sees"
+        return trellis
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A path of the trellis: its cost, its newest code, the path before."""
+
+    cost: Real
+    code: int
+    before: "Survivor | None"
+
+    def codes(self) -> list[int]:
+        codes, path = [], self
+        while path:
+            codes.append(path.code)
+            path = path.before
+        return codes[::-1]
 
 
 class Spec:
@@ -345,7 +388,149 @@ class Spec:
         ratio = divide(multiply(Real.of(4), self.energy(x)), norm)
         return self.to_scale_type(square_root(ratio), scale_type)
 
+    # (c) Codebook codes, and what trellis codes share with them
+
+    def normalised(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
+        """encode gives the codes of y, values_of their v."""
+        unrounded = square_root(divide(self.energy(x), Real.of(len(x))))
+        d = self.to_scale_type(unrounded, scale_type)
+        if d.is_zero:  # also when E is 0
+            codes = [2 ** (bits - 1)] * len(x)
+            return Group(codes, d, None, [multiply(d, v) for v in values_of(codes)])
+        divisor = self.scale_for_codes(unrounded, d)
+        codes = encode([self.divide(v, divisor) for v in x])
+        values = values_of(codes)
+        scale = self.scale_of_values(x, values, d, rule, scale_type)
+        return Group(codes, scale, None, [multiply(scale, v) for v in values])
+
+    def scale_of_values(self, x: list[Real], values: list[Real], d: Real, rule: str, scale_type: str) -> Real:
+        norm = self.energy(values)
+        if rule == "rms" or norm.is_zero:
+            return d
+        if rule == "least_squares":
+            product = self.tree([multiply(a, v) for a, v in zip(x, values)])
+            return self.to_scale_type(divide(product, norm), scale_type)
+        assert rule == "norm"
+        return self.to_scale_type(square_root(divide(self.energy(x), norm)), scale_type)
+
+    def threshold(self, lower: Real, upper: Real) -> Real:
+        return multiply(add(lower, upper), HALF)
+
+    def nearest_entry(self, y: Real, thresholds: list[Real]) -> int:
+        return sum(not y < t for t in thresholds)
+
+    def codebook(self, x: list[Real], bits: int, rule: str, scale_type: str, entries: list[Real]) -> Group:
+        assert len(entries) == 2**bits and all(a < b for a, b in zip(entries, entries[1:])), "strictly ascending"
+        thresholds = [self.threshold(a, b) for a, b in zip(entries, entries[1:])]
+        return self.normalised(x, bits, rule, scale_type, lambda y: [self.nearest_entry(v, thresholds) for v in y],
+                               lambda codes: [entries[c] for c in codes])
+
+    # (d) Trellis codes
+
+    def trellis_value(self, window: tuple[int, ...], trellis: Trellis) -> Real:
+        """v of a channel; window is its code and those before it, newest first."""
+        total = None
+        for k, code in enumerate(window):
+            for i in range(trellis.bits):
+                half = multiply(trellis.theta[k * trellis.bits + i], HALF)
+                term = half if code >> i & 1 else -half
+                total = term if total is None else add(total, term)
+        return total
+
+    def trellis_values(self, codes: list[int], trellis: Trellis) -> list[Real]:
+        return [self.trellis_value(tuple(codes[max(j - trellis.memory, 0):j + 1][::-1]), trellis) for j in range(len(codes))]
+
+    def better(self, cost: Real, best: Real) -> bool:
+        """On a tie the first one stays: paths and states are visited in the order of the rules of packing.md."""
+        return cost < best
+
+    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
+        """States are tuples (c[j], c[j-1], ...). Ascending z means ascending in the oldest code first."""
+        value = functools.cache(lambda window: self.trellis_value(window, trellis))
+        survivors = {(): None}
+        for sample in y:
+            reached = {}
+            for state in sorted(survivors, key=lambda s: s[::-1]):
+                before = survivors[state]
+                for code in range(2**trellis.bits):
+                    error = subtract(sample, value((code, *state)))
+                    cost = multiply(error, error)
+                    cost = add(before.cost, cost) if before else cost
+                    after = (code, *state)[:trellis.memory]
+                    if after not in reached or self.better(cost, reached[after].cost):
+                        reached[after] = Survivor(cost, code, before)
+            survivors = reached
+        best = None
+        for state in sorted(survivors, key=lambda s: s[::-1]):
+            if best is None or self.better(survivors[state].cost, best.cost):
+                best = survivors[state]
+        return best.codes()
+
+    def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
+        return self.normalised(x, trellis.bits, rule, scale_type, lambda y: self.viterbi(y, trellis),
+                               lambda codes: self.trellis_values(codes, trellis))
+
+    # Mixed widths
+
+    def segments(self, widths: list[int]) -> list[tuple[int, int]]:
+        """(width, channels) of each run"""
+        assert all(a >= b for a, b in zip(widths, widths[1:])), "widths descend"
+        return [(w, len(list(run))) for w, run in itertools.groupby(widths)]
+
+    def fallback_rule(self, rule: str) -> str:
+        """Of widths of a trellis coder that have no theta."""
+        return rule if rule == "least_squares" else "norm"
+
+    def stored_bits(self, width: int) -> int:
+        return 8 if width in (5, 6, 7) else width
+
+    def padding(self, size: int, multiple: int) -> bytes:
+        return bytes(-size % multiple)
+
+    def mixed_bytes(self, groups: list[Group], widths: list[int], numbers: bytes, index: bytes, case: dict) -> bytes:
+        codes = b"".join(self.pack_codes(g.codes, self.stored_bits(w)) for g, w in zip(groups, widths))
+        row = codes + self.padding(len(codes), SCALE_TYPES[case["scale_type"]].storage_bytes) + numbers
+        row += self.padding(len(row), len(index) or 1) + index
+        assert len(row) <= case["row_bytes"] and case["row_bytes"] % 4 == 0, f"{case['name']}: needs {len(row)} bytes"
+        return row + bytes(case["row_bytes"] - len(row))
+
+    # Centroids
+
+    def distance(self, row: list[Real], centroid: list[Real]) -> Real:
+        return self.energy([subtract(x, m) for x, m in zip(row, centroid)])
+
+    def nearest_centroid(self, row: list[Real], centroids: list[list[Real]]) -> int:
+        distances = [self.distance(row, centroid) for centroid in centroids]
+        return distances.index(min(distances))  # the first of equal ones
+
+    def index_bytes(self, case: dict) -> bytes:
+        if "centroid" not in case:
+            return b""
+        return case["centroid"].to_bytes(1 if len(case["centroids_bits"]) <= 256 else 2, "little")
+
     # Rows and bytes
+
+    def encode_group(self, x: list[Real], bits: int, case: dict) -> Group:
+        """A group of any coder but affine."""
+        coder, rule, scale_type = case["coder"], case["scale_rule"], case["scale_type"]
+        if coder == "codebook":
+            entries = [from_pattern(text) for text in case["codebook"][str(bits)]]
+            return self.codebook(x, bits, rule, scale_type, entries)
+        if coder == "trellis":
+            entry = next((t for t in case["trellis"] if t["bits"] == bits), None)
+            if entry:
+                return self.trellis(x, rule, scale_type, Trellis.of(entry))
+            rule = self.fallback_rule(rule)
+        return self.symmetric(x, bits, rule, scale_type)
+
+    def encode_segments(self, row: list[Real], case: dict) -> list[tuple[int, Group | None]]:
+        """Width and group of each segment; width 0 has no group."""
+        coded, begin = [], 0
+        for width, size in self.segments(case["channel_bits"]):
+            coded.append((width, self.encode_group(row[begin:begin + size], width, case) if width else None))
+            begin += size
+        assert begin == len(row)
+        return coded
 
     def encode_groups(self, row: list[Real], case: dict) -> list[Group]:
         size = case["group_size"]
@@ -354,7 +539,7 @@ class Spec:
         groups = [row[i:i + size] for i in range(0, len(row), size)]
         if case["coder"] == "affine":
             return [self.affine(g, case["bits"], case["zero"], case["scale_type"]) for g in groups]
-        return [self.symmetric(g, case["bits"], case["scale_rule"], case["scale_type"]) for g in groups]
+        return [self.encode_group(g, case["bits"], case) for g in groups]
 
     def pack_codes(self, codes: list[int], bits: int) -> bytes:
         stream = sum(code << (j * bits) for j, code in enumerate(codes))
@@ -364,7 +549,11 @@ class Spec:
         """What vectors.md describes for one case."""
         row = [from_decimal(text) for text in case["x"]]
         given = {**case, "x": [shortest_decimal(x) for x in row], "x_bits": [hex_pattern(x) for x in row]}
-        return given | (self.derive_exact(row) if case["coder"] == "exact" else self.derive_coded(row, case))
+        if "centroids_bits" in case:
+            centroids = [[from_pattern(text) for text in centroid] for centroid in case["centroids_bits"]]
+            given["centroid"] = self.nearest_centroid(row, centroids)
+            row = [subtract(x, m) for x, m in zip(row, centroids[given["centroid"]])]
+        return given | (self.derive_exact(row) if case["coder"] == "exact" else self.derive_coded(row, given))
 
     def derive_exact(self, row: list[Real]) -> dict:
         stored = [self.to_scale_type(x, "bf16") for x in row]
@@ -373,22 +562,46 @@ class Spec:
                 "decoded_bits": [hex_pattern(x) for x in stored]}
 
     def derive_coded(self, row: list[Real], case: dict) -> dict:
-        groups = self.encode_groups(row, case)
+        mixed = "channel_bits" in case
+        coded = self.encode_segments(row, case) if mixed else [(case["bits"], g) for g in self.encode_groups(row, case)]
+        widths = [width for width, group in coded if group]
+        groups = [group for _, group in coded if group]
         target = SCALE_TYPES[case["scale_type"]]
         codes = [c for g in groups for c in g.codes]
         scales = [pattern(g.scale, target) for g in groups]
         zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
         numbers = b"".join(n.to_bytes(target.storage_bytes, "little") for n in scales + zeros)
+        index = self.index_bytes(case)
+        packed = self.mixed_bytes(groups, widths, numbers, index, case) if mixed else \
+            self.pack_codes(codes, case["bits"]) + numbers + index
+        dropped = len(row) - len(codes)  # channels of width 0, all at the end
         digits = 2 * target.storage_bytes
-        return {"codes": codes, "scales": [f"{n:0{digits}x}" for n in scales],
-                "zeros": [f"{n:0{digits}x}" for n in zeros],
-                "bytes": (self.pack_codes(codes, case["bits"]) + numbers).hex(),
-                "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded]}
+        return {"codes": codes + [0] * dropped, "scales": [f"{n:0{digits}x}" for n in scales],
+                "zeros": [f"{n:0{digits}x}" for n in zeros], "bytes": packed.hex(),
+                "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded] + [hex_pattern(ZERO)] * dropped}
+
+
+def with_patterns(case: dict) -> dict:
+    """The decimals of codebooks, thetas and centroids as the hex patterns of vectors.md."""
+    def patterns(texts):
+        return [hex_pattern(from_decimal(text)) for text in texts]
+
+    result = {}
+    for key, value in case.items():
+        if key == "codebook":
+            result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
+        elif key == "trellis":
+            result[key] = [{"bits": t["bits"], "memory": t["memory"], "theta_bits": patterns(t["theta"])} for t in value]
+        elif key == "centroids":
+            result["centroids_bits"] = [patterns(centroid) for centroid in value]
+        else:
+            result[key] = value
+    return result
 
 
 def vectors_text(spec: Spec = Spec()) -> str:
     """The whole file, one vector a line."""
-    lines = ",\n".join(json.dumps(spec.derive(case)) for case in CASES)
+    lines = ",\n".join(json.dumps(spec.derive(with_patterns(case))) for case in CASES)
     return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 
 

@@ -28,7 +28,7 @@ std::string recipe_text(const TensorPlan& plan) { return plan.center.empty() ? p
 std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows, std::int64_t context) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), recipe_text(plan), clip_text(plan), bits_text(plan.coder),
-                                  fmt::format("{:.2f}", effective_bits(plan.coder, dim, windows, context))};
+                                  fmt::format("{:.2f}", effective_bits(plan, dim, windows, context))};
   if (plan.error) {
     row.push_back(fmt::format("{:.4f}", plan.error->before));
     row.push_back(fmt::format("{:.4f}", plan.error->after));
@@ -37,8 +37,8 @@ std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& pla
 }
 
 Json side_json(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context) {
-  Json json = plan_to_json(plan);
-  json["effective_bits"] = effective_bits(plan.coder, dim, windows, context);
+  Json json = plan_to_json(plan, dim);
+  json["effective_bits"] = effective_bits(plan, dim, windows, context);
   return json;
 }
 

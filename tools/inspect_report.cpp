@@ -60,7 +60,7 @@ struct LayoutRow {
 std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
   std::vector<LayoutRow> rows;
   for (const LayerPlan& layer : artifact.layers)
-    rows.push_back({layer.layer, row_bytes(layer.k.coder, layer.geometry.head_dim), layer.v ? row_bytes(layer.v->coder, layer.geometry.v_head_dim) : 0,
+    rows.push_back({layer.layer, row_bytes(layer.k, layer.geometry.head_dim), layer.v ? row_bytes(*layer.v, layer.geometry.v_head_dim) : 0,
                     layer.geometry.num_kv_heads});
   return rows;
 }

@@ -4,7 +4,9 @@
 #include <kvq/artifact/versions.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
 #include <set>
+#include <type_traits>
 
 namespace kvq {
 
@@ -23,6 +25,11 @@ SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, cha
   return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, side == 'k' ? geometry.head_dim : geometry.v_head_dim};
 }
 
+std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std::int64_t heads) {
+  const std::int64_t size = std::int64_t{1} << bits;
+  return coder.per_head ? std::vector<std::int64_t>{heads, size} : std::vector<std::int64_t>{size};
+}
+
 void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, char side) {
   const auto [heads, dim] = extents(layer.geometry, plan.rotation, side);
   const auto add_floats = [&](const char* what, const std::vector<float>& values, std::vector<std::int64_t> shape) {
@@ -32,8 +39,27 @@ void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPla
   add_floats("eigenbasis", plan.rotation.eigenbasis, {heads, dim, dim});
   add_floats("spectrum", plan.rotation.spectrum, {heads, dim});
   add_floats("center", plan.center, {heads, dim});
-  if (!plan.rotation.signs.empty())
-    writer.add<std::int8_t>(tensor_name(layer.layer, side, "hadamard_signs"), {heads, dim}, std::span<const std::int8_t>{plan.rotation.signs});
+  const auto add = [&](const char* what, const auto& values, std::vector<std::int64_t> shape) {
+    using T = typename std::remove_cvref_t<decltype(values)>::value_type;
+    if (!values.empty()) writer.add<T>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const T>{values});
+  };
+  add("hadamard_signs", plan.rotation.signs, {heads, dim});
+  if (plan.allocation) {
+    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
+    add("channel_bits", plan.allocation->channel_bits, {heads, dim});
+    add("channel_order", plan.allocation->channel_order, {heads, dim});
+    add("block_bits", plan.allocation->block_bits, {heads, blocks});
+    add_floats("block_energy", plan.allocation->block_energy, {heads, blocks});
+  }
+  if (plan.centroids) add_floats("centroids", plan.centroids->values, {heads, plan.centroids->count, dim});
+  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
+    for (const auto& [bits, table] : codebook->tables)
+      add_floats(fmt::format("codebook.{}", bits).c_str(), table, table_shape(*codebook, bits, heads));
+  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) {
+    std::vector<float> theta;
+    for (const TrellisTaps& taps : trellis->taps) theta.insert(theta.end(), taps.theta.begin(), taps.theta.end());
+    add_floats("trellis", theta, {static_cast<std::int64_t>(theta.size())});
+  }
 }
 
 class Reader {
@@ -53,11 +79,15 @@ class Reader {
       plan.rotation.spectrum = floats(tensor_name(layer, side, "spectrum"), {heads, dim});
     }
     if (rotation.value("signs", false)) {
-      const std::string name = tensor_name(layer, side, "hadamard_signs");
-      unread_.erase(name);
-      plan.rotation.signs = file_.read<std::int8_t>(name, {heads, dim});
+      plan.rotation.signs = numbers<std::int8_t>(tensor_name(layer, side, "hadamard_signs"), {heads, dim});
     }
     if (json.at("center").get<bool>()) plan.center = floats(tensor_name(layer, side, "center"), {heads, dim});
+    if (plan.centroids) plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
+    if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
+    if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
+      for (auto& [bits, table] : codebook->tables)
+        table = floats(tensor_name(layer, side, fmt::format("codebook.{}", bits).c_str()), table_shape(*codebook, bits, heads));
+    if (auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) read_taps(*trellis, tensor_name(layer, side, "trellis"));
     return plan;
   }
 
@@ -83,10 +113,32 @@ class Reader {
     }
   }
 
-  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) {
-    unread_.erase(name);
-    return file_.read<float>(name, shape);
+  void read_allocation(BitAllocation& a, int layer, char side, std::int64_t heads, std::int64_t dim) {
+    a.channel_bits = numbers<std::uint8_t>(tensor_name(layer, side, "channel_bits"), {heads, dim});
+    a.channel_order = numbers<std::uint16_t>(tensor_name(layer, side, "channel_order"), {heads, dim});
+    if (a.unit != "rope_block") return;
+    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
+    a.block_bits = numbers<std::uint8_t>(tensor_name(layer, side, "block_bits"), {heads, blocks});
+    a.block_energy = floats(tensor_name(layer, side, "block_energy"), {heads, blocks});
   }
+
+  void read_taps(TrellisCoder& coder, const std::string& name) {
+    std::int64_t total = 0;
+    for (const TrellisTaps& taps : coder.taps) total += taps.bits * (taps.memory + 1);
+    const std::vector<float> theta = floats(name, {total});
+    auto next = theta.begin();
+    for (TrellisTaps& taps : coder.taps) {
+      taps.theta.assign(next, next + taps.bits * (taps.memory + 1));
+      next += taps.bits * (taps.memory + 1);
+    }
+  }
+
+  template <typename T>
+  std::vector<T> numbers(const std::string& name, const std::vector<std::int64_t>& shape) {
+    unread_.erase(name);
+    return file_.read<T>(name, shape);
+  }
+  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) { return numbers<float>(name, shape); }
 
   const SafetensorsFile& file_;
   std::set<std::string> unread_;
@@ -108,8 +160,36 @@ Provenance provenance_from_json(const Json& json) {
 
 }  // namespace
 
+namespace {
+
+/// What a valid plan says twice: features listed in `requires`, the size of a mixed row.
+void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
+  for (const std::string& word : features(plan))
+    if (std::find(required.begin(), required.end(), word) == required.end())
+      throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
+  if (!plan.allocation) return;
+  const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
+  if (claimed != found) throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
+}
+
+/// All features of the layers' plans, in the order of kFeatures.
+Json required_features(const std::vector<LayerPlan>& layers) {
+  std::set<std::string> used;
+  for (const LayerPlan& plan : layers) {
+    for (const std::string& word : features(plan.k)) used.insert(word);
+    if (!plan.v) continue;
+    for (const std::string& word : features(*plan.v)) used.insert(word);
+  }
+  Json words = Json::array();
+  for (const std::string& word : kFeatures)
+    if (used.count(word)) words.push_back(word);
+  return words;
+}
+
+}  // namespace
+
 Artifact load_artifact(const SafetensorsFile& file) {
-  const Json manifest = read_manifest(file, "kvq-artifact", kMajor, artifact_schema());
+  const Json manifest = read_manifest(file, "kvq-artifact", kMajor, artifact_schema(), kFeatures);
   Artifact artifact;
   artifact.model = model_from_json(manifest.at("model"));
   artifact.calibration = provenance_from_json(manifest.at("calibration"));
@@ -126,6 +206,8 @@ Artifact load_artifact(const SafetensorsFile& file) {
     if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, 'v');
     try {
       validate(plan);
+      check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
+      if (plan.v) check_claims(*plan.v, json.at("v"), manifest.at("requires"), plan.geometry.v_head_dim);
     } catch (const Error& error) {
       throw Error{ErrorKind::bad_input, fmt::format("{}: {}", file.name(), error.what())};
     }
@@ -139,13 +221,14 @@ Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
   Json layers = Json::array();
   for (const LayerPlan& plan : artifact.layers) {
-    Json layer = {{"layer", plan.layer}, {"geometry", geometry_to_json(plan.geometry)}, {"k", plan_to_json(plan.k)}};
-    if (plan.v) layer["v"] = plan_to_json(*plan.v);
+    Json layer = {{"layer", plan.layer}, {"geometry", geometry_to_json(plan.geometry)}, {"k", plan_to_json(plan.k, plan.geometry.head_dim)}};
+    if (plan.v) layer["v"] = plan_to_json(*plan.v, plan.geometry.v_head_dim);
     layers.push_back(std::move(layer));
   }
+  const Json required = required_features(artifact.layers);
   return {{"format", "kvq-artifact"},
-          {"version", "1.0"},
-          {"requires", Json::array()},
+          {"version", required.empty() ? "1.0" : "1.1"},
+          {"requires", required},
           {"model", model_to_json(artifact.model)},
           {"calibration",
            {{"method", c.method},

@@ -7,19 +7,40 @@ namespace {
 
 struct CoderToJson {
   Json& json;
-  void operator()(const ExactCoder&) const {
-    json["coder"] = "exact";
-    json["bits"] = 16;
-  }
+  void operator()(const ExactCoder&) const {}
   void operator()(const UniformCoder& coder) const {
-    json["coder"] = to_string(coder.levels);
-    json["bits"] = coder.bits;
-    json["group_size"] = coder.group_size;
-    json["scale_type"] = to_string(coder.scale_type);
-    json["scale_rule"] = to_string(coder.rule);
     if (coder.levels == UniformLevels::affine) json["zero"] = to_string(coder.zero);
   }
+  void operator()(const CodebookCoder& coder) const {
+    Json bits = Json::array();
+    for (const auto& [width, table] : coder.tables) bits.push_back(width);
+    json["codebooks"] = {{"bits", std::move(bits)}, {"per_head", coder.per_head}, {"source", coder.fitted ? "fitted" : "sphere"}};
+  }
+  void operator()(const TrellisCoder& coder) const {
+    json["trellis"] = Json::array();
+    for (const TrellisTaps& taps : coder.taps) json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}});
+  }
 };
+
+void coder_to_json(const Coder& coder, Json& json) {
+  json["coder"] = coder_name(coder);
+  json["bits"] = code_bits(coder);
+  if (std::holds_alternative<ExactCoder>(coder)) return;
+  if (group_size(coder) > 0) json["group_size"] = group_size(coder);
+  json["scale_type"] = to_string(scale_type(coder));
+  json["scale_rule"] = to_string(scale_rule(coder));
+  std::visit(CoderToJson{json}, coder);
+}
+
+Json allocation_to_json(const TensorPlan& plan, int dim) {
+  const BitAllocation& a = *plan.allocation;
+  return {{"unit", a.unit}, {"score", a.score}, {"mean_bits", a.mean_bits()}, {"row_bytes", row_bytes(plan, dim)},
+          {"objective", a.objective}, {"free_objective", a.free_objective}};
+}
+
+Json centroids_to_json(const Centroids& c) {
+  return {{"count", c.count}, {"scope", c.joint ? "joint" : "kv_head"}, {"order", c.after_rotation ? "after" : "before"}, {"inertia", c.inertia}};
+}
 
 Json rotation_to_json(const Rotation& rotation) {
   Json json = {{"kind", to_string(rotation.kind)}, {"scope", to_string(rotation.scope)}, {"recipe", rotation.recipe},
@@ -49,14 +70,15 @@ Enum enum_from(const std::string& name, const Enum (&values)[N]) {
   throw Error{ErrorKind::bad_input, fmt::format("unknown word \"{}\" in a plan", name)};
 }
 
-Coder coder_from_json(const Json& json) {
-  if (json.at("coder") == "exact") return ExactCoder{};
-  UniformCoder coder;
-  coder.levels = enum_from(json.at("coder"), {UniformLevels::affine, UniformLevels::symmetric});
-  coder.bits = json.at("bits");
-  coder.group_size = json.at("group_size");
-  coder.scale_type = enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
-  coder.rule = enum_from(json.at("scale_rule"), {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
+ScaleType scale_type_from(const Json& json) { return enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}); }
+
+ScaleRule rule_from(const Json& json) {
+  return enum_from(json.at("scale_rule"), {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
+}
+
+UniformCoder uniform_from_json(const Json& json) {
+  UniformCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .levels = enum_from(json.at("coder"), {UniformLevels::affine, UniformLevels::symmetric}),
+                     .rule = rule_from(json), .scale_type = scale_type_from(json)};
   if (coder.levels == UniformLevels::affine) {
     if (!json.contains("zero")) throw Error{ErrorKind::bad_input, "coder affine without \"zero\""};
     coder.zero = enum_from(json.at("zero"), {ZeroKind::floating, ZeroKind::integer});
@@ -64,11 +86,53 @@ Coder coder_from_json(const Json& json) {
   return coder;
 }
 
+/// Tables and thetas are left empty; their extents are what the caller reads.
+Coder coder_from_json(const Json& json) {
+  const std::string name = json.at("coder");
+  if (name == "exact") return ExactCoder{};
+  if (name == "affine" || name == "symmetric") return uniform_from_json(json);
+  const char* const block = name == "codebook" ? "codebooks" : "trellis";
+  if (!json.contains(block)) throw Error{ErrorKind::bad_input, fmt::format("coder {} without \"{}\"", name, block)};
+  if (name == "codebook") {
+    CodebookCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .rule = rule_from(json), .scale_type = scale_type_from(json),
+                        .per_head = json.at(block).at("per_head"), .fitted = json.at(block).at("source") == "fitted"};
+    for (const Json& width : json.at(block).at("bits")) coder.tables[width.get<int>()] = {};
+    return coder;
+  }
+  TrellisCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .rule = rule_from(json), .scale_type = scale_type_from(json)};
+  for (const Json& taps : json.at(block)) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
+  return coder;
+}
+
+BitAllocation allocation_from_json(const Json& json) {
+  BitAllocation a;
+  a.unit = json.at("unit");
+  a.score = json.at("score");
+  a.objective = json.at("objective");
+  a.free_objective = json.at("free_objective");
+  return a;
+}
+
+Centroids centroids_from_json(const Json& json) {
+  return {.count = json.at("count"), .joint = json.at("scope") == "joint", .after_rotation = json.at("order") == "after", .values = {}, .inertia = json.at("inertia")};
+}
+
 }  // namespace
 
-Json plan_to_json(const TensorPlan& plan) {
+std::vector<std::string> features(const TensorPlan& plan) {
+  std::vector<std::string> words;
+  if (std::holds_alternative<CodebookCoder>(plan.coder)) words.push_back("codebook");
+  if (std::holds_alternative<TrellisCoder>(plan.coder)) words.push_back("trellis");
+  if (plan.allocation) words.push_back("mixed_widths");
+  if (plan.centroids) words.push_back("centroids");
+  return words;
+}
+
+Json plan_to_json(const TensorPlan& plan, int dim) {
   Json json = {{"center", !plan.center.empty()}, {"rotation", rotation_to_json(plan.rotation)}};
-  std::visit(CoderToJson{json}, plan.coder);
+  coder_to_json(plan.coder, json);
+  if (plan.allocation) json["allocation"] = allocation_to_json(plan, dim);
+  if (plan.centroids) json["centroids"] = centroids_to_json(*plan.centroids);
   if (!plan.clip_ratio.empty()) json["clip_ratio"] = plan.clip_ratio;
   if (plan.error) json["error"] = {{"metric", plan.error->metric}, {"before", plan.error->before}, {"after", plan.error->after}};
   return json;
@@ -78,6 +142,8 @@ TensorPlan plan_from_json(const Json& json) {
   TensorPlan plan;
   plan.rotation = rotation_from_json(json.at("rotation"));
   plan.coder = coder_from_json(json);
+  if (json.contains("allocation")) plan.allocation = allocation_from_json(json.at("allocation"));
+  if (json.contains("centroids")) plan.centroids = centroids_from_json(json.at("centroids"));
   plan.clip_ratio = json.value("clip_ratio", std::vector<double>{});
   if (json.contains("error")) {
     const Json& error = json.at("error");

@@ -3,11 +3,18 @@
 #include <kvq/container/json.h>
 #include <kvq/plan/layer_plan.h>
 
+#include <string>
+#include <vector>
+
 namespace kvq {
 
 /// One side's plan without its tensors, and back. `tensor` fields are filled by the caller.
-Json plan_to_json(const TensorPlan& plan);
+Json plan_to_json(const TensorPlan& plan, int dim);
 /// @param json  fits the schema
 TensorPlan plan_from_json(const Json& json);
+
+/// Features of 1.1 that a plan uses: words of `requires`, in the order of kFeatures.
+std::vector<std::string> features(const TensorPlan& plan);
+inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed_widths", "centroids"};
 
 }  // namespace kvq

@@ -34,6 +34,18 @@ float load_number(ScaleType type, const std::byte* source) {
 
 }  // namespace
 
+void store_numbers(ScaleType type, std::span<const float> numbers, std::span<std::byte> bytes) {
+  const auto width = static_cast<std::size_t>(scale_bytes(type));
+  KVQ_ASSERT(bytes.size() >= numbers.size() * width);
+  for (std::size_t i = 0; i < numbers.size(); ++i) store_number(type, numbers[i], bytes.data() + i * width);
+}
+
+void load_numbers(ScaleType type, std::span<const std::byte> bytes, std::span<float> numbers) {
+  const auto width = static_cast<std::size_t>(scale_bytes(type));
+  KVQ_ASSERT(bytes.size() >= numbers.size() * width);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = load_number(type, bytes.data() + i * width);
+}
+
 void pack_codes(std::span<const std::uint8_t> codes, int bits, std::span<std::byte> bytes) {
   KVQ_ASSERT(bits >= 1 && bits <= 8 && bytes.size() == (codes.size() * static_cast<std::size_t>(bits) + 7) / 8);
   std::size_t position = 0;
@@ -66,8 +78,7 @@ void pack_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, st
   pack_codes(codes, coder.bits, bytes.first(payload));
   const auto width = static_cast<std::size_t>(scale_bytes(coder.scale_type));
   KVQ_ASSERT(bytes.size() == payload + numbers.size() * width);
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    store_number(coder.scale_type, numbers[i], bytes.data() + payload + i * width);
+  store_numbers(coder.scale_type, numbers, bytes.subspan(payload));
 }
 
 void unpack_row(const UniformCoder& coder, std::span<const std::byte> bytes, std::span<std::uint8_t> codes,
@@ -77,8 +88,7 @@ void unpack_row(const UniformCoder& coder, std::span<const std::byte> bytes, std
   unpack_codes(bytes.first(payload), coder.bits, codes);
   const auto width = static_cast<std::size_t>(scale_bytes(coder.scale_type));
   KVQ_ASSERT(bytes.size() == payload + numbers.size() * width);
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    numbers[i] = load_number(coder.scale_type, bytes.data() + payload + i * width);
+  load_numbers(coder.scale_type, bytes.subspan(payload), numbers);
 }
 
 }  // namespace kvq

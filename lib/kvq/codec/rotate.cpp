@@ -1,6 +1,8 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvq {
@@ -21,15 +23,23 @@ void block_hadamard(std::vector<double>& x, std::size_t order) {
   for (double& value : x) value *= norm;
 }
 
+/// What is subtracted before the rotation: [D] of the centre or of a centroid, or nothing.
+std::span<const float> offset_of(const TensorPlan& plan, std::size_t entry, std::size_t dim, int centroid) {
+  if (!plan.center.empty()) return std::span(plan.center).subspan(entry * dim, dim);
+  if (!plan.centroids) return {};
+  KVQ_ASSERT(centroid >= 0 && centroid < plan.centroids->count);
+  return std::span(plan.centroids->values).subspan((entry * static_cast<std::size_t>(plan.centroids->count) + static_cast<std::size_t>(centroid)) * dim, dim);
+}
+
 }  // namespace
 
-void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot) {
+void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot, int centroid) {
   const std::size_t d = x.size();
   const auto h = static_cast<std::size_t>(plan.rotation.head_index(kv_head));
   KVQ_ASSERT(x_rot.size() == d);
   std::vector<double> y(x.begin(), x.end());
-  if (!plan.center.empty())
-    for (std::size_t j = 0; j < d; ++j) y[j] = x[j] - plan.center[h * d + j];  // float32, as the formula says
+  if (const auto offset = offset_of(plan, h, d, centroid); !offset.empty())
+    for (std::size_t j = 0; j < d; ++j) y[j] = x[j] - offset[j];  // float32, as the formula says
   if (plan.rotation.kind == RotationKind::block_hadamard) {
     if (!plan.rotation.signs.empty())
       for (std::size_t j = 0; j < d; ++j) y[j] *= plan.rotation.signs[h * d + j];
@@ -44,7 +54,7 @@ void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, s
   for (std::size_t j = 0; j < d; ++j) x_rot[j] = static_cast<float>(y[j]);
 }
 
-void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x) {
+void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x, int centroid) {
   const std::size_t d = x.size();
   const auto h = static_cast<std::size_t>(plan.rotation.head_index(kv_head));
   KVQ_ASSERT(x_rot.size() == d);
@@ -60,19 +70,48 @@ void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_
       for (std::size_t j = 0; j < d; ++j) out[i] += y[j] * r[i * d + j];
     y.swap(out);
   }
-  for (std::size_t j = 0; j < d; ++j)
-    x[j] = static_cast<float>(y[j] + (plan.center.empty() ? 0.0 : double{plan.center[h * d + j]}));
+  const auto offset = offset_of(plan, h, d, centroid);
+  for (std::size_t j = 0; j < d; ++j) x[j] = static_cast<float>(y[j] + (offset.empty() ? 0.0 : double{offset[j]}));
 }
 
+namespace {
+
+void reconstruct_row(const TensorPlan& plan, const RowCodec& codec, int kv_head, int centroid, std::span<float> row) {
+  std::vector<float> rotated(row.size());
+  rotate_row(plan, kv_head, row, rotated, centroid);
+  codec.quantize(rotated);
+  unrotate_row(plan, kv_head, rotated, row, centroid);
+}
+
+}  // namespace
+
 void reconstruct(const TensorPlan& plan, int kv_head, std::span<float> x, int dim) {
+  KVQ_ASSERT(!plan.centroids || !plan.centroids->joint);
   const auto d = static_cast<std::size_t>(dim);
-  const double rho = plan.clip_ratio.empty() ? 1.0 : plan.clip_ratio[static_cast<std::size_t>(plan.rotation.head_index(kv_head))];
-  std::vector<float> rotated(d);
+  const RowCodec codec(plan, kv_head, dim);
   for (std::size_t t = 0; t < x.size() / d; ++t) {
     const auto row = x.subspan(t * d, d);
-    rotate_row(plan, kv_head, row, rotated);
-    quantize_row(plan.coder, rho, rotated);
-    unrotate_row(plan, kv_head, rotated, row);
+    const int centroid = plan.centroids ? nearest_centroid(*plan.centroids, plan.rotation.head_index(kv_head), row) : 0;
+    reconstruct_row(plan, codec, kv_head, centroid, row);
+  }
+}
+
+void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float> x, int dim) {
+  const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(num_kv_heads);
+  const std::size_t tokens = x.size() / (heads * d);
+  const auto row = [&](std::size_t head, std::size_t token) { return x.subspan((head * tokens + token) * d, d); };
+  if (!plan.centroids || !plan.centroids->joint) {
+    for (int h = 0; h < num_kv_heads; ++h) reconstruct(plan, h, x.subspan(static_cast<std::size_t>(h) * tokens * d, tokens * d), dim);
+    return;
+  }
+  std::vector<RowCodec> codecs;
+  for (int h = 0; h < num_kv_heads; ++h) codecs.emplace_back(plan, h, dim);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    std::vector<float> sums(static_cast<std::size_t>(plan.centroids->count), 0.0f);
+    for (std::size_t h = 0; h < heads; ++h)
+      add_centroid_distances(*plan.centroids, plan.rotation.head_index(static_cast<int>(h)), row(h, t), sums);
+    const auto centroid = static_cast<int>(std::min_element(sums.begin(), sums.end()) - sums.begin());
+    for (std::size_t h = 0; h < heads; ++h) reconstruct_row(plan, codecs[h], static_cast<int>(h), centroid, row(h, t));
   }
 }
 

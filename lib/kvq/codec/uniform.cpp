@@ -1,3 +1,4 @@
+#include <kvq/codec/arithmetic.h>
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
@@ -15,27 +16,13 @@ namespace kvq {
 namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr int kLargestGroup = 1024;
+using arithmetic::kLargestGroup;
+using arithmetic::energy;
+using arithmetic::tree_sum;
 
 /// step[b] of packing.md: mean squared error optimal mid-rise step for a unit Gaussian, b = 1..8.
 constexpr std::array<float, 9> kGaussianStep = {0.0f,        1.5957691f,  0.9956867f,  0.58601946f, 0.3352006f,
                                                 0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
-
-/// Sum of neighbours, again and again, of a sequence padded with zeros to a power of two.
-float tree_sum(std::array<float, kLargestGroup>& values, std::size_t count) {
-  std::size_t width = 1;
-  while (width < count) width *= 2;
-  std::fill(values.begin() + static_cast<std::ptrdiff_t>(count), values.begin() + static_cast<std::ptrdiff_t>(width), 0.0f);
-  for (; width > 1; width /= 2)
-    for (std::size_t i = 0; i < width / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
-  return values[0];
-}
-
-float energy(std::span<const float> group) {
-  std::array<float, kLargestGroup> squares;
-  for (std::size_t i = 0; i < group.size(); ++i) squares[i] = group[i] * group[i];
-  return tree_sum(squares, group.size());
-}
 
 // floor(clamp(y, 0, n)) equals clamp(floor(y), 0, n) for whole n, and a float below 2^31 truncates as it floors when it
 // is not negative; written so, the loop needs no call and vectorises.
@@ -187,19 +174,9 @@ void decode_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, 
   }
 }
 
-void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row) {
-  const auto* uniform = std::get_if<UniformCoder>(&coder);
-  if (!uniform) {
-    check_finite(row);
-    for (float& x : row) x = bf16_to_float(float_to_bf16(x));
-    return;
-  }
-  std::array<std::uint8_t, kLargestGroup> codes;
-  std::array<float, 2 * kLargestGroup> numbers;
-  KVQ_ASSERT(row.size() <= kLargestGroup);
-  const auto count = static_cast<std::size_t>(numbers_per_row(*uniform, static_cast<int>(row.size())));
-  encode_row(*uniform, clip_ratio, row, std::span{codes.data(), row.size()}, std::span{numbers.data(), count});
-  decode_row(*uniform, std::span{codes.data(), row.size()}, std::span{numbers.data(), count}, row);
+void quantize_exact(std::span<float> row) {
+  check_finite(row);
+  for (float& x : row) x = bf16_to_float(float_to_bf16(x));
 }
 
 }  // namespace kvq

@@ -27,4 +27,20 @@ const char* to_string(CapturePoint point) {
   return "?";
 }
 
+std::vector<RopeBlock> rope_blocks(const LayerGeometry& geometry) {
+  const RopeStyle& rope = geometry.rope;
+  std::vector<RopeBlock> blocks;
+  for (int i = 0; i < rope.dim / 2; ++i) {
+    if (rope.layout == RopeLayout::interleaved)
+      blocks.push_back({rope.offset + 2 * i, rope.offset + 2 * i + 1});
+    else
+      blocks.push_back({rope.offset + i, rope.offset + rope.dim / 2 + i});
+  }
+  std::vector<int> rest;
+  for (int j = 0; j < geometry.head_dim; ++j)
+    if (j < rope.offset || j >= rope.offset + rope.dim) rest.push_back(j);
+  for (std::size_t i = 0; i < rest.size(); i += 2) blocks.push_back({rest[i], i + 1 < rest.size() ? rest[i + 1] : -1});
+  return blocks;
+}
+
 }  // namespace kvq

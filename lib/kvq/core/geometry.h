@@ -34,6 +34,14 @@ struct LayerGeometry {
   int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
 };
 
+/// Channels that one frequency rotates together, or two neighbours outside the rotary slice; `second` is -1 for a last single one.
+struct RopeBlock {
+  int first = 0, second = -1;
+};
+
+/// All blocks of a key: rotary pairs by frequency, then the other channels in neighbouring pairs, ascending (formats/artifact.md).
+std::vector<RopeBlock> rope_blocks(const LayerGeometry& geometry);
+
 /// The model a dump was taken from. `layers` holds the layers that are there, ascending, with their index.
 struct LayerEntry {
   int layer = 0;

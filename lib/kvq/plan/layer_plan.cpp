@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace kvq {
 
@@ -51,13 +52,97 @@ struct Checker {
       if (!(rho > 0.0 && rho <= 1.0)) fail(fmt::format("clip_ratio: expected a number in (0, 1], found {}", rho));
   }
 
-  void check_uniform(const UniformCoder& coder, int dim) const {
-    if (coder.bits < 1 || coder.bits > 8) fail(fmt::format("bits: expected 1 to 8, found {}", coder.bits));
-    if (coder.group_size < 1 || dim % coder.group_size != 0)
-      fail(fmt::format("group_size: expected a divisor of head_dim {}, found {}", dim, coder.group_size));
-    const bool affine = coder.levels == UniformLevels::affine;
-    if (affine != (coder.rule == ScaleRule::minmax))
-      fail(fmt::format("scale_rule {} does not go with coder {}", to_string(coder.rule), to_string(coder.levels)));
+  void check_rule(const Coder& coder, std::initializer_list<ScaleRule> allowed) const {
+    const ScaleRule rule = scale_rule(coder);
+    if (std::find(allowed.begin(), allowed.end(), rule) == allowed.end())
+      fail(fmt::format("scale_rule {} does not go with coder {}", to_string(rule), coder_name(coder)));
+  }
+
+  void check_coder(const Coder& coder, bool mixed, std::size_t heads, int dim) const {
+    if (std::holds_alternative<ExactCoder>(coder)) {
+      if (mixed) fail("mixed widths do not go with coder exact");
+      return;
+    }
+    const int bits = code_bits(coder), group = group_size(coder);
+    if (bits < 1 || bits > 8) fail(fmt::format("bits: expected 1 to 8, found {}", bits));
+    if (mixed ? group != 0 : group < 1 || dim % group != 0)
+      fail(fmt::format("group_size: expected {} {}, found {}", mixed ? "none for mixed widths, head_dim" : "a divisor of head_dim", dim, group));
+    if (const auto* uniform = std::get_if<UniformCoder>(&coder)) {
+      if (mixed && uniform->levels == UniformLevels::affine) fail("mixed widths do not go with coder affine");
+      if (uniform->levels == UniformLevels::affine)
+        check_rule(coder, {ScaleRule::minmax});
+      else
+        check_rule(coder, {ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
+      return;
+    }
+    check_rule(coder, {ScaleRule::norm, ScaleRule::least_squares, ScaleRule::rms});
+    if (const auto* codebook = std::get_if<CodebookCoder>(&coder)) check_tables(*codebook, heads);
+    if (const auto* trellis = std::get_if<TrellisCoder>(&coder)) check_taps(*trellis, mixed);
+  }
+
+  void check_tables(const CodebookCoder& coder, std::size_t heads) const {
+    for (const auto& [bits, table] : coder.tables) {
+      const std::string name = fmt::format("codebook.{}", bits);
+      if (bits < 1 || bits > 8) fail(name + ": expected a width of 1 to 8");
+      const std::size_t size = std::size_t{1} << bits;
+      expect_size(table.size(), (coder.per_head ? heads : 1) * size, name.c_str());
+      expect_finite(table, name.c_str());
+      for (std::size_t i = 1; i < table.size(); ++i)
+        if (i % size != 0 && !(table[i - 1] < table[i])) fail(fmt::format("{}: entry {} is not above the one before it", name, i % size));
+    }
+    if (!coder.tables.count(coder.bits)) fail(fmt::format("codebook.{} is missing", coder.bits));
+  }
+
+  void check_taps(const TrellisCoder& coder, bool mixed) const {
+    int below = 0;
+    for (const TrellisTaps& taps : coder.taps) {
+      if (taps.bits <= below || taps.bits > 8) fail(fmt::format("trellis: expected ascending widths of 1 to 8, found {}", taps.bits));
+      below = taps.bits;
+      if (taps.memory < 1 || taps.bits * (taps.memory + 1) > 16 || taps.bits * taps.memory > 8)
+        fail(fmt::format("trellis: {} bits do not go with memory {}", taps.bits, taps.memory));
+      expect_size(taps.theta.size(), static_cast<std::size_t>(taps.bits * (taps.memory + 1)), "trellis");
+      expect_finite(taps.theta, "trellis");
+    }
+    if (!mixed && !coder.find(coder.bits)) fail(fmt::format("trellis: no theta for {} bits", coder.bits));
+  }
+
+  void check_allocation(const TensorPlan& plan, std::size_t heads, int dim) const {
+    const BitAllocation& a = *plan.allocation;
+    const auto d = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
+    expect_size(a.channel_bits.size(), heads * d, "channel_bits");
+    expect_size(a.channel_order.size(), heads * d, "channel_order");
+    expect_size(a.block_bits.size(), a.unit == "rope_block" ? heads * blocks : 0, "block_bits");
+    expect_size(a.block_energy.size(), a.block_bits.size(), "block_energy");
+    for (const float energy : a.block_energy)
+      if (!(std::isfinite(energy) && energy >= 0.0f)) fail("block_energy: expected finite numbers of at least 0");
+    for (const auto width : a.block_bits)
+      if (width > 8) fail(fmt::format("block_bits: expected 0 to 8, found {}", width));
+    const auto* codebook = std::get_if<CodebookCoder>(&plan.coder);
+    int largest = 0;
+    for (std::size_t h = 0; h < heads; ++h) {
+      std::vector<bool> seen(d, false);
+      for (std::size_t j = 0; j < d; ++j) {
+        const int width = a.channel_bits[h * d + j];
+        if (width > 8 || (j > 0 && width > a.channel_bits[h * d + j - 1]))
+          fail(fmt::format("channel_bits: head {}: expected descending widths of 0 to 8, found {} at channel {}", h, width, j));
+        if (codebook && width > 0 && !codebook->tables.count(width)) fail(fmt::format("codebook.{} is missing", width));
+        largest = std::max(largest, width);
+        const std::size_t source = a.channel_order[h * d + j];
+        if (source >= d || seen[source]) fail(fmt::format("channel_order: head {}: expected a permutation, found {} at channel {}", h, source, j));
+        seen[source] = true;
+      }
+    }
+    if (largest != code_bits(plan.coder)) fail(fmt::format("bits: expected the largest width {}, found {}", largest, code_bits(plan.coder)));
+  }
+
+  void check_centroids(const TensorPlan& plan, std::size_t heads, int dim) const {
+    const Centroids& c = *plan.centroids;
+    if (c.count < 2 || c.count > 4096) fail(fmt::format("centroids: expected 2 to 4096, found {}", c.count));
+    if (!plan.center.empty()) fail("centroids and center: expected one of both");
+    if (std::holds_alternative<ExactCoder>(plan.coder)) fail("centroids do not go with coder exact");
+    expect_size(c.values.size(), heads * static_cast<std::size_t>(c.count) * static_cast<std::size_t>(dim), "centroids");
+    expect_finite(c.values, "centroids");
+    if (!c.inertia.empty()) expect_size(c.inertia.size(), heads, "inertia");
   }
 };
 
@@ -70,8 +155,10 @@ void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, 
   checker.check_rotation(plan.rotation, geometry.num_kv_heads, dim);
   if (!plan.center.empty()) checker.expect_size(plan.center.size(), heads * static_cast<std::size_t>(dim), "center");
   checker.expect_finite(plan.center, "center");
+  checker.check_coder(plan.coder, plan.allocation.has_value(), heads, dim);
+  if (plan.allocation) checker.check_allocation(plan, heads, dim);
+  if (plan.centroids) checker.check_centroids(plan, heads, dim);
   const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
-  if (uniform) checker.check_uniform(*uniform, dim);
   checker.check_clip(plan, heads, uniform && uniform->rule == ScaleRule::minmax);
 }
 
@@ -101,12 +188,49 @@ double orthogonality_error(const Rotation& rotation, int dim) {
   return worst;
 }
 
-double effective_bits(const Coder& coder, int dim, const Windows& windows, std::int64_t context) {
+double BitAllocation::mean_bits() const {
+  return std::accumulate(channel_bits.begin(), channel_bits.end(), 0.0) / static_cast<double>(std::max<std::size_t>(1, channel_bits.size()));
+}
+
+int index_bytes(const TensorPlan& plan) { return !plan.centroids ? 0 : plan.centroids->count <= 256 ? 1 : 2; }
+
+RowLayout row_layout(const TensorPlan& plan, int kv_head, int dim) {
+  const int bytes = scale_bytes(scale_type(plan.coder)), index = index_bytes(plan);
+  if (plan.allocation) {
+    const auto entry = static_cast<std::size_t>(plan.rotation.head_index(kv_head));
+    return mixed_row_layout(plan.allocation->channel_bits.data() + entry * static_cast<std::size_t>(dim), dim, bytes, index);
+  }
+  RowLayout layout;
+  const int bits = code_bits(plan.coder);
+  layout.num_segments = 1;
+  layout.segments[0] = {bits, bits, 0, dim, 0};
+  layout.numbers_offset = (dim * bits + 7) / 8;
+  layout.num_numbers = group_size(plan.coder) == 0 ? 0 : dim / group_size(plan.coder) * numbers_per_group(plan.coder);
+  layout.index_offset = layout.numbers_offset + layout.num_numbers * bytes;
+  layout.index_bytes = index;
+  layout.row_bytes = layout.index_offset + index;
+  return layout;
+}
+
+int row_bytes(const TensorPlan& plan, int dim) {
+  if (!plan.allocation) return row_layout(plan, 0, dim).row_bytes;
+  const int heads = static_cast<int>(plan.allocation->channel_bits.size() / static_cast<std::size_t>(dim));
+  int largest = 0;
+  for (int h = 0; h < heads; ++h) largest = std::max(largest, row_layout(plan, h, dim).row_bytes);
+  return common_row_bytes(largest);
+}
+
+CacheLayout cache_layout(const LayerPlan& plan) {
+  return {plan.geometry.num_kv_heads, row_bytes(plan.k, plan.geometry.head_dim), plan.v ? row_bytes(*plan.v, plan.geometry.v_head_dim) : 0};
+}
+
+double mean_code_bits(const TensorPlan& plan) { return plan.allocation ? plan.allocation->mean_bits() : code_bits(plan.coder); }
+
+double effective_bits(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context) {
   if (context <= 0) return 0.0;
   const std::int64_t exact = std::min<std::int64_t>(context, windows.sink_tokens + windows.recent_tokens);
-  const double coded_bits = 8.0 * static_cast<double>(row_bytes(coder, dim)) / dim;
-  return (static_cast<double>(exact) * 16.0 + static_cast<double>(context - exact) * coded_bits) /
-         static_cast<double>(context);
+  const double coded_bits = 8.0 * row_bytes(plan, dim) / dim;
+  return (static_cast<double>(exact) * 16.0 + static_cast<double>(context - exact) * coded_bits) / static_cast<double>(context);
 }
 
 }  // namespace kvq

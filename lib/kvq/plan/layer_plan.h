@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/core/geometry.h>
+#include <kvq/plan/cache_layout.h>
 #include <kvq/plan/rotation.h>
 #include <kvq/plan/scheme.h>
 
@@ -17,13 +18,37 @@ struct FitError {
   double after = 0.0;   ///< this plan
 };
 
+/// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed widths").
+struct BitAllocation {
+  std::string unit = "channel";              ///< what got the bits: "rope_block" or "channel"
+  std::string score = {};                         ///< by which score
+  std::vector<std::uint8_t> channel_bits = {};    ///< [H, D], 0..8, descending along x_rot
+  std::vector<std::uint16_t> channel_order = {};  ///< [H, D], source channel gathered to each place, for people
+  std::vector<std::uint8_t> block_bits = {};      ///< [H, blocks] in RoPE-block order, or empty for unit "channel"
+  std::vector<float> block_energy = {};           ///< [H, blocks] the scores, or empty
+  double objective = 0.0;       ///< sum over heads of sum_i s_i 4^-b_i of these widths
+  double free_objective = 0.0;  ///< the same at the optimum of as many bits without the layout's granule
+  double mean_bits() const;
+};
+
+/// K-means residual codes: each row is stored relative to its nearest centroid (packing.md, "Centroids").
+struct Centroids {
+  int count = 0;
+  bool joint = false;           ///< one index for all heads of a token, else one per KV head
+  bool after_rotation = false;  ///< clustered after the rotation; stored unrotated in both cases
+  std::vector<float> values = {};    ///< [H, C, D]
+  std::vector<double> inertia = {};  ///< [H] mean squared residual over mean squared distance from the mean
+};
+
 /// How one layer's keys, or its values, are stored.
 struct TensorPlan {
-  Rotation rotation;
-  std::vector<float> center;       ///< [H, D], or empty for none
+  Rotation rotation = {};
+  std::vector<float> center = {};                ///< [H, D], or empty for none
+  std::optional<Centroids> centroids = {};       ///< never together with a centre
+  std::optional<BitAllocation> allocation = {};  ///< missing: one width for all channels
   Coder coder = ExactCoder{};
-  std::vector<double> clip_ratio;  ///< [H] for scale rule minmax (1 = no clip), empty otherwise
-  std::optional<FitError> error;
+  std::vector<double> clip_ratio = {};           ///< [H] for scale rule minmax (1 = no clip), empty otherwise
+  std::optional<FitError> error = {};
 };
 
 struct LayerPlan {
@@ -49,8 +74,22 @@ void validate(const LayerPlan& plan);
 /// Largest |R^T R - I| over all heads of a dense rotation, in double; 0 for the other kinds.
 double orthogonality_error(const Rotation& rotation, int dim);
 
+/// RoPE blocks of a head of `dim` channels; an odd one leaves a block of one channel.
+inline int num_blocks(int dim) { return (dim + 1) / 2; }
+
+/// Bytes of a centroid's index: 0 for none.
+int index_bytes(const TensorPlan& plan);
+/// Where the parts of one head's row lie, before rounding to the common size.
+RowLayout row_layout(const TensorPlan& plan, int kv_head, int dim);
+/// Bytes of a row, equal for all heads of the side.
+int row_bytes(const TensorPlan& plan, int dim);
+CacheLayout cache_layout(const LayerPlan& plan);
+
+/// Average code bits of an element: the mean width of mixed rows, 16 for exact.
+double mean_code_bits(const TensorPlan& plan);
+
 /// Average bits per element of one side at a context of `context` tokens: payload, numbers beside it and the tokens that
 /// the windows keep in 16 bit.
-double effective_bits(const Coder& coder, int dim, const Windows& windows, std::int64_t context);
+double effective_bits(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context);
 
 }  // namespace kvq

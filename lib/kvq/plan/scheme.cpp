@@ -12,6 +12,7 @@ const char* to_string(ScaleRule rule) {
     case ScaleRule::absmax: return "absmax";
     case ScaleRule::least_squares: return "least_squares";
     case ScaleRule::norm: return "norm";
+    case ScaleRule::rms: return "rms";
   }
   return "?";
 }
@@ -27,26 +28,46 @@ const char* to_string(ScaleType type) {
 
 const char* to_string(ZeroKind zero) { return zero == ZeroKind::floating ? "float" : "integer"; }
 
+const TrellisTaps* TrellisCoder::find(int width) const {
+  for (const TrellisTaps& one : taps)
+    if (one.bits == width) return &one;
+  return nullptr;
+}
+
 namespace {
 
-struct CodeBits {
-  int operator()(const ExactCoder&) const { return 16; }
-  int operator()(const UniformCoder& coder) const { return coder.bits; }
+/// The fields that every coder but exact has.
+struct CommonFields {
+  int bits = 16, group_size = 0, numbers = 0;
+  ScaleRule rule = ScaleRule::minmax;
+  ScaleType scale_type = ScaleType::fp16;
+  const char* name = "exact";
 };
 
-struct RowBytes {
-  int dim;
-  std::int64_t operator()(const ExactCoder&) const { return std::int64_t{2} * dim; }
-  std::int64_t operator()(const UniformCoder& coder) const {
-    const std::int64_t codes = (std::int64_t{dim} * coder.bits + 7) / 8;
-    const std::int64_t groups = dim / coder.group_size;
-    return codes + groups * coder.numbers_per_group() * scale_bytes(coder.scale_type);
+struct ReadCommon {
+  CommonFields operator()(const ExactCoder&) const { return {}; }
+  CommonFields operator()(const UniformCoder& c) const {
+    return {c.bits, c.group_size, c.numbers_per_group(), c.rule, c.scale_type, to_string(c.levels)};
   }
+  CommonFields operator()(const CodebookCoder& c) const { return {c.bits, c.group_size, 1, c.rule, c.scale_type, "codebook"}; }
+  CommonFields operator()(const TrellisCoder& c) const { return {c.bits, c.group_size, 1, c.rule, c.scale_type, "trellis"}; }
 };
+
+CommonFields common(const Coder& coder) { return std::visit(ReadCommon{}, coder); }
 
 }  // namespace
 
-int code_bits(const Coder& coder) { return std::visit(CodeBits{}, coder); }
-std::int64_t row_bytes(const Coder& coder, int dim) { return std::visit(RowBytes{dim}, coder); }
+int code_bits(const Coder& coder) { return common(coder).bits; }
+int group_size(const Coder& coder) { return common(coder).group_size; }
+ScaleRule scale_rule(const Coder& coder) { return common(coder).rule; }
+ScaleType scale_type(const Coder& coder) { return common(coder).scale_type; }
+int numbers_per_group(const Coder& coder) { return common(coder).numbers; }
+const char* coder_name(const Coder& coder) { return common(coder).name; }
+
+std::int64_t row_bytes(const Coder& coder, int dim) {
+  const CommonFields c = common(coder);
+  const std::int64_t codes = (std::int64_t{dim} * c.bits + 7) / 8;
+  return c.group_size == 0 ? codes : codes + std::int64_t{dim / c.group_size} * c.numbers * scale_bytes(c.scale_type);
+}
 
 }  // namespace kvq

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace kvq {
 
 enum class UniformLevels { affine, symmetric };
-enum class ScaleRule { minmax, absmax, least_squares, norm };
+enum class ScaleRule { minmax, absmax, least_squares, norm, rms };
 enum class ScaleType { fp16, bf16, fp32 };
 enum class ZeroKind { floating, integer };  ///< what affine groups store beside the scale: minimum or zero point
 
@@ -19,7 +21,7 @@ struct ExactCoder {
 /// Uniform codes of 1 to 8 bits, formats/packing.md. Affine goes with minmax, symmetric with the other rules.
 struct UniformCoder {
   int bits = 2;
-  int group_size = 128;  ///< channels that share a scale; divides head_dim
+  int group_size = 128;  ///< channels that share a scale; divides head_dim; 0 in mixed rows
   UniformLevels levels = UniformLevels::affine;
   ScaleRule rule = ScaleRule::minmax;
   ScaleType scale_type = ScaleType::fp16;
@@ -28,8 +30,39 @@ struct UniformCoder {
   int numbers_per_group() const { return levels == UniformLevels::affine ? 2 : 1; }
 };
 
+/// Codes that index a table of numbers, packing.md (c). Rules: norm, least_squares, rms.
+struct CodebookCoder {
+  int bits = 2;          ///< 1..8; the largest width of mixed rows
+  int group_size = 128;  ///< as for UniformCoder
+  ScaleRule rule = ScaleRule::norm;
+  ScaleType scale_type = ScaleType::fp16;
+  bool per_head = false;  ///< tables are [H, 2^b], else [2^b]
+  bool fitted = false;    ///< made from data, else Lloyd-Max for the marginal of the sphere
+  std::map<int, std::vector<float>> tables = {};  ///< by width, ascending along a head's entries
+  bool operator==(const CodebookCoder&) const = default;
+};
+
+/// theta of one width: the value of a channel is linear in the bits of the last memory + 1 codes.
+struct TrellisTaps {
+  int bits = 2;
+  int memory = 3;
+  std::vector<float> theta = {};  ///< [bits * (memory + 1)], the channel's own code first, least significant bit first
+  bool operator==(const TrellisTaps&) const = default;
+};
+
+/// Codes with memory, packing.md (d). Rules: norm, least_squares, rms. Widths without taps, in mixed rows, are symmetric.
+struct TrellisCoder {
+  int bits = 2;
+  int group_size = 128;
+  ScaleRule rule = ScaleRule::norm;
+  ScaleType scale_type = ScaleType::fp16;
+  std::vector<TrellisTaps> taps = {};
+  bool operator==(const TrellisCoder&) const = default;
+  const TrellisTaps* find(int width) const;
+};
+
 /// What a code means. A new way of coding is one more alternative, and the compiler lists who must learn it.
-using Coder = std::variant<ExactCoder, UniformCoder>;
+using Coder = std::variant<ExactCoder, UniformCoder, CodebookCoder, TrellisCoder>;
 
 int scale_bytes(ScaleType type);
 const char* to_string(UniformLevels levels);
@@ -37,9 +70,18 @@ const char* to_string(ScaleRule rule);
 const char* to_string(ScaleType type);
 const char* to_string(ZeroKind zero);
 
-/// Bits of one element's code: 16 for exact.
+/// Bits of one element's code: 16 for exact; of mixed rows the largest width.
 int code_bits(const Coder& coder);
-/// Bytes of one row of `dim` channels, codes and numbers (formats/packing.md, "Bytes").
+/// Channels that share a scale; 0 for exact and for mixed rows.
+int group_size(const Coder& coder);
+/// Rule and type of the stored scales; those of a default UniformCoder for exact.
+ScaleRule scale_rule(const Coder& coder);
+ScaleType scale_type(const Coder& coder);
+/// Numbers stored for a group: 2 for affine, 0 for exact, else 1.
+int numbers_per_group(const Coder& coder);
+/// exact, affine, symmetric, codebook or trellis.
+const char* coder_name(const Coder& coder);
+/// Bytes of one row of `dim` channels of one width, codes and numbers (formats/packing.md, "Bytes").
 std::int64_t row_bytes(const Coder& coder, int dim);
 
 }  // namespace kvq

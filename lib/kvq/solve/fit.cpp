@@ -35,12 +35,12 @@ double weighted_dot(const std::vector<float>& a, const std::vector<float>& b, co
   return total;
 }
 
-std::vector<float> coding_error(const RotatedData& data, const Coder& coder, double clip_ratio) {
+std::vector<float> coding_error(const RotatedData& data, const RowCodec& codec) {
   const auto d = static_cast<std::size_t>(data.dim);
   std::vector<float> e(data.rows);
   for (std::size_t start = 0; start < e.size(); start += d) {
     const std::span<float> row{e.data() + start, d};
-    quantize_row(coder, clip_ratio, row);
+    codec.quantize(row);
     for (std::size_t j = 0; j < d; ++j) row[j] -= data.rows[start + j];
   }
   return e;
@@ -66,7 +66,11 @@ RotatedData rotate(const FitData& data, std::span<const double> rotation, std::s
 }
 
 double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  const std::vector<float> e = coding_error(data, coder, clip_ratio);
+  return coding_cost(data, RowCodec(coder, clip_ratio, data.dim));
+}
+
+double coding_cost(const RotatedData& data, const RowCodec& codec) {
+  const std::vector<float> e = coding_error(data, codec);
   return weighted_dot(e, times_metric(e, data.metric, data.dim), data.weights, data.dim);
 }
 
@@ -75,7 +79,7 @@ double energy(const RotatedData& data) {
 }
 
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  const std::vector<float> e = coding_error(data, coder, clip_ratio);
+  const std::vector<float> e = coding_error(data, RowCodec(coder, clip_ratio, data.dim));
   const std::vector<float> product = times_metric(e, data.metric, data.dim);
   const double total = weighted_dot(e, product, data.weights, data.dim);
   const double along = weighted_dot(data.rows, product, data.weights, data.dim), length = energy(data);
@@ -84,7 +88,7 @@ double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio)
 
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
   MomentSum sum(data.dim);
-  sum.add(coding_error(data, coder, clip_ratio));
+  sum.add(coding_error(data, RowCodec(coder, clip_ratio, data.dim)));
   sum.symmetrise();
   for (double& value : sum.sum) value /= sum.weight;
   return sum.sum;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/plan/layer_plan.h>
+#include <kvq/codec/row_codec.h>
 
 #include <span>
 #include <vector>
@@ -31,6 +31,7 @@ struct RotatedData {
 RotatedData rotate(const FitData& data, std::span<const double> rotation, std::span<const float> center);
 
 /// Cost of coding the rows: sum_t w_t e_t M e_t^T, in double.
+double coding_cost(const RotatedData& data, const RowCodec& codec);
 double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
 /// Cost of the rows themselves, sum_t w_t x_t M x_t^T: what errors are relative to.
 double energy(const RotatedData& data);

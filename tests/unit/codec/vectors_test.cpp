@@ -1,6 +1,7 @@
 // The written vectors are the first truth: every one is held against the codec, bit for bit.
 
 #include <kvq/codec/codec.h>
+#include <kvq/codec/row_codec.h>
 #include <kvq/container/json.h>
 #include <kvq/core/dtype.h>
 
@@ -43,15 +44,26 @@ std::vector<std::byte> bytes_of(const std::string& hex) {
   return bytes;
 }
 
+ScaleRule rule_of(const Json& vector) {
+  const std::string name = vector.at("scale_rule");
+  for (const ScaleRule rule : {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::norm, ScaleRule::rms})
+    if (name == to_string(rule)) return rule;
+  return ScaleRule::least_squares;
+}
+
+ScaleType type_of(const Json& vector) {
+  const std::string type = vector.at("scale_type");
+  return type == "fp16" ? ScaleType::fp16 : type == "bf16" ? ScaleType::bf16 : ScaleType::fp32;
+}
+
+/// The largest width of a mixed row, the width of another.
+int bits_of(const Json& vector) { return vector.contains("channel_bits") ? vector.at("channel_bits")[0].get<int>() : vector.at("bits").get<int>(); }
+
 UniformCoder coder_of(const Json& vector) {
-  UniformCoder coder{.bits = vector.at("bits"), .group_size = vector.at("group_size")};
-  const std::string rule = vector.at("scale_rule"), type = vector.at("scale_type");
+  UniformCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0)};
   coder.levels = vector.at("coder") == "affine" ? UniformLevels::affine : UniformLevels::symmetric;
-  coder.rule = rule == "minmax"   ? ScaleRule::minmax
-               : rule == "absmax" ? ScaleRule::absmax
-               : rule == "norm"   ? ScaleRule::norm
-                                  : ScaleRule::least_squares;
-  coder.scale_type = type == "fp16" ? ScaleType::fp16 : type == "bf16" ? ScaleType::bf16 : ScaleType::fp32;
+  coder.rule = rule_of(vector);
+  coder.scale_type = type_of(vector);
   if (vector.contains("zero")) coder.zero = vector.at("zero") == "float" ? ZeroKind::floating : ZeroKind::integer;
   return coder;
 }
@@ -88,6 +100,77 @@ void check_uniform(const Json& vector, const std::vector<float>& row) {
   CHECK(test::first_bit_difference(in_place, expected_decoded) == "");
 }
 
+CodebookCoder codebook_of(const Json& vector) {
+  CodebookCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0), .rule = rule_of(vector), .scale_type = type_of(vector)};
+  for (const auto& [width, table] : vector.at("codebook").items()) coder.tables[std::stoi(width)] = numbers_of(table, ScaleType::fp32);
+  return coder;
+}
+
+TrellisCoder trellis_of(const Json& vector) {
+  TrellisCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0), .rule = rule_of(vector), .scale_type = type_of(vector)};
+  for (const Json& taps : vector.at("trellis"))
+    coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory"), .theta = numbers_of(taps.at("theta_bits"), ScaleType::fp32)});
+  return coder;
+}
+
+/// The vector's parameters as a plan of one head with rotation identity.
+TensorPlan plan_of(const Json& vector, std::size_t dim) {
+  TensorPlan plan;
+  const std::string name = vector.at("coder");
+  plan.coder = name == "codebook" ? Coder{codebook_of(vector)} : name == "trellis" ? Coder{trellis_of(vector)} : Coder{coder_of(vector)};
+  if (name == "affine") plan.clip_ratio = {vector.value("clip_ratio", 1.0)};
+  if (vector.contains("channel_bits")) {
+    plan.allocation = BitAllocation{.channel_bits = vector.at("channel_bits").get<std::vector<std::uint8_t>>(), .channel_order = {}};
+    for (std::size_t j = 0; j < dim; ++j) plan.allocation->channel_order.push_back(static_cast<std::uint16_t>(j));
+  }
+  if (vector.contains("centroids_bits")) {
+    plan.centroids = Centroids{.count = static_cast<int>(vector.at("centroids_bits").size())};
+    for (const Json& centroid : vector.at("centroids_bits"))
+      for (const float number : numbers_of(centroid, ScaleType::fp32)) plan.centroids->values.push_back(number);
+  }
+  return plan;
+}
+
+/// RowCodec, whatever the coder: the only one for tables, trellises, mixed widths and centroids.
+void check_row_codec(const Json& vector, const std::vector<float>& x) {
+  const int dim = static_cast<int>(x.size());
+  const TensorPlan plan = plan_of(vector, x.size());
+  LayerGeometry geometry{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0};
+  validate(plan, geometry, 0, 'k');
+  const RowCodec codec(plan, 0, dim);
+  const int centroid = plan.centroids ? nearest_centroid(*plan.centroids, 0, x) : 0;
+  CHECK(centroid == vector.value("centroid", 0));
+  std::vector<float> row(x.size());
+  rotate_row(plan, 0, x, row, centroid);
+
+  const auto expected_codes = vector.at("codes").get<std::vector<std::uint8_t>>();
+  std::vector<float> expected_numbers = numbers_of(vector.at("scales"), type_of(vector));
+  for (const float number : numbers_of(vector.at("zeros"), type_of(vector))) expected_numbers.push_back(number);
+  const std::vector<std::byte> expected_bytes = bytes_of(vector.at("bytes"));
+  std::vector<std::uint8_t> codes(x.size());
+  std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers()));
+  codec.encode(row, codes, numbers);
+  CHECK(codes == expected_codes);
+  CHECK(test::first_bit_difference(numbers, expected_numbers) == "");
+
+  CHECK(static_cast<std::size_t>(row_bytes(plan, dim)) <= expected_bytes.size());
+  std::vector<std::byte> bytes(expected_bytes.size(), std::byte{0xff});
+  codec.pack(codes, numbers, centroid, bytes);
+  CHECK(bytes == expected_bytes);
+  std::vector<std::uint8_t> codes_back(codes.size(), 255);
+  std::vector<float> numbers_back(numbers.size());
+  CHECK(codec.unpack(expected_bytes, codes_back, numbers_back) == centroid);
+  CHECK(codes_back == expected_codes);
+  CHECK(test::first_bit_difference(numbers_back, expected_numbers) == "");
+
+  codec.quantize(row);
+  CHECK(test::first_bit_difference(row, numbers_of(vector.at("decoded_bits"), ScaleType::fp32)) == "");
+}
+
+bool is_plain(const Json& vector) {
+  return (vector.at("coder") == "affine" || vector.at("coder") == "symmetric") && !vector.contains("channel_bits") && !vector.contains("centroids_bits");
+}
+
 void check_exact(const Json& vector, std::vector<float> row) {
   std::vector<std::byte> bytes;
   for (const float number : row) {
@@ -111,19 +194,26 @@ TEST_CASE("The codec gives every written vector bit for bit", "[codec][golden]")
     INFO(vector.at("name").get<std::string>() << ": " << vector.at("why").get<std::string>());
     names.insert(vector.at("name"));
     const std::vector<float> row = numbers_of(vector.at("x_bits"), ScaleType::fp32);
-    vector.at("coder") == "exact" ? check_exact(vector, row) : check_uniform(vector, row);
+    if (vector.at("coder") == "exact") {
+      check_exact(vector, row);
+      continue;
+    }
+    if (is_plain(vector)) check_uniform(vector, row);
+    check_row_codec(vector, row);
   }
-  CHECK(names.size() >= 116);
+  CHECK(names.size() >= 149);
 }
 
 TEST_CASE("The written vectors cover every width with every rule and every number type", "[codec][golden]") {
   std::set<std::string> rules, types;
   for (const Json& vector : packing_vectors().at("vectors")) {
-    if (vector.at("coder") == "exact") continue;
-    const std::string rule = vector.at("scale_rule").get<std::string>() + vector.value("zero", "");
+    if (!is_plain(vector) && vector.at("coder") != "codebook") continue;
+    if (vector.contains("channel_bits")) continue;
+    const std::string book = vector.at("coder") == "codebook" ? "codebook " : "";
+    const std::string rule = book + vector.at("scale_rule").get<std::string>() + vector.value("zero", "");
     rules.insert(rule + std::to_string(vector.at("bits").get<int>()));
     types.insert(rule + vector.at("scale_type").get<std::string>());
   }
-  CHECK(rules.size() == 5 * 8);
-  CHECK(types.size() == 5 * 3);
+  CHECK(rules.size() >= 5 * 8 + 8);
+  CHECK(types.size() == (5 + 3) * 3);
 }

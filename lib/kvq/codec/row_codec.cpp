@@ -1,0 +1,178 @@
+#include <kvq/codec/arithmetic.h>
+#include <kvq/codec/codec.h>
+#include <kvq/codec/row_codec.h>
+#include <kvq/core/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace kvq {
+
+namespace {
+
+using arithmetic::kLargestGroup;
+
+TensorPlan plan_of(const Coder& coder, double clip_ratio) {
+  TensorPlan plan;
+  plan.coder = coder;
+  if (scale_rule(coder) == ScaleRule::minmax) plan.clip_ratio = {clip_ratio};
+  plan.rotation.scope = Scope::layer;
+  return plan;
+}
+
+void check_finite(std::span<const float> row) {
+  for (std::size_t i = 0; i < row.size(); ++i)
+    if (!std::isfinite(row[i]))
+      throw Error{ErrorKind::numerical, fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
+}
+
+/// The symmetric code that stands for a width without theta (packing.md, "Mixed widths").
+UniformCoder symmetric_stand_in(const TrellisCoder& coder, int width, int count) {
+  return {.bits = width, .group_size = count, .levels = UniformLevels::symmetric,
+          .rule = coder.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm, .scale_type = coder.scale_type};
+}
+
+}  // namespace
+
+RowCodec::RowCodec(const Coder& coder, double clip_ratio, int dim) : RowCodec(plan_of(coder, clip_ratio), 0, dim) {}
+
+RowCodec::RowCodec(const TensorPlan& plan, int kv_head, int dim) : dim_(dim), layout_(row_layout(plan, kv_head, dim)) {
+  KVQ_ASSERT(dim >= 1 && dim <= kLargestGroup);
+  const int entry = plan.rotation.head_index(kv_head);
+  num_numbers_ = layout_.num_numbers;
+  type_ = scale_type(plan.coder);
+  if (!plan.clip_ratio.empty()) clip_ratio_ = plan.clip_ratio[static_cast<std::size_t>(entry)];
+  exact_ = std::holds_alternative<ExactCoder>(plan.coder);
+  if (exact_) return;
+  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && !plan.allocation) {
+    uniform_ = *uniform;
+    return;
+  }
+  for (int s = 0; s < layout_.num_segments; ++s) {
+    const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
+    add_groups(plan.coder, segment.bits, segment.first_channel, segment.channels, plan.allocation ? segment.channels : group_size(plan.coder), entry);
+  }
+}
+
+void RowCodec::add_groups(const Coder& coder, int width, int first, int count, int group, int entry) {
+  for (int start = first; start < first + count; start += group) {
+    if (const auto* uniform = std::get_if<UniformCoder>(&coder)) {
+      UniformCoder one = *uniform;
+      one.bits = width;
+      one.group_size = group;
+      groups_.push_back({start, group, one});
+    } else if (const auto* codebook = std::get_if<CodebookCoder>(&coder)) {
+      const std::vector<float>& table = codebook->tables.at(width);
+      const std::size_t size = std::size_t{1} << width, offset = codebook->per_head ? static_cast<std::size_t>(entry) * size : 0;
+      groups_.push_back({start, group, CodebookGroup(std::span(table).subspan(offset, size), codebook->rule, codebook->scale_type)});
+    } else {
+      const auto& trellis = std::get<TrellisCoder>(coder);
+      if (const TrellisTaps* taps = trellis.find(width))
+        groups_.push_back({start, group, TrellisGroup(*taps, trellis.rule, trellis.scale_type)});
+      else
+        groups_.push_back({start, group, symmetric_stand_in(trellis, width, group)});
+    }
+  }
+}
+
+void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes, std::span<float> numbers) const {
+  KVQ_ASSERT(!exact_ && row.size() == static_cast<std::size_t>(dim_) && codes.size() == row.size() &&
+             numbers.size() == static_cast<std::size_t>(num_numbers_));
+  if (uniform_) return encode_row(*uniform_, clip_ratio_, row, codes, numbers);
+  check_finite(row);
+  std::fill(codes.begin(), codes.end(), std::uint8_t{0});  // channels of width 0
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    const auto x = row.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
+    const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
+    if (const auto* uniform = std::get_if<UniformCoder>(&group.coder))
+      encode_row(*uniform, 1.0, x, c, numbers.subspan(g, 1));
+    else if (const auto* codebook = std::get_if<CodebookGroup>(&group.coder))
+      numbers[g] = codebook->encode(x, c);
+    else
+      numbers[g] = std::get<TrellisGroup>(group.coder).encode(x, c);
+  }
+}
+
+void RowCodec::decode(std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<float> out) const {
+  KVQ_ASSERT(!exact_ && out.size() == static_cast<std::size_t>(dim_) && codes.size() == out.size() &&
+             numbers.size() == static_cast<std::size_t>(num_numbers_));
+  if (uniform_) return decode_row(*uniform_, codes, numbers, out);
+  std::fill(out.begin(), out.end(), 0.0f);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
+    const auto x = out.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
+    if (const auto* uniform = std::get_if<UniformCoder>(&group.coder))
+      decode_row(*uniform, c, numbers.subspan(g, 1), x);
+    else if (const auto* codebook = std::get_if<CodebookGroup>(&group.coder))
+      codebook->decode(c, numbers[g], x);
+    else
+      std::get<TrellisGroup>(group.coder).decode(c, numbers[g], x);
+  }
+}
+
+void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid, std::span<std::byte> bytes) const {
+  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) && numbers.size() == static_cast<std::size_t>(num_numbers_));
+  std::fill(bytes.begin(), bytes.end(), std::byte{0});
+  for (int s = 0; s < layout_.num_segments; ++s) {
+    const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
+    const auto count = static_cast<std::size_t>(segment.channels);
+    pack_codes(codes.subspan(static_cast<std::size_t>(segment.first_channel), count), segment.stored_bits,
+               bytes.subspan(static_cast<std::size_t>(segment.byte_offset), (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8));
+  }
+  store_numbers(type_, numbers, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)));
+  for (int i = 0; i < layout_.index_bytes; ++i)
+    bytes[static_cast<std::size_t>(layout_.index_offset + i)] = static_cast<std::byte>((centroid >> (8 * i)) & 0xff);
+}
+
+int RowCodec::unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const {
+  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) && numbers.size() == static_cast<std::size_t>(num_numbers_));
+  std::fill(codes.begin(), codes.end(), std::uint8_t{0});
+  for (int s = 0; s < layout_.num_segments; ++s) {
+    const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
+    const auto count = static_cast<std::size_t>(segment.channels);
+    const auto target = codes.subspan(static_cast<std::size_t>(segment.first_channel), count);
+    unpack_codes(bytes.subspan(static_cast<std::size_t>(segment.byte_offset), (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8),
+                 segment.stored_bits, target);
+    // Widths 5 to 7 lie in bytes: bits above the width are not looked at, so that no byte leads outside a table.
+    for (std::uint8_t& code : target) code = static_cast<std::uint8_t>(code & ((1u << segment.bits) - 1));
+  }
+  load_numbers(type_, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)), numbers);
+  int centroid = 0;
+  for (int i = 0; i < layout_.index_bytes; ++i)
+    centroid |= std::to_integer<int>(bytes[static_cast<std::size_t>(layout_.index_offset + i)]) << (8 * i);
+  return centroid;
+}
+
+void RowCodec::quantize(std::span<float> row) const {
+  if (exact_) return quantize_exact(row);
+  std::array<std::uint8_t, kLargestGroup> codes;
+  std::array<float, 2 * kLargestGroup> numbers;
+  const auto count = static_cast<std::size_t>(num_numbers_);
+  encode(row, std::span{codes.data(), row.size()}, std::span{numbers.data(), count});
+  decode(std::span{codes.data(), row.size()}, std::span{numbers.data(), count}, row);
+}
+
+void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row) {
+  RowCodec(coder, clip_ratio, static_cast<int>(row.size())).quantize(row);
+}
+
+void add_centroid_distances(const Centroids& centroids, int entry, std::span<const float> x, std::span<float> sums) {
+  const std::size_t d = x.size();
+  std::array<float, kLargestGroup> difference;
+  const float* table = centroids.values.data() + static_cast<std::size_t>(entry) * static_cast<std::size_t>(centroids.count) * d;
+  for (std::size_t c = 0; c < sums.size(); ++c, table += d) {
+    for (std::size_t j = 0; j < d; ++j) difference[j] = x[j] - table[j];
+    sums[c] += arithmetic::energy({difference.data(), d});
+  }
+}
+
+int nearest_centroid(const Centroids& centroids, int entry, std::span<const float> x) {
+  std::vector<float> sums(static_cast<std::size_t>(centroids.count), 0.0f);
+  add_centroid_distances(centroids, entry, x, sums);
+  return static_cast<int>(std::min_element(sums.begin(), sums.end()) - sums.begin());
+}
+
+}  // namespace kvq

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <kvq/codec/group_coder.h>
+#include <kvq/plan/layer_plan.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+namespace kvq {
+
+/// The codes of one KV head's rows, whatever its coder and widths: a plan compiled for repeated use. Works on x_rot.
+class RowCodec {
+ public:
+  /// @param plan  valid; copied as far as needed
+  RowCodec(const TensorPlan& plan, int kv_head, int dim);
+  /// A plan that is nothing but a coder of one width.
+  RowCodec(const Coder& coder, double clip_ratio, int dim);
+
+  int dim() const { return dim_; }
+  /// Numbers stored beside the codes of one row.
+  int num_numbers() const { return num_numbers_; }
+  const RowLayout& layout() const { return layout_; }
+
+  /// @param row      [D] finite; @param codes [D]; @param numbers [num_numbers()]
+  /// @throws         Error{numerical} for a NaN or Inf. Not for exact rows, which have no codes.
+  void encode(std::span<const float> row, std::span<std::uint8_t> codes, std::span<float> numbers) const;
+  void decode(std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<float> out) const;
+
+  /// Bytes of one row; `bytes` is the side's row size, at least layout().row_bytes. `centroid` is 0 without centroids.
+  void pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid, std::span<std::byte> bytes) const;
+  int unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const;
+
+  /// Codes and decodes one row in place.
+  void quantize(std::span<float> row) const;
+
+ private:
+  struct Group {
+    int first, count;
+    std::variant<UniformCoder, CodebookGroup, TrellisGroup> coder;
+  };
+  void add_groups(const Coder& coder, int width, int first, int count, int group, int entry);
+
+  int dim_ = 0, num_numbers_ = 0;
+  bool exact_ = false;
+  std::optional<UniformCoder> uniform_;  ///< rows of one width in uniform codes: coded whole, for the clip
+  double clip_ratio_ = 1.0;
+  ScaleType type_ = ScaleType::fp16;
+  RowLayout layout_;
+  std::vector<Group> groups_;
+};
+
+/// Index of the nearest centroid of one head (packing.md, "Centroids"); `sums` of all heads are added for scope joint.
+/// @param x  [D] unrotated; @param sums [C] in and out: the tree sums, added to what is there
+void add_centroid_distances(const Centroids& centroids, int entry, std::span<const float> x, std::span<float> sums);
+int nearest_centroid(const Centroids& centroids, int entry, std::span<const float> x);
+
+}  // namespace kvq

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// Which block gets how many bits, to minimise J(b) = sum_i s_i 4^-b_i (Block-GTQ, arXiv 2606.24033, section 4).
+namespace kvq {
+
+/// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, 3/4 s_i 4^-b_i, the
+/// lowest index on a tie. Optimal for any budget, because gains fall by the factor four with each bit (Theorem 1). Blocks of
+/// score 0 gain nothing: what is left over is dealt to them evenly, so that the whole budget is always spent.
+/// @param scores  [L] finite, at least 0
+/// @param budget  sum of all widths, from L * min_bits to L * max_bits
+/// @throws        Error{usage} naming the range of the budget
+std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits);
+
+/// Sum of all widths for an average, rounded down as the paper does: floor(L * mean_bits).
+int total_bits(double mean_bits, int blocks);
+
+/// J(b)
+double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits);
+
+/// What a byte budget is spent on: mixed rows as packing.md lays them out.
+struct RowBudget {
+  int row_bytes = 0;        ///< of one head, all of it
+  int scale_bytes = 2;
+  int index_bytes = 0;
+  int channels_per_block = 2;
+  int min_bits = 1, max_bits = 8;
+};
+
+/// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if min_bits is
+/// 0), with a scale for each width that occurs. Widths 5 to 7 never pay, they are stored in bytes. A block of fewer channels counts full.
+/// @throws  Error{usage} if not even min_bits fit, naming the bytes that they take
+std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget);
+
+}  // namespace kvq

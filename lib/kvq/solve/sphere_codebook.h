@@ -1,0 +1,26 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace kvq {
+
+/// A scalar quantiser: entries ascending, nearest entry wins.
+struct ScalarCodebook {
+  std::vector<double> entries;  ///< [2^bits]
+  double distortion = 0.0;      ///< E (t - entry)^2 for t of mean square 1
+};
+
+/// Lloyd-Max quantiser for one coordinate t of a uniform point on the sphere of radius sqrt(n) in n dimensions, density
+/// proportional to (1 - t^2 / n)^((n-3)/2): what a randomly rotated row of root mean square 1 has in each channel
+/// (TurboQuant-MSE, arXiv 2504.19874, which takes N(0, 1/n) for larger n). The conditions "entry = mean of its cell" hold to 1e-12;
+/// cells are integrated in closed form. Results are cached; safe from several threads.
+/// @param bits  1..8; @param dim  n >= 2 (1 is taken as 2)
+const ScalarCodebook& sphere_codebook(int bits, int dim);
+
+/// Lloyd's algorithm on samples, from `start`: the codebook of smallest squared error that it finds.
+/// @param samples  any order; @param start  ascending
+/// @return         ascending; an entry whose cell is empty stays where it was
+ScalarCodebook fit_codebook(std::span<const float> samples, const ScalarCodebook& start);
+
+}  // namespace kvq
