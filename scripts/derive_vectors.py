@@ -3,7 +3,8 @@
 
 A third writing of the specification, beside the C++ codec and scripts/kvq_py: slow, without numpy, and with nothing in
 common with them. Every step is computed exactly with `fractions` and then rounded once, to nearest even, which is what
-an IEEE operation is. Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
+an IEEE operation is. (Only the costs of trellis paths are computed in Python's floats; see binary32s for why that is the
+same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
 
     derive_vectors.py           writes formats/vectors.json
     derive_vectors.py --check   compares, exit code 6 if the file says something else
@@ -17,6 +18,7 @@ import math
 import os
 import struct
 import sys
+from array import array
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +38,7 @@ class Format:
     max_exponent: int
     storage_bytes: int
 
-    @property
+    @functools.cached_property
     def largest(self) -> Fraction:
         return (2 - Fraction(2) ** (1 - self.precision)) * Fraction(2) ** self.max_exponent
 
@@ -92,23 +94,23 @@ HALF = Real.of(Fraction(1, 2))
 def floor_log2(value: Fraction) -> int:
     """Largest e with 2^e <= value, value > 0."""
     e = value.numerator.bit_length() - value.denominator.bit_length()
-    return e if Fraction(2) ** e <= value else e - 1
+    return e if value.denominator << max(e, 0) <= value.numerator << max(-e, 0) else e - 1
 
 
-def nearest_even(value: Fraction) -> int:
-    """Nearest integer of a value >= 0; ties go to the even one."""
-    below = value.numerator // value.denominator
-    rest = value - below
-    return below + (rest > HALF.magnitude or (rest == HALF.magnitude and below % 2 == 1))
+def nearest_even(numerator: int, denominator: int) -> int:
+    """Nearest integer of a quotient >= 0; ties go to the even one."""
+    below, rest = divmod(numerator, denominator)
+    return below + (2 * rest > denominator or (2 * rest == denominator and below % 2 == 1))
 
 
 def rounded(value: Real, target: Format = BINARY32) -> Real:
     """One rounding of an exact result, as IEEE 754 does it: subnormals kept, overflow to infinity, sign kept."""
     if value.is_infinite or value.is_zero:
         return value
-    exponent = max(floor_log2(value.magnitude), target.min_exponent)
-    quantum = Fraction(2) ** (exponent - target.precision + 1)
-    magnitude = nearest_even(value.magnitude / quantum) * quantum
+    numerator, denominator = value.magnitude.numerator, value.magnitude.denominator
+    quantum = max(floor_log2(value.magnitude), target.min_exponent) - target.precision + 1  # its exponent
+    units = nearest_even(numerator << max(-quantum, 0), denominator << max(quantum, 0))
+    magnitude = Fraction(units << quantum) if quantum >= 0 else Fraction(units, 1 << -quantum)
     return Real(value.negative, magnitude if magnitude <= target.largest else None)
 
 
@@ -158,6 +160,15 @@ def floor(a: Real) -> Real:
         return a
     whole = a.exact.numerator // a.exact.denominator
     return Real(a.negative, Fraction(abs(whole)))
+
+
+def binary32s(values) -> array:
+    """Sums, differences and products of two binary32 numbers each, as Python floats, rounded to binary32.
+
+    Python's floats are binary64, and 53 bits are at least 2 * 24 + 2: rounding such a result twice gives what rounding it
+    once does. (A product is even exact in binary64, and so is a sum that is subnormal in binary32.) Overflow is infinite.
+    """
+    return array("f", values)
 
 
 # Bit patterns
@@ -245,19 +256,11 @@ class Trellis:
 
 
 @dataclass(frozen=True)
-class Survivor:
-    """A path of the trellis: its cost, its newest code, the path before."""
+class Search:
+    """A run of Viterbi: the cost of the path to each state, and the code that each step dropped on the way to each."""
 
-    cost: Real
-    code: int
-    before: "Survivor | None"
-
-    def codes(self) -> list[int]:
-        codes, path = [], self
-        while path:
-            codes.append(path.code)
-            path = path.before
-        return codes[::-1]
+    costs: array
+    dropped: list[list[int]]
 
 
 class Spec:
@@ -425,7 +428,7 @@ class Spec:
         return self.normalised(x, bits, rule, scale_type, lambda y: [self.nearest_entry(v, thresholds) for v in y],
                                lambda codes: [entries[c] for c in codes])
 
-    # (d) Trellis codes
+    # (d) Trellis codes: windows are integers, c[j] + c[j-1] 2^b + ..., so that the lowest bits are those of theta[0]
 
     def trellis_value(self, window: tuple[int, ...], trellis: Trellis) -> Real:
         """v of a channel; window is its code and those before it, newest first."""
@@ -438,37 +441,87 @@ class Spec:
         return total
 
     def trellis_values(self, codes: list[int], trellis: Trellis) -> list[Real]:
-        return [self.trellis_value(tuple(codes[max(j - trellis.memory, 0):j + 1][::-1]), trellis) for j in range(len(codes))]
+        """The group bites its tail: negative indices count from its end, as Python's do."""
+        windows = [tuple(codes[j - k] for k in range(trellis.memory + 1)) for j in range(len(codes))]
+        return [self.trellis_value(window, trellis) for window in windows]
 
-    def better(self, cost: Real, best: Real) -> bool:
+    def trellis_table(self, trellis: Trellis) -> array:
+        """trellis_value of all windows at once: each term is added to all the sums of those before it."""
+        halves = [multiply(theta, HALF) for theta in trellis.theta]
+        sums = [-halves[0], halves[0]]
+        for half in halves[1:]:
+            sums = [add(total, term) for term in (-half, half) for total in sums]
+        return array("f", [float(total.exact) for total in sums])
+
+    def better(self, cost: float, best: float) -> bool:
         """On a tie the first one stays: paths and states are visited in the order of the rules of packing.md."""
         return cost < best
 
-    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
-        """States are tuples (c[j], c[j-1], ...). Ascending z means ascending in the oldest code first."""
-        value = functools.cache(lambda window: self.trellis_value(window, trellis))
-        survivors = {(): None}
+    def branch_costs(self, sample: float, table: array) -> array:
+        """e * e of every window"""
+        return binary32s(e * e for e in binary32s(sample - v for v in table))
+
+    def path_costs(self, costs: array, branches: array, trellis: Trellis) -> array:
+        """Of every window: the cost of the path to the state that it continues, and of its own step."""
+        return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
+
+    def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
+        """Steps over y. The state behind a window are its m newest codes, so windows differ in the dropped code only."""
+        states, dropped = len(costs), []
         for sample in y:
-            reached = {}
-            for state in sorted(survivors, key=lambda s: s[::-1]):
-                before = survivors[state]
-                for code in range(2**trellis.bits):
-                    error = subtract(sample, value((code, *state)))
-                    cost = multiply(error, error)
-                    cost = add(before.cost, cost) if before else cost
-                    after = (code, *state)[:trellis.memory]
-                    if after not in reached or self.better(cost, reached[after].cost):
-                        reached[after] = Survivor(cost, code, before)
-            survivors = reached
-        best = None
-        for state in sorted(survivors, key=lambda s: s[::-1]):
-            if best is None or self.better(survivors[state].cost, best.cost):
-                best = survivors[state]
-        return best.codes()
+            reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
+            costs, drops = reached[:states], [0] * states
+            for oldest in range(1, 2**trellis.bits):
+                for state, cost in enumerate(reached[oldest * states:(oldest + 1) * states]):
+                    if self.better(cost, costs[state]):
+                        costs[state], drops[state] = cost, oldest
+            dropped.append(drops)
+        return Search(costs, dropped)
+
+    def path(self, end: int, run: Search, trellis: Trellis) -> list[int]:
+        """The states after 0, 1, ... steps of the path that ends in `end`."""
+        states = [end]
+        for drops in reversed(run.dropped):
+            state = states[-1]
+            states.append((state >> trellis.bits) + (drops[state] << trellis.bits * (trellis.memory - 1)))
+        return states[::-1]
+
+    def cheapest(self, costs: array) -> int:
+        best = 0
+        for state, cost in enumerate(costs):
+            if state and self.better(cost, costs[best]):
+                best = state
+        return best
+
+    def seam_length(self, size: int) -> int:
+        return min(size, 32)
+
+    def seam(self, y: list[float], table: array, trellis: Trellis) -> int:
+        """z*"""
+        length = self.seam_length(len(y))
+        run = self.search(y[len(y) - length:] + y[:length], array("f", [0.0] * 2 ** (trellis.bits * trellis.memory)), table,
+                          trellis)
+        return self.path(self.cheapest(run.costs), run, trellis)[length]
+
+    def closed_path(self, y: list[float], seam: int, table: array, trellis: Trellis) -> list[int]:
+        """The codes from the seam's state to itself"""
+        costs = array("f", [math.inf] * 2 ** (trellis.bits * trellis.memory))
+        costs[seam] = 0.0
+        states = self.path(seam, self.search(y, costs, table, trellis), trellis)
+        assert states[0] == seam, "the path closes"
+        return [state % 2**trellis.bits for state in states[1:]]
+
+    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
+        table, samples = self.trellis_table(trellis), [float(sample.exact) for sample in y]
+        return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
 
     def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
         return self.normalised(x, trellis.bits, rule, scale_type, lambda y: self.viterbi(y, trellis),
                                lambda codes: self.trellis_values(codes, trellis))
+
+    def bites_its_tail(self, size: int) -> bool:
+        """Shorter groups of a trellis coder are symmetric."""
+        return size >= 8
 
     # Mixed widths
 
@@ -478,7 +531,7 @@ class Spec:
         return [(w, len(list(run))) for w, run in itertools.groupby(widths)]
 
     def fallback_rule(self, rule: str) -> str:
-        """Of widths of a trellis coder that have no theta."""
+        """Of widths of a trellis coder that have no theta, and of its short groups."""
         return rule if rule == "least_squares" else "norm"
 
     def stored_bits(self, width: int) -> int:
@@ -518,7 +571,7 @@ class Spec:
             return self.codebook(x, bits, rule, scale_type, entries)
         if coder == "trellis":
             entry = next((t for t in case["trellis"] if t["bits"] == bits), None)
-            if entry:
+            if entry and self.bites_its_tail(len(x)):
                 return self.trellis(x, rule, scale_type, Trellis.of(entry))
             rule = self.fallback_rule(rule)
         return self.symmetric(x, bits, rule, scale_type)

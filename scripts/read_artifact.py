@@ -20,6 +20,8 @@ examples
   read_artifact.py out.safetensors --encode-rows k.npy --layer 3 --side k --head 0
                                                    the packed bytes of rows [N, D] of that head, in hex, one a line
 
+rows [Hkv, N, D] are those of all heads, of which --head is coded: centroids of scope `joint` need them
+
 exit codes: 0 done, 2 wrong flags, 3 malformed file, 5 unsupported version or feature, 6 a check of --verify failed
 """
 
@@ -31,7 +33,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     rows = parser.add_argument_group("coding rows")
     rows.add_argument("--encode-rows", metavar="IN.npy", type=Path,
-                      help="float32 rows [N, D] before centring and rotation")
+                      help="float32 rows [N, D], or [Hkv, N, D], before centring and rotation")
     rows.add_argument("--layer", metavar="L", type=int)
     rows.add_argument("--side", choices=["k", "v"])
     rows.add_argument("--head", metavar="H", type=int, default=0, help="KV head (default 0)")
@@ -47,21 +49,36 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 # What is in it
 
-def side_summary(layer: int, side: str, plan) -> dict:
-    """One row of the table, and of `layers` in the JSON document."""
+def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
+    """One row of the table, and of `layers` in the JSON document. `facts` is the plan in the manifest."""
     scheme = plan.scheme
     row = {"layer": layer, "side": side, "dim": plan.dim, "coder": scheme.coder, "bits": scheme.bits,
-           "row_bytes": scheme.row_bytes(plan.dim)}
+           "row_bytes": plan.row_bytes}
+    if "channel_bits" in plan.tensors:
+        row |= width_summary(plan.tensors["channel_bits"]) | {"unit": facts["allocation"]["unit"]}
+    elif scheme.coder != "exact":
+        row |= {"group_size": scheme.group_size}
     if scheme.coder != "exact":
-        row |= {"group_size": scheme.group_size, "scale_type": scheme.scale_type, "scale_rule": scheme.scale_rule}
-    if scheme.zero:
+        row |= {"scale_type": scheme.scale_type, "scale_rule": scheme.scale_rule}
+    if plan.clip_ratio:
         row |= {"zero": scheme.zero, "clip_ratio": list(plan.clip_ratio)}
+    row |= {name: facts[name] for name in ("codebooks", "trellis") if name in facts}
+    if plan.centroid_scope:
+        row |= {"centroids": {"count": scheme.centroids, "scope": plan.centroid_scope}}
     return row | {"center": "center" in plan.tensors, "rotation": plan.kind, "scope": plan.scope, "recipe": plan.recipe,
                   "order": plan.order}
 
 
+def width_summary(channel_bits) -> dict:
+    """Widths of mixed rows over all heads and channels: their mean, and how many channels have each."""
+    widths = channel_bits.ravel().tolist()
+    return {"mean_bits": sum(widths) / len(widths),
+            "widths": {str(width): widths.count(width) for width in sorted(set(widths), reverse=True)}}
+
+
 def summaries(artifact) -> list[dict]:
-    return [side_summary(layer, side, plan) for layer, entry in artifact.layers.items()
+    facts = {entry["layer"]: entry for entry in artifact.manifest["layers"]}
+    return [side_summary(layer, side, plan, facts[layer][side]) for layer, entry in artifact.layers.items()
             for side, plan in entry.sides.items()]
 
 
@@ -83,18 +100,34 @@ def describe_head(artifact) -> list[str]:
 
 def table_row(row: dict) -> list[str]:
     coder = row["coder"] + (f" {row['zero']}" if "zero" in row else "")
+    coder += "".join(f" {item['bits']}m{item['memory']}" for item in row.get("trellis", []))
+    bits = f"{row['mean_bits']:.2f}" if "widths" in row else str(row["bits"])
+    group = "mixed" if "widths" in row else str(row.get("group_size", "-"))
     ratios = sorted(set(row.get("clip_ratio", [])))
     clip = "-" if ratios in ([], [1.0]) else "..".join(f"{r:g}" for r in dict.fromkeys((ratios[0], ratios[-1])))
     rotation = row["rotation"] + (f" {row['order']}" if row["rotation"] == "block_hadamard" else "")
-    return [str(row["layer"]), row["side"], coder, str(row["bits"]), str(row.get("group_size", "-")),
-            row.get("scale_type", "-"), row.get("scale_rule", "-"), str(row["row_bytes"]), clip,
-            "yes" if row["center"] else "no", rotation, row["scope"], row["recipe"]]
+    center = "yes" if row["center"] else "no"
+    if "centroids" in row:
+        center = f"{row['centroids']['count']} {row['centroids']['scope']}"
+    return [str(row["layer"]), row["side"], coder, bits, group, row.get("scale_type", "-"), row.get("scale_rule", "-"),
+            str(row["row_bytes"]), clip, center, rotation, row["scope"], row["recipe"]]
 
 
 def format_table(rows: list[list[str]]) -> list[str]:
     header = "layer side coder bits group scale rule bytes clip center rotation scope recipe".split()
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (header, *rows)]
+
+
+def describe_widths(rows: list[dict]) -> list[str]:
+    """The histogram of each plan of mixed rows, in percent of the channels of all heads."""
+    lines = []
+    for row in rows:
+        if "widths" in row:
+            total = sum(row["widths"].values())
+            shares = ", ".join(f"{width}: {count / total:.1%}" for width, count in row["widths"].items())
+            lines.append(f"{row['layer']} {row['side']} by {row['unit']}  {shares}")
+    return ["widths"] + lines if lines else []
 
 
 # Checks
@@ -147,15 +180,16 @@ def make_checks(artifact) -> list[dict]:
 
 # Coding rows
 
-def load_rows(path: Path, dim: int):
+def load_rows(path: Path, dim: int, heads: int):
     import numpy as np
 
     try:
         rows = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise bad_input(f"{path}: cannot read as .npy: {str(error).splitlines()[0]}") from error
-    if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != dim:
-        raise bad_input(f"{path}: expected float32 [N, {dim}], found {rows.dtype} {list(rows.shape)}")
+    fits = rows.ndim == 2 or rows.ndim == 3 and len(rows) == heads
+    if rows.dtype != np.float32 or not fits or rows.shape[-1] != dim:
+        raise bad_input(f"{path}: expected float32 [N, {dim}] or [{heads}, N, {dim}], found {rows.dtype} {list(rows.shape)}")
     if not np.isfinite(rows).all():
         raise bad_input(f"{path}: expected finite numbers")
     return rows
@@ -171,7 +205,8 @@ def encode_rows(args, artifact) -> None:
     if not 0 <= args.head < layer.num_kv_heads:
         raise usage(f"--head: expected 0 to {layer.num_kv_heads - 1}, found {args.head}")
     plan = layer.sides[args.side]
-    packed = plan.pack_rows(load_rows(args.encode_rows, plan.dim), args.head)
+    rows = load_rows(args.encode_rows, plan.dim, layer.num_kv_heads)
+    packed = plan.pack_rows(rows, args.head) if rows.ndim == 2 else plan.pack_heads(rows)[args.head]
     if args.output:
         with atomic_path(args.output) as temporary, temporary.open("wb") as file:
             np.save(file, packed)
@@ -191,7 +226,10 @@ def print_json(args, artifact, checks: list[dict]) -> None:
 
 def print_text(artifact, checks: list[dict]) -> None:
     print("\n".join(describe_head(artifact)))
-    print("\n" + "\n".join(format_table([table_row(row) for row in summaries(artifact)])))
+    rows = summaries(artifact)
+    print("\n" + "\n".join(format_table([table_row(row) for row in rows])))
+    if widths := describe_widths(rows):
+        print("\n" + "\n".join(widths))
     if checks:
         print()
     for item in checks:

@@ -75,6 +75,11 @@ def every_width() -> list[dict]:
     return cases
 
 
+def bell(size: int, salt: int) -> str:
+    """Hundredths with few large ones: the sum of four lattices."""
+    return " ".join(str(sum((step * j + 17 * salt) % 101 - 50 for step in (37, 53, 29, 71)) / 100) for j in range(size))
+
+
 def skewed(bits: int) -> str:
     """A codebook denser in the middle and not symmetric: no entry is another's negative."""
     places = [(2 * i + 1) / 2**bits - 0.97 for i in range(2**bits)]
@@ -242,14 +247,16 @@ def codebook_widths() -> list[dict]:
 
 def codebook_edges() -> list[dict]:
     return [
-        codebook("on the thresholds", "d = 1 and the thresholds are -1, 0 and 1: a value on one takes the upper entry, -0 too",
+        codebook("on the thresholds",
+                 "d = 1 and the thresholds are -1, 0 and 1: a value on one takes the upper entry, -0 too",
                  "1 -1 1 -1 2 0 -0 0", 2, "-1.5 -0.5 0.5 1.5", "rms", scale_type="fp32"),
-        codebook("threshold in binary32", "d = 1; 0.5 + 2^-24 and 1 have the threshold 0.75, though 0.5 + 2^-24 is nearer to 0.75",
-                 "0.75 -1.2 1 -1", 2, "-0.9 0x1.000002p-1 1 1.7", "rms"),
+        codebook("threshold in binary32",
+                 "d = 1; 0.5 + 2^-24 and 1 have the threshold 0.75, though 0.5 + 2^-24 is nearer to 0.75", "0.75 -1.2 1 -1",
+                 2, "-0.9 0x1.000002p-1 1 1.7", "rms"),
         codebook("stored d, codebook", "y is the quotient by the stored d; d before rounding gives another code",
                  "-1.57 -1.64 2.27 -0.22 2.26 -2.17", 4, skewed(4)),
-        codebook("division, codebook", "a reciprocal and a product give another code", "-2.747 0.878 0.522 -1.886", 8, skewed(8),
-                 "rms", scale_type="fp32"),
+        codebook("division, codebook", "a reciprocal and a product give another code", "-2.747 0.878 0.522 -1.886", 8,
+                 skewed(8), "rms", scale_type="fp32"),
         codebook("sums of the norm", "N in another order, a quotient of two roots and d * sqrt(g / N) give other scales",
                  "1.895 -2.396 -2.122 1.186 -2.729 0.443 2.46 0.205 1.084 -2.84 0.81 0.638", 4, skewed(4), scale_type="fp32"),
         codebook("sums of least squares", "the rounded products x v and v v are summed in the tree",
@@ -265,9 +272,11 @@ def codebook_edges() -> list[dict]:
                  "-1 -2 -1.5 -0.5 1 2 -1.5 0.5", 1, "0.5 1.5", "least_squares", 4),
         codebook("energy overflows, codebook", "d saturates, so the codes are those around zero; the scale saturates in R",
                  "1e20 -1e20 3e19 1e18", 3, skewed(3), scale_type="fp32"),
-        codebook("subnormal fp16 d", "d and the refitted scale are subnormal and kept", "9e-7 -1.3e-6 4e-7 -2e-7", 3, skewed(3)),
-        codebook("saturating d", "d stops at 65504, y passes both ends of the codebook", "1e6 -2e6 3e5 -4e4", 3, skewed(3), "rms"),
-        codebook("codebook 3 bit 64 of 128", "a realistic row, two groups of different scale", spread(128, 10), 3, skewed(3),
+        codebook("subnormal fp16 d", "d and the refitted scale are subnormal and kept", "9e-7 -1.3e-6 4e-7 -2e-7", 3,
+                 skewed(3)),
+        codebook("saturating d", "d stops at 65504, y passes both ends of the codebook", "1e6 -2e6 3e5 -4e4", 3, skewed(3),
+                 "rms"),
+        codebook("codebook 3 bit 64 of 128", "a realistic row, two groups of different scale", bell(128, 1), 3, skewed(3),
                  "norm", 64),
     ]
 
@@ -278,45 +287,50 @@ def trellis_widths() -> list[dict]:
     for turn, ((bits, memory), taps) in enumerate(TAPS.items()):
         rule = ("norm", "least_squares", "rms")[(turn // 3 + turn) % 3]
         scale_type = ("fp16", "bf16", "fp32")[turn % 3]
-        group_size = 4 if bits * memory == 8 else (12, 6, 4)[(bits + memory) % 3]
+        group_size = 3 if bits * memory == 8 else (12, 6, 4)[(bits + memory) % 3]
+        row = lattice(3 if bits * memory == 8 else 12, 20 + turn)
         cases.append(trellis(f"trellis {bits} memory {memory} {rule} {scale_type} group {group_size}",
                              "every group starts anew; the cheapest path, not the nearest value of each channel",
-                             lattice(4 if bits * memory == 8 else 12, 20 + turn), bits, memory, taps, rule, group_size, scale_type))
+                             row, bits, memory, taps, rule, group_size, scale_type))
     return cases
 
 
 def trellis_edges() -> list[dict]:
     return [
-        trellis("greedy is not cheapest", "the nearest value channel by channel gives another path; so do codes of 0 before the row",
+        trellis("greedy is not cheapest",
+                "the nearest value channel by channel gives another path; so do codes of 0 before the row",
                 "-0.1 2.2 -1.4 1.8 0.3", 1, 2, "1.2 1 -0.8"),
-        trellis("ties between paths", "the smallest oldest code stays; `<=` keeps the largest", "0 -1 1 -1 2", 2, 1, "1 1 -1 0", "rms",
-                scale_type="fp32"),
-        trellis("ties are not lexicographic", "only the dropped code decides, not the path before it", "0 0 0 0 0 -0.5", 1, 2, "1 1 1",
-                "rms", scale_type="fp32"),
-        trellis("ties at the end", "the smallest z wins: its lowest bits are the newest code", "2 2 2 -0.5 0 -0.5", 1, 2, "1 1 1",
-                "norm", scale_type="fp32"),
+        trellis("ties between paths", "the smallest oldest code stays; `<=` keeps the largest", "0 -1 1 -1 2", 2, 1,
+                "1 1 -1 0", "rms", scale_type="fp32"),
+        trellis("ties are not lexicographic", "only the dropped code decides, not the path before it", "0 0 0 0 0 -0.5", 1, 2,
+                "1 1 1", "rms", scale_type="fp32"),
+        trellis("ties at the end", "the smallest z wins: its lowest bits are the newest code", "2 2 2 -0.5 0 -0.5", 1, 2,
+                "1 1 1", "norm", scale_type="fp32"),
         trellis("ties at the end are not lexicographic", "the smallest z, not the path that starts smaller",
                 "2 0 0 1 1 0", 1, 2, "1 -1 1", "norm", scale_type="bf16"),
         trellis("ties at the end, two bits", "the same with wider codes", "2 -0.5 0 0.5", 2, 2, "-1 1 1 1 -1 -1", "rms",
                 scale_type="fp32"),
-        trellis("cost in two roundings", "e * e is rounded before it is added: a fused cost or one in binary64 breaks ties otherwise",
+        trellis("cost in two roundings",
+                "e * e is rounded before it is added: a fused cost or one in binary64 breaks ties otherwise",
                 "0 -1.9 0 -1.9 -1.9", 2, 1, "1.3 0.7 -0.7 -0.7", "rms", scale_type="fp32"),
         trellis("cost after an outlier", "y = -1069 leaves a cost that hides small ones: binary64 finds another path",
                 "-7e7 -1900 0 300 -1900 300", 2, 1, TAPS[2, 1], "rms"),
-        trellis("costs overflow", "every cost is infinite, so every comparison is a tie: all codes are 0", "1e30 -2e30 5e29 0 -1e30", 2,
-                2, TAPS[2, 2], "least_squares"),
-        trellis("signed zero", "the sum starts with its first term, so v[0] is -0, not 0 - 0", "1 -1 2 0 3", 1, 1, "0 1", "rms"),
+        trellis("costs overflow", "every cost is infinite, so every comparison is a tie: all codes are 0",
+                "1e30 -2e30 5e29 0 -1e30", 2, 2, TAPS[2, 2], "least_squares"),
+        trellis("signed zero", "the sum starts with its first term, so v[0] is -0, not 0 - 0", "1 -1 2 0 3", 1, 1, "0 1",
+                "rms"),
         trellis("zero groups, trellis", "E = 0, and a d that rounds to 0: codes 2^(b-1), decoded zeros have the signs of v",
                 "0 -0 0 0 1e-9 -1e-9 2e-9 0 1 -2 3 -4", 2, 1, "0.9 -1.7 0.3 2.2", "norm", 4),
-        trellis("theta of zeros", "v is zero for all paths, N = 0 and s = d", "1 -2 0.5 3", 1, 2, "0 0 0", "norm", scale_type="bf16"),
-        trellis("groups shorter than the memory", "g = 2, m = 3: later taps never take part", "1 -0.3 -2 0.7 0.1 0.2 -0.4 -1.5", 2, 3,
-                TAPS[2, 3], "least_squares", 2),
+        trellis("theta of zeros", "v is zero for all paths, N = 0 and s = d", "1 -2 0.5 3", 1, 2, "0 0 0", "norm",
+                scale_type="bf16"),
+        trellis("groups shorter than the memory", "g = 2, m = 3: later taps never take part",
+                "1 -0.3 -2 0.7 0.1 0.2 -0.4 -1.5", 2, 3, TAPS[2, 3], "least_squares", 2),
         trellis("groups of one, trellis", "b = 8: only the first eight thetas take part", "1 -2.5 0 0.125", 8, 1,
                 "0.02 0.04 0.07 0.15 0.3 0.6 1.2 2.3 1 1 1 1 1 1 1 1", "norm", 1, "fp32"),
         trellis("one channel, trellis", "D = 1", "-7.25", 3, 2, TAPS[3, 2], "rms"),
         trellis("memory of eight", "nine thetas; the state is a byte of one-bit codes", lattice(16, 41), 1, 8,
                 "1.13 0.67 -0.44 0.28 0.17 -0.12 0.09 -0.05 0.03", "norm"),
-        trellis("trellis 2 bit 128", "a realistic row", spread(128, 11), 2, 2, TAPS[2, 2]),
+        trellis("trellis 2 bit 128", "a realistic row", bell(128, 2), 2, 2, TAPS[2, 2]),
     ]
 
 
@@ -340,24 +354,27 @@ def mixed_rows() -> list[dict]:
         mixed("mixed trellis 8 to 0, least squares", "widths without a theta follow least_squares",
               lattice(18, 4), ladder, 48, "least_squares", "fp32", **four),
         mixed("mixed trellis, rule rms", "six bits have no theta: norm, and neither rms nor least_squares",
-              "2.07 1.55 -0.48 -1.45 0.07 -0.57 1.7 -1.18 -0.14 0.5 2.45 0.03", "6*4 2*4 1*4", 12, "rms", **thetas((1, 3), (2, 2))),
+              "2.07 1.55 -0.48 -1.45 0.07 -0.57 1.7 -1.18 -0.14 0.5 2.45 0.03", "6*4 2*4 1*4", 12, "rms",
+              **thetas((1, 3), (2, 2))),
         mixed("odd bytes before fp16", "3 bytes of codes, one of padding, two scales", lattice(6, 6), "4*3 2*3", 8, "absmax"),
         mixed("odd bytes before fp32", "5 bytes of codes, three of padding; a segment of 6 bits is not dense",
               lattice(12, 7), "6*3 3*2 1*5 0*2", 20, "norm", "fp32"),
         mixed("odd bytes before bf16", "codes of 5 bits in bytes, the codebooks of their widths", lattice(5, 8), "5*2 2*3", 8,
               "least_squares", "bf16", **books(5, 2)),
-        mixed("one channel of eight", "the rest has width 0 and decodes to +0, also where x is negative", lattice(8, 9), "8 0*7", 4),
-        mixed("one width, mixed", "one segment: 5 bytes, one of padding, one scale; a row of one width has 7 bytes", lattice(12, 10),
-              "3*12", 8, "least_squares"),
+        mixed("one channel of eight", "the rest has width 0 and decodes to +0, also where x is negative", lattice(8, 9),
+              "8 0*7", 4),
+        mixed("one width, mixed", "one segment: 5 bytes, one of padding, one scale; a row of one width has 7 bytes",
+              lattice(12, 10), "3*12", 8, "least_squares"),
         mixed("one width of six, mixed", "a byte a code, also when all channels have that width", lattice(5, 11), "6*5", 8),
         mixed("larger row", "another head needs 16 bytes: zeros at the end", lattice(12, 12), "2*6 1*6", 16),
         mixed("segments of one", "g = 1 for each, so d = |x|; the taps of the trellis do not reach over segments",
               "1 -2 3 -0.5 0.25 -0.125 7 -9", "8 7 6 5 4 3 2 1", 24, "norm", **four),
-        mixed("zero segment", "E = 0 in one segment only", "0 -0 0 0 1 -2 3 -4", "4*4 2*4", 8, "norm", "bf16", **thetas((2, 1), (4, 1))),
-        mixed("mixed 128", "a realistic row: 42 bytes of codes, five scales", spread(128, 12), "8*4 4*20 3*36 2*52 1*8 0*8", 52,
+        mixed("zero segment", "E = 0 in one segment only", "0 -0 0 0 1 -2 3 -4", "4*4 2*4", 8, "norm", "bf16",
+              **thetas((2, 1), (4, 1))),
+        mixed("mixed 128", "a realistic row: 42 bytes of codes, five scales", bell(128, 3), "8*4 4*20 3*36 2*52 1*8 0*8", 52,
               "least_squares"),
-        mixed("mixed trellis 128", "a realistic row: 34 bytes of codes, four scales", spread(128, 13), "4*16 3*24 2*56 1*24 0*8", 44,
-              "norm", **four),
+        mixed("mixed trellis 128", "a realistic row: 34 bytes of codes, four scales", bell(128, 4), "4*16 3*24 2*56 1*24 0*8",
+              44, "norm", **four),
     ]
 
 
@@ -367,24 +384,26 @@ def cloud(count: int, size: int) -> list[str]:
 
 
 def centroid_rows() -> list[dict]:
-    three = [lattice(8, 1), lattice(8, 7), lattice(8, 14)]
+    three = cloud(3, 8)
     return [
         residual(symmetric("centroid of 3", "the residual is coded; the index is the last byte", lattice(8, 5), 3), three),
         residual(symmetric("centroids as near as each other", "the smallest index of a tie, neither 0 nor the last",
-                           "1 0 -1 2", 2, "absmax"), ["9 9 9 9", "1.5 0 -1 2", "1 0.5 -1 2", "0.5 0 -1 2"]),
-        residual(symmetric("sums of the distances", "another order of the sum, an exact one and |M|^2 - 2 x M choose the other",
-                           "0.01 0 0 0 0 0 0 0", 2), ["-0.94 -2.98 1.16 0.88 -1.17 -1.68 -2.77 -0.28",
-                                                      "-0.94 2.98 -1.68 0.88 -1.16 0.28 -2.77 1.17"]),
+                           "1 0 -1 2", 2, "absmax"),
+                 ["9 9 9 9", "1.5 0 -1 2", "1 0.5 -1 2", "0.5 0 -1 2"]),
+        residual(symmetric("sums of the distances", "another order, an exact sum and |M|^2 - 2 x M choose the other",
+                           "0.01 0 0 0 0 0 0 0", 2),
+                 ["-0.94 -2.98 1.16 0.88 -1.17 -1.68 -2.77 -0.28", "-0.94 2.98 -1.68 0.88 -1.16 0.28 -2.77 1.17"]),
         residual(symmetric("centroid on the row", "the residual is zero: codes 2^(b-1), scale 0", three[1], 3), three),
         residual(symmetric("256 centroids", "the index is one byte up to C = 256", "-4.57 -3.4", 4), cloud(256, 2)),
         residual(symmetric("300 centroids", "two bytes, little-endian, at an odd offset: no padding in a row of one width",
                            "1.09 2.26", 2, "least_squares"), cloud(300, 2)),
-        residual(mixed("257 centroids, mixed", "two bytes at offset 6, behind the scales", "-2.9 -1.76 -0.6 0.56", "4*2 2 0", 8), cloud(257, 4)),
-        residual(mixed("3 centroids, mixed", "one byte behind the scales, then zeros up to the row size; taps see the residual",
-                       lattice(8, 12), "3*3 2*3 0*2", 12, "norm", coder="trellis",
+        residual(mixed("257 centroids, mixed", "two bytes at offset 6, behind the scales", "-2.9 -1.76 -0.6 0.56",
+                       "4*2 2 0", 8), cloud(257, 4)),
+        residual(mixed("3 centroids, mixed", "one byte behind the scales, then zeros up to the row size",
+                       lattice(8, 10), "3*3 2*3 0*2", 12, "norm", coder="trellis",
                        trellis=[theta(2, 2, TAPS[2, 2]), theta(3, 1, TAPS[3, 1])]), three),
-        residual(affine("centroid, affine", "the residual is clipped, not the row; the index stands behind the minima", lattice(8, 9), 3,
-                        "float", 4, "bf16", 0.8), three),
+        residual(affine("centroid, affine", "the residual is clipped, not the row; the index stands behind the minima",
+                        lattice(8, 9), 3, "float", 4, "bf16", 0.8), three),
     ]
 
 

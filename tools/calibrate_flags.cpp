@@ -1,6 +1,7 @@
 #include "calibrate_flags.h"
 
 #include <kvq/core/error.h>
+#include <kvq/methods/allocated_plan.h>
 #include <kvq/solve/spectral.h>
 
 #include <fmt/format.h>
@@ -37,14 +38,26 @@ Enum pick(const char* flag, const std::string& word, const Enum (&values)[N]) {
   throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", flag, word), "choose one of " + words};
 }
 
-void apply_coder(const CalibrateFlags& flags, SideOptions& side) {
-  if (flags.coder) side.levels = pick("--coder", *flags.coder, {UniformLevels::affine, UniformLevels::symmetric});
-  if (side.levels == UniformLevels::symmetric) {
-    side.rule = ScaleRule::norm;
-    side.clip = 1.0;
+void apply_coder(const CalibrateFlags& flags, const std::optional<std::string>& own, const char* own_flag, SideOptions& side) {
+  const auto kind = [](const char* flag, const std::string& word) {
+    return pick(flag, word, {CoderKind::affine, CoderKind::symmetric, CoderKind::codebook, CoderKind::trellis});
+  };
+  const CoderKind before = side.coder;
+  if (flags.coder) side.coder = kind("--coder", *flags.coder);
+  if (flags.codebook) {
+    if (flags.coder && side.coder != CoderKind::codebook) throw Error{ErrorKind::usage, "--codebook needs --coder codebook, which it implies"};
+    if (*flags.codebook != "lloyd-max" && *flags.codebook != "fitted")
+      throw Error{ErrorKind::usage, fmt::format("--codebook: expected lloyd-max or fitted, found \"{}\"", *flags.codebook)};
+    side.coder = CoderKind::codebook;
+    side.fitted = *flags.codebook == "fitted";
+  }
+  if (own) side.coder = kind(own_flag, *own);
+  if (side.coder != before) {
+    side.rule = side.coder == CoderKind::affine ? ScaleRule::minmax : ScaleRule::norm;
+    if (side.coder != CoderKind::affine) side.clip = 1.0;
   }
   if (flags.scale_rule)
-    side.rule = pick("--scale-rule", *flags.scale_rule, {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
+    side.rule = pick("--scale-rule", *flags.scale_rule, {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
   if (flags.scale_type) side.scale_type = pick("--scale-type", *flags.scale_type, {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
   if (flags.zero) side.zero = pick("--zero", *flags.zero, {ZeroKind::floating, ZeroKind::integer});
   if (flags.group_size) side.group_size = *flags.group_size;
@@ -97,6 +110,12 @@ void expect_range(const char* flag, const std::optional<T>& value, T lowest, T h
 void check_ranges(const CalibrateFlags& f) {
   constexpr int kMostTokens = 1073741823, kMostChannels = 1024;  // as in the schemas
   expect_range("--group-size", f.group_size, 0, kMostChannels);
+  expect_range("--row-bytes-k", f.row_bytes_k, 4, 4096);
+  expect_range("--row-bytes-v", f.row_bytes_v, 4, 4096);
+  for (const auto& [flag, value] : {std::pair{"--kmeans", f.kmeans}, {"--kmeans-k", f.kmeans_k}, {"--kmeans-v", f.kmeans_v}}) expect_range(flag, value, 1, 4096);
+  for (const auto& [flag, value] : {std::pair{"--budget-bits", f.budget_bits}})
+    if (value && !(*value >= 1.0 && *value <= 8.0)) throw Error{ErrorKind::usage, fmt::format("{}: expected 1 to 8, found {}", flag, *value)};
+  if (f.budget_bytes && !(*f.budget_bytes > 0.0)) throw Error{ErrorKind::usage, fmt::format("--budget-bytes: expected more than 0, found {}", *f.budget_bytes)};
   expect_range("--sink-tokens", f.sink_tokens, 0, kMostTokens);
   expect_range("--recent-tokens", f.recent_tokens, 0, kMostTokens);
   expect_range<std::int64_t>("--seed", f.seed, 0, INT64_MAX);
@@ -133,7 +152,20 @@ void refuse_foreign_flags(const CalibrateFlags& f) {
                         {"--sign-search", f.sign_search.has_value(), {"oscar"}},
                         {"--hadamard-order", f.hadamard_order.has_value(), {"saw-int4"}},
                         {"--hadamard", f.hadamard.has_value(), {"saw-int4"}},
-                        {"--random-signs", f.random_signs, {"saw-int4", "quarot"}}};
+                        {"--random-signs", f.random_signs, {"saw-int4", "quarot"}},
+                        {"--hessian", f.hessian.has_value(), {"saw-int4"}},
+                        {"--score", f.score.has_value(), {"block-gtq", "kvq"}},
+                        {"--min-bits", f.min_bits.has_value(), {"block-gtq", "kvq"}},
+                        {"--max-bits", f.max_bits.has_value(), {"block-gtq", "kvq"}},
+                        {"--mixing", f.mixing.has_value(), {"block-gtq", "tq-mse", "kvq"}},
+                        {"--k-allocation", f.k_allocation.has_value(), {"block-gtq", "kvq"}},
+                        {"--v-allocation", f.v_allocation.has_value(), {"block-gtq", "kvq"}},
+                        {"--row-bytes-k", f.row_bytes_k.has_value(), {"block-gtq"}},
+                        {"--row-bytes-v", f.row_bytes_v.has_value(), {"block-gtq"}},
+                        {"--joint", f.joint, {"block-gtq"}},
+                        {"--budget-bits", f.budget_bits.has_value(), {"block-gtq", "kvq"}},
+                        {"--budget-bytes", f.budget_bytes.has_value(), {"block-gtq", "kvq"}},
+                        {"--uniform-layout", f.uniform_layout, {"block-gtq", "kvq"}}};
   for (const Rule& rule : rules)
     if (rule.given && std::find(rule.methods.begin(), rule.methods.end(), f.method) == rule.methods.end())
       throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", rule.flag, f.method),
@@ -166,12 +198,16 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
 
   const std::string how = "How rows are stored";
-  app.add_option("--method", f.method, "oscar, saw-int4, quarot, random or plain")->capture_default_str()->group(how);
-  app.add_option("--bits", f.bits, "code bits of keys and values: 1 to 8, 16 = exact")->group(how);
+  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, tq-mse, quarot, random or plain")->capture_default_str()->group(how);
+  app.add_option("--bits", f.bits, "code bits of keys and values: 1 to 8, 16 = exact; fractions for allocated widths")->group(how);
   app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
   app.add_option("--bits-v", f.bits_v, "of values")->group(how);
-  app.add_option("--coder", f.coder, "affine (scale and minimum) or symmetric (scale only)")->group(how);
-  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares or absmax (symmetric) [norm]")->group(how);
+  app.add_option("--coder", f.coder, "affine (scale and minimum), symmetric (scale only), codebook (Lloyd-Max) or trellis")->group(how);
+  app.add_option("--coder-k", f.coder_k, "of keys")->group(how);
+  app.add_option("--coder-v", f.coder_v, "of values")->group(how);
+  app.add_option("--codebook", f.codebook, "lloyd-max (exact for the group's dimension) or fitted (to the sample); implies --coder codebook")->group(how);
+  app.add_option("--memory", f.memory, "trellis: codes that a value looks back on, 1 to 3; more is better and slower to write [3]")->group(how);
+  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares, absmax (symmetric) or rms (codebook, trellis) [norm]")->group(how);
   app.add_option("--scale-type", f.scale_type, "fp16, bf16 or fp32 [fp16]")->group(how);
   app.add_option("--zero", f.zero, "affine: float (minimum) or integer (zero point, SAW-INT4 Eq. 3-4) [float]")->group(how);
   app.add_option("--group-size", f.group_size, "channels that share a scale [64 for oscar where it divides head_dim, else head_dim]")->group(how);
@@ -193,6 +229,26 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--hadamard", f.hadamard, "saw-int4: rotate none, k, v or kv [k]")->group(rot);
   app.add_flag("--random-signs", f.random_signs, "saw-int4, quarot: random signs before the Hadamard")->group(rot);
 
+  app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (moment in the rotated basis) [none]")->group(rot);
+
+  const std::string mix = "Mixed widths (block-gtq)";
+  app.add_option("--score", f.score, fmt::format("what a RoPE block is worth: {} [qk_avg]", fmt::join(score_names(), ", ")))->group(mix);
+  app.add_option("--k-allocation", f.k_allocation, "widths of keys: none, rope_block or channel (of the query eigenbasis) [rope_block]")->group(mix);
+  app.add_option("--v-allocation", f.v_allocation, "widths of values: none or channel (of the score-weighted eigenbasis) [none]")->group(mix);
+  app.add_option("--min-bits", f.min_bits, "smallest width; 0 drops channels [1]")->group(mix);
+  app.add_option("--max-bits", f.max_bits, "largest width [8]")->group(mix);
+  app.add_option("--row-bytes-k", f.row_bytes_k, "allocate to fill rows of this many bytes (codes, scales, padding) instead of --bits")->group(mix);
+  app.add_option("--row-bytes-v", f.row_bytes_v, "the same for values, with --v-allocation channel")->group(mix);
+  app.add_option("--mixing", f.mixing, "rotation inside a group of one width: haar, or hadamard where its size is a power of two [haar]")->group(mix);
+
+  const std::string km = "K-means residual codes (any method)";
+  app.add_option("--kmeans", f.kmeans, "code residuals of C centroids, 1 to 4096, keys and values; 1 = centring")->group(km);
+  app.add_option("--kmeans-k", f.kmeans_k, "of keys")->group(km);
+  app.add_option("--kmeans-v", f.kmeans_v, "of values")->group(km);
+  app.add_option("--kmeans-scope", f.kmeans_scope, "kv_head, or joint: one centroid for all heads of a token (SAW-INT4's tool) [kv_head]")->group(km);
+  app.add_option("--kmeans-order", f.kmeans_order, "cluster before or after the rotation [before]")->group(km);
+  app.add_option("--kmeans-restarts", f.kmeans_restarts, "seedings tried, the best is kept [1]")->group(km);
+
   const std::string run = "Running";
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096))->group(run);
   app.add_option("--seed", f.seed, "seed of sample and random rotations")->capture_default_str()->group(run);
@@ -204,6 +260,52 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
 }
 
+namespace {
+
+void apply_allocation(const CalibrateFlags& f, Options& options) {
+  if (f.k_allocation) options.k.allocate = pick("--k-allocation", *f.k_allocation, {Allocate::none, Allocate::rope_block, Allocate::channel});
+  if (f.v_allocation) options.v.allocate = pick("--v-allocation", *f.v_allocation, {Allocate::none, Allocate::channel});
+  if (f.score) {
+    block_score(*f.score, 0.0, 0.0);  // refuses unknown names
+    options.score = *f.score;
+  }
+  if (f.mixing && *f.mixing != "haar" && *f.mixing != "hadamard")
+    throw Error{ErrorKind::usage, fmt::format("--mixing: expected haar or hadamard, found \"{}\"", *f.mixing)};
+  if (f.mixing) options.mixing = *f.mixing;
+  if (f.min_bits) options.min_bits = *f.min_bits;
+  if (f.max_bits) options.max_bits = *f.max_bits;
+  if (f.memory) options.memory = *f.memory;
+  if (f.row_bytes_k) options.k.row_bytes = *f.row_bytes_k;
+  if (f.row_bytes_v) options.v.row_bytes = *f.row_bytes_v;
+  for (const char side : {'k', 'v'})
+    if (options.side(side).row_bytes > 0 && options.side(side).allocate == Allocate::none)
+      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", side), "--v-allocation channel gives values widths of their own"};
+  if (f.hessian && *f.hessian != "none" && *f.hessian != "paper" && *f.hessian != "consistent")
+    throw Error{ErrorKind::usage, fmt::format("--hessian: expected none, paper or consistent, found \"{}\"", *f.hessian)};
+  if (f.hessian) options.hessian = *f.hessian;
+}
+
+void apply_kmeans(const CalibrateFlags& f, Options& options) {
+  const auto set = [](const std::optional<int>& count, SideOptions& side) {
+    if (!count) return;
+    side.kmeans = *count == 1 ? 0 : *count;
+    side.center = side.center || *count == 1;  // one centroid is the mean
+  };
+  set(f.kmeans, options.k);
+  set(f.kmeans, options.v);
+  set(f.kmeans_k, options.k);
+  set(f.kmeans_v, options.v);
+  if (f.kmeans_scope && *f.kmeans_scope != "kv_head" && *f.kmeans_scope != "joint")
+    throw Error{ErrorKind::usage, fmt::format("--kmeans-scope: expected kv_head or joint, found \"{}\"", *f.kmeans_scope)};
+  if (f.kmeans_order && *f.kmeans_order != "before" && *f.kmeans_order != "after")
+    throw Error{ErrorKind::usage, fmt::format("--kmeans-order: expected before or after, found \"{}\"", *f.kmeans_order)};
+  options.kmeans_joint = f.kmeans_scope && *f.kmeans_scope == "joint";
+  options.kmeans_after = f.kmeans_order && *f.kmeans_order == "after";
+  if (f.kmeans_restarts) options.kmeans_restarts = *f.kmeans_restarts;
+}
+
+}  // namespace
+
 Options resolve_options(const CalibrateFlags& f) {
   Options options;
   options.method = f.method;
@@ -212,8 +314,10 @@ Options resolve_options(const CalibrateFlags& f) {
   check_ranges(f);
   refuse_overwriting(f);
   options.seed = static_cast<std::uint64_t>(f.seed);
-  apply_coder(f, options.k);
-  apply_coder(f, options.v);
+  apply_coder(f, f.coder_k, "--coder-k", options.k);
+  apply_coder(f, f.coder_v, "--coder-v", options.v);
+  apply_allocation(f, options);
+  apply_kmeans(f, options);
   if (f.bits) options.k.bits = options.v.bits = *f.bits;
   if (f.bits_k) options.k.bits = *f.bits_k;
   if (f.bits_v) options.v.bits = *f.bits_v;

@@ -18,10 +18,13 @@ struct CalibrateFlags {
   std::string output, stats;
   std::vector<std::string> merge_stats;
   std::string layers, exact_layers;
-  std::optional<int> bits, bits_k, bits_v, group_size, sink_tokens, recent_tokens, hadamard_order, sign_search;
-  std::optional<std::string> coder, scale_rule, scale_type, zero, clip, clip_k, clip_v, center, share, composition, target_k, target_v, hadamard;
+  std::optional<double> bits, bits_k, bits_v, budget_bits, budget_bytes;
+  std::optional<int> group_size, kmeans, kmeans_k, kmeans_v, kmeans_restarts, min_bits, max_bits, memory, row_bytes_k, row_bytes_v,
+      sink_tokens, recent_tokens, hadamard_order, sign_search;
+  std::optional<std::string> coder, scale_rule, scale_type, zero, clip, clip_k, clip_v, center, share, composition, target_k, target_v, hadamard, coder_k, coder_v, codebook, hessian, kmeans_scope,
+      kmeans_order, score, mixing, k_allocation, v_allocation;
   std::vector<std::string> collect;
-  bool random_signs = false, resume = false, dry_run = false, json = false, quiet = false, report_rotations = false;
+  bool uniform_layout = false, joint = false, random_signs = false, resume = false, dry_run = false, json = false, quiet = false, report_rotations = false;
   int threads = 0;
   std::int64_t seed = 0;
   std::int64_t sample_tokens = 2048, context = 32768;

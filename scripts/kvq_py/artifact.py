@@ -2,7 +2,7 @@
 
 `artifact_reader.read_artifact` makes these from a file and refuses what has to be refused; `content_hash` and
 `orthogonality_error` are checks that cost time and are made on request. Shapes: H heads (1 if the layer's heads share),
-D channels, N rows.
+D channels, N rows, C centroids, Hkv KV heads.
 """
 
 import dataclasses
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .packing import CodedRows, decode, encode, pack
+from .errors import usage
+from .packing import CodedRows, decode, encode, nearest_centroids, pack
 from .safetensors_file import SafetensorsFile
-from .scheme import Scheme
+from .scheme import AnyScheme
 
 ORTHOGONALITY_TOLERANCE = 1e-6
 
@@ -22,22 +23,34 @@ ORTHOGONALITY_TOLERANCE = 1e-6
 class SidePlan:
     """How one layer's keys or values are stored."""
 
-    scheme: Scheme  # clip ratio 1; see scheme_of()
-    clip_ratio: tuple[float, ...]  # [H] for scale rule minmax, else empty
+    schemes: tuple[AnyScheme, ...]  # [H]; they differ in clip ratio, codebook or widths, not in the size of a row
     kind: str  # identity, block_hadamard, dense
     scope: str  # kv_head, layer
     recipe: str
     order: int  # of the Hadamard blocks; 0 = none
     dim: int
-    tensors: dict[str, np.ndarray] = field(repr=False)  # rotation, hadamard_signs, center, eigenbasis, spectrum
+    tensors: dict[str, np.ndarray] = field(repr=False)  # by what follows `layers.<i>.<k|v>.` in their names
+    centroid_scope: str = ""  # kv_head, joint; empty without centroids
+
+    @property
+    def scheme(self) -> AnyScheme:
+        """The scheme of the first head: for what all heads have in common."""
+        return self.schemes[0]
+
+    @property
+    def clip_ratio(self) -> tuple[float, ...]:
+        """[H] for affine codes, else empty."""
+        return tuple(scheme.clip_ratio for scheme in self.schemes) if self.scheme.coder == "affine" else ()
+
+    @property
+    def row_bytes(self) -> int:
+        return self.scheme.row_bytes(self.dim)
 
     def head_index(self, kv_head: int) -> int:
         return 0 if self.scope == "layer" else kv_head
 
-    def scheme_of(self, kv_head: int) -> Scheme:
-        if not self.clip_ratio:
-            return self.scheme
-        return dataclasses.replace(self.scheme, clip_ratio=self.clip_ratio[self.head_index(kv_head)])
+    def scheme_of(self, kv_head: int) -> AnyScheme:
+        return self.schemes[0 if len(self.schemes) == 1 else self.head_index(kv_head)]
 
     def matrix(self, kv_head: int) -> np.ndarray:
         """The rotation R, float64 [D, D], whatever its kind."""
@@ -50,29 +63,78 @@ class SidePlan:
             blocks = self.tensors["hadamard_signs"][self.head_index(kv_head)].astype(np.float64)[:, None] * blocks
         return blocks
 
-    def rotate(self, x: np.ndarray, kv_head: int) -> np.ndarray:
+    def centroids(self, kv_head: int) -> np.ndarray:
+        """float32 [C, D]"""
+        return self.tensors["centroids"][self.head_index(kv_head)]
+
+    def offset(self, kv_head: int, index: np.ndarray | None = None) -> np.ndarray | None:
+        """What is subtracted before the rotation: the center [D], the centroids of rows [N, D], or None."""
+        if index is not None:
+            return self.centroids(kv_head)[index]
+        return self.tensors["center"][self.head_index(kv_head)] if "center" in self.tensors else None
+
+    def rotate(self, x: np.ndarray, kv_head: int, index: np.ndarray | None = None) -> np.ndarray:
         """x_rot of rows x, float32 [N, D]. The product is taken in binary64 and rounded once, as the codec does."""
-        if "center" in self.tensors:
-            x = x - self.tensors["center"][self.head_index(kv_head)]
+        offset = self.offset(kv_head, index)
+        if offset is not None:
+            x = x - offset
         return (x.astype(np.float64) @ self.matrix(kv_head)).astype(np.float32)
 
-    def unrotate(self, x_rot: np.ndarray, kv_head: int) -> np.ndarray:
+    def unrotate(self, x_rot: np.ndarray, kv_head: int, index: np.ndarray | None = None) -> np.ndarray:
         """The inverse of rotate."""
         x = x_rot.astype(np.float64) @ self.matrix(kv_head).T
-        if "center" in self.tensors:
-            x = x + self.tensors["center"][self.head_index(kv_head)].astype(np.float64)
+        offset = self.offset(kv_head, index)
+        if offset is not None:
+            x = x + offset.astype(np.float64)
         return x.astype(np.float32)
 
+    # One head
+
+    def nearest(self, x: np.ndarray, kv_head: int) -> np.ndarray | None:
+        """Indices of the centroids of rows x [N, D], int64 [N]; None without centroids.
+
+        raises ScriptError if all heads of a token decide together
+        """
+        if not self.centroid_scope:
+            return None
+        if self.centroid_scope == "joint":
+            raise usage("centroids of scope joint: one head cannot be coded without the others",
+                        "give the rows of all heads")
+        return nearest_centroids(x[None], self.centroids(kv_head)[None])
+
     def encode_rows(self, x: np.ndarray, kv_head: int) -> CodedRows:
-        return encode(self.rotate(x, kv_head), self.scheme_of(kv_head))
+        return self._encode(x, kv_head, self.nearest(x, kv_head))
 
     def pack_rows(self, x: np.ndarray, kv_head: int) -> np.ndarray:
         """Packed rows, uint8 [N, row_bytes]."""
-        return pack(self.encode_rows(x, kv_head), self.scheme)
+        return pack(self.encode_rows(x, kv_head), self.scheme_of(kv_head))
 
     def reconstruct(self, x: np.ndarray, kv_head: int) -> np.ndarray:
         """What is left of rows x after coding, float32 [N, D]."""
-        return self.unrotate(decode(self.encode_rows(x, kv_head), self.scheme), kv_head)
+        return self._decode(self.encode_rows(x, kv_head), kv_head)
+
+    def _encode(self, x: np.ndarray, kv_head: int, index: np.ndarray | None) -> CodedRows:
+        coded = encode(self.rotate(x, kv_head, index), self.scheme_of(kv_head))
+        return dataclasses.replace(coded, index=index)
+
+    def _decode(self, coded: CodedRows, kv_head: int) -> np.ndarray:
+        return self.unrotate(decode(coded, self.scheme_of(kv_head)), kv_head, coded.index)
+
+    # All heads of the same tokens, x [Hkv, N, D]
+
+    def encode_heads(self, x: np.ndarray) -> list[CodedRows]:
+        if self.centroid_scope != "joint":
+            return [self.encode_rows(rows, head) for head, rows in enumerate(x)]
+        index = nearest_centroids(x, np.stack([self.centroids(head) for head in range(len(x))]))
+        return [self._encode(rows, head, index) for head, rows in enumerate(x)]
+
+    def pack_heads(self, x: np.ndarray) -> np.ndarray:
+        """Packed rows, uint8 [Hkv, N, row_bytes]."""
+        return np.stack([pack(coded, self.scheme_of(head)) for head, coded in enumerate(self.encode_heads(x))])
+
+    def reconstruct_heads(self, x: np.ndarray) -> np.ndarray:
+        """What is left of x after coding, float32 [Hkv, N, D]."""
+        return np.stack([self._decode(coded, head) for head, coded in enumerate(self.encode_heads(x))])
 
 
 @dataclass(frozen=True)

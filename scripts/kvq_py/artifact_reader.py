@@ -1,18 +1,22 @@
 """Reads formats/artifact.md: checks everything that a reader has to refuse, then hands out plans."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from .artifact import Artifact, LayerPlan, SidePlan
-from .errors import bad_input, unsupported
+from .errors import ScriptError, bad_input, unsupported
 from .json_node import Node
 from .safetensors_file import SafetensorsFile, parse_json
-from .scheme import SCALE_BYTES, SYMMETRIC_RULES, Scheme
+from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, AnyScheme, MixedScheme, Scheme, Tables,
+                     trellis_fault, with_equal_rows)
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES: frozenset[str] = frozenset()  # 1.0 defines none
+KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids"})  # 1.0 defines none
 LARGEST_DIM = 1024
+LARGEST_CENTROIDS = 4096
+LARGEST_ROW = 4096
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -32,7 +36,7 @@ def parse_artifact(file: SafetensorsFile) -> Artifact:
     num_layers = root["model"]["num_layers"].integer(1, 4096)
     for key in ("calibration", "windows"):
         root[key].object()
-    tensors = _TensorReader(file)
+    tensors = _TensorReader(file, frozenset(outside[1]))
     layers = _read_layers(root["layers"], num_layers, tensors)
     tensors.expect_all_read()
     windows = root["windows"]
@@ -64,12 +68,21 @@ def _check_versions(file: SafetensorsFile) -> None:
 
 
 class _TensorReader:
-    """Hands out tensors that the manifest announces and remembers which ones nobody asked for."""
+    """Hands out tensors that the manifest announces and remembers which ones nobody asked for.
 
-    def __init__(self, file: SafetensorsFile):
+    `features` is what the file says a reader must know.
+    """
+
+    def __init__(self, file: SafetensorsFile, features: frozenset[str]):
         self._file = file
+        self._features = features
         # layers.<i>.golden.* is reserved for test rows.
         self._unread = {name for name in file.tensors if name.split(".")[2:3] != ["golden"]}
+
+    def use(self, feature: str, where: str) -> None:
+        """To be called for each use of a feature: a reader that did not know it would have read the file wrongly."""
+        if feature not in self._features:
+            raise bad_input(f"{where}: uses the feature '{feature}', which requires does not list")
 
     def take(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         info = self._file.tensors.get(name)
@@ -138,32 +151,186 @@ class _SideReader:
         self.rotation = node["rotation"]
         self.scope = self.rotation["scope"].word("kv_head", "layer")
         self.heads = 1 if self.scope == "layer" else kv_heads
+        self.coder = node["coder"].word("exact", *SCALE_RULES)
+        self.mixed = "allocation" in node
+        self.found: dict[str, np.ndarray] = {}  # tensors, by the end of their names
 
     def read(self) -> SidePlan:
         kind = self.rotation["kind"].word("identity", "block_hadamard", "dense")
-        scheme = self.scheme()
-        return SidePlan(scheme, self.clip_ratio(scheme), kind, self.scope, self.rotation["recipe"].text(),
-                        self.order(kind), self.dim, self.read_tensors(kind))
+        self.check_parts()
+        self.read_tensors(kind)
+        scope = self.read_centroids()
+        tables = self.tables()
+        schemes = self.mixed_schemes(tables) if self.mixed else self.schemes(tables)
+        return SidePlan(schemes, kind, self.scope, self.rotation["recipe"].text(), self.order(kind), self.dim,
+                        self.found, scope)
 
-    def scheme(self) -> Scheme:
-        coder = self.node["coder"].word("exact", "affine", "symmetric")
-        if coder == "exact":
-            return Scheme(coder, self.node["bits"].integer(16, 16))
-        affine = coder == "affine"
-        scheme = Scheme(coder, self.node["bits"].integer(1, 8), self.node["group_size"].integer(1, LARGEST_DIM),
-                        self.node["scale_type"].word(*SCALE_BYTES),
-                        self.node["scale_rule"].word(*(("minmax",) if affine else SYMMETRIC_RULES)),
-                        self.node["zero"].word("float", "integer") if affine else None)
-        if self.dim % scheme.group_size:
-            raise bad_input(f"{self.node.where}: group_size {scheme.group_size} does not divide {self.dim} channels")
-        return scheme
+    def check_parts(self) -> None:
+        """Parts of the plan that the coder does not have, and features that the file must have listed."""
+        for part, coders in (("codebooks", ("codebook",)), ("trellis", ("trellis",)), ("allocation", MIXABLE_CODERS)):
+            if part in self.node and self.coder not in coders:
+                raise bad_input(f"{self.node.where}/{part}: does not go with the coder {self.coder}")
+        if "group_size" in self.node and (self.mixed or self.coder == "exact"):
+            raise bad_input(f"{self.node.where}: {'mixed' if self.mixed else 'exact'} rows have no group_size")
+        for feature, used in (("codebook", self.coder == "codebook"), ("trellis", self.coder == "trellis"),
+                              ("mixed_widths", self.mixed), ("centroids", "centroids" in self.node)):
+            if used:
+                self.tensors.use(feature, self.node.where)
 
-    def clip_ratio(self, scheme: Scheme) -> tuple[float, ...]:
-        expected = self.heads if scheme.coder == "affine" else 0
+    def take(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        self.found[name] = self.tensors.take(f"{self.prefix}.{name}", dtype, shape)
+        return self.found[name]
+
+    def fault(self, tensor: str, expected: str) -> ScriptError:
+        return bad_input(f"{self.prefix}.{tensor}: expected {expected}")
+
+    # Rows of one width
+
+    def schemes(self, tables: list[Tables]) -> tuple[Scheme, ...]:
+        """[H], or one for all heads where they have nothing of their own."""
+        count = self.centroid_count()
+        if self.coder == "exact":
+            return (Scheme(self.coder, self.node["bits"].integer(EXACT_BITS, EXACT_BITS), centroids=count),) * self.heads
+        bits, size = self.node["bits"].integer(1, 8), self.node["group_size"].integer(1, LARGEST_DIM)
+        if self.dim % size:
+            raise bad_input(f"{self.node.where}: group_size {size} does not divide {self.dim} channels")
+        scale_type, rule = self.scale_type(), self.scale_rule()
+        ratios = self.clip_ratio()
+        if self.coder == "affine":
+            zero = self.node["zero"].word("float", "integer")
+            return tuple(Scheme(self.coder, bits, size, scale_type, rule, zero, ratio, centroids=count) for ratio in ratios)
+        try:
+            return tuple(replace(own.scheme(self.coder, bits, size, scale_type, rule), centroids=count) for own in tables)
+        except ValueError as error:
+            raise bad_input(f"{self.node.where}: {error}") from error
+
+    def scale_type(self) -> str:
+        return self.node["scale_type"].word(*SCALE_BYTES)
+
+    def scale_rule(self) -> str:
+        return self.node["scale_rule"].word(*SCALE_RULES[self.coder])
+
+    def clip_ratio(self) -> list[float]:
+        expected = self.heads if self.coder == "affine" else 0
         items = self.node["clip_ratio"].items() if expected or "clip_ratio" in self.node else []
         if len(items) != expected:
             raise bad_input(f"{self.node.where}/clip_ratio: expected {expected} numbers, found {len(items)}")
-        return tuple(item.number(above=0, most=1) for item in items)
+        return [item.number(above=0, most=1) for item in items]
+
+    # Mixed rows
+
+    def mixed_schemes(self, tables: list[Tables]) -> tuple[AnyScheme, ...]:
+        """[H]"""
+        self.clip_ratio()
+        scale_type, rule = self.scale_type(), self.scale_rule()
+        widths, count = self.channel_bits(), self.centroid_count()
+        self.check_channel_order()
+        row_bytes = self.read_allocation()
+        try:
+            schemes = with_equal_rows([
+                MixedScheme.make(self.coder, tuple(own.tolist()), scale_type, rule, table, count)
+                for own, table in zip(widths, tables)])
+        except ValueError as error:
+            raise bad_input(f"{self.node.where}: {error}") from error
+        if schemes[0].row_bytes(self.dim) != row_bytes:
+            raise bad_input(f"{self.node.where}/allocation/row_bytes: the widths need {schemes[0].row_bytes(self.dim)}, "
+                            f"found {row_bytes}")
+        return schemes
+
+    def channel_bits(self) -> np.ndarray:
+        widths = self.take("channel_bits", "U8", (self.heads, self.dim))
+        if widths.max() > 8 or (widths[:, 1:] > widths[:, :-1]).any():
+            raise self.fault("channel_bits", "widths from 0 to 8, descending")
+        if self.node["bits"].integer(1, 8) != widths.max():
+            raise bad_input(f"{self.node.where}/bits: the largest width is {widths.max()}, found {self.node['bits'].value}")
+        return widths
+
+    def check_channel_order(self) -> None:
+        order = self.take("channel_order", "U16", (self.heads, self.dim))
+        if (np.sort(order, axis=1) != np.arange(self.dim)).any():
+            raise self.fault("channel_order", f"a permutation of 0 to {self.dim - 1} for each head")
+
+    def read_allocation(self) -> int:
+        """The row size that it claims."""
+        node = self.node["allocation"]
+        is_key = self.prefix.endswith(".k")
+        if node["unit"].word("channel", *(["rope_block"] if is_key else [])) == "rope_block":
+            self.read_blocks()
+        node["score"].text()
+        node["mean_bits"].number(least=0, most=8)
+        for name in ("free_objective", "objective"):
+            node[name].number(least=0)
+        return node["row_bytes"].integer(0, LARGEST_ROW)
+
+    def read_blocks(self) -> None:
+        shape = (self.heads, (self.dim + 1) // 2)
+        if self.take("block_bits", "U8", shape).max() > 8:
+            raise self.fault("block_bits", "widths from 0 to 8")
+        if (self.take("block_energy", "F32", shape) < 0).any():
+            raise self.fault("block_energy", "no negative numbers")
+
+    # Codebooks, trellises, centroids
+
+    def tables(self) -> list[Tables]:
+        """[H]"""
+        if self.coder == "codebook":
+            return [Tables(codebooks=own) for own in self.codebooks()]
+        trellises = self.trellises() if self.coder == "trellis" else {}
+        return [Tables(trellises=trellises)] * self.heads
+
+    def codebooks(self) -> list[dict[int, tuple[float, ...]]]:
+        """[H]: entries by width"""
+        node = self.node["codebooks"]
+        node["source"].word("sphere", "fitted")
+        per_head = node["per_head"].boolean()
+        found: list[dict[int, tuple[float, ...]]] = [{} for _ in range(self.heads)]
+        for bits in self.distinct(node["bits"].items(minimum=1)):
+            shape = (self.heads, 2**bits) if per_head else (2**bits,)
+            entries = self.take(f"codebook.{bits}", "F32", shape)
+            if not (entries[..., 1:] > entries[..., :-1]).all():
+                raise self.fault(f"codebook.{bits}", "strictly ascending entries")
+            for own, row in zip(found, np.broadcast_to(entries, (self.heads, 2**bits)).tolist()):
+                own[bits] = tuple(row)
+        return found
+
+    def trellises(self) -> dict[int, tuple[int, tuple[float, ...]]]:
+        """(memory, theta) by width; the thetas stand one after the other in one tensor."""
+        items = self.node["trellis"].items(minimum=1)
+        memories = {}
+        for bits, item in zip(self.distinct([item["bits"] for item in items]), items):
+            memories[bits] = item["memory"].integer(1, LARGEST_MEMORY)
+            if fault := trellis_fault(bits, memories[bits]):
+                raise bad_input(f"{item.where}: {fault}")
+        lengths = [bits * (memory + 1) for bits, memory in memories.items()]
+        theta = self.take("trellis", "F32", (sum(lengths),))
+        parts = np.split(theta, np.cumsum(lengths)[:-1])
+        return {bits: (memory, tuple(part.tolist())) for (bits, memory), part in zip(memories.items(), parts)}
+
+    def distinct(self, items: list[Node]) -> list[int]:
+        """Widths, none twice."""
+        widths = [item.integer(1, 8) for item in items]
+        if len(set(widths)) < len(widths):
+            raise bad_input(f"{items[0].where}: expected different widths, found {widths}")
+        return widths
+
+    def centroid_count(self) -> int:
+        return self.found["centroids"].shape[1] if "centroids" in self.found else 0
+
+    def read_centroids(self) -> str:
+        """Their scope; empty if the plan has none."""
+        if "centroids" not in self.node:
+            return ""
+        node = self.node["centroids"]
+        if self.node["center"].boolean():
+            raise bad_input(f"{self.node.where}: expected a center or centroids, found both")
+        node["order"].word("before", "after")
+        inertia = [item.number(least=0) for item in node["inertia"].items()]
+        if len(inertia) != self.heads:
+            raise bad_input(f"{node.where}/inertia: expected {self.heads} numbers, found {len(inertia)}")
+        self.take("centroids", "F32", (self.heads, node["count"].integer(2, LARGEST_CENTROIDS), self.dim))
+        return node["scope"].word("kv_head", "joint")
+
+    # Rotation
 
     def order(self, kind: str) -> int:
         if kind != "block_hadamard":
@@ -176,15 +343,15 @@ class _SideReader:
     def flag(self, name: str) -> bool:
         return name in self.rotation and self.rotation[name].boolean()
 
-    def read_tensors(self, kind: str) -> dict[str, np.ndarray]:
+    def read_tensors(self, kind: str) -> None:
         flat, square = (self.heads, self.dim), (self.heads, self.dim, self.dim)
         announced = [("rotation", "F32", square, kind == "dense"),
                      ("eigenbasis", "F32", square, self.flag("eigenbasis")),
                      ("spectrum", "F32", flat, self.flag("eigenbasis")),
                      ("center", "F32", flat, self.node["center"].boolean()),
                      ("hadamard_signs", "I8", flat, self.flag("signs"))]
-        found = {name: self.tensors.take(f"{self.prefix}.{name}", dtype, shape)
-                 for name, dtype, shape, there in announced if there}
-        if "hadamard_signs" in found and not (np.abs(found["hadamard_signs"].astype(np.int16)) == 1).all():
-            raise bad_input(f"{self.prefix}.hadamard_signs: expected +1 and -1 only")
-        return found
+        for name, dtype, shape, there in announced:
+            if there:
+                self.take(name, dtype, shape)
+        if "hadamard_signs" in self.found and not (np.abs(self.found["hadamard_signs"].astype(np.int16)) == 1).all():
+            raise self.fault("hadamard_signs", "+1 and -1 only")

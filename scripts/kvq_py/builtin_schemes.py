@@ -37,7 +37,7 @@ class BuiltinPlans:
         scheme = self.scheme(rule, int(bits), int(group or dim))
         if dim % scheme.group_size:
             raise usage(f"--scheme: groups of {scheme.group_size} do not divide heads of {dim} channels")
-        return SidePlan(scheme, (), kind, "layer", "H" if hadamard else "I", order, dim, {})
+        return SidePlan((scheme,), kind, "layer", "H" if hadamard else "I", order, dim, {})
 
     def scheme(self, rule: str, bits: int, group_size: int) -> Scheme:
         if rule in ("affine", "integer"):

@@ -18,7 +18,7 @@ import torch
 
 from .artifact import SidePlan
 from .errors import bad_input, unsupported
-from .torch_codec import fake_quantize
+from .torch_codec import fake_quantize, nearest_centroids
 
 NAME = "kvq_coded"
 QUERY_BLOCK = 512
@@ -141,18 +141,37 @@ class _Block:
 
 def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
     """What the codes of x [Hkv, T, D] give back. Rotations are taken in binary64 and rounded once, as in the codec."""
-    return torch.stack([_reconstruct_head(plan, head, rows) for head, rows in enumerate(x)])
+    matrices = [torch.from_numpy(plan.matrix(head)).to(x.device) for head in range(len(x))]
+    offsets = _offsets(plan, x)
+    rows = x if offsets is None else x - offsets
+    rotated = torch.stack([(own.double() @ matrix).float() for own, matrix in zip(rows, matrices)])
+    coded = _code_heads(plan, rotated)
+    restored = torch.stack([own.double() @ matrix.T for own, matrix in zip(coded, matrices)])
+    return (restored if offsets is None else restored + offsets.double()).float()
 
 
-def _reconstruct_head(plan: SidePlan, head: int, rows: torch.Tensor) -> torch.Tensor:
-    matrix = torch.from_numpy(plan.matrix(head)).to(rows.device)
-    center = plan.tensors.get("center")
-    if center is not None:
-        center = torch.from_numpy(center[plan.head_index(head)]).to(rows.device)
-        rows = rows - center
-    rotated = (rows.double() @ matrix).float()
-    restored = fake_quantize(rotated, plan.scheme_of(head)).double() @ matrix.T
-    return (restored if center is None else restored + center.double()).float()
+def _offsets(plan: SidePlan, x: torch.Tensor) -> torch.Tensor | None:
+    """What is subtracted from x [Hkv, T, D] before the rotation, [Hkv, 1 or T, D]: centers or nearest centroids."""
+    def by_head(name: str) -> torch.Tensor:
+        return torch.from_numpy(plan.tensors[name]).to(x.device)[[plan.head_index(head) for head in range(len(x))]]
+
+    if not plan.centroid_scope:
+        return by_head("center")[:, None] if "center" in plan.tensors else None
+    centroids = by_head("centroids")
+    if plan.centroid_scope == "joint":
+        return centroids[:, nearest_centroids(x, centroids)]
+    return torch.stack([own[nearest_centroids(rows[None], own[None])] for rows, own in zip(x, centroids)])
+
+
+def _code_heads(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
+    """x_hat of x_rot [Hkv, T, D]. Heads of equal schemes are coded at once: long loops over channels cost once then."""
+    heads_of: dict = {}
+    for head in range(len(x)):
+        heads_of.setdefault(plan.scheme_of(head), []).append(head)
+    coded = torch.empty_like(x)
+    for scheme, heads in heads_of.items():
+        coded[heads] = fake_quantize(x[heads].flatten(0, 1), scheme).unflatten(0, (len(heads), x.shape[1]))
+    return coded
 
 
 class CodedAttention:
@@ -218,4 +237,4 @@ class ArtifactPlans:
 
 def unrounded(plan: SidePlan) -> SidePlan:
     """The plan with scales, minima and zero points in float32: rounding to that type changes nothing."""
-    return dataclasses.replace(plan, scheme=dataclasses.replace(plan.scheme, scale_type="fp32"))
+    return dataclasses.replace(plan, schemes=tuple(scheme.with_scale_type("fp32") for scheme in plan.schemes))

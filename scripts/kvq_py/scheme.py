@@ -1,19 +1,67 @@
-"""The parameters of formats/packing.md, without numbers: shared by the numpy and the PyTorch codec."""
+"""The parameters of formats/packing.md, without arithmetic: shared by the numpy and the PyTorch codec.
 
-from dataclasses import dataclass
+`Scheme` is one width for every channel, `MixedScheme` a width of its own for each of them. Both say how a row falls into
+segments and how many bytes it takes, so the codecs treat them alike.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 SYMMETRIC_RULES = ("absmax", "least_squares", "norm")
+TABLE_RULES = ("norm", "least_squares", "rms")
+SCALE_RULES = {"affine": ("minmax",), "symmetric": SYMMETRIC_RULES, "codebook": TABLE_RULES, "trellis": TABLE_RULES}
+MIXABLE_CODERS = ("symmetric", "codebook", "trellis")
 ZERO_KINDS = ("float", "integer")
 EXACT_BITS = 16
+LARGEST_MEMORY, LARGEST_WINDOW_BITS, LARGEST_STATE_BITS = 7, 16, 8  # m, b (m + 1) and b m of a trellis
+SHORTEST_TRELLIS = 8  # channels; shorter groups are coded as symmetric
+LONGEST_SEAM = 32  # channels on each side of the seam, in the first run of the trellis search
+ROW_ALIGNMENT = 4
 
 # step[b] of packing.md, b = 1 .. 8; the nearest binary32 values decide.
 GAUSSIAN_STEP = (None, 1.5957691, 0.9956867, 0.58601946, 0.3352006, 0.18813878, 0.10406301, 0.056867674, 0.030762387)
 
 
+class Segment(NamedTuple):
+    """Channels [begin, end) of a row and how they are coded."""
+
+    begin: int
+    end: int
+    scheme: "Scheme"
+    stored_bits: int  # that a code takes in the row
+
+    @property
+    def code_bytes(self) -> int:
+        return ((self.end - self.begin) * self.stored_bits + 7) // 8
+
+
+def index_bytes(centroids: int) -> int:
+    """Size of the index of one of so many centroids; 0 if there are none."""
+    return 0 if centroids == 0 else 1 if centroids <= 256 else 2
+
+
+def trellis_fault(bits: int, memory: int) -> str | None:
+    most = min(LARGEST_MEMORY, LARGEST_STATE_BITS // bits, LARGEST_WINDOW_BITS // bits - 1)
+    return None if 1 <= memory <= most else f"trellis of {bits} bits: expected a memory of 1 to {most}, found {memory}"
+
+
+def symmetric_instead(bits: int, group_size: int, scale_type: str, scale_rule: str) -> "Scheme":
+    """How groups of a trellis coder are coded that are too short for it, or have no theta."""
+    rule = "least_squares" if scale_rule == "least_squares" else "norm"
+    return Scheme("symmetric", bits, group_size, scale_type, rule)
+
+
 @dataclass(frozen=True)
 class Scheme:
-    """How one row is coded. `zero` is None for symmetric codes; an exact row has nothing but `coder` and `bits`."""
+    """How one row of one width is coded.
+
+    `zero` is None for all but affine codes; an exact row has nothing but `coder` and `bits`. `codebook` has 2^bits
+    entries, `theta` bits * (memory + 1); both hold binary32 numbers. `centroids` is C of packing.md, or 0. Groups of a
+    trellis may be too short for it: only `segments` says how they are coded.
+    """
 
     coder: str
     bits: int
@@ -22,30 +70,49 @@ class Scheme:
     scale_rule: str = "minmax"
     zero: str | None = None
     clip_ratio: float = 1.0
+    codebook: tuple[float, ...] = field(default=(), repr=False)
+    memory: int = 0
+    theta: tuple[float, ...] = field(default=(), repr=False)
+    centroids: int = 0
 
     def __post_init__(self):
-        fault = self._fault()
+        fault = self._fault() or self._table_fault()
         if fault:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
         if self.coder == "exact":
             return None if self.bits == EXACT_BITS else f"exact rows have bits {EXACT_BITS}, found {self.bits}"
-        if self.coder not in ("affine", "symmetric"):
-            return f"coder: expected exact, affine or symmetric, found '{self.coder}'"
+        if self.coder not in SCALE_RULES:
+            return f"coder: expected exact, {', '.join(SCALE_RULES)}, found '{self.coder}'"
         if not 1 <= self.bits <= 8:
             return f"bits: expected 1 to 8, found {self.bits}"
         if self.group_size < 1:
             return f"group_size: expected at least 1, found {self.group_size}"
         if self.scale_type not in SCALE_BYTES:
             return f"scale_type: expected {', '.join(SCALE_BYTES)}, found '{self.scale_type}'"
-        rules = ("minmax",) if self.coder == "affine" else SYMMETRIC_RULES
+        rules = SCALE_RULES[self.coder]
         if self.scale_rule not in rules:
             return f"scale_rule of {self.coder} codes: expected {' or '.join(rules)}, found '{self.scale_rule}'"
         if self.zero not in (ZERO_KINDS if self.coder == "affine" else (None,)):
             return f"zero of {self.coder} codes: found '{self.zero}'"
         if not 0 < self.clip_ratio <= 1:
             return f"clip_ratio: expected more than 0 and at most 1, found {self.clip_ratio}"
+        return None
+
+    def _table_fault(self) -> str | None:
+        entries = 2**self.bits if self.coder == "codebook" else 0
+        if len(self.codebook) != entries:
+            return f"codebook of {self.coder} codes of {self.bits} bits: expected {entries} entries, found {len(self.codebook)}"
+        if any(not a < b for a, b in zip(self.codebook, self.codebook[1:])):
+            return "codebook: expected strictly ascending entries"
+        if self.coder == "trellis" and (fault := trellis_fault(self.bits, self.memory)):
+            return fault
+        thetas = self.bits * (self.memory + 1) if self.coder == "trellis" else 0
+        if len(self.theta) != thetas or (self.memory and not thetas):
+            return f"theta of {self.coder} codes: expected {thetas} numbers, found {len(self.theta)}"
+        if not all(map(math.isfinite, self.codebook + self.theta)):
+            return "codebook and theta: expected finite numbers"
         return None
 
     @property
@@ -62,18 +129,139 @@ class Scheme:
         return dim // self.group_size
 
     def numbers_per_group(self) -> int:
-        return {"exact": 0, "symmetric": 1, "affine": 2}[self.coder]
+        return {"exact": 0, "affine": 2}.get(self.coder, 1)
+
+    def segments(self, dim: int) -> tuple[Segment, ...]:
+        short = self.coder == "trellis" and self.group_size < SHORTEST_TRELLIS
+        own = symmetric_instead(self.bits, self.group_size, self.scale_type, self.scale_rule) if short else self
+        return (Segment(0, dim, own, self.bits),)
 
     def code_bytes(self, dim: int) -> int:
         return (dim * self.bits + 7) // 8
 
+    def numbers_begin(self, dim: int) -> int:
+        """Where the numbers stand in the row."""
+        return self.code_bytes(dim)
+
+    def number_bytes(self, dim: int) -> int:
+        numbers = self.groups(dim) * self.numbers_per_group()
+        return numbers * SCALE_BYTES[self.scale_type] if numbers else 0
+
     def row_bytes(self, dim: int) -> int:
         """Size of a packed row."""
-        numbers = self.groups(dim) * self.numbers_per_group()
-        return self.code_bytes(dim) + numbers * (SCALE_BYTES[self.scale_type] if numbers else 0)
+        return self.numbers_begin(dim) + self.number_bytes(dim) + index_bytes(self.centroids)
 
     def clip_index(self, dim: int) -> int | None:
         """Index of tau among the row's ascending magnitudes; None if nothing is clipped."""
         if self.scale_rule != "minmax" or self.clip_ratio == 1 or self.coder == "exact":
             return None
         return min(int(self.clip_ratio * dim), dim - 1)  # the product is a binary64, and not negative
+
+    def with_scale_type(self, scale_type: str) -> "Scheme":
+        return dataclasses.replace(self, scale_type=scale_type)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What codebook and trellis codes need, by width: entries, and (memory, theta)."""
+
+    codebooks: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    trellises: dict[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
+
+    def scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:
+        """The scheme of a group of one width, with its table; raises ValueError if there is none."""
+        if coder == "codebook":
+            if bits not in self.codebooks:
+                raise ValueError(f"there is no codebook of {bits} bits")
+            return Scheme(coder, bits, group_size, scale_type, scale_rule, codebook=self.codebooks[bits])
+        if coder == "trellis":
+            if bits not in self.trellises:
+                raise ValueError(f"there is no trellis of {bits} bits")
+            memory, theta = self.trellises[bits]
+            return Scheme(coder, bits, group_size, scale_type, scale_rule, memory=memory, theta=theta)
+        return Scheme(coder, bits, group_size, scale_type, scale_rule)
+
+    def mixed_scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:
+        """The same in a mixed row, where the group is a segment and a trellis coder leaves some to symmetric codes."""
+        if coder == "trellis" and (bits not in self.trellises or group_size < SHORTEST_TRELLIS):
+            return symmetric_instead(bits, group_size, scale_type, scale_rule)
+        return self.scheme(coder, bits, group_size, scale_type, scale_rule)
+
+
+@dataclass(frozen=True)
+class MixedScheme:
+    """How one row is coded whose channels have different widths; `make` builds it.
+
+    `widths` is channel_bits; `parts` are its segments of width 1 to 8, each one group; `size` is the row size that
+    all heads of a layer share, 0 for what this row needs alone.
+    """
+
+    coder: str
+    scale_type: str
+    scale_rule: str
+    widths: tuple[int, ...] = field(repr=False)
+    parts: tuple[Segment, ...]
+    centroids: int = 0
+    size: int = 0
+
+    @staticmethod
+    def make(coder: str, widths: tuple[int, ...], scale_type: str, scale_rule: str, tables: Tables = Tables(),
+             centroids: int = 0) -> "MixedScheme":
+        if coder not in MIXABLE_CODERS:
+            raise ValueError(f"coder of mixed rows: expected {' or '.join(MIXABLE_CODERS)}, found '{coder}'")
+        if not all(0 <= w <= 8 for w in widths) or list(widths) != sorted(widths, reverse=True):
+            raise ValueError("channel_bits: expected widths from 0 to 8, descending")
+        parts, begin = [], 0
+        for width in sorted(set(widths) - {0}, reverse=True):
+            end = begin + widths.count(width)
+            scheme = tables.mixed_scheme(coder, width, end - begin, scale_type, scale_rule)
+            parts.append(Segment(begin, end, scheme, 8 if width > 4 else width))
+            begin = end
+        return MixedScheme(coder, scale_type, scale_rule, tuple(widths), tuple(parts), centroids)
+
+    @property
+    def bits(self) -> int:
+        """The largest width."""
+        return max(self.widths)
+
+    def segments(self, dim: int) -> tuple[Segment, ...]:
+        if dim != len(self.widths):
+            raise ValueError(f"channel_bits has {len(self.widths)} channels, the row {dim}")
+        return self.parts
+
+    def code_bytes(self, dim: int) -> int:
+        return sum(part.code_bytes for part in self.segments(dim))
+
+    def numbers_begin(self, dim: int) -> int:
+        return round_up(self.code_bytes(dim), SCALE_BYTES[self.scale_type])
+
+    def number_bytes(self, dim: int) -> int:
+        return len(self.segments(dim)) * SCALE_BYTES[self.scale_type]
+
+    def needed_bytes(self) -> int:
+        """Size without the zero bytes up to the row size."""
+        dim = len(self.widths)
+        # Scales have 2 or 4 bytes and are aligned, so an index of two bytes stands at an even offset behind them.
+        return self.numbers_begin(dim) + self.number_bytes(dim) + index_bytes(self.centroids)
+
+    def row_bytes(self, dim: int) -> int:
+        """Size of a packed row."""
+        self.segments(dim)  # checks dim
+        return self.size or round_up(self.needed_bytes(), ROW_ALIGNMENT)
+
+    def with_scale_type(self, scale_type: str) -> "MixedScheme":
+        parts = tuple(part._replace(scheme=part.scheme.with_scale_type(scale_type)) for part in self.parts)
+        return dataclasses.replace(self, scale_type=scale_type, parts=parts, size=0)
+
+
+AnyScheme = Scheme | MixedScheme
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def with_equal_rows(heads: list[MixedScheme]) -> tuple[MixedScheme, ...]:
+    """The heads of a layer with the row size that the largest of them needs."""
+    size = round_up(max(head.needed_bytes() for head in heads), ROW_ALIGNMENT)
+    return tuple(dataclasses.replace(head, size=size) for head in heads)

@@ -3,14 +3,17 @@
 Only elementwise operations are used, each of them one binary32 operation; sums go through `tree_sum`. No bytes are made
 here: packing.py does that, and packing is exact.
 
-Shapes: N rows of D channels, G groups of g channels.
+Shapes: N rows of D channels, G groups of g channels, S states of a trellis, C centroids.
 """
 
 import torch
 
-from .scheme import GAUSSIAN_STEP, Scheme
+from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, Scheme
 
 LARGEST = torch.finfo(torch.float32).max
+# Elements of the largest temporary of the trellis search and of the search for centroids: a cache on a CPU, enough to
+# keep a GPU busy.
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 23}
 STORED_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -41,7 +44,9 @@ def square_root(x: torch.Tensor) -> torch.Tensor:
 def tree_sum(x: torch.Tensor) -> torch.Tensor:
     """Sums the last axis in the order of packing.md: neighbours first, zeros pad to a power of two."""
     size = x.shape[-1]
-    x = torch.nn.functional.pad(x, (0, (1 << (size - 1).bit_length()) - size))
+    padding = (1 << (size - 1).bit_length()) - size
+    if padding:
+        x = torch.nn.functional.pad(x, (0, padding))
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
@@ -102,32 +107,215 @@ def refit(x: torch.Tensor, codes: torch.Tensor, energy: torch.Tensor, scheme: Sc
     return square_root(4.0 * energy / norm)
 
 
-def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes finite rows x [N, D] float32, affine or symmetric.
+# Codebook and trellis codes
+
+def binary32(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
+    """Binary32 numbers [len] on the device of `like`."""
+    return torch.tensor(values, dtype=torch.float32, device=like.device)
+
+
+def table(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """x [N, G, g] -> (codes uint8 [N, G, g], [scale [N, G, 1]])"""
+    energy = tree_sum(x * x).unsqueeze(2)
+    deviation = round_to(square_root(energy / number(x.shape[2], x)), scheme.scale_type)
+    y = divide(x, deviation)
+    codes = (nearest_entries if scheme.coder == "codebook" else best_paths)(y, scheme)
+    codes = torch.where(deviation == 0, torch.full_like(codes, 2 ** (scheme.bits - 1)), codes)
+    if scheme.scale_rule == "rms":
+        return codes, [deviation]
+    value = table_values(codes, scheme)
+    norm = tree_sum(value * value).unsqueeze(2)
+    if scheme.scale_rule == "norm":
+        refitted = square_root(divide(energy, norm))
+    else:
+        refitted = divide(tree_sum(x * value).unsqueeze(2), norm)
+    scale = torch.where(norm == 0, deviation, round_to(refitted, scheme.scale_type))
+    return codes, [torch.where(deviation == 0, torch.zeros_like(scale), scale)]
+
+
+def table_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """What the codes [N, G, g] of a codebook or a trellis stand for at scale 1."""
+    if scheme.coder == "codebook":
+        return binary32(scheme.codebook, codes)[codes.long()]
+    return trellis_values(codes, scheme)
+
+
+def nearest_entries(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y, uint8: how many thresholds are not above it."""
+    entries = binary32(scheme.codebook, y)
+    thresholds = (entries[:-1] + entries[1:]) * 0.5
+    return torch.bucketize(y, thresholds, right=True).to(torch.uint8)
+
+
+def trellis_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """v of the codes [..., g]: the definition."""
+    value = None
+    for q, half in enumerate(binary32(scheme.theta, codes) * 0.5):
+        k, i = divmod(q, scheme.bits)
+        term = torch.where((codes.roll(k, -1) >> i) & 1 == 1, half, -half)
+        value = term if value is None else value + term
+    return value
+
+
+def trellis_table(scheme: Scheme, like: torch.Tensor) -> torch.Tensor:
+    """v of a channel, [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels before."""
+    half = binary32(scheme.theta, like) * 0.5
+    place = torch.arange(2**len(half), device=like.device)
+    value = torch.where(place & 1 == 1, half[0], -half[0])
+    for q in range(1, len(half)):
+        value = value + torch.where(place >> q & 1 == 1, half[q], -half[q])
+    return value
+
+
+def chunk_of(like: torch.Tensor) -> int:
+    return CHUNK.get(like.device.type, CHUNK["cpu"])
+
+
+def best_paths(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y [N, G, g], uint8, by Viterbi."""
+    targets = y.reshape(-1, y.shape[2])
+    rows = max(1, chunk_of(y) >> (scheme.bits * (scheme.memory + 1)))
+    values = trellis_table(scheme, y)
+    codes = torch.empty(targets.shape, dtype=torch.uint8, device=y.device)
+    for first in range(0, len(targets), rows):
+        codes[first:first + rows] = viterbi(targets[first:first + rows], values, scheme)
+    return codes.reshape(y.shape)
+
+
+def viterbi(y: torch.Tensor, values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y [N, g], uint8: first the state at the seam, then the group from it and back to it.
+
+    values: the table of the trellis. Costs are [S, N]: rows lie side by side, so that every operation runs along them.
+    """
+    y = y.T.contiguous()
+    size, count = y.shape
+    length, states = min(size, LONGEST_SEAM), 1 << scheme.bits * scheme.memory
+    oldest = torch.empty(size, states, count, dtype=torch.uint8, device=y.device)
+    buffer = y.new_empty(len(values), count)  # one for all channels: fresh memory costs as much as the arithmetic
+    cost = walk(y[size - length:], y.new_zeros(states, count), values, buffer, oldest)  # how it got here, nobody asks
+    cost = walk(y[:length], cost, values, buffer, oldest)
+    seam, _ = trace_back(first_smallest(cost), oldest[:length], scheme)
+    cost = y.new_full((states, count), torch.inf).scatter_(0, seam[None], 0.0)
+    walk(y, cost, values, buffer, oldest)
+    return trace_back(seam, oldest, scheme)[1]
+
+
+def walk(y: torch.Tensor, cost: torch.Tensor, values: torch.Tensor, buffer: torch.Tensor,
+         oldest: torch.Tensor) -> torch.Tensor:
+    """Steps over y [n, N] from the costs [S, N]; returns the costs at the end.
+
+    buffer [len(values), N] is scratch; oldest [n or more, S, N] gets the code that the best path to each state dropped.
+    """
+    states, alphabet = len(cost), len(values) // len(cost)
+    for channel, dropped in zip(y, oldest):
+        error = torch.sub(channel, values[:, None], out=buffer)
+        error.mul_(error)  # a product of its own: nothing is fused with the sum that follows
+        paths = error.view(states, alphabet, -1).add_(cost[:, None])
+        cost = smallest(paths.view(alphabet, states, -1), dropped)
+    return cost
+
+
+def smallest(paths: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The smallest of paths [K, S, N] over K; where it stands first goes into place, uint8 [S, N]."""
+    torch.lt(paths[1], paths[0], out=place)
+    best = torch.minimum(paths[0], paths[1])
+    for k in range(2, len(paths)):
+        place.masked_fill_(paths[k] < best, k)
+        torch.minimum(best, paths[k], out=best)
+    return best
+
+
+def first_smallest(cost: torch.Tensor) -> torch.Tensor:
+    """cost [S, N] -> where the smallest stands, the first place on a tie, int64 [N]. argmin promises no order."""
+    place = torch.arange(len(cost), device=cost.device)[:, None]
+    return torch.where(cost == cost.amin(0), place, len(cost)).amin(0)
+
+
+def trace_back(state: torch.Tensor, oldest: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
+    codes = torch.empty(len(oldest), len(state), dtype=torch.uint8, device=state.device)
+    top_place = scheme.bits * (scheme.memory - 1)
+    for j in reversed(range(len(oldest))):
+        codes[j] = state & scheme.top
+        state = (state >> scheme.bits) + (oldest[j].gather(0, state[None])[0].long() << top_place)
+    return state, codes.T
+
+
+# Centroids
+
+def squared_distances(x: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """tree((x - M[c]) (x - M[c])) of rows x [N, D] and centroids [C, D], [C, N]."""
+    found = x.new_empty(len(centroids), len(x))
+    rows = max(1, chunk_of(x) // x.shape[1])
+    step = max(1, rows // max(1, len(x)))
+    for first in range(0, len(x), rows):
+        block = x[first:first + rows].T.contiguous()[:, None]
+        for c in range(0, len(centroids), step):
+            difference = block - centroids[c:c + step].T.contiguous()[:, :, None]
+            found[c:c + step, first:first + rows] = tree_sum(difference.mul_(difference).movedim(0, 2))
+    return found
+
+
+def nearest_centroids(x: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """Index of the centroid of each token, int64 [N].
+
+    x: [H, N, D], the heads that decide together, centroids: [H, C, D]
+    """
+    total = squared_distances(x[0], centroids[0])
+    for rows, entries in zip(x[1:], centroids[1:]):
+        total = total + squared_distances(rows, entries)
+    return first_smallest(total)
+
+
+# Rows
+
+CODERS = {"affine": affine, "symmetric": symmetric, "codebook": table, "trellis": table}
+
+
+def encode(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes finite rows x [N, D] float32, not exact ones.
 
     returns (codes uint8 [N, D], numbers float32 [N, G * (1 or 2)] in the order of the bytes)
     """
-    groups = clip_rows(x, scheme).reshape(len(x), scheme.groups(x.shape[1]), scheme.group_size)
-    codes, numbers = (affine if scheme.coder == "affine" else symmetric)(groups, scheme)
-    return codes.reshape(x.shape).to(torch.uint8), torch.cat(numbers, dim=1).squeeze(2)
+    codes, found = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), [x.new_zeros(len(x), 0)]
+    for part in scheme.segments(x.shape[1]):
+        channels, own = x[:, part.begin:part.end], part.scheme
+        groups = clip_rows(channels, own).reshape(len(x), own.groups(channels.shape[1]), own.group_size)
+        coded, more = CODERS[own.coder](groups, own)
+        codes[:, part.begin:part.end] = coded.reshape(channels.shape).to(torch.uint8)
+        found += [each.squeeze(2) for each in more]
+    return codes, torch.cat(found, dim=1)
 
 
-def decode(codes: torch.Tensor, numbers: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def decode(codes: torch.Tensor, numbers: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
     """x_hat, float32 [N, D]."""
+    x, first = torch.zeros(codes.shape, dtype=torch.float32, device=codes.device), 0
+    for part in scheme.segments(x.shape[1]):
+        count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
+        own = numbers[:, first:first + count]
+        x[:, part.begin:part.end] = decode_segment(codes[:, part.begin:part.end], own, part.scheme)
+        first += count
+    return x
+
+
+def decode_segment(codes: torch.Tensor, numbers: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """codes [N, d], numbers [N, G * (1 or 2)] -> x_hat [N, d]"""
     count, dim = codes.shape
     groups = scheme.groups(dim)
-    code = codes.reshape(count, groups, scheme.group_size).float()
-    scale, *second = numbers.reshape(count, -1, groups, 1).unbind(1)
+    codes = codes.reshape(count, groups, scheme.group_size)
+    scale, *second = numbers.reshape(count, scheme.numbers_per_group(), groups, 1).unbind(1)
     if scheme.coder == "symmetric":
-        x = scale * ((2 * code - scheme.top) * 0.5)
+        x = scale * ((2 * codes.float() - scheme.top) * 0.5)
+    elif scheme.coder in ("codebook", "trellis"):
+        x = scale * table_values(codes, scheme)
     elif scheme.zero == "integer":
-        x = (code - second[0]) * scale
+        x = (codes.float() - second[0]) * scale
     else:
-        x = code * scale + second[0]
+        x = codes.float() * scale + second[0]
     return x.reshape(count, dim)
 
 
-def fake_quantize(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def fake_quantize(x: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
     """What the codes of x [N, D] give back."""
     if scheme.coder == "exact":
         return round_to(x, "bf16")

@@ -6,7 +6,8 @@ import struct
 import numpy as np
 import safetensors.numpy
 
-DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.int8): "I8", np.dtype(np.float64): "F64"}
+DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.int8): "I8", np.dtype(np.float64): "F64",
+               np.dtype(np.uint8): "U8", np.dtype(np.uint16): "U16"}
 
 
 def orthogonal(seed: int, heads: int, dim: int) -> np.ndarray:
@@ -30,6 +31,27 @@ def symmetric_plan(bits: int, group_size: int, rule: str = "norm", scale_type: s
             "center": False, "rotation": rotation("identity")} | rest
 
 
+def codebook_plan(bits: int, group_size: int, rule: str = "norm", per_head: bool = False, **rest) -> dict:
+    books = {"bits": [bits], "per_head": per_head, "source": "fitted"}
+    return symmetric_plan(bits, group_size, rule, **{"coder": "codebook", "codebooks": books} | rest)
+
+
+def trellis_plan(bits: int, group_size: int, memory: int, rule: str = "norm", **rest) -> dict:
+    listed = [{"bits": bits, "memory": memory}]
+    return symmetric_plan(bits, group_size, rule, **{"coder": "trellis", "trellis": listed} | rest)
+
+
+def mixed(plan: dict, bits: int, row_bytes: int, unit: str = "channel") -> dict:
+    """The plan with mixed rows; `bits` is the largest width."""
+    allocation = {"unit": unit, "score": "energy", "mean_bits": 2.0, "row_bytes": row_bytes, "objective": 0.5,
+                  "free_objective": 0.4}
+    return {key: value for key, value in plan.items() if key != "group_size"} | {"bits": bits, "allocation": allocation}
+
+
+def centroids(count: int, heads: int, scope: str = "kv_head") -> dict:
+    return {"centroids": {"count": count, "scope": scope, "order": "before", "inertia": [0.5] * heads}}
+
+
 def rotation(kind: str, scope: str = "kv_head", **rest) -> dict:
     recipe = {"identity": "I", "block_hadamard": "H", "dense": "U*H"}[kind]
     return {"kind": kind, "scope": scope, "recipe": recipe, "signs": False, "eigenbasis": False} | rest
@@ -43,8 +65,8 @@ def geometry(q_heads: int, kv_heads: int, dim: int) -> dict:
 
 
 def manifest(layers: list[dict], num_layers: int | None = None, sink: int = 0, recent: int = 0,
-             fingerprint: str = "") -> dict:
-    return {"format": "kvq-artifact", "version": "1.0", "requires": [],
+             fingerprint: str = "", requires: tuple[str, ...] = ()) -> dict:
+    return {"format": "kvq-artifact", "version": "1.1" if requires else "1.0", "requires": list(requires),
             "model": {"name": "by hand", "fingerprint": fingerprint, "num_layers": num_layers or len(layers)},
             "calibration": {"method": "plain", "tool": "kvq 0.1.0", "tokens": 10, "sequences": 1, "seed": 0, "options": {},
                             "dump": {"hash": "xxh3-128:" + "0" * 32, "producer": "by hand", "capture_point": "post_rope"}},
@@ -76,7 +98,10 @@ def content_hash(text: str, tensors: dict[str, np.ndarray]) -> str:
 
 def metadata(tree: dict, tensors: dict[str, np.ndarray], **changes: str) -> dict[str, str]:
     text = canonical(tree)
-    return {"format": "kvq-artifact", "version": "1.0", "requires": "", "kvq.manifest": text,
+    # A test may have spoiled what belongs here.
+    requires = ",".join(word for word in tree.get("requires", []) if word != "later")
+    version = "1.1" if requires else "1.0"
+    return {"format": "kvq-artifact", "version": version, "requires": requires, "kvq.manifest": text,
             "kvq.content_hash": content_hash(text, tensors)} | changes
 
 

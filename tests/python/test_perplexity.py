@@ -211,6 +211,26 @@ def test_unrounded_metadata_is_fp32_metadata(models, text, capsys, tmp_path):
     assert unrounded["window_nll"] != measure(capsys, models["qwen3"], text, "--artifact", fp16)["window_nll"]
 
 
+def test_codes_of_1_1_run(models, text, capsys, tmp_path):
+    """Mixed trellis keys and codebook values with joint centroids, on both layers."""
+    widths = np.array([[4] * 6 + [1] * 10 + [0] * 4, [2] * 12 + [1] * 8], np.uint8)
+    keys = build.mixed(build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}]), 4, 12)  # 3 + 2 + 1 + 4 bytes
+    values = build.codebook_plan(3, DIM, **build.centroids(4, KV_HEADS, "joint"))
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for layer in (0, 1):
+        tensors |= {f"layers.{layer}.k.channel_bits": widths, f"layers.{layer}.k.trellis": np.float32([1.2, 0.5, -0.3, 0.2]),
+                    f"layers.{layer}.k.channel_order": np.tile(np.arange(DIM, dtype=np.uint16), (KV_HEADS, 1)),
+                    f"layers.{layer}.v.codebook.3": np.linspace(-2, 2, 8, dtype=np.float32),
+                    f"layers.{layer}.v.centroids": rng.standard_normal((KV_HEADS, 4, DIM)).astype(np.float32)}
+    artifact = write_artifact(tmp_path / "a", keys, values, tensors=tensors,
+                              requires=("codebook", "trellis", "mixed_widths", "centroids"))
+    exact = measure(capsys, models["qwen3"], text)
+    nll = {only: measure(capsys, models["qwen3"], text, "--artifact", artifact, *(["--only", only] if only else []))["nll"]
+           for only in ("", "k", "v")}
+    assert len({exact["nll"], *nll.values()}) == 4
+
+
 def test_one_side_alone(models, text, capsys):
     nll = {only: measure(capsys, models["qwen3"], text, "--scheme", "norm2", *(["--only", only] if only else []))["nll"]
            for only in ("", "k", "v")}

@@ -190,7 +190,7 @@ def test_refuses_a_bad_manifest_or_tensor(name):
 
 @pytest.mark.parametrize("changes, code", [
     ({"format": "pt"}, 3), ({"version": "2.0"}, 5), ({"version": "0.9"}, 5), ({"version": "1"}, 3), ({"version": "1.x"}, 3),
-    ({"version": "-1.0"}, 3), ({"requires": "trellis"}, 5), ({"requires": "a,b"}, 5), ({"kvq.manifest": "{"}, 3),
+    ({"version": "-1.0"}, 3), ({"requires": "later"}, 5), ({"requires": "trellis"}, 3), ({"requires": "a,b"}, 5), ({"kvq.manifest": "{"}, 3),
     ({"kvq.manifest": "[]"}, 3), ({"kvq.manifest": '{"a": NaN}'}, 3), ({"kvq.manifest": '{"a": 1, "a": 2}'}, 3),
     ({"kvq.manifest": "[" * 100_000}, 3), ({"kvq.manifest": '{"a":' * 70 + "0" + "}" * 70}, 3),
     ({"kvq.manifest": '{"a": "\\ud800"}'}, 3)])

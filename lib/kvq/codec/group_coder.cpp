@@ -6,12 +6,88 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+
+#define KVQ_INLINE inline __attribute__((always_inline))
+#if defined(__x86_64__) || defined(__i386__)
+#define KVQ_X86
+#endif
 
 namespace kvq {
 
 namespace {
 
 using arithmetic::kLargestGroup;
+
+/// Channels on each side of the seam that decide about its state.
+constexpr std::size_t kSeamLength = 32;
+constexpr std::size_t kMostStates = 256;
+
+// A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest code
+// w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and the survivors
+// the minimum over the 2^b slices of that array: both loops run over neighbouring numbers. They are written for wide vectors;
+// every lane does the same binary32 operations whatever the machine has.
+
+/// reached[w] = cost[w div branches] + (y - value[w])^2; the number of branches is known to the compiler unless it is 0.
+template <std::size_t kBranches>
+KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<const float> cost, std::span<float> reached,
+                              std::size_t branches = kBranches) {
+  if constexpr (kBranches > 0) branches = kBranches;
+  const float* value = values.data();
+  float* out = reached.data();
+  for (std::size_t z = 0; z < cost.size(); ++z, value += branches, out += branches)
+    for (std::size_t c = 0; c < branches; ++c) {
+      const float e = y - value[c];
+      out[c] = cost[z] + e * e;
+    }
+}
+
+/// cost[z] = the smallest of reached[z + p S] over p, oldest[z] = its p, the smallest on a tie.
+KVQ_INLINE void keep_survivors(std::span<const float> reached, std::span<float> cost, std::uint8_t* oldest) {
+  const std::size_t states = cost.size();
+  std::array<int, kMostStates> from;
+  std::fill_n(from.begin(), states, 0);
+  std::copy_n(reached.begin(), states, cost.begin());
+  int code = 1;
+  for (const float* slice = reached.data() + states; slice != reached.data() + reached.size(); slice += states, ++code)
+    for (std::size_t z = 0; z < states; ++z) {
+      const bool better = slice[z] < cost[z];
+      cost[z] = better ? slice[z] : cost[z];
+      from[z] = better ? code : from[z];
+    }
+  for (std::size_t z = 0; z < states; ++z) oldest[z] = static_cast<std::uint8_t>(from[z]);
+}
+
+/// One channel: costs of all states from y on, and the code that each survivor drops.
+KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached, std::uint8_t* oldest) {
+  switch (const std::size_t branches = values.size() / cost.size(); branches) {
+    case 2: reach_windows<2>(y, values, cost, reached); break;
+    case 4: reach_windows<4>(y, values, cost, reached); break;
+    case 8: reach_windows<8>(y, values, cost, reached); break;
+    case 16: reach_windows<16>(y, values, cost, reached); break;
+    default: reach_windows<0>(y, values, cost, reached, branches);
+  }
+  keep_survivors(reached, cost, oldest);
+}
+
+using Step = void (*)(float, std::span<const float>, std::span<float>, std::span<float>, std::uint8_t*);
+void step_plain(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached, std::uint8_t* oldest) {
+  step(y, values, cost, reached, oldest);
+}
+#ifdef KVQ_X86
+__attribute__((target("avx2"))) void step_avx2(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
+                                               std::uint8_t* oldest) {
+  step(y, values, cost, reached, oldest);
+}
+#endif
+
+Step chosen_step() {
+#ifdef KVQ_X86
+  static const bool wide = __builtin_cpu_supports("avx2");
+  if (wide) return step_avx2;
+#endif
+  return step_plain;
+}
 
 /// d = R(sqrt(E / g))
 float first_scale(ScaleType type, float energy, std::size_t count) { return round_to(type, std::sqrt(energy / static_cast<float>(count))); }
@@ -57,75 +133,56 @@ void CodebookGroup::decode(std::span<const std::uint8_t> codes, float scale, std
 }
 
 TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType type)
-    : bits_(taps.bits), memory_(taps.memory), rule_(rule), type_(type) {
-  for (int k = 0; k <= memory_; ++k) {
-    const int terms = bits_ * (k + 1);
-    std::vector<float> table(std::size_t{1} << terms);
-    for (std::size_t window = 0; window < table.size(); ++window) {
-      float sum = 0.0f;
-      for (int i = 0; i < terms; ++i) {
-        const float half = taps.theta[static_cast<std::size_t>(i)] * 0.5f;
-        const float term = (window >> i) & 1u ? half : -half;
-        sum = i == 0 ? term : sum + term;
-      }
-      table[window] = sum;
+    : bits_(taps.bits), memory_(taps.memory), values_(std::size_t{1} << (taps.bits * (taps.memory + 1))), rule_(rule), type_(type) {
+  for (std::size_t window = 0; window < values_.size(); ++window)
+    for (std::size_t i = 0; i < taps.theta.size(); ++i) {
+      const float half = taps.theta[i] * 0.5f, term = (window >> i) & 1u ? half : -half;
+      values_[window] = i == 0 ? term : values_[window] + term;
     }
-    values_.push_back(std::move(table));
-  }
 }
 
 void TrellisGroup::values(std::span<const std::uint8_t> codes, std::span<float> out) const {
+  const std::size_t mask = values_.size() - 1, n = codes.size();
   std::size_t window = 0;
-  const std::size_t mask = values_.back().size() - 1;
-  for (std::size_t j = 0; j < codes.size(); ++j) {
+  for (auto j = n - static_cast<std::size_t>(memory_); j < n; ++j) window = (window << bits_) | codes[j];
+  for (std::size_t j = 0; j < n; ++j) {
     window = ((window << bits_) | codes[j]) & mask;
-    out[j] = values_[std::min<std::size_t>(j, static_cast<std::size_t>(memory_))][window];
+    out[j] = values_[window];
   }
 }
 
-// A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest code
-// w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and the survivors
-// the minimum over the 2^b slices of that array: both loops run over neighbouring numbers.
+std::size_t TrellisGroup::step_back(std::size_t state, const std::uint8_t* oldest) const {
+  return (state >> bits_) | (std::size_t{oldest[state]} << (bits_ * (memory_ - 1)));
+}
+
+std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
+  const std::size_t states = values_.size() >> bits_, length = std::min(y.size(), kSeamLength);
+  std::vector<float> cost(states, 0.0f), reached(values_.size());
+  std::vector<std::uint8_t> oldest(2 * length * states);
+  const Step run = chosen_step();
+  for (std::size_t i = 0; i < 2 * length; ++i)
+    run(i < length ? y[y.size() - length + i] : y[i - length], values_, cost, reached, oldest.data() + i * states);
+  auto state = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
+  for (std::size_t i = 2 * length; i-- > length;) state = step_back(state, oldest.data() + i * states);
+  return state;
+}
+
 void TrellisGroup::viterbi(std::span<const float> y, std::span<std::uint8_t> codes) const {
-  const std::size_t branches = std::size_t{1} << bits_, states = std::size_t{1} << (bits_ * memory_);
-  std::array<float, 256> cost;
-  std::vector<float> reached(states * branches);
+  const std::size_t states = values_.size() >> bits_, seam = seam_state(y);
+  std::vector<float> cost(states, std::numeric_limits<float>::infinity()), reached(values_.size());
+  cost[seam] = 0.0f;
   std::vector<std::uint8_t> oldest(y.size() * states);
-  std::size_t alive = 1;  // states so far; before the first channel there is the empty one
-  cost[0] = 0.0f;
-  for (std::size_t j = 0; j < y.size(); ++j) {
-    const std::vector<float>& table = values_[std::min<std::size_t>(j, static_cast<std::size_t>(memory_))];
-    for (std::size_t w = 0; w < table.size(); ++w) {
-      const float e = y[j] - table[w];
-      reached[w] = cost[w >> bits_] + e * e;
-    }
-    if (alive < states) {  // one path to each state
-      alive *= branches;
-      std::copy_n(reached.begin(), alive, cost.begin());
-      continue;
-    }
-    std::uint8_t* from = oldest.data() + j * states;
-    std::copy_n(reached.begin(), states, cost.begin());
-    for (std::size_t p = 1; p < branches; ++p) {
-      const float* slice = reached.data() + p * states;
-      for (std::size_t z = 0; z < states; ++z) {
-        const bool better = slice[z] < cost[z];
-        cost[z] = better ? slice[z] : cost[z];
-        from[z] = better ? static_cast<std::uint8_t>(p) : from[z];
-      }
-    }
-  }
-  std::size_t state = static_cast<std::size_t>(std::min_element(cost.begin(), cost.begin() + static_cast<std::ptrdiff_t>(alive)) - cost.begin());
-  const auto memory = static_cast<std::size_t>(memory_);
+  const Step run = chosen_step();
+  for (std::size_t j = 0; j < y.size(); ++j) run(y[j], values_, cost, reached, oldest.data() + j * states);
+  std::size_t state = seam;
   for (std::size_t j = y.size(); j-- > 0;) {
-    codes[j] = static_cast<std::uint8_t>(state & (branches - 1));
-    const std::size_t dropped = j >= memory ? oldest[j * states + state] : 0;
-    state = (state >> bits_) | (dropped << (bits_ * (memory_ - 1)));
+    codes[j] = static_cast<std::uint8_t>(state & ((std::size_t{1} << bits_) - 1));
+    state = step_back(state, oldest.data() + j * states);
   }
 }
 
 float TrellisGroup::encode(std::span<const float> x, std::span<std::uint8_t> codes) const {
-  KVQ_ASSERT(!x.empty() && x.size() <= kLargestGroup && codes.size() == x.size());
+  KVQ_ASSERT(x.size() >= kLeastChannels && x.size() <= kLargestGroup && codes.size() == x.size());
   const float e = arithmetic::energy(x);
   const float d = first_scale(type_, e, x.size());
   if (d == 0.0f) {

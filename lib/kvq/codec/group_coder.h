@@ -25,19 +25,25 @@ class CodebookGroup {
   ScaleType type_;
 };
 
-/// A trellis ready to code with: the values of every window of codes, for 0 .. memory codes before the channel.
+/// A trellis ready to code with: tail-biting, so that the codes before the first channel are the last ones.
 class TrellisGroup {
  public:
+  static constexpr int kLeastChannels = 8;  ///< shorter groups are coded as symmetric
   TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType type);
+  /// @param x  [g], g >= kLeastChannels
   float encode(std::span<const float> x, std::span<std::uint8_t> codes) const;
   void decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const;
 
  private:
+  /// The state one channel before, from the codes that the survivors dropped, [S].
+  std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
+  /// State before the first channel: the first run of packing.md.
+  std::size_t seam_state(std::span<const float> y) const;
   void viterbi(std::span<const float> y, std::span<std::uint8_t> codes) const;
   void values(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   int bits_, memory_;
-  std::vector<std::vector<float>> values_;  ///< [memory + 1] tables; table k has 2^(b (k+1)) entries, own code lowest
+  std::vector<float> values_;  ///< [2^(b (m+1))] by window, own code lowest
   ScaleRule rule_;
   ScaleType type_;
 };

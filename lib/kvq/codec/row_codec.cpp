@@ -68,7 +68,8 @@ void RowCodec::add_groups(const Coder& coder, int width, int first, int count, i
       groups_.push_back({start, group, CodebookGroup(std::span(table).subspan(offset, size), codebook->rule, codebook->scale_type)});
     } else {
       const auto& trellis = std::get<TrellisCoder>(coder);
-      if (const TrellisTaps* taps = trellis.find(width))
+      const TrellisTaps* taps = trellis.find(width);
+      if (taps && group >= TrellisGroup::kLeastChannels)
         groups_.push_back({start, group, TrellisGroup(*taps, trellis.rule, trellis.scale_type)});
       else
         groups_.push_back({start, group, symmetric_stand_in(trellis, width, group)});

@@ -42,6 +42,13 @@ void MomentSum::add(const MomentSum& other) {
   weight += other.weight;
 }
 
+void MomentSum::subtract(const MomentSum& other) {
+  KVQ_ASSERT(dim == other.dim);
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] -= other.sum[i];
+  for (std::size_t i = 0; i < mean.size(); ++i) mean[i] -= other.mean[i];
+  weight -= other.weight;
+}
+
 void MomentSum::symmetrise() {
   const auto d = static_cast<std::size_t>(dim);
   for (std::size_t i = 0; i < d; ++i)

@@ -18,6 +18,7 @@ struct MomentSum {
   /// Adds rows [rows, D]; `weights` is [rows], non-negative, or empty for 1. Rows are widened to double before the product.
   void add(std::span<const float> rows, std::span<const float> weights = {});
   void add(const MomentSum& other);
+  void subtract(const MomentSum& other);  ///< takes back what was added before, up to rounding
   void symmetrise();
 };
 

@@ -2,6 +2,7 @@
 #include <kvq/methods/options.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvq {
 
@@ -18,23 +19,40 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, char side) 
 namespace {
 
 void check_side(const SideOptions& side, char name) {
-  if (side.bits != 16 && (side.bits < 1 || side.bits > 8))
+  if (side.bits != 16 && !(side.bits >= 1 && side.bits <= 8))
     throw Error{ErrorKind::usage, fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name, side.bits)};
-  const bool affine = side.levels == UniformLevels::affine;
+  if (side.bits != std::floor(side.bits) && side.allocate == Allocate::none)
+    throw Error{ErrorKind::usage, fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels", name, side.bits),
+                "fractions go with allocated widths, such as --method block-gtq"};
+  const bool affine = side.coder == CoderKind::affine, symmetric = side.coder == CoderKind::symmetric;
   if (affine && side.rule != ScaleRule::minmax)
     throw Error{ErrorKind::usage, fmt::format("--scale-rule {} needs --coder symmetric", to_string(side.rule)), "affine codes use minmax"};
   if (!affine && side.rule == ScaleRule::minmax)
     throw Error{ErrorKind::usage, "--scale-rule minmax needs --coder affine", "symmetric codes use absmax, least_squares or norm"};
   if (!affine && side.clip != 1.0)
-    throw Error{ErrorKind::usage, fmt::format("--clip-{} has no meaning for --coder symmetric: clipping belongs to min-max ranges", name)};
+    throw Error{ErrorKind::usage, fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name, to_string(side.coder))};
+  if ((side.rule == ScaleRule::absmax && !symmetric) || (side.rule == ScaleRule::rms && symmetric))
+    throw Error{ErrorKind::usage, fmt::format("--scale-rule {} has no meaning for --coder {}", to_string(side.rule), to_string(side.coder)),
+                symmetric ? "symmetric codes use absmax, least_squares or norm" : "codebook and trellis codes use norm, least_squares or rms"};
+  if (side.coder == CoderKind::trellis && side.allocate == Allocate::none && side.bits != 16 && side.bits > 4)
+    throw Error{ErrorKind::usage, fmt::format("--bits-{}: trellis codes have 1 to 4 bits, found {}", name, side.bits)};
+  if (side.allocate != Allocate::none && affine)
+    throw Error{ErrorKind::usage, fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis", name == 'k' ? "keys" : "values")};
+  if (side.allocate != Allocate::none && side.group_size != 0)
+    throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
+  if (side.kmeans < 0 || side.kmeans > 4096) throw Error{ErrorKind::usage, fmt::format("--kmeans: expected 1 to 4096, found {}", side.kmeans)};
+  if (side.kmeans > 0 && side.center) throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre", "--kmeans 1 is --center"};
   if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
     throw Error{ErrorKind::usage, fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name, *side.clip)};
 }
 
+/// 2 rather than 2.0.
+Json number_to_json(double value) { return value == std::floor(value) ? Json(static_cast<int>(value)) : Json(value); }
+
 Json side_to_json(const SideOptions& side) {
-  Json json = {{"bits", side.bits},
+  Json json = {{"bits", number_to_json(side.bits)},
                {"group_size", side.group_size},
-               {"coder", to_string(side.levels)},
+               {"coder", to_string(side.coder)},
                {"scale_rule", to_string(side.rule)},
                {"scale_type", to_string(side.scale_type)},
                {"zero", to_string(side.zero)},
@@ -45,29 +63,77 @@ Json side_to_json(const SideOptions& side) {
     json["clip"] = *side.clip;
   else
     json["clip"] = "search";
+  // What 1.0 did not know appears only where it is used.
+  if (side.coder == CoderKind::codebook) json["fitted"] = side.fitted;
+  if (side.allocate != Allocate::none) json["allocate"] = to_string(side.allocate);
+  if (side.row_bytes > 0) json["row_bytes"] = side.row_bytes;
+  if (side.kmeans > 0) json["kmeans"] = side.kmeans;
   return json;
 }
 
 }  // namespace
+
+const char* to_string(CoderKind kind) {
+  switch (kind) {
+    case CoderKind::affine: return "affine";
+    case CoderKind::symmetric: return "symmetric";
+    case CoderKind::codebook: return "codebook";
+    case CoderKind::trellis: return "trellis";
+  }
+  return "?";
+}
+
+const char* to_string(Allocate allocate) {
+  switch (allocate) {
+    case Allocate::none: return "none";
+    case Allocate::rope_block: return "rope_block";
+    case Allocate::channel: return "channel";
+  }
+  return "?";
+}
 
 void check_options(const Options& options) {
   check_side(options.k, 'k');
   check_side(options.v, 'v');
   if (options.windows.sink_tokens < 0 || options.windows.recent_tokens < 0)
     throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
+  if (options.min_bits < 0 || options.max_bits > 8 || options.min_bits > options.max_bits)
+    throw Error{ErrorKind::usage, fmt::format("--min-bits and --max-bits: expected 0 <= min <= max <= 8, found {} and {}", options.min_bits, options.max_bits)};
+  if (options.memory < 1 || options.memory > 3) throw Error{ErrorKind::usage, fmt::format("--memory: expected 1 to 3, found {}", options.memory)};
+  if (options.kmeans_restarts < 1 || options.kmeans_restarts > 100)
+    throw Error{ErrorKind::usage, fmt::format("--kmeans-restarts: expected 1 to 100, found {}", options.kmeans_restarts)};
+  if (options.budget_bits && options.budget_bytes) throw Error{ErrorKind::usage, "--budget-bits and --budget-bytes: expected one of both"};
   if (options.sign_search < 0 || options.sign_search > 4096)
     throw Error{ErrorKind::usage, fmt::format("--sign-search: expected 0 to 4096, found {}", options.sign_search)};
 }
 
 Json options_to_json(const Options& options) {
-  return {{"k", side_to_json(options.k)},
-          {"v", side_to_json(options.v)},
-          {"share", to_string(options.scope)},
-          {"exact_layers", options.exact_layers},
-          {"composition", options.composition},
-          {"sign_search", options.sign_search},
-          {"hadamard_order", options.hadamard_order},
-          {"random_signs", options.random_signs}};
+  Json json = {{"k", side_to_json(options.k)},
+               {"v", side_to_json(options.v)},
+               {"share", to_string(options.scope)},
+               {"exact_layers", options.exact_layers},
+               {"composition", options.composition},
+               {"sign_search", options.sign_search},
+               {"hadamard_order", options.hadamard_order},
+               {"random_signs", options.random_signs}};
+  const auto any = [&](auto test) { return test(options.k) || test(options.v); };
+  if (options.hessian != "none") json["hessian"] = options.hessian;
+  if (any([](const SideOptions& s) { return s.kmeans > 1; })) {
+    json["kmeans_scope"] = options.kmeans_joint ? "joint" : "kv_head";
+    json["kmeans_order"] = options.kmeans_after ? "after" : "before";
+    json["kmeans_restarts"] = options.kmeans_restarts;
+  }
+  if (any([](const SideOptions& s) { return s.coder == CoderKind::trellis; })) json["memory"] = options.memory;
+  if (any([](const SideOptions& s) { return s.allocate != Allocate::none; })) {
+    json["score"] = options.score;
+    json["min_bits"] = options.min_bits;
+    json["max_bits"] = options.max_bits;
+    json["mixing"] = options.mixing;
+  }
+  if (options.budget_bits) json["budget_bits"] = *options.budget_bits;
+  if (options.budget_bytes) json["budget_bytes"] = *options.budget_bytes;
+  if (options.budget_bits || options.budget_bytes) json["uniform_layout"] = options.uniform_layout;
+  return json;
 }
 
 }  // namespace kvq

@@ -10,11 +10,19 @@
 
 namespace kvq {
 
+enum class CoderKind { affine, symmetric, codebook, trellis };
+/// What widths are given to: all channels alike, RoPE blocks of keys, or channels of a rotated basis.
+enum class Allocate { none, rope_block, channel };
+
 /// What a user may say of one side, keys or values. Axes are independent: every method takes all of them.
 struct SideOptions {
-  int bits = 2;                 ///< 1..8, 16 = exact
+  double bits = 2;              ///< 1..8, 16 = exact; fractions only where widths are allocated
+  int row_bytes = 0;            ///< allocate to fill rows of this size instead; 0 = by bits
   int group_size = 0;           ///< 0: the method's default, see resolve_group_size()
-  UniformLevels levels = UniformLevels::affine;
+  CoderKind coder = CoderKind::affine;
+  bool fitted = false;          ///< codebook: Lloyd on the sample instead of the sphere's marginal
+  Allocate allocate = Allocate::none;
+  int kmeans = 0;               ///< centroids of the residual code; 0 = none
   ScaleRule rule = ScaleRule::minmax;
   ZeroKind zero = ZeroKind::floating;
   ScaleType scale_type = ScaleType::fp16;
@@ -35,6 +43,17 @@ struct Options {
   int sign_search = 0;              ///< OSCAR: random sign choices tried beside the canonical one
   int hadamard_order = 0;           ///< SAW-INT4: 0 = the largest power of two, at most 128, that divides head_dim
   bool random_signs = false;        ///< SAW-INT4, quarot: random signs before the Hadamard
+  std::string hessian = "none";     ///< SAW-INT4: none, paper or consistent (A.3)
+  bool kmeans_joint = false;        ///< one centroid for all heads of a token
+  bool kmeans_after = false;        ///< cluster after the rotation
+  int kmeans_restarts = 1;
+  std::string score = "qk_avg";     ///< Block-GTQ: how a RoPE block is scored, see score_names()
+  int min_bits = 1, max_bits = 8;   ///< allocation
+  std::string mixing = "haar";      ///< rotation inside a group of one width: haar or hadamard
+  int memory = 3;                   ///< trellis: most codes that a value looks back on
+  std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
+  std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
+  bool uniform_layout = false;      ///< joint: equal rows in all layers
   const SideOptions& side(char which) const { return which == 'k' ? k : v; }
 };
 
@@ -45,6 +64,9 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, char side);
 /// Contradictions that no single flag shows (clip with a rule that has no range, rule and coder).
 /// @throws Error{usage}
 void check_options(const Options& options);
+
+const char* to_string(CoderKind kind);
+const char* to_string(Allocate allocate);
 
 /// For the manifest: every option that decides, defaults included.
 Json options_to_json(const Options& options);

@@ -7,6 +7,8 @@ namespace kvq {
 
 Method oscar_method();
 Method saw_int4_method();
+Method block_gtq_method();
+Method tq_mse_method();
 Method quarot_method();
 Method random_method();
 Method plain_method();

@@ -1,5 +1,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
+#include <kvq/methods/centroids.h>
+#include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/solve/structured.h>
 
@@ -9,13 +11,8 @@ namespace kvq {
 
 namespace {
 
-Coder make_coder(const SideOptions& side, int group_size) {
-  if (side.bits == 16) return ExactCoder{};
-  return UniformCoder{.bits = side.bits, .group_size = group_size, .levels = side.levels, .rule = side.rule,
-                      .scale_type = side.scale_type, .zero = side.zero};
-}
+}  // namespace
 
-/// Channel means [H, D], averaged over the heads that share.
 std::vector<float> make_center(const LayerStats& stats, const Options& options, char side) {
   const auto& sums = stats.moment(side == 'k' ? Moment::key : Moment::value);
   std::vector<std::vector<double>> means;
@@ -31,14 +28,11 @@ std::vector<float> make_center(const LayerStats& stats, const Options& options, 
   return center;
 }
 
+namespace {
+
 std::span<const float> center_of(const std::vector<float>& center, int h, int dim) {
   if (center.empty()) return {};
   return std::span<const float>{center}.subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim));
-}
-
-const char* metric_name(const LayerStats& stats, char side) {
-  if (side == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
-  return stats.sample.value_weight.empty() ? "unweighted" : "attention_weighted";
 }
 
 struct EntryResult {
@@ -70,18 +64,24 @@ double shrink_weight(const RotationRequest& request, const RotatedData& rotated,
   return factor * (request.side == 'k' ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
 }
 
-/// Clip search and errors of the heads that share entry h.
-EntryResult fit_entry(const RotationRequest& request, const Rotation& rotation, int h) {
-  const SideOptions& side = request.options.side(request.side);
+/// Rows of the heads that share entry h as the coder sees them. `coded` are the rows that are coded: residuals, with centroids.
+std::vector<RotatedData> rotate_members(const RotationRequest& request, const std::vector<FitData>& coded, const Rotation& rotation, int h) {
   const std::vector<double> matrix = rotation_matrix(rotation, h, request.dim());
+  const auto center = center_of(request.center, h, request.dim());
   std::vector<RotatedData> rotated;
+  for (const std::size_t member : request.members(h)) {
+    rotated.push_back(rotate(coded[member], matrix, center));
+    rotated.back().shrink_weight = shrink_weight(request, rotated.back(), member, center);
+  }
+  return rotated;
+}
+
+/// Clip search and errors of the heads that share entry h.
+EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<RotatedData>& rotated, int h) {
+  const SideOptions& side = request.options.side(request.side);
   EntryResult result;
   for (const std::size_t member : request.members(h)) {
-    const FitData& data = request.data[member];
-    const auto center = center_of(request.center, h, request.dim());
-    rotated.push_back(rotate(data, matrix, center));
-    rotated.back().shrink_weight = shrink_weight(request, rotated.back(), member, center);
-    const RotatedData plain = rotate(data, {}, {});
+    const RotatedData plain = rotate(request.data[member], {}, {});
     result.plain_cost += coding_cost(plain, request.coder, 1.0);
     result.energy += energy(plain);
   }
@@ -91,8 +91,23 @@ EntryResult fit_entry(const RotationRequest& request, const Rotation& rotation, 
   } else {
     result.clip = side.clip.value_or(1.0);
   }
-  for (const RotatedData& data : rotated) result.cost += coding_cost(data, request.coder, result.clip);
+  TensorPlan coded = plan;
+  if (scale_rule(plan.coder) == ScaleRule::minmax) coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);
+  const RowCodec codec(coded, h, request.dim());
+  for (const RotatedData& data : rotated) result.cost += coding_cost(data, codec);
   return result;
+}
+
+
+}  // namespace
+
+const char* metric_name(const LayerStats& stats, char side) {
+  if (side == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
+  return stats.sample.value_weight.empty() ? "unweighted" : "attention_weighted";
+}
+
+bool stays_exact(const Options& options, int layer, char side) {
+  return options.side(side).bits == 16 || std::find(options.exact_layers.begin(), options.exact_layers.end(), layer) != options.exact_layers.end();
 }
 
 TensorPlan exact_plan(const Options& options) {
@@ -100,37 +115,6 @@ TensorPlan exact_plan(const Options& options) {
   plan.rotation.scope = options.scope;
   return plan;
 }
-
-TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose, int preferred_group) {
-  const SideOptions& side = options.side(which);
-  const int dim = which == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
-  const bool exact_layer = std::find(options.exact_layers.begin(), options.exact_layers.end(), stats.layer) != options.exact_layers.end();
-  if (side.bits == 16 || exact_layer) return exact_plan(options);
-
-  TensorPlan plan;
-  plan.coder = make_coder(side, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
-  if (side.center) plan.center = make_center(stats, options, which);
-  const std::vector<FitData> data = fit_data(stats, which);
-  const RotationRequest request{stats, options, which, plan.coder, data, plan.center};
-  plan.rotation = choose(request);
-  plan.rotation.scope = options.scope;
-
-  std::vector<EntryResult> entries(static_cast<std::size_t>(request.heads()));
-  parallel_for(request.heads(), [&](std::int64_t h) { entries[static_cast<std::size_t>(h)] = fit_entry(request, plan.rotation, static_cast<int>(h)); });
-  EntryResult total;
-  for (const EntryResult& entry : entries) {
-    total.cost += entry.cost;
-    total.plain_cost += entry.plain_cost;
-    total.energy += entry.energy;
-    if (side.rule == ScaleRule::minmax) plan.clip_ratio.push_back(entry.clip);
-  }
-  if (!(total.energy > 0.0))
-    throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
-  plan.error = FitError{metric_name(stats, which), total.plain_cost / total.energy, total.cost / total.energy};
-  return plan;
-}
-
-}  // namespace
 
 std::vector<std::size_t> RotationRequest::members(int h) const {
   std::vector<std::size_t> all;
@@ -185,6 +169,42 @@ std::set<Moment> common_needs(const Options& options) {
   std::set<Moment> needs{Moment::query, Moment::key, Moment::value};
   if (options.v.bits != 16 && !options.v.clip) needs.insert(Moment::scored_value);  // attention weights for the search
   return needs;
+}
+
+TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose, int preferred_group) {
+  const SideOptions& side = options.side(which);
+  const int dim = which == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+  if (stays_exact(options, stats.layer, which)) return exact_plan(options);
+
+  TensorPlan plan;
+  plan.coder = make_coder(options, which, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
+  if (side.center) plan.center = make_center(stats, options, which);
+  const std::vector<FitData> data = fit_data(stats, which);
+  const RotationRequest request{stats, options, which, plan.coder, data, plan.center};
+  plan.rotation = choose(request);
+  plan.rotation.scope = options.scope;
+
+  const std::vector<FitData> coded = side.kmeans > 1 ? add_centroids(plan, request) : data;
+
+  const auto heads = static_cast<std::size_t>(request.heads());
+  std::vector<std::vector<RotatedData>> rotated(heads);
+  parallel_for(request.heads(), [&](std::int64_t h) { rotated[static_cast<std::size_t>(h)] = rotate_members(request, coded, plan.rotation, static_cast<int>(h)); });
+  fit_tables(plan, side.fitted, rotated);
+  std::vector<EntryResult> entries(heads);
+  parallel_for(request.heads(), [&](std::int64_t h) {
+    entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
+  });
+  EntryResult total;
+  for (const EntryResult& entry : entries) {
+    total.cost += entry.cost;
+    total.plain_cost += entry.plain_cost;
+    total.energy += entry.energy;
+    if (scale_rule(plan.coder) == ScaleRule::minmax) plan.clip_ratio.push_back(entry.clip);
+  }
+  if (!(total.energy > 0.0))
+    throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
+  plan.error = FitError{metric_name(stats, which), total.plain_cost / total.energy, total.cost / total.energy};
+  return plan;
 }
 
 std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,

@@ -29,6 +29,19 @@ using ChooseRotation = Rotation (*)(const RotationRequest&);
 std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
                                           ChooseRotation choose, int preferred_group);
 
+/// Whether a side is kept in 16 bit, and its plan then.
+bool stays_exact(const Options& options, int layer, char side);
+TensorPlan exact_plan(const Options& options);
+
+/// Channel means [H, D] of one side, averaged over the heads that share.
+std::vector<float> make_center(const LayerStats& stats, const Options& options, char side);
+
+/// What the cost of a side's errors is called in the artifact.
+const char* metric_name(const LayerStats& stats, char side);
+
+/// The plan of one side by this recipe.
+TensorPlan plan_side(const LayerStats& stats, const Options& options, char side, ChooseRotation choose, int preferred_group);
+
 /// Moments that centring, clip search and error reporting need beside the method's own.
 std::set<Moment> common_needs(const Options& options);
 

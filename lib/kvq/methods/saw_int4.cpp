@@ -1,12 +1,15 @@
+#include <kvq/compute/eigh.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/methods/rotated_plan.h>
+#include <kvq/solve/spectral.h>
 #include <kvq/solve/structured.h>
 
 #include <algorithm>
 
 // SAW-INT4 (arXiv 2604.19157): token-wise affine codes with one scale and zero per token and head (A.1), block-diagonal
-// Hadamard rotation (A.4) of keys only by default, as its repository serves it; no exact windows.
+// Hadamard rotation (A.4) of keys only by default, as its repository serves it; no exact windows. Hessian rotation: A.3. K-means
+// residual codes (A.2) are an axis of every method, see centroids.cpp.
 
 namespace kvq {
 
@@ -37,8 +40,47 @@ Rotation hadamard_rotation(const RotationRequest& request, int order) {
   return rotation;
 }
 
+/// The moment averaged over all KV heads: the paper pools the heads of a layer.
+std::vector<double> pooled(const std::vector<std::vector<double>>& moments) {
+  std::vector<double> mean = moments.front();
+  for (std::size_t h = 1; h < moments.size(); ++h)
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += moments[h][i];
+  for (double& value : mean) value /= static_cast<double>(moments.size());
+  return mean;
+}
+
+/// A.3: x -> (x H_b) R with R the eigenbasis of the damped moment M + 0.01 mean(diag M) I, Eq. 7-11. `paper` takes M of
+/// unrotated rows pooled over the heads, although R then meets rotated ones; `consistent` takes H_b^T M H_b, of each head, so that R
+/// diagonalises what it meets. Keys: queries; values: the values themselves ("the same pipeline").
+Rotation hessian_rotation(const RotationRequest& request, int order) {
+  constexpr double kDamping = 0.01;
+  const int dim = request.dim();
+  const auto d = static_cast<std::size_t>(dim);
+  const bool paper = request.options.hessian == "paper";
+  std::vector<std::vector<double>> moments = scoped_moment(request, request.side == 'k' ? Moment::query : Moment::value, false);
+  if (paper) moments.assign(moments.size(), pooled(moments));
+  const Rotation blocks = hadamard_rotation(request, order);
+  Rotation rotation{.kind = RotationKind::dense, .order = order, .signs = blocks.signs, .recipe = blocks.recipe + "*U", .target = request.side == 'k' ? "query" : "value"};
+  for (int h = 0; h < request.heads(); ++h) {
+    const std::vector<double> hadamard = rotation_matrix(blocks, h, dim);
+    std::vector<double> damped = moments[static_cast<std::size_t>(h)];
+    if (!paper) damped = turned(damped, hadamard, dim);
+    double trace = 0.0;
+    for (std::size_t i = 0; i < d; ++i) trace += damped[i * d + i];
+    for (std::size_t i = 0; i < d; ++i) damped[i * d + i] += kDamping * trace / dim;
+    const EigenPairs pairs = eigh(damped, dim);
+    const std::vector<double> both = product(hadamard, pairs.vectors, dim);
+    rotation.matrix.insert(rotation.matrix.end(), both.begin(), both.end());
+    rotation.eigenbasis.insert(rotation.eigenbasis.end(), pairs.vectors.begin(), pairs.vectors.end());
+    rotation.spectrum.insert(rotation.spectrum.end(), pairs.values.begin(), pairs.values.end());
+  }
+  return rotation;
+}
+
 Rotation saw_rotation(const RotationRequest& request) {
   if (!request.options.side(request.side).hadamard) return {};
+  if (request.options.hessian != "none")
+    return hessian_rotation(request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
   return hadamard_rotation(request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
 }
 

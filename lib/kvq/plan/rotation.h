@@ -14,15 +14,15 @@ struct Rotation {
   RotationKind kind = RotationKind::identity;
   Scope scope = Scope::kv_head;
   int order = 0;                    ///< block_hadamard: power of two dividing D; also the H of a dense recipe, 0 = none
-  std::vector<std::int8_t> signs;   ///< [H, D] of +1, -1, or empty; block_hadamard: x * signs, then the blocks
-  std::vector<float> matrix;        ///< [H, D, D] row-major, kind dense only
+  std::vector<std::int8_t> signs = {};   ///< [H, D] of +1, -1, or empty; block_hadamard: x * signs, then the blocks
+  std::vector<float> matrix = {};        ///< [H, D, D] row-major, kind dense only
 
   // What explains the matrix: for people and for comparing artifacts, not needed to run.
   std::string recipe = "I";         ///< factors from left to right, "U*H*P"
-  std::string target;               ///< moment whose eigenbasis U is: "query", "scored_value", ...
-  std::vector<std::string> sign_choice;  ///< [H] "canonical" or "random <index> of <n>", or empty
-  std::vector<float> eigenbasis;    ///< [H, D, D], columns are eigenvectors, or empty
-  std::vector<float> spectrum;      ///< [H, D] descending, or empty
+  std::string target = {};               ///< moment whose eigenbasis U is: "query", "scored_value", ...
+  std::vector<std::string> sign_choice = {};  ///< [H] "canonical" or "random <index> of <n>", or empty
+  std::vector<float> eigenbasis = {};    ///< [H, D, D], columns are eigenvectors, or empty
+  std::vector<float> spectrum = {};      ///< [H, D] descending, or empty
 
   /// Index of a KV head's block in the [H, ...] arrays.
   int head_index(int kv_head) const { return scope == Scope::layer ? 0 : kv_head; }

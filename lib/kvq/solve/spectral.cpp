@@ -68,6 +68,17 @@ std::vector<double> compose(const Composition& composition, std::span<const doub
   return to_vector(product);
 }
 
+std::vector<double> product(std::span<const double> a, std::span<const double> b, int dim) {
+  const Matrix result = Eigen::Map<const Matrix>(a.data(), dim, dim) * Eigen::Map<const Matrix>(b.data(), dim, dim);
+  return {result.data(), result.data() + result.size()};
+}
+
+std::vector<double> turned(std::span<const double> m, std::span<const double> r, int dim) {
+  const Eigen::Map<const Matrix> moment(m.data(), dim, dim), rotation(r.data(), dim, dim);
+  const Matrix result = rotation.transpose() * moment * rotation;
+  return {result.data(), result.data() + result.size()};
+}
+
 std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint64_t seed, int layer, int head, int candidate) {
   std::vector<double> result(basis.begin(), basis.end());
   if (candidate == 0) return result;

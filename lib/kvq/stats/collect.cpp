@@ -18,16 +18,16 @@ struct Chunk {
   std::int64_t first, count;
 };
 
-std::vector<Chunk> chunks_of(std::int64_t tokens) {
+std::vector<Chunk> chunks_of(std::int64_t tokens, const TokenRange& held) {
   std::vector<Chunk> chunks;
-  for (std::int64_t first = 0; first < tokens; first += kChunkTokens)
-    chunks.push_back({first, std::min(kChunkTokens, tokens - first)});
+  for (const auto& [begin, end] : {std::pair{std::int64_t{0}, held.first}, std::pair{held.first + held.count, tokens}})
+    for (std::int64_t first = begin; first < end; first += kChunkTokens) chunks.push_back({first, std::min(kChunkTokens, end - first)});
   return chunks;
 }
 
 /// Uncentred moment of each head of a tensor; heads of one group are added together.
-std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group) {
-  const auto chunks = chunks_of(tensor.tokens);
+std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group, const TokenRange& held) {
+  const auto chunks = chunks_of(tensor.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
   std::vector<MomentSum> partial(static_cast<std::size_t>(tensor.heads * per_head));
   parallel_for(tensor.heads * per_head, [&](std::int64_t task) {
@@ -61,9 +61,9 @@ std::vector<float> quadratic_form(const std::vector<float>& rows, const std::vec
 }
 
 /// Value moment weighted by k C_Q k^T (OSCAR's `compute_sst`), per KV head.
-std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query) {
+std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query, const TokenRange& held) {
   const int heads = layer.geometry.num_kv_heads;
-  const auto chunks = chunks_of(layer.k.tokens);
+  const auto chunks = chunks_of(layer.k.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
   std::vector<std::vector<double>> c_q;
   for (const MomentSum& sum : query) c_q.push_back(mean_moment(sum));
@@ -88,8 +88,8 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
 /// Softmax-weighted moments of all heads and sequences; fills the sample's value weights on the way.
 class AttentionPass {
  public:
-  AttentionPass(const LayerActivations& layer, bool scored_query, LayerStats& stats)
-      : layer_(layer), geometry_(layer.geometry), scored_query_(scored_query), stats_(stats) {
+  AttentionPass(const LayerActivations& layer, bool scored_query, const TokenRange& held, LayerStats& stats)
+      : layer_(layer), geometry_(layer.geometry), scored_query_(scored_query), held_(held), stats_(stats) {
     stats.sample.value_weight.assign(static_cast<std::size_t>(stats.sample.size() * geometry_.num_kv_heads), 0.0f);
   }
 
@@ -102,6 +102,7 @@ class AttentionPass {
       for (std::size_t s = 0; s + 1 < layer_.cu_seqlens.size(); ++s) {
         const std::int64_t first = layer_.cu_seqlens[s], count = layer_.cu_seqlens[s + 1] - first;
         add_sequence(h, first, count, sums);
+        if (held_.count > 0 && held_.first == first) subtract_held_out(h, sums);
         done += count;
         if (on_tokens) on_tokens(done, total);
       }
@@ -109,7 +110,7 @@ class AttentionPass {
       outputs.push_back(std::move(sums.outputs));
       if (scored_query_) {
         // The weights shape the moment but do not normalise it: C_SQ is a mean over queries (formats/stats.md).
-        sums.scored_query.weight = static_cast<double>(layer_.k.tokens) * geometry_.queries_per_kv_head();
+        sums.scored_query.weight = static_cast<double>(layer_.k.tokens - held_.count) * geometry_.queries_per_kv_head();
         sums.scored_query.symmetrise();
         scored.push_back(std::move(sums.scored_query));
       }
@@ -119,20 +120,37 @@ class AttentionPass {
   }
 
  private:
-  void add_sequence(int kv_head, std::int64_t first, std::int64_t count, AttentionMoments& sums) {
+  /// Attention is causal: what the held-out beginning added to the sums is what it adds alone.
+  void subtract_held_out(int kv_head, AttentionMoments& sums) {
+    AttentionMoments own{MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}};
+    add_attention_moments(load(kv_head, held_.first, held_.count).input, scored_query_, own);
+    sums.outputs.subtract(own.outputs);
+    if (scored_query_) sums.scored_query.subtract(own.scored_query);
+  }
+
+  /// Rows of one head and its queries; `input` points into the vectors, which keep their memory when moved.
+  struct Loaded {
+    std::vector<float> q, k, v;
+    AttentionInput input;
+  };
+  Loaded load(int kv_head, std::int64_t first, std::int64_t count) const {
     const int group = geometry_.queries_per_kv_head();
     const auto n = static_cast<std::size_t>(count);
-    std::vector<float> q(n * static_cast<std::size_t>(group * geometry_.head_dim)), k(n * static_cast<std::size_t>(geometry_.head_dim)),
-        v(n * static_cast<std::size_t>(geometry_.v_head_dim));
+    Loaded loaded{std::vector<float>(n * static_cast<std::size_t>(group * geometry_.head_dim)), std::vector<float>(n * static_cast<std::size_t>(geometry_.head_dim)),
+                  std::vector<float>(n * static_cast<std::size_t>(geometry_.v_head_dim)), {}};
     parallel_for(group, [&](std::int64_t g) {
-      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count, q.data() + g * count * geometry_.head_dim);
+      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count, loaded.q.data() + g * count * geometry_.head_dim);
     });
-    layer_.k.load_head(kv_head, first, count, k.data());
-    layer_.v->load_head(kv_head, first, count, v.data());
-    const AttentionInput input{.tokens = count, .queries = group, .dim = geometry_.head_dim, .v_dim = geometry_.v_head_dim,
-                               .scale = geometry_.softmax_scale, .window = geometry_.sliding_window,
-                               .q = q.data(), .k = k.data(), .v = v.data()};
-    add_attention_moments(input, scored_query_, sums);
+    layer_.k.load_head(kv_head, first, count, loaded.k.data());
+    layer_.v->load_head(kv_head, first, count, loaded.v.data());
+    loaded.input = {.tokens = count, .queries = group, .dim = geometry_.head_dim, .v_dim = geometry_.v_head_dim, .scale = geometry_.softmax_scale,
+                    .window = geometry_.sliding_window, .q = loaded.q.data(), .k = loaded.k.data(), .v = loaded.v.data()};
+    return loaded;
+  }
+
+  void add_sequence(int kv_head, std::int64_t first, std::int64_t count, AttentionMoments& sums) {
+    const int group = geometry_.queries_per_kv_head();
+    add_attention_moments(load(kv_head, first, count).input, scored_query_, sums);
     for (std::size_t i = 0; i < stats_.sample.token.size(); ++i) {
       const std::int64_t t = stats_.sample.token[i] - first;
       if (t >= 0 && t < count)
@@ -144,6 +162,7 @@ class AttentionPass {
   const LayerActivations& layer_;
   const LayerGeometry& geometry_;
   bool scored_query_;
+  TokenRange held_;
   LayerStats& stats_;
 };
 
@@ -162,18 +181,20 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.tokens = layer.k.tokens;
   stats.sequences = static_cast<std::int64_t>(layer.cu_seqlens.size()) - 1;
   stats.content_hash = layer.content_hash;
-  stats.sample = sample_tokens(layer, request.seed, request.sample_tokens);
+  const TokenRange held = request.held_out_tokens > 0 && layer.v ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
+  if (held.count > 0) stats.held_out = hold_out(layer, held);
+  stats.sample = sample_tokens(layer, request.seed, request.sample_tokens, held.first, held.first + held.count);
   for (const Moment moment : request.moments)
     if (!layer.v && (is_value_moment(moment) || moment == Moment::scored_query))
       throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment", layer.layer, to_string(moment))};
 
   const auto wants = [&](Moment moment) { return request.moments.count(moment) != 0; };
   if (wants(Moment::query) || wants(Moment::sst))
-    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head());
-  if (wants(Moment::key)) stats.moments[Moment::key] = plain_moment(layer.k, 1);
-  if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1);
-  if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query]);
-  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), stats).run(on_tokens);
+    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head(), held);
+  if (wants(Moment::key)) stats.moments[Moment::key] = plain_moment(layer.k, 1, held);
+  if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1, held);
+  if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query], held);
+  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), held, stats).run(on_tokens);
   return stats;
 }
 

@@ -61,6 +61,11 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
     if (it == other.moments.end() || it->second.size() != sums.size()) refuse("collected moments");
     for (std::size_t h = 0; h < sums.size(); ++h) sums[h].add(it->second[h]);
   }
+  // Of two held-out beginnings the longer one stays (the first of equals); both are in no sum.
+  if (other.held_out && (!into.held_out || other.held_out->count() > into.held_out->count())) {
+    into.held_out = other.held_out;
+    into.held_out->token += into.tokens;
+  }
   into.sample = merge_samples(into.sample, other.sample, into.tokens, sample_tokens);
   into.tokens += other.tokens;
   into.sequences += other.sequences;

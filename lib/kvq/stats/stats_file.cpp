@@ -27,6 +27,8 @@ struct LayerRow {
   bool has_values = true;
   std::int64_t tokens = 0, sequences = 0;
   std::vector<Moment> moments;
+  std::int64_t held_out_tokens = 0;
+  bool curvature = false;
   std::string content_hash;
 };
 
@@ -77,11 +79,11 @@ std::vector<MomentSum> read_moment(const SafetensorsFile& file, const LayerRow& 
 
 void add_rows(SafetensorsWriter& writer, int layer, const char* name, const SampledRows& rows, std::int64_t count) {
   if (rows.heads == 0) return;
-  writer.add_view(name_of(layer, std::string("sample.") + name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
+  writer.add_view(name_of(layer, name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
 }
 
 SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads, int dim) {
-  const std::string tensor = name_of(layer, std::string("sample.") + name);
+  const std::string tensor = name_of(layer, name);
   const TensorInfo& info = file.info(tensor);
   const bool type_fits = info.dtype == DType::f16 || info.dtype == DType::bf16 || info.dtype == DType::f32;
   if (!type_fits || info.shape != std::vector<std::int64_t>{count, heads, dim})
@@ -110,23 +112,64 @@ TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
   const std::int64_t n = sample.size();
   sample.token = file.read<std::int64_t>(name_of(row.layer, "sample.token"), {n});
   const LayerGeometry& g = row.geometry;
-  sample.q = read_rows(file, row.layer, "q", n, g.num_q_heads, g.head_dim);
-  sample.k = read_rows(file, row.layer, "k", n, g.num_kv_heads, g.head_dim);
-  if (row.has_values) sample.v = read_rows(file, row.layer, "v", n, g.num_kv_heads, g.v_head_dim);
+  sample.q = read_rows(file, row.layer, "sample.q", n, g.num_q_heads, g.head_dim);
+  sample.k = read_rows(file, row.layer, "sample.k", n, g.num_kv_heads, g.head_dim);
+  if (row.has_values) sample.v = read_rows(file, row.layer, "sample.v", n, g.num_kv_heads, g.v_head_dim);
   const std::string weights = name_of(row.layer, "sample.value_weight");
   if (file.has(weights)) sample.value_weight = read_value_weight(file, weights, n, g.num_kv_heads);
   if (n == 0) throw Error{ErrorKind::bad_input, fmt::format("{}: layer {}: empty sample", file.name(), row.layer)};
   return sample;
 }
 
+std::vector<float> read_curvature(const SafetensorsFile& file, const LayerRow& row) {
+  const std::string tensor = name_of(row.layer, "held_out.curvature");
+  const std::int64_t dv = row.geometry.v_head_dim;
+  std::vector<float> values = file.read<float>(tensor, {row.geometry.num_q_heads, dv, dv});
+  if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }))
+    throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+  return values;
+}
+
+HeldOut read_held_out(const SafetensorsFile& file, const LayerRow& row) {
+  HeldOut held;
+  const std::string tensor = name_of(row.layer, "held_out.query");
+  const std::vector<std::int64_t> first = file.read<std::int64_t>(name_of(row.layer, "held_out.token"), {1});
+  held.token = first.front();
+  held.query = file.read<std::int64_t>(tensor, {-1});
+  const auto m = static_cast<std::int64_t>(held.query.size()), n = row.held_out_tokens;
+  for (std::size_t i = 0; i < held.query.size(); ++i)
+    if (held.query[i] < 0 || held.query[i] >= n || (i > 0 && held.query[i] <= held.query[i - 1]))
+      throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected ascending places below {}", file.name(), tensor, n)};
+  if (m == 0) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: empty", file.name(), tensor)};
+  const LayerGeometry& g = row.geometry;
+  held.q = read_rows(file, row.layer, "held_out.q", m, g.num_q_heads, g.head_dim);
+  held.k = read_rows(file, row.layer, "held_out.k", n, g.num_kv_heads, g.head_dim);
+  if (row.has_values) held.v = read_rows(file, row.layer, "held_out.v", n, g.num_kv_heads, g.v_head_dim);
+  if (row.curvature) held.curvature = read_curvature(file, row);
+  return held;
+}
+
+void add_held_out(SafetensorsWriter& writer, int layer, const LayerGeometry& geometry, const HeldOut& held) {
+  const auto m = static_cast<std::int64_t>(held.query.size());
+  writer.add_view(name_of(layer, "held_out.token"), DType::i64, {1}, {std::as_bytes(std::span(&held.token, 1))});
+  writer.add_view(name_of(layer, "held_out.query"), DType::i64, {m}, {std::as_bytes(std::span(held.query))});
+  add_rows(writer, layer, "held_out.q", held.q, m);
+  add_rows(writer, layer, "held_out.k", held.k, held.count());
+  add_rows(writer, layer, "held_out.v", held.v, held.count());
+  if (held.curvature.empty()) return;
+  const std::int64_t dv = geometry.v_head_dim;
+  writer.add_view(name_of(layer, "held_out.curvature"), DType::f32, {geometry.num_q_heads, dv, dv}, {std::as_bytes(std::span(held.curvature))});
+}
+
 void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
+  if (stats.held_out) add_held_out(writer, stats.layer, stats.geometry, *stats.held_out);
   for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
   const std::int64_t n = stats.sample.size();
   writer.add_view(name_of(stats.layer, "sample.key"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.key))});
   writer.add_view(name_of(stats.layer, "sample.token"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.token))});
-  add_rows(writer, stats.layer, "q", stats.sample.q, n);
-  add_rows(writer, stats.layer, "k", stats.sample.k, n);
-  add_rows(writer, stats.layer, "v", stats.sample.v, n);
+  add_rows(writer, stats.layer, "sample.q", stats.sample.q, n);
+  add_rows(writer, stats.layer, "sample.k", stats.sample.k, n);
+  add_rows(writer, stats.layer, "sample.v", stats.sample.v, n);
   if (!stats.sample.value_weight.empty())
     writer.add_view(name_of(stats.layer, "sample.value_weight"), DType::f32, {n, stats.geometry.num_kv_heads},
                     {std::as_bytes(std::span(stats.sample.value_weight))});
@@ -135,13 +178,18 @@ void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
 Json layer_row(const LayerStats& stats) {
   Json names = Json::array();
   for (const auto& [moment, sums] : stats.moments) names.push_back(to_string(moment));
-  return {{"layer", stats.layer},
+  Json row = {{"layer", stats.layer},
           {"geometry", geometry_to_json(stats.geometry)},
           {"has_values", stats.has_values},
           {"tokens", stats.tokens},
           {"sequences", stats.sequences},
           {"moments", std::move(names)},
           {"content_hash", stats.content_hash}};
+  if (stats.held_out) {
+    row["held_out_tokens"] = stats.held_out->count();
+    row["curvature"] = !stats.held_out->curvature.empty();
+  }
+  return row;
 }
 
 LayerRow parse_row(const Json& json, const std::string& file) {
@@ -152,6 +200,8 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   row.tokens = json.at("tokens");
   row.sequences = json.at("sequences");
   row.content_hash = json.at("content_hash");
+  row.held_out_tokens = json.value("held_out_tokens", std::int64_t{0});
+  row.curvature = json.value("curvature", false);
   for (const Json& name : json.at("moments")) {
     const auto moment = moment_from_string(name.get<std::string>());
     if (!moment) throw Error{ErrorKind::unsupported, fmt::format("{}: layer {}: unknown moment \"{}\"", file, row.layer, name.get<std::string>())};
@@ -220,6 +270,7 @@ LayerStats StatsFile::load(std::size_t index) const {
   stats.content_hash = row.content_hash;
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
+  if (row.held_out_tokens > 0) stats.held_out = read_held_out(impl_->file, row);
   return stats;
 }
 
@@ -227,8 +278,9 @@ namespace {
 
 /// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
+  const bool held_out = std::any_of(rows.begin(), rows.end(), [](const Json& row) { return row.contains("held_out_tokens"); });
   const Json manifest = {{"format", "kvq-stats"},
-                         {"version", "1.0"},
+                         {"version", held_out ? "1.1" : "1.0"},
                          {"requires", Json::array()},
                          {"model", model_to_json(header.model)},
                          {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},

@@ -29,15 +29,6 @@ std::size_t row_size(const SampledRows& rows) {
   return static_cast<std::size_t>(rows.heads) * static_cast<std::size_t>(rows.dim) * size_of(rows.dtype);
 }
 
-SampledRows gather(const ActivationTensor& tensor, const std::vector<std::int64_t>& tokens) {
-  SampledRows rows{tensor.dtype, tensor.heads, tensor.dim, {}};
-  const std::size_t bytes = row_size(rows);
-  rows.raw.resize(tokens.size() * bytes);
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    std::memcpy(rows.raw.data() + i * bytes, tensor.raw.data() + static_cast<std::size_t>(tokens[i]) * bytes, bytes);
-  return rows;
-}
-
 SampledRows widened(const SampledRows& rows) {
   if (rows.dtype == DType::f32) return rows;
   SampledRows wide{DType::f32, rows.heads, rows.dim, {}};
@@ -66,6 +57,15 @@ SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::ve
 
 }  // namespace
 
+SampledRows gather_rows(const ActivationTensor& tensor, const std::vector<std::int64_t>& tokens) {
+  SampledRows rows{tensor.dtype, tensor.heads, tensor.dim, {}};
+  const std::size_t bytes = row_size(rows);
+  rows.raw.resize(tokens.size() * bytes);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    std::memcpy(rows.raw.data() + i * bytes, tensor.raw.data() + static_cast<std::size_t>(tokens[i]) * bytes, bytes);
+  return rows;
+}
+
 std::vector<float> SampledRows::head(int h) const {
   const auto d = static_cast<std::size_t>(dim);
   const std::size_t width = size_of(dtype);
@@ -84,14 +84,15 @@ std::vector<float> TokenSample::weights(int kv_head, int num_kv_heads) const {
   return out;
 }
 
-TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count) {
+TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count, std::int64_t skip_first, std::int64_t skip_end) {
   std::vector<Candidate> candidates;
   candidates.reserve(static_cast<std::size_t>(layer.cu_seqlens.back()));
   const std::size_t row = static_cast<std::size_t>(layer.k.heads) * static_cast<std::size_t>(layer.k.dim) * size_of(layer.k.dtype);
   for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
     const std::int64_t begin = layer.cu_seqlens[s], end = layer.cu_seqlens[s + 1];
     const std::uint64_t hash = XXH3_64bits(layer.k.raw.data() + static_cast<std::size_t>(begin) * row, static_cast<std::size_t>(end - begin) * row);
-    for (std::int64_t t = begin; t < end; ++t) candidates.push_back({sampling_key(seed, hash, t - begin, layer.layer), t});
+    for (std::int64_t t = begin; t < end; ++t)
+      if (t < skip_first || t >= skip_end) candidates.push_back({sampling_key(seed, hash, t - begin, layer.layer), t});
   }
   const auto n = static_cast<std::ptrdiff_t>(std::min<std::int64_t>(count, static_cast<std::int64_t>(candidates.size())));
   std::partial_sort(candidates.begin(), candidates.begin() + n, candidates.end());
@@ -100,9 +101,9 @@ TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std
     sample.key.push_back(candidates[static_cast<std::size_t>(i)].key);
     sample.token.push_back(candidates[static_cast<std::size_t>(i)].token);
   }
-  sample.q = gather(layer.q, sample.token);
-  sample.k = gather(layer.k, sample.token);
-  if (layer.v) sample.v = gather(*layer.v, sample.token);
+  sample.q = gather_rows(layer.q, sample.token);
+  sample.k = gather_rows(layer.k, sample.token);
+  if (layer.v) sample.v = gather_rows(*layer.v, sample.token);
   return sample;
 }
 

@@ -27,7 +27,7 @@ TEST_CASE("Options that contradict each other are refused", "[methods]") {
     return test::error_text([&] { check_options(options); });
   };
   const auto symmetric = [](SideOptions& side) {
-    side.levels = UniformLevels::symmetric;
+    side.coder = CoderKind::symmetric;
     side.rule = ScaleRule::norm;
     side.clip = 1.0;
   };
@@ -36,7 +36,7 @@ TEST_CASE("Options that contradict each other are refused", "[methods]") {
   CHECK(checked([](Options& o) { o.k.bits = 16; }) == "no error");
   for (const auto& change : std::vector<std::function<void(Options&)>>{
            [](Options& o) { o.k.rule = ScaleRule::norm; },
-           [](Options& o) { o.v.levels = UniformLevels::symmetric; },
+           [](Options& o) { o.v.coder = CoderKind::symmetric; },
            [&](Options& o) { symmetric(o.k); o.k.clip = 0.9; },
            [&](Options& o) { symmetric(o.v); o.v.clip = std::nullopt; },
            [](Options& o) { o.k.clip = 0.0; },
@@ -56,7 +56,7 @@ TEST_CASE("Every option that decides shows in the manifest", "[methods]") {
            [](Options& o) { o.k.bits = 3; },
            [](Options& o) { o.v.bits = 3; },
            [](Options& o) { o.k.group_size = 16; },
-           [](Options& o) { o.k.levels = UniformLevels::symmetric; },
+           [](Options& o) { o.k.coder = CoderKind::symmetric; },
            [](Options& o) { o.k.rule = ScaleRule::norm; },
            [](Options& o) { o.v.zero = ZeroKind::integer; },
            [](Options& o) { o.v.scale_type = ScaleType::fp32; },

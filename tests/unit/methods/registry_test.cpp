@@ -167,7 +167,7 @@ TEST_CASE("Every method takes every coder, and a fixed clip is the one asked for
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) {
       o.k = {.bits = 3, .group_size = 16, .zero = ZeroKind::integer, .scale_type = ScaleType::bf16, .clip = 0.93, .target = o.k.target, .hadamard = o.k.hadamard};
       o.v.bits = 5;
-      o.v.levels = UniformLevels::symmetric;
+      o.v.coder = CoderKind::symmetric;
       o.v.rule = ScaleRule::norm;
       o.v.clip = 1.0;
     }));

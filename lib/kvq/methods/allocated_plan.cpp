@@ -1,0 +1,265 @@
+#include <kvq/compute/eigh.h>
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/methods/allocated_plan.h>
+#include <kvq/methods/make_coder.h>
+#include <kvq/solve/bit_budget.h>
+#include <kvq/solve/spectral.h>
+#include <kvq/solve/structured.h>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+namespace kvq {
+
+namespace {
+
+constexpr std::string_view kScores[] = {"qk_avg", "qk_max", "qk_product", "k_only", "q_only", "qk_energy_product"};
+
+/// What gets a width together: places in the basis, in the order in which a tie is broken.
+struct Unit {
+  std::vector<int> channels;
+};
+
+/// One head's problem: a basis (empty for the identity), units of its channels, and what each is worth.
+struct HeadProblem {
+  std::vector<double> basis, spectrum;
+  std::vector<Unit> units;
+  std::vector<double> scores;
+};
+
+/// Diagonal of the mean moment of x - center along the columns of a basis, or along the channels.
+std::vector<double> energies(const std::vector<double>& moment, const std::vector<double>& basis, int dim) {
+  const std::vector<double> along = basis.empty() ? moment : turned(moment, basis, dim);
+  std::vector<double> diagonal;
+  for (int j = 0; j < dim; ++j) diagonal.push_back(std::max(0.0, along[static_cast<std::size_t>(j * dim + j)]));
+  return diagonal;
+}
+
+double sum_over(const Unit& unit, const std::vector<double>& energy) {
+  double total = 0.0;
+  for (const int j : unit.channels) total += energy[static_cast<std::size_t>(j)];
+  return total;
+}
+
+std::vector<Unit> rope_units(const LayerGeometry& geometry) {
+  std::vector<Unit> units;
+  for (const RopeBlock& block : rope_blocks(geometry)) units.push_back({block.second < 0 ? std::vector{block.first} : std::vector{block.first, block.second}});
+  return units;
+}
+
+/// Neighbours in pairs, or single channels: pairs keep the search small and cost next to nothing.
+std::vector<Unit> channel_units(int dim) {
+  std::vector<Unit> units;
+  for (int j = 0; j < dim; ++j) units.push_back({{j}});
+  return units;
+}
+
+class SidePlanner {
+ public:
+  SidePlanner(const LayerStats& stats, const Options& options, char side, Allocate how)
+      : stats_(stats), options_(options), side_(side), how_(how), center_(options.side(side).center ? make_center(stats, options, side) : std::vector<float>{}),
+        data_(fit_data(stats, side)), request_{stats, options, side, coder_, data_, center_} {}
+
+  TensorPlan plan(const SideBudget& budget) {
+    TensorPlan plan;
+    plan.rotation.scope = options_.scope;
+    plan.rotation.kind = RotationKind::dense;
+    plan.rotation.recipe = recipe();
+    plan.center = center_;
+    plan.allocation = BitAllocation{.unit = how_ == Allocate::rope_block ? "rope_block" : "channel", .score = score_name()};
+    for (int h = 0; h < request_.heads(); ++h) add_head(plan, h, problem(h), budget);
+    plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
+    finish(plan);
+    return plan;
+  }
+
+ private:
+  int dim() const { return request_.dim(); }
+
+  std::string score_name() const {
+    if (how_ == Allocate::none) return "equal";
+    if (how_ == Allocate::rope_block) return options_.score;
+    return side_ == 'k' ? "query_energy*key_energy" : "score_weighted_energy";
+  }
+  std::string recipe() const {
+    const std::string mixing = options_.mixing == "haar" ? "Haar" : "S*H";
+    return how_ == Allocate::none ? mixing : how_ == Allocate::rope_block ? "G*" + mixing : "U*G*" + mixing;
+  }
+
+  HeadProblem problem(int h) {
+    const auto entry = static_cast<std::size_t>(h);
+    HeadProblem p;
+    if (how_ == Allocate::none) {
+      p.units = channel_units(dim());
+      p.scores.assign(p.units.size(), 1.0);
+      return p;
+    }
+    const auto own = scoped_moment(request_, side_ == 'k' ? Moment::key : Moment::value, true)[entry];
+    if (how_ == Allocate::channel) {
+      const Moment target = side_ == 'k' ? Moment::query : stats_.moments.count(Moment::scored_value) ? Moment::scored_value : Moment::value;
+      const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == 'v')[entry], dim());
+      p.basis = pairs.vectors;
+      p.spectrum = pairs.values;
+      p.units = channel_units(dim());
+      const std::vector<double> energy = energies(own, p.basis, dim());
+      for (std::size_t j = 0; j < p.units.size(); ++j) p.scores.push_back(energy[j] * (side_ == 'k' ? std::max(0.0, pairs.values[j]) : 1.0));
+      return p;
+    }
+    p.units = rope_units(stats_.geometry);
+    const std::vector<double> key = energies(own, {}, dim()), query = energies(scoped_moment(request_, Moment::query, false)[entry], {}, dim());
+    for (const Unit& unit : p.units) p.scores.push_back(block_score(options_.score, sum_over(unit, query), sum_over(unit, key)));
+    return p;
+  }
+
+  std::vector<std::uint8_t> widths(const HeadProblem& p, const SideBudget& budget) const {
+    const int per_unit = static_cast<int>(p.units.front().channels.size());
+    if (budget.row_bytes > 0)
+      return byte_allocation(p.scores, {.row_bytes = budget.row_bytes, .scale_bytes = scale_bytes(options_.side(side_).scale_type), .index_bytes = 0,
+                                        .channels_per_block = per_unit, .min_bits = options_.min_bits, .max_bits = options_.max_bits});
+    const auto count = static_cast<int>(p.units.size());
+    return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, options_.max_bits);
+  }
+
+  void add_head(TensorPlan& plan, int h, const HeadProblem& p, const SideBudget& budget) {
+    BitAllocation& a = *plan.allocation;
+    const std::vector<std::uint8_t> bits = widths(p, budget);
+    a.objective += allocation_objective(p.scores, bits);
+    const int spent = std::accumulate(bits.begin(), bits.end(), 0);
+    a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, std::min(options_.min_bits, 8), options_.max_bits));
+    if (how_ == Allocate::rope_block) {
+      a.block_bits.insert(a.block_bits.end(), bits.begin(), bits.end());
+      a.block_energy.insert(a.block_energy.end(), p.scores.begin(), p.scores.end());
+    }
+    std::vector<std::size_t> order(bits.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return bits[x] > bits[y]; });
+    std::vector<int> sources;
+    for (const std::size_t unit : order)
+      for (const int channel : p.units[unit].channels) {
+        sources.push_back(channel);
+        a.channel_bits.push_back(bits[unit]);
+        a.channel_order.push_back(static_cast<std::uint16_t>(channel));
+      }
+    add_rotation(plan.rotation, h, p, sources, std::span(a.channel_bits).last(sources.size()));
+  }
+
+  /// Columns of the basis gathered by width, each group mixed by an orthogonal matrix of its own.
+  void add_rotation(Rotation& rotation, int h, const HeadProblem& p, const std::vector<int>& sources, std::span<const std::uint8_t> bits) {
+    const auto d = static_cast<std::size_t>(dim());
+    std::vector<double> gathered(d * d, 0.0), mixing(d * d, 0.0);
+    for (std::size_t place = 0; place < d; ++place) {
+      const auto source = static_cast<std::size_t>(sources[place]);
+      for (std::size_t i = 0; i < d; ++i) gathered[i * d + place] = p.basis.empty() ? (i == source ? 1.0 : 0.0) : p.basis[i * d + source];
+    }
+    for (std::size_t first = 0; first < d;) {
+      std::size_t end = first;
+      // Where all channels are alike the whole row is mixed, so that a width more or less says nothing about a channel.
+      while (end < d && (how_ == Allocate::none || bits[end] == bits[first])) ++end;
+      const std::size_t n = end - first;
+      const std::vector<double> block = mixing_matrix(static_cast<int>(n), h, bits[first]);
+      for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t j = 0; j < n; ++j) mixing[(first + i) * d + first + j] = block[i * n + j];
+      first = end;
+    }
+    const std::vector<double> matrix = product(gathered, mixing, dim());
+    rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
+    if (p.basis.empty()) return;
+    rotation.target = side_ == 'k' ? "query" : stats_.moments.count(Moment::scored_value) ? "scored_value" : "value";
+    rotation.eigenbasis.insert(rotation.eigenbasis.end(), p.basis.begin(), p.basis.end());
+    rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
+  }
+
+  /// Haar, or random signs and a Hadamard where n is a power of two; one stream for each (layer, head, side, width).
+  std::vector<double> mixing_matrix(int n, int h, int width) const {
+    const int stream = 1024 + (2 * h + (side_ == 'v' ? 1 : 0)) * 16 + (how_ == Allocate::none ? 9 : width);
+    if (options_.mixing == "haar" || hadamard_order(n) != n) return haar_matrix(n, options_.seed, stats_.layer, stream);
+    std::vector<double> matrix = block_hadamard_matrix(n, n);
+    const std::vector<std::int8_t> signs = random_signs(n, options_.seed, stats_.layer, stream);
+    for (std::size_t i = 0; i < signs.size(); ++i)
+      for (std::size_t j = 0; j < signs.size(); ++j) matrix[i * signs.size() + j] *= signs[i];
+    return matrix;
+  }
+
+  /// Tables, and the errors before and after.
+  void finish(TensorPlan& plan) {
+    const auto d = static_cast<std::size_t>(dim());
+    std::vector<std::vector<RotatedData>> rotated;
+    for (int h = 0; h < request_.heads(); ++h) {
+      rotated.emplace_back();
+      const auto center = center_.empty() ? std::span<const float>{} : std::span(center_).subspan(static_cast<std::size_t>(h) * d, d);
+      for (const std::size_t member : request_.members(h)) rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
+    }
+    fit_tables(plan, options_.side(side_).fitted, rotated);
+    if (scale_rule(plan.coder) == ScaleRule::minmax) plan.clip_ratio.assign(rotated.size(), 1.0);
+    std::vector<std::array<double, 3>> sums(rotated.size());
+    const Options plain = plain_options();
+    const Coder uniform = make_coder(plain, side_, dim());
+    parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
+      const auto h = static_cast<std::size_t>(index);
+      const RowCodec codec(plan, static_cast<int>(h), dim());
+      for (const RotatedData& data : rotated[h]) sums[h][2] += coding_cost(data, codec);
+      for (const std::size_t member : request_.members(static_cast<int>(h))) {
+        const RotatedData raw = rotate(data_[member], {}, {});
+        sums[h][0] += energy(raw);
+        sums[h][1] += coding_cost(raw, uniform, 1.0);
+      }
+    });
+    double total = 0.0, before = 0.0, after = 0.0;
+    for (const auto& sum : sums) {
+      total += sum[0];
+      before += sum[1];
+      after += sum[2];
+    }
+    if (!(total > 0.0))
+      throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer, side_)};
+    plan.error = FitError{metric_name(stats_, side_), before / total, after / total};
+  }
+
+  /// The same coder at the whole width below, without rotation, centre and allocation: what `before` means.
+  Options plain_options() const {
+    Options plain = options_;
+    SideOptions& side = side_ == 'k' ? plain.k : plain.v;
+    side.bits = std::clamp(std::floor(side.bits), 1.0, side.coder == CoderKind::trellis ? 4.0 : 8.0);
+    return plain;
+  }
+
+  const LayerStats& stats_;
+  const Options& options_;
+  char side_;
+  Allocate how_;
+  Coder coder_ = ExactCoder{};
+  std::vector<float> center_;
+  std::vector<FitData> data_;
+  RotationRequest request_;
+};
+
+}  // namespace
+
+std::span<const std::string_view> score_names() { return kScores; }
+
+double block_score(std::string_view name, double q, double k) {
+  if (name == "qk_avg") return 0.5 * (q + k);
+  if (name == "qk_max") return std::max(q, k);
+  if (name == "qk_product") return std::sqrt(q * k);
+  if (name == "k_only") return k;
+  if (name == "q_only") return q;
+  if (name == "qk_energy_product") return q * k;
+  throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name), fmt::format("choose one of {}", fmt::join(kScores, ", "))};
+}
+
+TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, Allocate how) {
+  return SidePlanner(stats, options, side, how).plan(budget);
+}
+
+std::set<Moment> allocation_needs(const Options& options) {
+  std::set<Moment> needs = common_needs(options);
+  needs.insert(Moment::scored_value);
+  return needs;
+}
+
+}  // namespace kvq

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <kvq/methods/rotated_plan.h>
+#include <kvq/stats/layer_stats.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvq {
+
+/// Scores of a RoPE block from the mean squared lengths of its queries and keys (Block-GTQ Eq. 4 and C.2; the last is ours):
+/// qk_avg 1/2 (Eq + Ek), qk_max, qk_product sqrt(Eq Ek), k_only, q_only, qk_energy_product Eq Ek: the squared logit error
+/// that a relative coding error of the block causes.
+std::span<const std::string_view> score_names();
+double block_score(std::string_view name, double query_energy, double key_energy);
+
+/// How the bits of one side are spent.
+struct SideBudget {
+  double bits = 0.0;   ///< average code bits of a channel
+  int row_bytes = 0;   ///< if not 0: bytes of a head's row instead
+};
+
+/// The plan of one side with widths of its own for each head: keys by RoPE block, values (or keys, --k-allocation channel) by
+/// channel of an eigenbasis. The channels of one width are gathered, rotated among themselves and coded as one group.
+///   keys, rope_block   R = gather * blockdiag(mixing)
+///   channel            R = U * gather * blockdiag(mixing), U of the query moment (keys) or the score-weighted moment (values);
+///                      scores are the centred energies along U, for keys times the query's
+///   none               R = mixing of the whole head, and the first channels get one bit more where the average is no whole number
+TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, Allocate how);
+
+/// Moments that allocate_side() asks for.
+std::set<Moment> allocation_needs(const Options& options);
+
+}  // namespace kvq

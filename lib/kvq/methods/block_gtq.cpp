@@ -1,0 +1,75 @@
+#include <kvq/core/error.h>
+#include <kvq/methods/allocated_plan.h>
+#include <kvq/methods/recipes.h>
+#include <kvq/solve/structured.h>
+
+// Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy and a
+// greedy rule; every run of one width is a group of TurboQuant-MSE codes (norm, rotation, Lloyd-Max). Values: TQ-MSE of one
+// width. Where its code differs we follow the paper: the pairs and frequencies are the dump's (not always i, i + D/2), keys are
+// coded after RoPE, every group is rotated, codebooks are exact for the group's dimension, matrices are stored.
+
+namespace kvq {
+
+namespace {
+
+/// TurboQuant-MSE of one width: a random orthogonal matrix, or random signs and a Hadamard, which needs no matrix.
+Rotation tq_rotation(const RotationRequest& request) {
+  Rotation rotation;
+  const bool hadamard = request.options.mixing == "hadamard" && hadamard_order(request.dim()) == request.dim();
+  rotation.kind = hadamard ? RotationKind::block_hadamard : RotationKind::dense;
+  rotation.order = hadamard ? request.dim() : 0;
+  rotation.recipe = hadamard ? "S*H" : "Haar";
+  for (int h = 0; h < request.heads(); ++h) {
+    const int stream = 2 * h + (request.side == 'v' ? 1 : 0);
+    if (hadamard) {
+      const auto signs = random_signs(request.dim(), request.options.seed, request.stats.layer, stream);
+      rotation.signs.insert(rotation.signs.end(), signs.begin(), signs.end());
+    } else {
+      const auto matrix = haar_matrix(request.dim(), request.options.seed, request.stats.layer, stream);
+      rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
+    }
+  }
+  return rotation;
+}
+
+TensorPlan gtq_side(const LayerStats& stats, const Options& options, char side) {
+  const SideOptions& asked = options.side(side);
+  if (stays_exact(options, stats.layer, side)) return exact_plan(options);
+  if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
+  return allocate_side(stats, options, side, {asked.bits, asked.row_bytes}, asked.allocate);
+}
+
+std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+  std::vector<LayerPlan> plans;
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    const auto stats = source.load(i);
+    LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = gtq_side(*stats, options, 'k'), .v = {}};
+    if (stats->has_values) plan.v = gtq_side(*stats, options, 'v');
+    validate(plan);
+    plans.push_back(std::move(plan));
+    if (done) done(i);
+  }
+  return plans;
+}
+
+void tq_defaults(Options& options) {
+  options.k.coder = options.v.coder = CoderKind::codebook;
+  options.k.rule = options.v.rule = ScaleRule::norm;
+}
+
+void gtq_defaults(Options& options) {
+  tq_defaults(options);
+  options.k.allocate = Allocate::rope_block;
+}
+
+}  // namespace
+
+Method block_gtq_method() {
+  return {"block-gtq", "RoPE-block bit allocation over TurboQuant-MSE codes", gtq_defaults, allocation_needs, gtq_decide};
+}
+
+Method tq_mse_method() {
+  return {"tq-mse", "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept", tq_defaults, common_needs, gtq_decide};
+}
+
+}  // namespace kvq

@@ -1,0 +1,134 @@
+#include <kvq/core/error.h>
+#include <kvq/methods/make_coder.h>
+#include <kvq/solve/sphere_codebook.h>
+#include <kvq/solve/trellis_tables.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvq {
+
+namespace {
+
+std::vector<float> as_floats(const ScalarCodebook& codebook) { return {codebook.entries.begin(), codebook.entries.end()}; }
+
+CodebookCoder codebook_coder(const SideOptions& side, int bits, int group_size) {
+  return {.bits = bits, .group_size = group_size, .rule = side.rule, .scale_type = side.scale_type, .per_head = false, .fitted = side.fitted, .tables = {}};
+}
+
+/// Channels of a run of one width, cut into groups.
+struct Run {
+  int width, first, count, group;
+};
+
+std::vector<Run> runs_of(const TensorPlan& plan, int entry, int dim) {
+  const RowLayout layout = row_layout(plan, entry, dim);
+  std::vector<Run> runs;
+  for (int s = 0; s < layout.num_segments; ++s) {
+    const CodeSegment& segment = layout.segments[static_cast<std::size_t>(s)];
+    runs.push_back({segment.bits, segment.first_channel, segment.channels, plan.allocation ? segment.channels : group_size(plan.coder)});
+  }
+  return runs;
+}
+
+/// Channels of a run over the root mean square of their group, all rows of all heads; groups of zeros are left out.
+std::vector<float> normalised(const std::vector<RotatedData>& heads, const Run& run) {
+  std::vector<float> samples;
+  for (const RotatedData& data : heads)
+    for (std::size_t row = 0; row < data.rows.size(); row += static_cast<std::size_t>(data.dim))
+      for (int start = run.first; start < run.first + run.count; start += run.group) {
+        const float* x = data.rows.data() + row + static_cast<std::size_t>(start);
+        double energy = 0.0;
+        for (int j = 0; j < run.group; ++j) energy += double{x[j]} * double{x[j]};
+        if (!(energy > 0.0)) continue;
+        const double scale = std::sqrt(run.group / energy);
+        for (int j = 0; j < run.group; ++j) samples.push_back(static_cast<float>(x[j] * scale));
+      }
+  return samples;
+}
+
+/// Neighbours that became equal, or fell together in float32, would break the order of a table: the sphere's stays then.
+bool ascends(const std::vector<float>& table) { return std::adjacent_find(table.begin(), table.end(), std::greater_equal<>()) == table.end(); }
+
+std::vector<float> table_for(const Run& run, bool fitted, const std::vector<RotatedData>& heads) {
+  const ScalarCodebook& sphere = sphere_codebook(run.width, run.group);
+  if (!fitted) return as_floats(sphere);
+  std::vector<float> table = as_floats(fit_codebook(normalised(heads, run), sphere));
+  return ascends(table) ? table : as_floats(sphere);
+}
+
+/// The shortest run of a width in any head that is long enough for a trellis; the row if there is none.
+int shortest_run(const BitAllocation& allocation, int width, int dim) {
+  int shortest = dim;
+  for (std::size_t head = 0; head < allocation.channel_bits.size(); head += static_cast<std::size_t>(dim)) {
+    const auto begin = allocation.channel_bits.begin() + static_cast<std::ptrdiff_t>(head);
+    const auto count = static_cast<int>(std::count(begin, begin + dim, static_cast<std::uint8_t>(width)));
+    if (count >= TrellisGroup::kLeastChannels) shortest = std::min(shortest, count);
+  }
+  return shortest;
+}
+
+}  // namespace
+
+Coder make_coder(const Options& options, char which, int group) {
+  const SideOptions& side = options.side(which);
+  const int bits = static_cast<int>(side.bits);
+  switch (side.coder) {
+    case CoderKind::affine:
+    case CoderKind::symmetric:
+      return UniformCoder{.bits = bits, .group_size = group, .levels = side.coder == CoderKind::affine ? UniformLevels::affine : UniformLevels::symmetric,
+                          .rule = side.rule, .scale_type = side.scale_type, .zero = side.zero};
+    case CoderKind::codebook: {
+      CodebookCoder coder = codebook_coder(side, bits, group);
+      coder.tables[bits] = as_floats(sphere_codebook(bits, group));
+      return coder;
+    }
+    case CoderKind::trellis:
+      break;
+  }
+  // One bit has no trellis that gains anything: symmetric codes are that trellis without memory.
+  const auto taps = trellis_taps(bits, options.memory, group);
+  const ScaleRule plain = side.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm;
+  if (taps.empty())
+    return UniformCoder{.bits = bits, .group_size = group, .levels = UniformLevels::symmetric, .rule = plain, .scale_type = side.scale_type};
+  return TrellisCoder{.bits = bits, .group_size = group, .rule = side.rule, .scale_type = side.scale_type, .taps = taps};
+}
+
+Coder make_mixed_coder(const Options& options, char which, const BitAllocation& allocation, int dim) {
+  const int largest = *std::max_element(allocation.channel_bits.begin(), allocation.channel_bits.end());
+  const SideOptions& side = options.side(which);
+  if (side.coder == CoderKind::codebook) return codebook_coder(side, largest, 0);
+  if (side.coder == CoderKind::symmetric)
+    return UniformCoder{.bits = largest, .group_size = 0, .levels = UniformLevels::symmetric, .rule = side.rule, .scale_type = side.scale_type};
+  TrellisCoder coder{.bits = largest, .group_size = 0, .rule = side.rule, .scale_type = side.scale_type, .taps = {}};
+  for (int bits = 1; bits <= largest; ++bits)
+    for (TrellisTaps& taps : trellis_taps(bits, options.memory, shortest_run(allocation, bits, dim))) coder.taps.push_back(std::move(taps));
+  return coder;
+}
+
+void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads) {
+  auto* coder = std::get_if<CodebookCoder>(&plan.coder);
+  if (!coder || (!fitted && !plan.allocation)) return;
+  coder->per_head = true;
+  coder->fitted = fitted;
+  coder->tables.clear();
+  const int dim = heads.front().front().dim;
+  for (std::size_t h = 0; h < heads.size(); ++h)
+    for (const Run& run : runs_of(plan, static_cast<int>(h), dim)) coder->tables[run.width];
+  for (auto& [width, table] : coder->tables) {
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      // A head without channels of this width gets the table of a large group, so that the tensor has one shape.
+      Run run{width, 0, 0, dim};
+      bool used = false;
+      for (const Run& own : runs_of(plan, static_cast<int>(h), dim))
+        if (own.width == width) {
+          run = own;
+          used = true;
+        }
+      const std::vector<float> own = table_for(run, fitted && used, heads[h]);
+      table.insert(table.end(), own.begin(), own.end());
+    }
+  }
+}
+
+}  // namespace kvq
