@@ -198,7 +198,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
 
   const std::string how = "How rows are stored";
-  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, tq-mse, quarot, random or plain")->capture_default_str()->group(how);
+  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, kvq, tq-mse, quarot, random or plain")->capture_default_str()->group(how);
   app.add_option("--bits", f.bits, "code bits of keys and values: 1 to 8, 16 = exact; fractions for allocated widths")->group(how);
   app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
   app.add_option("--bits-v", f.bits_v, "of values")->group(how);
@@ -231,7 +231,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
 
   app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (moment in the rotated basis) [none]")->group(rot);
 
-  const std::string mix = "Mixed widths (block-gtq)";
+  const std::string mix = "Mixed widths (block-gtq, kvq)";
   app.add_option("--score", f.score, fmt::format("what a RoPE block is worth: {} [qk_avg]", fmt::join(score_names(), ", ")))->group(mix);
   app.add_option("--k-allocation", f.k_allocation, "widths of keys: none, rope_block or channel (of the query eigenbasis) [rope_block]")->group(mix);
   app.add_option("--v-allocation", f.v_allocation, "widths of values: none or channel (of the score-weighted eigenbasis) [none]")->group(mix);
@@ -240,6 +240,14 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--row-bytes-k", f.row_bytes_k, "allocate to fill rows of this many bytes (codes, scales, padding) instead of --bits")->group(mix);
   app.add_option("--row-bytes-v", f.row_bytes_v, "the same for values, with --v-allocation channel")->group(mix);
   app.add_option("--mixing", f.mixing, "rotation inside a group of one width: haar, or hadamard where its size is a power of two [haar]")->group(mix);
+
+  const std::string joint = "Budgets over layers and sides (kvq; block-gtq with --joint)";
+  app.add_option("--budget-bits", f.budget_bits, "average code bits over all layers, keys and values; scales are reported beside [kvq: 2]")->group(joint);
+  app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included, average over layers")->group(joint);
+  app.add_flag("--joint", f.joint, "block-gtq: --budget-bits (or --bits) is one budget, decided by the measured error of attention's output")->group(joint);
+  app.add_flag("--uniform-layout", f.uniform_layout, "equal rows in all layers")->group(joint);
+  app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, on which plans are compared")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->capture_default_str()->group(joint);
+  app.add_flag("--report-ablation", f.report_ablation, "also print what each ingredient of kvq brings at this budget")->group(joint);
 
   const std::string km = "K-means residual codes (any method)";
   app.add_option("--kmeans", f.kmeans, "code residuals of C centroids, 1 to 4096, keys and values; 1 = centring")->group(km);
@@ -285,6 +293,21 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
   if (f.hessian) options.hessian = *f.hessian;
 }
 
+void apply_budget(const CalibrateFlags& f, Options& options) {
+  if (f.budget_bits) options.budget_bits = *f.budget_bits;
+  if (f.budget_bytes) {
+    if (!f.budget_bits) options.budget_bits = std::nullopt;
+    options.budget_bytes = *f.budget_bytes;
+  }
+  options.uniform_layout = f.uniform_layout;
+  if (options.method == "kvq" && (f.bits || f.bits_k || f.bits_v || f.row_bytes_k || f.row_bytes_v))
+    throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning", "use --budget-bits or --budget-bytes"};
+  if (options.method != "block-gtq") return;
+  if (f.joint && !f.budget_bits && !f.budget_bytes) options.budget_bits = f.bits.value_or(2.0);
+  if (!f.joint && (f.budget_bits || f.budget_bytes || f.uniform_layout))
+    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes and --uniform-layout need --joint", "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
+}
+
 void apply_kmeans(const CalibrateFlags& f, Options& options) {
   const auto set = [](const std::optional<int>& count, SideOptions& side) {
     if (!count) return;
@@ -318,6 +341,7 @@ Options resolve_options(const CalibrateFlags& f) {
   apply_coder(f, f.coder_v, "--coder-v", options.v);
   apply_allocation(f, options);
   apply_kmeans(f, options);
+  apply_budget(f, options);
   if (f.bits) options.k.bits = options.v.bits = *f.bits;
   if (f.bits_k) options.k.bits = *f.bits_k;
   if (f.bits_v) options.v.bits = *f.bits_v;

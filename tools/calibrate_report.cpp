@@ -68,6 +68,7 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n", artifact.windows.sink_tokens,
                       artifact.windows.recent_tokens, context);
   text += "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, centre (c) and clip.\n";
+  if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
   const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
     const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
     return uniform && uniform->group_size == dim && plan.rotation.recipe.ends_with("P");
@@ -127,6 +128,44 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
   return {{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"method", artifact.calibration.method},
           {"dump_hash", artifact.calibration.dump_hash}, {"tokens", artifact.calibration.tokens}, {"context", context},
           {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}}, {"layers", std::move(layers)}};
+}
+
+Json budget_json(const BudgetReport& r) {
+  return {{"unit", r.unit}, {"budget", r.budget}, {"spent", r.spent}, {"mean_bits", r.mean_bits}, {"mean_bytes", r.mean_bytes},
+          {"metric", r.metric}, {"cost", r.cost}, {"bound", r.bound}, {"held_out_tokens", r.tokens}};
+}
+
+std::string budget_text(const Json& b) {
+  const bool nll = b.at("metric") == "nll";
+  const double cost = b.at("cost"), bound = b.at("bound");
+  std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits, {:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
+                                 b.at("unit").get<std::string>(), b.at("spent").get<double>(), b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}, at most {:.1f}% above the best choice\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
+                      nll ? "nats a token" : "(relative output error)", bound > 0.0 ? 100.0 * (cost / bound - 1.0) : 0.0);
+  if (!nll) text += "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output error, which says little about which layer matters.\n";
+  return text;
+}
+
+std::string ablation_table(const std::vector<AblationRow>& rows) {
+  std::vector<std::vector<std::string>> table = {{"ingredient", "bits", "bytes", "cost", "change"}};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const BudgetReport& r = rows[i].report;
+    table.push_back({rows[i].ingredient, fmt::format("{:.3f}", r.mean_bits), fmt::format("{:.1f}", r.mean_bytes), fmt::format("{:.5g}", r.cost),
+                     i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
+  }
+  std::string text = format_table(table, "lrrrr");
+  return text + fmt::format("cost: {} on the held-out tokens, both sides of all layers; each line adds to the one above.\n",
+                            rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
+}
+
+Json ablation_json(const std::vector<AblationRow>& rows) {
+  Json all = Json::array();
+  for (const AblationRow& row : rows) {
+    Json one = budget_json(row.report);
+    one["ingredient"] = row.ingredient;
+    all.push_back(std::move(one));
+  }
+  return all;
 }
 
 }  // namespace kvq

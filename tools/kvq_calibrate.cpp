@@ -43,6 +43,8 @@ std::string joint_hash(const StatsOrigin& origin) {
 
 StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
   StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
+  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole dump.
+  if (options.budget_bits || options.budget_bytes || flags.held_out_given) request.held_out_tokens = flags.held_out_tokens;
   for (const std::string& name : flags.collect) {
     if (name == "all") {
       request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
@@ -93,9 +95,16 @@ Artifact decide(const StatsOrigin& origin, const Options& options, bool quiet) {
   c.options = options_to_json(options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
   Progress progress(static_cast<double>(origin.size()), quiet);
-  artifact.layers = find_method(options.method).decide(origin, options, [&](std::size_t i) {
+  const LayerDone done = [&](std::size_t i) {
     progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
-  });
+  };
+  if (options.budget_bits || options.budget_bytes) {
+    BudgetDecision decision = decide_with_budget(origin, options, done);
+    artifact.layers = std::move(decision.plans);
+    c.budget = budget_json(decision.report);
+  } else {
+    artifact.layers = find_method(options.method).decide(origin, options, done);
+  }
   c.tokens = origin.entries.front().tokens;
   c.sequences = origin.entries.front().sequences;
   return artifact;
@@ -108,11 +117,13 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
   return reports;
 }
 
-void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const Artifact& artifact, const fs::path& output) {
+void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const Artifact& artifact, const fs::path& output) {
+  const auto ablations = flags.report_ablation ? ablate(origin, options) : std::vector<AblationRow>{};
   const auto reports = flags.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
   if (flags.json) {
     Json json = calibrate_json(artifact, output, flags.context);
     if (flags.report_rotations) json["rotations"] = rotation_json(reports);
+    if (flags.report_ablation) json["ablation"] = ablation_json(ablations);
     fmt::print("{}\n", json.dump(2));
     return;
   }
@@ -123,17 +134,20 @@ void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const
       if (!layer.v) fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer, to_string(layer.geometry.kind));
   }
   if (flags.report_rotations) fmt::print("\n{}", rotation_table(reports));
+  if (flags.report_ablation) fmt::print("\n{}", ablation_table(ablations));
 }
 
 void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const fs::path& output) {
   const Artifact artifact = decide(origin, options, flags.quiet || flags.json);
   save_artifact(artifact, output);
-  print_results(flags, origin, artifact, output);
+  print_results(flags, origin, options, artifact, output);
 }
 
 int calibrate(const CalibrateFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const Options options = resolve_options(flags);
+  if (flags.report_ablation && options.method != "kvq")
+    throw Error{ErrorKind::usage, fmt::format("--report-ablation has no meaning for --method {}", options.method), "it belongs to kvq"};
   const std::vector<int> wanted = flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers");
   if (!flags.merge_stats.empty()) {
     if (!flags.dumps.empty() || flags.stats.empty())
@@ -183,5 +197,8 @@ int main(int argc, char** argv) {
   CLI::App app;
   kvq::CalibrateFlags flags;
   kvq::add_flags(app, flags);
-  return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] { return kvq::calibrate(flags); });
+  return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] {
+    flags.held_out_given = app.count("--held-out-tokens") > 0;
+    return kvq::calibrate(flags);
+  });
 }

@@ -155,6 +155,7 @@ Provenance provenance_from_json(const Json& json) {
   p.sequences = json.at("sequences");
   p.seed = json.at("seed");
   p.options = json.at("options");
+  if (json.contains("budget")) p.budget = json.at("budget");
   return p;
 }
 
@@ -225,19 +226,20 @@ Json artifact_manifest(const Artifact& artifact) {
     if (plan.v) layer["v"] = plan_to_json(*plan.v, plan.geometry.v_head_dim);
     layers.push_back(std::move(layer));
   }
+  Json calibration = {{"method", c.method},
+                      {"tool", c.tool},
+                      {"dump", {{"hash", c.dump_hash}, {"producer", c.dump_producer}, {"capture_point", c.capture_point}}},
+                      {"tokens", c.tokens},
+                      {"sequences", c.sequences},
+                      {"seed", c.seed},
+                      {"options", c.options}};
+  if (!c.budget.is_null()) calibration["budget"] = c.budget;
   const Json required = required_features(artifact.layers);
   return {{"format", "kvq-artifact"},
           {"version", required.empty() ? "1.0" : "1.1"},
           {"requires", required},
           {"model", model_to_json(artifact.model)},
-          {"calibration",
-           {{"method", c.method},
-            {"tool", c.tool},
-            {"dump", {{"hash", c.dump_hash}, {"producer", c.dump_producer}, {"capture_point", c.capture_point}}},
-            {"tokens", c.tokens},
-            {"sequences", c.sequences},
-            {"seed", c.seed},
-            {"options", c.options}}},
+          {"calibration", std::move(calibration)},
           {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
           {"layers", std::move(layers)}};
 }

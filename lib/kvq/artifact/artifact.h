@@ -21,6 +21,7 @@ struct Provenance {
   std::int64_t sequences = 0;
   std::uint64_t seed = 0;
   Json options = Json::object();
+  Json budget;                ///< null, or what a budget over layers was spent on (formats/artifact.md)
 };
 
 /// The whole artifact in memory.

@@ -61,46 +61,52 @@ std::vector<Unit> channel_units(int dim) {
 
 class SidePlanner {
  public:
-  SidePlanner(const LayerStats& stats, const Options& options, char side, Allocate how)
+  SidePlanner(const LayerStats& stats, const Options& options, char side, const std::vector<Allocate>& how)
       : stats_(stats), options_(options), side_(side), how_(how), center_(options.side(side).center ? make_center(stats, options, side) : std::vector<float>{}),
         data_(fit_data(stats, side)), request_{stats, options, side, coder_, data_, center_} {}
 
-  TensorPlan plan(const SideBudget& budget) {
+  TensorPlan plan(const SideBudget& budget, bool with_error) {
     TensorPlan plan;
     plan.rotation.scope = options_.scope;
     plan.rotation.kind = RotationKind::dense;
     plan.rotation.recipe = recipe();
     plan.center = center_;
-    plan.allocation = BitAllocation{.unit = how_ == Allocate::rope_block ? "rope_block" : "channel", .score = score_name()};
+    plan.allocation = BitAllocation{.unit = any(Allocate::rope_block) ? "rope_block" : "channel", .score = score_name()};
     for (int h = 0; h < request_.heads(); ++h) add_head(plan, h, problem(h), budget);
     plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
-    finish(plan);
+    finish(plan, with_error);
     return plan;
   }
 
  private:
   int dim() const { return request_.dim(); }
 
+  bool any(Allocate which) const { return std::find(how_.begin(), how_.end(), which) != how_.end(); }
+  Allocate how(int h) const { return how_[static_cast<std::size_t>(h)]; }
+
   std::string score_name() const {
-    if (how_ == Allocate::none) return "equal";
-    if (how_ == Allocate::rope_block) return options_.score;
-    return side_ == 'k' ? "query_energy*key_energy" : "score_weighted_energy";
+    if (any(Allocate::rope_block)) return options_.score;
+    if (any(Allocate::channel)) return side_ == 'k' ? "query_energy*key_energy" : "score_weighted_energy";
+    return "equal";
   }
   std::string recipe() const {
     const std::string mixing = options_.mixing == "haar" ? "Haar" : "S*H";
-    return how_ == Allocate::none ? mixing : how_ == Allocate::rope_block ? "G*" + mixing : "U*G*" + mixing;
+    std::string text;
+    for (const auto& [which, factors] : {std::pair{Allocate::rope_block, "G*" + mixing}, {Allocate::channel, "U*G*" + mixing}, {Allocate::none, mixing}})
+      if (any(which)) text += (text.empty() ? "" : " or ") + factors;
+    return text;
   }
 
   HeadProblem problem(int h) {
     const auto entry = static_cast<std::size_t>(h);
     HeadProblem p;
-    if (how_ == Allocate::none) {
+    if (how(h) == Allocate::none) {
       p.units = channel_units(dim());
       p.scores.assign(p.units.size(), 1.0);
       return p;
     }
     const auto own = scoped_moment(request_, side_ == 'k' ? Moment::key : Moment::value, true)[entry];
-    if (how_ == Allocate::channel) {
+    if (how(h) == Allocate::channel) {
       const Moment target = side_ == 'k' ? Moment::query : stats_.moments.count(Moment::scored_value) ? Moment::scored_value : Moment::value;
       const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == 'v')[entry], dim());
       p.basis = pairs.vectors;
@@ -131,7 +137,12 @@ class SidePlanner {
     a.objective += allocation_objective(p.scores, bits);
     const int spent = std::accumulate(bits.begin(), bits.end(), 0);
     a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, std::min(options_.min_bits, 8), options_.max_bits));
-    if (how_ == Allocate::rope_block) {
+    if (how(h) == Allocate::none && any(Allocate::rope_block)) {
+      const auto blocks = static_cast<std::size_t>(num_blocks(dim()));
+      a.block_bits.insert(a.block_bits.end(), blocks, *std::min_element(bits.begin(), bits.end()));
+      a.block_energy.insert(a.block_energy.end(), blocks, 0.0f);
+    }
+    if (how(h) == Allocate::rope_block) {
       a.block_bits.insert(a.block_bits.end(), bits.begin(), bits.end());
       a.block_energy.insert(a.block_energy.end(), p.scores.begin(), p.scores.end());
     }
@@ -159,7 +170,7 @@ class SidePlanner {
     for (std::size_t first = 0; first < d;) {
       std::size_t end = first;
       // Where all channels are alike the whole row is mixed, so that a width more or less says nothing about a channel.
-      while (end < d && (how_ == Allocate::none || bits[end] == bits[first])) ++end;
+      while (end < d && (how(h) == Allocate::none || bits[end] == bits[first])) ++end;
       const std::size_t n = end - first;
       const std::vector<double> block = mixing_matrix(static_cast<int>(n), h, bits[first]);
       for (std::size_t i = 0; i < n; ++i)
@@ -168,7 +179,7 @@ class SidePlanner {
     }
     const std::vector<double> matrix = product(gathered, mixing, dim());
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
-    if (p.basis.empty()) return;
+    if (p.basis.empty() || any(Allocate::none)) return;  // an eigenbasis is kept where all heads have one
     rotation.target = side_ == 'k' ? "query" : stats_.moments.count(Moment::scored_value) ? "scored_value" : "value";
     rotation.eigenbasis.insert(rotation.eigenbasis.end(), p.basis.begin(), p.basis.end());
     rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
@@ -176,7 +187,7 @@ class SidePlanner {
 
   /// Haar, or random signs and a Hadamard where n is a power of two; one stream for each (layer, head, side, width).
   std::vector<double> mixing_matrix(int n, int h, int width) const {
-    const int stream = 1024 + (2 * h + (side_ == 'v' ? 1 : 0)) * 16 + (how_ == Allocate::none ? 9 : width);
+    const int stream = 1024 + (2 * h + (side_ == 'v' ? 1 : 0)) * 16 + (how(h) == Allocate::none ? 9 : width);
     if (options_.mixing == "haar" || hadamard_order(n) != n) return haar_matrix(n, options_.seed, stats_.layer, stream);
     std::vector<double> matrix = block_hadamard_matrix(n, n);
     const std::vector<std::int8_t> signs = random_signs(n, options_.seed, stats_.layer, stream);
@@ -186,7 +197,9 @@ class SidePlanner {
   }
 
   /// Tables, and the errors before and after.
-  void finish(TensorPlan& plan) {
+  void finish(TensorPlan& plan, bool with_error) {
+    const bool needs_rows = with_error || std::holds_alternative<CodebookCoder>(plan.coder);
+    if (!needs_rows) return;
     const auto d = static_cast<std::size_t>(dim());
     std::vector<std::vector<RotatedData>> rotated;
     for (int h = 0; h < request_.heads(); ++h) {
@@ -195,7 +208,7 @@ class SidePlanner {
       for (const std::size_t member : request_.members(h)) rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
     }
     fit_tables(plan, options_.side(side_).fitted, rotated);
-    if (scale_rule(plan.coder) == ScaleRule::minmax) plan.clip_ratio.assign(rotated.size(), 1.0);
+    if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
     const Options plain = plain_options();
     const Coder uniform = make_coder(plain, side_, dim());
@@ -231,7 +244,7 @@ class SidePlanner {
   const LayerStats& stats_;
   const Options& options_;
   char side_;
-  Allocate how_;
+  std::vector<Allocate> how_;
   Coder coder_ = ExactCoder{};
   std::vector<float> center_;
   std::vector<FitData> data_;
@@ -252,8 +265,8 @@ double block_score(std::string_view name, double q, double k) {
   throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name), fmt::format("choose one of {}", fmt::join(kScores, ", "))};
 }
 
-TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, Allocate how) {
-  return SidePlanner(stats, options, side, how).plan(budget);
+TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
+  return SidePlanner(stats, options, side, how).plan(budget, with_error);
 }
 
 std::set<Moment> allocation_needs(const Options& options) {

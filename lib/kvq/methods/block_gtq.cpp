@@ -1,5 +1,5 @@
 #include <kvq/core/error.h>
-#include <kvq/methods/allocated_plan.h>
+#include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/solve/structured.h>
 
@@ -36,10 +36,12 @@ TensorPlan gtq_side(const LayerStats& stats, const Options& options, char side) 
   const SideOptions& asked = options.side(side);
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
   if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
-  return allocate_side(stats, options, side, {asked.bits, asked.row_bytes}, asked.allocate);
+  const auto heads = static_cast<std::size_t>(options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
+  return allocate_side(stats, options, side, {asked.bits, asked.row_bytes}, std::vector<Allocate>(heads, asked.allocate), true);
 }
 
 std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+  if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, done).plans;
   std::vector<LayerPlan> plans;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto stats = source.load(i);

@@ -133,6 +133,7 @@ Json options_to_json(const Options& options) {
   if (options.budget_bits) json["budget_bits"] = *options.budget_bits;
   if (options.budget_bytes) json["budget_bytes"] = *options.budget_bytes;
   if (options.budget_bits || options.budget_bytes) json["uniform_layout"] = options.uniform_layout;
+  if (options.choose_basis) json["choose_basis"] = true;
   return json;
 }
 

@@ -9,6 +9,7 @@ Method oscar_method();
 Method saw_int4_method();
 Method block_gtq_method();
 Method tq_mse_method();
+Method kvq_method();
 Method quarot_method();
 Method random_method();
 Method plain_method();

@@ -6,8 +6,8 @@
 namespace kvq {
 
 std::span<const Method> methods() {
-  static const std::array<Method, 7> rows = {oscar_method(),  saw_int4_method(), block_gtq_method(), tq_mse_method(),
-                                             quarot_method(), random_method(),   plain_method()};
+  static const std::array<Method, 8> rows = {oscar_method(),  saw_int4_method(), block_gtq_method(), kvq_method(),
+                                             tq_mse_method(), quarot_method(),   random_method(),    plain_method()};
   return rows;
 }
 

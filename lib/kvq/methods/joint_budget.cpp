@@ -1,0 +1,305 @@
+#include <kvq/codec/codec.h>
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/methods/joint_budget.h>
+#include <kvq/solve/budget_search.h>
+#include <kvq/solve/output_error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace kvq {
+
+namespace {
+
+/// One layer's held-out attention, head by head.
+class LayerJudge {
+ public:
+  LayerJudge(const LayerStats& stats, const Options& options) : stats_(stats) {
+    if (!stats.held_out)
+      throw Error{ErrorKind::usage, fmt::format("layer {}: the statistics hold no held-out tokens to compare plans on", stats.layer),
+                  "collect from the dump with this method (--model), or with --held-out-tokens; a dump needs 48 tokens and values"};
+    const HeldOut& held = *stats.held_out;
+    const LayerGeometry& g = stats.geometry;
+    std::vector<AttentionCase> cases;
+    for (int h = 0; h < g.num_kv_heads; ++h) {
+      AttentionCase one{.dim = g.head_dim, .v_dim = g.v_head_dim, .queries_per_head = g.queries_per_kv_head(), .scale = g.softmax_scale, .window = g.sliding_window,
+                        .sink_tokens = options.windows.sink_tokens, .recent_tokens = options.windows.recent_tokens, .query = held.query, .q = {}, .k = held.k.head(h),
+                        .v = held.v.head(h), .curvature = {}};
+      for (int i = 0; i < one.queries_per_head; ++i) {
+        const int q_head = h * one.queries_per_head + i;
+        const std::vector<float> q = held.q.head(q_head);
+        one.q.insert(one.q.end(), q.begin(), q.end());
+        if (held.curvature.empty()) continue;
+        const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
+        const auto start = held.curvature.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(q_head) * size);
+        one.curvature.insert(one.curvature.end(), start, start + static_cast<std::ptrdiff_t>(size));
+      }
+      cases.push_back(std::move(one));
+    }
+    heads_.resize(cases.size());
+    parallel_for(static_cast<std::int64_t>(cases.size()), [&](std::int64_t h) {
+      heads_[static_cast<std::size_t>(h)] = std::make_unique<OutputError>(std::move(cases[static_cast<std::size_t>(h)]));
+    });
+    for (const auto& head : heads_) energy_ += head->energy();
+  }
+
+  /// Cost of each KV head's rows under a plan: nats a token, or relative to the layer's outputs where there is no curvature.
+  std::vector<double> costs(const TensorPlan& plan, char side) const {
+    std::vector<double> result(heads_.size());
+    const int dim = side == 'k' ? stats_.geometry.head_dim : stats_.geometry.v_head_dim;
+    parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
+      const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
+      std::vector<float> rows = side == 'k' ? judge.data().k : judge.data().v;
+      reconstruct(plan, static_cast<int>(h), rows, dim);
+      result[static_cast<std::size_t>(h)] = side == 'k' ? judge.of_keys(rows) : judge.of_values(rows);
+    });
+    if (!has_curvature() && energy_ > 0.0)
+      for (double& cost : result) cost /= energy_;
+    return result;
+  }
+  bool has_curvature() const { return !stats_.held_out->curvature.empty(); }
+
+ private:
+  const LayerStats& stats_;
+  std::vector<std::unique_ptr<OutputError>> heads_;
+  double energy_ = 0.0;
+};
+
+/// A side of a layer, or what is searched together.
+struct Unit {
+  std::size_t layer = 0;
+  char side = 'k';
+  std::vector<SideBudget> budgets;
+  std::vector<std::vector<Allocate>> bases;  ///< per budget, per head
+  std::vector<Choice> choices;
+  std::vector<double> bits, bytes;           ///< per budget: code bits of a token, bytes of a token
+};
+
+/// Mean bits that a side is tried at: quarters up to 4, then halves and whole ones, around the budget.
+std::vector<double> bit_ladder(const Options& options, double around) {
+  std::vector<double> ladder;
+  for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0 ? 0.25 : bits < 5.0 ? 0.5 : 1.0)
+    if (bits >= around - 1.5 && bits <= around + 2.5) ladder.push_back(bits);
+  if (options.min_bits == 0) ladder.insert(ladder.begin(), 0.5);
+  return ladder;
+}
+
+/// The average bits that a budget leaves to a side.
+double around(const Options& options) {
+  if (options.budget_bits) return *options.budget_bits;
+  return 3.0;
+}
+
+class Planner {
+ public:
+  Planner(const StatsSource& source, const Options& options, const LayerDone& done) : source_(source), options_(options), done_(done) {}
+
+  BudgetDecision decide() {
+    try_everything();
+    const std::vector<std::size_t> chosen = choose();
+    BudgetDecision decision{build(chosen), report_};
+    return decision;
+  }
+
+ private:
+  bool joint() const { return options_.budget_bits || options_.budget_bytes; }
+  bool by_rows() const { return options_.budget_bytes || options_.uniform_layout; }
+
+  std::vector<SideBudget> ladder(const LayerStats& stats, char side) const {
+    if (!joint()) return {{options_.side(side).bits, options_.side(side).row_bytes}};
+    const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+    std::vector<SideBudget> budgets;
+    if (by_rows()) {
+      const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6 : *options_.budget_bytes / (2.0 * stats.geometry.num_kv_heads);
+      const int least = round_up((dim * std::max(1, options_.min_bits) + 7) / 8 + scale_bytes(options_.side(side).scale_type), 4);
+      const int step = std::max(4, dim / 32 / 4 * 4);
+      for (int bytes = least; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16; bytes += step) budgets.push_back({0.0, bytes});
+    } else {
+      for (const double bits : bit_ladder(options_, around(options_))) budgets.push_back({bits, 0});
+    }
+    return budgets;
+  }
+
+  std::vector<Allocate> bases_of(char side) const {
+    const Allocate asked = options_.side(side).allocate;
+    if (!options_.choose_basis || asked == Allocate::none) return {asked};
+    return {asked, Allocate::none};
+  }
+
+  /// The base that costs each head least at this budget, and what that costs.
+  void try_budget(const LayerStats& stats, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
+    const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
+    std::vector<Allocate> best(heads);
+    std::vector<double> least(heads, std::numeric_limits<double>::infinity());
+    for (const Allocate base : bases_of(unit.side)) {
+      const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, std::vector<Allocate>(heads, base), false);
+      const std::vector<double> costs = judge.costs(plan, unit.side);
+      for (std::size_t h = 0; h < heads; ++h) {
+        const double cost = heads == costs.size() ? costs[h] : std::accumulate(costs.begin(), costs.end(), 0.0);
+        if (cost >= least[h]) continue;
+        least[h] = cost;
+        best[h] = base;
+      }
+    }
+    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, best, false);
+    const int dim = unit.side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+    const double kv_heads = stats.geometry.num_kv_heads;
+    unit.bases.push_back(best);
+    unit.bits.push_back(mean_code_bits(plan) * dim * kv_heads);
+    unit.bytes.push_back(row_bytes(plan, dim) * kv_heads);
+    unit.choices.push_back({options_.budget_bytes ? unit.bytes.back() : unit.bits.back(), std::accumulate(least.begin(), least.end(), 0.0)});
+  }
+
+  void try_everything() {
+    for (std::size_t i = 0; i < source_.size(); ++i) {
+      const auto stats = source_.load(i);
+      std::vector<char> sides{'k'};
+      if (stats->has_values) sides.push_back('v');
+      for (const char side : sides) {
+        if (stays_exact(options_, stats->layer, side)) continue;
+        if (!stats->has_values) throw Error{ErrorKind::unsupported, fmt::format("layer {}: the dump has no values, so no output error can be measured", stats->layer)};
+      }
+      const bool all_exact = std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
+      if (!all_exact) {
+        const LayerJudge judge(*stats, options_);
+        report_.metric = judge.has_curvature() ? "nll" : "relative_output";
+        report_.tokens = stats->held_out->count();
+        for (const char side : sides) {
+          if (stays_exact(options_, stats->layer, side)) continue;
+          Unit unit{.layer = i, .side = side, .budgets = ladder(*stats, side), .bases = {}, .choices = {}, .bits = {}, .bytes = {}};
+          for (const SideBudget& budget : unit.budgets) try_budget(*stats, judge, unit, budget);
+          channels_ += static_cast<double>(side == 'k' ? stats->geometry.head_dim : stats->geometry.v_head_dim) * stats->geometry.num_kv_heads;
+          units_.push_back(std::move(unit));
+        }
+      }
+      if (done_) done_(i);
+    }
+    if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
+  }
+
+  /// Total size that the budget allows, in the unit of Choice::size.
+  double allowance() const {
+    if (options_.budget_bits) return *options_.budget_bits * channels_;
+    return *options_.budget_bytes * static_cast<double>(source_.size());
+  }
+
+  std::vector<std::size_t> choose() {
+    std::vector<std::size_t> chosen(units_.size(), 0);
+    if (joint()) {
+      const BudgetResult found = search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
+      for (std::size_t u = 0; u < units_.size(); ++u) chosen[u] = options_.uniform_layout ? found.chosen[units_[u].side == 'k' ? 0 : 1] : found.chosen[u];
+      report_.bound = std::max(0.0, found.bound);
+    }
+    double bits = 0.0, bytes = 0.0;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      report_.cost += units_[u].choices[chosen[u]].cost;
+      bits += units_[u].bits[chosen[u]];
+      bytes += units_[u].bytes[chosen[u]];
+    }
+    if (!joint()) report_.bound = report_.cost;
+    report_.mean_bits = bits / channels_;
+    report_.mean_bytes = bytes / static_cast<double>(source_.size());
+    report_.unit = options_.budget_bytes ? "bytes" : "bits";
+    report_.spent = options_.budget_bytes ? report_.mean_bytes : report_.mean_bits;
+    report_.budget = options_.budget_bits ? *options_.budget_bits : options_.budget_bytes ? *options_.budget_bytes : report_.spent;
+    return chosen;
+  }
+
+  std::vector<std::vector<Choice>> own_choices() const {
+    std::vector<std::vector<Choice>> all;
+    for (const Unit& unit : units_) all.push_back(unit.choices);
+    return all;
+  }
+
+  /// All layers' keys as one unit, all layers' values as another: equal rows everywhere.
+  std::vector<std::vector<Choice>> summed_choices() const {
+    std::vector<std::vector<Choice>> sums(2);
+    for (const Unit& unit : units_) {
+      auto& sum = sums[unit.side == 'k' ? 0 : 1];
+      if (sum.empty()) sum.resize(unit.choices.size());
+      if (sum.size() != unit.choices.size())
+        throw Error{ErrorKind::unsupported, "--uniform-layout: the layers have different head dimensions", "leave the flag out: each layer then has rows of its own"};
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        sum[i].size += unit.choices[i].size;
+        sum[i].cost += unit.choices[i].cost;
+      }
+    }
+    std::erase_if(sums, [](const auto& sum) { return sum.empty(); });
+    return sums;
+  }
+
+  std::vector<LayerPlan> build(const std::vector<std::size_t>& chosen) const {
+    std::vector<LayerPlan> plans;
+    for (std::size_t i = 0; i < source_.size(); ++i) {
+      const auto stats = source_.load(i);
+      LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = exact_plan(options_), .v = {}};
+      if (stats->has_values) plan.v = exact_plan(options_);
+      for (std::size_t u = 0; u < units_.size(); ++u) {
+        if (units_[u].layer != i) continue;
+        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases[chosen[u]], true);
+        (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
+      }
+      validate(plan);
+      plans.push_back(std::move(plan));
+    }
+    return plans;
+  }
+
+  const StatsSource& source_;
+  const Options& options_;
+  const LayerDone& done_;
+  std::vector<Unit> units_;
+  double channels_ = 0.0;
+  BudgetReport report_;
+};
+
+}  // namespace
+
+BudgetDecision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) { return Planner(source, options, done).decide(); }
+
+std::vector<AblationRow> ablate(const StatsSource& source, const Options& options) {
+  // From Block-GTQ as its paper has it, at the same bits in every layer and side, one ingredient after the other.
+  Options o = options;
+  const double bits = options.budget_bits.value_or(options.k.bits);
+  o.budget_bits = o.budget_bytes = std::nullopt;
+  o.uniform_layout = o.choose_basis = false;
+  o.score = "qk_avg";
+  o.k.allocate = Allocate::rope_block;
+  o.v.allocate = Allocate::none;
+  for (SideOptions* side : {&o.k, &o.v}) {
+    side->bits = bits;
+    side->coder = CoderKind::codebook;
+    side->rule = ScaleRule::rms;
+    side->center = false;
+  }
+  std::vector<AblationRow> rows;
+  const auto add = [&](const std::string& name, const Options& with) { rows.push_back({name, decide_with_budget(source, with, {}).report}); };
+  add("Block-GTQ keys, TQ-MSE values", o);
+  o.k.rule = o.v.rule = ScaleRule::norm;
+  add("+ norm kept", o);
+  if (options.k.center || options.v.center) {
+    o.k.center = options.k.center;
+    o.v.center = options.v.center;
+    add("+ centred", o);
+  }
+  if (options.score != o.score) {
+    o.score = options.score;
+    add("+ score " + o.score, o);
+  }
+  if (options.k.coder != CoderKind::codebook || options.v.coder != CoderKind::codebook) {
+    o.k.coder = options.k.coder;
+    o.v.coder = options.v.coder;
+    add(fmt::format("+ {} codes", to_string(o.k.coder)), o);
+  }
+  if (options.choose_basis) {
+    o.choose_basis = true;
+    o.v.allocate = options.v.allocate;
+    add("+ basis chosen head by head", o);
+  }
+  add("+ one budget for layers and sides", options);
+  return rows;
+}
+
+}  // namespace kvq

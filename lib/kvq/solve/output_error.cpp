@@ -1,0 +1,108 @@
+#include <kvq/compute/blas.h>
+#include <kvq/compute/row_ops.h>
+#include <kvq/solve/output_error.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+struct Span {
+  std::int64_t first, end;  ///< keys that a query sees
+};
+
+Span seen_by(const AttentionCase& data, std::int64_t position) {
+  return {data.window > 0 ? std::max<std::int64_t>(0, position + 1 - data.window) : 0, position + 1};
+}
+
+}  // namespace
+
+OutputError::OutputError(AttentionCase data) : data_(std::move(data)) {
+  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  for (int h = 0; h < data_.queries_per_head; ++h) {
+    weights_.push_back(weights(h, data_.k));
+    outputs_.emplace_back(static_cast<std::size_t>(m * data_.v_dim));
+    blas::gemm_nn(m, data_.v_dim, n, weights_.back().data(), n, data_.v.data(), data_.v_dim, false, outputs_.back().data(), data_.v_dim);
+    energy_ += form(h, outputs_.back());
+  }
+}
+
+std::vector<float> OutputError::weights(int head, std::span<const float> k) const {
+  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  const float* q = data_.q.data() + static_cast<std::int64_t>(head) * m * data_.dim;
+  std::vector<float> s(static_cast<std::size_t>(m * n));
+  blas::gemm_nt(m, n, data_.dim, static_cast<float>(data_.scale), q, data_.dim, k.data(), data_.dim, s.data(), n);
+  const bool exact_somewhere = k.data() != data_.k.data() && data_.sink_tokens + data_.recent_tokens > 0;
+  std::vector<float> exact;
+  if (exact_somewhere) {
+    exact.resize(s.size());
+    blas::gemm_nt(m, n, data_.dim, static_cast<float>(data_.scale), q, data_.dim, data_.k.data(), data_.dim, exact.data(), n);
+  }
+  for (std::int64_t i = 0; i < m; ++i) {
+    float* row = s.data() + i * n;
+    const Span seen = seen_by(data_, data_.query[static_cast<std::size_t>(i)]);
+    if (exact_somewhere)
+      for (std::int64_t t = seen.first; t < seen.end; ++t)
+        if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens) row[t] = exact[static_cast<std::size_t>(i * n + t)];
+    const float top = row_ops::largest(row + seen.first, seen.end - seen.first);
+    const float sum = row_ops::exponentiate(row + seen.first, seen.end - seen.first, top);
+    std::fill(row, row + seen.first, 0.0f);
+    std::fill(row + seen.end, row + n, 0.0f);
+    for (std::int64_t t = seen.first; t < seen.end; ++t) row[t] /= sum;
+  }
+  return s;
+}
+
+double OutputError::form(int head, std::span<const float> e) const {
+  const auto d = static_cast<std::size_t>(data_.v_dim);
+  std::vector<float> turned;
+  const float* other = e.data();
+  if (!data_.curvature.empty()) {
+    turned.resize(e.size());
+    blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim,
+                  data_.curvature.data() + static_cast<std::size_t>(head) * d * d, data_.v_dim, false, turned.data(), data_.v_dim);
+    other = turned.data();
+  }
+  double total = 0.0;
+  for (std::size_t i = 0; i < e.size(); ++i) total += double{e[i]} * double{other[i]};
+  return 0.5 * total / static_cast<double>(e.size() / d);
+}
+
+double OutputError::of_keys(std::span<const float> k) const {
+  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  double total = 0.0;
+  for (int h = 0; h < data_.queries_per_head; ++h) {
+    std::vector<float> s = weights(h, k), e(outputs_[static_cast<std::size_t>(h)].size());
+    const std::vector<float>& exact = weights_[static_cast<std::size_t>(h)];
+    for (std::size_t i = 0; i < s.size(); ++i) s[i] -= exact[i];
+    blas::gemm_nn(m, data_.v_dim, n, s.data(), n, data_.v.data(), data_.v_dim, false, e.data(), data_.v_dim);
+    total += form(h, e);
+  }
+  return total;
+}
+
+double OutputError::of_values(std::span<const float> v) const {
+  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  std::vector<float> difference(v.begin(), v.end());
+  for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= data_.v[i];
+  double total = 0.0;
+  for (int h = 0; h < data_.queries_per_head; ++h) {
+    std::vector<float> e(outputs_[static_cast<std::size_t>(h)].size()), masked;
+    const std::vector<float>* weights = &weights_[static_cast<std::size_t>(h)];
+    if (data_.sink_tokens + data_.recent_tokens > 0) {  // values in a query's windows are exact
+      masked = *weights;
+      for (std::int64_t i = 0; i < m; ++i) {
+        const Span seen = seen_by(data_, data_.query[static_cast<std::size_t>(i)]);
+        for (std::int64_t t = seen.first; t < seen.end; ++t)
+          if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens) masked[static_cast<std::size_t>(i * n + t)] = 0.0f;
+      }
+      weights = &masked;
+    }
+    blas::gemm_nn(m, data_.v_dim, n, weights->data(), n, difference.data(), data_.v_dim, false, e.data(), data_.v_dim);
+    total += form(h, e);
+  }
+  return total;
+}
+
+}  // namespace kvq
