@@ -87,6 +87,7 @@ def skewed(bits: int) -> str:
 
 
 TAPS = {(1, 1): "1.31 0.52", (1, 2): "1.23 0.61 -0.34", (1, 3): "1.17 0.66 -0.41 0.23",
+        (1, 6): "1.14 0.67 -0.43 0.27 0.18 -0.11 0.08",
         (2, 1): "0.83 1.62 0.29 -0.17", (2, 2): "0.79 1.57 0.34 -0.21 0.13 0.08",
         (2, 3): "0.77 1.51 0.37 -0.19 0.16 0.11 -0.07 0.05",
         (3, 1): "0.45 0.91 1.78 0.19 -0.12 0.07", (3, 2): "0.43 0.88 1.74 0.21 -0.14 0.09 0.06 -0.11 0.04",
@@ -287,50 +288,77 @@ def trellis_widths() -> list[dict]:
     for turn, ((bits, memory), taps) in enumerate(TAPS.items()):
         rule = ("norm", "least_squares", "rms")[(turn // 3 + turn) % 3]
         scale_type = ("fp16", "bf16", "fp32")[turn % 3]
-        group_size = 3 if bits * memory == 8 else (12, 6, 4)[(bits + memory) % 3]
-        row = lattice(3 if bits * memory == 8 else 12, 20 + turn)
+        group_size = 8 if bits * memory == 8 else (24, 12, 8)[(bits + memory) % 3]
+        row = lattice(8 if bits * memory == 8 else 24, 20 + turn)
         cases.append(trellis(f"trellis {bits} memory {memory} {rule} {scale_type} group {group_size}",
-                             "every group starts anew; the cheapest path, not the nearest value of each channel",
+                             "each group bites its own tail; the cheapest path, not the nearest value of each channel",
                              row, bits, memory, taps, rule, group_size, scale_type))
     return cases
 
 
+def trellis_searches() -> list[dict]:
+    """The seam, the closed path and their ties."""
+    return [
+        trellis("greedy is not cheapest", "the nearest value channel by channel gives another path, also from the seam's state",
+                "-0.1 2.2 -1.4 1.8 0.3 -0.7 1.1 -2", 1, 2, "1.2 1 -0.8"),
+        trellis("the tail", "the first two values are mostly made of the last two codes",
+                "1.5 -2 0.5 1 -0.5 2 -1 0.25", 1, 2, "0.3 0.4 1.1", "norm", scale_type="fp32"),
+        trellis("the window wraps", "m = 7 and g = 8: every value sees every code",
+                "-0.91 0.39 2.23 1.28 2.4 -1.43 1.88 0.3", 1, 7,
+                "0.48 0.53 -0.19 -1.37 -0.62 -1.2 0.33 -0.28", "least_squares", scale_type="fp32"),
+        trellis("memory of eight", "m = g = 8: the seam's state is all the codes; the second group has its own",
+                lattice(16, 41), 1, 8, "1.13 0.67 -0.44 0.28 0.17 -0.12 0.09 -0.05 0.03", "norm", 8),
+        trellis("groups in a row", "the codes before the second group are its own last ones, not those of the first",
+                bell(16, 7), 2, 2, TAPS[2, 2], "least_squares", 8, "bf16"),
+        trellis("plain run ends elsewhere",
+                "a run over the group ends in another state than the seam's, and so does the seam run itself; paths that are "
+                "free at either end of the group have other codes",
+                "0.69 2.05 1.79 -1.64 -2.41 0.32 0.32 -1.74", 2, 1, "-1.47 -1.31 -1.44 1.1"),
+        trellis("not the cheapest closed path", "another seam state has a cheaper one; the text finds this one",
+                "-1.75 2.16 2.38 2.19 -1.04 2.2 1.51 0.85 1.66", 1, 3, "-1.49 -0.15 1.14 -1.11"),
+        trellis("seam of a group below 32", "L = g = 20: neither 8, 16 nor g / 2, nor 32 channels around and around",
+                bell(20, 36), 1, 3, "-0.9 0.8 -1 0.9"),
+        trellis("seam of a group of 32", "L = 32: shorter runs find another state", bell(32, 54), 1, 4, "1 1 -1 0.9 1",
+                "rms", scale_type="fp32"),
+        trellis("seam of a group of 40", "L = 32: 33 and 40 find another state", bell(40, 54), 1, 4, "1 1 -1 1 0.8",
+                "least_squares", scale_type="bf16"),
+        trellis("seam of a group of 64", "L = 32: 33, 48 and 64 find another state", bell(64, 48), 1, 4, "1 -1 0.9 -1 0.9"),
+        trellis("ties between paths", "the smallest oldest code stays; `<=` keeps the largest", "1 0 2 2 0 0 0 0", 2, 1,
+                "0 1 1 1", "rms", scale_type="fp32"),
+        trellis("ties are not lexicographic", "only the dropped code decides, not the path before it",
+                "0 0.5 1 0 0 1 2 0", 1, 2, "-1 -1 -1", "rms", scale_type="fp32"),
+        trellis("ties at the end of the seam run",
+                "the smallest z wins: its lowest bits are the newest code; not the largest, nor the path that starts smaller",
+                "2 1 1.5 0 -2 0 1 0", 2, 2, "2 1 1 0 -1 2", "rms", scale_type="bf16"),
+    ]
+
+
 def trellis_edges() -> list[dict]:
     return [
-        trellis("greedy is not cheapest",
-                "the nearest value channel by channel gives another path; so do codes of 0 before the row",
-                "-0.1 2.2 -1.4 1.8 0.3", 1, 2, "1.2 1 -0.8"),
-        trellis("ties between paths", "the smallest oldest code stays; `<=` keeps the largest", "0 -1 1 -1 2", 2, 1,
-                "1 1 -1 0", "rms", scale_type="fp32"),
-        trellis("ties are not lexicographic", "only the dropped code decides, not the path before it", "0 0 0 0 0 -0.5", 1, 2,
-                "1 1 1", "rms", scale_type="fp32"),
-        trellis("ties at the end", "the smallest z wins: its lowest bits are the newest code", "2 2 2 -0.5 0 -0.5", 1, 2,
-                "1 1 1", "norm", scale_type="fp32"),
-        trellis("ties at the end are not lexicographic", "the smallest z, not the path that starts smaller",
-                "2 0 0 1 1 0", 1, 2, "1 -1 1", "norm", scale_type="bf16"),
-        trellis("ties at the end, two bits", "the same with wider codes", "2 -0.5 0 0.5", 2, 2, "-1 1 1 1 -1 -1", "rms",
-                scale_type="fp32"),
+        trellis("order of the sum", "oldest code first, highest bit first, code by code, a tree and an exact sum differ",
+                "0.8 -0.85 0.31 0.4 0.77 0.58 -1.87 1.2", 2, 2, "0.25 -1.01 0.4 0.14 0.67 -0.62", "rms", scale_type="fp32"),
         trellis("cost in two roundings",
                 "e * e is rounded before it is added: a fused cost or one in binary64 breaks ties otherwise",
-                "0 -1.9 0 -1.9 -1.9", 2, 1, "1.3 0.7 -0.7 -0.7", "rms", scale_type="fp32"),
-        trellis("cost after an outlier", "y = -1069 leaves a cost that hides small ones: binary64 finds another path",
-                "-7e7 -1900 0 300 -1900 300", 2, 1, TAPS[2, 1], "rms"),
+                "0 0.6 0 0 0 0 0 0", 2, 1, "-0.7 -1.1 0.7 1.3", "rms", scale_type="fp32"),
+        trellis("stored d, trellis", "y is the quotient by the stored d; d before rounding gives other codes",
+                "-1.04 1.04 -1 2.35 0.45 1.55 0.87 1.29", 2, 2, "-0.52 -1.1 1.06 -1.2 0.29 -0.43", scale_type="bf16"),
         trellis("costs overflow", "every cost is infinite, so every comparison is a tie: all codes are 0",
-                "1e30 -2e30 5e29 0 -1e30", 2, 2, TAPS[2, 2], "least_squares"),
-        trellis("signed zero", "the sum starts with its first term, so v[0] is -0, not 0 - 0", "1 -1 2 0 3", 1, 1, "0 1",
-                "rms"),
-        trellis("zero groups, trellis", "E = 0, and a d that rounds to 0: codes 2^(b-1), decoded zeros have the signs of v",
-                "0 -0 0 0 1e-9 -1e-9 2e-9 0 1 -2 3 -4", 2, 1, "0.9 -1.7 0.3 2.2", "norm", 4),
-        trellis("theta of zeros", "v is zero for all paths, N = 0 and s = d", "1 -2 0.5 3", 1, 2, "0 0 0", "norm",
-                scale_type="bf16"),
-        trellis("groups shorter than the memory", "g = 2, m = 3: later taps never take part",
-                "1 -0.3 -2 0.7 0.1 0.2 -0.4 -1.5", 2, 3, TAPS[2, 3], "least_squares", 2),
-        trellis("groups of one, trellis", "b = 8: only the first eight thetas take part", "1 -2.5 0 0.125", 8, 1,
-                "0.02 0.04 0.07 0.15 0.3 0.6 1.2 2.3 1 1 1 1 1 1 1 1", "norm", 1, "fp32"),
-        trellis("one channel, trellis", "D = 1", "-7.25", 3, 2, TAPS[3, 2], "rms"),
-        trellis("memory of eight", "nine thetas; the state is a byte of one-bit codes", lattice(16, 41), 1, 8,
-                "1.13 0.67 -0.44 0.28 0.17 -0.12 0.09 -0.05 0.03", "norm"),
-        trellis("trellis 2 bit 128", "a realistic row", bell(128, 2), 2, 2, TAPS[2, 2]),
+                "1e30 -2e30 5e29 0 -1e30 3e30 0 1e30", 2, 2, TAPS[2, 2], "least_squares"),
+        trellis("costs overflow in their sum", "paths are found by cost before the overflow and by ties after it",
+                "60000 -90000 120000 100000 -50000 90000 -60000 9e23 60000 -9e23 -80000 70000", 1, 3, TAPS[1, 3]),
+        trellis("theta of zeros",
+                "all paths tie, v is -0 for all codes, not 0 - 0, as the sum starts with its first term; N = 0 and s = d",
+                "1 -2 0.5 3 0 -1 2 -0.5", 1, 2, "0 0 0", "norm", scale_type="bf16"),
+        trellis("zero groups, trellis",
+                "E = 0, and a d that rounds to 0: codes 2^(b-1), decoded zeros have the signs of v, which sees the tail",
+                "0 -0 0 0 0 -0 0 0 1e-9 -1e-9 2e-9 0 1e-9 1e-9 0 0 1 -2 3 -4 2 -1 0.5 -3", 2, 1, "0.9 -1.7 0.3 4.2", "norm", 8),
+        trellis("groups of seven, norm", "fewer than 8 channels: symmetric", lattice(14, 42), 2, 1, TAPS[2, 1], "norm", 7),
+        trellis("groups of seven, least squares", "symmetric with the trellis's rule", lattice(14, 43), 3, 2, TAPS[3, 2],
+                "least_squares", 7, "bf16"),
+        trellis("groups of seven, rms", "symmetric with the rule norm", lattice(14, 44), 1, 6, TAPS[1, 6], "rms", 7, "fp32"),
+        trellis("trellis of eight bits", "b = 8: 65536 windows; the seam's state is the last code", bell(8, 5), 8, 1,
+                "0.02 0.04 0.07 0.15 0.3 0.6 1.2 2.3 0.05 -0.03 0.02 0.04 -0.06 0.08 -0.1 0.12", "norm"),
+        trellis("trellis 2 bit 64 of 128", "a realistic row of two groups", bell(128, 2), 2, 2, TAPS[2, 2], "norm", 64),
     ]
 
 
@@ -350,12 +378,12 @@ def mixed_rows() -> list[dict]:
         mixed("mixed codebook 8 to 0", "each width has its own codebook", lattice(18, 3), ladder, 48, "rms", "fp32",
               **books(*range(1, 9))),
         mixed("mixed trellis 8 to 0", "widths without a theta are symmetric with the rule norm, though the others follow rms",
-              lattice(18, 4), ladder, 32, "rms", "bf16", **four),
-        mixed("mixed trellis 8 to 0, least squares", "widths without a theta follow least_squares",
-              lattice(18, 4), ladder, 48, "least_squares", "fp32", **four),
-        mixed("mixed trellis, rule rms", "six bits have no theta: norm, and neither rms nor least_squares",
-              "2.07 1.55 -0.48 -1.45 0.07 -0.57 1.7 -1.18 -0.14 0.5 2.45 0.03", "6*4 2*4 1*4", 12, "rms",
-              **thetas((1, 3), (2, 2))),
+              lattice(49, 4), "8*2 7*2 6*2 5*2 4*8 3*9 2*10 1*12 0*2", 40, "rms", "bf16", **four),
+        mixed("mixed trellis 8 to 0, least squares", "widths without a theta and segments below 8 follow least_squares",
+              lattice(34, 4), "8*2 6*1 4*9 3*7 2*8 1*5 0*2", 40, "least_squares", "fp32", **four),
+        mixed("mixed trellis, rule rms",
+              "six bits have no theta, and two segments of seven are too short: norm, and neither rms nor least_squares",
+              bell(26, 6), "6*4 4*7 2*8 1*7", 20, "rms", **thetas((1, 3), (2, 2), (4, 1))),
         mixed("odd bytes before fp16", "3 bytes of codes, one of padding, two scales", lattice(6, 6), "4*3 2*3", 8, "absmax"),
         mixed("odd bytes before fp32", "5 bytes of codes, three of padding; a segment of 6 bits is not dense",
               lattice(12, 7), "6*3 3*2 1*5 0*2", 20, "norm", "fp32"),
@@ -367,10 +395,8 @@ def mixed_rows() -> list[dict]:
               lattice(12, 10), "3*12", 8, "least_squares"),
         mixed("one width of six, mixed", "a byte a code, also when all channels have that width", lattice(5, 11), "6*5", 8),
         mixed("larger row", "another head needs 16 bytes: zeros at the end", lattice(12, 12), "2*6 1*6", 16),
-        mixed("segments of one", "g = 1 for each, so d = |x|; the taps of the trellis do not reach over segments",
-              "1 -2 3 -0.5 0.25 -0.125 7 -9", "8 7 6 5 4 3 2 1", 24, "norm", **four),
-        mixed("zero segment", "E = 0 in one segment only", "0 -0 0 0 1 -2 3 -4", "4*4 2*4", 8, "norm", "bf16",
-              **thetas((2, 1), (4, 1))),
+        mixed("zero segment", "E = 0 in one segment only", "0 -0 0 0 0 0 -0 0 1 -2 3 -4 0.5 -1 2 -3", "4*8 2*8", 12, "norm",
+              "bf16", **thetas((2, 1), (4, 1))),
         mixed("mixed 128", "a realistic row: 42 bytes of codes, five scales", bell(128, 3), "8*4 4*20 3*36 2*52 1*8 0*8", 52,
               "least_squares"),
         mixed("mixed trellis 128", "a realistic row: 34 bytes of codes, four scales", bell(128, 4), "4*16 3*24 2*56 1*24 0*8",
@@ -400,8 +426,8 @@ def centroid_rows() -> list[dict]:
         residual(mixed("257 centroids, mixed", "two bytes at offset 6, behind the scales", "-2.9 -1.76 -0.6 0.56",
                        "4*2 2 0", 8), cloud(257, 4)),
         residual(mixed("3 centroids, mixed", "one byte behind the scales, then zeros up to the row size",
-                       lattice(8, 10), "3*3 2*3 0*2", 12, "norm", coder="trellis",
-                       trellis=[theta(2, 2, TAPS[2, 2]), theta(3, 1, TAPS[3, 1])]), three),
+                       lattice(12, 10), "3*3 2*8 0*1", 12, "norm", coder="trellis",
+                       trellis=[theta(2, 2, TAPS[2, 2]), theta(3, 1, TAPS[3, 1])]), cloud(3, 12)),
         residual(affine("centroid, affine", "the residual is clipped, not the row; the index stands behind the minima",
                         lattice(8, 9), 3, "float", 4, "bf16", 0.8), three),
     ]
@@ -417,5 +443,5 @@ def exact_rows() -> list[dict]:
 
 
 CASES = [*every_width(), *long_rows(), *rounding(), *sums(), *degenerate(), *range_ends(), *clipping(),
-         *codebook_widths(), *codebook_edges(), *trellis_widths(), *trellis_edges(), *mixed_rows(), *centroid_rows(),
-         *exact_rows()]
+         *codebook_widths(), *codebook_edges(), *trellis_widths(), *trellis_searches(), *trellis_edges(),
+         *mixed_rows(), *centroid_rows(), *exact_rows()]

@@ -9,8 +9,8 @@ from .artifact import Artifact, LayerPlan, SidePlan
 from .errors import ScriptError, bad_input, unsupported
 from .json_node import Node
 from .safetensors_file import SafetensorsFile, parse_json
-from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, AnyScheme, MixedScheme, Scheme, Tables,
-                     trellis_fault, with_equal_rows)
+from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, AnyScheme, MixedScheme, Scheme,
+                     Tables, trellis_fault, with_equal_rows)
 
 FORMAT, MAJOR = "kvq-artifact", 1
 KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids"})  # 1.0 defines none

@@ -11,12 +11,12 @@ from kvq_py import packing
 from kvq_py.artifact_reader import parse_artifact
 from kvq_py.errors import ScriptError
 from kvq_py.safetensors_file import SafetensorsFile
-from kvq_py.scheme import MixedScheme, Tables
+from kvq_py.scheme import MixedScheme, Scheme, Tables
 
-DIM, KV_HEADS, Q_HEADS = 8, 2, 4
+DIM, KV_HEADS, Q_HEADS = 20, 2, 4
 FEATURES = ("codebook", "trellis", "mixed_widths", "centroids")
-WIDTHS = np.array([[4, 4, 2, 2, 1, 1, 0, 0], [2, 2, 2, 2, 2, 1, 1, 1]], np.uint8)
-ROW_BYTES = 12  # head 0: 1 + 1 + 1 bytes of codes, 1 of padding, 3 scales; head 1 needs 8
+WIDTHS = np.array([[4] * 2 + [2] * 8 + [1] * 8 + [0] * 2, [2] * 10 + [1] * 10], np.uint8)
+ROW_BYTES = 12  # head 0: 1 + 2 + 1 bytes of codes, 3 scales; head 1: 3 + 2 bytes of codes, 1 of padding, 2 scales
 
 
 def gaussian(seed: int, *shape) -> np.ndarray:
@@ -32,27 +32,27 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     """Every feature: (manifest, tensors).
 
     0 k: trellis, mixed by RoPE block, per head    0 v: codebook per head, centroids per head
-    1 k: codebook, mixed, shared, centroids joint  1 v: trellis in groups of 4
+    1 k: codebook, mixed, shared, centroids joint  1 v: trellis in groups of 10
     2 k: symmetric, mixed, center                  2 v: affine, 300 centroids, joint
     """
     shape = build.geometry(Q_HEADS, KV_HEADS, DIM)
     dense, shared = build.rotation("dense"), build.rotation("dense", "layer")
-    both = build.trellis_plan(4, 8, 1, "rms", rotation=dense, trellis=[{"bits": 2, "memory": 2}, {"bits": 1, "memory": 3}])
+    both = build.trellis_plan(4, DIM, 1, "rms", rotation=dense, trellis=[{"bits": 2, "memory": 2}, {"bits": 1, "memory": 3}])
     books = {"bits": [1, 2, 4], "per_head": False, "source": "sphere"}
     tree = build.manifest([
         build.layer(0, shape, build.mixed(both, 4, ROW_BYTES, "rope_block"),
-                    build.codebook_plan(2, 4, "norm", True, **build.centroids(3, KV_HEADS))),
-        build.layer(1, shape, build.mixed(build.codebook_plan(4, 8, rotation=shared, codebooks=books,
+                    build.codebook_plan(2, 10, "norm", True, **build.centroids(3, KV_HEADS))),
+        build.layer(1, shape, build.mixed(build.codebook_plan(4, DIM, rotation=shared, codebooks=books,
                                                               **build.centroids(5, 1, "joint")), 4, ROW_BYTES),
-                    build.trellis_plan(1, 4, 2, "least_squares", scale_type="bf16")),
-        build.layer(2, shape, build.mixed(build.symmetric_plan(4, 8, "absmax", center=True), 4, ROW_BYTES),
-                    build.affine_plan(3, 8, KV_HEADS, **build.centroids(300, KV_HEADS, "joint"))),
+                    build.trellis_plan(1, 10, 2, "least_squares", scale_type="bf16")),
+        build.layer(2, shape, build.mixed(build.symmetric_plan(4, DIM, "absmax", center=True), 4, ROW_BYTES),
+                    build.affine_plan(3, DIM, KV_HEADS, **build.centroids(300, KV_HEADS, "joint"))),
     ], requires=FEATURES)
     return tree, {
         "layers.0.k.rotation": build.orthogonal(1, KV_HEADS, DIM),
         "layers.0.k.channel_bits": WIDTHS,
         "layers.0.k.channel_order": orders(2, KV_HEADS),
-        "layers.0.k.block_bits": np.array([[4, 2, 1, 0], [2, 2, 2, 1]], np.uint8),
+        "layers.0.k.block_bits": np.ascontiguousarray(WIDTHS[:, ::2]),
         "layers.0.k.block_energy": np.abs(gaussian(3, KV_HEADS, DIM // 2)),
         "layers.0.k.trellis": gaussian(4, 2 * 3 + 1 * 4),
         "layers.0.v.codebook.2": np.sort(gaussian(5, KV_HEADS, 4)),
@@ -109,8 +109,8 @@ def test_reads_every_feature():
     assert plans[1, "v"].scheme.theta == tuple(tensors["layers.1.v.trellis"].tolist())
     assert {place: plan.centroid_scope for place, plan in plans.items() if plan.centroid_scope} == {
         (0, "v"): "kv_head", (1, "k"): "joint", (2, "v"): "joint"}
-    assert plans[0, "v"].row_bytes == 2 + 2 * 2 + 1
-    assert plans[2, "v"].row_bytes == 3 + 2 * 2 + 2
+    assert plans[0, "v"].row_bytes == 5 + 2 * 2 + 1
+    assert plans[2, "v"].row_bytes == 8 + 2 * 2 + 2
 
 
 def test_a_feature_may_be_listed_without_use():
@@ -171,8 +171,16 @@ def damaged(name, value, place=-1):
 
 
 TENSORS = sample()[1]
+def mixed_values(unit, *more):
+    """Layer 2 with mixed values, with the tensors of the keys of layer 0."""
+    names = ("channel_bits", "channel_order", *more)
+    return both(edit(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
+                tensor("layers.2.v.centroids"),
+                *(tensor(f"layers.2.v.{name}", TENSORS[f"layers.0.k.{name}"]) for name in names))
+
+
 K0, V0, K1, V1, K2, V2 = ((layer, side) for layer in range(3) for side in "kv")
-MIXED_AFFINE = build.mixed(build.affine_plan(4, 8, KV_HEADS), 4, ROW_BYTES)
+MIXED_AFFINE = build.mixed(build.affine_plan(4, DIM, KV_HEADS), 4, ROW_BYTES)
 REFUSED = {
     # mixed widths
     "width of 9": damaged("layers.0.k.channel_bits", 9, 0),
@@ -187,12 +195,12 @@ REFUSED = {
     "channel order in uint8": tensor("layers.0.k.channel_order", TENSORS["layers.0.k.channel_order"].astype(np.uint8)),
     "bits above the widths": edit(*K0, "bits", value=5),
     "bits below the widths": edit(*K0, "bits", value=3),
-    "group size of mixed rows": edit(*K0, "group_size", value=8),
+    "group size of mixed rows": edit(*K0, "group_size", value=DIM),
     "no group size and no allocation": edit(*V1, "group_size", value=...),
     "no allocation": edit(*K0, "allocation", value=...),
     "mixed affine": edit(*K0, value=MIXED_AFFINE),
     "mixed exact": edit(*V1, value=build.exact_plan() | {"allocation": MIXED_AFFINE["allocation"]}),
-    "group size of exact": edit(*V1, value=build.exact_plan() | {"group_size": 8}),
+    "group size of exact": edit(*V1, value=build.exact_plan() | {"group_size": DIM}),
     "minmax of mixed rows": edit(*K2, "scale_rule", value="minmax"),
     "clip ratio of mixed rows": edit(*K2, "clip_ratio", value=[1.0, 1.0]),
     "rows too small": edit(*K0, "allocation", "row_bytes", value=8),
@@ -209,11 +217,8 @@ REFUSED = {
     "negative block energy": damaged("layers.0.k.block_energy", -1),
     "infinite block energy": damaged("layers.0.k.block_energy", np.inf),
     "no block energy": tensor("layers.0.k.block_energy"),
-    "blocks of values": both(edit(2, "v", value=build.mixed(build.symmetric_plan(4, 8), 4, ROW_BYTES, "rope_block")),
-                             tensor("layers.2.v.centroids"), tensor("layers.2.v.channel_bits", WIDTHS),
-                             tensor("layers.2.v.channel_order", orders(1, 2)),
-                             tensor("layers.2.v.block_bits", TENSORS["layers.0.k.block_bits"]),
-                             tensor("layers.2.v.block_energy", TENSORS["layers.0.k.block_energy"])),
+    "blocks of values": mixed_values("rope_block", "block_bits", "block_energy"),
+    "blocks of values without tensors": mixed_values("rope_block"),
     # codebooks
     "no codebooks": edit(*V0, "codebooks", value=...),
     "codebooks of another coder": edit(*V1, "codebooks", value={"bits": [1], "per_head": False, "source": "sphere"}),
@@ -244,7 +249,7 @@ REFUSED = {
     "trellis without memory": edit(*V1, "trellis", 0, "memory", value=0),
     "trellis with 9 bits of state": both(edit(*V1, "trellis", 0, value={"bits": 3, "memory": 3}), edit(*V1, "bits", value=3),
                                          tensor("layers.1.v.trellis", gaussian(1, 12))),
-    "trellis of memory 9": both(edit(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))),
+    "trellis of memory 8": both(edit(*V1, "trellis", 0, "memory", value=8), tensor("layers.1.v.trellis", gaussian(1, 9))),
     "trellis of another width": both(edit(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))),
     "trellis twice": both(edit(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2),
                           tensor("layers.1.v.trellis", gaussian(1, 6))),
@@ -276,6 +281,16 @@ def test_refuses(name):
     assert "\n" not in str(error.value)
 
 
+def test_values_are_mixed_by_channel_only():
+    tree, tensors = sample()
+    mixed_values("channel")(tree, tensors)
+    assert parse(build.to_bytes(tree, tensors)).layers[2].sides["v"].row_bytes == ROW_BYTES
+    tree, tensors = sample()
+    mixed_values("rope_block", "block_bits", "block_energy")(tree, tensors)
+    with pytest.raises(ScriptError, match="unit"):
+        parse(build.to_bytes(tree, tensors))
+
+
 def test_no_damaged_byte_leads_to_anything_but_an_error():
     content, rng = build.to_bytes(*sample()), np.random.default_rng(12)
     for _ in range(300):
@@ -302,6 +317,16 @@ def test_rows_are_coded_as_the_formula_says():
         assert packed.shape == (11, ROW_BYTES)
         assert (packed[:, :own.needed_bytes()] == packing.pack(coded, own)[:, :own.needed_bytes()]).all()
         assert not packed[:, own.needed_bytes():].any()
+
+
+def test_short_groups_of_a_trellis_are_symmetric():
+    tree, tensors = sample()
+    edit(*V1, "group_size", value=5)(tree, tensors)
+    plan, x = parse(build.to_bytes(tree, tensors)).layers[1].sides["v"], gaussian(27, 11, DIM)
+    symmetric = Scheme("symmetric", 1, 5, "bf16", "least_squares")
+    assert (plan.scheme.coder, plan.scheme.group_size) == ("trellis", 5)
+    assert (plan.pack_rows(x, 0) == packing.pack(packing.encode(x, symmetric), symmetric)).all()
+    assert (plan.reconstruct(x, 0) == packing.fake_quantize(x, symmetric)).all()
 
 
 def test_residuals_come_back_with_their_centroid():
@@ -359,9 +384,9 @@ def test_prints_mixed_plans(tmp_path, capsys):
     code, out, err = run(capsys, write(tmp_path), "--verify")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["0", "k", "trellis", "2m2", "1m3", "1.69", "mixed", "fp16", "rms", "12", "-", "no"] in [line[:12] for line in lines]
-    assert ["1", "k", "codebook", "1.75", "mixed", "fp16", "norm", "12", "-", "5", "joint"] in [line[:11] for line in lines]
-    assert "0 k by rope_block  4: 12.5%, 2: 43.8%, 1: 31.2%, 0: 12.5%" in out
+    assert ["0", "k", "trellis", "2m2", "1m3", "1.55", "mixed", "fp16", "rms", "12", "-", "no"] in [line[:12] for line in lines]
+    assert ["1", "k", "codebook", "1.60", "mixed", "fp16", "norm", "12", "-", "5", "joint"] in [line[:11] for line in lines]
+    assert "0 k by rope_block  4: 5.0%, 2: 45.0%, 1: 45.0%, 0: 5.0%" in out
     assert "2 k by channel  " in out
 
 
@@ -369,10 +394,10 @@ def test_json_has_the_same(tmp_path, capsys):
     code, out, _ = run(capsys, write(tmp_path), "--json")
     rows = {(row["layer"], row["side"]): row for row in json.loads(out)["layers"]}
     assert code == 0
-    assert rows[0, "k"]["widths"] == {"4": 2, "2": 7, "1": 5, "0": 2}
-    assert (rows[0, "k"]["mean_bits"], rows[0, "k"]["row_bytes"]) == (27 / 16, ROW_BYTES)
+    assert rows[0, "k"]["widths"] == {"4": 2, "2": 18, "1": 18, "0": 2}
+    assert (rows[0, "k"]["mean_bits"], rows[0, "k"]["row_bytes"]) == (62 / 40, ROW_BYTES)
     assert (rows[0, "k"]["unit"], rows[0, "k"]["bits"]) == ("rope_block", 4)
-    assert "group_size" not in rows[0, "k"] and rows[1, "v"]["group_size"] == 4
+    assert "group_size" not in rows[0, "k"] and rows[1, "v"]["group_size"] == 10
     assert rows[1, "v"]["trellis"] == [{"bits": 1, "memory": 2}]
     assert rows[2, "v"]["centroids"] == {"count": 300, "scope": "joint"}
     assert rows[0, "v"]["codebooks"]["bits"] == [2]

@@ -1,7 +1,6 @@
 """Codebook and trellis codes, mixed widths and centroids of packing.md 1.1: small cases by hand, and brute force."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import derive_vectors as exact
 from kvq_py import packing
 from kvq_py.scheme import MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, TABLE_RULES, MixedScheme, Scheme, Tables, with_equal_rows
 
-TRELLISES = [(1, 1), (1, 3), (1, 6), (1, 8), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2)]  # bits, memory
+TRELLISES = [(1, 1), (1, 3), (1, 6), (1, 7), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2)]  # bits, memory
 
 
 def floats(*values) -> np.ndarray:
@@ -47,7 +46,8 @@ def table_schemes(group_size: int) -> list[Scheme]:
 
 
 def random_widths(rng, dim: int) -> tuple[int, ...]:
-    return tuple(sorted(rng.integers(0, 9, dim).tolist(), reverse=True))
+    """Up to five widths, so that some segments are long enough for a trellis."""
+    return tuple(sorted(rng.choice(rng.permutation(9)[:5], dim).tolist(), reverse=True))
 
 
 def mixed_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
@@ -66,6 +66,26 @@ def rows(seed: int, count: int, dim: int) -> np.ndarray:
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and (a.view(np.uint32) == b.view(np.uint32)).all()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    torch = pytest.importorskip("torch")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device(request.param)
+
+
+def check_torch(x: np.ndarray, scheme, device) -> None:
+    import torch
+    from kvq_py import torch_codec
+    coded, rows = packing.encode(x, scheme), torch.from_numpy(x).to(device)
+    codes, numbers = torch_codec.encode(rows, scheme)
+    assert (codes.cpu().numpy() == coded.codes).all(), scheme
+    assert same_bits(numbers.cpu().numpy(), coded.numbers), scheme
+    decoded = packing.decode(coded, scheme)
+    assert same_bits(torch_codec.decode(codes, numbers, scheme).cpu().numpy(), decoded), scheme
+    assert same_bits(torch_codec.fake_quantize(rows, scheme).cpu().numpy(), decoded), scheme
 
 
 # Codebook codes
@@ -98,11 +118,12 @@ def test_codebook_codes_count_thresholds(bits):
 
 
 @pytest.mark.parametrize("rule", TABLE_RULES)
-@pytest.mark.parametrize("scheme", [codebook_scheme((-1.0, -0.5, 0.5, 1.0), 4), trellis_scheme(2, (1.0, 2.0, 0.1, 0.2), 4)],
+@pytest.mark.parametrize("scheme", [codebook_scheme((-1.0, -0.5, 0.5, 1.0), 8), trellis_scheme(2, (1.0, 2.0, 0.1, 0.2), 8)],
                          ids=["codebook", "trellis"])
 def test_a_group_without_scale_has_middle_codes(scheme, rule):
     scheme = dataclasses.replace(scheme, scale_rule=rule, scale_type="fp16")
-    x = floats(0, 0, 0, 0, 1e-9, -1e-9, 0, 0, 1e-30, 0, 0, 0)[None]  # no energy; d below fp16; E underflows
+    x = np.zeros((1, 24), np.float32)
+    x[0, [8, 9, 16]] = 1e-9, -1e-9, 1e-30  # no energy; d below fp16; E underflows
     coded = packing.encode(x, scheme)
     assert (coded.codes == 2).all()
     assert same_bits(coded.numbers[0], floats(0, 0, 0))
@@ -118,56 +139,116 @@ def test_values_without_norm_keep_the_deviation(rule):
 # Trellis codes
 
 def test_trellis_by_hand():
-    """b = 1, m = 1, theta = 2 1: v[0] = +-1, v[j] = +-1 +-0.5."""
-    scheme = trellis_scheme(1, (2.0, 1.0), 4)
-    x = floats(1, -0.5, -1.5, 0.7071068)[None]  # E = 4, so d = 1
-    coded = packing.encode(x, scheme)
-    assert coded.codes[0].tolist() == [1, 0, 0, 1]  # v = 1, -0.5, -1.5, 0.5
-    assert packing.decode(coded, scheme)[0].tolist() == [1, -0.5, -1.5, 0.5]
+    """b = 1, m = 1, theta = 1 1: v is +1 or -1 where a code is that of the channel before, and 0 where it is not."""
+    x = floats(0, 2, 0, 0, 0, 0, 0, -2)[None]  # E = 8, so d = 1; v = x / 2, N = 2, x v = 4
+    for rule, scale in (("rms", 1), ("norm", 2), ("least_squares", 2)):
+        coded = packing.encode(x, scheme := trellis_scheme(1, (1.0, 1.0), 8, rule))
+        assert coded.codes[0].tolist() == [1, 1, 0, 1, 0, 1, 0, 0]  # before the first 1 stands the last 0
+        assert coded.numbers[0].tolist() == [scale]
+        assert packing.decode(coded, scheme)[0].tolist() == [0, scale, 0, 0, 0, 0, 0, -scale]
 
 
-def test_trellis_values_see_no_codes_before_the_group():
-    scheme = trellis_scheme(2, (1.0, 2.0, 0.5, 0.25, 0.125, 0.0625), 4)
-    found = packing.trellis_values(np.array([3, 0, 2, 1], np.uint8), scheme)
+def test_before_the_first_code_come_the_last_ones():
+    scheme = trellis_scheme(2, (1.0, 2.0, 0.5, 0.25, 0.125, 0.0625), 8)
+    found = packing.trellis_values(np.array([3, 0, 2, 1, 0, 0, 2, 1], np.uint8), scheme)
     h = lambda *terms: sum(terms) / 2  # noqa: E731
-    assert found.tolist() == [h(1, 2), h(-1, -2, 0.5, 0.25), h(-1, 2, -0.5, -0.25, 0.125, 0.0625),
-                              h(1, -2, -0.5, 0.25, -0.125, -0.0625)]
+    assert found[:4].tolist() == [
+        h(1, 2, 0.5, -0.25, -0.125, 0.0625), h(-1, -2, 0.5, 0.25, 0.125, -0.0625), h(-1, 2, -0.5, -0.25, 0.125, 0.0625),
+        h(1, -2, -0.5, 0.25, -0.125, -0.0625)]
 
 
-@pytest.mark.parametrize("bits, memory", TRELLISES)
-def test_tables_are_the_values(bits, memory):
-    scheme = trellis_scheme(bits, trellis(bits, memory)[1], memory + 1)
-    tables = packing.trellis_tables(scheme)
-    codes = np.random.default_rng(2).integers(0, 2**bits, (50, memory + 1)).astype(np.uint8)
-    values = packing.trellis_values(codes, scheme)
-    for j in range(memory + 1):
-        place = sum(codes[:, j - k].astype(int) << bits * k for k in range(j + 1))
-        assert same_bits(tables[j][place], values[:, j])
+@pytest.mark.parametrize("bits, memory", [*TRELLISES, (8, 1)])
+def test_the_table_is_the_values(bits, memory):
+    scheme = trellis_scheme(bits, trellis(bits, memory)[1], 12)
+    table = packing.trellis_table(scheme)
+    codes = np.random.default_rng(2).integers(0, 2**bits, (50, 12)).astype(np.uint8)
+    place = sum(codes[:, [(j - k) % 12 for j in range(12)]].astype(int) << bits * k for k in range(memory + 1))
+    assert same_bits(table[place], packing.trellis_values(codes, scheme))
 
 
-def path_costs(y: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
-    """All code sequences [P, g] and what each costs, summed along it in binary32."""
-    sequences = np.array(list(itertools.product(range(2**scheme.bits), repeat=len(y))), np.uint8)
-    error = y - packing.trellis_values(sequences, scheme)
-    cost = np.zeros(len(sequences), np.float32)
+def sequences(alphabet: int, length: int) -> np.ndarray:
+    """All of them, uint8 [alphabet^length, length]"""
+    place = np.arange(alphabet**length)[:, None]
+    return (place // alphabet ** np.arange(length)[::-1] % alphabet).astype(np.uint8)
+
+
+def costs(y: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of paths with values [P, n], summed along them in binary32."""
+    cost, error = np.zeros(len(values), np.float32), y - values
     for j in range(len(y)):
         cost = cost + error[:, j] * error[:, j]
-    return sequences, cost
+    return cost
 
 
-@pytest.mark.parametrize("bits, memory, size", [(1, 1, 9), (1, 3, 9), (1, 6, 4), (1, 6, 10), (2, 1, 5), (2, 3, 6), (3, 2, 4),
-                                                (4, 1, 3), (4, 2, 2), (1, 8, 11)])
-def test_viterbi_finds_the_cheapest_of_all_sequences(bits, memory, size):
-    scheme = trellis_scheme(bits, trellis(bits, memory)[1], size)
-    y = gaussian(3, 12, size)
-    codes = packing.viterbi(y, scheme)
-    for row, found in zip(y, codes):
-        sequences, cost = path_costs(row, scheme)
-        assert cost[(sequences == found).all(axis=1)] == cost.min()
+def best_of(cost: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Of the cheapest code sequences: the one of smallest last code, then of smallest last but one, ..."""
+    return min(codes[cost == cost.min()].tolist(), key=lambda path: path[::-1])
+
+
+def seam_by_force(y: np.ndarray, scheme: Scheme) -> list[int]:
+    """The codes of z*, oldest first, on the best of all paths, whatever stood before them.
+
+    Where costs tie, the end is the smallest z, in which the oldest code weighs most.
+    """
+    size, memory = len(y), scheme.memory
+    codes = sequences(2**scheme.bits, memory + 2 * size)
+    window = [codes[:, memory - k:codes.shape[1] - k].astype(int) for k in range(memory + 1)]
+    place = sum(before << scheme.bits * k for k, before in enumerate(window))
+    cost = costs(np.concatenate([y, y]), packing.trellis_table(scheme)[place])
+    codes = codes[cost == cost.min()].tolist()
+    best = min(codes, key=lambda path: (path[-memory:], path[:-memory][::-1]))
+    return best[size:size + memory]
+
+
+def group_by_force(y: np.ndarray, seam: list[int], scheme: Scheme) -> list[int]:
+    """The best of all closed paths through the seam."""
+    open_end = sequences(2**scheme.bits, len(y) - len(seam))
+    codes = np.concatenate([open_end, np.broadcast_to(np.uint8(seam), (len(open_end), len(seam)))], axis=1)
+    return best_of(costs(y, packing.trellis_values(codes, scheme)), codes)
+
+
+def small_integers(rng, bits: int, memory: int, count: int, size: int) -> tuple[Scheme, np.ndarray]:
+    """A trellis and targets that tie all the time, without any rounding."""
+    theta = rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist()
+    return trellis_scheme(bits, theta, size), rng.integers(-1, 2, (count, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("memory", [1, 2])
+@pytest.mark.parametrize("ties", [False, True])
+def test_both_runs_find_the_best_of_all_paths(memory, ties):
+    rng = np.random.default_rng(20 + memory)
+    for k in range(8):
+        scheme, y = small_integers(rng, 1, memory, 2, 8)
+        if not ties:
+            scheme, y = trellis_scheme(1, trellis(1, memory, k)[1], 8), gaussian(30 + k, 2, 8)
+        for row, found in zip(y, packing.viterbi(y, scheme).tolist()):
+            seam = seam_by_force(row, scheme)
+            assert found[-memory:] == seam, scheme.theta
+            assert found == group_by_force(row, seam, scheme), scheme.theta
+
+
+@pytest.mark.parametrize("bits, memory, size", [(1, 1, 12), (1, 2, 9), (1, 3, 13), (1, 7, 8), (1, 7, 14), (2, 1, 8), (2, 3, 9),
+                                                (3, 2, 8)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_group_is_the_best_path_through_the_seam(bits, memory, size, ties):
+    rng = np.random.default_rng(40 + size)
+    scheme, y = small_integers(rng, bits, memory, 6, size)
+    if not ties:
+        scheme, y = trellis_scheme(bits, trellis(bits, memory)[1], size), gaussian(3, 6, size)
+    for row, found in zip(y, packing.viterbi(y, scheme).tolist()):
+        assert found == group_by_force(row, found[-memory:], scheme), scheme.theta
+
+
+def test_most_groups_are_the_cheapest_that_close():
+    scheme, y = trellis_scheme(2, trellis(2, 1)[1], 8), gaussian(21, 60, 8)
+    codes = sequences(4, 8)
+    values = packing.trellis_values(codes, scheme)
+    cheapest = [codes[costs(row, values).argmin()].tolist() for row in y]
+    assert np.mean([a == b for a, b in zip(packing.viterbi(y, scheme).tolist(), cheapest)]) > 0.8
 
 
 def reference_viterbi(y: np.ndarray, scheme: Scheme) -> list[list[int]]:
-    """In exact arithmetic rounded step by step, one row at a time."""
+    """One row at a time, by the script that derives the vectors."""
     theta = [exact.from_decimal(repr(float(t))) for t in scheme.theta]
     rule = exact.Trellis(scheme.bits, scheme.memory, theta)
     return [exact.Spec().viterbi([exact.from_decimal(repr(float(v))) for v in row], rule) for row in y]
@@ -175,18 +256,48 @@ def reference_viterbi(y: np.ndarray, scheme: Scheme) -> list[list[int]]:
 
 @pytest.mark.parametrize("bits, memory", [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)])
 def test_ties_go_to_the_smallest_codes(bits, memory):
-    """Small integers tie all the time."""
     rng = np.random.default_rng(bits + 10 * memory)
     for _ in range(12):
-        theta = rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist()
-        scheme = trellis_scheme(bits, theta, 6)
-        y = rng.integers(-1, 2, (4, 6)).astype(np.float32)
-        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme), theta
+        scheme, y = small_integers(rng, bits, memory, 3, 9)
+        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme), scheme.theta
+
+
+@pytest.mark.parametrize("size", [8, 31, 32, 33, 63, 65, 100])
+def test_groups_of_every_length_have_their_seam(size):
+    for bits, memory in ((1, 3), (2, 2)):
+        scheme, y = trellis_scheme(bits, trellis(bits, memory)[1], size), gaussian(22, 2, size)
+        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
+        scheme, y = small_integers(np.random.default_rng(size), bits, memory, 2, size)
+        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
+
+
+def test_the_seam_sees_32_channels_on_each_side():
+    scheme, y = trellis_scheme(1, trellis(1, 6)[1], 96), gaussian(23, 200, 96)
+    other = y.copy()
+    other[:, 32:64] = gaussian(24, 200, 32)
+    found, changed = packing.viterbi(y, scheme), packing.viterbi(other, scheme)
+    assert (found[:, -6:] == changed[:, -6:]).all() and (found != changed).any(axis=1).all()
+
+
+def outliers(size: int) -> np.ndarray:
+    """Rows of one outlier each, at every place: with fp16 its cost, and all that follow, are infinite."""
+    x = gaussian(25, size, size) * np.float32(65504)
+    np.fill_diagonal(x, 1e30)
+    return x
+
+
+@pytest.mark.parametrize("size", [8, 40])
+def test_infinite_costs_tie(size):
+    y = outliers(size) / np.float32(65504)
+    for bits, memory in ((1, 3), (1, 7), (2, 2)):
+        scheme = trellis_scheme(bits, trellis(bits, memory)[1], size)
+        with np.errstate(over="ignore"):
+            assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
 
 
 def test_all_paths_tie_to_zeros():
-    scheme = trellis_scheme(2, (0.0,) * 6, 5)
-    assert not packing.viterbi(gaussian(4, 3, 5), scheme).any()
+    scheme = trellis_scheme(2, (0.0,) * 6, 9)
+    assert not packing.viterbi(gaussian(4, 3, 9), scheme).any()
 
 
 def test_long_searches_are_cut_into_rows(monkeypatch):
@@ -274,7 +385,7 @@ def test_every_width_and_length_of_a_segment(width, length):
 
 
 def test_a_segment_is_coded_as_a_row_of_its_own():
-    x, widths = rows(9, 20, 24), (8,) * 3 + (4,) * 10 + (1,) * 6 + (0,) * 5
+    x, widths = rows(9, 20, 34), (8,) * 3 + (4,) * 10 + (2,) * 7 + (1,) * 9 + (0,) * 5
     for coder in MIXABLE_CODERS:
         for rule in SCALE_RULES[coder]:
             coded = packing.encode(x, scheme := MixedScheme.make(coder, widths, "fp16", rule, TABLES))
@@ -283,14 +394,31 @@ def test_a_segment_is_coded_as_a_row_of_its_own():
                 assert (coded.codes[:, part.begin:part.end] == alone.codes).all()
                 assert same_bits(coded.numbers[:, place], alone.numbers[:, 0])
             decoded = packing.decode(coded, scheme)
-            assert same_bits(decoded[:, 19:], np.zeros((20, 5), np.float32))
+            assert same_bits(decoded[:, 29:], np.zeros((20, 5), np.float32))
 
 
 @pytest.mark.parametrize("rule, fallback", [("norm", "norm"), ("rms", "norm"), ("least_squares", "least_squares")])
-def test_widths_without_a_theta_are_symmetric(rule, fallback):
-    scheme = MixedScheme.make("trellis", (3, 1), "fp16", rule, Tables(trellises={1: trellis(1, 1)}))
-    assert [(part.scheme.coder, part.scheme.scale_rule) for part in scheme.parts] == [("symmetric", fallback),
-                                                                                      ("trellis", rule)]
+def test_widths_without_a_theta_and_short_segments_are_symmetric(rule, fallback):
+    tables = Tables(trellises={1: trellis(1, 1), 2: trellis(2, 1)})
+    scheme = MixedScheme.make("trellis", (3,) * 9 + (2,) * 7 + (1,) * 8, "fp16", rule, tables)
+    assert [(part.scheme.coder, part.scheme.scale_rule) for part in scheme.parts] == [
+        ("symmetric", fallback), ("symmetric", fallback), ("trellis", rule)]
+
+
+@pytest.mark.parametrize("rule, fallback", [("norm", "norm"), ("rms", "norm"), ("least_squares", "least_squares")])
+@pytest.mark.parametrize("size", [1, 4, 7, 8])
+def test_short_groups_of_one_width_are_symmetric(size, rule, fallback, device):
+    scheme = trellis_scheme(2, trellis(2, 3)[1], size, rule, "fp16")
+    symmetric = Scheme("symmetric", 2, size, "fp16", fallback)
+    x = rows(18, 9, 3 * size)
+    packed = packing.pack(coded := packing.encode(x, scheme), scheme)
+    assert scheme.coder == "trellis" and scheme.row_bytes(3 * size) == symmetric.row_bytes(3 * size)
+    assert (packed == packing.pack(packing.encode(x, symmetric), symmetric)).all() == (size < 8)
+    back = packing.unpack(packed, scheme, 3 * size)
+    assert (back.codes == coded.codes).all()
+    if size < 8:
+        assert same_bits(packing.decode(back, scheme), packing.decode(back, symmetric))
+    check_torch(x, scheme, device)
 
 
 def test_heads_have_equal_rows():
@@ -339,26 +467,6 @@ def test_distances_are_the_trees(dim):
 
 # PyTorch
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    torch = pytest.importorskip("torch")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    return torch.device(request.param)
-
-
-def check_torch(x: np.ndarray, scheme, device) -> None:
-    import torch
-    from kvq_py import torch_codec
-    coded, rows = packing.encode(x, scheme), torch.from_numpy(x).to(device)
-    codes, numbers = torch_codec.encode(rows, scheme)
-    assert (codes.cpu().numpy() == coded.codes).all(), scheme
-    assert same_bits(numbers.cpu().numpy(), coded.numbers), scheme
-    decoded = packing.decode(coded, scheme)
-    assert same_bits(torch_codec.decode(codes, numbers, scheme).cpu().numpy(), decoded), scheme
-    assert same_bits(torch_codec.fake_quantize(rows, scheme).cpu().numpy(), decoded), scheme
-
-
 @pytest.mark.parametrize("scheme", table_schemes(12), ids=str)
 def test_torch_equals_numpy_for_tables(scheme, device):
     check_torch(rows(13, 41, 24), scheme, device)
@@ -366,8 +474,22 @@ def test_torch_equals_numpy_for_tables(scheme, device):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_torch_equals_numpy_for_random_mixed_rows(seed, device):
-    for scheme in mixed_schemes(seed, 40):
-        check_torch(rows(14 + seed, 23, 40), scheme, device)
+    for scheme in mixed_schemes(seed, 70):
+        check_torch(rows(14 + seed, 23, 70), scheme, device)
+
+
+@pytest.mark.parametrize("size", [8, 31, 32, 33, 64, 70])
+def test_torch_finds_the_same_seam(size, device):
+    for bits, memory in ((1, 7), (2, 3)):
+        check_torch(rows(19, 15, 2 * size), trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16"), device)
+
+
+def test_torch_has_the_largest_trellis(device):
+    check_torch(rows(26, 4, 8), trellis_scheme(8, trellis(8, 1)[1], 8, "norm", "fp16"), device)
+
+
+def test_torch_has_the_same_infinite_costs(device):
+    check_torch(outliers(64), trellis_scheme(1, trellis(1, 6)[1], 64, "rms", "fp16"), device)
 
 
 def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
@@ -407,7 +529,8 @@ def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
     dict(coder="codebook", bits=1, codebook=(0.0, 1.0), scale_rule="absmax"), dict(coder="symmetric", bits=2, scale_rule="rms"),
     dict(coder="symmetric", bits=1, codebook=(0.0, 1.0)), dict(coder="codebook", bits=1, codebook=(0.0, 1.0), zero="float"),
     dict(coder="trellis", bits=1, memory=0, theta=(1.0,)), dict(coder="trellis", bits=1, memory=2, theta=(1.0, 1.0)),
-    dict(coder="trellis", bits=1, memory=9, theta=(1.0,) * 10), dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
+    dict(coder="trellis", bits=1, memory=8, theta=(1.0,) * 9), dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
+    dict(coder="trellis", bits=8, memory=2, theta=(1.0,) * 24),
     dict(coder="trellis", bits=1, memory=1, theta=(1.0, np.nan)), dict(coder="symmetric", bits=1, memory=1)])
 def test_impossible_tables_are_refused(fields):
     with pytest.raises(ValueError):

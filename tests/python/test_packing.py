@@ -1,5 +1,6 @@
 """The numpy and PyTorch codecs against formats/vectors.json, the vectors against misreadings, and properties."""
 
+import array
 import dataclasses
 import json
 import math
@@ -204,10 +205,50 @@ def refit_is_coded_again(self, x, bits, rule, scale_type):
     return exact.Group(codes, group.scale, None, group.decoded)
 
 
-def window_before_the_group(self, codes, trellis):
-    """Codes before the first channel of a group count as 0."""
+def zeros_before_the_group(self, codes, trellis):
     padded = [0] * trellis.memory + codes
     return [self.trellis_value(tuple(padded[j:j + trellis.memory + 1][::-1]), trellis) for j in range(len(codes))]
+
+
+def nothing_before_the_group(self, codes, trellis):
+    return [self.trellis_value(tuple(codes[max(j - trellis.memory, 0):j + 1][::-1]), trellis) for j in range(len(codes))]
+
+
+def free_costs(trellis):
+    """+0 in every state"""
+    return array.array("f", bytes(4 * 2 ** (trellis.bits * trellis.memory)))
+
+
+def seam_of_one_round(self, y, table, trellis):
+    """Where the cheapest path ends that has seen the group once."""
+    return self.cheapest(self.search(y, free_costs(trellis), table, trellis).costs)
+
+
+def seam_at_the_end(self, y, table, trellis):
+    """The state after 2 L steps."""
+    length = self.seam_length(len(y))
+    return self.cheapest(self.search(y[len(y) - length:] + y[:length], free_costs(trellis), table, trellis).costs)
+
+
+def seam_of_the_last_channels(self, y, table, trellis):
+    """The last L channels alone do not know what follows."""
+    return self.cheapest(self.search(y[-self.seam_length(len(y)):], free_costs(trellis), table, trellis).costs)
+
+
+def path_from_anywhere(self, y, seam, table, trellis):
+    run = self.search(y, free_costs(trellis), table, trellis)
+    return [state % 2**trellis.bits for state in self.path(seam, run, trellis)[1:]]
+
+
+def path_to_anywhere(self, y, seam, table, trellis):
+    costs = array.array("f", [math.inf] * 2 ** (trellis.bits * trellis.memory))
+    costs[seam] = 0.0
+    run = self.search(y, costs, table, trellis)
+    return [state % 2**trellis.bits for state in self.path(self.cheapest(run.costs), run, trellis)[1:]]
+
+
+def last_cheapest(self, costs):
+    return max(state for state, cost in enumerate(costs) if cost == min(costs))
 
 
 def nearest_values(self, y, trellis):
@@ -248,7 +289,19 @@ MISREADINGS = {
     "lower entry on a threshold": {"nearest_entry": lambda self, y, thresholds: sum(t < y for t in thresholds)},
     "threshold of halves": {"threshold": lambda self, lower, upper: upper},
     "greedy trellis": {"viterbi": nearest_values},
-    "zeros before the group": {"trellis_values": window_before_the_group},
+    "zeros before the group": {"trellis_values": zeros_before_the_group},
+    "nothing before the group": {"trellis_values": nothing_before_the_group},
+    "no seam": {"seam": lambda self, y, table, trellis: 0},
+    "seam of one round": {"seam": seam_of_one_round},
+    "seam at the end of its run": {"seam": seam_at_the_end},
+    "seam of the last channels": {"seam": seam_of_the_last_channels},
+    "seam of all channels": {"seam_length": lambda self, size: size},
+    "seam of 16 channels": {"seam_length": lambda self, size: min(size, 16)},
+    "last state on a tie": {"cheapest": last_cheapest},
+    "the group starts anywhere": {"closed_path": path_from_anywhere},
+    "the group ends anywhere": {"closed_path": path_to_anywhere},
+    "groups of 7 bite their tails": {"bites_its_tail": lambda self, size: size > 6},
+    "groups of 8 do not": {"bites_its_tail": lambda self, size: size > 8},
     "widths without a theta keep norm": {"fallback_rule": lambda self, rule: "norm"},
     "mixed widths straddle bytes": {"stored_bits": lambda self, width: width},
     "no alignment of scales": {"padding": lambda self, size, multiple: b""},

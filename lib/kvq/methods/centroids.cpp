@@ -1,6 +1,7 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/centroids.h>
 #include <kvq/solve/kmeans.h>
+#include <kvq/solve/spectral.h>
 
 #include <algorithm>
 
@@ -37,11 +38,7 @@ std::vector<float> rows_of_entry(const RotationRequest& request, const Rotation&
 std::vector<float> unrotated(const RotationRequest& request, const Rotation& rotation, int h, std::vector<float> centroids) {
   const std::vector<double> matrix = request.options.kmeans_after ? rotation_matrix(rotation, h, request.dim()) : std::vector<double>{};
   if (matrix.empty()) return centroids;
-  const auto d = static_cast<std::size_t>(request.dim());
-  std::vector<double> transposed(d * d);
-  for (std::size_t i = 0; i < d; ++i)
-    for (std::size_t j = 0; j < d; ++j) transposed[j * d + i] = matrix[i * d + j];
-  return rotate(FitData{.dim = request.dim(), .rows = std::move(centroids)}, transposed, {}).rows;
+  return rotate(FitData{.dim = request.dim(), .rows = std::move(centroids)}, transposed(matrix, request.dim()), {}).rows;
 }
 
 /// Sum of squared distances of rows from their mean.

@@ -1,9 +1,10 @@
-#include <kvq/codec/codec.h>
+#include <kvq/codec/row_codec.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
 #include <kvq/solve/budget_search.h>
 #include <kvq/solve/output_error.h>
+#include <kvq/solve/spectral.h>
 
 #include <algorithm>
 #include <cmath>
@@ -51,8 +52,7 @@ class LayerJudge {
     const int dim = side == 'k' ? stats_.geometry.head_dim : stats_.geometry.v_head_dim;
     parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
       const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
-      std::vector<float> rows = side == 'k' ? judge.data().k : judge.data().v;
-      reconstruct(plan, static_cast<int>(h), rows, dim);
+      const std::vector<float> rows = coded(plan, static_cast<int>(h), side == 'k' ? judge.data().k : judge.data().v, dim);
       result[static_cast<std::size_t>(h)] = side == 'k' ? judge.of_keys(rows) : judge.of_values(rows);
     });
     if (!has_curvature() && energy_ > 0.0)
@@ -62,6 +62,20 @@ class LayerJudge {
   bool has_curvature() const { return !stats_.held_out->curvature.empty(); }
 
  private:
+  /// reconstruct() with float products in place of the codec's double ones: the same but for rounding, and much faster.
+  static std::vector<float> coded(const TensorPlan& plan, int h, const std::vector<float>& rows, int dim) {
+    const auto d = static_cast<std::size_t>(dim);
+    const int entry = plan.rotation.head_index(h);
+    const std::vector<double> matrix = rotation_matrix(plan.rotation, entry, dim);
+    const auto center = plan.center.empty() ? std::span<const float>{} : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
+    std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
+    const RowCodec codec(plan, h, dim);
+    for (std::size_t start = 0; start < x.size(); start += d) codec.quantize(std::span(x).subspan(start, d));
+    if (!matrix.empty()) x = rotate(FitData{.dim = dim, .rows = std::move(x)}, transposed(matrix, dim), {}).rows;
+    for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];
+    return x;
+  }
+
   const LayerStats& stats_;
   std::vector<std::unique_ptr<OutputError>> heads_;
   double energy_ = 0.0;
@@ -72,7 +86,7 @@ struct Unit {
   std::size_t layer = 0;
   char side = 'k';
   std::vector<SideBudget> budgets;
-  std::vector<std::vector<Allocate>> bases;  ///< per budget, per head
+  std::vector<Allocate> bases;               ///< per head
   std::vector<Choice> choices;
   std::vector<double> bits, bytes;           ///< per budget: code bits of a token, bytes of a token
 };
@@ -128,14 +142,16 @@ class Planner {
     return {asked, Allocate::none};
   }
 
-  /// The base that costs each head least at this budget, and what that costs.
-  void try_budget(const LayerStats& stats, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
+  /// The base that costs each head least at this budget.
+  std::vector<Allocate> best_bases(const LayerStats& stats, const LayerJudge& judge, char side, const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
-    std::vector<Allocate> best(heads);
+    const std::vector<Allocate> bases = bases_of(side);
+    std::vector<Allocate> best(heads, bases.front());
+    if (bases.size() == 1) return best;
     std::vector<double> least(heads, std::numeric_limits<double>::infinity());
-    for (const Allocate base : bases_of(unit.side)) {
-      const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, std::vector<Allocate>(heads, base), false);
-      const std::vector<double> costs = judge.costs(plan, unit.side);
+    for (const Allocate base : bases) {
+      const TensorPlan plan = allocate_side(stats, options_, side, budget, std::vector<Allocate>(heads, base), false);
+      const std::vector<double> costs = judge.costs(plan, side);
       for (std::size_t h = 0; h < heads; ++h) {
         const double cost = heads == costs.size() ? costs[h] : std::accumulate(costs.begin(), costs.end(), 0.0);
         if (cost >= least[h]) continue;
@@ -143,13 +159,23 @@ class Planner {
         best[h] = base;
       }
     }
-    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, best, false);
+    return best;
+  }
+
+  /// A side's choices. The bases are compared once, in the middle of the ladder: the better one seldom changes along it.
+  void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
+    unit.bases = best_bases(stats, judge, unit.side, unit.budgets[unit.budgets.size() / 2]);
+    for (const SideBudget& budget : unit.budgets) try_budget(stats, judge, unit, budget);
+  }
+
+  void try_budget(const LayerStats& stats, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
+    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, unit.bases, false);
+    const std::vector<double> costs = judge.costs(plan, unit.side);
     const int dim = unit.side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
     const double kv_heads = stats.geometry.num_kv_heads;
-    unit.bases.push_back(best);
     unit.bits.push_back(mean_code_bits(plan) * dim * kv_heads);
     unit.bytes.push_back(row_bytes(plan, dim) * kv_heads);
-    unit.choices.push_back({options_.budget_bytes ? unit.bytes.back() : unit.bits.back(), std::accumulate(least.begin(), least.end(), 0.0)});
+    unit.choices.push_back({options_.budget_bytes ? unit.bytes.back() : unit.bits.back(), std::accumulate(costs.begin(), costs.end(), 0.0)});
   }
 
   void try_everything() {
@@ -169,7 +195,7 @@ class Planner {
         for (const char side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
           Unit unit{.layer = i, .side = side, .budgets = ladder(*stats, side), .bases = {}, .choices = {}, .bits = {}, .bytes = {}};
-          for (const SideBudget& budget : unit.budgets) try_budget(*stats, judge, unit, budget);
+          try_ladder(*stats, judge, unit);
           channels_ += static_cast<double>(side == 'k' ? stats->geometry.head_dim : stats->geometry.v_head_dim) * stats->geometry.num_kv_heads;
           units_.push_back(std::move(unit));
         }
@@ -238,7 +264,7 @@ class Planner {
       if (stats->has_values) plan.v = exact_plan(options_);
       for (std::size_t u = 0; u < units_.size(); ++u) {
         if (units_[u].layer != i) continue;
-        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases[chosen[u]], true);
+        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases, true);
         (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);

@@ -98,7 +98,7 @@ struct Checker {
     for (const TrellisTaps& taps : coder.taps) {
       if (taps.bits <= below || taps.bits > 8) fail(fmt::format("trellis: expected ascending widths of 1 to 8, found {}", taps.bits));
       below = taps.bits;
-      if (taps.memory < 1 || taps.bits * (taps.memory + 1) > 16 || taps.bits * taps.memory > 8 || taps.memory > 7)
+      if (taps.memory < 1 || taps.bits * (taps.memory + 1) > 16 || taps.bits * taps.memory > 8 || taps.memory > 8)
         fail(fmt::format("trellis: {} bits do not go with memory {}", taps.bits, taps.memory));
       expect_size(taps.theta.size(), static_cast<std::size_t>(taps.bits * (taps.memory + 1)), "trellis");
       expect_finite(taps.theta, "trellis");

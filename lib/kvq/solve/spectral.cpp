@@ -73,6 +73,11 @@ std::vector<double> product(std::span<const double> a, std::span<const double> b
   return {result.data(), result.data() + result.size()};
 }
 
+std::vector<double> transposed(std::span<const double> a, int dim) {
+  const Matrix result = Eigen::Map<const Matrix>(a.data(), dim, dim).transpose();
+  return {result.data(), result.data() + result.size()};
+}
+
 std::vector<double> turned(std::span<const double> m, std::span<const double> r, int dim) {
   const Eigen::Map<const Matrix> moment(m.data(), dim, dim), rotation(r.data(), dim, dim);
   const Matrix result = rotation.transpose() * moment * rotation;

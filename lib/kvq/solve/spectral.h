@@ -30,8 +30,9 @@ const Composition* find_composition(std::string_view name);
 /// @param basis  [D, D] eigenvectors in columns, descending; unused if the recipe has no U
 std::vector<double> compose(const Composition& composition, std::span<const double> basis, int dim, int order);
 
-/// a @ b and r^T m r of [D, D] matrices.
+/// a @ b, a^T and r^T m r of [D, D] matrices.
 std::vector<double> product(std::span<const double> a, std::span<const double> b, int dim);
+std::vector<double> transposed(std::span<const double> a, int dim);
 std::vector<double> turned(std::span<const double> m, std::span<const double> r, int dim);
 
 /// Multiplies columns of a basis by random signs; candidate 0 is the canonical basis itself. R = U H depends on these signs,
