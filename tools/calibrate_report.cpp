@@ -132,16 +132,16 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
 
 Json budget_json(const BudgetReport& r) {
   return {{"unit", r.unit}, {"budget", r.budget}, {"spent", r.spent}, {"mean_bits", r.mean_bits}, {"mean_bytes", r.mean_bytes},
-          {"metric", r.metric}, {"cost", r.cost}, {"bound", r.bound}, {"held_out_tokens", r.tokens}};
+          {"metric", r.metric}, {"cost", r.cost}, {"gap", r.gap}, {"held_out_tokens", r.tokens}};
 }
 
 std::string budget_text(const Json& b) {
   const bool nll = b.at("metric") == "nll";
-  const double cost = b.at("cost"), bound = b.at("bound");
+  const double cost = b.at("cost"), gap = b.at("gap");
   std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits, {:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
                                  b.at("unit").get<std::string>(), b.at("spent").get<double>(), b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
-  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}, at most {:.1f}% above the best choice\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
-                      nll ? "nats a token" : "(relative output error)", bound > 0.0 ? 100.0 * (cost / bound - 1.0) : 0.0);
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}; the choice is within {:.2g}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
+                      nll ? "nats a token" : "(relative output error)", 100.0 * gap);
   if (!nll) text += "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output error, which says little about which layer matters.\n";
   return text;
 }

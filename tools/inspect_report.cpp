@@ -1,21 +1,39 @@
 #include "inspect_report.h"
 
+#include "inspect_widths.h"
 #include "table.h"
 
 #include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
+#include <span>
 
 namespace kvq {
 
 namespace {
 
-std::string coder_text(const TensorPlan& plan) {
-  const auto* u = std::get_if<UniformCoder>(&plan.coder);
-  if (!u) return "exact";
-  return fmt::format("{}-bit {} g{}", u->bits, u->levels == UniformLevels::affine ? "affine" : to_string(u->rule), u->group_size);
+constexpr std::size_t kPageColumns = 80;
+constexpr int kSpectrumColumns = 12, kLeastSpectrumColumns = 8;
+
+/// Name of a coder within its width and group.
+struct CoderName {
+  std::string operator()(const ExactCoder&) const { return "exact"; }
+  std::string operator()(const UniformCoder& coder) const { return coder.levels == UniformLevels::affine ? "affine" : to_string(coder.rule); }
+  std::string operator()(const CodebookCoder&) const { return "codebook"; }
+  std::string operator()(const TrellisCoder& coder) const {
+    int memory = 0;  // wide codes look back on fewer: the largest is what was asked for
+    for (const TrellisTaps& taps : coder.taps) memory = std::max(memory, taps.memory);
+    return memory == 0 ? "trellis" : fmt::format("trellis m{}", memory);
+  }
+};
+
+std::string codes_text(const TensorPlan& plan) {
+  const std::string name = std::visit(CoderName{}, plan.coder);
+  if (std::holds_alternative<ExactCoder>(plan.coder)) return name;
+  if (plan.allocation) return fmt::format("mixed {} {:.2f}b", name, mean_code_bits(plan));
+  return fmt::format("{}-bit {} g{}", code_bits(plan.coder), name, group_size(plan.coder));
 }
 
 std::string clip_text(const TensorPlan& plan) {
@@ -23,14 +41,6 @@ std::string clip_text(const TensorPlan& plan) {
   const auto [lo, hi] = std::minmax_element(plan.clip_ratio.begin(), plan.clip_ratio.end());
   if (*hi == 1.0 && *lo == 1.0) return "none";
   return *lo == *hi ? fmt::format("{:.2f}", *lo) : fmt::format("{:.2f}-{:.2f}", *lo, *hi);
-}
-
-std::string rotation_text(const TensorPlan& plan) {
-  const Rotation& r = plan.rotation;
-  std::string text = r.recipe;
-  if (r.kind == RotationKind::block_hadamard) text += fmt::format("{}", r.order);
-  if (r.scope == Scope::layer) text += " shared";
-  return plan.center.empty() ? text : "c " + text;
 }
 
 /// Mean over heads of the normalised spectrum, so that heads of different scale count alike.
@@ -43,46 +53,131 @@ std::vector<float> mean_spectrum(const Rotation& rotation, int dim) {
   return mean;
 }
 
-std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side) {
+using Rows = std::vector<std::vector<std::string>>;
+
+std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side, int spectrum_columns) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  const std::vector<float> spectrum = mean_spectrum(plan.rotation, dim);
   const std::string error = plan.error ? fmt::format("{:.3f} > {:.3f}", plan.error->before, plan.error->after) : "";
-  return {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), coder_text(plan), rotation_text(plan), clip_text(plan), error,
-          plan.rotation.spectrum.empty() ? "" : sparkline(spectrum.data(), dim, 12)};
+  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), coder_text(plan), rotation_text(plan),
+                                  clip_text(plan), error};
+  if (spectrum_columns > 0) row.push_back(plan.rotation.spectrum.empty() ? "" : sparkline(mean_spectrum(plan.rotation, dim).data(), dim, spectrum_columns));
+  return row;
 }
 
-struct LayoutRow {
-  int layer;
-  std::int64_t k_bytes, v_bytes, heads;
-  std::int64_t token_bytes() const { return heads * (k_bytes + v_bytes); }
-};
-
-std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
-  std::vector<LayoutRow> rows;
-  for (const LayerPlan& layer : artifact.layers)
-    rows.push_back({layer.layer, row_bytes(layer.k, layer.geometry.head_dim), layer.v ? row_bytes(*layer.v, layer.geometry.v_head_dim) : 0,
-                    layer.geometry.num_kv_heads});
+/// @param spectrum_columns  0 leaves the column out
+Rows overview_rows(const Artifact& artifact, int spectrum_columns) {
+  Rows rows = {{"layer", "side", "codes", "rotation", "clip", "error"}};
+  if (spectrum_columns > 0) rows.front().push_back("spectrum");
+  for (const LayerPlan& layer : artifact.layers) {
+    rows.push_back(side_row(layer, layer.k, 'k', spectrum_columns));
+    if (layer.v) rows.push_back(side_row(layer, *layer.v, 'v', spectrum_columns));
+  }
   return rows;
 }
 
-/// Largest power of two, at most 256, that divides the bytes of one head's page.
-std::int64_t alignment_of(std::int64_t bytes) { return bytes == 0 ? 256 : std::min<std::int64_t>(256, bytes & -bytes); }
-
-double bf16_bytes(const Artifact& artifact) {
-  double bytes = 0.0;
-  for (const LayerPlan& layer : artifact.layers)
-    bytes += 2.0 * layer.geometry.num_kv_heads * (layer.geometry.head_dim + (layer.v ? layer.geometry.v_head_dim : 0));
-  return bytes;
+bool has_spectrum(const Artifact& artifact) {
+  return std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
+    return !layer.k.rotation.spectrum.empty() || (layer.v && !layer.v->rotation.spectrum.empty());
+  });
 }
 
-double cache_bytes(const Artifact& artifact, std::int64_t context) {
-  const auto exact = static_cast<double>(std::min<std::int64_t>(context, artifact.windows.sink_tokens + artifact.windows.recent_tokens));
-  double coded = 0.0;
-  for (const LayoutRow& row : layout_rows(artifact)) coded += static_cast<double>(row.token_bytes());
-  return exact * bf16_bytes(artifact) + (static_cast<double>(context) - exact) * coded;
+/// Long recipes end in dots, as far as the page needs it; --layer has them in full.
+void shorten_rotations(Rows& rows) {
+  constexpr std::size_t kRotation = 3;
+  const std::size_t width = table_width(rows);
+  if (width <= kPageColumns) return;
+  std::size_t longest = 0;
+  for (const auto& row : rows) longest = std::max(longest, row[kRotation].size());
+  const std::size_t kept = std::max(rows.front()[kRotation].size(), longest - std::min(longest, width - kPageColumns));
+  for (auto& row : rows)
+    if (row[kRotation].size() > kept) row[kRotation] = row[kRotation].substr(0, kept - 2) + "..";
+}
+
+/// The table of the overview. What explains gives way to what is: first the spectrum, then the end of the rotation.
+std::string overview_table(const Artifact& artifact) {
+  int spectrum_columns = has_spectrum(artifact) ? kSpectrumColumns : 0;
+  Rows rows = overview_rows(artifact, spectrum_columns);
+  if (spectrum_columns > 0 && table_width(rows) > kPageColumns) {
+    spectrum_columns -= static_cast<int>(table_width(rows) - kPageColumns);
+    if (spectrum_columns < kLeastSpectrumColumns) spectrum_columns = 0;
+    rows = overview_rows(artifact, spectrum_columns);
+  }
+  shorten_rotations(rows);
+  return format_table(rows, spectrum_columns > 0 ? "rllllll" : "rlllll") + "error: relative, plain codes > this plan." +
+         (spectrum_columns > 0 ? " spectrum: eigenvalues of the target, log scale.\n" : "\n");
+}
+
+std::span<const float> row_of(const std::vector<float>& values, int head, int dim) {
+  return values.empty() ? std::span<const float>{} : std::span(values).subspan(static_cast<std::size_t>(head) * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+}
+
+std::string center_text(const TensorPlan& plan, int head, int dim) {
+  const auto center = row_of(plan.center, head, dim);
+  return center.empty() ? "-" : fmt::format("{:.3g}", std::sqrt(std::inner_product(center.begin(), center.end(), center.begin(), 0.0)));
+}
+
+/// Every head of a side of one width.
+std::string heads_table(const TensorPlan& plan, int heads, int dim) {
+  Rows rows = {{"head", "clip", "signs", "|center|", "eigenvalues", "spectrum"}};
+  for (int h = 0; h < heads; ++h) {
+    const auto entry = static_cast<std::size_t>(h);
+    const auto spectrum = row_of(plan.rotation.spectrum, h, dim);
+    rows.push_back({std::to_string(h), plan.clip_ratio.empty() ? "-" : fmt::format("{:.2f}", plan.clip_ratio[entry]),
+                    plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry], center_text(plan, h, dim),
+                    spectrum.empty() ? "-" : fmt::format("{:.3g} .. {:.3g}", spectrum.front(), spectrum.back()),
+                    spectrum.empty() ? "" : sparkline(spectrum.data(), dim, 24)});
+  }
+  return format_table(rows, "rrlrll");
+}
+
+/// Every head of a mixed side.
+std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool color) {
+  Rows rows = {{"head", "bits", "|center|", "widths, widest first", "spectrum"}};
+  for (int h = 0; h < heads; ++h) {
+    const auto widths = std::span(plan.allocation->channel_bits).subspan(static_cast<std::size_t>(h) * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+    const auto spectrum = row_of(plan.rotation.spectrum, h, dim);
+    rows.push_back({std::to_string(h), fmt::format("{:.2f}", std::accumulate(widths.begin(), widths.end(), 0.0) / dim), center_text(plan, h, dim),
+                    width_bar(widths, 32, color), spectrum.empty() ? "-" : sparkline(spectrum.data(), dim, 24)});
+  }
+  return format_table(rows, "rrrll");
+}
+
+std::string centroids_text(const Centroids& c) {
+  std::string text = fmt::format("{} centroids {}, clustered {} the rotation", c.count, c.joint ? "for all heads together" : "a head",
+                                 c.after_rotation ? "after" : "before");
+  if (c.inertia.empty()) return text;
+  const auto [lo, hi] = std::minmax_element(c.inertia.begin(), c.inertia.end());
+  return text + fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi);
+}
+
+std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, bool color) {
+  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
+  std::string text = fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
+  if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
+  if (plan.error) text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
+  text += "\n";
+  if (plan.allocation) text += widths_summary(plan, dim) + "\n";
+  if (plan.centroids) text += centroids_text(*plan.centroids) + "\n";
+  const int heads = plan.rotation.scope == Scope::layer ? 1 : layer.geometry.num_kv_heads;
+  return text + (plan.allocation ? mixed_heads_table(plan, heads, dim, color) : heads_table(plan, heads, dim));
 }
 
 }  // namespace
+
+std::string coder_text(const TensorPlan& plan) {
+  std::string text = codes_text(plan);
+  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder); codebook && codebook->fitted) text += " fitted";
+  if (plan.centroids) text += fmt::format(" km{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "");
+  return text;
+}
+
+std::string rotation_text(const TensorPlan& plan) {
+  const Rotation& r = plan.rotation;
+  std::string text = r.recipe;
+  if (r.kind == RotationKind::block_hadamard) text += fmt::format("{}", r.order);
+  if (r.scope == Scope::layer) text += " shared";
+  return plan.center.empty() ? text : "c " + text;
+}
 
 std::string sparkline(const float* values, int count, int columns) {
   static const char* const kBlocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
@@ -107,69 +202,18 @@ std::string describe(const Artifact& artifact, bool color) {
   text += fmt::format("dump         {} ({})\n", c.dump_hash, c.capture_point);
   text += fmt::format("fingerprint  {}\n", artifact.model.fingerprint.empty() ? "none" : artifact.model.fingerprint);
   text += fmt::format("windows      {} sink and {} recent tokens stay exact\n\n", artifact.windows.sink_tokens, artifact.windows.recent_tokens);
-  std::vector<std::vector<std::string>> rows = {{"layer", "side", "codes", "rotation", "clip", "error", "spectrum"}};
-  for (const LayerPlan& layer : artifact.layers) {
-    rows.push_back(side_row(layer, layer.k, 'k'));
-    if (layer.v) rows.push_back(side_row(layer, *layer.v, 'v'));
-  }
-  text += format_table(rows, "rllllll");
-  text += "error: relative, plain codes > this plan. spectrum: eigenvalues of the target, log scale.\n";
-  return text;
+  return text + overview_table(artifact) + describe_widths(artifact, color);
 }
 
-std::string describe_layer(const Artifact& artifact, const LayerPlan& layer) {
+std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, bool color) {
   const LayerGeometry& g = layer.geometry;
   std::string text = fmt::format("{}, layer {}\n", artifact.model.name, layer.layer);
   text += fmt::format("heads      {} query, {} key/value ({})\n", g.num_q_heads, g.num_kv_heads, to_string(g.kind));
   text += fmt::format("head_dim   {} keys, {} values; softmax scale {:.6g}, sliding window {}\n", g.head_dim, g.v_head_dim, g.softmax_scale,
                       g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
   text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset, g.rope.offset + g.rope.dim, g.rope.attention_factor);
-  for (const char side : {'k', 'v'}) {
-    if (side == 'v' && !layer.v) continue;
-    const TensorPlan& plan = side == 'k' ? layer.k : *layer.v;
-    const int dim = side == 'k' ? g.head_dim : g.v_head_dim;
-    text += fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
-    if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
-    if (plan.error) text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
-    text += "\n";
-    const int heads = plan.rotation.scope == Scope::layer ? 1 : g.num_kv_heads;
-    std::vector<std::vector<std::string>> rows = {{"head", "clip", "signs", "|center|", "eigenvalues", "spectrum"}};
-    for (int h = 0; h < heads; ++h) {
-      const auto entry = static_cast<std::size_t>(h), d = static_cast<std::size_t>(dim);
-      double norm = 0.0;
-      for (std::size_t j = 0; j < d && !plan.center.empty(); ++j) norm += double{plan.center[entry * d + j]} * plan.center[entry * d + j];
-      const float* spectrum = plan.rotation.spectrum.empty() ? nullptr : plan.rotation.spectrum.data() + entry * d;
-      rows.push_back({std::to_string(h), plan.clip_ratio.empty() ? "-" : fmt::format("{:.2f}", plan.clip_ratio[entry]),
-                      plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry],
-                      plan.center.empty() ? "-" : fmt::format("{:.3g}", std::sqrt(norm)),
-                      spectrum ? fmt::format("{:.3g} .. {:.3g}", spectrum[0], spectrum[d - 1]) : "-", spectrum ? sparkline(spectrum, dim, 24) : ""});
-    }
-    text += format_table(rows, "rrlrll");
-  }
-  return text;
-}
-
-std::string describe_layout(const Artifact& artifact, int page_size, std::int64_t context) {
-  std::vector<std::vector<std::string>> rows = {{"layer", "k row", "v row", "bytes/token", "bytes/page", "align"}};
-  for (const LayoutRow& row : layout_rows(artifact)) {
-    const std::int64_t head_page = page_size * (row.k_bytes + row.v_bytes);
-    rows.push_back({std::to_string(row.layer), std::to_string(row.k_bytes), std::to_string(row.v_bytes), std::to_string(row.token_bytes()),
-                    std::to_string(page_size * row.token_bytes()), std::to_string(alignment_of(head_page))});
-  }
-  std::string text = format_table(rows, "rrrrrr");
-  const double coded = cache_bytes(artifact, context), exact = bf16_bytes(artifact) * static_cast<double>(context);
-  text += fmt::format("row: one token and head, codes and scales. page: {} tokens, all KV heads. align: of one\nhead's page, when pages follow each other.\n", page_size);
-  text += fmt::format("{} tokens, windows included: {} instead of {} in bf16 ({:.2f}x)\n", context, format_bytes(coded), format_bytes(exact), exact / coded);
-  return text;
-}
-
-Json layout_json(const Artifact& artifact, int page_size, std::int64_t context) {
-  Json layers = Json::array();
-  for (const LayoutRow& row : layout_rows(artifact))
-    layers.push_back({{"layer", row.layer}, {"k_row_bytes", row.k_bytes}, {"v_row_bytes", row.v_bytes}, {"bytes_per_token", row.token_bytes()},
-                      {"bytes_per_page", page_size * row.token_bytes()}, {"alignment", alignment_of(page_size * (row.k_bytes + row.v_bytes))}});
-  return {{"page_size", page_size}, {"context", context}, {"cache_bytes", cache_bytes(artifact, context)},
-          {"bf16_bytes", bf16_bytes(artifact) * static_cast<double>(context)}, {"layers", std::move(layers)}};
+  text += describe_side(layer, layer.k, 'k', color);
+  return layer.v ? text + describe_side(layer, *layer.v, 'v', color) : text;
 }
 
 }  // namespace kvq

@@ -6,14 +6,15 @@
 
 namespace kvq {
 
-/// The whole artifact on a page of 80 columns.
+/// The whole artifact on a page of 80 columns; mixed widths follow behind the table.
 std::string describe(const Artifact& artifact, bool color);
-/// One layer in detail: geometry, every head's clip ratio, spectrum, signs.
-std::string describe_layer(const Artifact& artifact, const LayerPlan& layer);
+/// One layer in detail: geometry, every head's clip ratio, spectrum, signs, widths.
+std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, bool color);
 
-/// Bytes that a cache of this artifact takes: per token, per page, alignment.
-std::string describe_layout(const Artifact& artifact, int page_size, std::int64_t context);
-Json layout_json(const Artifact& artifact, int page_size, std::int64_t context);
+/// How rows are coded: "2-bit trellis m3 g128", "mixed codebook 2.00b km16" (mean width, 16 centroids).
+std::string coder_text(const TensorPlan& plan);
+/// The rotation's factors, "c " in front if rows are centred, " shared" behind if all heads have the same.
+std::string rotation_text(const TensorPlan& plan);
 
 /// Eight block characters for a descending spectrum, on a logarithmic scale.
 std::string sparkline(const float* values, int count, int columns);

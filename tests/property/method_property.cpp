@@ -29,7 +29,7 @@ Options any_options(bool has_values) {
     side->zero = *rc::gen::element(ZeroKind::floating, ZeroKind::integer);
     side->clip = *rc::gen::element<std::optional<double>>(std::nullopt, 1.0, 0.92);
     if (*rc::gen::arbitrary<bool>()) continue;
-    side->levels = UniformLevels::symmetric;
+    side->coder = CoderKind::symmetric;
     side->rule = *rc::gen::element(ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm);
     side->clip = 1.0;
   }

@@ -16,7 +16,8 @@ Options options_of(const std::string& method, const std::function<void(Options&)
 LayerStats stats_for(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens) {
   std::set<Moment> moments = find_method(options.method).needs(options);
   if (!layer.v) std::erase_if(moments, [](Moment which) { return which != Moment::query && which != Moment::key; });
-  return collect(layer, {.moments = std::move(moments), .sample_tokens = sample_tokens, .seed = options.seed});
+  return collect(layer, {.moments = std::move(moments), .sample_tokens = sample_tokens, .seed = options.seed,
+                          .held_out_tokens = options.budget_bits || options.budget_bytes ? 32 : 0});
 }
 
 LayerPlan decide_one(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens) {

@@ -80,6 +80,7 @@ class SidePlanner {
 
  private:
   int dim() const { return request_.dim(); }
+  const RateLaw& law() const { return options_.coder_law ? rate_law(options_.side(side_).coder) : paper_law(); }
 
   bool any(Allocate which) const { return std::find(how_.begin(), how_.end(), which) != how_.end(); }
   Allocate how(int h) const { return how_[static_cast<std::size_t>(h)]; }
@@ -126,17 +127,18 @@ class SidePlanner {
     const int per_unit = static_cast<int>(p.units.front().channels.size());
     if (budget.row_bytes > 0)
       return byte_allocation(p.scores, {.row_bytes = budget.row_bytes, .scale_bytes = scale_bytes(options_.side(side_).scale_type), .index_bytes = 0,
-                                        .channels_per_block = per_unit, .min_bits = options_.min_bits, .max_bits = options_.max_bits});
+                                        .channels_per_block = per_unit, .min_bits = options_.min_bits, .max_bits = options_.max_bits},
+                             law());
     const auto count = static_cast<int>(p.units.size());
-    return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, options_.max_bits);
+    return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, options_.max_bits, law());
   }
 
   void add_head(TensorPlan& plan, int h, const HeadProblem& p, const SideBudget& budget) {
     BitAllocation& a = *plan.allocation;
     const std::vector<std::uint8_t> bits = widths(p, budget);
-    a.objective += allocation_objective(p.scores, bits);
+    a.objective += allocation_objective(p.scores, bits, law());
     const int spent = std::accumulate(bits.begin(), bits.end(), 0);
-    a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, std::min(options_.min_bits, 8), options_.max_bits));
+    a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, options_.min_bits, options_.max_bits, law()), law());
     if (how(h) == Allocate::none && any(Allocate::rope_block)) {
       const auto blocks = static_cast<std::size_t>(num_blocks(dim()));
       a.block_bits.insert(a.block_bits.end(), blocks, *std::min_element(bits.begin(), bits.end()));

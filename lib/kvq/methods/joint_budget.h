@@ -17,7 +17,7 @@ struct BudgetReport {
   double mean_bytes = 0.0;  ///< bytes of a token, average over layers
   std::string metric;       ///< "nll" (nats a token, from the dump's output curvature) or "relative_output" (squared, a layer)
   double cost = 0.0;        ///< of the chosen plans, on the held-out tokens: sum over layers and sides
-  double bound = 0.0;       ///< no choice of the same candidates within the budget costs less
+  double gap = 0.0;         ///< at most this much better, relatively, is any other choice of the same candidates (Lagrangian bound)
   std::int64_t tokens = 0;  ///< held out
 };
 

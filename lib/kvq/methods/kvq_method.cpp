@@ -19,6 +19,7 @@ void kvq_defaults(Options& options) {
   options.v.allocate = Allocate::channel;
   options.score = "qk_energy_product";
   options.mixing = "hadamard";
+  options.coder_law = true;
   options.choose_basis = true;
   options.budget_bits = 2.0;
   options.max_bits = 8;

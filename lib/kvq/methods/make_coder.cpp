@@ -70,6 +70,15 @@ int shortest_run(const BitAllocation& allocation, int width, int dim) {
 
 }  // namespace
 
+const RateLaw& rate_law(CoderKind kind) {
+  // Lloyd-Max: sphere_codebook(b, 1024). Symmetric: the Gaussian-optimal step of packing.md (b). Trellis: groups of 128 channels
+  // with the longest memory; from five bits on they are symmetric (the fifth rounded down, to keep the law convex).
+  static constexpr RateLaw kCodebook = {1.0, 0.3632, 0.1174, 0.03446, 0.00947, 0.00249, 0.00064, 0.000162, 0.0000407};
+  static constexpr RateLaw kSymmetric = {1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.000304, 0.0000875};
+  static constexpr RateLaw kTrellis = {1.0, 0.3634, 0.0791, 0.0205, 0.00578, 0.00341, 0.00104, 0.000304, 0.0000875};
+  return kind == CoderKind::codebook ? kCodebook : kind == CoderKind::trellis ? kTrellis : kSymmetric;
+}
+
 Coder make_coder(const Options& options, char which, int group) {
   const SideOptions& side = options.side(which);
   const int bits = static_cast<int>(side.bits);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/methods/options.h>
+#include <kvq/solve/bit_budget.h>
 #include <kvq/solve/fit.h>
 
 #include <span>
@@ -12,6 +13,9 @@ Coder make_coder(const Options& options, char side, int group_size);
 
 /// Coder of mixed rows that use these widths. Codebooks are made later, for the lengths of the segments: see fit_tables().
 Coder make_mixed_coder(const Options& options, char side, const BitAllocation& allocation, int dim);
+
+/// Relative squared errors of a coder at 0 to 8 bits, on Gaussian rows.
+const RateLaw& rate_law(CoderKind kind);
 
 /// Fills the tables of a codebook coder, one per head and width: Lloyd-Max for the sphere of the group's dimension, or Lloyd on the
 /// rotated rows in units of each group's root mean square (--codebook fitted). Other coders are left alone.

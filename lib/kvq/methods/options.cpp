@@ -129,6 +129,7 @@ Json options_to_json(const Options& options) {
     json["min_bits"] = options.min_bits;
     json["max_bits"] = options.max_bits;
     json["mixing"] = options.mixing;
+    json["rate_law"] = options.coder_law ? "coder" : "4^-b";
   }
   if (options.budget_bits) json["budget_bits"] = *options.budget_bits;
   if (options.budget_bytes) json["budget_bytes"] = *options.budget_bytes;

@@ -49,6 +49,7 @@ struct Options {
   int kmeans_restarts = 1;
   std::string score = "qk_avg";     ///< Block-GTQ: how a RoPE block is scored, see score_names()
   int min_bits = 1, max_bits = 8;   ///< allocation
+  bool coder_law = false;           ///< allocation: by the coder's own distortions, not by 4^-b
   std::string mixing = "haar";      ///< rotation inside a group of one width: haar or hadamard
   int memory = 3;                   ///< trellis: most codes that a value looks back on
   std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides

@@ -24,34 +24,45 @@ struct Offer {
   }
 };
 
-double gain_of(double score, int bits) { return 0.75 * std::ldexp(score, -2 * bits); }
+double gain_of(double score, int bits, const RateLaw& law) {
+  return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits + 1)]);
+}
 
 }  // namespace
 
+const RateLaw& paper_law() {
+  static const RateLaw law = [] {
+    RateLaw values;
+    for (int bits = 0; bits <= 8; ++bits) values[static_cast<std::size_t>(bits)] = std::ldexp(1.0, -2 * bits);
+    return values;
+  }();
+  return law;
+}
+
 int total_bits(double mean_bits, int blocks) { return static_cast<int>(std::floor(mean_bits * blocks + 1e-9)); }
 
-std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits) {
+std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits, const RateLaw& law) {
   const auto blocks = static_cast<int>(scores.size());
   if (budget < blocks * min_bits || budget > blocks * max_bits)
     throw Error{ErrorKind::usage, fmt::format("bit budget: expected {} to {} bits for {} blocks of {} to {} bits, found {}", blocks * min_bits,
                                               blocks * max_bits, blocks, min_bits, max_bits, budget)};
   std::vector<std::uint8_t> bits(scores.size(), static_cast<std::uint8_t>(min_bits));
   std::vector<Offer> offers;
-  for (int i = 0; i < blocks && min_bits < max_bits; ++i) offers.push_back({gain_of(scores[static_cast<std::size_t>(i)], min_bits), min_bits, i});
+  for (int i = 0; i < blocks && min_bits < max_bits; ++i) offers.push_back({gain_of(scores[static_cast<std::size_t>(i)], min_bits, law), min_bits, i});
   std::priority_queue<Offer> heap(std::less<Offer>{}, std::move(offers));
   for (int left = budget - blocks * min_bits; left > 0; --left) {
     const Offer best = heap.top();
     heap.pop();
     const auto i = static_cast<std::size_t>(best.index);
     ++bits[i];
-    if (bits[i] < max_bits) heap.push({gain_of(scores[i], bits[i]), bits[i], best.index});
+    if (bits[i] < max_bits) heap.push({gain_of(scores[i], bits[i], law), bits[i], best.index});
   }
   return bits;
 }
 
-double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits) {
+double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits, const RateLaw& law) {
   double total = 0.0;
-  for (std::size_t i = 0; i < scores.size(); ++i) total += std::ldexp(scores[i], -2 * bits[i]);
+  for (std::size_t i = 0; i < scores.size(); ++i) total += scores[i] * law[bits[i]];
   return total;
 }
 
@@ -61,7 +72,7 @@ namespace {
 /// counts decide about bytes; so each width takes a run of blocks, the widest first.
 class ByteProgramme {
  public:
-  ByteProgramme(std::vector<double> sorted, const RowBudget& budget) : budget_(budget), blocks_(sorted.size()), prefix_(sorted.size() + 1, 0.0) {
+  ByteProgramme(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law) : budget_(budget), law_(law), blocks_(sorted.size()), prefix_(sorted.size() + 1, 0.0) {
     std::partial_sum(sorted.begin(), sorted.end(), prefix_.begin() + 1);
     for (const int width : {8, 4, 3, 2, 1, 0})
       if (width >= budget.min_bits && width <= budget.max_bits) widths_.push_back(width);
@@ -104,7 +115,7 @@ class ByteProgramme {
     for (std::size_t count = 0; done + count <= blocks_; ++count) {
       const std::size_t bytes = used + bytes_of(widths_[w], count);
       if (bytes > room_) break;
-      const double total = cost + std::ldexp(prefix_[done + count] - prefix_[done], -2 * widths_[w]);
+      const double total = cost + (prefix_[done + count] - prefix_[done]) * law_[static_cast<std::size_t>(widths_[w])];
       const std::size_t target = cell(done + count, bytes);
       if (!(total < next[target])) continue;
       next[target] = total;
@@ -128,6 +139,7 @@ class ByteProgramme {
   }
 
   RowBudget budget_;
+  RateLaw law_;
   std::size_t blocks_, room_ = 0;
   std::vector<double> prefix_;
   std::vector<int> widths_;
@@ -135,13 +147,13 @@ class ByteProgramme {
 
 }  // namespace
 
-std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget) {
+std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget, const RateLaw& law) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
   std::vector<double> sorted;
   for (const std::size_t i : order) sorted.push_back(scores[i]);
-  ByteProgramme programme(std::move(sorted), budget);
+  ByteProgramme programme(std::move(sorted), budget, law);
   const std::vector<int> counts = programme.solve();
   if (counts.empty())
     throw Error{ErrorKind::usage, fmt::format("byte budget: {} blocks of at least {} bits and a scale do not fit into {} bytes a row", scores.size(),

@@ -1,25 +1,32 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-/// Which block gets how many bits, to minimise J(b) = sum_i s_i 4^-b_i (Block-GTQ, arXiv 2606.24033, section 4).
+/// Which block gets how many bits, to minimise J(b) = sum_i s_i D(b_i), with D(b) = 4^-b in the paper (Block-GTQ, arXiv
+/// 2606.24033, section 4), or the distortions of the coder that will be used.
 namespace kvq {
 
-/// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, 3/4 s_i 4^-b_i, the
-/// lowest index on a tie. Optimal for any budget, because gains fall by the factor four with each bit (Theorem 1). Blocks of
+/// D(0) .. D(8), falling and convex: the relative squared error of a code of b bits.
+using RateLaw = std::array<double, 9>;
+/// 4^-b
+const RateLaw& paper_law();
+
+/// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, s_i (D(b) - D(b + 1)), the
+/// lowest index on a tie. Optimal for any budget, because gains fall with each bit (Theorem 1). Blocks of
 /// score 0 gain nothing: what is left over is dealt to them evenly, so that the whole budget is always spent.
 /// @param scores  [L] finite, at least 0
 /// @param budget  sum of all widths, from L * min_bits to L * max_bits
 /// @throws        Error{usage} naming the range of the budget
-std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits);
+std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits, const RateLaw& law = paper_law());
 
 /// Sum of all widths for an average, rounded down as the paper does: floor(L * mean_bits).
 int total_bits(double mean_bits, int blocks);
 
 /// J(b)
-double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits);
+double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits, const RateLaw& law = paper_law());
 
 /// What a byte budget is spent on: mixed rows as packing.md lays them out.
 struct RowBudget {
@@ -33,6 +40,6 @@ struct RowBudget {
 /// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if min_bits is
 /// 0), with a scale for each width that occurs. Widths 5 to 7 never pay, they are stored in bytes. A block of fewer channels counts full.
 /// @throws  Error{usage} if not even min_bits fit, naming the bytes that they take
-std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget);
+std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget, const RateLaw& law = paper_law());
 
 }  // namespace kvq

@@ -54,7 +54,7 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
   return s;
 }
 
-double OutputError::form(int head, std::span<const float> e) const {
+OutputChange OutputError::form(int head, std::span<const float> e) const {
   const auto d = static_cast<std::size_t>(data_.v_dim);
   std::vector<float> turned;
   const float* other = e.data();
@@ -64,14 +64,18 @@ double OutputError::form(int head, std::span<const float> e) const {
                   data_.curvature.data() + static_cast<std::size_t>(head) * d * d, data_.v_dim, false, turned.data(), data_.v_dim);
     other = turned.data();
   }
-  double total = 0.0;
-  for (std::size_t i = 0; i < e.size(); ++i) total += double{e[i]} * double{other[i]};
-  return 0.5 * total / static_cast<double>(e.size() / d);
+  OutputChange total;
+  for (std::size_t i = 0; i < e.size(); ++i) {
+    total.curved += double{e[i]} * double{other[i]};
+    total.squared += double{e[i]} * double{e[i]};
+  }
+  const double half = 0.5 / static_cast<double>(e.size() / d);
+  return {half * total.curved, half * total.squared};
 }
 
-double OutputError::of_keys(std::span<const float> k) const {
+OutputChange OutputError::of_keys(std::span<const float> k) const {
   const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
-  double total = 0.0;
+  OutputChange total;
   for (int h = 0; h < data_.queries_per_head; ++h) {
     std::vector<float> s = weights(h, k), e(outputs_[static_cast<std::size_t>(h)].size());
     const std::vector<float>& exact = weights_[static_cast<std::size_t>(h)];
@@ -82,11 +86,11 @@ double OutputError::of_keys(std::span<const float> k) const {
   return total;
 }
 
-double OutputError::of_values(std::span<const float> v) const {
+OutputChange OutputError::of_values(std::span<const float> v) const {
   const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
   std::vector<float> difference(v.begin(), v.end());
   for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= data_.v[i];
-  double total = 0.0;
+  OutputChange total;
   for (int h = 0; h < data_.queries_per_head; ++h) {
     std::vector<float> e(outputs_[static_cast<std::size_t>(h)].size()), masked;
     const std::vector<float>* weights = &weights_[static_cast<std::size_t>(h)];

@@ -18,26 +18,35 @@ struct AttentionCase {
   std::vector<float> curvature;          ///< [queries_per_head, Dv, Dv] or empty for the identity
 };
 
+/// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.
+struct OutputChange {
+  double curved = 0.0;   ///< of e G e: nats a token with the dump's curvature (Fisher); equal to `plain` without
+  double squared = 0.0;  ///< of e e
+  OutputChange& operator+=(const OutputChange& other) {
+    curved += other.curved;
+    squared += other.squared;
+    return *this;
+  }
+};
+
 /// Exact outputs and weights of a case, made once; then the error that other keys or values cause.
 class OutputError {
  public:
   explicit OutputError(AttentionCase data);
 
-  /// 1/2 mean over queries of the sum over the group's heads of e G e^T, e the change of a head's output: nats a token with the dump's
-  /// curvature (Fisher), half the squared change without.
-  double of_keys(std::span<const float> k) const;
-  double of_values(std::span<const float> v) const;
-  /// The same form for the outputs themselves: what errors are relative to.
-  double energy() const { return energy_; }
+  OutputChange of_keys(std::span<const float> k) const;
+  OutputChange of_values(std::span<const float> v) const;
+  /// The same for the outputs themselves: what errors are relative to.
+  const OutputChange& energy() const { return energy_; }
   const AttentionCase& data() const { return data_; }
 
  private:
   std::vector<float> weights(int head, std::span<const float> k) const;  ///< [m, n] softmax
-  double form(int head, std::span<const float> e) const;                 ///< of [m, Dv]
+  OutputChange form(int head, std::span<const float> e) const;           ///< of [m, Dv]
 
   AttentionCase data_;
   std::vector<std::vector<float>> weights_, outputs_;  ///< per query head, [m, n] and [m, Dv]
-  double energy_ = 0.0;
+  OutputChange energy_;
 };
 
 }  // namespace kvq

@@ -181,7 +181,7 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.tokens = layer.k.tokens;
   stats.sequences = static_cast<std::int64_t>(layer.cu_seqlens.size()) - 1;
   stats.content_hash = layer.content_hash;
-  const TokenRange held = request.held_out_tokens > 0 && layer.v ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
+  const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
   if (held.count > 0) stats.held_out = hold_out(layer, held);
   stats.sample = sample_tokens(layer, request.seed, request.sample_tokens, held.first, held.first + held.count);
   for (const Moment moment : request.moments)

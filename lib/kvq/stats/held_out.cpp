@@ -8,7 +8,7 @@ namespace kvq {
 namespace {
 
 constexpr std::int64_t kMostQueries = 512;
-constexpr std::int64_t kLeastTokens = 16;
+constexpr std::int64_t kLeastTokens = 8;
 
 }  // namespace
 

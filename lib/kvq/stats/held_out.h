@@ -24,7 +24,7 @@ struct HeldOut {
 };
 
 /// Which tokens to hold out: the first ones of the longest sequence (the first such), at most `wanted` and a third of the dump; count 0
-/// if that leaves fewer than 16.
+/// if that leaves fewer than 8.
 TokenRange choose_held_out(const LayerActivations& layer, std::int64_t wanted);
 /// Their rows, with up to 512 evenly spaced queries.
 HeldOut hold_out(const LayerActivations& layer, const TokenRange& range);

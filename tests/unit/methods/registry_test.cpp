@@ -83,6 +83,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
     INFO(method.name);
     const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50, 14}, .seed = 4, .outliers = true});
     const Options options = test::options_of(method.name, [](Options& o) { o.k.center = true; });
+    if (options.budget_bits) continue;  // kvq: see joint_budget_test.cpp
     const LayerStats stats = test::stats_for(layer, options);
     const LayerPlan plan = method.decide(test::MemoryStats({stats}), options, {}).at(0);
     for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
@@ -92,7 +93,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
       plain.clip_ratio.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), 1.0);
       // Float and double rotations may land on different sides of a rounding edge, seldom.
       CHECK(side.error->after == Approx(test::measured_error(stats, side, which)).epsilon(0.01));
-      CHECK(side.error->before == Approx(test::measured_error(stats, plain, which)).epsilon(1e-4));
+      if (!side.allocation) CHECK(side.error->before == Approx(test::measured_error(stats, plain, which)).epsilon(1e-4));
       CHECK(dim > 0);
     });
   }
@@ -111,13 +112,14 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
     for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
       const auto d = static_cast<std::size_t>(dim);
       CHECK(side.rotation.scope == Scope::layer);
-      CHECK(side.clip_ratio.size() == 1);
+      CHECK(side.clip_ratio.size() == (scale_rule(side.coder) == ScaleRule::minmax ? 1 : 0));
       CHECK((side.rotation.matrix.empty() || side.rotation.matrix.size() == d * d));
       CHECK((side.rotation.signs.empty() || side.rotation.signs.size() == d));
       std::vector<float> mean = channel_means(which == 'k' ? layer.k : *layer.v, 0);
       const std::vector<float> other = channel_means(which == 'k' ? layer.k : *layer.v, 1);
       for (std::size_t j = 0; j < d; ++j) mean[j] = (mean[j] + other[j]) / 2;
-      CHECK(test::largest_difference(side.center, mean) < 1e-6);
+      // Methods that hold tokens out take the means of the others.
+      if (!test::options_of(method.name).budget_bits) CHECK(test::largest_difference(side.center, mean) < 1e-6);
     });
   }
 }
@@ -127,6 +129,7 @@ TEST_CASE("Centring takes the channel means of each head away", "[methods]") {
     INFO(method.name);
     const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}, .outliers = true});
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) { o.k.center = true; }));
+    if (test::options_of(method.name).budget_bits) continue;  // holds tokens out, centres both sides
     REQUIRE(plan.k.center.size() == 128);
     CHECK(plan.v->center.empty());
     for (int head = 0; head < 2; ++head)
@@ -145,7 +148,7 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);
-    CHECK(std::holds_alternative<UniformCoder>(plans[0].k.coder));
+    CHECK_FALSE(std::holds_alternative<ExactCoder>(plans[0].k.coder));
     for_each_side(plans[1], [](const TensorPlan& side, char, int) {
       CHECK(std::holds_alternative<ExactCoder>(side.coder));
       CHECK(side.rotation.kind == RotationKind::identity);
@@ -155,7 +158,7 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
     });
 
     const LayerPlan half = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 32}), test::options_of(method.name, [](Options& o) { o.v.bits = 16; }));
-    CHECK(std::holds_alternative<UniformCoder>(half.k.coder));
+    CHECK_FALSE(std::holds_alternative<ExactCoder>(half.k.coder));
     CHECK(std::holds_alternative<ExactCoder>(half.v->coder));
   }
 }
@@ -164,6 +167,7 @@ TEST_CASE("Every method takes every coder, and a fixed clip is the one asked for
   const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}});
   for (const Method& method : methods()) {
     INFO(method.name);
+    if (test::options_of(method.name).k.allocate != Allocate::none) continue;  // mixed widths take no affine codes
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) {
       o.k = {.bits = 3, .group_size = 16, .zero = ZeroKind::integer, .scale_type = ScaleType::bf16, .clip = 0.93, .target = o.k.target, .hadamard = o.k.hadamard};
       o.v.bits = 5;

@@ -1,0 +1,256 @@
+"""kvq-eval's RoPE-logit MAE (Block-GTQ, Appendix B.3): the paper's order of methods, numpy's numbers, refusals."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dumps import edited
+from faulty_dumps import drop, set_attribute
+from kvq_py.artifact_reader import read_artifact
+from kvq_tools import ROOT, calibrate, run, succeed
+
+USAGE, INPUT, UNSUPPORTED, CHECK_FAILED = 2, 3, 5, 6
+METHODS = ("tq-mse", "block-gtq")
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Path:
+    return ROOT / "sample_data/evaluation.h5"
+
+
+@pytest.fixture(scope="module")
+def artifacts(sample, tmp_path_factory) -> dict[tuple[str, int], Path]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    return {(method, bits): calibrate(sample, folder / f"{method}-{bits}.safetensors", "--method", method, "--bits", bits)
+            for method in METHODS for bits in (2, 3)}
+
+
+def evaluate(*flags: object) -> dict:
+    return json.loads(succeed("kvq-eval", "--json", *flags).stdout)
+
+
+def refusal(*flags: object) -> tuple[int, str]:
+    """Exit code and the one line that says why; a hint may follow."""
+    result = run("kvq-eval", *flags)
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("hint: ")]
+    assert result.stdout == "" and len(lines) == 1, result
+    return result.code, lines[0].removeprefix("kvq-eval: error: ")
+
+
+# The numbers
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_block_gtq_beats_tq_mse_in_every_layer(held_out, artifacts, bits):
+    """Tables 1 and 11 of the paper: at 2 and 3 bits of a key element, on every layer of every model."""
+    document = evaluate("--model", held_out, *(artifacts[method, bits] for method in METHODS))
+    own, other = document["artifacts"][1], document["artifacts"][0]
+    assert (own["wins"], own["layers"]) == (6, 6)
+    assert own["key_code_bits"] == other["key_code_bits"] == bits, "no more bits than the other"
+    assert -0.5 < own["change"] < -0.1
+    for layer in document["layers"]:
+        assert all(b < a for a, b in zip(*(result["kv_head"] for result in layer["results"]), strict=True))
+
+
+def rotated(x: np.ndarray, positions: np.ndarray, attributes: dict, inv_freq: np.ndarray, factor: float) -> np.ndarray:
+    """x [..., T, D] turned as formats/dump.md says; `factor` is on cos and sin."""
+    first, count = int(attributes["rotary_offset"]), len(inv_freq)
+    half = attributes["rope_layout"] == "half"
+    a = first + np.arange(count) * (1 if half else 2)
+    b = a + (count if half else 1)
+    turn = factor * np.exp(1j * np.multiply.outer(positions, inv_freq))
+    z = (x[..., a] + 1j * x[..., b]) * turn
+    y = x.astype(np.float64)
+    y[..., a], y[..., b] = z.real, z.imag
+    return y
+
+
+def reference(dump: Path, artifact: Path, layer: int, pairs: int) -> np.ndarray:
+    """[Hkv] from a pre_rope dump, by the second reader and its codec; the offsets one at a time."""
+    with h5py.File(dump) as file:
+        group, positions = file[f"layers/{layer}"], file["positions"][:].astype(np.float64)
+        attributes, inv_freq = dict(group.attrs), group["rope_inv_freq"][:]
+        q, k = (group[name][:].transpose(1, 0, 2).astype(np.float64) for name in "qk")
+    factor = float(attributes["rope_attention_factor"])
+    tokens = len(positions)
+    query = np.arange(pairs) * tokens // pairs
+    key = (7919 * query + 13) % tokens
+    k_cached = rotated(k, positions, attributes, inv_freq, factor).astype(np.float32)
+    k_hat = read_artifact(artifact).layers[layer].sides["k"].reconstruct_heads(k_cached)
+    error = rotated(k_cached.astype(np.float64) - k_hat, -positions, attributes, inv_freq, 1 / factor)[:, key]
+    q = q[:, query].reshape(len(k), -1, pairs, q.shape[-1])
+    logits = [np.einsum("hgpd,hpd->hgp", q, rotated(error, np.full(pairs, offset), attributes, inv_freq, factor**2))
+              for offset in np.linspace(-1024, 1024, 50)]
+    return np.abs(logits).mean(axis=(0, 2, 3))
+
+
+LAYOUTS = [{"rope": "half"}, {"rope": "interleaved"}, {"rope": "half", "rotary_dim": 24, "rotary_offset": 5},
+           {"rope": "interleaved", "rotary_dim": 24, "rotary_offset": 8, "rope_attention_factor": 1.25}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_numpy_finds_the_same_error(make_dump, tmp_path, layout):
+    dump = make_dump(tokens=101, head_dim=48, capture="pre_rope", seed=5, **layout)
+    for method, pairs in (("plain", 101), ("oscar", 60)):
+        artifact = calibrate(dump, tmp_path / method, "--method", method, "--bits", 2, "--group-size", 0)
+        document = evaluate("--model", dump, "--pairs", pairs, artifact)
+        assert document["pairs"] == pairs
+        for layer in document["layers"]:
+            expected = reference(dump, artifact, layer["layer"], pairs)
+            np.testing.assert_allclose(layer["results"][0]["kv_head"], expected, rtol=1e-5)
+            assert layer["results"][0]["mae"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_without_rope_there_is_an_error_as_well(make_dump, tmp_path):
+    dump = make_dump(tokens=64, head_dim=32, rope="none")
+    few, many = (calibrate(dump, tmp_path / f"{bits}", "--method", "plain", "--bits", bits) for bits in (2, 4))
+    document = evaluate("--model", dump, few, many)
+    assert document["artifacts"][1]["wins"] == 2
+
+
+def test_layers_without_values_are_measured(make_dump, tmp_path):
+    dump = make_dump(tokens=64, head_dim=32, kind="mla_rope", kv_heads=1)
+    artifact = calibrate(dump, tmp_path / "out", "--method", "plain")
+    assert evaluate("--model", dump, artifact)["artifacts"][0]["mean"] > 0
+
+
+# What it prints
+
+def test_table(held_out, artifacts):
+    paths = [artifacts["tq-mse", 2], artifacts["block-gtq", 2], artifacts["block-gtq", 3]]
+    document = evaluate("--model", held_out, *paths)
+    result = succeed("kvq-eval", "--model", held_out, *paths)
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert result.stderr == ""
+    assert rows[0] == ["layer", "tq-mse-2", "block-gtq-2", "change", "block-gtq-3", "change"]
+    for row, layer in zip(rows[1:7], document["layers"], strict=True):
+        a, b, c = layer["results"]
+        assert row == [str(layer["layer"]), f"{a['mae']:.4f}", f"{b['mae']:.4f}", f"{b['mae'] / a['mae'] - 1:+.1%}",
+                       f"{c['mae']:.4f}", f"{c['mae'] / a['mae'] - 1:+.1%}"]
+        assert c["change"] == pytest.approx(c["mae"] / a["mae"] - 1)
+    means = [np.mean([layer["results"][i]["mae"] for layer in document["layers"]]) for i in range(3)]
+    assert [entry["mean"] for entry in document["artifacts"]] == pytest.approx(means)
+    assert rows[7] == ["mean", f"{means[0]:.4f}", f"{means[1]:.4f}", f"{means[1] / means[0] - 1:+.1%}", f"{means[2]:.4f}",
+                       f"{means[2] / means[0] - 1:+.1%}"]
+    assert rows[8] == ["bits", "2.00", "2.00", "3.00"]
+    assert result.stdout.splitlines()[9:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2",
+                                              "block-gtq-3 wins 6/6 layers against tq-mse-2"]
+
+
+def test_json_is_one_document(held_out, artifacts):
+    document = evaluate("--model", held_out, *(artifacts[method, 2] for method in METHODS))
+    assert document.keys() == {"schema_version", "tool", "metric", "model", "dumps", "tokens", "pairs", "seed", "offsets",
+                               "artifacts", "layers"}
+    assert (document["schema_version"], document["metric"]) == ("1.0", "rope-logit-mae")
+    assert (document["tokens"], document["pairs"]) == (447, 447), "a query token has one pair"
+    assert document["offsets"] == pytest.approx(np.linspace(-1024, 1024, 50))
+    assert [entry["method"] for entry in document["artifacts"]] == list(METHODS)
+
+
+def test_losses_are_no_wins(held_out, artifacts):
+    good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
+    result = succeed("kvq-eval", "--model", held_out, good, bad, good)
+    # Three files, two with the same stem: columns are then named by path.
+    assert result.stdout.splitlines()[-2:] == [f"block-gtq-2 wins 0/6 layers against {good}", f"{good} wins 0/6 layers against {good}"]
+
+
+def test_threads_change_nothing_and_a_seed_does(held_out, artifacts):
+    flags = ("--model", held_out, artifacts["block-gtq", 2], "--json")
+    one, two, other = (succeed("kvq-eval", *flags, *more).stdout
+                       for more in (("--threads", 1), ("--threads", 3), ("--seed", 1)))
+    assert one == two
+    mean, other_mean = (json.loads(text)["artifacts"][0]["mean"] for text in (one, other))
+    assert mean != other_mean and mean == pytest.approx(other_mean, rel=0.1)
+
+
+def test_some_layers(held_out, sample, artifacts, tmp_path):
+    some = calibrate(sample, tmp_path / "some.safetensors", "--method", "tq-mse", "--layers", "1,3")
+    document = evaluate("--model", held_out, "--layers", "1,3", some, artifacts["block-gtq", 2])
+    assert [layer["layer"] for layer in document["layers"]] == [1, 3]
+    code, message = refusal("--model", held_out, some)
+    assert code == CHECK_FAILED and message == f"{some}: has no layer 0, but the dump has"
+
+
+def test_several_dumps(held_out, sample, artifacts):
+    document = evaluate("--model", held_out, "--model", sample, artifacts["block-gtq", 2])
+    assert document["tokens"] == 2 * 447
+
+
+# What it refuses
+
+def test_artifact_of_another_model(held_out, artifacts, tmp_path):
+    artifact = artifacts["block-gtq", 2]
+    other = edited(held_out, tmp_path / "other.h5", set_attribute("/", "model_fingerprint", "ab" * 32))
+    code, message = refusal("--model", other, artifact)
+    assert code == CHECK_FAILED
+    assert message.startswith(f"{artifact}: of another model (kvq-tiny, fingerprint 948642df26e0...; the dump: kvq-tiny, abab")
+    unknown = edited(held_out, tmp_path / "unknown.h5", lambda file: file.attrs.pop("model_fingerprint"))
+    assert evaluate("--model", unknown, artifact)["model"]["fingerprint"] == "", "nothing to compare with"
+
+
+def shift_frequency(file: h5py.File) -> None:
+    file["layers/2/rope_inv_freq"][3] *= 1.5
+
+
+ROPE = {"kind": ("layers/2", "rope_layout", "interleaved", "rope layout: half, but the dump has interleaved"),
+        "factor": ("layers/2", "rope_attention_factor", 1.5, "rope_attention_factor: 1, but the dump has 1.5"),
+        "layers": ("/", "num_layers", 9, "of a model of 6 layers, but the dump's has 9")}
+
+
+@pytest.mark.parametrize("name", ROPE)
+def test_artifact_of_another_geometry(held_out, artifacts, tmp_path, name):
+    place, attribute, value, words = ROPE[name]
+    code, message = refusal("--model", edited(held_out, tmp_path / "other.h5", set_attribute(place, attribute, value)),
+                            artifacts["tq-mse", 2])
+    assert code == CHECK_FAILED and message.endswith(words)
+
+
+def test_artifact_of_other_frequencies(held_out, artifacts, tmp_path):
+    code, message = refusal("--model", edited(held_out, tmp_path / "other.h5", shift_frequency), artifacts["tq-mse", 2])
+    assert code == CHECK_FAILED and "layer 2 rope_inv_freq[3]: " in message
+
+
+SIZES = [("q_heads", 8, "num_q_heads: 4, but the dump has 8"), ("kv_heads", 4, "num_kv_heads: 2, but the dump has 4"),
+         ("head_dim", 64, "head_dim: 32, but the dump has 64"), ("rotary_dim", 16, "rotary_dim: 32, but the dump has 16"),
+         ("layers", 3, "of a model of 2 layers, but the dump's has 3")]
+
+
+@pytest.mark.parametrize("option, value, words", SIZES)
+def test_artifact_of_another_size(make_dump, tmp_path, option, value, words):
+    artifact = calibrate(make_dump(tokens=64, head_dim=32), tmp_path / "out", "--method", "plain")
+    options = {"tokens": 64, "head_dim": 32} | {option: value}
+    code, message = refusal("--model", make_dump(**options), artifact)
+    assert code == CHECK_FAILED and message.endswith(words)
+
+
+def test_every_artifact_is_checked(held_out, make_dump, artifacts, tmp_path):
+    stranger = calibrate(make_dump(layers=6), tmp_path / "stranger", "--method", "plain")
+    code, message = refusal("--model", held_out, artifacts["tq-mse", 2], stranger)
+    assert code == CHECK_FAILED and message.startswith(f"{stranger}: ")
+
+
+WORDS = [(("--metric", "kl"), USAGE, '--metric: unknown "kl"'), (("--layers", "6"), USAGE, "--layers: layer 6 is not there"),
+         (("--layers", "x"), USAGE, "--layers: expected a list"), (("--pairs", "0"), USAGE, "--pairs: "),
+         (("--seed", "-1"), USAGE, "--seed: "), (("no.safetensors",), INPUT, "no.safetensors: ")]
+
+
+@pytest.mark.parametrize("flags, code, words", WORDS, ids=str)
+def test_flags_that_make_no_sense(held_out, artifacts, flags, code, words):
+    found, message = refusal("--model", held_out, artifacts["tq-mse", 2], *flags)
+    assert found == code and message.startswith(words)
+
+
+def test_files_are_needed(held_out, artifacts):
+    assert refusal("--model", held_out) == (USAGE, "artifacts is required")
+    assert refusal(artifacts["tq-mse", 2]) == (USAGE, "--model is required")
+    assert refusal("--model", artifacts["tq-mse", 2], artifacts["tq-mse", 2])[0] == INPUT
+    assert refusal("--model", held_out, held_out)[0] == INPUT
+
+
+def test_dump_that_cannot_be_used(held_out, artifacts, tmp_path):
+    newer = edited(held_out, tmp_path / "newer.h5", set_attribute("/", "version", "2.0"))
+    assert refusal("--model", newer, artifacts["tq-mse", 2])[0] == UNSUPPORTED
+    broken = edited(held_out, tmp_path / "broken.h5", drop("layers/1/k"))
+    assert refusal("--model", broken, artifacts["tq-mse", 2])[0] == INPUT

@@ -1,0 +1,256 @@
+#include "support/row_reference.h"
+
+#include "support/packing_reference.h"
+
+#include <kvq/core/dtype.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace kvq::test {
+
+namespace {
+
+float f32(double value) { return static_cast<float>(value); }
+double wide(float value) { return static_cast<double>(value); }
+
+float tree(std::vector<float> numbers) {
+  std::size_t size = 1;
+  while (size < numbers.size()) size *= 2;
+  numbers.resize(size, 0.0f);
+  while (numbers.size() > 1) {
+    std::vector<float> sums;
+    for (std::size_t i = 0; i < numbers.size(); i += 2) sums.push_back(f32(wide(numbers[i]) + wide(numbers[i + 1])));
+    numbers = sums;
+  }
+  return numbers[0];
+}
+float tree_product(std::span<const float> a, std::span<const float> b) {
+  std::vector<float> products;
+  for (std::size_t i = 0; i < a.size(); ++i) products.push_back(f32(wide(a[i]) * wide(b[i])));
+  return tree(products);
+}
+
+/// The stored scale once codes and their values are known.
+float stored_scale(ScaleRule rule, ScaleType type, float d, std::span<const float> x, std::span<const float> v) {
+  const float n = tree_product(v, v);
+  if (rule == ScaleRule::rms || n == 0.0f) return d;
+  if (rule == ScaleRule::norm) return f32(nearest_in(type, wide(f32(std::sqrt(wide(f32(wide(tree_product(x, x)) / wide(n))))))));
+  return f32(nearest_in(type, wide(f32(wide(tree_product(x, v)) / wide(n)))));
+}
+
+ReferenceGroup finish(ScaleRule rule, ScaleType type, float d, std::span<const float> x, std::vector<std::uint8_t> codes, const std::vector<float>& v) {
+  ReferenceGroup group{.codes = std::move(codes), .scale = stored_scale(rule, type, d, x, v), .decoded = {}};
+  for (const float value : v) group.decoded.push_back(f32(wide(group.scale) * wide(value)));
+  return group;
+}
+
+/// d = 0: every code in the middle, scale 0.
+std::vector<std::uint8_t> middle(int bits, std::size_t count) { return std::vector<std::uint8_t>(count, static_cast<std::uint8_t>(1 << (bits - 1))); }
+
+/// Codes c[j], c[j-1], ... c[j-m] that end in channel j, the tail before the first.
+std::vector<std::uint8_t> history(std::span<const std::uint8_t> codes, std::size_t j, int memory) {
+  std::vector<std::uint8_t> window;
+  for (std::size_t k = 0; k <= static_cast<std::size_t>(memory); ++k) window.push_back(codes[(j + codes.size() * (1 + k) - k) % codes.size()]);
+  return window;
+}
+
+/// State of the last m codes: the newest is the lowest digit.
+std::vector<std::uint8_t> digits(std::size_t state, int bits, int count) {
+  std::vector<std::uint8_t> codes;
+  for (int k = 0; k < count; ++k) codes.push_back(static_cast<std::uint8_t>((state >> (k * bits)) & ((std::size_t{1} << bits) - 1)));
+  return codes;
+}
+
+/// A survivor with everything that led to it.
+struct Path {
+  float cost = std::numeric_limits<float>::infinity();
+  std::size_t at_seam = 0;
+  std::vector<std::uint8_t> codes;
+};
+
+float added(float cost, float y, float v) {
+  const float e = f32(wide(y) - wide(v));
+  return f32(wide(cost) + wide(f32(wide(e) * wide(e))));
+}
+
+/// One channel: the next survivors, of equal costs the one whose dropped code is smallest.
+std::vector<Path> step(const TrellisTaps& taps, float y, const std::vector<Path>& paths) {
+  const std::size_t states = paths.size(), width = std::size_t{1} << taps.bits;
+  std::vector<Path> next(states);
+  for (std::size_t dropped = 0; dropped < width; ++dropped)
+    for (std::size_t z = 0; z < states; ++z) {
+      if (digits(z, taps.bits, taps.memory).back() != dropped) continue;
+      for (std::size_t code = 0; code < width; ++code) {
+        std::vector<std::uint8_t> window = digits(z, taps.bits, taps.memory);
+        window.insert(window.begin(), static_cast<std::uint8_t>(code));
+        const std::size_t to = ((z << taps.bits) | code) % states;
+        const float cost = added(paths[z].cost, y, trellis_value(taps, window));
+        if (dropped != 0 && !(cost < next[to].cost)) continue;
+        next[to] = paths[z];
+        next[to].cost = cost;
+        next[to].codes.push_back(static_cast<std::uint8_t>(code));
+      }
+    }
+  return next;
+}
+
+std::size_t state_count(const TrellisTaps& taps) { return std::size_t{1} << (taps.bits * taps.memory); }
+
+}  // namespace
+
+float trellis_value(const TrellisTaps& taps, std::span<const std::uint8_t> window) {
+  float sum = 0.0f;
+  for (std::size_t k = 0; k <= static_cast<std::size_t>(taps.memory); ++k)
+    for (std::size_t i = 0; i < static_cast<std::size_t>(taps.bits); ++i) {
+      const float half = f32(wide(taps.theta[k * static_cast<std::size_t>(taps.bits) + i]) * 0.5);
+      const float term = ((window[k] >> i) & 1) != 0 ? half : -half;
+      sum = k + i == 0 ? term : f32(wide(sum) + wide(term));
+    }
+  return sum;
+}
+
+Normalised normalised(ScaleType type, std::span<const float> x) {
+  Normalised result;
+  const float energy = tree_product(x, x);
+  result.d = f32(nearest_in(type, wide(f32(std::sqrt(wide(f32(wide(energy) / static_cast<double>(x.size()))))))));
+  if (energy == 0.0f) result.d = 0.0f;
+  for (const float value : x) result.y.push_back(result.d == 0.0f ? 0.0f : f32(wide(value) / wide(result.d)));
+  return result;
+}
+
+ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type, std::span<const float> x) {
+  const Normalised unit = normalised(type, x);
+  const int bits = std::countr_zero(table.size());
+  std::vector<std::uint8_t> codes = middle(bits, x.size());
+  std::vector<float> v;
+  for (std::size_t j = 0; j < x.size(); ++j) {
+    if (unit.d != 0.0f) {
+      int below = 0;
+      for (std::size_t i = 1; i < table.size(); ++i) below += f32(wide(f32(wide(table[i - 1]) + wide(table[i]))) * 0.5) <= unit.y[j] ? 1 : 0;
+      codes[j] = static_cast<std::uint8_t>(below);
+    }
+    v.push_back(table[codes[j]]);
+  }
+  if (unit.d == 0.0f) {
+    ReferenceGroup group{.codes = codes, .scale = 0.0f, .decoded = {}};
+    for (const float value : v) group.decoded.push_back(0.0f * value);
+    return group;
+  }
+  return finish(rule, type, unit.d, x, codes, v);
+}
+
+float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes) {
+  float cost = 0.0f;
+  for (std::size_t j = 0; j < y.size(); ++j) cost = added(cost, y[j], trellis_value(taps, history(codes, j, taps.memory)));
+  return cost;
+}
+
+std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y) {
+  const std::size_t reach = std::min<std::size_t>(y.size(), 32);
+  std::vector<Path> paths(state_count(taps));
+  for (Path& path : paths) path.cost = 0.0f;
+  for (std::size_t j = 0; j < reach; ++j) paths = step(taps, y[y.size() - reach + j], paths);
+  for (std::size_t z = 0; z < paths.size(); ++z) paths[z].at_seam = z;
+  for (std::size_t j = 0; j < reach; ++j) paths = step(taps, y[j], paths);
+  const auto best = std::min_element(paths.begin(), paths.end(), [](const Path& a, const Path& b) { return a.cost < b.cost; });
+  return best->at_seam;
+}
+
+ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleType type, std::span<const float> x) {
+  const Normalised unit = normalised(type, x);
+  std::vector<std::uint8_t> codes = middle(taps.bits, x.size());
+  if (unit.d != 0.0f) {
+    const std::size_t seam = reference_seam(taps, unit.y);
+    std::vector<Path> paths(state_count(taps));
+    paths[seam].cost = 0.0f;
+    for (const float y : unit.y) paths = step(taps, y, paths);
+    codes = paths[seam].codes;
+  }
+  std::vector<float> v;
+  for (std::size_t j = 0; j < x.size(); ++j) v.push_back(trellis_value(taps, history(codes, j, taps.memory)));
+  if (unit.d != 0.0f) return finish(rule, type, unit.d, x, codes, v);
+  ReferenceGroup group{.codes = codes, .scale = 0.0f, .decoded = {}};
+  for (const float value : v) group.decoded.push_back(0.0f * value);
+  return group;
+}
+
+ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std::span<const float> x) {
+  const ReferenceRow row = reference_row(
+      {.bits = bits, .group_size = static_cast<int>(x.size()), .levels = UniformLevels::symmetric, .rule = rule, .scale_type = type}, 1.0, x);
+  return {.codes = row.codes, .scale = row.numbers.at(0), .decoded = row.decoded};
+}
+
+namespace {
+
+/// One group of a coder at one width.
+ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::span<const float> x) {
+  if (const auto* uniform = std::get_if<UniformCoder>(&coder)) return reference_symmetric(width, uniform->rule, uniform->scale_type, x);
+  if (const auto* book = std::get_if<CodebookCoder>(&coder)) {
+    std::span<const float> table = book->tables.at(width);
+    const std::size_t entries = std::size_t{1} << width;
+    if (book->per_head) table = table.subspan(static_cast<std::size_t>(kv_head) * entries, entries);
+    return reference_codebook(table, book->rule, book->scale_type, x);
+  }
+  const auto& trellis = std::get<TrellisCoder>(coder);
+  const auto found = std::find_if(trellis.taps.begin(), trellis.taps.end(), [&](const TrellisTaps& taps) { return taps.bits == width; });
+  if (found != trellis.taps.end() && x.size() >= 8) return reference_trellis(*found, trellis.rule, trellis.scale_type, x);
+  const ScaleRule rule = trellis.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm;
+  return reference_symmetric(width, rule, trellis.scale_type, x);
+}
+
+void append_stream(std::vector<std::byte>& bytes, std::span<const std::uint8_t> codes, int bits) {
+  for (const std::uint8_t byte : reference_stream(codes, bits)) bytes.push_back(static_cast<std::byte>(byte));
+}
+
+void append_numbers(std::vector<std::byte>& bytes, ScaleType type, std::span<const float> numbers) {
+  for (const float number : numbers) {
+    const std::uint32_t pattern = type == ScaleType::fp32 ? std::bit_cast<std::uint32_t>(number) : type == ScaleType::fp16 ? float_to_f16(number) : float_to_bf16(number);
+    for (int i = 0; i < (type == ScaleType::fp32 ? 4 : 2); ++i) bytes.push_back(static_cast<std::byte>((pattern >> (8 * i)) & 0xffu));
+  }
+}
+
+}  // namespace
+
+ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centroid, std::span<const float> row) {
+  const ScaleType type = scale_type(plan.coder);
+  const std::size_t scale = type == ScaleType::fp32 ? 4 : 2;
+  ReferenceBytes result;
+  std::size_t j = 0;
+  while (j < row.size()) {
+    std::size_t end = j, width = static_cast<std::size_t>(code_bits(plan.coder));
+    if (plan.allocation) {
+      const std::uint8_t* bits = plan.allocation->channel_bits.data() + static_cast<std::size_t>(kv_head) * row.size();
+      width = bits[j];
+      while (end < row.size() && bits[end] == width) ++end;
+    } else {
+      end = j + static_cast<std::size_t>(group_size(plan.coder));
+    }
+    if (width == 0) {
+      result.codes.resize(row.size(), 0);
+      result.decoded.resize(row.size(), 0.0f);
+    } else {
+      const ReferenceGroup group = reference_group(plan.coder, kv_head, static_cast<int>(width), row.subspan(j, end - j));
+      result.codes.insert(result.codes.end(), group.codes.begin(), group.codes.end());
+      result.decoded.insert(result.decoded.end(), group.decoded.begin(), group.decoded.end());
+      result.numbers.push_back(group.scale);
+      if (plan.allocation) append_stream(result.bytes, group.codes, width > 4 ? 8 : static_cast<int>(width));
+    }
+    j = end;
+  }
+  if (plan.allocation) {
+    while (result.bytes.size() % scale != 0) result.bytes.push_back(std::byte{0});
+  } else {
+    append_stream(result.bytes, result.codes, code_bits(plan.coder));
+  }
+  append_numbers(result.bytes, type, result.numbers);
+  if (!plan.centroids) return result;
+  if (plan.centroids->count > 256 && plan.allocation && result.bytes.size() % 2 != 0) result.bytes.push_back(std::byte{0});
+  result.bytes.push_back(static_cast<std::byte>(centroid & 255));
+  if (plan.centroids->count > 256) result.bytes.push_back(static_cast<std::byte>(centroid >> 8));
+  return result;
+}
+
+}  // namespace kvq::test
