@@ -17,6 +17,7 @@ NEEDS = {
     "compute": ["codec"],
     "stats": ["compute", "dump", "container", "artifact"],
     "solve": ["compute"],
+    "eval": ["compute", "dump"],
     "methods": ["solve", "stats"],
 }
 

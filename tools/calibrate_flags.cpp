@@ -182,7 +182,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
       "  kvq-calibrate --model dump.h5 --method saw-int4 -o out.safetensors\n"
       "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
       "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
-  app.footer("Methods:" + method_list() + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
+  app.footer("Methods:" + method_list() + fmt::format("\n\nScores of a RoPE block: {}", fmt::join(score_names(), ", ")) + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
              composition_list());
   app.set_config("--config", "", "read flags from an INI or TOML file");
   app.allow_config_extras(CLI::config_extras_mode::error);
@@ -199,15 +199,15 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
 
   const std::string how = "How rows are stored";
   app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, kvq, tq-mse, quarot, random or plain")->capture_default_str()->group(how);
-  app.add_option("--bits", f.bits, "code bits of keys and values: 1 to 8, 16 = exact; fractions for allocated widths")->group(how);
+  app.add_option("--bits", f.bits, "code bits: 1 to 8, 16 = exact; fractions where widths are allocated")->group(how);
   app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
   app.add_option("--bits-v", f.bits_v, "of values")->group(how);
-  app.add_option("--coder", f.coder, "affine (scale and minimum), symmetric (scale only), codebook (Lloyd-Max) or trellis")->group(how);
+  app.add_option("--coder", f.coder, "affine (scale, minimum), symmetric (scale), codebook (Lloyd-Max) or trellis")->group(how);
   app.add_option("--coder-k", f.coder_k, "of keys")->group(how);
   app.add_option("--coder-v", f.coder_v, "of values")->group(how);
-  app.add_option("--codebook", f.codebook, "lloyd-max (exact for the group's dimension) or fitted (to the sample); implies --coder codebook")->group(how);
-  app.add_option("--memory", f.memory, "trellis: codes that a value looks back on, 1 to 3; more is better and slower to write [3]")->group(how);
-  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares, absmax (symmetric) or rms (codebook, trellis) [norm]")->group(how);
+  app.add_option("--codebook", f.codebook, "lloyd-max (exact for the group) or fitted (to the sample); implies --coder codebook")->group(how);
+  app.add_option("--memory", f.memory, "trellis: codes that a value looks back on, 1 to 3; more is better and slower [3]")->group(how);
+  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares, absmax (symmetric), rms (codebook) [norm]")->group(how);
   app.add_option("--scale-type", f.scale_type, "fp16, bf16 or fp32 [fp16]")->group(how);
   app.add_option("--zero", f.zero, "affine: float (minimum) or integer (zero point, SAW-INT4 Eq. 3-4) [float]")->group(how);
   app.add_option("--group-size", f.group_size, "channels that share a scale [64 for oscar where it divides head_dim, else head_dim]")->group(how);
@@ -229,31 +229,31 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--hadamard", f.hadamard, "saw-int4: rotate none, k, v or kv [k]")->group(rot);
   app.add_flag("--random-signs", f.random_signs, "saw-int4, quarot: random signs before the Hadamard")->group(rot);
 
-  app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (moment in the rotated basis) [none]")->group(rot);
+  app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (rotated moment) [none]")->group(rot);
 
   const std::string mix = "Mixed widths (block-gtq, kvq)";
-  app.add_option("--score", f.score, fmt::format("what a RoPE block is worth: {} [qk_avg]", fmt::join(score_names(), ", ")))->group(mix);
-  app.add_option("--k-allocation", f.k_allocation, "widths of keys: none, rope_block or channel (of the query eigenbasis) [rope_block]")->group(mix);
-  app.add_option("--v-allocation", f.v_allocation, "widths of values: none or channel (of the score-weighted eigenbasis) [none]")->group(mix);
+  app.add_option("--score", f.score, "what a RoPE block is worth, see below [qk_avg; kvq: qk_energy_product]")->group(mix);
+  app.add_option("--k-allocation", f.k_allocation, "widths of keys: none, rope_block or channel (query eigenbasis) [rope_block]")->group(mix);
+  app.add_option("--v-allocation", f.v_allocation, "widths of values: none or channel (score-weighted eigenbasis) [none; kvq: channel]")->group(mix);
   app.add_option("--min-bits", f.min_bits, "smallest width; 0 drops channels [1]")->group(mix);
   app.add_option("--max-bits", f.max_bits, "largest width [8]")->group(mix);
-  app.add_option("--row-bytes-k", f.row_bytes_k, "allocate to fill rows of this many bytes (codes, scales, padding) instead of --bits")->group(mix);
+  app.add_option("--row-bytes-k", f.row_bytes_k, "fill rows of this many bytes (codes, scales, padding) instead of --bits")->group(mix);
   app.add_option("--row-bytes-v", f.row_bytes_v, "the same for values, with --v-allocation channel")->group(mix);
-  app.add_option("--mixing", f.mixing, "rotation inside a group of one width: haar, or hadamard where its size is a power of two [haar]")->group(mix);
+  app.add_option("--mixing", f.mixing, "rotation inside a group: haar, or hadamard where it fits [haar; kvq: hadamard]")->group(mix);
 
   const std::string joint = "Budgets over layers and sides (kvq; block-gtq with --joint)";
-  app.add_option("--budget-bits", f.budget_bits, "average code bits over all layers, keys and values; scales are reported beside [kvq: 2]")->group(joint);
-  app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included, average over layers")->group(joint);
-  app.add_flag("--joint", f.joint, "block-gtq: --budget-bits (or --bits) is one budget, decided by the measured error of attention's output")->group(joint);
+  app.add_option("--budget-bits", f.budget_bits, "average code bits of all layers and sides; scales are reported beside [kvq: 2]")->group(joint);
+  app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included")->group(joint);
+  app.add_flag("--joint", f.joint, "block-gtq: spend one budget, decided by the measured error of attention's output")->group(joint);
   app.add_flag("--uniform-layout", f.uniform_layout, "equal rows in all layers")->group(joint);
-  app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, on which plans are compared")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->capture_default_str()->group(joint);
-  app.add_flag("--report-ablation", f.report_ablation, "also print what each ingredient of kvq brings at this budget")->group(joint);
+  app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, to compare plans on")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->capture_default_str()->group(joint);
+  app.add_flag("--report-ablation", f.report_ablation, "kvq: also print what each ingredient brings at this budget")->group(joint);
 
   const std::string km = "K-means residual codes (any method)";
   app.add_option("--kmeans", f.kmeans, "code residuals of C centroids, 1 to 4096, keys and values; 1 = centring")->group(km);
   app.add_option("--kmeans-k", f.kmeans_k, "of keys")->group(km);
   app.add_option("--kmeans-v", f.kmeans_v, "of values")->group(km);
-  app.add_option("--kmeans-scope", f.kmeans_scope, "kv_head, or joint: one centroid for all heads of a token (SAW-INT4's tool) [kv_head]")->group(km);
+  app.add_option("--kmeans-scope", f.kmeans_scope, "kv_head, or joint: one for all heads of a token (SAW-INT4's tool) [kv_head]")->group(km);
   app.add_option("--kmeans-order", f.kmeans_order, "cluster before or after the rotation [before]")->group(km);
   app.add_option("--kmeans-restarts", f.kmeans_restarts, "seedings tried, the best is kept [1]")->group(km);
 

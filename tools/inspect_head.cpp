@@ -85,7 +85,7 @@ std::string block_table(const std::vector<BlockWidth>& widths, bool color) {
                     width_text(bits, color)});
   }
   // A head whose blocks are all alike has no scores, and what its narrowest channels have stands for every block.
-  const char* const note = top > 0.0 ? "energy: the score. Its bar has a cell for each factor of two; two are worth a bit.\n"
+  const char* const note = top > 0.0 ? "energy: the score. A cell of its bar is a factor of two; two are worth a bit.\n"
                                      : "no scores: the blocks are alike, the whole row is mixed. width: the narrowest.\n";
   return format_table(rows, "rlrrlrl") + note;
 }

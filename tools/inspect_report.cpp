@@ -143,11 +143,10 @@ std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool c
 }
 
 std::string centroids_text(const Centroids& c) {
-  std::string text = fmt::format("{} centroids {}, clustered {} the rotation", c.count, c.joint ? "for all heads together" : "a head",
-                                 c.after_rotation ? "after" : "before");
+  std::string text = fmt::format("{} centroids {}, clustered {} the rotation", c.count, c.joint ? "for all heads" : "a head", c.after_rotation ? "after" : "before");
   if (c.inertia.empty()) return text;
   const auto [lo, hi] = std::minmax_element(c.inertia.begin(), c.inertia.end());
-  return text + fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi);
+  return text + (*lo == *hi ? fmt::format(", inertia {:.3f}", *lo) : fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi));
 }
 
 std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, bool color) {

@@ -99,16 +99,17 @@ std::string describe_widths(const Artifact& artifact, bool color) {
   const std::vector<MixedSide> sides = mixed_sides(artifact);
   if (sides.empty()) return "";
   std::string text = "\n" + bar_table(sides, color);
-  text += fmt::format("digit: width of 1/{} of the channels of all heads. entropy: bits, of the counts\nbelow. bytes: one row. ", kBarCells);
-  text += "over free: cost against widths without the layout's granule.\n\n";
+  text += fmt::format("digit: width of 1/{} of the channels of all heads. entropy: bits, of the counts\n"
+                      "below. bytes: one row. over free: cost over the best widths of as many bits.\n\n",
+                      kBarCells);
   return text + count_table(sides);
 }
 
 std::string widths_summary(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
   const WidthHistogram histogram = width_histogram(allocated_widths(a));
-  return fmt::format("{} widths of {} by {}, entropy {:.2f} bits, row {} bytes, {} over free", distinct_widths(histogram), slot_name(a), a.score,
-                     width_entropy(histogram), row_bytes(plan, dim), over_free_text(a));
+  return fmt::format("widths by {}: {} kinds, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free", a.score, distinct_widths(histogram),
+                     width_entropy(histogram), slot_name(a), row_bytes(plan, dim), over_free_text(a));
 }
 
 }  // namespace kvq

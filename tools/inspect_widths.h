@@ -17,7 +17,7 @@ std::string over_free_text(const BitAllocation& allocation);
 
 /// Two tables for the overview, empty if no side is mixed: a bar and statistics, and how often each width occurs.
 std::string describe_widths(const Artifact& artifact, bool color);
-/// One line about a mixed side: what got the bits, by which score, entropy, bytes.
+/// Two lines about a mixed side: by which score, entropy, bytes of a row, cost.
 std::string widths_summary(const TensorPlan& plan, int dim);
 
 }  // namespace kvq

@@ -60,7 +60,7 @@ def faulty_artifacts(content: bytes) -> dict[str, bytes]:
         "stretched": hashed(edit_rotation(content, stretch)),
         "nan": hashed(edit_rotation(content, put_nan)),
         "version_2": with_metadata(content, version="2.0"),
-        "requires": with_metadata(content, requires="trellis"),
+        "requires": with_metadata(content, requires="telepathy"),
         "other_format": with_metadata(content, format="kvq-artefact"),
         "no_manifest": with_metadata(content, kvq__manifest="{}"),
     }

@@ -145,7 +145,8 @@ def clip_cost(error: np.ndarray, x: np.ndarray, metric: np.ndarray, weights: np.
 def plain_error(plan: SidePlan, x: np.ndarray) -> np.ndarray:
     """Of the plan's codes on rows without centre, rotation and clip."""
     rows = x.astype(np.float32)
-    return np.float64(decode(encode(rows, plan.scheme), plan.scheme)) - rows
+    scheme = replace(plan.scheme, clip_ratio=1.0)
+    return np.float64(decode(encode(rows, scheme), scheme)) - rows
 
 
 def plan_error(plan: SidePlan, head: int, x: np.ndarray, clip_ratio: float | None = None) -> np.ndarray:

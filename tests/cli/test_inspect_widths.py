@@ -17,7 +17,7 @@ PAGE, BAR = 80, 32
 USAGE, INPUT = 2, 3
 SIZE = {"tokens": 150, "layers": 2, "query_spectrum": 0.5, "outlier_channels": 3}
 METHODS = {
-    "blocks": ("--method", "block-gtq", "--bits", 2.5),
+    "blocks": ("--method", "block-gtq", "--bits-k", 2.5),
     "dropped": ("--method", "block-gtq", "--bits", 1, "--min-bits", 0, "--coder", "symmetric"),
     "both": ("--method", "block-gtq", "--bits", 3, "--v-allocation", "channel", "--center", "kv"),
     "shared": ("--method", "block-gtq", "--bits", 2, "--share", "layer"),
@@ -80,10 +80,11 @@ def test_codes_have_a_name(artifact, name, codes):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_tables_fit_a_page(artifact, name):
-    for flags in ((), ("--layer", 1, "--head", 1), ("--layout", "--layer", 1)):
+    for flags in ((), ("--layer", 0), ("--layer", 1, "--head", 1), ("--layout", "--layer", 1)):
         lines = succeed("kvq-inspect", artifact(name), *flags).stdout.splitlines()
-        tables = [line for line in lines if not line.startswith(("fingerprint", "dump", "row:", "error:", "energy:", "keys", "values"))]
-        assert max(map(len, tables)) <= PAGE + 1, max(tables, key=len)
+        # Sentences that name a rotation, its target and a metric may be longer, and so may the oldest two legends.
+        tables = [line for line in lines if not line.startswith(("row:", "error:", "keys", "values"))]
+        assert max(map(len, tables)) <= PAGE, max(tables, key=len)
 
 
 def bars(text: str) -> dict[tuple[int, str], list[str]]:
@@ -259,7 +260,7 @@ def test_row_parts_cover_the_row(artifact, name, head):
 
 def test_row_parts_are_head_0_by_default(artifact):
     text = succeed("kvq-inspect", artifact("both"), "--layout", "--layer", 1).stdout
-    assert "layer 1, head 0: " in text and re.search(r"^k     codes +\d+  0\.\.\d+ +0\.\.\d+$", text, re.MULTILINE)
+    assert "layer 1, head 0: " in text and re.search(r"^k     codes +\d( in 8)?  0\.\.\d+ +0\.\.\d+$", text, re.MULTILINE)
     assert text == succeed("kvq-inspect", artifact("both"), "--layout", "--layer", 1, "--head", 0).stdout
     assert "head 0" not in succeed("kvq-inspect", artifact("both"), "--layout").stdout
 
@@ -270,7 +271,7 @@ def test_row_parts_are_head_0_by_default(artifact):
 def pair(artifact, dump, tmp_path_factory) -> tuple[Path, Path]:
     """An allocation by other scores, and the reference."""
     other = tmp_path_factory.mktemp("pair") / "other.safetensors"
-    return calibrate(dump, other, *METHODS["blocks"], "--bits", 3.25, "--score", "k_only"), artifact("blocks")
+    return calibrate(dump, other, "--method", "block-gtq", "--bits-k", 3.25, "--score", "k_only"), artifact("blocks")
 
 
 def distances(pairs: list[tuple[dict, dict]]) -> dict[str, float]:
