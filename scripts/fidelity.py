@@ -23,6 +23,14 @@ NO_CLIP = ["--clip", "none"]
 OSCAR_CLIP = ["--clip-k", "0.96", "--clip-v", "0.92"]
 SYMMETRIC = ["--coder", "symmetric"]
 CENTERED = [*SYMMETRIC, "--center", "kv"]
+TQ = ["--method", "tq-mse"]
+GTQ = ["--method", "block-gtq"]
+HADAMARD = ["--mixing", "hadamard"]
+PRODUCT = ["--center", "kv", "--score", "qk_energy_product", *HADAMARD]
+GTQ_TRELLIS = [*GTQ, *PRODUCT, "--coder", "trellis"]
+EIGENBASIS = ["--v-allocation", "channel"]
+TRELLIS = ["--method", "quarot", "--coder", "trellis", "--center", "kv"]
+KVQ = ["--method", "kvq", "--budget-bits"]
 WINDOWS = ["--sink-tokens", "64", "--recent-tokens", "256"]
 
 # name, reference perplexity or None, flags of kvq-calibrate (no windows unless given)
@@ -57,6 +65,33 @@ ROWS = [
     ("windows: OSCAR group 64, clip 0.96/0.92", 22.57, [*OSCAR_CLIP, *WINDOWS]),
     ("windows: OSCAR group 64, clip searched", None, WINDOWS),
     ("windows: Hadamard, symmetric, centred", 22.63, ["--method", "quarot", *CENTERED, *WINDOWS]),
+    ("OSCAR U H, group 128, Lloyd-Max", None, [*UH128, "--codebook", "lloyd-max"]),
+    ("OSCAR U H, group 128, fitted codebook", None, [*UH128, "--codebook", "fitted"]),
+    ("SAW-INT4 at 2 bits", None, ["--method", "saw-int4", "--bits", "2"]),
+    ("SAW-INT4 at 2 bits, k-means 16", None, ["--method", "saw-int4", "--bits", "2", "--kmeans", "16"]),
+    ("SAW-INT4 at 2 bits, Hessian as written", None, ["--method", "saw-int4", "--bits", "2", "--hessian", "paper"]),
+    ("SAW-INT4 at 2 bits, Hessian consistent", None, ["--method", "saw-int4", "--bits", "2", "--hessian", "consistent"]),
+    ("TurboQuant-MSE", None, TQ),
+    ("TurboQuant-MSE, Hadamard", 25.67, [*TQ, *HADAMARD]),
+    ("TurboQuant-MSE, Hadamard, centred", 25.35, [*TQ, *HADAMARD, "--center", "kv"]),
+    ("Block-GTQ", 25.10, GTQ),
+    ("Block-GTQ, centred, V symmetric", 24.94, [*GTQ, *HADAMARD, "--center", "kv", "--coder-v", "symmetric"]),
+    ("Block-GTQ, energy product, centred, V symmetric", 24.45, [*GTQ, *PRODUCT, "--coder-v", "symmetric"]),
+    ("Hadamard, trellis memory 1, centred", 24.45, [*TRELLIS, "--memory", "1"]),
+    ("Hadamard, trellis memory 2, centred", 24.38, [*TRELLIS, "--memory", "2"]),
+    ("Hadamard, trellis memory 3, centred", 24.01, TRELLIS),
+    ("Block-GTQ, energy product, trellis", 23.68, GTQ_TRELLIS),
+    ("Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS]),
+    ("kvq, 2 bits", 23.56, [*KVQ, "2"]),
+    ("kvq, 2 bits, uniform layout", None, [*KVQ, "2", "--uniform-layout"]),
+    ("2.5 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "2.5"]),
+    ("2.5 bits: kvq", 23.16, [*KVQ, "2.5"]),
+    ("3 bits: Block-GTQ", None, [*GTQ, "--bits", "3"]),
+    ("3 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "3"]),
+    ("3 bits: kvq", 22.77, [*KVQ, "3"]),
+    ("4 bits: Block-GTQ", None, [*GTQ, "--bits", "4"]),
+    ("4 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "4"]),
+    ("4 bits: kvq", None, [*KVQ, "4"]),
 ]
 
 
@@ -73,6 +108,8 @@ class Calibration:
     def __init__(self, args, scratch):
         self.args, self.scratch = args, scratch
         self.stats = args.stats or scratch / "stats.safetensors"
+        # Methods that compare plans keep tokens out of their statistics; the others see the whole text.
+        self.held_out_stats = self.stats.with_suffix(".held-out.safetensors")
         self.folder = args.artifacts or scratch
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -81,24 +118,26 @@ class Calibration:
         if not path.exists():
             self.collect()
             windows = [] if "--sink-tokens" in flags else ["--sink-tokens", "0", "--recent-tokens", "0"]
-            run([self.args.bin / "kvq-calibrate", "--stats", self.stats, "--output", path, "--quiet", *windows, *flags])
+            stats = self.held_out_stats if "kvq" in flags else self.stats
+            run([self.args.bin / "kvq-calibrate", "--stats", stats, "--output", path, "--quiet", *windows, *flags])
         return path
 
     def collect(self):
-        if self.stats.exists():
+        if self.stats.exists() and self.held_out_stats.exists():
             return
         if not self.args.calibration_text:
             sys.exit("fidelity.py: error: --calibration-text is needed to make artifacts")
         dump = self.scratch / "dump.h5"
         run([sys.executable, SCRIPTS / "dump_qkv.py", self.args.model, "--text", self.args.calibration_text, "--windows", "3",
-             "--sequence-length", "4096", "--dtype", "float32", "--output", dump, "--quiet"])
-        run([self.args.bin / "kvq-calibrate", "--model", dump, "--collect", "all", "--stats", self.stats, "--output",
-             self.scratch / "unused.safetensors", "--quiet"])
+             "--sequence-length", "4096", "--dtype", "float32", "--curvature", "--output", dump, "--quiet"])
+        for stats, more in ((self.stats, []), (self.held_out_stats, ["--held-out-tokens", "1024"])):
+            run([self.args.bin / "kvq-calibrate", "--model", dump, "--collect", "all", "--stats", stats, "--output",
+                 self.scratch / "unused.safetensors", "--quiet", *more])
 
 
 def perplexity(args, artifact):
-    """Six windows of the evaluation text."""
-    text = run([sys.executable, SCRIPTS / "perplexity.py", args.model, "--text", args.evaluation_text, "--num-windows", "6",
+    """Windows of the evaluation text."""
+    text = run([sys.executable, SCRIPTS / "perplexity.py", args.model, "--text", args.evaluation_text, "--num-windows", args.num_windows,
                 "--device", args.device, "--artifact", artifact, "--json"])
     return json.loads(text)["perplexity"]
 
@@ -112,6 +151,7 @@ def main():
     parser.add_argument("--stats", type=pathlib.Path, help="keep the collected statistics here, or read them if they exist")
     parser.add_argument("--artifacts", type=pathlib.Path, help="keep the artifacts in this folder, and take them from there if they exist")
     parser.add_argument("--no-measure", action="store_true", help="only calibrate (with --artifacts)")
+    parser.add_argument("--num-windows", default="6", help="windows of the evaluation text [6]")
     parser.add_argument("--device", default="cpu", help="PyTorch device of the measurement [cpu]")
     parser.add_argument("--jobs", type=int, default=1, help="measurements at the same time [1]")
     parser.add_argument("--only", metavar="REGEX", help="only rows whose name matches")
@@ -131,7 +171,7 @@ def main():
             results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": measured})
             if not args.json:
                 note = "" if reference is None else f"   reference {reference:5.2f} ({measured / reference - 1:+.1%})"
-                print(f"{label:<42} {measured:6.2f}{note}", flush=True)
+                print(f"{label:<58} {measured:6.2f}{note}", flush=True)
     if args.json:
         print(json.dumps(results, indent=2))
     return 0

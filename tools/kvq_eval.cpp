@@ -29,7 +29,7 @@ struct EvalFlags {
   bool json = false, quiet = false;
 };
 
-/// Artifacts to compare; errors are relative to the first.
+/// An artifact to compare; errors are relative to the first.
 struct Candidate {
   std::string name;  ///< column header
   std::string path;
@@ -54,7 +54,7 @@ struct Summary {
   double code_bits = 0.0;       ///< of a key element, mean over layers
 };
 
-/// A row for each metric; a new one gets a name here and flags of its own.
+/// A row for each metric. A new one is a row of kMetrics and a group of flags of its own.
 struct Metric {
   const char *name, *summary;
   int (*run)(const EvalFlags&);
@@ -77,11 +77,13 @@ void add_flags(CLI::App& app, EvalFlags& f) {
   app.add_option("-m,--model", f.dumps, "held-out dump (formats/dump.md); may be given several times")->required()->allow_extra_args(false);
   app.add_option("--metric", f.metric, "what to measure, see below")->capture_default_str();
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
-  app.add_option("--pairs", f.pairs, "most pairs of a query and a key token, for each query head")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))->capture_default_str();
-  app.add_option("--seed", f.seed, "another seed pairs each query with another key")->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096));
   app.add_flag("--json", f.json, "one JSON document on stdout");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
+
+  const std::string mae = "rope-logit-mae";
+  app.add_option("--pairs", f.pairs, "most pairs of a query and a key token, for each query head")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))->capture_default_str()->group(mae);
+  app.add_option("--seed", f.seed, "another seed pairs each query with another key")->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))->capture_default_str()->group(mae);
 }
 
 std::vector<int> choose_layers(const ModelGeometry& model, const std::string& text) {

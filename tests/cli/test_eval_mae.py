@@ -153,7 +153,7 @@ def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
     result = succeed("kvq-eval", "--model", held_out, good, bad, good)
     # Three files, two with the same stem: columns are then named by path.
-    assert result.stdout.splitlines()[-2:] == [f"block-gtq-2 wins 0/6 layers against {good}", f"{good} wins 0/6 layers against {good}"]
+    assert result.stdout.splitlines()[-2:] == [f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", good)]
 
 
 def test_threads_change_nothing_and_a_seed_does(held_out, artifacts):
@@ -212,16 +212,19 @@ def test_artifact_of_other_frequencies(held_out, artifacts, tmp_path):
     assert code == CHECK_FAILED and "layer 2 rope_inv_freq[3]: " in message
 
 
-SIZES = [("q_heads", 8, "num_q_heads: 4, but the dump has 8"), ("kv_heads", 4, "num_kv_heads: 2, but the dump has 4"),
-         ("head_dim", 64, "head_dim: 32, but the dump has 64"), ("rotary_dim", 16, "rotary_dim: 32, but the dump has 16"),
-         ("layers", 3, "of a model of 2 layers, but the dump's has 3")]
+SLICE, ONE_HEAD = {"rotary_dim": 16}, {"kv_heads": 1}
+OTHERS = [({}, {"q_heads": 8}, "num_q_heads: 4, but the dump has 8"), ({}, {"kv_heads": 4}, "num_kv_heads: 2, but the dump has 4"),
+          ({}, {"head_dim": 64}, "head_dim: 32, but the dump has 64"), ({}, SLICE, "rotary_dim: 32, but the dump has 16"),
+          (SLICE, {"rotary_offset": 8}, "rotary_offset: 0, but the dump has 8"),
+          (ONE_HEAD, {"kind": "mla_rope"}, "kind: gqa, but the dump has mla_rope"),
+          ({}, {"layers": 3}, "of a model of 2 layers, but the dump's has 3")]
 
 
-@pytest.mark.parametrize("option, value, words", SIZES)
-def test_artifact_of_another_size(make_dump, tmp_path, option, value, words):
-    artifact = calibrate(make_dump(tokens=64, head_dim=32), tmp_path / "out", "--method", "plain")
-    options = {"tokens": 64, "head_dim": 32} | {option: value}
-    code, message = refusal("--model", make_dump(**options), artifact)
+@pytest.mark.parametrize("options, other, words", OTHERS, ids=str)
+def test_artifact_of_another_size(make_dump, tmp_path, options, other, words):
+    options = {"tokens": 64, "head_dim": 32} | options
+    artifact = calibrate(make_dump(**options), tmp_path / "out", "--method", "plain")
+    code, message = refusal("--model", make_dump(**options | other), artifact)
     assert code == CHECK_FAILED and message.endswith(words)
 
 

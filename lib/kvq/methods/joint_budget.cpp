@@ -218,7 +218,7 @@ class Planner {
     if (joint()) {
       const BudgetResult found = search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
       for (std::size_t u = 0; u < units_.size(); ++u) chosen[u] = options_.uniform_layout ? found.chosen[units_[u].side == 'k' ? 0 : 1] : found.chosen[u];
-      report_.gap = found.bound > 0.0 ? found.cost / found.bound - 1.0 : 0.0;
+      report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
     }
     double bits = 0.0, bytes = 0.0;
     for (std::size_t u = 0; u < units_.size(); ++u) {
