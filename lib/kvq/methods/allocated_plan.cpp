@@ -150,7 +150,7 @@ class SidePlanner {
     }
     std::vector<std::size_t> order(bits.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return bits[x] > bits[y]; });
+    std::sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return bits[x] != bits[y] ? bits[x] > bits[y] : x < y; });
     std::vector<int> sources;
     for (const std::size_t unit : order)
       for (const int channel : p.units[unit].channels) {

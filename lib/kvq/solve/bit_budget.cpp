@@ -150,7 +150,7 @@ class ByteProgramme {
 std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget, const RateLaw& law) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   std::vector<double> sorted;
   for (const std::size_t i : order) sorted.push_back(scores[i]);
   ByteProgramme programme(std::move(sorted), budget, law);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 namespace kvq {
 
@@ -13,8 +14,8 @@ namespace {
 std::vector<std::size_t> lower_hull(const std::vector<Choice>& choices) {
   std::vector<std::size_t> order(choices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return choices[a].size != choices[b].size ? choices[a].size < choices[b].size : choices[a].cost < choices[b].cost;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::tuple(choices[a].size, choices[a].cost, a) < std::tuple(choices[b].size, choices[b].cost, b);
   });
   std::vector<std::size_t> hull;
   for (const std::size_t i : order) {
