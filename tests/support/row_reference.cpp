@@ -57,47 +57,64 @@ std::vector<std::uint8_t> history(std::span<const std::uint8_t> codes, std::size
   return window;
 }
 
-/// State of the last m codes: the newest is the lowest digit.
-std::vector<std::uint8_t> digits(std::size_t state, int bits, int count) {
-  std::vector<std::uint8_t> codes;
-  for (int k = 0; k < count; ++k) codes.push_back(static_cast<std::uint8_t>((state >> (k * bits)) & ((std::size_t{1} << bits) - 1)));
-  return codes;
-}
-
-/// A survivor with everything that led to it.
-struct Path {
-  float cost = std::numeric_limits<float>::infinity();
-  std::size_t at_seam = 0;
-  std::vector<std::uint8_t> codes;
-};
-
 float added(float cost, float y, float v) {
   const float e = f32(wide(y) - wide(v));
   return f32(wide(cost) + wide(f32(wide(e) * wide(e))));
 }
 
-/// One channel: the next survivors, of equal costs the one whose dropped code is smallest.
-std::vector<Path> step(const TrellisTaps& taps, float y, const std::vector<Path>& paths) {
-  const std::size_t states = paths.size(), width = std::size_t{1} << taps.bits;
-  std::vector<Path> next(states);
-  for (std::size_t dropped = 0; dropped < width; ++dropped)
-    for (std::size_t z = 0; z < states; ++z) {
-      if (digits(z, taps.bits, taps.memory).back() != dropped) continue;
-      for (std::size_t code = 0; code < width; ++code) {
-        std::vector<std::uint8_t> window = digits(z, taps.bits, taps.memory);
-        window.insert(window.begin(), static_cast<std::uint8_t>(code));
-        const std::size_t to = ((z << taps.bits) | code) % states;
-        const float cost = added(paths[z].cost, y, trellis_value(taps, window));
-        if (dropped != 0 && !(cost < next[to].cost)) continue;
-        next[to] = paths[z];
-        next[to].cost = cost;
-        next[to].codes.push_back(static_cast<std::uint8_t>(code));
-      }
-    }
-  return next;
-}
+/// Survivors of all states after some channels, and the way back.
+struct Survivors {
+  std::vector<float> cost;                          ///< [S]
+  std::vector<std::vector<std::uint8_t>> dropped;   ///< of each step: by state, the oldest code of the path kept
+};
 
-std::size_t state_count(const TrellisTaps& taps) { return std::size_t{1} << (taps.bits * taps.memory); }
+struct Steps {
+  explicit Steps(const TrellisTaps& taps) : bits(taps.bits), states(std::size_t{1} << (taps.bits * taps.memory)) {
+    for (std::size_t window = 0; window < states << bits; ++window) {  // own code lowest
+      std::vector<std::uint8_t> codes;
+      for (int k = 0; k <= taps.memory; ++k) codes.push_back(static_cast<std::uint8_t>((window >> (k * bits)) & ((1u << bits) - 1)));
+      values.push_back(trellis_value(taps, codes));
+    }
+  }
+
+  /// One channel: of the paths into a state the cheapest, of equal ones that whose dropped code is smallest.
+  void step(float y, Survivors& paths) const {
+    std::vector<float> cost(states);
+    std::vector<std::uint8_t> dropped(states);
+    for (std::size_t to = 0; to < states; ++to)
+      for (std::size_t oldest = 0; oldest < std::size_t{1} << bits; ++oldest) {
+        const std::size_t window = to | oldest * states, from = window >> bits;
+        const float candidate = added(paths.cost[from], y, values[window]);
+        if (oldest != 0 && !(candidate < cost[to])) continue;
+        cost[to] = candidate;
+        dropped[to] = static_cast<std::uint8_t>(oldest);
+      }
+    paths.cost = cost;
+    paths.dropped.push_back(dropped);
+  }
+
+  /// The state `count` steps before the end of the path to `state`, and the codes since.
+  std::size_t trace(const Survivors& paths, std::size_t state, std::size_t count, std::vector<std::uint8_t>* codes = nullptr) const {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (codes != nullptr) codes->insert(codes->begin(), static_cast<std::uint8_t>(state & ((std::size_t{1} << bits) - 1)));
+      state = (state | paths.dropped[paths.dropped.size() - 1 - i][state] * states) >> bits;
+    }
+    return state;
+  }
+
+  int bits;
+  std::size_t states;
+  std::vector<float> values;  ///< [S 2^b] by window
+};
+
+std::size_t seam_of(const Steps& steps, std::span<const float> y) {
+  const std::size_t reach = std::min<std::size_t>(y.size(), 32);
+  Survivors paths{.cost = std::vector<float>(steps.states, 0.0f), .dropped = {}};
+  for (std::size_t j = 0; j < reach; ++j) steps.step(y[y.size() - reach + j], paths);
+  for (std::size_t j = 0; j < reach; ++j) steps.step(y[j], paths);
+  const auto last = static_cast<std::size_t>(std::min_element(paths.cost.begin(), paths.cost.end()) - paths.cost.begin());
+  return steps.trace(paths, last, reach);
+}
 
 }  // namespace
 
@@ -148,26 +165,19 @@ float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<c
   return cost;
 }
 
-std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y) {
-  const std::size_t reach = std::min<std::size_t>(y.size(), 32);
-  std::vector<Path> paths(state_count(taps));
-  for (Path& path : paths) path.cost = 0.0f;
-  for (std::size_t j = 0; j < reach; ++j) paths = step(taps, y[y.size() - reach + j], paths);
-  for (std::size_t z = 0; z < paths.size(); ++z) paths[z].at_seam = z;
-  for (std::size_t j = 0; j < reach; ++j) paths = step(taps, y[j], paths);
-  const auto best = std::min_element(paths.begin(), paths.end(), [](const Path& a, const Path& b) { return a.cost < b.cost; });
-  return best->at_seam;
-}
+std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y) { return seam_of(Steps(taps), y); }
 
 ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleType type, std::span<const float> x) {
   const Normalised unit = normalised(type, x);
   std::vector<std::uint8_t> codes = middle(taps.bits, x.size());
   if (unit.d != 0.0f) {
-    const std::size_t seam = reference_seam(taps, unit.y);
-    std::vector<Path> paths(state_count(taps));
-    paths[seam].cost = 0.0f;
-    for (const float y : unit.y) paths = step(taps, y, paths);
-    codes = paths[seam].codes;
+    const Steps steps(taps);
+    const std::size_t seam = seam_of(steps, unit.y);
+    Survivors paths{.cost = std::vector<float>(steps.states, std::numeric_limits<float>::infinity()), .dropped = {}};
+    paths.cost[seam] = 0.0f;
+    for (const float y : unit.y) steps.step(y, paths);
+    codes.clear();
+    steps.trace(paths, seam, x.size(), &codes);
   }
   std::vector<float> v;
   for (std::size_t j = 0; j < x.size(); ++j) v.push_back(trellis_value(taps, history(codes, j, taps.memory)));

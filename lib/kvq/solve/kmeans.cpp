@@ -391,7 +391,7 @@ int repair_empty(std::span<const float> rows, KMeansResult& state, Index dim) {
   std::vector<Index> farthest;
   for (std::size_t t = 0; t < distances.size(); ++t)
     if (distances[t] > 0.0) farthest.push_back(static_cast<Index>(t));
-  std::stable_sort(farthest.begin(), farthest.end(), [&](Index a, Index b) { return distances[at(a)] > distances[at(b)]; });
+  std::sort(farthest.begin(), farthest.end(), [&](Index a, Index b) { return distances[at(a)] != distances[at(b)] ? distances[at(a)] > distances[at(b)] : a < b; });
 
   std::size_t repaired = 0;
   for (std::size_t k = 0; k < empty.size() && repaired < farthest.size(); ++k)

@@ -170,8 +170,8 @@ TEST_CASE("There is a price of a bit that every block agrees to", "[solve][bits]
 }
 
 TEST_CASE("Another law gives another allocation, optimal for it", "[solve][bits]") {
-  const std::vector<double> scores = {9.0, 2.0, 1.0};
-  // With gains 5, 1, 0.1, ... a block of score 1 gets its first bit before the first block its second.
+  const std::vector<double> scores = {20.0, 2.0, 1.0};
+  // With gains of 5, 1, 0.1, ... the last block's first bit comes before the first block's third.
   const RateLaw steep = {6.1, 1.1, 0.1, 0.05, 0.04, 0.03, 0.02, 0.01, 0.0};
   CHECK(greedy_allocation(scores, 4, 0, 8, steep) == Bits{2, 1, 1});
   CHECK(greedy_allocation(scores, 4, 0, 8) == Bits{3, 1, 0});
