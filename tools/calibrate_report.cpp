@@ -140,7 +140,7 @@ std::string budget_text(const Json& b) {
   const double cost = b.at("cost"), gap = b.at("gap");
   std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits, {:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
                                  b.at("unit").get<std::string>(), b.at("spent").get<double>(), b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
-  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}; the choice is within {:.2g}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}; the choice is within {:.1f}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
                       nll ? "nats a token" : "(relative output error)", 100.0 * gap);
   if (!nll) text += "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output error, which says little about which layer matters.\n";
   return text;
