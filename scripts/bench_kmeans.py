@@ -7,7 +7,7 @@ the rounds; processor seconds tell more on a busy machine), their ratios and the
 
 scikit-learn is not among kvq's requirements: give --python an environment that has it, for example
 
-  python3 -m venv /tmp/sklearn && /tmp/sklearn/bin/pip install scikit-learn
+  python3 -m venv sklearn-venv && sklearn-venv/bin/pip install scikit-learn
   scripts/bench_kmeans.py --python sklearn-venv/bin/python
 """
 

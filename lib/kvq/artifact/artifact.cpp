@@ -170,6 +170,9 @@ void check_claims(const TensorPlan& plan, const Json& json, const Json& required
       throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
   if (!plan.allocation) return;
   const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
+  const double mean = json.at("allocation").at("mean_bits");
+  if (mean != plan.allocation->mean_bits())
+    throw Error{ErrorKind::bad_input, fmt::format("mean_bits: expected {}, found {}", plan.allocation->mean_bits(), mean)};
   if (claimed != found) throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
 }
 

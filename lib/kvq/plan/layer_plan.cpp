@@ -109,6 +109,10 @@ struct Checker {
   void check_allocation(const TensorPlan& plan, std::size_t heads, int dim) const {
     const BitAllocation& a = *plan.allocation;
     const auto d = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
+    if (a.unit != "channel" && !(a.unit == "rope_block" && side == 'k'))
+      fail(fmt::format("allocation unit: expected channel{}, found {}", side == 'k' ? " or rope_block" : "", a.unit));
+    for (const double value : {a.objective, a.free_objective})
+      if (!(std::isfinite(value) && value >= 0.0)) fail(fmt::format("allocation objective: expected a finite number of at least 0, found {}", value));
     expect_size(a.channel_bits.size(), heads * d, "channel_bits");
     expect_size(a.channel_order.size(), heads * d, "channel_order");
     expect_size(a.block_bits.size(), a.unit == "rope_block" ? heads * blocks : 0, "block_bits");
@@ -143,6 +147,8 @@ struct Checker {
     expect_size(c.values.size(), heads * static_cast<std::size_t>(c.count) * static_cast<std::size_t>(dim), "centroids");
     expect_finite(c.values, "centroids");
     if (!c.inertia.empty()) expect_size(c.inertia.size(), heads, "inertia");
+    for (const double value : c.inertia)
+      if (!(std::isfinite(value) && value >= 0.0)) fail(fmt::format("inertia: expected finite numbers of at least 0, found {}", value));
   }
 };
 

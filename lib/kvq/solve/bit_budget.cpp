@@ -155,9 +155,13 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
   for (const std::size_t i : order) sorted.push_back(scores[i]);
   ByteProgramme programme(std::move(sorted), budget, law);
   const std::vector<int> counts = programme.solve();
-  if (counts.empty())
-    throw Error{ErrorKind::usage, fmt::format("byte budget: {} blocks of at least {} bits and a scale do not fit into {} bytes a row", scores.size(),
-                                              budget.min_bits, budget.row_bytes)};
+  if (counts.empty() || budget.row_bytes < 0) {
+    const int channels = static_cast<int>(scores.size()) * budget.channels_per_block;
+    const int codes = (channels * stored_bits(budget.min_bits) + 7) / 8;
+    const int least = budget.min_bits == 0 ? budget.index_bytes : round_up(codes, budget.scale_bytes) + budget.scale_bytes + budget.index_bytes;
+    throw Error{ErrorKind::usage, fmt::format("byte budget: {} channels of at least {} bits and a scale take {} bytes a row, found {}", channels,
+                                              budget.min_bits, least, budget.row_bytes)};
+  }
   std::vector<std::uint8_t> bits(scores.size());
   std::size_t next = 0;
   for (std::size_t w = 0; w < counts.size(); ++w)
