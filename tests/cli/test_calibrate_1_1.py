@@ -28,11 +28,11 @@ SHORT = 96  # tokens of the real model where the whole sample would take long
 SMALL = {"tokens": 54, "sequences": 3, "layers": 1, "query_spectrum": 0.9, "channel_means": 0.5, "outlier_channels": 1}
 GEOMETRIES = {
     "half": {"head_dim": 32, "v_head_dim": 48},
-    "interleaved, partial": {"head_dim": 24, "rope": "interleaved", "rotary_dim": 16, "rotary_offset": 4},
+    "interleaved, windowed, pre_rope": {"head_dim": 24, "rope": "interleaved", "rotary_dim": 16, "rotary_offset": 4,
+                                        "sliding_window": 9, "capture": "pre_rope"},
     "half, partial, odd": {"head_dim": 33, "v_head_dim": 17, "rotary_dim": 10, "rotary_offset": 5},
     "mla": {"kind": "mla_rope", "head_dim": 32, "rope": "interleaved"},
     "no rope": {"head_dim": 20, "v_head_dim": 10, "rope": "none", "q_heads": 6, "kv_heads": 3},
-    "windowed, pre_rope": {"head_dim": 16, "sliding_window": 9, "capture": "pre_rope"},
 }
 GTQ, TQ, KVQ, SAW = (("--method", name) for name in ("block-gtq", "tq-mse", "kvq", "saw-int4"))
 JOINT = (*GTQ, "--joint", "--max-bits", 4)
@@ -133,7 +133,7 @@ def check_variant(dump: Path, layers: dict[int, reference.Layer], folder: Path, 
             error = entry[side]["error"]
             assert 0 < error["after"] < 0.6 and error["before"] > 0
             found = measured_error(layer, side, plan, error["metric"], kept_tokens(layer, name in HOLD_OUT))
-            assert error["after"] == pytest.approx(found, rel=5e-3), side
+            assert error["after"] == pytest.approx(found, rel=5e-3), side  # a code that falls otherwise
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -219,10 +219,11 @@ def check_layout(plan: SidePlan, head: int, basis: np.ndarray, units: list[list[
         block = mixed[np.ix_(widths == width, widths == width)]
         assert np.abs(block.T @ block - np.eye(len(block))).max() < 1e-5
         if mixing == "hadamard" and (len(block) & (len(block) - 1)) == 0:
-            assert np.abs(block) == pytest.approx(np.full(block.shape, len(block)**-0.5), abs=1e-6)
+            assert np.abs(np.abs(block) - len(block)**-0.5).max() < 1e-6
 
 
-LAYOUTS = GEOMETRIES | {"interleaved": {"head_dim": 32, "rope": "interleaved"}, "gqa 6:1": {"head_dim": 16, "kv_heads": 1, "q_heads": 6}}
+LAYOUTS = GEOMETRIES | {"interleaved": {"head_dim": 32, "rope": "interleaved", "rotary_dim": 20, "rotary_offset": 6},
+                        "6 queries a key": {"head_dim": 16, "kv_heads": 1, "q_heads": 6}}
 
 
 @pytest.mark.parametrize("center", ["none", "k"])
@@ -514,7 +515,7 @@ def test_more_centroids_than_rows_are_refused(sample, tmp_path):
     for flags in (("--kmeans", 448), ("--kmeans-v", 65, "--sample-tokens", 64), ("--kmeans", 448, "--kmeans-scope", "joint")):
         result = run("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", "--layers", 0, *flags)
         error, hint = result.stderr.splitlines()[-2:]
-        assert result.code == USAGE and error.startswith("kvq-calibrate: error: ") and flags[1] == int(error.split("--kmeans ")[1].split()[0])
+        assert result.code == USAGE and error.startswith("kvq-calibrate: error: ") and f"--kmeans {flags[1]} " in error
         assert hint.startswith("hint: ") and "--sample-tokens" in hint
         assert list(tmp_path.iterdir()) == []
     calibrate(sample, tmp_path / "out", "--kmeans", 447, "--layers", 0)
@@ -538,7 +539,7 @@ def check_eigenbasis(basis: np.ndarray, spectrum: np.ndarray, moment: np.ndarray
     apart = np.minimum(gaps[:-1], gaps[1:]) > 1e-3 * values[0]
     assert apart.sum() >= 3
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(basis))])
-    assert basis[:, apart] == pytest.approx(vectors[:, apart], abs=1e-4)
+    assert np.abs(basis - vectors)[:, apart].max() < 1e-4
 
 
 @pytest.mark.parametrize("order", [16, 64, 128])
@@ -555,7 +556,7 @@ def test_hessian_as_the_paper_has_it(sample, tmp_path, order):
         for head in range(2):
             basis = np.float64(plan.tensors["eigenbasis"][head])
             check_eigenbasis(basis, plan.tensors["spectrum"][head], moment)
-            assert plan.matrix(head) == pytest.approx(blocks @ basis, abs=1e-6)
+            assert np.abs(plan.matrix(head) - blocks @ basis).max() < 1e-6
 
 
 @pytest.mark.parametrize("share", ["kv_head", "layer"])
@@ -604,7 +605,8 @@ def row_bytes(artifact: Artifact) -> float:
 def attention(layer: reference.Layer, head: int, rows: slice, k: np.ndarray) -> np.ndarray:
     """[group, n, n] with these keys [n, D]."""
     only = slice(0, k.shape[0])
-    part = reference.Layer(layer.queries(head)[rows], k[:, None], layer.v[rows, head:head + 1], np.array([0, len(k)]), layer.scale, layer.window)
+    part = reference.Layer(layer.queries(head)[rows], k[:, None], layer.v[rows, head:head + 1], np.array([0, len(k)]),
+                           layer.scale, layer.window)
     return reference.causal_softmax(part, 0, only)
 
 
@@ -735,8 +737,9 @@ def test_curvature_counts_in_nats(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     dump = tmp_path / "dump.h5"
-    subprocess.run([sys.executable, ROOT / "scripts/dump_qkv.py", ROOT / "sample_data/model", "--synthetic-tokens", "60", "--sequence-length",
-                    "30", "--layers", "2,3", "--curvature", "--dtype", "float32", "--threads", "1", "--quiet", "--output", dump], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts/dump_qkv.py", ROOT / "sample_data/model", "--synthetic-tokens", "60",
+                    "--sequence-length", "30", "--layers", "2,3", "--curvature", "--dtype", "float32", "--threads", "1",
+                    "--quiet", "--output", dump], check=True)
     artifact = verified(dump, tmp_path / "out", *KVQ)
     budget = budget_of(artifact)
     assert budget["metric"] == "nll" and budget["held_out_tokens"] == 20
@@ -828,7 +831,8 @@ def test_rows_of_an_odd_size_stay_within_it(layered, tmp_path, size):
 
 @bug("the values' choice is looked up behind the end where no layer has coded keys")
 def test_uniform_layout_of_values_alone(layered, tmp_path):
-    artifact = verified(layered, tmp_path / "out", *GTQ, "--joint", "--uniform-layout", "--bits-k", 16, "--budget-bits", 2.5, "--coder", "symmetric")
+    flags = ("--joint", "--uniform-layout", "--bits-k", 16, "--budget-bits", 2.5, "--coder", "symmetric")
+    artifact = verified(layered, tmp_path / "out", *GTQ, *flags)
     assert budget_of(artifact)["spent"] > 2
 
 
@@ -863,7 +867,8 @@ def test_dry_run_predicts_the_size(short, tmp_path, flags):
 @bug("Lloyd-Max for 7 and 8 bits does not reach its tolerance and runs 100000 steps: 10 to 60 seconds a table")
 def test_wide_codebooks_are_quick(make_dump, tmp_path):
     dump = make_dump(**SMALL, head_dim=64)
-    subprocess.run([BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", tmp_path / "out", *TQ, "--bits", "8"], check=True, timeout=2)
+    command = [BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", tmp_path / "out", *TQ, "--bits", "8"]
+    subprocess.run(command, check=True, timeout=2)
 
 
 @bug("`before` of all heads is measured with the fitted table of the first")

@@ -52,15 +52,14 @@ class SphereMarginal {
   double total_;
 };
 
-/// Solves (I - J) delta = r with J tridiagonal: the Thomas algorithm.
-std::vector<double> solve_tridiagonal(const std::vector<double>& below, std::vector<double> diagonal, const std::vector<double>& above, std::vector<double> r) {
+/// Solves (I - J) delta = r with J tridiagonal, delta in place of r: the Thomas algorithm. `diagonal` is used up.
+void solve_tridiagonal(std::span<const double> below, std::span<double> diagonal, std::span<const double> above, std::span<double> r) {
   for (std::size_t i = 1; i < r.size(); ++i) {
     const double factor = below[i] / diagonal[i - 1];
     diagonal[i] -= factor * above[i - 1];
     r[i] -= factor * r[i - 1];
   }
   for (std::size_t i = r.size(); i-- > 0;) r[i] = (r[i] - (i + 1 < r.size() ? above[i] * r[i + 1] : 0.0)) / diagonal[i];
-  return r;
 }
 
 /// One step of Lloyd's map c -> means of the cells, and one of Newton on its fixed point.
@@ -91,8 +90,8 @@ LloydStep lloyd_step(const SphereMarginal& marginal, const std::vector<double>& 
       diagonal[i] -= slope;
     }
   }
-  step.newton = solve_tridiagonal(below, diagonal, above, r);
-  for (std::size_t i = 0; i < size; ++i) step.newton[i] += c[i];
+  solve_tridiagonal(below, diagonal, above, r);
+  for (std::size_t i = 0; i < size; ++i) step.newton.push_back(c[i] + r[i]);
   return step;
 }
 
@@ -112,9 +111,9 @@ std::vector<double> companding_start(const SphereMarginal& marginal, std::size_t
   std::vector<double> entries;
   for (std::size_t k = 0; k < size; ++k) {
     const double target = integral.back() * (static_cast<double>(k) + 0.5) / static_cast<double>(size);
-    const auto it = std::lower_bound(integral.begin() + 1, integral.end(), target);
-    const double fraction = (target - *(it - 1)) / (*it - *(it - 1));
-    entries.push_back(-marginal.edge() + (static_cast<double>(it - integral.begin()) - 1.0 + fraction) * step);
+    const auto above = static_cast<std::size_t>(std::lower_bound(integral.begin() + 1, integral.end() - 1, target) - integral.begin());
+    const double fraction = (target - integral[above - 1]) / (integral[above] - integral[above - 1]);
+    entries.push_back(-marginal.edge() + (static_cast<double>(above - 1) + fraction) * step);
   }
   return entries;
 }

@@ -7,16 +7,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <future>
 #include <numbers>
-#include <thread>
 
 using namespace kvq;
 
 namespace {
 
-// Errors of many bits come from few points: fewer than this, and 2% are within the noise.
-constexpr std::size_t kPoints = 400000;
+// In many dimensions errors of many bits come from few points: with fewer than this, 2% are within the noise.
+std::size_t points_for(int dim) { return dim < 16 ? 100000 : 400000; }
 constexpr double kPi = std::numbers::pi;
 const int kDims[] = {2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 255, 256};
 
@@ -181,21 +180,23 @@ TEST_CASE("One dimension is taken as two", "[solve][codebook]") {
 
 TEST_CASE("Sphere codebooks are the same from any thread, and one object each", "[solve][codebook]") {
   // Dimensions that no other test asks for, so that the threads really make them.
-  std::vector<const ScalarCodebook*> found[4];
-  std::vector<std::thread> threads;
-  for (auto& list : found)
-    threads.emplace_back([&list] {
+  std::vector<std::future<std::vector<const ScalarCodebook*>>> asked;
+  for (int thread = 0; thread < 4; ++thread)
+    asked.push_back(std::async(std::launch::async, [] {
+      std::vector<const ScalarCodebook*> list;
       for (int bits = 1; bits <= 8; ++bits)
         for (const int dim : {7, 41, 67, 131}) list.push_back(&sphere_codebook(bits, dim));
-    });
-  for (std::thread& thread : threads) thread.join();
+      return list;
+    }));
+  std::vector<std::vector<const ScalarCodebook*>> found;
+  for (auto& future : asked) found.push_back(future.get());
   for (const auto& list : found) CHECK(list == found[0]);
   for (const ScalarCodebook* book : found[0]) CHECK(std::is_sorted(book->entries.begin(), book->entries.end()));
 }
 
 TEST_CASE("Coding random points of the sphere gives the distortion that the codebook says", "[solve][codebook][codec]") {
   for (const int dim : {2, 3, 4, 6, 8, 16, 32, 64, 128, 256}) {
-    const std::vector<float> points = sphere_points(dim, kPoints, static_cast<std::uint64_t>(dim));
+    const std::vector<float> points = sphere_points(dim, points_for(dim), static_cast<std::uint64_t>(dim));
     for (int bits = 1; bits <= 8; ++bits) {
       const ScalarCodebook& book = sphere_codebook(bits, dim);
       INFO("bits " << bits << ", dim " << dim);
@@ -204,15 +205,21 @@ TEST_CASE("Coding random points of the sphere gives the distortion that the code
   }
 }
 
-TEST_CASE("Keeping the norm makes the distortion 2 - 2 sqrt(1 - D)", "[solve][codebook][codec]") {
+TEST_CASE("Keeping the norm makes the distortion 2 - 2 sqrt(1 - D), less what a row's own length takes", "[solve][codebook][codec]") {
+  // The formula takes the length of the coded row as known, as it is in many dimensions. In few, keeping the norm also undoes the part
+  // of the error along the row. With many bits errors are uniform in cells of width density^(-1/3), so that part is
+  // E t^2 density^(1/3) / (n E density^(1/3)) = 3 / (n + 6): 2% and more below n = 144. With one bit all coded rows are equally long.
   for (const int dim : {2, 3, 4, 6, 8, 16, 32, 64, 128, 256}) {
-    const std::vector<float> points = sphere_points(dim, kPoints, static_cast<std::uint64_t>(dim) + 500);
+    const std::vector<float> points = sphere_points(dim, points_for(dim), static_cast<std::uint64_t>(dim) + 500);
     for (int bits = 1; bits <= 8; ++bits) {
       const ScalarCodebook& book = sphere_codebook(bits, dim);
-      const double expected = 2.0 - 2.0 * std::sqrt(1.0 - book.distortion), found = coded_distortion(book, ScaleRule::norm, points, dim);
-      INFO("bits " << bits << ", dim " << dim << ", ratio " << found / expected);
-      if (std::getenv("SHOW")) WARN("bits " << bits << ", dim " << dim << ", ratio " << found / expected);
-      CHECK(found == Approx(expected).epsilon(0.02));
+      const double expected = 2.0 - 2.0 * std::sqrt(1.0 - book.distortion), ratio = coded_distortion(book, ScaleRule::norm, points, dim) / expected;
+      const double many_bits = (dim + 3.0) / (dim + 6.0);
+      INFO("bits " << bits << ", dim " << dim << ", ratio " << ratio << ", of many bits " << many_bits);
+      CHECK(ratio < 1.02);
+      if (bits == 1 || dim >= 256 || (bits == 2 && dim >= 64) || (bits <= 4 && dim >= 128)) CHECK(ratio == Approx(1.0).epsilon(0.02));
+      if (bits >= 5 && dim > 2) CHECK(ratio == Approx(many_bits).epsilon(0.02));
+      if (dim > 3) CHECK(ratio > many_bits * 0.98);
     }
   }
 }
@@ -262,7 +269,7 @@ TEST_CASE("Lloyd on samples finds the codebook of the samples", "[solve][codeboo
       }
       for (std::size_t i = 0; i < sum.size(); ++i)
         if (count[i] > 0.0) CHECK(std::abs(sum[i] / count[i] - fitted.entries[i]) < 0.02);
-      if (std::getenv("SHOW")) WARN("fitted distortion field " << fitted.distortion << " measured " << error(fitted));
+      CHECK(fitted.distortion == Approx(error(fitted)).epsilon(1e-3));
     }
   }
 }
