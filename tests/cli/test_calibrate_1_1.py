@@ -387,6 +387,13 @@ def test_tables_are_centroids_on_the_sphere(make_dump, tmp_path, dim, bits):
         assert table == pytest.approx(-table[::-1], abs=1e-6)
 
 
+def test_wide_codebooks_are_quick(make_dump, tmp_path):
+    """Well below a second; a solver that misses its tolerance took a minute."""
+    dump = make_dump(**SMALL, head_dim=64)
+    command = [BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", tmp_path / "out", *TQ, "--bits", "8"]
+    subprocess.run(command, check=True, timeout=10)
+
+
 def test_mixed_tables_fit_the_length_of_their_segment(sample, tmp_path):
     artifact = verified(sample, tmp_path / "out", *GTQ, "--bits", 2, "--layers", 3)
     entry = artifact.manifest["layers"][0]["k"]["codebooks"]
@@ -862,13 +869,6 @@ def test_dry_run_predicts_the_size(short, tmp_path, flags):
     prediction = json.loads(succeed("kvq-calibrate", "--dry-run", "--json", *arguments).stdout)
     succeed("kvq-calibrate", "--quiet", *arguments)
     assert prediction["artifact_bytes"] == pytest.approx((tmp_path / "out").stat().st_size, rel=0.2)
-
-
-@bug("Lloyd-Max for 7 and 8 bits does not reach its tolerance and runs 100000 steps: 10 to 60 seconds a table")
-def test_wide_codebooks_are_quick(make_dump, tmp_path):
-    dump = make_dump(**SMALL, head_dim=64)
-    command = [BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", tmp_path / "out", *TQ, "--bits", "8"]
-    subprocess.run(command, check=True, timeout=2)
 
 
 @bug("`before` of all heads is measured with the fitted table of the first")

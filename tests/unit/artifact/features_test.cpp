@@ -71,6 +71,7 @@ const Fault kFaults[] = {
        f.metadata["requires"] = "";
        f.manifest["requires"] = Json::array();
      }},
+    {"metadata that list less than the manifest", "bad_input: ", "requires", [](EditableFile& f) { f.metadata["requires"] = ""; }},
     {"metadata and manifest that disagree", "bad_input: ", "requires", [](EditableFile& f) { f.manifest["requires"] = {"codebook", "trellis", "centroids"}; }},
     // Mixed widths.
     {"another row size", "bad_input: ", "row_bytes", [](EditableFile& f) { keys(f)["allocation"]["row_bytes"] = 16; }},
@@ -88,7 +89,7 @@ const Fault kFaults[] = {
     {"widths without an allocation", "bad_input: ", "layers.1.k.channel_bits",
      [](EditableFile& f) { f.tensors["layers.1.k.channel_bits"] = f.tensors.at("layers.0.k.channel_bits"); }},
     {"an allocation of an unknown unit", "bad_input: ", "unit", [](EditableFile& f) { keys(f)["allocation"]["unit"] = "token"; }},
-    {"a group size of mixed rows", "bad_input: ", "layers/0/k", [](EditableFile& f) { keys(f)["group_size"] = 8; }},
+    {"a group size of mixed rows", "bad_input: ", "group_size", [](EditableFile& f) { keys(f)["group_size"] = 8; }},
     {"no group size of plain rows", "bad_input: ", "group_size", [](EditableFile& f) { plain_keys(f).erase("group_size"); }},
     {"bits that are not the largest width", "bad_input: ", "bits", [](EditableFile& f) { keys(f)["bits"] = 5; }},
     // Codebooks.

@@ -212,3 +212,16 @@ TEST_CASE("Groups of fewer than 8 channels are symmetric: norm, or least squares
         CHECK((test::first_bit_difference(a, b) == "") == (channels < 8));
       }
 }
+
+TEST_CASE("Scales of rows whose energy or products overflow saturate, and are numbers", "[codec][trellis]") {
+  for (const ScaleType type : {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32})
+    for (const ScaleRule rule : {ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares})
+      for (int every = 2; every <= 5; ++every) {
+        std::vector<float> x(16), decoded(16);
+        for (std::size_t j = 0; j < x.size(); ++j) x[j] = j % static_cast<std::size_t>(every) == 0 ? -3.4e38f : 3.4e38f;
+        std::vector<std::uint8_t> codes(16);
+        INFO(to_string(type) << " " << to_string(rule) << ", every " << every);
+        CHECK(std::isfinite(TrellisGroup(random_taps(2, 3, 4), rule, type).encode(x, codes)));
+        CHECK(std::isfinite(CodebookGroup(test::random_table(2, 1), rule, type).encode(x, codes)));
+      }
+}

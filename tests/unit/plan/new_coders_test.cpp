@@ -161,6 +161,11 @@ const Fault kMixedFaults[] = {
     {"an objective that is NaN", 'v', "objective", [](LayerPlan& p) { p.v->allocation->objective = std::nan(""); }},
     {"one centroid", 'k', "centroids", [](LayerPlan& p) { p.k.centroids = Centroids{.count = 1, .values = std::vector<float>(20), .inertia = {1, 1}}; }},
     {"too many centroids", 'k', "centroids", [](LayerPlan& p) { p.k.centroids = Centroids{.count = 4097, .values = std::vector<float>(2 * 10 * 4097), .inertia = {1, 1}}; }},
+    {"centroids of exact rows", 'k', "exact",
+     [](LayerPlan& p) {
+       p.k.coder = ExactCoder{};
+       p.k.allocation.reset();
+     }},
     {"centroids of one head", 'k', "centroids", [](LayerPlan& p) { p.k.centroids->values.resize(30); }},
     {"NaN in a centroid", 'k', "centroids", [](LayerPlan& p) { p.k.centroids->values[31] = kNan; }},
     {"an inertia for one head", 'k', "inertia", [](LayerPlan& p) { p.k.centroids->inertia.pop_back(); }},

@@ -277,4 +277,6 @@ TEST_CASE("A byte budget that not even the least widths fit is refused with what
   CHECK(text({.row_bytes = 0, .min_bits = 0}) == "no error");
   CHECK(byte_allocation(scores, {.row_bytes = 0, .min_bits = 0}) == Bits(64, 0));
   CHECK_THAT(text({.row_bytes = -1, .min_bits = 0}), StartsWith("usage: "));
+  CHECK(text({.row_bytes = 2, .index_bytes = 2, .min_bits = 0}) == "no error");
+  CHECK_THAT(text({.row_bytes = 1, .index_bytes = 2, .min_bits = 0}), StartsWith("usage: ") && Contains("2"));
 }
