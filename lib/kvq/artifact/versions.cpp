@@ -29,6 +29,12 @@ int parse_major(const std::string& text, const std::string& name) {
   return major;
 }
 
+std::string joined_words(const Json& words) {
+  std::string text;
+  for (const Json& word : words) text += (text.empty() ? "" : ",") + word.get<std::string>();
+  return text;
+}
+
 void check_requires(const std::string& words, const std::vector<std::string>& known, const std::string& name) {
   std::size_t begin = 0;
   while (begin < words.size()) {
@@ -57,17 +63,14 @@ Json read_manifest(const SafetensorsFile& file, std::string_view format, int maj
   const std::string where = file.name() + ": kvq.manifest";
   Json manifest = parse_json(text, where);
   check_schema(manifest, schema, where);
-  if (manifest["version"] != version || !std::all_of(manifest["requires"].begin(), manifest["requires"].end(), [&](const Json& word) {
-        return std::find(known_features.begin(), known_features.end(), word.get<std::string>()) != known_features.end();
-      }))
+  if (manifest["version"] != version || joined_words(manifest["requires"]) != metadata(file, "requires"))
     throw Error{ErrorKind::bad_input, fmt::format("{}: version or requires differ from the file's __metadata__", where)};
   return manifest;
 }
 
 void write_manifest(SafetensorsWriter& writer, const Json& manifest) {
   const std::string text = canonical_json(manifest);
-  std::string words;
-  for (const Json& word : manifest.at("requires")) words += (words.empty() ? "" : ",") + word.get<std::string>();
+  const std::string words = joined_words(manifest.at("requires"));
   writer.set_metadata("format", manifest.at("format").get<std::string>());
   writer.set_metadata("version", manifest.at("version").get<std::string>());
   writer.set_metadata("requires", words);

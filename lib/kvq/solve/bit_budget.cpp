@@ -155,7 +155,7 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
   for (const std::size_t i : order) sorted.push_back(scores[i]);
   ByteProgramme programme(std::move(sorted), budget, law);
   const std::vector<int> counts = programme.solve();
-  if (counts.empty() || budget.row_bytes < 0) {
+  if (counts.empty() || budget.row_bytes < budget.index_bytes) {
     const int channels = static_cast<int>(scores.size()) * budget.channels_per_block;
     const int codes = (channels * stored_bits(budget.min_bits) + 7) / 8;
     const int least = budget.min_bits == 0 ? budget.index_bytes : round_up(codes, budget.scale_bytes) + budget.scale_bytes + budget.index_bytes;
