@@ -249,7 +249,7 @@ REFUSED = {
     "trellis without memory": edit(*V1, "trellis", 0, "memory", value=0),
     "trellis with 9 bits of state": both(edit(*V1, "trellis", 0, value={"bits": 3, "memory": 3}), edit(*V1, "bits", value=3),
                                          tensor("layers.1.v.trellis", gaussian(1, 12))),
-    "trellis of memory 8": both(edit(*V1, "trellis", 0, "memory", value=8), tensor("layers.1.v.trellis", gaussian(1, 9))),
+    "trellis of memory 9": both(edit(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))),
     "trellis of another width": both(edit(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))),
     "trellis twice": both(edit(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2),
                           tensor("layers.1.v.trellis", gaussian(1, 6))),
