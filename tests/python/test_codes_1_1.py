@@ -529,7 +529,7 @@ def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
     dict(coder="codebook", bits=1, codebook=(0.0, 1.0), scale_rule="absmax"), dict(coder="symmetric", bits=2, scale_rule="rms"),
     dict(coder="symmetric", bits=1, codebook=(0.0, 1.0)), dict(coder="codebook", bits=1, codebook=(0.0, 1.0), zero="float"),
     dict(coder="trellis", bits=1, memory=0, theta=(1.0,)), dict(coder="trellis", bits=1, memory=2, theta=(1.0, 1.0)),
-    dict(coder="trellis", bits=1, memory=8, theta=(1.0,) * 9), dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
+    dict(coder="trellis", bits=1, memory=9, theta=(1.0,) * 10), dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
     dict(coder="trellis", bits=8, memory=2, theta=(1.0,) * 24),
     dict(coder="trellis", bits=1, memory=1, theta=(1.0, np.nan)), dict(coder="symmetric", bits=1, memory=1)])
 def test_impossible_tables_are_refused(fields):
