@@ -114,11 +114,16 @@ def rounded(value: Real, target: Format = BINARY32) -> Real:
     return Real(value.negative, magnitude if magnitude <= target.largest else None)
 
 
-# The binary32 operations. Infinities appear only where packing.md lets something overflow; NaN cannot appear.
+# The binary32 operations. Infinities appear only where packing.md lets something overflow; what is no number raises.
+
+class NotANumberError(ArithmeticError):
+    """An operation whose IEEE result is NaN."""
+
 
 def add(a: Real, b: Real) -> Real:
     if a.is_infinite or b.is_infinite:
-        assert not (a.is_infinite and b.is_infinite and a.negative != b.negative), "inf - inf"
+        if a.is_infinite and b.is_infinite and a.negative != b.negative:
+            raise NotANumberError("inf - inf")
         return a if a.is_infinite else b
     total = a.exact + b.exact
     if total == 0:
@@ -411,7 +416,10 @@ class Spec:
         if rule == "rms" or norm.is_zero:
             return d
         if rule == "least_squares":
-            product = self.tree([multiply(a, v) for a, v in zip(x, values)])
+            try:
+                product = self.tree([multiply(a, v) for a, v in zip(x, values)])
+            except NotANumberError:
+                return d
             return self.to_scale_type(divide(product, norm), scale_type)
         assert rule == "norm"
         return self.to_scale_type(square_root(divide(self.energy(x), norm)), scale_type)

@@ -161,7 +161,7 @@ def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.nda
         refit = np.sqrt(divide_or_zero(energy, norm))
     else:
         refit = divide_or_zero(tree_sum(x * value), norm)
-    scale = np.where(norm == 0, deviation, round_to(refit, scheme.scale_type))
+    scale = np.where((norm == 0) | np.isnan(refit), deviation, round_to(refit, scheme.scale_type))
     return codes, [np.where(deviation == 0, ZERO, scale)]
 
 

@@ -129,7 +129,7 @@ def table(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Ten
         refitted = square_root(divide(energy, norm))
     else:
         refitted = divide(tree_sum(x * value).unsqueeze(2), norm)
-    scale = torch.where(norm == 0, deviation, round_to(refitted, scheme.scale_type))
+    scale = torch.where((norm == 0) | refitted.isnan(), deviation, round_to(refitted, scheme.scale_type))
     return codes, [torch.where(deviation == 0, torch.zeros_like(scale), scale)]
 
 

@@ -97,7 +97,8 @@ float stored_scale(ScaleRule rule, ScaleType type, std::span<const float> x, std
   const float n = arithmetic::energy(v);
   if (rule == ScaleRule::rms || n == 0.0f) return d;
   if (rule == ScaleRule::norm) return round_to(type, std::sqrt(energy / n));
-  return round_to(type, arithmetic::tree_dot(x, v) / n);
+  const float refit = arithmetic::tree_dot(x, v) / n;
+  return std::isnan(refit) ? d : round_to(type, refit);  // inf - inf: products that overflow both ways
 }
 
 }  // namespace
