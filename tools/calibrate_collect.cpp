@@ -58,6 +58,8 @@ bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const S
     if (moments.count(Moment::sst)) moments.insert(Moment::query);
     if (moments.count(Moment::scored_query)) moments.insert(Moment::scored_value);
     if (stats.moments.size() != moments.size()) return false;
+    const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
+    if (held.count != (stats.held_out ? stats.held_out->count() : 0)) return false;  // the range follows from the count
     return stats.layer == layer.layer && stats.geometry == layer.geometry &&
            std::all_of(moments.begin(), moments.end(), [&](Moment m) { return stats.moments.count(m) != 0; });
   } catch (const Error&) {

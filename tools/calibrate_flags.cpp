@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <tuple>
 
 namespace kvq {
 
@@ -303,6 +304,11 @@ void apply_budget(const CalibrateFlags& f, Options& options) {
   if (options.method == "kvq" && (f.bits || f.bits_k || f.bits_v || f.row_bytes_k || f.row_bytes_v))
     throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning", "use --budget-bits or --budget-bytes"};
   if (options.method != "block-gtq") return;
+  for (const auto& [flag, bits, row_bytes] : {std::tuple{"-k", f.bits_k, f.row_bytes_k}, {"-v", f.bits_v, f.row_bytes_v}})
+    if (f.joint && ((bits && *bits != 16) || row_bytes))
+      throw Error{ErrorKind::usage, fmt::format("--joint spends one budget: --bits{} other than 16 and --row-bytes{} have no meaning", flag, flag), "use --bits, --budget-bits or --budget-bytes"};
+  if (f.joint && f.bits && (f.budget_bits || f.budget_bytes)) throw Error{ErrorKind::usage, "--bits and a budget: expected one of both with --joint"};
+  if (f.joint && f.bits && !(*f.bits >= 1 && *f.bits <= 8)) throw Error{ErrorKind::usage, fmt::format("--joint --bits: expected 1 to 8, found {}", *f.bits)};
   if (f.joint && !f.budget_bits && !f.budget_bytes) options.budget_bits = f.bits.value_or(2.0);
   if (!f.joint && (f.budget_bits || f.budget_bytes || f.uniform_layout))
     throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes and --uniform-layout need --joint", "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
@@ -322,6 +328,8 @@ void apply_kmeans(const CalibrateFlags& f, Options& options) {
     throw Error{ErrorKind::usage, fmt::format("--kmeans-scope: expected kv_head or joint, found \"{}\"", *f.kmeans_scope)};
   if (f.kmeans_order && *f.kmeans_order != "before" && *f.kmeans_order != "after")
     throw Error{ErrorKind::usage, fmt::format("--kmeans-order: expected before or after, found \"{}\"", *f.kmeans_order)};
+  if ((f.kmeans_scope || f.kmeans_order || f.kmeans_restarts) && options.k.kmeans == 0 && options.v.kmeans == 0)
+    throw Error{ErrorKind::usage, "--kmeans-scope, --kmeans-order and --kmeans-restarts need --kmeans of 2 or more"};
   options.kmeans_joint = f.kmeans_scope && *f.kmeans_scope == "joint";
   options.kmeans_after = f.kmeans_order && *f.kmeans_order == "after";
   if (f.kmeans_restarts) options.kmeans_restarts = *f.kmeans_restarts;
@@ -341,14 +349,20 @@ Options resolve_options(const CalibrateFlags& f) {
   apply_coder(f, f.coder_v, "--coder-v", options.v);
   apply_allocation(f, options);
   apply_kmeans(f, options);
+  if (f.memory && options.k.coder != CoderKind::trellis && options.v.coder != CoderKind::trellis)
+    throw Error{ErrorKind::usage, "--memory needs --coder trellis"};
+  if (f.score && options.k.allocate != Allocate::rope_block)
+    throw Error{ErrorKind::usage, "--score needs --k-allocation rope_block: it scores RoPE blocks"};
   apply_budget(f, options);
-  if (f.bits) options.k.bits = options.v.bits = *f.bits;
+  if (f.bits && !f.joint) options.k.bits = options.v.bits = *f.bits;  // with --joint it is the budget
   if (f.bits_k) options.k.bits = *f.bits_k;
   if (f.bits_v) options.v.bits = *f.bits_v;
   apply_clip("--clip", f.clip, options.k);
   apply_clip("--clip", f.clip, options.v);
   apply_clip("--clip-k", f.clip_k, options.k);
   apply_clip("--clip-v", f.clip_v, options.v);
+  if (f.center && (f.kmeans == 1 || f.kmeans_k == 1 || f.kmeans_v == 1))
+    throw Error{ErrorKind::usage, "--center and --kmeans 1 say the same thing: expected one of both"};
   if (f.center) apply_sides("--center", *f.center, options.k.center, options.v.center);
   if (f.hadamard) apply_sides("--hadamard", *f.hadamard, options.k.hadamard, options.v.hadamard);
   if (f.sink_tokens) options.windows.sink_tokens = *f.sink_tokens;

@@ -34,17 +34,39 @@ double measure_gemm_gflops(int threads) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-/// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D], signs [H, D].
+/// Whether a side's rotation is a matrix, an eigenbasis is kept beside it, and signs.
+struct RotationTensors {
+  bool matrix = false, basis = false, signs = false;
+};
+
+RotationTensors rotation_tensors(const Options& options, char side, int dim) {
+  const std::string& method = options.method;
+  const SideOptions& asked = options.side(side);
+  if (method == "oscar") return {.matrix = options.composition != "i" && options.composition != "h", .basis = options.composition.find('u') != std::string::npos};  // "residual" too
+  if (method == "random") return {.matrix = true};
+  if (method == "saw-int4") {
+    const bool hessian = asked.hadamard && options.hessian != "none";
+    return {.matrix = hessian, .basis = hessian, .signs = asked.hadamard && options.random_signs};
+  }
+  if (method == "quarot") return {.signs = options.random_signs};
+  if (method == "plain") return {};
+  const bool allocated = asked.allocate != Allocate::none || options.budget_bits || options.budget_bytes;
+  if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
+  return {.matrix = true, .basis = asked.allocate == Allocate::channel};  // kvq: unless a head is better off without
+}
+
+/// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D], signs [H, D], centroids [H, C, D], widths.
 double side_bytes(const Options& options, char side, int heads, int dim) {
-  if (options.side(side).bits == 16) return 0.0;
+  const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
-  const bool is_oscar = options.method == "oscar";
-  const bool has_basis = is_oscar && (options.composition.find('u') != std::string::npos);  // "residual" too
-  const bool is_dense = options.method == "random" || (is_oscar && options.composition != "i" && options.composition != "h");
-  double bytes = options.side(side).center ? 4.0 * h * d : 0.0;
-  if (is_dense) bytes += 4.0 * h * d * d;
-  if (has_basis) bytes += 4.0 * (h * d * d + h * d);
-  if (options.random_signs) bytes += h * d;
+  const RotationTensors tensors = rotation_tensors(options, side, dim);
+  double bytes = asked.center ? 4.0 * h * d : 0.0;
+  if (tensors.matrix) bytes += 4.0 * h * d * d;
+  if (tensors.basis) bytes += 4.0 * (h * d * d + h * d);
+  if (tensors.signs) bytes += h * d;
+  if (asked.kmeans > 1) bytes += 4.0 * h * asked.kmeans * d;
+  if (asked.allocate != Allocate::none) bytes += 3.0 * h * d;                // channel_bits, channel_order
+  if (asked.allocate == Allocate::rope_block) bytes += 5.0 * h * d / 2.0;    // block_bits, block_energy
   return bytes;
 }
 
@@ -63,16 +85,30 @@ double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest&
   return static_cast<double>(dump.layer_bytes(entry.layer)) + group + panels + 2.0 * sample + 2.0 * moments;
 }
 
+/// Rows of one side that are coded, and multiply-adds of clustering them.
+struct DecisionWork {
+  double coded_rows = 0.0, kmeans_flops = 0.0;
+};
+
+DecisionWork decision_work(const Options& options, char side, int heads, int dim, double sample, double held_out) {
+  constexpr double kTriedBudgets = 14.0, kIterations = 25.0;
+  const bool joint = options.budget_bits || options.budget_bytes;
+  return {.coded_rows = heads * (2.0 * sample + (joint ? kTriedBudgets * held_out : 0.0)),
+          .kmeans_flops = 2.0 * kIterations * heads * sample * options.side(side).kmeans * dim * options.kmeans_restarts};
+}
+
 }  // namespace
 
 Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, int threads) {
   // Measured on runs with release builds: attention reaches about 0.7 of the GEMM rate; reading and hashing about 1.5 GB/s;
-  // a clip search about 30 us a sampled row and side.
-  constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5;
+  // a clip search about 30 us a sampled row and side; coding 128 channels 120 us with a trellis and 20 us without.
+  constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5, kTrellisSeconds = 1.2e-4 / 128, kCodeSeconds = 2e-5 / 128;
   Prediction p;
   p.threads = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   p.gemm_gflops = measure_gemm_gflops(p.threads);
-  double flops = 0.0, bytes = 0.0, searched_rows = 0.0;
+  double flops = 0.0, bytes = 0.0, searched_rows = 0.0, coding_seconds = 0.0;
+  const double sample = std::min<double>(static_cast<double>(request.sample_tokens), static_cast<double>(dump.num_tokens()));
+  const double held_out = std::min<double>(static_cast<double>(request.held_out_tokens), static_cast<double>(dump.num_tokens()) / 3.0);
   for (const LayerEntry& entry : layers) {
     const LayerGeometry& g = entry.geometry;
     // Sequence lengths are not at hand without loading; equal ones are assumed.
@@ -82,14 +118,18 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
     bytes += static_cast<double>(dump.layer_bytes(entry.layer));
     for (const char side : {'k', 'v'}) {
       if (std::find(options.exact_layers.begin(), options.exact_layers.end(), entry.layer) != options.exact_layers.end()) continue;
-      p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, side == 'k' ? g.head_dim : g.v_head_dim);
-      if (options.side(side).bits != 16 && !options.side(side).clip)
-        searched_rows += g.num_kv_heads * std::min<double>(static_cast<double>(request.sample_tokens), static_cast<double>(dump.num_tokens()));
+      if (options.side(side).bits == 16) continue;
+      const int dim = side == 'k' ? g.head_dim : g.v_head_dim;
+      p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, dim);
+      if (!options.side(side).clip) searched_rows += g.num_kv_heads * sample;
+      const DecisionWork work = decision_work(options, side, g.num_kv_heads, dim, sample, held_out);
+      coding_seconds += work.coded_rows * dim * (options.side(side).coder == CoderKind::trellis ? kTrellisSeconds : kCodeSeconds);
+      flops += work.kmeans_flops;
     }
     p.artifact_bytes += manifest_bytes(g);
     p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, p.threads));
   }
-  p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + kSearchSeconds * searched_rows / p.threads;
+  p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + (kSearchSeconds * searched_rows + coding_seconds) / p.threads;
   p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // program, libraries and their buffers
   return p;
 }

@@ -125,9 +125,11 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
     if (layer.v) row["v"] = side_json(*layer.v, layer.geometry.v_head_dim, artifact.windows, context);
     layers.push_back(std::move(row));
   }
-  return {{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"method", artifact.calibration.method},
+  Json json = {{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"method", artifact.calibration.method},
           {"dump_hash", artifact.calibration.dump_hash}, {"tokens", artifact.calibration.tokens}, {"context", context},
           {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}}, {"layers", std::move(layers)}};
+  if (!artifact.calibration.budget.is_null()) json["budget"] = artifact.calibration.budget;
+  return json;
 }
 
 Json budget_json(const BudgetReport& r) {
@@ -138,9 +140,9 @@ Json budget_json(const BudgetReport& r) {
 std::string budget_text(const Json& b) {
   const bool nll = b.at("metric") == "nll";
   const double cost = b.at("cost"), gap = b.at("gap");
-  std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits, {:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
+  std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits,\n{:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
                                  b.at("unit").get<std::string>(), b.at("spent").get<double>(), b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
-  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {}; the choice is within {:.1f}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {};\nthe choice is within {:.1f}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
                       nll ? "nats a token" : "(relative output error)", 100.0 * gap);
   if (!nll) text += "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output error, which says little about which layer matters.\n";
   return text;
@@ -154,7 +156,7 @@ std::string ablation_table(const std::vector<AblationRow>& rows) {
                      i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
   }
   std::string text = format_table(table, "lrrrr");
-  return text + fmt::format("cost: {} on the held-out tokens, both sides of all layers; each line adds to the one above.\n",
+  return text + fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
                             rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
 }
 

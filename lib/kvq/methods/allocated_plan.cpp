@@ -73,6 +73,9 @@ class SidePlanner {
     plan.center = center_;
     plan.allocation = BitAllocation{.unit = any(Allocate::rope_block) ? "rope_block" : "channel", .score = score_name()};
     for (int h = 0; h < request_.heads(); ++h) add_head(plan, h, problem(h), budget);
+    const std::vector<std::uint8_t>& bits = plan.allocation->channel_bits;
+    if (std::all_of(bits.begin(), bits.end(), [](std::uint8_t b) { return b == 0; }))
+      throw Error{ErrorKind::usage, fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, side_, budget.row_bytes), "make the rows larger"};
     plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
     finish(plan, with_error);
     return plan;
@@ -126,7 +129,7 @@ class SidePlanner {
   std::vector<std::uint8_t> widths(const HeadProblem& p, const SideBudget& budget) const {
     const int per_unit = static_cast<int>(p.units.front().channels.size());
     if (budget.row_bytes > 0)
-      return byte_allocation(p.scores, {.row_bytes = budget.row_bytes, .scale_bytes = scale_bytes(options_.side(side_).scale_type), .index_bytes = 0,
+      return byte_allocation(p.scores, {.row_bytes = budget.row_bytes / kRowWord * kRowWord, .scale_bytes = scale_bytes(options_.side(side_).scale_type), .index_bytes = 0,
                                         .channels_per_block = per_unit, .min_bits = options_.min_bits, .max_bits = options_.max_bits},
                              law());
     const auto count = static_cast<int>(p.units.size());

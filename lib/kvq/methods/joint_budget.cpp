@@ -2,6 +2,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
+#include <kvq/plan/cache_layout.h>
 #include <kvq/solve/budget_search.h>
 #include <kvq/solve/output_error.h>
 #include <kvq/solve/spectral.h>
@@ -96,7 +97,8 @@ struct Unit {
 std::vector<double> bit_ladder(const Options& options, double around) {
   std::vector<double> ladder;
   for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0 ? 0.25 : bits < 5.0 ? 0.5 : 1.0)
-    if (bits >= around - 1.5 && bits <= around + 2.5) ladder.push_back(bits);
+    if (ladder.empty() ? bits >= around - 1.5 : bits <= around + 2.5) ladder.push_back(bits);
+  if (ladder.empty()) ladder.push_back(options.max_bits);
   if (options.min_bits == 0) ladder.insert(ladder.begin(), 0.5);
   return ladder;
 }
@@ -119,6 +121,11 @@ class Planner {
   }
 
  private:
+  static constexpr double kExactBytes = 2.0;  ///< of a channel in 16 bit
+
+  static double channels_of(const LayerStats& stats, char side) {
+    return static_cast<double>(side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim) * stats.geometry.num_kv_heads;
+  }
   bool joint() const { return options_.budget_bits || options_.budget_bytes; }
   bool by_rows() const { return options_.budget_bytes || options_.uniform_layout; }
 
@@ -130,7 +137,8 @@ class Planner {
       const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6 : *options_.budget_bytes / (2.0 * stats.geometry.num_kv_heads);
       const int least = round_up((dim * std::max(1, options_.min_bits) + 7) / 8 + scale_bytes(options_.side(side).scale_type), 4);
       const int step = std::max(4, dim / 32 / 4 * 4);
-      for (int bytes = least; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16; bytes += step) budgets.push_back({0.0, bytes});
+      budgets.push_back({0.0, least});  // if this alone is too large, search_budget() says so
+      for (int bytes = least + step; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16; bytes += step) budgets.push_back({0.0, bytes});
     } else {
       for (const double bits : bit_ladder(options_, around(options_))) budgets.push_back({bits, 0});
     }
@@ -189,6 +197,8 @@ class Planner {
       std::vector<char> sides{'k'};
       if (stats->has_values) sides.push_back('v');
       const bool all_exact = std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
+      for (const char side : sides)
+        if (stays_exact(options_, stats->layer, side)) exact_bytes_ += kExactBytes * channels_of(*stats, side);
       if (!all_exact) {
         const LayerJudge judge(*stats, options_);
         report_.metric = judge.has_curvature() ? "nll" : "relative_output";
@@ -197,7 +207,7 @@ class Planner {
           if (stays_exact(options_, stats->layer, side)) continue;
           Unit unit{.layer = i, .side = side, .budgets = ladder(*stats, side), .bases = {}, .changes = {}, .choices = {}, .bits = {}, .bytes = {}};
           try_ladder(*stats, judge, unit);
-          channels_ += static_cast<double>(side == 'k' ? stats->geometry.head_dim : stats->geometry.v_head_dim) * stats->geometry.num_kv_heads;
+          channels_ += channels_of(*stats, side);
           units_.push_back(std::move(unit));
         }
       }
@@ -209,7 +219,7 @@ class Planner {
   /// Total size that the budget allows, in the unit of Choice::size.
   double allowance() const {
     if (options_.budget_bits) return *options_.budget_bits * channels_;
-    return *options_.budget_bytes * static_cast<double>(source_.size());
+    return *options_.budget_bytes * static_cast<double>(source_.size()) - exact_bytes_;
   }
 
   std::vector<std::size_t> choose() {
@@ -217,10 +227,11 @@ class Planner {
     if (joint() && report_.metric == "nll") weigh_layers();
     if (joint()) {
       const BudgetResult found = search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
-      for (std::size_t u = 0; u < units_.size(); ++u) chosen[u] = options_.uniform_layout ? found.chosen[units_[u].side == 'k' ? 0 : 1] : found.chosen[u];
+      for (std::size_t u = 0; u < units_.size(); ++u)
+        chosen[u] = !options_.uniform_layout ? found.chosen[u] : units_[u].side == 'k' ? found.chosen.front() : found.chosen.back();
       report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
     }
-    double bits = 0.0, bytes = 0.0;
+    double bits = 0.0, bytes = exact_bytes_;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const OutputChange& change = units_[u].changes[chosen[u]];
       report_.cost += report_.metric == "nll" ? change.curved : change.squared;
@@ -257,7 +268,7 @@ class Planner {
     return all;
   }
 
-  /// All layers' keys as one unit, all layers' values as another: equal rows everywhere.
+  /// All layers' keys as one unit, all layers' values as another, where they are coded: equal rows everywhere.
   std::vector<std::vector<Choice>> summed_choices() const {
     std::vector<std::vector<Choice>> sums(2);
     for (const Unit& unit : units_) {
@@ -295,7 +306,8 @@ class Planner {
   const Options& options_;
   const LayerDone& done_;
   std::vector<Unit> units_;
-  double channels_ = 0.0;
+  double channels_ = 0.0;     ///< of all coded sides, a token
+  double exact_bytes_ = 0.0;  ///< of all sides that are not coded, a token
   BudgetReport report_;
 };
 
@@ -306,7 +318,11 @@ BudgetDecision decide_with_budget(const StatsSource& source, const Options& opti
 std::vector<AblationRow> ablate(const StatsSource& source, const Options& options) {
   // From Block-GTQ as its paper has it, at the same bits in every layer and side, one ingredient after the other.
   Options o = options;
-  const double bits = options.budget_bits.value_or(options.k.bits);
+  const double bits = options.budget_bits.value_or(2.0);
+  if (options.budget_bytes) {  // equal rows for all
+    const LayerGeometry& g = source.load(0)->geometry;
+    o.k.row_bytes = o.v.row_bytes = static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
+  }
   o.budget_bits = o.budget_bytes = std::nullopt;
   o.uniform_layout = o.choose_basis = o.coder_law = false;
   o.score = "qk_avg";

@@ -14,7 +14,7 @@ struct BudgetReport {
   double budget = 0.0;
   double spent = 0.0;
   double mean_bits = 0.0;   ///< code bits, average over all channels of the coded sides
-  double mean_bytes = 0.0;  ///< bytes of a token, average over layers
+  double mean_bytes = 0.0;  ///< bytes of a token, average over layers; exact sides and layers count two bytes a channel
   std::string metric;       ///< "nll" (nats a token, from the dump's output curvature) or "relative_output" (squared, a layer)
   double cost = 0.0;        ///< of the chosen plans, on the held-out tokens: sum over layers and sides
   double gap = 0.0;         ///< at most this much better, relatively, is any other choice of the same candidates (Lagrangian bound)

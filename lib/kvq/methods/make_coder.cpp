@@ -16,6 +16,13 @@ CodebookCoder codebook_coder(const SideOptions& side, int bits, int group_size) 
   return {.bits = bits, .group_size = group_size, .rule = side.rule, .scale_type = side.scale_type, .per_head = false, .fitted = side.fitted, .tables = {}};
 }
 
+UniformCoder symmetric_coder(const SideOptions& side, int bits, int group_size, ScaleRule rule) {
+  return {.bits = bits, .group_size = group_size, .levels = UniformLevels::symmetric, .rule = rule, .scale_type = side.scale_type};
+}
+
+/// The rule of the symmetric codes that stand where a trellis coder has no trellis (packing.md (d)).
+ScaleRule rule_without_trellis(ScaleRule rule) { return rule == ScaleRule::least_squares ? rule : ScaleRule::norm; }
+
 /// Channels of a run of one width, cut into groups.
 struct Run {
   int width, first, count, group;
@@ -97,9 +104,7 @@ Coder make_coder(const Options& options, char which, int group) {
   }
   // One bit has no trellis that gains anything: symmetric codes are that trellis without memory.
   const auto taps = trellis_taps(bits, options.memory, group);
-  const ScaleRule plain = side.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm;
-  if (taps.empty())
-    return UniformCoder{.bits = bits, .group_size = group, .levels = UniformLevels::symmetric, .rule = plain, .scale_type = side.scale_type};
+  if (taps.empty()) return symmetric_coder(side, bits, group, rule_without_trellis(side.rule));
   return TrellisCoder{.bits = bits, .group_size = group, .rule = side.rule, .scale_type = side.scale_type, .taps = taps};
 }
 
@@ -107,11 +112,11 @@ Coder make_mixed_coder(const Options& options, char which, const BitAllocation& 
   const int largest = *std::max_element(allocation.channel_bits.begin(), allocation.channel_bits.end());
   const SideOptions& side = options.side(which);
   if (side.coder == CoderKind::codebook) return codebook_coder(side, largest, 0);
-  if (side.coder == CoderKind::symmetric)
-    return UniformCoder{.bits = largest, .group_size = 0, .levels = UniformLevels::symmetric, .rule = side.rule, .scale_type = side.scale_type};
+  if (side.coder == CoderKind::symmetric) return symmetric_coder(side, largest, 0, side.rule);
   TrellisCoder coder{.bits = largest, .group_size = 0, .rule = side.rule, .scale_type = side.scale_type, .taps = {}};
   for (int bits = 1; bits <= largest; ++bits)
     for (TrellisTaps& taps : trellis_taps(bits, options.memory, shortest_run(allocation, bits, dim))) coder.taps.push_back(std::move(taps));
+  if (coder.taps.empty()) return symmetric_coder(side, largest, 0, rule_without_trellis(side.rule));
   return coder;
 }
 

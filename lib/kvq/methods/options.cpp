@@ -41,6 +41,9 @@ void check_side(const SideOptions& side, char name) {
   if (side.allocate != Allocate::none && side.group_size != 0)
     throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
   if (side.kmeans < 0 || side.kmeans > 4096) throw Error{ErrorKind::usage, fmt::format("--kmeans: expected 1 to 4096, found {}", side.kmeans)};
+  if (side.kmeans > 0 && side.allocate != Allocate::none)
+    throw Error{ErrorKind::usage, fmt::format("--kmeans of {}: residual codes of mixed widths are not built", name == 'k' ? "keys" : "values"),
+                "use it with one width for all channels; --center goes with mixed widths"};
   if (side.kmeans > 0 && side.center) throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre", "--kmeans 1 is --center"};
   if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
     throw Error{ErrorKind::usage, fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name, *side.clip)};
@@ -97,8 +100,12 @@ void check_options(const Options& options) {
   check_side(options.v, 'v');
   if (options.windows.sink_tokens < 0 || options.windows.recent_tokens < 0)
     throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
-  if (options.min_bits < 0 || options.max_bits > 8 || options.min_bits > options.max_bits)
-    throw Error{ErrorKind::usage, fmt::format("--min-bits and --max-bits: expected 0 <= min <= max <= 8, found {} and {}", options.min_bits, options.max_bits)};
+  if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))
+    throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides", "use a method without --budget-bits, --budget-bytes and --joint"};
+  if (options.hessian != "none" && !options.k.hadamard && !options.v.hadamard)
+    throw Error{ErrorKind::usage, "--hessian rotates the sides that --hadamard names, and it names none"};
+  if (options.min_bits < 0 || options.max_bits < 1 || options.max_bits > 8 || options.min_bits > options.max_bits)
+    throw Error{ErrorKind::usage, fmt::format("--min-bits and --max-bits: expected 0 <= min <= max, and max from 1 to 8, found {} and {}", options.min_bits, options.max_bits)};
   if (options.memory < 1 || options.memory > 3) throw Error{ErrorKind::usage, fmt::format("--memory: expected 1 to 3, found {}", options.memory)};
   if (options.kmeans_restarts < 1 || options.kmeans_restarts > 100)
     throw Error{ErrorKind::usage, fmt::format("--kmeans-restarts: expected 1 to 100, found {}", options.kmeans_restarts)};

@@ -80,9 +80,12 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
 EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);
   EntryResult result;
+  TensorPlan unclipped = plan;
+  if (scale_rule(plan.coder) == ScaleRule::minmax) unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
+  const RowCodec plain_codec(unclipped, h, request.dim());
   for (const std::size_t member : request.members(h)) {
     const RotatedData plain = rotate(request.data[member], {}, {});
-    result.plain_cost += coding_cost(plain, request.coder, 1.0);
+    result.plain_cost += coding_cost(plain, plain_codec);
     result.energy += energy(plain);
   }
   const auto* uniform = std::get_if<UniformCoder>(&request.coder);

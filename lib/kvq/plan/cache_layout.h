@@ -54,8 +54,10 @@ constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, 
   return layout;
 }
 
+constexpr int kRowWord = 4;
+
 /// All heads of a layer have rows of the size that the largest needs, in words of 4 bytes.
-constexpr int common_row_bytes(int largest) { return round_up(largest, 4); }
+constexpr int common_row_bytes(int largest) { return round_up(largest, kRowWord); }
 
 /// What one layer's coded tokens take.
 struct CacheLayout {
