@@ -17,7 +17,7 @@ NEEDS = {
     "compute": ["codec"],
     "stats": ["compute", "dump", "container", "artifact"],
     "solve": ["compute"],
-    "eval": ["compute", "dump"],
+    "eval": ["solve", "dump"],
     "methods": ["solve", "stats"],
 }
 

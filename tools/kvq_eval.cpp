@@ -8,6 +8,7 @@
 #include <kvq/core/text.h>
 #include <kvq/dump/dump_file.h>
 #include <kvq/eval/rope_logit_error.h>
+#include <kvq/eval/scheme.h>
 
 #include <fmt/format.h>
 
@@ -21,7 +22,7 @@ namespace kvq {
 namespace {
 
 struct EvalFlags {
-  std::vector<std::string> dumps, artifacts;
+  std::vector<std::string> dumps, artifacts, schemes;
   std::string metric = "rope-logit-mae";
   std::string layers;
   std::int64_t pairs = 2048, seed = 0;
@@ -29,14 +30,18 @@ struct EvalFlags {
   bool json = false, quiet = false;
 };
 
-/// An artifact to compare; errors are relative to the first.
+/// An artifact or a scheme to compare; errors are relative to the first.
 struct Candidate {
   std::string name;  ///< column header
   std::string path;
-  Artifact artifact;
+  std::optional<Artifact> artifact;
+  std::optional<Scheme> scheme;
   const LayerPlan* find(int layer) const {
-    const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& plan) { return plan.layer == layer; });
-    return it == artifact.layers.end() ? nullptr : &*it;
+    const auto it = std::find_if(artifact->layers.begin(), artifact->layers.end(), [&](const LayerPlan& plan) { return plan.layer == layer; });
+    return it == artifact->layers.end() ? nullptr : &*it;
+  }
+  std::unique_ptr<StoredSide> keys(const LayerGeometry& geometry, int layer, std::uint64_t seed) const {
+    return scheme ? scheme->of_layer(geometry, layer, seed).k : stored_by_plan(find(layer)->k, geometry.head_dim, artifact->windows);
   }
 };
 
@@ -44,6 +49,7 @@ struct Candidate {
 struct LayerResult {
   int layer = 0;
   std::vector<RopeLogitMae> mae;
+  std::vector<double> code_bits;  ///< of a key element
 };
 
 /// One candidate over all layers.
@@ -62,18 +68,25 @@ struct Metric {
 const Metric& find_metric(const std::string& name);
 std::string metric_list();
 
+std::string scheme_list() {
+  std::string text;
+  for (const SchemeFamily& family : scheme_families()) text += fmt::format("\n  {:<19} {}", family.pattern, family.summary);
+  return text;
+}
+
 void add_flags(CLI::App& app, EvalFlags& f) {
   app.description(
       "Measures on a held-out dump what calibration artifacts do to attention, layer by layer.\n\n"
       "  kvq-eval --model heldout.h5 a.safetensors                  the error of one\n"
       "  kvq-eval --model heldout.h5 a.safetensors b.safetensors    and how b changes it; negative is less error\n"
       "  kvq-eval --model heldout.h5 a.safetensors --json           everything, also by KV head");
-  app.footer("Metrics:" + metric_list() +
+  app.footer("Schemes (<b>: 1 to 8 bits; the suffix -k leaves values exact):" + scheme_list() + "\n\nMetrics:" + metric_list() +
              "\n\nrope-logit-mae is Block-GTQ's (Appendix B.3): the mean of |q^T R_D (k - k_hat)| over KV heads, their query heads,\n"
              "pairs of tokens and 50 offsets D from -1024 to 1024, q and k before RoPE. These are raw logits, without the\n"
              "softmax scale, as in the paper. Keys only; every key counts as coded, also those that windows keep exact.");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
-  app.add_option("artifacts", f.artifacts, "artifact files; later ones are compared with the first")->required();
+  app.add_option("artifacts,--artifact", f.artifacts, "artifact files; later ones, and schemes, are compared with the first");
+  app.add_option("--scheme", f.schemes, "built-in scheme to compare with, see below; may be given several times")->allow_extra_args(false);
   app.add_option("-m,--model", f.dumps, "held-out dump (formats/dump.md); may be given several times")->required()->allow_extra_args(false);
   app.add_option("--metric", f.metric, "what to measure, see below")->capture_default_str();
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
@@ -98,18 +111,20 @@ std::vector<int> choose_layers(const ModelGeometry& model, const std::string& te
 }
 
 /// Named by their file stems, or by their paths where two stems are equal.
-std::vector<Candidate> load_candidates(const std::vector<std::string>& paths) {
+std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes) {
+  if (paths.empty() && schemes.empty()) throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
   const auto stem = [](const std::string& path) { return std::filesystem::path(path).stem().string(); };
   std::vector<Candidate> candidates;
   for (const std::string& path : paths) {
     const bool unique = std::count_if(paths.begin(), paths.end(), [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
-    candidates.push_back({unique ? stem(path) : path, path, load_artifact(path)});
+    candidates.push_back({unique ? stem(path) : path, path, load_artifact(path), {}});
   }
+  for (const std::string& name : schemes) candidates.push_back({name, {}, {}, find_scheme(name)});
   return candidates;
 }
 
 [[noreturn]] void refuse(const Candidate& candidate, const std::string& what, const std::string& hint = {}) {
-  throw Error{ErrorKind::check_failed, fmt::format("{}: {}", candidate.path, what), hint};
+  throw Error{ErrorKind::bad_input, fmt::format("{}: {}", candidate.path, what), hint};
 }
 
 template <typename T>
@@ -131,9 +146,9 @@ void check_geometry(const Candidate& candidate, int layer, const LayerGeometry& 
     expect_same(candidate, layer, fmt::format("rope_inv_freq[{}]", j).c_str(), a.rope.inv_freq[j], d.rope.inv_freq[j]);
 }
 
-/// @throws Error{check_failed} for the first thing that shows that the artifact was not made for the dump's model
+/// @throws Error{bad_input} for the first thing that shows that the artifact was not made for the dump's model
 void check_model(const Candidate& candidate, const ModelGeometry& model, const std::vector<int>& layers) {
-  const ModelGeometry& own = candidate.artifact.model;
+  const ModelGeometry& own = candidate.artifact->model;
   if (!own.fingerprint.empty() && !model.fingerprint.empty() && own.fingerprint != model.fingerprint)
     refuse(candidate, fmt::format("of another model ({}, fingerprint {}; the dump: {}, {})", printable(own.name, 40), printable(own.fingerprint, 12),
                                   printable(model.name, 40), printable(model.fingerprint, 12)));
@@ -153,10 +168,13 @@ std::vector<LayerResult> measure(const Dump& dump, const std::vector<int>& layer
   for (const int layer : layers) {
     const auto say = [&] { progress.update(done, fmt::format("layer {} ({}/{})", layer, results.size() + 1, layers.size())); };
     say();
-    const RopeLogitError error(dump.load_layer(layer), {.pairs = flags.pairs, .seed = static_cast<std::uint64_t>(flags.seed)});
-    LayerResult result{layer, {}};
+    const LayerActivations activations = dump.load_layer(layer);
+    const RopeLogitError error(activations, {.pairs = flags.pairs, .seed = static_cast<std::uint64_t>(flags.seed)});
+    LayerResult result{layer, {}, {}};
     for (const Candidate& candidate : candidates) {
-      result.mae.push_back(error.of_plan(candidate.find(layer)->k));
+      const auto keys = candidate.keys(activations.geometry, layer, static_cast<std::uint64_t>(flags.seed));
+      result.mae.push_back(error.of_stored(activations, *keys));
+      result.code_bits.push_back(keys->code_bits());
       done += 1.0;
       say();
     }
@@ -175,7 +193,7 @@ std::vector<Summary> summarise(const std::vector<LayerResult>& results, const st
     Summary summary;
     for (const LayerResult& result : results) {
       summary.mean += result.mae[c].mean;
-      summary.code_bits += mean_code_bits(candidates[c].find(result.layer)->k);
+      summary.code_bits += result.code_bits[c];
       summary.wins += result.mae[c].mean < result.mae[0].mean ? 1 : 0;
     }
     summary.mean /= layers;
@@ -238,8 +256,8 @@ Json layers_json(const std::vector<LayerResult>& results) {
 Json artifacts_json(const std::vector<Candidate>& candidates, const std::vector<Summary>& summaries, std::size_t layers) {
   Json artifacts = Json::array();
   for (std::size_t c = 0; c < candidates.size(); ++c) {
-    Json entry = {{"name", candidates[c].name}, {"path", candidates[c].path}, {"method", candidates[c].artifact.calibration.method},
-                  {"key_code_bits", summaries[c].code_bits}, {"mean", summaries[c].mean}};
+    Json entry = {{"name", candidates[c].name}, {"key_code_bits", summaries[c].code_bits}, {"mean", summaries[c].mean}};
+    if (candidates[c].artifact) entry.update({{"path", candidates[c].path}, {"method", candidates[c].artifact->calibration.method}});
     if (c > 0) entry.update({{"change", change_json(summaries[c].change)}, {"wins", summaries[c].wins}, {"layers", layers}});
     artifacts.push_back(entry);
   }
@@ -259,8 +277,9 @@ int rope_logit_mae(const EvalFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   const std::vector<int> layers = choose_layers(dump.model(), flags.layers);
-  const std::vector<Candidate> candidates = load_candidates(flags.artifacts);
-  for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), layers);
+  const std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
+  for (const Candidate& candidate : candidates)
+    if (candidate.artifact) check_model(candidate, dump.model(), layers);
   const std::vector<LayerResult> results = measure(dump, layers, candidates, flags);
   const std::vector<Summary> summaries = summarise(results, candidates);
   if (flags.json)

@@ -25,6 +25,9 @@ HELP = [
     ("inspect_help", "kvq-inspect --help", 0),
     ("inspect_version", "kvq-inspect --version", 0),
     ("inspect_no_arguments", "kvq-inspect", USAGE),
+    ("eval_help", "kvq-eval --help", 0),
+    ("eval_version", "kvq-eval --version", 0),
+    ("eval_no_arguments", "kvq-eval", USAGE),
 ]
 
 RESULTS = [
@@ -81,6 +84,9 @@ NUMBERS = [
     ("inspect_layer_negative", "kvq-inspect artifact.safetensors --layer -1", USAGE),
     ("inspect_layer_out_of_range", "kvq-inspect artifact.safetensors --layer 2", USAGE),
     ("inspect_page_size", "kvq-inspect artifact.safetensors --page-size 0", USAGE),
+    ("eval_nothing", "kvq-eval --model dump.h5", USAGE),
+    ("eval_unknown_scheme", "kvq-eval --model dump.h5 --scheme kivi-9", USAGE),
+    ("eval_unknown_metric", "kvq-eval --model dump.h5 --scheme kivi --metric kl", USAGE),
 ]
 
 CONTRADICTIONS = [

@@ -1,6 +1,5 @@
 #include <kvq/eval/rope_logit_error.h>
 
-#include <kvq/codec/codec.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/rope.h>
@@ -103,19 +102,26 @@ std::vector<float> RopeLogitError::turned_back(std::vector<float> rows, std::int
   return rows;
 }
 
-RopeLogitMae RopeLogitError::of_plan(const TensorPlan& plan) const {
-  const std::size_t d = static_cast<std::size_t>(geometry_.head_dim), heads = static_cast<std::size_t>(geometry_.num_kv_heads);
-  std::vector<float> error(k_.size());
-  for_pieces(static_cast<std::int64_t>(pairs_.size()), [&](std::int64_t first, std::int64_t count) {
-    // All heads of a few tokens at a time: centroids may be shared by the heads of a token.
-    const std::size_t size = static_cast<std::size_t>(count) * d;
-    const auto start = [&](std::size_t head) { return (head * pairs_.size() + static_cast<std::size_t>(first)) * d; };
-    std::vector<float> rows(heads * size);
-    for (std::size_t h = 0; h < heads; ++h) std::copy_n(k_.data() + start(h), size, rows.data() + h * size);
-    reconstruct_heads(plan, geometry_.num_kv_heads, rows, geometry_.head_dim);
-    for (std::size_t h = 0; h < heads; ++h)
-      for (std::size_t i = 0; i < size; ++i) error[start(h) + i] = k_[start(h) + i] - rows[h * size + i];
-  });
+RopeLogitMae RopeLogitError::of_stored(const LayerActivations& layer, const StoredSide& keys) const {
+  const auto d = static_cast<std::size_t>(geometry_.head_dim);
+  std::vector<std::size_t> by_key(pairs_.size());
+  std::iota(by_key.begin(), by_key.end(), std::size_t{0});
+  std::sort(by_key.begin(), by_key.end(), [&](std::size_t a, std::size_t b) { return pairs_[a].key < pairs_[b].key; });
+  std::vector<float> error(k_.size()), rows;
+  for (int head = 0; head < geometry_.num_kv_heads; ++head) {
+    const std::size_t start = static_cast<std::size_t>(head) * pairs_.size() * d;
+    auto pair = by_key.begin();
+    for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
+      const std::int64_t first = layer.cu_seqlens[s], end = layer.cu_seqlens[s + 1];
+      rows.resize(static_cast<std::size_t>(end - first) * d);
+      layer.k.load_head(head, first, end - first, rows.data());
+      keys.restore(layer.k, first, head, rows);
+      for (; pair != by_key.end() && pairs_[*pair].key < end; ++pair) {
+        const float* restored = rows.data() + static_cast<std::size_t>(pairs_[*pair].key - first) * d;
+        for (std::size_t j = 0; j < d; ++j) error[start + *pair * d + j] = k_[start + *pair * d + j] - restored[j];
+      }
+    }
+  }
   return of_error(error);
 }
 

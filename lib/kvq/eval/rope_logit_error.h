@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/dump/dump_file.h>
-#include <kvq/plan/layer_plan.h>
+#include <kvq/eval/stored_side.h>
 
 #include <cstdint>
 #include <span>
@@ -51,8 +51,8 @@ class RopeLogitError {
  public:
   RopeLogitError(const LayerActivations& layer, const RopeLogitRequest& request);
 
-  /// Error of keys stored by `plan`, a valid plan of this layer's keys. @throws Error{numerical}
-  RopeLogitMae of_plan(const TensorPlan& plan) const;
+  /// Error of the layer's keys as they are stored, each sequence from its beginning. @throws Error{numerical}
+  RopeLogitMae of_stored(const LayerActivations& layer, const StoredSide& keys) const;
   /// Error of any other keys. @param error  [Hkv, P, D] k - k_hat after RoPE, in the order of keys()
   RopeLogitMae of_error(std::span<const float> error) const;
 

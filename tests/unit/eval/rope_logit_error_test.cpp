@@ -227,6 +227,14 @@ TEST_CASE("Without RoPE the offsets do not matter", "[eval]") {
   REQUIRE(error.of_error(e).mean == Approx(sum / (4.0 * static_cast<double>(count))).epsilon(1e-9));
 }
 
+namespace {
+
+RopeLogitMae of_plan(const RopeLogitError& error, const LayerActivations& layer, const TensorPlan& plan) {
+  return error.of_stored(layer, *stored_by_plan(plan, layer.geometry.head_dim, {}));
+}
+
+}  // namespace
+
 TEST_CASE("A plan's error is that of the rows the codec gives back", "[eval]") {
   const LayerActivations layer = layer_of(layouts()[2], {101, 53});
   const RopeLogitError error(layer, {.pairs = 131});
@@ -240,7 +248,7 @@ TEST_CASE("A plan's error is that of the rows the codec gives back", "[eval]") {
   std::vector<float> rows(error.keys().begin(), error.keys().end()), difference(rows.size());
   reconstruct_heads(plan, 2, rows, 16);
   for (std::size_t i = 0; i < rows.size(); ++i) difference[i] = error.keys()[i] - rows[i];
-  const RopeLogitMae found = error.of_plan(plan), expected = error.of_error(difference);
+  const RopeLogitMae found = of_plan(error, layer, plan), expected = error.of_error(difference);
   REQUIRE(found.mean > 0.0);
   REQUIRE(found.mean == expected.mean);
   REQUIRE(found.kv_head == expected.kv_head);
@@ -262,13 +270,13 @@ TEST_CASE("Exact keys leave nothing but their rounding to bfloat16", "[eval]") {
   const TensorPlan exact;
   LayerActivations layer = layer_of(layouts()[0]);
   const RopeLogitError error(layer, {});
-  const double largest = error.of_plan(uniform_plan(8, 16, 2)).mean, found = error.of_plan(exact).mean;
+  const double largest = of_plan(error, layer, uniform_plan(8, 16, 2)).mean, found = of_plan(error, layer, exact).mean;
   REQUIRE(found > 0.0);
   REQUIRE(found < largest);
 
   LayerActivations narrow = test::make_layer({.dtype = DType::bf16});
   narrow.geometry.rope = layer.geometry.rope;
-  REQUIRE(RopeLogitError(narrow, {}).of_plan(exact).mean == 0.0);
+  REQUIRE(of_plan(RopeLogitError(narrow, {}), narrow, exact).mean == 0.0);
 }
 
 TEST_CASE("More bits leave less error, and threads change nothing", "[eval]") {
@@ -278,7 +286,7 @@ TEST_CASE("More bits leave less error, and threads change nothing", "[eval]") {
     const TensorPlan plan = uniform_plan(bits, 16, 2);
     const auto measured = [&](int threads) {
       const ThreadLimit limit(threads);
-      return RopeLogitError(layer, {}).of_plan(plan).kv_head;
+      return of_plan(RopeLogitError(layer, {}), layer, plan).kv_head;
     };
     const std::vector<double> one = measured(1);
     REQUIRE(measured(3) == one);

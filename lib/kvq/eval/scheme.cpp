@@ -1,0 +1,180 @@
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/eval/kivi.h>
+#include <kvq/eval/scheme.h>
+#include <kvq/eval/turboquant_qjl.h>
+#include <kvq/solve/sphere_codebook.h>
+#include <kvq/solve/structured.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace kvq {
+
+namespace {
+
+/// Who asks for the storage of a side.
+struct Place {
+  const LayerGeometry& geometry;
+  int layer;
+  char side;
+  std::uint64_t seed;
+  int dim() const { return side == 'k' ? geometry.head_dim : geometry.v_head_dim; }
+  /// Random numbers of heads and sides are kept apart.
+  int stream(int head) const { return 2 * head + (side == 'v' ? 1 : 0); }
+};
+using MakeSide = std::unique_ptr<StoredSide> (*)(const Place&, int bits);
+
+/// A plan that needs no data, and its storage.
+class PlannedSide : public StoredSide {
+ public:
+  PlannedSide(TensorPlan plan, int dim) : plan_(std::move(plan)), stored_(stored_by_plan(plan_, dim, {})) {}
+  void restore(const ActivationTensor& tensor, std::int64_t first, int kv_head, std::span<float> rows) const override {
+    stored_->restore(tensor, first, kv_head, rows);
+  }
+  double effective_bits(std::int64_t context) const override { return stored_->effective_bits(context); }
+  double code_bits() const override { return stored_->code_bits(); }
+
+ private:
+  TensorPlan plan_;
+  std::unique_ptr<StoredSide> stored_;
+};
+
+std::unique_ptr<StoredSide> planned(const Place& place, TensorPlan plan) {
+  plan.rotation.scope = Scope::layer;
+  if (scale_rule(plan.coder) == ScaleRule::minmax && !std::holds_alternative<ExactCoder>(plan.coder)) plan.clip_ratio = {1.0};
+  validate(plan, place.geometry, place.layer, place.side);
+  return std::make_unique<PlannedSide>(std::move(plan), place.dim());
+}
+
+UniformCoder affine(const Place& place, int bits) { return {.bits = bits, .group_size = place.dim()}; }
+
+Rotation hadamard(const Place& place, int largest) {
+  return {.kind = RotationKind::block_hadamard, .order = std::min(largest, hadamard_order(place.dim())), .recipe = "H"};
+}
+
+std::unique_ptr<StoredSide> bf16(const Place& place, int) { return planned(place, {}); }
+
+std::unique_ptr<StoredSide> naive(const Place& place, int bits) { return planned(place, {.coder = affine(place, bits)}); }
+
+std::unique_ptr<StoredSide> quarot(const Place& place, int bits) {
+  return planned(place, {.rotation = hadamard(place, place.dim()), .coder = affine(place, bits)});
+}
+
+std::unique_ptr<StoredSide> saw_int4(const Place& place, int) {
+  if (place.side == 'v') return naive(place, 4);
+  return planned(place, {.rotation = hadamard(place, 128), .coder = affine(place, 4)});
+}
+
+std::unique_ptr<StoredSide> symmetric_norm(const Place& place, int bits) {
+  const UniformCoder coder{.bits = bits, .group_size = place.dim(), .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  return planned(place, {.rotation = hadamard(place, place.dim()), .coder = coder});
+}
+
+std::unique_ptr<StoredSide> tq_mse(const Place& place, int bits) {
+  const ScalarCodebook& sphere = sphere_codebook(bits, place.dim());
+  CodebookCoder coder{.bits = bits, .group_size = place.dim()};
+  coder.tables[bits].assign(sphere.entries.begin(), sphere.entries.end());
+  const std::vector<double> matrix = haar_matrix(place.dim(), place.seed, place.layer, place.stream(0));
+  Rotation rotation{.kind = RotationKind::dense, .recipe = "Haar"};
+  rotation.matrix.assign(matrix.begin(), matrix.end());
+  return planned(place, {.rotation = std::move(rotation), .coder = std::move(coder)});
+}
+
+/// TurboQuant's pair: its product codes for keys; values are averaged, not multiplied, and take the codes of least error.
+class QjlSide : public StoredSide {
+ public:
+  QjlSide(const Place& place, int bits) : dim_(place.dim()), bits_(bits) {
+    for (int h = 0; h < place.geometry.num_kv_heads; ++h) heads_.emplace_back(dim_, bits, place.seed, place.layer, place.stream(h));
+  }
+  void restore(const ActivationTensor&, std::int64_t, int kv_head, std::span<float> rows) const override {
+    constexpr std::size_t kRowsPerTask = 64;
+    const std::size_t step = kRowsPerTask * static_cast<std::size_t>(dim_), tasks = (rows.size() + step - 1) / step;
+    parallel_for(static_cast<std::int64_t>(tasks), [&](std::int64_t task) {
+      const std::size_t begin = static_cast<std::size_t>(task) * step;
+      heads_[static_cast<std::size_t>(kv_head)].reconstruct(rows.subspan(begin, std::min(step, rows.size() - begin)));
+    });
+  }
+  double effective_bits(std::int64_t) const override { return TurboQuantQjl::effective_bits(dim_, bits_); }
+  double code_bits() const override { return bits_; }
+
+ private:
+  int dim_, bits_;
+  std::vector<TurboQuantQjl> heads_;
+};
+
+std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, int bits) {
+  if (place.side == 'v') return tq_mse(place, bits);
+  return std::make_unique<QjlSide>(place, bits);
+}
+
+std::unique_ptr<StoredSide> kivi(const Place& place, int bits) {
+  return place.side == 'k' ? kivi_keys(place.dim(), bits) : kivi_values(place.dim(), bits);
+}
+
+std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, int bits) {
+  return place.side == 'k' ? kivi_scale_only_keys(place.dim(), bits) : tq_mse(place, bits);
+}
+
+struct Family {
+  SchemeFamily described;
+  MakeSide make;
+  int fixed_bits = 0;    ///< 0: in the name
+  int default_bits = 0;  ///< where the name leaves them out; 0: it must not
+};
+
+/// A new scheme is one row.
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {
+      {{"bf16", "rows in bfloat16"}, bf16, 16},
+      {{"naive-int<b>", "affine codes, one scale and minimum a row"}, naive},
+      {{"quarot-int<b>", "the same after a Hadamard rotation of the head"}, quarot},
+      {{"saw-int4", "INT4, keys in Hadamard blocks of at most 128 channels"}, saw_int4, 4},
+      {{"symmetric-norm-<b>", "Hadamard, symmetric codes whose scale keeps the norm"}, symmetric_norm},
+      {{"tq-mse-<b>", "TurboQuant-MSE: Haar, Lloyd-Max codes, norm kept"}, tq_mse},
+      {{"turboquant-qjl-<b>", "keys: TurboQuant with a QJL bit; values: tq-mse-<b>"}, turboquant_qjl, 0, 2},
+      {{"kivi-<b>", "keys by channel in 32 tokens, values by token in 32 channels, 32 recent exact"}, kivi, 0, 2},
+      {{"kivi-scale-only-<b>", "Block-GTQ's KIVI without buffer: scales of the 32 tokens before"}, kivi_scale_only, 0, 2}};
+  return all;
+}
+
+/// Bits that `name` has where the pattern has <b>, nothing if it is another name.
+std::optional<int> match(const Family& family, std::string_view name) {
+  const std::string_view pattern = family.described.pattern;
+  if (family.fixed_bits > 0) return name == pattern ? std::optional(family.fixed_bits) : std::nullopt;
+  const std::string_view stem = pattern.substr(0, pattern.size() - 3);
+  if (family.default_bits > 0 && name.size() + 1 == stem.size() && stem.starts_with(name)) return family.default_bits;
+  if (name.size() != stem.size() + 1 || !name.starts_with(stem)) return std::nullopt;
+  const int bits = name.back() - '0';
+  return bits >= 1 && bits <= 8 ? std::optional(bits) : std::nullopt;
+}
+
+}  // namespace
+
+const std::vector<SchemeFamily>& scheme_families() {
+  static const std::vector<SchemeFamily> described = [] {
+    std::vector<SchemeFamily> rows;
+    for (const Family& family : families()) rows.push_back(family.described);
+    return rows;
+  }();
+  return described;
+}
+
+Scheme find_scheme(std::string_view name) {
+  const bool keys_only = name.ends_with("-k");
+  const std::string_view stem = keys_only ? name.substr(0, name.size() - 2) : name;
+  std::string names;
+  for (const Family& family : families()) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", family.described.pattern);
+    const std::optional<int> bits = match(family, stem);
+    if (!bits) continue;
+    return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer, std::uint64_t seed) {
+              StoredLayer stored{make({geometry, layer, 'k', seed}, bits), nullptr};
+              if (geometry.v_head_dim > 0 && !keys_only) stored.v = make({geometry, layer, 'v', seed}, bits);
+              return stored;
+            }};
+  }
+  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name), fmt::format("choose one of {}; <b> is 1 to 8, the suffix -k codes keys only", names)};
+}
+
+}  // namespace kvq
