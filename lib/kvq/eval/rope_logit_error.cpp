@@ -26,18 +26,12 @@ void for_pieces(std::int64_t total, const Body& body) {
   });
 }
 
-/// Rows of one side of the pairs, widened: [H, P, D].
-std::vector<float> gather(const ActivationTensor& tensor, const std::vector<TokenPair>& pairs, std::int64_t TokenPair::*token) {
-  const std::size_t d = static_cast<std::size_t>(tensor.dim), count = pairs.size();
-  std::vector<float> rows(static_cast<std::size_t>(tensor.heads) * count * d);
-  parallel_for(tensor.heads, [&](std::int64_t head) {
-    float* out = rows.data() + static_cast<std::size_t>(head) * count * d;
-    for (const TokenPair& pair : pairs) {
-      tensor.load_head(static_cast<int>(head), pair.*token, 1, out);
-      out += d;
-    }
-  });
-  return rows;
+/// One head's rows of one side of the pairs, widened: [P, D].
+void gather(const ActivationTensor& tensor, int head, const std::vector<TokenPair>& pairs, std::int64_t TokenPair::*token, float* out) {
+  for (const TokenPair& pair : pairs) {
+    tensor.load_head(head, pair.*token, 1, out);
+    out += tensor.dim;
+  }
 }
 
 double dot(const RopeBlock& block, const float* a, const float* b) {
@@ -74,10 +68,13 @@ std::vector<double> rope_offsets() {
 }
 
 RopeLogitError::RopeLogitError(const LayerActivations& layer, const RopeLogitRequest& request)
-    : geometry_(layer.geometry), rotation_(layer.geometry.rope), pairs_(choose_pairs(layer.k.tokens, request)), positions_(layer.positions) {
+    : layer_(layer), geometry_(layer.geometry), rotation_(layer.geometry.rope), pairs_(choose_pairs(layer.k.tokens, request)) {
   rotation_.attention_factor = 1.0;
-  k_ = gather(layer.k, pairs_, &TokenPair::key);
-  q_ = turned_back(gather(layer.q, pairs_, &TokenPair::query), &TokenPair::query);
+  const std::size_t head_size = pairs_.size() * static_cast<std::size_t>(geometry_.head_dim);
+  k_.resize(static_cast<std::size_t>(geometry_.num_kv_heads) * head_size);
+  parallel_for(geometry_.num_kv_heads, [&](std::int64_t head) {
+    gather(layer.k, static_cast<int>(head), pairs_, &TokenPair::key, k_.data() + static_cast<std::size_t>(head) * head_size);
+  });
   still_ = rope_blocks(geometry_);
   const auto turning = still_.begin() + (rotation_.layout == RopeLayout::none ? 0 : rotation_.dim / 2);
   rotary_.assign(still_.begin(), turning);
@@ -95,14 +92,14 @@ std::vector<float> RopeLogitError::turned_back(std::vector<float> rows, std::int
   for_pieces(static_cast<std::int64_t>(pairs_.size()), [&](std::int64_t first, std::int64_t count) {
     Rotator rotator(rotation_);
     for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(first + count); ++i) {
-      rotator.set_position(-positions_[static_cast<std::size_t>(pairs_[i].*token)]);
+      rotator.set_position(-layer_.positions[static_cast<std::size_t>(pairs_[i].*token)]);
       for (std::size_t at = i * d; at < rows.size(); at += head_size) rotator.apply(rows.data() + at);
     }
   });
   return rows;
 }
 
-RopeLogitMae RopeLogitError::of_stored(const LayerActivations& layer, const StoredSide& keys) const {
+RopeLogitMae RopeLogitError::of_stored(const StoredSide& keys) const {
   const auto d = static_cast<std::size_t>(geometry_.head_dim);
   std::vector<std::size_t> by_key(pairs_.size());
   std::iota(by_key.begin(), by_key.end(), std::size_t{0});
@@ -111,11 +108,11 @@ RopeLogitMae RopeLogitError::of_stored(const LayerActivations& layer, const Stor
   for (int head = 0; head < geometry_.num_kv_heads; ++head) {
     const std::size_t start = static_cast<std::size_t>(head) * pairs_.size() * d;
     auto pair = by_key.begin();
-    for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
-      const std::int64_t first = layer.cu_seqlens[s], end = layer.cu_seqlens[s + 1];
+    for (std::size_t s = 0; s + 1 < layer_.cu_seqlens.size(); ++s) {
+      const std::int64_t first = layer_.cu_seqlens[s], end = layer_.cu_seqlens[s + 1];
       rows.resize(static_cast<std::size_t>(end - first) * d);
-      layer.k.load_head(head, first, end - first, rows.data());
-      keys.restore(layer.k, first, head, rows);
+      layer_.k.load_head(head, first, end - first, rows.data());
+      keys.restore(layer_.k, first, head, rows);
       for (; pair != by_key.end() && pairs_[*pair].key < end; ++pair) {
         const float* restored = rows.data() + static_cast<std::size_t>(pairs_[*pair].key - first) * d;
         for (std::size_t j = 0; j < d; ++j) error[start + *pair * d + j] = k_[start + *pair * d + j] - restored[j];
@@ -142,7 +139,10 @@ RopeLogitMae RopeLogitError::of_error(std::span<const float> error) const {
 
 double RopeLogitError::mae_of_head(int q_head, std::span<const float> error) const {
   const auto d = static_cast<std::size_t>(geometry_.head_dim);
-  const float* q = q_.data() + static_cast<std::size_t>(q_head) * pairs_.size() * d;
+  std::vector<float> rows(pairs_.size() * d);
+  gather(layer_.q, q_head, pairs_, &TokenPair::query, rows.data());
+  rows = turned_back(std::move(rows), &TokenPair::query);
+  const float* q = rows.data();
   const float* e = error.data() + static_cast<std::size_t>(q_head / geometry_.queries_per_kv_head()) * pairs_.size() * d;
   double sum = 0.0;
   for (std::size_t i = 0; i < pairs_.size(); ++i, q += d, e += d) {

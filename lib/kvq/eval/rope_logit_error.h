@@ -46,13 +46,14 @@ struct RopeLogitMae {
 /// An attention factor (YaRN) stays in q and k - k_hat, hence squared in the rotary part of the logit, as in the model.
 /// Every key counts as coded: windows of exact tokens are left out of the measure.
 ///
-/// Reads what it needs of the layer at once; then measures any number of plans. Results do not depend on threads.
+/// Measures any number of ways to store the layer, which has to outlive it. Results do not depend on threads.
 class RopeLogitError {
  public:
   RopeLogitError(const LayerActivations& layer, const RopeLogitRequest& request);
+  RopeLogitError(LayerActivations&&, const RopeLogitRequest&) = delete;
 
   /// Error of the layer's keys as they are stored, each sequence from its beginning. @throws Error{numerical}
-  RopeLogitMae of_stored(const LayerActivations& layer, const StoredSide& keys) const;
+  RopeLogitMae of_stored(const StoredSide& keys) const;
   /// Error of any other keys. @param error  [Hkv, P, D] k - k_hat after RoPE, in the order of keys()
   RopeLogitMae of_error(std::span<const float> error) const;
 
@@ -63,11 +64,11 @@ class RopeLogitError {
   std::vector<float> turned_back(std::vector<float> rows, std::int64_t TokenPair::*token) const;
   double mae_of_head(int q_head, std::span<const float> error) const;
 
-  LayerGeometry geometry_;
+  const LayerActivations& layer_;
+  const LayerGeometry& geometry_;
   RopeStyle rotation_;                          ///< of the layer, without attention factor
   std::vector<TokenPair> pairs_;                ///< [P]
-  std::vector<std::int64_t> positions_;         ///< [T]
-  std::vector<float> q_, k_;                    ///< [Hq, P, D] before RoPE, [Hkv, P, D] after RoPE
+  std::vector<float> k_;                        ///< [Hkv, P, D] after RoPE
   std::vector<RopeBlock> rotary_, still_;       ///< blocks that R_D turns, and the others
   std::vector<double> cos_, sin_;               ///< [rotary blocks, offsets]
 };

@@ -11,11 +11,6 @@
 
 namespace kvq {
 
-/// One layer under a scheme; a missing side is exact (16 bit).
-struct StoredLayer {
-  std::unique_ptr<StoredSide> k, v;
-};
-
 /// A way to store keys and values that needs no calibration, to compare with.
 struct Scheme {
   std::string name;

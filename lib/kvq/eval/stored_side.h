@@ -35,6 +35,11 @@ class StoredSide {
   virtual double code_bits() const = 0;
 };
 
+/// One layer; a missing side is exact (16 bit).
+struct StoredLayer {
+  std::unique_ptr<StoredSide> k, v;
+};
+
 /// Rows stored by a plan, which has to outlive the result.
 std::unique_ptr<StoredSide> stored_by_plan(const TensorPlan& plan, int dim, const Windows& windows);
 

@@ -230,7 +230,7 @@ TEST_CASE("Without RoPE the offsets do not matter", "[eval]") {
 namespace {
 
 RopeLogitMae of_plan(const RopeLogitError& error, const LayerActivations& layer, const TensorPlan& plan) {
-  return error.of_stored(layer, *stored_by_plan(plan, layer.geometry.head_dim, {}));
+  return error.of_stored(*stored_by_plan(plan, layer.geometry.head_dim, {}));
 }
 
 }  // namespace

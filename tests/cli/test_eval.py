@@ -1,4 +1,4 @@
-"""kvq-eval's RoPE-logit MAE (Block-GTQ, Appendix B.3): the paper's order of methods, numpy's numbers, refusals."""
+"""kvq-eval: RoPE-logit MAE (Block-GTQ, Appendix B.3) as numpy finds it and in the paper's order of methods, tables, JSON, refusals."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,25 @@ def artifacts(sample, tmp_path_factory) -> dict[tuple[str, int], Path]:
 
 
 def evaluate(*flags: object) -> dict:
-    return json.loads(succeed("kvq-eval", "--json", *flags).stdout)
+    """A document that the schema allows."""
+    document = json.loads(succeed("kvq-eval", "--json", *flags).stdout)
+    pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/eval.schema.json").read_text()))
+    return document
+
+
+BY_ROPE = ("--metric", "rope_logit_mae")
+
+
+def mae_of(document: dict, scheme: int, layer: int) -> float:
+    return document["schemes"][scheme]["layers"][layer]["rope_logit_mae"]
+
+
+def heads_of(document: dict, scheme: int, layer: int) -> list[float]:
+    return [head["rope_logit_mae"] for head in document["schemes"][scheme]["layers"][layer]["heads"]]
+
+
+def comparison(document: dict, scheme: str, metric: str) -> dict:
+    return next(own for own in document["comparisons"] if (own["scheme"], own["metric"]) == (scheme, metric))
 
 
 def refusal(*flags: object) -> tuple[int, str]:
@@ -45,13 +63,14 @@ def refusal(*flags: object) -> tuple[int, str]:
 @pytest.mark.parametrize("bits", [2, 3])
 def test_block_gtq_beats_tq_mse_in_every_layer(held_out, artifacts, bits):
     """Tables 1 and 11 of the paper: at 2 and 3 bits of a key element, on every layer of every model."""
-    document = evaluate("--model", held_out, *(artifacts[method, bits] for method in METHODS))
-    own, other = document["artifacts"][1], document["artifacts"][0]
-    assert (own["wins"], own["layers"]) == (6, 6)
-    assert own["key_code_bits"] == other["key_code_bits"] == bits, "no more bits than the other"
-    assert -0.5 < own["change"] < -0.1
-    for layer in document["layers"]:
-        assert all(b < a for a, b in zip(*(result["kv_head"] for result in layer["results"]), strict=True))
+    document = evaluate("--model", held_out, *BY_ROPE, *(artifacts[method, bits] for method in METHODS))
+    other, own = document["schemes"]
+    against = comparison(document, own["name"], "rope_logit_mae")
+    assert (against["wins"], against["losses"], against["layers"]) == (6, 0, 6)
+    assert own["k_code_bits"] == other["k_code_bits"] == bits, "no more bits than the other"
+    assert -0.5 < against["interval"][0] < against["change"] < against["interval"][1] < -0.1
+    for layer in range(6):
+        assert all(b < a for a, b in zip(heads_of(document, 0, layer), heads_of(document, 1, layer), strict=True))
 
 
 def rotated(x: np.ndarray, positions: np.ndarray, attributes: dict, inv_freq: np.ndarray, factor: float) -> np.ndarray:
@@ -95,63 +114,115 @@ def test_numpy_finds_the_same_error(make_dump, tmp_path, layout):
     dump = make_dump(tokens=101, head_dim=48, capture="pre_rope", seed=5, **layout)
     for method, pairs in (("plain", 101), ("oscar", 60)):
         artifact = calibrate(dump, tmp_path / method, "--method", method, "--bits", 2, "--group-size", 0)
-        document = evaluate("--model", dump, "--pairs", pairs, artifact)
-        assert document["pairs"] == pairs
-        for layer in document["layers"]:
-            expected = reference(dump, artifact, layer["layer"], pairs)
-            np.testing.assert_allclose(layer["results"][0]["kv_head"], expected, rtol=1e-5)
-            assert layer["results"][0]["mae"] == pytest.approx(expected.mean(), rel=1e-5)
+        document = evaluate("--model", dump, "--pairs", pairs, *BY_ROPE, artifact)
+        assert document["settings"]["pairs"] == pairs
+        for place, layer in enumerate(document["schemes"][0]["layers"]):
+            expected = reference(dump, artifact, layer["index"], pairs)
+            np.testing.assert_allclose(heads_of(document, 0, place), expected, rtol=1e-5)
+            assert layer["rope_logit_mae"] == pytest.approx(expected.mean(), rel=1e-5)
 
 
 def test_without_rope_there_is_an_error_as_well(make_dump, tmp_path):
     dump = make_dump(tokens=64, head_dim=32, rope="none")
     few, many = (calibrate(dump, tmp_path / f"{bits}", "--method", "plain", "--bits", bits) for bits in (2, 4))
     document = evaluate("--model", dump, few, many)
-    assert document["artifacts"][1]["wins"] == 2
+    assert comparison(document, "4", "rope_logit_mae")["wins"] == 2
 
 
 def test_layers_without_values_are_measured(make_dump, tmp_path):
     dump = make_dump(tokens=64, head_dim=32, kind="mla_rope", kv_heads=1)
     artifact = calibrate(dump, tmp_path / "out", "--method", "plain")
-    assert evaluate("--model", dump, artifact)["artifacts"][0]["mean"] > 0
+    mean = evaluate("--model", dump, "--no-windows", artifact)["schemes"][0]["mean"]
+    assert mean["rope_logit_mae"] > 0 and mean["attention_kl"]["mean"] > 0
+    assert not mean.keys() & {"v_rel_mse", "sv_rel_mse", "output_rel_mse"}
 
 
 # What it prints
 
-def test_table(held_out, artifacts):
+def shown(x: float) -> str:
+    return f"{x:.4f}" if x >= 0.001 else f"{x:.1e}"
+
+
+def test_layer_table(held_out, artifacts):
     paths = [artifacts["tq-mse", 2], artifacts["block-gtq", 2], artifacts["block-gtq", 3]]
-    document = evaluate("--model", held_out, *paths)
-    result = succeed("kvq-eval", "--model", held_out, *paths)
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert result.stderr == ""
+    document = evaluate("--model", held_out, *BY_ROPE, *paths)
+    result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, *paths)
+    title, *lines = result.stdout.splitlines()
+    rows = [line.split() for line in lines]
+    assert result.stderr == "" and title.startswith("rope_logit_mae: ")
     assert rows[0] == ["layer", "tq-mse-2", "block-gtq-2", "change", "block-gtq-3", "change"]
-    for row, layer in zip(rows[1:7], document["layers"], strict=True):
-        a, b, c = layer["results"]
-        assert row == [str(layer["layer"]), f"{a['mae']:.4f}", f"{b['mae']:.4f}", f"{b['mae'] / a['mae'] - 1:+.1%}",
-                       f"{c['mae']:.4f}", f"{c['mae'] / a['mae'] - 1:+.1%}"]
-        assert c["change"] == pytest.approx(c["mae"] / a["mae"] - 1)
-    means = [np.mean([layer["results"][i]["mae"] for layer in document["layers"]]) for i in range(3)]
-    assert [entry["mean"] for entry in document["artifacts"]] == pytest.approx(means)
-    assert rows[7] == ["mean", f"{means[0]:.4f}", f"{means[1]:.4f}", f"{means[1] / means[0] - 1:+.1%}", f"{means[2]:.4f}",
+    for layer in range(6):
+        a, b, c = (mae_of(document, scheme, layer) for scheme in range(3))
+        assert rows[1 + layer] == [str(layer), shown(a), shown(b), f"{b / a - 1:+.1%}", shown(c), f"{c / a - 1:+.1%}"]
+    means = [np.mean([mae_of(document, scheme, layer) for layer in range(6)]) for scheme in range(3)]
+    assert [entry["mean"]["rope_logit_mae"] for entry in document["schemes"]] == pytest.approx(means)
+    assert rows[7] == ["mean", shown(means[0]), shown(means[1]), f"{means[1] / means[0] - 1:+.1%}", shown(means[2]),
                        f"{means[2] / means[0] - 1:+.1%}"]
     assert rows[8] == ["bits", "2.00", "2.00", "3.00"]
-    assert result.stdout.splitlines()[9:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2",
-                                              "block-gtq-3 wins 6/6 layers against tq-mse-2"]
+    assert lines[9:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2", "block-gtq-3 wins 6/6 layers against tq-mse-2"]
+
+
+def test_wide_layer_tables_are_cut_into_blocks(held_out):
+    """80 columns; the first candidate stands in every block."""
+    schemes = [f"tq-mse-{bits}" for bits in range(1, 9)]
+    flags = [word for name in schemes for word in ("--scheme", name)]
+    lines = succeed("kvq-eval", "--model", held_out, *BY_ROPE, *flags).stdout.splitlines()
+    heads = [line.split() for line in lines if line.startswith("layer")]
+    assert len(heads) > 1 and all(len(line) <= 80 for line in lines[1:])
+    assert [name for head in heads for name in head[2:] if name != "change"] == schemes[1:]
+    assert all(head[:2] == ["layer", "tq-mse-1"] for head in heads)
+
+
+def test_summary(held_out, artifacts):
+    """All tables fit 80 columns and say what the document says."""
+    flags = ("--model", held_out, artifacts["tq-mse", 2], artifacts["block-gtq", 2], "--scheme", "kivi-2", "--by-context")
+    document = evaluate(*flags)
+    lines = succeed("kvq-eval", *flags).stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    rows = {line.split()[0]: line.split() for line in reversed(lines) if line}
+    for scheme in document["schemes"]:
+        mean = scheme["mean"]
+        assert rows[scheme["name"]][:7] == [scheme["name"], f"{scheme['effective_bits']:.2f}", *(
+            shown(mean[name]) for name in ("k_rel_mse", "v_rel_mse", "logit_rel_mse", "sv_rel_mse", "output_rel_mse"))]
+        kl = next(line.split() for line in lines[lines.index("") + 2:] if line.startswith(scheme["name"]))
+        assert kl[1:6] == [shown(mean["attention_kl"][name]) for name in ("mean", "median", "p95", "p99", "max")]
+    text = " ".join(lines)
+    for name in ("block-gtq-2", "kivi-2"):
+        own = comparison(document, name, "output_rel_mse")
+        assert f"{own['change']:+.1%} [{own['interval'][0]:+.1%}, {own['interval'][1]:+.1%}]" in text
+    assert [bucket["first"] for bucket in document["schemes"][0]["layers"][0]["buckets"]] == [0, 64]
+    assert rows["0+"][1] == str(3 * 64 * 8) and rows["64+"][1] == str((447 - 3 * 64) * 8)
 
 
 def test_json_is_one_document(held_out, artifacts):
-    document = evaluate("--model", held_out, *(artifacts[method, 2] for method in METHODS))
-    assert document.keys() == {"schema_version", "tool", "metric", "model", "dumps", "tokens", "pairs", "seed", "offsets",
-                               "artifacts", "layers"}
-    assert (document["schema_version"], document["metric"]) == ("1.0", "rope-logit-mae")
-    assert (document["tokens"], document["pairs"]) == (447, 447), "a query token has one pair"
-    assert document["offsets"] == pytest.approx(np.linspace(-1024, 1024, 50))
-    assert [entry["method"] for entry in document["artifacts"]] == list(METHODS)
+    document = evaluate("--model", held_out, "--layers", "2,4", *(artifacts[method, 2] for method in METHODS))
+    assert document.keys() == {"schema_version", "tool", "dump", "settings", "schemes", "comparisons"}
+    assert document["dump"]["tokens"] == 447 and document["dump"]["sequences"] == 3
+    assert document["settings"]["pairs"] == 447, "a query token has one pair"
+    assert document["settings"]["rope_offsets"] == pytest.approx(np.linspace(-1024, 1024, 50))
+    assert [entry["method"] for entry in document["schemes"]] == list(METHODS)
+    fixed = {"index", "k_rel_mse", "v_rel_mse", "logit_rel_mse", "rope_logit_mae", "sv_rel_mse", "attention_kl", "top10_overlap",
+             "output_rel_mse"}
+    for scheme in document["schemes"]:
+        assert [layer["index"] for layer in scheme["layers"]] == [2, 4]
+        assert all(fixed <= layer.keys() for layer in scheme["layers"])
+
+
+def test_windows(sample, held_out, tmp_path):
+    """A window as long as every sequence leaves nothing to code; --no-windows codes all of it."""
+    windowed, bare = (calibrate(sample, tmp_path / name, "--method", "plain", "--recent-tokens", tokens) for name, tokens in (("w", 149), ("b", 0)))
+    inside, outside, plain = (evaluate("--model", held_out, *flags)["schemes"][0]["mean"]
+                              for flags in ((windowed,), ("--no-windows", windowed), (bare,)))
+    assert inside["attention_kl"]["max"] == inside["output_rel_mse"] == inside["k_rel_mse"] == 0 and inside["top10_overlap"] == 1
+    assert outside == plain and plain["attention_kl"]["mean"] > 0
+    assert "--no-windows" in succeed("kvq-eval", "--model", held_out, windowed).stdout.splitlines()[-1]
+    partly = evaluate("--model", held_out, calibrate(sample, tmp_path / "p", "--method", "plain", "--sink-tokens", 8, "--recent-tokens", 32))
+    assert 0 < partly["schemes"][0]["mean"]["attention_kl"]["mean"] < plain["attention_kl"]["mean"]
 
 
 def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
-    result = succeed("kvq-eval", "--model", held_out, good, bad, good)
+    result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, good, bad, good)
     # Three files, two with the same stem: columns are then named by path.
     assert result.stdout.splitlines()[-2:] == [f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", good)]
 
@@ -161,21 +232,21 @@ def test_threads_change_nothing_and_a_seed_does(held_out, artifacts):
     one, two, other = (succeed("kvq-eval", *flags, *more).stdout
                        for more in (("--threads", 1), ("--threads", 3), ("--seed", 1)))
     assert one == two
-    mean, other_mean = (json.loads(text)["artifacts"][0]["mean"] for text in (one, other))
+    mean, other_mean = (json.loads(text)["schemes"][0]["mean"]["rope_logit_mae"] for text in (one, other))
     assert mean != other_mean and mean == pytest.approx(other_mean, rel=0.1)
 
 
 def test_some_layers(held_out, sample, artifacts, tmp_path):
     some = calibrate(sample, tmp_path / "some.safetensors", "--method", "tq-mse", "--layers", "1,3")
     document = evaluate("--model", held_out, "--layers", "1,3", some, artifacts["block-gtq", 2])
-    assert [layer["layer"] for layer in document["layers"]] == [1, 3]
+    assert [layer["index"] for layer in document["schemes"][0]["layers"]] == [1, 3]
     code, message = refusal("--model", held_out, some)
     assert code == INPUT and message == f"{some}: has no layer 0, but the dump has"
 
 
 def test_several_dumps(held_out, sample, artifacts):
     document = evaluate("--model", held_out, "--model", sample, artifacts["block-gtq", 2])
-    assert document["tokens"] == 2 * 447
+    assert document["dump"]["tokens"] == 2 * 447
 
 
 # What it refuses
@@ -187,7 +258,7 @@ def test_artifact_of_another_model(held_out, artifacts, tmp_path):
     assert code == INPUT
     assert message.startswith(f"{artifact}: of another model (kvq-tiny, fingerprint 948642df26e0...; the dump: kvq-tiny, abab")
     unknown = edited(held_out, tmp_path / "unknown.h5", lambda file: file.attrs.pop("model_fingerprint"))
-    assert evaluate("--model", unknown, artifact)["model"]["fingerprint"] == "", "nothing to compare with"
+    assert evaluate("--model", unknown, artifact)["dump"]["fingerprint"] == "", "nothing to compare with"
 
 
 def shift_frequency(file: h5py.File) -> None:

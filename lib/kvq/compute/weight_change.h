@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+/// What a change of the logits does to a row of softmax weights, without differences of nearly equal numbers: with p the exact
+/// weights, delta the change of the logits and x = delta - sum p delta, the new weights are p' = p exp(x) / Z, and
+///     KL(p || p') = log Z = log(1 + sum p (exp(x) - 1 - x)).
+namespace kvq {
+
+double sum_of(const float* row, std::int64_t count);
+double sum_of_squares(const float* row, std::int64_t count);
+double dot_product(const float* a, const float* b, std::int64_t count);
+
+/// KL(p || p') in nats. @param p  [count] weights, sum near 1
+/// @param delta  [count] change of the logits; becomes p' - p. A row whose x passes 60 is computed in double, slowly.
+double change_weights(const float* p, float* delta, std::int64_t count);
+
+}  // namespace kvq

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <kvq/eval/attention_error.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvq {
+
+/// One KV head's rows of all tokens: exact, and what a scheme changes.
+struct ExactRows {
+  std::vector<float> k, v;  ///< [T, D], [T, Dv]; v is empty for a layer without values
+};
+struct StoredRows {
+  std::vector<float> k_change;          ///< [T, D] k^ - k, 0 for sink tokens; empty if keys are exact
+  std::vector<float> v_change, v;       ///< [T, Dv] v^ - v, and v^
+  ExactTokens k_exact, v_exact;
+};
+
+/// A block of queries of one query head: tokens [first, first + count) of the sequence [begin, end).
+struct QueryBlock {
+  std::int64_t begin = 0, first = 0, count = 0;
+  int q_head = 0;
+};
+
+/// Attention of one block, exact and stored. One object for each thread; its memory is used again.
+class AttentionBlock {
+ public:
+  static constexpr std::int64_t kQueries = 64;
+
+  explicit AttentionBlock(const LayerGeometry& geometry) : geometry_(geometry) {}
+
+  /// Exact logits, weights and outputs.
+  /// @param q  [count, D]
+  void look(const QueryBlock& block, std::span<const float> q, const ExactRows& rows);
+  /// Adds what the stored rows change; outputs() of look() and change() stay valid until the next call.
+  /// @param curvature   [Dv, Dv] of the query head, or empty
+  /// @param divergence  [count] KL of each query
+  void compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature, AttentionSums& sums, std::span<float> divergence);
+
+  std::span<const float> outputs() const { return o_; }        ///< [count, Dv]
+  std::span<const float> change() const { return o_change_; }  ///< [count, Dv]
+
+ private:
+  static constexpr std::size_t kTop = 10;
+  using Places = std::array<std::int64_t, kTop>;
+
+  std::int64_t position(std::int64_t row) const { return block_.first - block_.begin + row; }
+  std::int64_t visible_begin(std::int64_t row) const;  ///< in columns
+  std::int64_t visible_end(std::int64_t row) const;
+  /// Columns below this are stored for query `row`.
+  std::int64_t stored_end(const ExactTokens& exact, std::int64_t row) const;
+  std::int64_t all_stored_end(const ExactTokens& exact) const;
+  Places top_places(const float* row, std::int64_t count) const;
+
+  void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
+  void change_outputs(const ExactRows& rows, const StoredRows& stored);
+  void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values, std::vector<float>& out) const;
+  const std::vector<float>& masked(const std::vector<float>& weights, const ExactTokens& exact, std::int64_t from, std::int64_t to);
+
+  const LayerGeometry& geometry_;
+  QueryBlock block_;
+  std::span<const float> q_;
+  std::int64_t key_begin_ = 0, keys_ = 0;  ///< first token that a column stands for, and columns
+  std::vector<float> s_, p_, d_;           ///< [count, keys] logits, weights, change of logits and then of weights
+  std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_;
+  std::vector<Places> top_;
+};
+
+}  // namespace kvq

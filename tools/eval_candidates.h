@@ -1,0 +1,31 @@
+#pragma once
+
+#include <kvq/artifact/artifact.h>
+#include <kvq/eval/scheme.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// An artifact or a scheme to measure.
+struct Candidate {
+  std::string name;  ///< for tables
+  std::string path;  ///< of an artifact's file, or empty
+  std::optional<Artifact> artifact;
+  std::optional<Scheme> scheme;
+
+  /// How it keeps a layer; lives as long as the candidate. The layer is in the artifact, see check_model().
+  StoredLayer of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed) const;
+};
+
+/// Artifacts, named by their file stems, or by their paths where two stems are equal; then schemes.
+/// @throws Error{usage} if there is nothing to measure
+std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes);
+
+/// @throws Error{bad_input} for the first thing that shows that the artifact was not made for the dump's model
+void check_model(const Candidate& candidate, const ModelGeometry& model, const std::vector<int>& layers);
+
+}  // namespace kvq

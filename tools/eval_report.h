@@ -1,0 +1,22 @@
+#pragma once
+
+#include "eval_results.h"
+
+#include <kvq/container/json.h>
+
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// Means over layers: errors, the distribution of KL, and every candidate against the first.
+std::string summary_tables(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons);
+/// One metric layer by layer; the first candidate stands in every block of columns.
+std::string layer_table(Metric metric, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
+/// One metric by the context that queries have before them.
+std::string context_table(Metric metric, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
+
+/// formats/eval.schema.json without `tool` and `dump`.
+Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons);
+
+}  // namespace kvq
