@@ -1,6 +1,7 @@
 #include "calibrate_collect.h"
 
 #include <kvq/core/error.h>
+#include <kvq/dump/keep_tokens.h>
 
 #include <algorithm>
 #include <chrono>
@@ -85,7 +86,7 @@ class Meter {
 
 }  // namespace
 
-StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const fs::path& folder,
+StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const TokenRange& tokens, const fs::path& folder,
                            bool resume, bool quiet) {
   std::error_code failed;
   if (!resume) fs::remove_all(folder, failed);
@@ -95,7 +96,7 @@ StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& laye
   StatsOrigin origin;
   origin.header = header_of(dump, request);
   origin.header.model.layers = layers;
-  const std::vector<std::int64_t> one_sequence{0, dump.num_tokens()};
+  const std::vector<std::int64_t> one_sequence{0, tokens.count};
   double total = 0.0, done = 0.0;
   for (const LayerEntry& entry : layers) total += collect_flops(entry.geometry, one_sequence, restrict_to_layer(request, entry));
   Progress progress(total, quiet);
@@ -106,18 +107,19 @@ StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& laye
     const fs::path path = folder / fmt::format("layer-{:04d}.safetensors", entry.layer);
     const StatsRequest layer_request = restrict_to_layer(request, entry);
     const double work = collect_flops(entry.geometry, one_sequence, layer_request);
-    const LayerActivations activations = dump.load_layer(entry.layer);
+    LayerActivations activations = dump.load_layer(entry.layer);
+    keep_tokens(activations, tokens.first, tokens.count);
     std::shared_ptr<const LayerStats> last;
     if (!resume || !is_valid_shard(path, activations, origin.header, layer_request)) {
       auto stats = std::make_shared<const LayerStats>(collect(activations, layer_request, [&](std::int64_t rows, std::int64_t all) {
         const double part = static_cast<double>(rows) / static_cast<double>(all);
-        meter.show(i, entry.layer, done, work, part, (static_cast<double>(i) + part) * static_cast<double>(dump.num_tokens()));
+        meter.show(i, entry.layer, done, work, part, (static_cast<double>(i) + part) * static_cast<double>(tokens.count));
       }));
       save_stats(origin.header, std::span(stats.get(), 1), path);
       if (i + 1 == layers.size()) last = std::move(stats);  // memory holds one layer anyway
     }
     done += work;
-    meter.show(i, entry.layer, done, 0.0, 0.0, static_cast<double>(i + 1) * static_cast<double>(dump.num_tokens()));
+    meter.show(i, entry.layer, done, 0.0, 0.0, static_cast<double>(i + 1) * static_cast<double>(tokens.count));
     const auto sequences = static_cast<std::int64_t>(activations.cu_seqlens.size()) - 1;
     origin.entries.push_back({path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last)});
   }

@@ -5,6 +5,7 @@
 #include <kvq/dump/dump_file.h>
 #include <kvq/methods/method.h>
 #include <kvq/stats/collect.h>
+#include <kvq/stats/held_out.h>
 #include <kvq/stats/stats_file.h>
 
 #include <filesystem>
@@ -37,7 +38,7 @@ std::vector<LayerEntry> choose_layers(const ModelGeometry& model, const std::vec
 /// Collects each layer into `<folder>/layer-NNNN.safetensors`, one at a time, atomically. With `resume`, a shard that holds
 /// what this run would collect (same dump data by hash, seed, sample and moments) is kept; anything else is collected anew.
 /// @return  shards in layer order
-StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
+StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const TokenRange& tokens,
                            const std::filesystem::path& folder, bool resume, bool quiet);
 
 /// Layers of a statistics file.

@@ -140,6 +140,10 @@ void refuse_overwriting(const CalibrateFlags& f) {
   refuse("--output", f.output, f.dumps.empty() ? "the file that --stats reads" : "the file that --stats writes");
 }
 
+void refuse_without_dump(const CalibrateFlags& f) {
+  if (f.dumps.empty() && (f.num_tokens || f.first_token > 0)) throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
+}
+
 /// A flag that the method would ignore is a mistake that nobody would see in the result.
 void refuse_foreign_flags(const CalibrateFlags& f) {
   struct Rule {
@@ -195,6 +199,8 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--stats", f.stats, "with --model: write the collected statistics here; without: decide from them")->group(in);
   app.add_option("--merge-stats", f.merge_stats, "join statistics files into --stats FILE")->expected(1, -1)->group(in);
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7")->group(in);
+  app.add_option("--first-token", f.first_token, "start at this token of the dump")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))->capture_default_str()->group(in);
+  app.add_option("--num-tokens", f.num_tokens, "use this many tokens [all that follow]")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))->group(in);
   app.add_flag("--resume", f.resume, "continue an interrupted run: layers already collected are taken from <output>.parts")->group(in);
   app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
 
@@ -344,6 +350,7 @@ Options resolve_options(const CalibrateFlags& f) {
   refuse_foreign_flags(f);
   check_ranges(f);
   refuse_overwriting(f);
+  refuse_without_dump(f);
   options.seed = static_cast<std::uint64_t>(f.seed);
   apply_coder(f, f.coder_k, "--coder-k", options.k);
   apply_coder(f, f.coder_v, "--coder-v", options.v);

@@ -26,7 +26,8 @@ struct CalibrateFlags {
   std::vector<std::string> collect;
   bool uniform_layout = false, joint = false, random_signs = false, resume = false, dry_run = false, json = false, quiet = false, report_rotations = false, report_ablation = false, held_out_given = false;
   int threads = 0;
-  std::int64_t seed = 0;
+  std::int64_t seed = 0, first_token = 0;
+  std::optional<std::int64_t> num_tokens;
   std::int64_t sample_tokens = 2048, context = 32768, held_out_tokens = 1024;
 };
 

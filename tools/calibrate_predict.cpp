@@ -74,9 +74,9 @@ double side_bytes(const Options& options, char side, int heads, int dim) {
 double manifest_bytes(const LayerGeometry& geometry) { return 1600.0 + 22.0 * static_cast<double>(geometry.rope.inv_freq.size()); }
 
 /// The largest working set of one layer: raw rows, one head group widened, panels of S, the layer's statistics.
-double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest& request, int threads) {
+double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest& request, std::int64_t num_tokens, int threads) {
   const LayerGeometry& g = entry.geometry;
-  const auto tokens = static_cast<double>(dump.num_tokens());
+  const auto tokens = static_cast<double>(num_tokens);
   const double group = 4.0 * tokens * ((g.queries_per_kv_head() + 1) * g.head_dim + g.v_head_dim);
   const double panels = threads * 4.0 * 128.0 * tokens;
   const double sample = std::min<double>(static_cast<double>(request.sample_tokens), tokens) *
@@ -99,7 +99,7 @@ DecisionWork decision_work(const Options& options, char side, int heads, int dim
 
 }  // namespace
 
-Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, int threads) {
+Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, std::int64_t tokens, int threads) {
   // Measured on runs with release builds: attention reaches about 0.7 of the GEMM rate; reading and hashing about 1.5 GB/s;
   // a clip search about 30 us a sampled row and side; coding 128 channels 120 us with a trellis and 20 us without.
   constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5, kTrellisSeconds = 1.2e-4 / 128, kCodeSeconds = 2e-5 / 128;
@@ -107,13 +107,13 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
   p.threads = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   p.gemm_gflops = measure_gemm_gflops(p.threads);
   double flops = 0.0, bytes = 0.0, searched_rows = 0.0, coding_seconds = 0.0;
-  const double sample = std::min<double>(static_cast<double>(request.sample_tokens), static_cast<double>(dump.num_tokens()));
-  const double held_out = std::min<double>(static_cast<double>(request.held_out_tokens), static_cast<double>(dump.num_tokens()) / 3.0);
+  const double sample = std::min<double>(static_cast<double>(request.sample_tokens), static_cast<double>(tokens));
+  const double held_out = std::min<double>(static_cast<double>(request.held_out_tokens), static_cast<double>(tokens) / 3.0);
   for (const LayerEntry& entry : layers) {
     const LayerGeometry& g = entry.geometry;
     // Sequence lengths are not at hand without loading; equal ones are assumed.
     std::vector<std::int64_t> borders;
-    for (std::int64_t s = 0; s <= dump.num_sequences(); ++s) borders.push_back(dump.num_tokens() * s / dump.num_sequences());
+    for (std::int64_t s = 0; s <= dump.num_sequences(); ++s) borders.push_back(tokens * s / dump.num_sequences());
     flops += collect_flops(g, borders, restrict_to_layer(request, entry));
     bytes += static_cast<double>(dump.layer_bytes(entry.layer));
     for (const char side : {'k', 'v'}) {
@@ -127,7 +127,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
       flops += work.kmeans_flops;
     }
     p.artifact_bytes += manifest_bytes(g);
-    p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, p.threads));
+    p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, tokens, p.threads));
   }
   p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + (kSearchSeconds * searched_rows + coding_seconds) / p.threads;
   p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // program, libraries and their buffers

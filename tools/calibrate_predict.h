@@ -14,6 +14,6 @@ struct Prediction {
   double peak_bytes = 0.0;
   double artifact_bytes = 0.0;
 };
-Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, int threads);
+Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, std::int64_t tokens, int threads);
 
 }  // namespace kvq

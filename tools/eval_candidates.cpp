@@ -42,12 +42,13 @@ void check_geometry(const Candidate& candidate, int layer, const LayerGeometry& 
 
 }  // namespace
 
-StoredLayer Candidate::of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed) const {
+StoredLayer Candidate::of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows) const {
   if (scheme) return scheme->of_layer(geometry, layer, seed);
   const LayerPlan* plan = find_layer(*artifact, layer);
   KVQ_ASSERT(plan != nullptr);
-  StoredLayer stored{stored_by_plan(plan->k, geometry.head_dim, artifact->windows), nullptr};
-  if (plan->v) stored.v = stored_by_plan(*plan->v, geometry.v_head_dim, artifact->windows);
+  const Windows windows = with_windows ? artifact->windows : Windows{};
+  StoredLayer stored{stored_by_plan(plan->k, geometry.head_dim, windows), nullptr};
+  if (plan->v) stored.v = stored_by_plan(*plan->v, geometry.v_head_dim, windows);
   return stored;
 }
 
@@ -57,9 +58,11 @@ std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, co
   std::vector<Candidate> candidates;
   for (const std::string& path : paths) {
     const bool unique = std::count_if(paths.begin(), paths.end(), [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
-    candidates.push_back({unique ? stem(path) : path, path, load_artifact(path), {}});
+    Artifact artifact = load_artifact(path);
+    std::string method = artifact.calibration.method;
+    candidates.push_back({.name = unique ? stem(path) : path, .path = path, .method = std::move(method), .artifact = std::move(artifact), .scheme = {}});
   }
-  for (const std::string& name : schemes) candidates.push_back({name, {}, {}, find_scheme(name)});
+  for (const std::string& name : schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .artifact = {}, .scheme = find_scheme(name)});
   return candidates;
 }
 

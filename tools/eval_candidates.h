@@ -12,13 +12,15 @@ namespace kvq {
 
 /// An artifact or a scheme to measure.
 struct Candidate {
-  std::string name;  ///< for tables
-  std::string path;  ///< of an artifact's file, or empty
+  std::string name;    ///< for tables
+  std::string path;    ///< of an artifact's file, or empty
+  std::string method;  ///< of an artifact
   std::optional<Artifact> artifact;
   std::optional<Scheme> scheme;
 
   /// How it keeps a layer; lives as long as the candidate. The layer is in the artifact, see check_model().
-  StoredLayer of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed) const;
+  /// @param with_windows  false: tokens of the artifact's windows are codes as well, also in its effective bits
+  StoredLayer of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows) const;
 };
 
 /// Artifacts, named by their file stems, or by their paths where two stems are equal; then schemes.

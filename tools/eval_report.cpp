@@ -16,13 +16,6 @@ namespace {
 constexpr std::size_t kWidth = 80, kNameWidth = 24;
 using Rows = std::vector<std::vector<std::string>>;
 
-std::string number(double x) {
-  if (std::isnan(x)) return "-";
-  if (x == 0.0) return "0";
-  if (std::abs(x) >= 100.0) return fmt::format("{:.0f}", x);
-  return std::abs(x) >= 0.001 ? fmt::format("{:.4f}", x) : fmt::format("{:.1e}", x);
-}
-
 std::string percent(double change) { return std::isfinite(change) ? fmt::format("{:+.1f}%", 100.0 * change) : "-"; }
 
 std::string short_name(const Candidate& candidate) {
@@ -44,7 +37,7 @@ std::string error_table(const std::vector<Candidate>& candidates, const std::vec
   for (std::size_t c = 0; c < results.size(); ++c) {
     rows.push_back({short_name(candidates[c]), fmt::format("{:.2f}", results[c].bits)});
     for (const Metric metric : kColumns)
-      if (has(results, metric)) rows.back().push_back(number(value_of(results[c].mean, metric)));
+      if (has(results, metric)) rows.back().push_back(number_text(value_of(results[c].mean, metric)));
   }
   return format_table(rows, all_right(rows[0].size()));
 }
@@ -53,7 +46,7 @@ std::string kl_table(const std::vector<Candidate>& candidates, const std::vector
   Rows rows{{"scheme", "KL mean", "median", "p95", "p99", "max", "RoPE MAE"}};
   for (std::size_t c = 0; c < results.size(); ++c) {
     const Distribution& kl = results[c].kl;
-    rows.push_back({short_name(candidates[c]), number(kl.mean), number(kl.median), number(kl.p95), number(kl.p99), number(kl.max), number(value_of(results[c].mean, Metric::rope_logit_mae))});
+    rows.push_back({short_name(candidates[c]), number_text(kl.mean), number_text(kl.median), number_text(kl.p95), number_text(kl.p99), number_text(kl.max), number_text(value_of(results[c].mean, Metric::rope_logit_mae))});
   }
   return format_table(rows, all_right(rows[0].size()));
 }
@@ -113,6 +106,13 @@ Json layer_json(const LayerResult& layer) {
 
 }  // namespace
 
+std::string number_text(double x) {
+  if (std::isnan(x)) return "-";
+  if (x == 0.0) return "0";
+  if (std::abs(x) >= 100.0) return fmt::format("{:.0f}", x);
+  return std::abs(x) >= 0.001 ? fmt::format("{:.4f}", x) : fmt::format("{:.1e}", x);
+}
+
 std::string summary_tables(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons) {
   std::string text = error_table(candidates, results) + "\n" + kl_table(candidates, results);
   if (candidates.size() > 1) text += "\n" + comparison_table(candidates, comparisons);
@@ -129,9 +129,9 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
       rows[0].push_back("change");
     }
     const auto line = [&](const std::string& label, const auto& value) {
-      rows.push_back({label, number(value(0))});
+      rows.push_back({label, number_text(value(0))});
       for (std::size_t c = begin; c < end; ++c) {
-        rows.back().push_back(number(value(c)));
+        rows.back().push_back(number_text(value(c)));
         rows.back().push_back(change(value(0), value(c)));
       }
     };
@@ -174,7 +174,7 @@ std::string context_table(Metric metric, const std::vector<Candidate>& candidate
     for (const CandidateResult& result : results) {
       double sum = 0.0;
       for (const LayerResult& layer : result.layers) sum += value_of(layer.buckets[b].values, metric);
-      rows.back().push_back(number(sum / static_cast<double>(result.layers.size())));
+      rows.back().push_back(number_text(sum / static_cast<double>(result.layers.size())));
     }
   }
   return fmt::format("{} by tokens before the query, mean over layers\n", row_of(metric).name) + format_table(rows, std::string(rows[0].size(), 'r'));
@@ -188,7 +188,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
     if (!std::isnan(value_of(results[c].mean, Metric::attention_kl))) mean["attention_kl"] = kl_json(results[c].kl);
     for (const LayerResult& layer : results[c].layers) layers.push_back(layer_json(layer));
     Json scheme = {{"name", candidates[c].name}, {"effective_bits", results[c].bits}, {"k_code_bits", results[c].k_code_bits}, {"mean", std::move(mean)}, {"layers", std::move(layers)}};
-    if (candidates[c].artifact) scheme.update({{"path", candidates[c].path}, {"method", candidates[c].artifact->calibration.method}});
+    if (!candidates[c].scheme) scheme.update({{"path", candidates[c].path}, {"method", candidates[c].method}});
     schemes.push_back(std::move(scheme));
   }
   for (const Comparison& own : comparisons)

@@ -9,6 +9,9 @@
 
 namespace kvq {
 
+/// Four digits behind the point, or two in all where that would show nothing; "-" for NaN.
+std::string number_text(double x);
+
 /// Means over layers: errors, the distribution of KL, and every candidate against the first.
 std::string summary_tables(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons);
 /// One metric layer by layer; the first candidate stands in every block of columns.

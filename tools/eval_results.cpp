@@ -136,24 +136,50 @@ Metric find_metric(const std::string& name) {
   throw Error{ErrorKind::usage, fmt::format("--metric: unknown \"{}\"", name), "choose one of " + names};
 }
 
-std::vector<CandidateResult> evaluate(const Dump& dump, const std::vector<Candidate>& candidates, const EvalRequest& request,
+namespace {
+
+void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> candidates, const EvalRequest& request, const std::function<void(double)>& tell,
+                    std::span<CandidateResult> results) {
+  std::vector<StoredLayer> stored;
+  for (const Candidate& candidate : candidates) stored.push_back(candidate.of_layer(layer.geometry, layer.layer, request.seed, request.with_windows));
+  for (std::size_t c = 0; c < candidates.size(); ++c) results[c].layers.push_back(start(layer, stored[c], request.context));
+  if (!request.only_rope) {
+    const std::vector<LayerError> errors = attention_errors(layer, stored, request.with_windows, tell);
+    for (std::size_t c = 0; c < candidates.size(); ++c) fill(errors[c], layer, results[c].layers.back());
+  }
+  const RopeLogitError rope(layer, {.pairs = request.pairs, .seed = request.seed});
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
+    LayerResult& own = results[c].layers.back();
+    add_rope(stored[c].k ? rope.of_stored(*stored[c].k) : RopeLogitMae{0.0, std::vector<double>(own.heads.size())}, own);
+  }
+}
+
+}  // namespace
+
+std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request,
                                       const std::function<void(double, const std::string&)>& say) {
+  constexpr std::size_t kAtOnce = 16;
   std::vector<CandidateResult> results(candidates.size());
-  for (std::size_t l = 0; l < request.layers.size(); ++l) {
-    const std::string what = fmt::format("layer {} ({}/{})", request.layers[l], l + 1, request.layers.size());
-    const auto tell = [&](double part) { say((static_cast<double>(l) + part) / static_cast<double>(request.layers.size()), what); };
-    tell(0.0);
-    const LayerActivations layer = dump.load_layer(request.layers[l]);
-    std::vector<StoredLayer> stored;
-    for (const Candidate& candidate : candidates) stored.push_back(candidate.of_layer(layer.geometry, layer.layer, request.seed));
-    for (std::size_t c = 0; c < candidates.size(); ++c) results[c].layers.push_back(start(layer, stored[c], request.context));
-    if (!request.only_rope) {
-      const std::vector<LayerError> errors = attention_errors(layer, stored, request.with_windows, tell);
-      for (std::size_t c = 0; c < candidates.size(); ++c) fill(errors[c], layer, results[c].layers.back());
+  const double work = static_cast<double>(candidates.size() * request.layers.size());
+  double done = 0.0;
+  for (std::size_t first = 0; first < candidates.size(); first += kAtOnce) {
+    const std::size_t count = std::min(kAtOnce, candidates.size() - first);
+    const auto some = std::span(candidates).subspan(first, count);
+    std::vector<Candidate*> loaded;
+    for (Candidate& candidate : some) {
+      if (candidate.scheme || candidate.artifact) continue;
+      candidate.artifact = load_artifact(candidate.path);
+      loaded.push_back(&candidate);
+      check_model(candidate, dump.model(), request.layers);
     }
-    const RopeLogitError rope(layer, {.pairs = request.pairs, .seed = request.seed});
-    for (std::size_t c = 0; c < candidates.size(); ++c)
-      add_rope(stored[c].k ? rope.of_stored(*stored[c].k) : RopeLogitMae{0.0, std::vector<double>(results[c].layers.back().heads.size())}, results[c].layers.back());
+    for (std::size_t l = 0; l < request.layers.size(); ++l) {
+      const std::string what = fmt::format("layer {} ({}/{})", request.layers[l], l + 1, request.layers.size());
+      const auto tell = [&](double part) { say((done + part * static_cast<double>(count)) / work, what); };
+      tell(0.0);
+      evaluate_layer(dump.load_layer(request.layers[l]), some, request, tell, std::span(results).subspan(first, count));
+      done += static_cast<double>(count);
+    }
+    for (Candidate* candidate : loaded) candidate->artifact.reset();
   }
   for (CandidateResult& result : results) summarise(result);
   return results;

@@ -74,8 +74,10 @@ struct EvalRequest {
   std::uint64_t seed = 0;
 };
 
+/// Candidates are taken a few at a time, so that memory does not grow with their number; those that have a path and no artifact are loaded for
+/// that time. Artifacts have to fit the dump, see check_model().
 /// @param say  called with the part that is done and what is being done
-std::vector<CandidateResult> evaluate(const Dump& dump, const std::vector<Candidate>& candidates, const EvalRequest& request,
+std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request,
                                       const std::function<void(double, const std::string&)>& say);
 
 /// All candidates but the first, all metrics that both have.

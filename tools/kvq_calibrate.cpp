@@ -2,6 +2,7 @@
 #include "calibrate_flags.h"
 #include "calibrate_predict.h"
 #include "calibrate_report.h"
+#include "calibrate_run.h"
 #include "cli.h"
 #include "progress.h"
 #include "table.h"
@@ -11,7 +12,6 @@
 #include <kvq/methods/rotated_plan.h>
 
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <csignal>
@@ -30,41 +30,14 @@ extern "C" void say_interrupted(int) {
   _exit(130);
 }
 
-/// Hash of all layers' dump data, in layer order.
-std::string joint_hash(const StatsOrigin& origin) {
-  std::string all;
-  for (const auto& entry : origin.entries) all += entry.content_hash + "\n";
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(all.data(), all.size()));
-  std::string text = "xxh3-128:";
-  for (const unsigned char byte : canonical.digest) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
-StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
-  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
-  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole dump.
-  if (options.budget_bits || options.budget_bytes || flags.held_out_given) request.held_out_tokens = flags.held_out_tokens;
-  for (const std::string& name : flags.collect) {
-    if (name == "all") {
-      request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
-      continue;
-    }
-    const auto moment = moment_from_string(name);
-    if (!moment) throw Error{ErrorKind::usage, fmt::format("--collect: unknown moment \"{}\"", name), "choose query, key, value, scored_value, scored_query, sst or all"};
-    request.moments.insert(*moment);
-  }
-  return request;
-}
-
 int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path& output) {
   if (flags.dumps.empty()) throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   const auto layers = choose_layers(dump.model(), flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers"));
-  const Prediction p = predict(dump, layers, make_request(flags, options), options, flags.threads);
+  const Prediction p = predict(dump, layers, make_request(flags, options), options, chosen_tokens(flags, dump).count, flags.threads);
   if (flags.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"layers", layers.size()},
-                            {"tokens", dump.num_tokens()}, {"threads", p.threads}, {"gemm_gflops", p.gemm_gflops}, {"seconds", p.seconds}, {"peak_bytes", p.peak_bytes},
+                            {"tokens", chosen_tokens(flags, dump).count}, {"threads", p.threads}, {"gemm_gflops", p.gemm_gflops}, {"seconds", p.seconds}, {"peak_bytes", p.peak_bytes},
                             {"artifact_bytes", p.artifact_bytes}}.dump(2));
     return 0;
   }
@@ -72,42 +45,6 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes), format_bytes(p.artifact_bytes));
   return 0;
-}
-
-/// A layer number of a list flag that is not among the layers at hand.
-void check_exact_layers(const Options& options, const ModelGeometry& model) {
-  for (const int layer : options.exact_layers)
-    if (std::none_of(model.layers.begin(), model.layers.end(), [&](const LayerEntry& entry) { return entry.layer == layer; }))
-      throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
-                                                model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
-}
-
-Artifact decide(const StatsOrigin& origin, const Options& options, bool quiet) {
-  Artifact artifact;
-  artifact.model = origin.header.model;
-  artifact.windows = options.windows;
-  Provenance& c = artifact.calibration;
-  c.method = options.method;
-  c.dump_hash = joint_hash(origin);
-  c.dump_producer = origin.header.producer;
-  c.capture_point = origin.header.capture_point;
-  c.seed = options.seed;
-  c.options = options_to_json(options);
-  c.options["sample_tokens"] = origin.header.sample_tokens;
-  Progress progress(static_cast<double>(origin.size()), quiet);
-  const LayerDone done = [&](std::size_t i) {
-    progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
-  };
-  if (options.budget_bits || options.budget_bytes) {
-    BudgetDecision decision = decide_with_budget(origin, options, done);
-    artifact.layers = std::move(decision.plans);
-    c.budget = budget_json(decision.report);
-  } else {
-    artifact.layers = find_method(options.method).decide(origin, options, done);
-  }
-  c.tokens = origin.entries.front().tokens;
-  c.sequences = origin.entries.front().sequences;
-  return artifact;
 }
 
 std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
@@ -138,7 +75,7 @@ void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const
 }
 
 void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const fs::path& output) {
-  const Artifact artifact = decide(origin, options, flags.quiet || flags.json);
+  const Artifact artifact = decide(origin, flags, options, flags.quiet || flags.json);
   save_artifact(artifact, output);
   print_results(flags, origin, options, artifact, output);
 }
@@ -172,7 +109,7 @@ int calibrate(const CalibrateFlags& flags) {
   std::signal(SIGINT, say_interrupted);
   std::signal(SIGTERM, say_interrupted);
   try {
-    const StatsOrigin origin = collect_shards(dump, choose_layers(dump.model(), wanted), request, folder, flags.resume, flags.quiet || flags.json);
+    const StatsOrigin origin = collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(flags, dump), folder, flags.resume, flags.quiet || flags.json);
     if (!flags.stats.empty()) {
       std::vector<fs::path> shards;
       for (const auto& entry : origin.entries) shards.push_back(entry.path);

@@ -2,6 +2,7 @@
 #include "eval_candidates.h"
 #include "eval_report.h"
 #include "eval_results.h"
+#include "eval_sweep.h"
 #include "progress.h"
 
 #include <kvq/compute/parallel.h>
@@ -11,6 +12,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 
 namespace kvq {
@@ -19,7 +22,8 @@ namespace {
 
 struct EvalFlags {
   std::vector<std::string> dumps, artifacts, schemes;
-  std::string metric, layers;
+  std::string metric, layers, sweep, keep;
+  std::vector<std::string> calibrations;
   std::int64_t pairs = 2048, seed = 0, context = 32768;
   int threads = 0;
   bool no_windows = false, by_context = false, json = false, quiet = false;
@@ -43,7 +47,8 @@ void add_flags(CLI::App& app, EvalFlags& f) {
       "  kvq-eval --model heldout.h5 a.safetensors b.safetensors     all metrics, b against a\n"
       "  kvq-eval --model heldout.h5 a.safetensors --scheme kivi-2   beside a scheme that needs no artifact\n"
       "  kvq-eval --model heldout.h5 a.safetensors --metric attention_kl   layer by layer\n"
-      "  kvq-eval --model heldout.h5 a.safetensors --json            everything, also by KV head and context");
+      "  kvq-eval --model heldout.h5 a.safetensors --json            everything, also by KV head and context\n"
+      "  kvq-eval --model heldout.h5 --calibration dump.h5 --sweep scripts/sweeps/oscar-table4.json   a grid of methods");
   app.footer("Schemes (<b>: 1 to 8 bits; the suffix -k leaves values exact):" + scheme_list() + "\n\nMetrics (formats/eval.md):" + metric_list() +
              "\n\nEvery query reads codes where the artifact's windows have no exact token. Each line of the last table is a change\n"
              "against the first candidate, with a 95% bootstrap interval over layers and KV heads.");
@@ -59,6 +64,10 @@ void add_flags(CLI::App& app, EvalFlags& f) {
   app.add_option("--pairs", f.pairs, "rope_logit_mae: most pairs of a query and a key token, for each query head")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))->capture_default_str();
   app.add_option("--seed", f.seed, "of pairs, random rotations of schemes and bootstrap samples")->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096));
+  const std::string sweeps = "Sweeps";
+  app.add_option("--sweep", f.sweep, "calibrate and measure a grid of methods and options (formats/eval.md); scripts/sweeps has those of the papers")->group(sweeps);
+  app.add_option("--calibration", f.calibrations, "dump to calibrate the rows on, as FILE or NAME=FILE; several are one more axis")->allow_extra_args(false)->group(sweeps);
+  app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")->group(sweeps);
   app.add_flag("--json", f.json, "one JSON document on stdout");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
@@ -82,6 +91,60 @@ void print_json(const EvalFlags& flags, const Dump& dump, const EvalRequest& req
   fmt::print("{}\n", json.dump(2));
 }
 
+std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request) {
+  Progress progress(1.0, flags.quiet || flags.json);
+  return evaluate(dump, candidates, request, [&](double done, const std::string& what) { progress.update(done, what); });
+}
+
+void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult>& results) {
+  const auto is_hidden = [](const CandidateResult& own) { return own.bits < 16.0 && value_of(own.mean, Metric::k_rel_mse) == 0.0 && value_of(own.mean, Metric::logit_rel_mse) == 0.0; };
+  if (request.with_windows && std::any_of(results.begin(), results.end(), is_hidden))
+    fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
+}
+
+/// A folder that goes away with the object, unless the user keeps it.
+class Folder {
+ public:
+  explicit Folder(const std::string& keep) : path_(keep), temporary_(keep.empty()) {
+    if (!temporary_) {
+      std::filesystem::create_directories(path_);
+      return;
+    }
+    std::string pattern = (std::filesystem::temp_directory_path() / "kvq-sweep-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw Error{ErrorKind::io, fmt::format("{}: cannot create a folder", pattern), "--keep FOLDER names one"};
+    path_ = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    if (temporary_) std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  bool temporary_;
+};
+
+int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
+  if (!flags.artifacts.empty() || !flags.metric.empty()) throw Error{ErrorKind::usage, "--sweep goes without artifacts and --metric"};
+  Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
+  sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
+  const Folder folder(flags.keep);
+  std::vector<Candidate> candidates = calibrate_sweep(sweep, folder.path(), flags.threads, flags.quiet || flags.json);
+  const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
+  if (!flags.json) {
+    fmt::print("{}", sweep_table(sweep, candidates, results));
+    explain_zeros(request, results);
+    return 0;
+  }
+  Json json = evaluation_json(candidates, results, compare_all(results, request.seed));
+  add_sweep(sweep, candidates, results, json);
+  print_json(flags, dump, request, std::move(json));
+  return 0;
+}
+
 int evaluate_files(const EvalFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const bool by_layer = !flags.metric.empty();
@@ -89,23 +152,19 @@ int evaluate_files(const EvalFlags& flags) {
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   const EvalRequest request{.layers = choose_layers(dump.model(), flags.layers), .with_windows = !flags.no_windows, .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
                             .pairs = flags.pairs, .context = flags.context, .seed = static_cast<std::uint64_t>(flags.seed)};
-  const std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
+  if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty())) throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
+  if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
+  std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
   for (const Candidate& candidate : candidates)
     if (candidate.artifact) check_model(candidate, dump.model(), request.layers);
-  std::vector<CandidateResult> results;
-  {
-    Progress progress(1.0, flags.quiet || flags.json);
-    results = evaluate(dump, candidates, request, [&](double done, const std::string& what) { progress.update(done, what); });
-  }
+  const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<Comparison> comparisons = compare_all(results, request.seed);
   if (flags.json) {
     print_json(flags, dump, request, evaluation_json(candidates, results, comparisons));
     return 0;
   }
   fmt::print("{}", by_layer ? layer_table(metric, candidates, results) : summary_tables(candidates, results, comparisons));
-  const auto is_hidden = [](const CandidateResult& own) { return own.bits < 16.0 && value_of(own.mean, Metric::k_rel_mse) == 0.0 && value_of(own.mean, Metric::logit_rel_mse) == 0.0; };
-  if (request.with_windows && std::any_of(results.begin(), results.end(), is_hidden))
-    fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
+  explain_zeros(request, results);
   if (flags.by_context) fmt::print("\n{}", context_table(Metric::attention_kl, candidates, results));
   return 0;
 }

@@ -1,0 +1,86 @@
+#include "calibrate_run.h"
+
+#include "calibrate_report.h"
+
+#include <kvq/core/error.h>
+#include <kvq/dump/content_hash.h>
+#include <kvq/methods/joint_budget.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace kvq {
+
+namespace {
+
+/// Hash of all layers' dump data, in layer order.
+std::string joint_hash(const StatsOrigin& origin) {
+  std::string all;
+  for (const auto& entry : origin.entries) all += entry.content_hash + "\n";
+  return content_hash_of(all);
+}
+
+}  // namespace
+
+StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
+  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
+  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole dump.
+  if (options.budget_bits || options.budget_bytes || flags.held_out_given) request.held_out_tokens = flags.held_out_tokens;
+  for (const std::string& name : flags.collect) {
+    if (name == "all") {
+      request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
+      continue;
+    }
+    const auto moment = moment_from_string(name);
+    if (!moment) throw Error{ErrorKind::usage, fmt::format("--collect: unknown moment \"{}\"", name), "choose query, key, value, scored_value, scored_query, sst or all"};
+    request.moments.insert(*moment);
+  }
+  return request;
+}
+
+TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump) {
+  const std::int64_t tokens = dump.num_tokens(), rest = tokens - flags.first_token;
+  if (rest < 1 || flags.num_tokens.value_or(rest) > rest)
+    throw Error{ErrorKind::usage, fmt::format("--first-token {}{}: the dump has {} tokens", flags.first_token, flags.num_tokens ? fmt::format(" and --num-tokens {}", *flags.num_tokens) : "", tokens)};
+  return {flags.first_token, flags.num_tokens.value_or(rest)};
+}
+
+void check_exact_layers(const Options& options, const ModelGeometry& model) {
+  for (const int layer : options.exact_layers)
+    if (std::none_of(model.layers.begin(), model.layers.end(), [&](const LayerEntry& entry) { return entry.layer == layer; }))
+      throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
+                                                model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
+}
+
+Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet) {
+  Artifact artifact;
+  artifact.model = origin.header.model;
+  artifact.windows = options.windows;
+  Provenance& c = artifact.calibration;
+  c.method = options.method;
+  c.dump_hash = joint_hash(origin);
+  c.dump_producer = origin.header.producer;
+  c.capture_point = origin.header.capture_point;
+  c.seed = options.seed;
+  c.options = options_to_json(options);
+  c.options["sample_tokens"] = origin.header.sample_tokens;
+  if (flags.num_tokens || flags.first_token > 0) c.options["tokens"] = {{"first", flags.first_token}, {"count", origin.entries.front().tokens}};
+  Progress progress(static_cast<double>(origin.size()), quiet);
+  const LayerDone done = [&](std::size_t i) {
+    progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
+  };
+  if (options.budget_bits || options.budget_bytes) {
+    BudgetDecision decision = decide_with_budget(origin, options, done);
+    artifact.layers = std::move(decision.plans);
+    c.budget = budget_json(decision.report);
+  } else {
+    artifact.layers = find_method(options.method).decide(origin, options, done);
+  }
+  c.tokens = origin.entries.front().tokens;
+  c.sequences = origin.entries.front().sequences;
+  return artifact;
+}
+
+}  // namespace kvq

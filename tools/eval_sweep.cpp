@@ -1,0 +1,298 @@
+#include "eval_sweep.h"
+
+#include "calibrate_run.h"
+#include "eval_report.h"
+#include "inspect_compare.h"
+#include "progress.h"
+#include "table.h"
+
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/core/text.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+namespace kvq {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kMostRows = 4096;
+constexpr std::uintmax_t kLargestFile = 1u << 20;
+
+using Row = Sweep::Row;
+
+/// "--method oscar --bits 2" as "oscar 2"... unless a label says it better: dashes are dropped.
+std::string label_of(const std::string& flags) {
+  std::istringstream words(flags);
+  std::string label;
+  for (std::string word; words >> word;) {
+    if (word.starts_with("--")) word.erase(0, 2);
+    label += (label.empty() ? "" : " ") + word;
+  }
+  return label;
+}
+
+class SweepReader {
+ public:
+  explicit SweepReader(const fs::path& path) : path_(path.string()) {
+    std::error_code failed;
+    const std::uintmax_t size = fs::file_size(path, failed);
+    if (failed) throw Error{ErrorKind::io, fmt::format("{}: cannot read: {}", path_, failed.message())};
+    if (size > kLargestFile) refuse("", fmt::format("at most {} bytes", kLargestFile), fmt::format("{}", size));
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    json_ = parse_json(text.str(), path_);
+    if (!json_.is_object()) refuse("", "an object", json_.type_name());
+    for (const auto& [key, value] : json_.items())
+      if (key != "title" && key != "flags" && key != "axes" && key != "rows" && key != "schemes") refuse("", "title, flags, axes, rows, schemes", printable(key, 40));
+  }
+
+  std::string text(const char* key) const {
+    if (!json_.contains(key)) return {};
+    return string_of(json_.at(key), key);
+  }
+
+  /// Entries are flags, or {"label", "flags"}.
+  std::vector<Row> rows(const Json& list, const std::string& where) const {
+    if (!list.is_array() || list.empty()) refuse(where, "a list", list.type_name());
+    std::vector<Row> rows;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Json& entry = list[i];
+      const std::string place = fmt::format("{}[{}]", where, i);
+      if (entry.is_object() && entry.size() == 2 && entry.contains("label") && entry.contains("flags")) {
+        rows.push_back({string_of(entry.at("label"), place), string_of(entry.at("flags"), place)});
+      } else {
+        const std::string flags = string_of(entry, place);
+        rows.push_back({label_of(flags), flags});
+      }
+    }
+    return rows;
+  }
+
+  std::vector<Row> rows(const char* key) const { return json_.contains(key) ? rows(json_.at(key), key) : std::vector<Row>{}; }
+
+  std::vector<std::vector<Row>> axes() const {
+    std::vector<std::vector<Row>> all;
+    if (!json_.contains("axes")) return all;
+    if (!json_.at("axes").is_array()) refuse("axes", "a list of lists", json_.at("axes").type_name());
+    for (std::size_t i = 0; i < json_.at("axes").size(); ++i) all.push_back(rows(json_.at("axes")[i], fmt::format("axes[{}]", i)));
+    return all;
+  }
+
+  std::vector<std::string> schemes() const {
+    std::vector<std::string> names;
+    if (!json_.contains("schemes")) return names;
+    for (const Row& row : rows(json_.at("schemes"), "schemes")) names.push_back(row.flags);
+    return names;
+  }
+
+  [[noreturn]] void refuse(const std::string& where, const std::string& expected, const std::string& found) const {
+    throw Error{ErrorKind::bad_input, fmt::format("{}: {}expected {}, found {}", path_, where.empty() ? "" : where + ": ", expected, found), "formats/eval.md describes sweeps"};
+  }
+
+ private:
+  std::string string_of(const Json& value, const std::string& where) const {
+    if (!value.is_string()) refuse(where, "a string", value.type_name());
+    return value.get<std::string>();
+  }
+
+  std::string path_;
+  Json json_;
+};
+
+std::vector<Row> product(const std::vector<Row>& rows, const std::vector<Row>& axis) {
+  std::vector<Row> all;
+  for (const Row& row : rows)
+    for (const Row& value : axis)
+      all.push_back({row.name.empty() ? value.name : value.name.empty() ? row.name : row.name + ", " + value.name, row.flags + " " + value.flags});
+  return all;
+}
+
+/// One row's flags, parsed and resolved.
+struct Job {
+  CalibrateFlags flags;
+  Options options;
+};
+
+Job parse_row(const Row& row) {
+  CLI::App app;
+  Job job;
+  add_flags(app, job.flags);
+  try {
+    app.parse(row.flags, false);
+  } catch (const CLI::ParseError& error) {
+    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": {}", printable(row.name, 80), error.what())};
+  }
+  job.flags.held_out_given = app.count("--held-out-tokens") > 0;
+  const CalibrateFlags& f = job.flags;
+  if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json || f.report_ablation || f.report_rotations || f.threads != 0)
+    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": flags of files, reports and threads have no meaning in a sweep", printable(row.name, 80))};
+  if (f.dumps.empty())
+    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": no dump to calibrate on", printable(row.name, 80)), "--calibration DUMP.h5, or --model in the row's flags"};
+  job.options = resolve_options(f);
+  return job;
+}
+
+/// Rows that can share statistics: everything that collecting depends on, but the moments.
+std::string collection_key(const Job& job) {
+  const StatsRequest request = make_request(job.flags, job.options);
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}", fmt::join(job.flags.dumps, "\n"), job.flags.layers, job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
+                     request.held_out_tokens);
+}
+
+StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
+  const Dump dump = Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()});
+  const std::vector<int> wanted = job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers");
+  return collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(job.flags, dump), shards, false, true);
+}
+
+std::string file_name(std::size_t index, const std::string& name) {
+  std::string slug;
+  for (const char c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.';
+    if (plain) slug += c;
+    else if (!slug.empty() && slug.back() != '-') slug += '-';
+  }
+  while (!slug.empty() && slug.back() == '-') slug.pop_back();
+  return fmt::format("{:04d}{}{}.safetensors", index, slug.empty() ? "" : "-", slug.substr(0, 80));
+}
+
+std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric metric) {
+  std::vector<Point> points;
+  std::vector<std::size_t> places;
+  for (std::size_t c = 0; c < results.size(); ++c) {
+    const double y = value_of(results[c].mean, metric);
+    if (std::isnan(y)) continue;
+    points.push_back({results[c].bits, y});
+    places.push_back(c);
+  }
+  std::vector<bool> front(results.size(), false);
+  for (const std::size_t p : pareto_front(points)) front[places[p]] = true;
+  return front;
+}
+
+/// Distances of the mixed widths of keys from those of the first row, where both have RoPE blocks.
+std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, const std::vector<Candidate>& candidates) {
+  std::vector<std::optional<AllocationDistance>> all(candidates.size());
+  if (sweep.rows.size() < 2) return all;
+  const auto has_blocks = [](const Artifact& artifact) {
+    return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) { return plan.k.allocation && !plan.k.allocation->block_bits.empty(); });
+  };
+  const NamedArtifact first{candidates[0].path, load_artifact(candidates[0].path)};
+  if (!has_blocks(first.artifact)) return all;
+  for (std::size_t c = 0; c < sweep.rows.size(); ++c) {
+    const NamedArtifact own{candidates[c].path, load_artifact(candidates[c].path)};
+    if (has_blocks(own.artifact)) all[c] = compare_allocations(own, first).total;
+  }
+  return all;
+}
+
+}  // namespace
+
+Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrations) {
+  const SweepReader reader(path);
+  Sweep sweep{.title = printable(reader.text("title"), 200), .rows = reader.rows("rows"), .schemes = reader.schemes()};
+  if (const auto axes = reader.axes(); !axes.empty()) {
+    std::vector<Row> grid{{"", ""}};
+    for (const std::vector<Row>& axis : axes) {
+      if (grid.size() * axis.size() > kMostRows) reader.refuse("axes", fmt::format("at most {} rows", kMostRows), fmt::format("{} or more", grid.size() * axis.size()));
+      grid = product(grid, axis);
+    }
+    sweep.rows.insert(sweep.rows.end(), grid.begin(), grid.end());
+  }
+  if (sweep.rows.empty()) reader.refuse("", "rows or axes", "neither");
+  std::vector<Row> dumps;
+  for (const std::string& text : calibrations) {
+    const std::size_t sign = text.find('=');
+    const std::string file = sign == std::string::npos ? text : text.substr(sign + 1);
+    const std::string name = sign == std::string::npos ? fs::path(file).stem().string() : text.substr(0, sign);
+    dumps.push_back({calibrations.size() > 1 ? name : "", fmt::format("--model \"{}\"", file)});
+  }
+  if (!dumps.empty()) sweep.rows = product(sweep.rows, dumps);
+  if (sweep.rows.size() > kMostRows) reader.refuse("rows", fmt::format("at most {}", kMostRows), fmt::format("{}", sweep.rows.size()));
+  for (Row& row : sweep.rows) {
+    row.flags = reader.text("flags") + " " + row.flags;
+    row.flags.erase(0, row.flags.find_first_not_of(' '));
+  }
+  return sweep;
+}
+
+std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const fs::path& folder, int threads, bool quiet) {
+  const ThreadLimit limit(threads);
+  std::vector<Job> jobs;
+  std::map<std::string, StatsRequest> requests;
+  for (const Row& row : sweep.rows) {
+    jobs.push_back(parse_row(row));
+    const StatsRequest request = make_request(jobs.back().flags, jobs.back().options);
+    requests.try_emplace(collection_key(jobs.back()), request).first->second.moments.insert(request.moments.begin(), request.moments.end());
+  }
+  std::map<std::string, StatsOrigin> origins;
+  std::vector<Candidate> candidates;
+  Progress progress(static_cast<double>(jobs.size()), quiet);
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
+    const std::string key = collection_key(job);
+    const fs::path path = folder / file_name(i, sweep.rows[i].name);
+    try {
+      if (origins.count(key) == 0)
+        origins.emplace(key, collect_for(job, requests.at(key), folder / fmt::format("statistics-{}", origins.size())));
+      check_exact_layers(job.options, origins.at(key).header.model);
+      save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
+    } catch (const Error& error) {
+      throw Error{error.kind(), fmt::format("sweep row \"{}\": {}", printable(sweep.rows[i].name, 80), error.what()), error.hint()};
+    }
+    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .artifact = {}, .scheme = {}});
+    progress.update(static_cast<double>(i + 1), fmt::format("calibrated row {} of {}", i + 1, jobs.size()));
+  }
+  for (std::size_t i = 0; i < origins.size(); ++i) fs::remove_all(folder / fmt::format("statistics-{}", i));
+  for (const std::string& name : sweep.schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .artifact = {}, .scheme = find_scheme(name)});
+  return candidates;
+}
+
+std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
+  constexpr Metric kColumns[] = {Metric::logit_rel_mse, Metric::output_rel_mse, Metric::attention_kl};
+  const std::vector<bool> front = on_front(results, Metric::output_rel_mse);
+  const auto apart = distances(sweep, candidates);
+  const bool mixed = std::any_of(apart.begin(), apart.end(), [](const auto& own) { return own.has_value(); });
+  std::vector<std::vector<std::string>> rows{{"row", "bits"}};
+  for (const Metric metric : kColumns) rows[0].emplace_back(row_of(metric).header);
+  rows[0].insert(rows[0].end(), {"KL p99", ""});
+  if (mixed) rows[0].insert(rows[0].end(), {"Hamming", "HB@4", "regret"});
+  for (std::size_t c = 0; c < results.size(); ++c) {
+    rows.push_back({printable(candidates[c].name, 60), fmt::format("{:.2f}", results[c].bits)});
+    for (const Metric metric : kColumns) rows.back().push_back(number_text(value_of(results[c].mean, metric)));
+    rows.back().insert(rows.back().end(), {number_text(results[c].kl.p99), front[c] ? "*" : ""});
+    if (!mixed) continue;
+    if (apart[c]) rows.back().insert(rows.back().end(), {fmt::format("{:.3f}", apart[c]->hamming()), fmt::format("{:.3f}", apart[c]->high_bit_jaccard()), format_excess(apart[c]->regret(), 2)});
+    else rows.back().insert(rows.back().end(), {"-", "-", "-"});
+  }
+  std::string text = sweep.title.empty() ? "" : sweep.title + "\n";
+  text += format_table(rows, "l" + std::string(rows[0].size() - 1, 'r'));
+  text += "*: on the front, nothing else has both fewer bits and less output error.\n";
+  if (mixed) text += "Hamming, HB@4, regret: widths of keys against those of the first row (Block-GTQ C.4).\n";
+  return text;
+}
+
+void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, Json& document) {
+  const auto apart = distances(sweep, candidates);
+  const std::vector<bool> output = on_front(results, Metric::output_rel_mse), kl = on_front(results, Metric::attention_kl);
+  document["title"] = sweep.title;
+  for (std::size_t c = 0; c < results.size(); ++c) {
+    Json& scheme = document["schemes"][c];
+    scheme["pareto"] = {{"output_rel_mse", static_cast<bool>(output[c])}, {"attention_kl", static_cast<bool>(kl[c])}};
+    if (c < sweep.rows.size()) scheme["flags"] = sweep.rows[c].flags;
+    if (apart[c]) scheme["allocation"] = {{"hamming", apart[c]->hamming()}, {"high_bit_jaccard", apart[c]->high_bit_jaccard()}, {"regret", apart[c]->regret()}};
+  }
+}
+
+}  // namespace kvq

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "eval_results.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// A grid of calibrations (formats/eval.md, "Sweeps").
+struct Sweep {
+  struct Row {
+    std::string name, flags;  ///< flags as typed to kvq-calibrate
+  };
+  std::string title;
+  std::vector<Row> rows;
+  std::vector<std::string> schemes;
+};
+
+/// @param calibrations  [NAME=]DUMP of each dump to calibrate on; several are one more axis
+/// @throws Error{io, bad_input, usage} naming the file and what it expected
+Sweep load_sweep(const std::filesystem::path& path, const std::vector<std::string>& calibrations);
+
+/// Calibrates all rows, collecting statistics once for rows that ask for the same tokens, and leaves an artifact for each in `folder`.
+/// @return  candidates by path, with no artifact loaded, then the schemes
+std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const std::filesystem::path& folder, int threads, bool quiet);
+
+/// One line a row: bits, errors, whether it is on the front of output error against effective bits, and for mixed widths how far they are
+/// from the first row's.
+std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
+/// Adds `title`, and to each scheme `flags`, `pareto` and `allocation`.
+void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, Json& document);
+
+}  // namespace kvq
