@@ -29,13 +29,15 @@ void draw_y_axis(Svg& svg, const Frame& frame, const Scale& scale, std::size_t m
 
 void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names, const std::string& title) {
   draw_base(svg, frame, title);
+  std::size_t longest = 0;
+  for (const std::string& name : names) longest = std::max(longest, num_characters(name));
+  const double room = kCharacter * static_cast<double>(longest) + 4.0;
   double free_from = -1e9;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    const double half = kCharacter * static_cast<double>(num_characters(names[i])) / 2.0;
-    if (x[i] - half < free_from) continue;
+    if (x[i] < free_from || (i + 1 < names.size() && x[i] + room > x.back())) continue;
     svg.line({x[i], frame.bottom()}, {x[i], frame.bottom() + 3.0}, "axis");
     svg.text({x[i], frame.bottom() + 15.0}, "mid soft", names[i]);
-    free_from = x[i] + half + 6.0;
+    free_from = x[i] + room;
   }
 }
 

@@ -9,8 +9,8 @@ namespace kvq {
 
 /// Where a chart's plot lies in its drawing.
 struct Frame {
-  double width = 440.0, height = 240.0;
-  double left = 46.0, top = 10.0, plot_width = 380.0, plot_height = 190.0;
+  double width = 400.0, height = 238.0;  ///< text of 11 units is then readable on a phone
+  double left = 44.0, top = 10.0, plot_width = 350.0, plot_height = 190.0;
   double right() const { return left + plot_width; }
   double bottom() const { return top + plot_height; }
 };

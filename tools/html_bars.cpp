@@ -42,7 +42,7 @@ std::string width_name(std::size_t width) { return width == kExactWidth ? "16" :
 
 std::string width_chart(const std::string& label, const std::vector<WidthSlice>& slices) {
   constexpr double kDigit = 9.0;  // room that a number needs
-  const Frame frame{.height = 248.0, .plot_width = 388.0, .plot_height = 200.0};
+  const Frame frame;
   const Columns columns(frame, slices.size());
   const Scale scale{.low = 0.0, .high = 100.0, .from = frame.bottom(), .to = frame.top};
   Svg svg(frame.width, frame.height, label);
@@ -57,8 +57,8 @@ std::string width_chart(const std::string& label, const std::vector<WidthSlice>&
       if (share <= 0.0) continue;
       const double top = scale(below + share), height = scale(below) - top;
       svg.rect({columns.left(i) + gap, top}, columns.step() - 2.0 * gap, height, fmt::format("w{}", width),
-               fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width), number_text(share)));
-      if (i % every == every / 2 && height >= kDigit + 1.0) svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid t{}", width), width_name(width));
+               fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width), html_number(share)));
+      if (i % every == every / 2 && height >= kDigit + 1.0) svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width), width_name(width));
       below += share;
     }
   }
@@ -75,20 +75,20 @@ std::string width_legend(const std::vector<WidthSlice>& slices) {
 }
 
 std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bars) {
-  const Frame frame{.height = 248.0, .plot_width = 342.0, .plot_height = 200.0};
+  const Frame frame{.plot_width = 306.0};
   std::vector<double> values{0.0};
   for (const ByteBar& bar : bars) values.insert(values.end(), {bar.keys + bar.values, bar.exact});
   const Scale scale = scale_for(values, frame.bottom(), frame.top, false);
   const Columns columns(frame, bars.size());
   Svg svg(frame.width, frame.height, label);
   draw_y_axis(svg, frame, scale);
-  const double gap = std::min(6.0, columns.step() / 8.0), width = (columns.step() - 2.0 * gap) / 2.0;
+  const double gap = std::min(10.0, columns.step() / 6.0), width = columns.step() - 2.0 * gap;
   for (std::size_t i = 0; i < bars.size(); ++i) {
     const ByteBar& bar = bars[i];
     const double left = columns.left(i) + gap, keys = scale(bar.keys), both = scale(bar.keys + bar.values), exact = scale(bar.exact);
-    svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0", fmt::format("layer {}: keys {} bytes", bar.place, number_text(bar.keys)));
-    if (bar.values > 0.0) svg.rect({left, both}, width, keys - both, "fill s4", fmt::format("layer {}: values {} bytes", bar.place, number_text(bar.values)));
-    svg.rect({left + width, exact}, width, frame.bottom() - exact, "outline", fmt::format("layer {}: exact {} bytes", bar.place, number_text(bar.exact)));
+    svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0", fmt::format("layer {}: keys {} bytes", bar.place, html_number(bar.keys)));
+    if (bar.values > 0.0) svg.rect({left, both}, width, keys - both, "fill s4", fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
+    svg.line({columns.left(i), exact}, {columns.left(i) + columns.step(), exact}, "level");
   }
   const double at = frame.right() + 8.0;
   const ByteBar& last = bars.back();

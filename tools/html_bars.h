@@ -22,7 +22,7 @@ struct ByteBar {
   std::string place;
   double keys = 0.0, values = 0.0, exact = 0.0;
 };
-/// SVG: keys and values stacked, and an outline of what exact rows take.
+/// SVG: keys and values stacked, and a line at what exact rows take.
 std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bars);
 
 }  // namespace kvq

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMostSchemes = 256;
+constexpr std::size_t kMostSchemes = 1024;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what, const std::string& hint = {}) {
   throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what), hint};

@@ -15,7 +15,7 @@ namespace kvq {
 namespace {
 
 constexpr double kLabelGap = 12.0, kCharacter = 5.9;
-constexpr std::size_t kLongestLabel = 18, kMostMarks = 48;
+constexpr std::size_t kLongestLabel = 18, kMostMarks = 16;
 
 struct EndLabel {
   std::size_t line;
@@ -38,7 +38,7 @@ class Drawing {
     draw_x_places(svg_, frame_, places_, chart_.places, chart_.x_title);
     for (const ChartLine& line : chart_.lines) draw_band(line);
     for (const ChartLine& line : chart_.lines) draw_line(line);
-    draw_labels();
+    if (!chart_.small) draw_labels();
     return svg_.str();
   }
 
@@ -47,9 +47,9 @@ class Drawing {
     std::size_t longest = 1;
     for (const ChartLine& line : chart.lines) longest = std::max(longest, std::min(num_characters(line.name), kLongestLabel));
     const double labels = 22.0 + kCharacter * static_cast<double>(longest);
-    if (chart.small) return {.width = 230.0, .height = 140.0, .left = 40.0, .top = 8.0, .plot_width = 186.0 - labels, .plot_height = 98.0};
-    const double plot_height = std::max(190.0, kLabelGap * static_cast<double>(chart.lines.size()));
-    return {.width = 440.0, .height = plot_height + 48.0, .left = 46.0, .top = 10.0, .plot_width = 390.0 - labels, .plot_height = plot_height};
+    if (chart.small) return {.width = 170.0, .height = 126.0, .left = 40.0, .top = 8.0, .plot_width = 124.0, .plot_height = 96.0};
+    const double plot_height = std::max(Frame{}.plot_height, kLabelGap * static_cast<double>(chart.lines.size()));
+    return {.height = plot_height + 48.0, .plot_width = 354.0 - labels, .plot_height = plot_height};
   }
 
   std::vector<double> axis_values() const {
@@ -94,12 +94,12 @@ class Drawing {
     }
     end_run();
     if (chart_.small) return;
-    // Every place can be pointed at; only some get a mark if there are many.
+    // Every place can be pointed at; only some get a mark if there are many, and each line its own, so that they do not cover each other.
     const std::size_t every = (line.values.size() + kMostMarks - 1) / kMostMarks;
     for (std::size_t i = 0; i < line.values.size(); ++i)
       if (y_.shows(line.values[i]))
-        svg_.marker(point(i, line.values[i]), line.style, (i % every == 0 ? "mark " : "spot ") + css,
-                    fmt::format("{}, {}: {}", line.name, chart_.places[i], number_text(line.values[i])));
+        svg_.marker(point(i, line.values[i]), line.style, ((i + static_cast<std::size_t>(line.style)) % every == 0 ? "mark " : "spot ") + css,
+                    fmt::format("{}, {}: {}", line.name, chart_.places[i], html_number(line.values[i])));
   }
 
   /// Ends of the lines from top to bottom. A line without numbers has none.
@@ -117,11 +117,31 @@ class Drawing {
     return labels;
   }
 
-  /// Moves labels down until none covers another, then up again from the bottom.
+  /// Labels that would cover each other become a block around the middle of where they belong.
   void spread(std::vector<EndLabel>& labels) const {
-    for (std::size_t i = 1; i < labels.size(); ++i) labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelGap);
-    double below = frame_.bottom() + kLabelGap;
-    for (std::size_t i = labels.size(); i-- > 0;) below = labels[i].y = std::min(labels[i].y, below - kLabelGap);
+    struct Block {
+      std::size_t first, count;
+      double sum;  ///< of where each label would have the block begin
+    };
+    const auto top = [&](const Block& block) {
+      const auto count = static_cast<double>(block.count);
+      return std::clamp(block.sum / count, frame_.top, std::max(frame_.top, frame_.bottom() - kLabelGap * (count - 1.0)));
+    };
+    std::vector<Block> blocks;
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      blocks.push_back({i, 1, labels[i].y});
+      while (blocks.size() > 1) {
+        const Block last = blocks.back();
+        Block& before = blocks[blocks.size() - 2];
+        const double length = kLabelGap * static_cast<double>(before.count);
+        if (top(before) + length <= top(last)) break;
+        before.sum += last.sum - static_cast<double>(last.count) * length;
+        before.count += last.count;
+        blocks.pop_back();
+      }
+    }
+    for (const Block& block : blocks)
+      for (std::size_t i = 0; i < block.count; ++i) labels[block.first + i].y = top(block) + kLabelGap * static_cast<double>(i);
   }
 
   void draw_labels() {

@@ -23,7 +23,7 @@ struct LineChart {
   std::vector<double> x = {};       ///< of the places; empty: evenly spaced
   std::vector<ChartLine> lines;
   bool log = true;
-  bool small = false;               ///< one of many: no marks, few ticks
+  bool small = false;               ///< one of many: no marks, no names, few ticks
   std::vector<double> scale_of = {};  ///< values that the axis has to hold; empty: those of the lines
 };
 

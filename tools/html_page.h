@@ -15,7 +15,7 @@ std::string html_small_charts(const std::string& figures);
 std::string html_missing(const std::string& text);
 std::string html_note(const std::string& text);
 
-/// The whole document. @param nav, body  HTML
+/// The whole document.
 std::string html_page(const std::string& title, const std::string& body);
 
 }  // namespace kvq

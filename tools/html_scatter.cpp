@@ -28,8 +28,8 @@ struct Side {
   double dx, dy;     ///< from the point to the text's anchor on its base line
   double part_left;  ///< part of the text that lies left of the anchor
 };
-constexpr std::array<Side, 8> kSides = {{{"", 8.0, 3.5, 0.0}, {"end", -8.0, 3.5, 1.0}, {"mid", 0.0, -8.0, 0.5}, {"mid", 0.0, 15.0, 0.5},
-                                         {"", 6.0, -5.0, 0.0}, {"", 6.0, 12.0, 0.0}, {"end", -6.0, -5.0, 1.0}, {"end", -6.0, 12.0, 1.0}}};
+constexpr std::array<Side, 8> kSides = {{{"", 8.0, 3.5, 0.0}, {"", 6.0, -5.0, 0.0}, {"mid", 0.0, -8.0, 0.5}, {"", 6.0, 12.0, 0.0},
+                                         {"end", -6.0, -5.0, 1.0}, {"mid", 0.0, 15.0, 0.5}, {"end", -8.0, 3.5, 1.0}, {"end", -6.0, 12.0, 1.0}}};
 
 std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPoint::*value) {
   std::vector<double> values;
@@ -53,7 +53,7 @@ class Drawing {
       if (x_.shows(point.x) && y_.shows(point.y)) shown.push_back(&point);
     for (const ChartPoint* point : shown) {
       svg_.marker(place(*point), point->style, (point->on_front ? "mark " : "hollow ") + series_css(point->style),
-                  fmt::format("{}: {} at {} bits", point->name, number_text(point->y), number_text(point->x)));
+                  fmt::format("{}: {} at {} bits", point->name, html_number(point->y), html_number(point->x)));
       const Point at = place(*point);
       taken_.push_back({at.x - kMark, at.y - kMark, at.x + kMark, at.y + kMark});
     }
@@ -79,7 +79,9 @@ class Drawing {
     const std::string text = shortened(point.name, kLongestLabel);
     const double width = kCharacter * static_cast<double>(num_characters(text));
     const Box plot{frame_.left, frame_.top - 2.0, frame_.width, frame_.bottom()};
-    for (const Side& side : kSides) {
+    for (std::size_t i = 0; i < kSides.size(); ++i) {
+      // Left of and below a point of the front there is nothing.
+      const Side& side = kSides[point.on_front ? kSides.size() - 1 - i : i];
       const Point at{place(point).x + side.dx, place(point).y + side.dy};
       const Box box{at.x - side.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - side.part_left) * width, at.y + 2.0};
       if (!box.inside(plot) || std::any_of(taken_.begin(), taken_.end(), [&](const Box& other) { return box.meets(other); })) continue;
@@ -90,7 +92,7 @@ class Drawing {
   }
 
   const ScatterChart& chart_;
-  Frame frame_{.width = 440.0, .height = 268.0, .left = 46.0, .top = 10.0, .plot_width = 384.0, .plot_height = 220.0};
+  Frame frame_{.height = 268.0, .plot_height = 220.0};
   Svg svg_;
   Scale x_, y_;
   std::vector<Box> taken_;  ///< by points and labels

@@ -32,19 +32,20 @@ h3 { font-size: 15px; font-weight: 600; margin: 20px 0 4px; }
 p { margin: 4px 0 12px; }
 .note, .missing, .sub { color: var(--soft); max-width: 76ch; overflow-wrap: anywhere; }
 .missing { border-left: 3px solid var(--rule); padding-left: 10px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 215px), 1fr)); gap: 10px; margin: 18px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 10px; margin: 18px 0 0; }
+@media (max-width: 760px) { .tiles { grid-template-columns: 1fr 1fr; } }
 .tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px; break-inside: avoid; }
 .tiles dt { color: var(--soft); font-size: 13px; }
 .tiles dd { margin: 0; overflow-wrap: anywhere; }
 .tiles .big { font-size: 21px; line-height: 1.3; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles .more { color: var(--soft); font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 20px 24px; align-items: start; }
-.charts.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 165px), 1fr)); gap: 10px 14px; }
-figure { margin: 0; min-width: 0; break-inside: avoid; }
+.charts.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 150px), 1fr)); gap: 10px 12px; }
+figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: 14px; margin: 6px 0 2px; }
 .small figcaption { font-size: 12px; font-weight: 500; color: var(--soft); margin: 0; }
-svg { display: block; width: 100%; height: auto; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums; }
+svg { display: block; width: 100%; height: auto; break-inside: avoid; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums; paint-order: stroke; stroke: var(--page); stroke-width: 2.5px; stroke-linejoin: round; }
 svg .soft { fill: var(--soft); }
 svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; }
@@ -64,27 +65,31 @@ svg text.strong { font-weight: 700; }
 .band { fill: var(--c); opacity: 0.22; }
 .front { fill: none; stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 4 3; }
 .fill { fill: var(--c); }
-.outline { fill: none; stroke: var(--soft); stroke-width: 1; stroke-dasharray: 3 2; }
+.level { stroke: var(--ink); stroke-width: 1.6; }
 svg .in0 { fill: var(--s0); font-weight: 600; }
 svg .in4 { fill: var(--s4); font-weight: 600; }
+rect[class^=w] { stroke: var(--page); stroke-width: 0.4; }
 .w0 { fill: var(--w0); } .w1 { fill: var(--w1); } .w2 { fill: var(--w2); } .w3 { fill: var(--w3); } .w4 { fill: var(--w4); }
 .w5 { fill: var(--w5); } .w6 { fill: var(--w6); } .w7 { fill: var(--w7); } .w8 { fill: var(--w8); } .w9 { fill: var(--w9); }
 .b0 { background: var(--w0); } .b1 { background: var(--w1); } .b2 { background: var(--w2); } .b3 { background: var(--w3); }
 .b4 { background: var(--w4); } .b5 { background: var(--w5); } .b6 { background: var(--w6); } .b7 { background: var(--w7); }
 .b8 { background: var(--w8); } .b9 { background: var(--w9); }
-.t0 { --t: var(--t0); } .t1 { --t: var(--t1); } .t2 { --t: var(--t2); } .t3 { --t: var(--t3); } .t4 { --t: var(--t4); }
-.t5 { --t: var(--t5); } .t6 { --t: var(--t6); } .t7 { --t: var(--t7); } .t8 { --t: var(--t8); } .t9 { --t: var(--t9); }
-svg text[class*=" t"] { fill: var(--t); font-weight: 600; }
+.t0 { --t: var(--t0); --b: var(--w0); } .t1 { --t: var(--t1); --b: var(--w1); } .t2 { --t: var(--t2); --b: var(--w2); }
+.t3 { --t: var(--t3); --b: var(--w3); } .t4 { --t: var(--t4); --b: var(--w4); } .t5 { --t: var(--t5); --b: var(--w5); }
+.t6 { --t: var(--t6); --b: var(--w6); } .t7 { --t: var(--t7); --b: var(--w7); } .t8 { --t: var(--t8); --b: var(--w8); }
+.t9 { --t: var(--t9); --b: var(--w9); }
+svg text.on { fill: var(--t); font-weight: 600; stroke: var(--b); stroke-width: 2px; }
 .legend { font-size: 13px; color: var(--soft); margin: 4px 0; }
 .swatch { display: inline-block; min-width: 22px; padding: 0 6px; border-radius: 3px; color: var(--t); font-weight: 600; text-align: center; }
 details { margin: 6px 0 0; font-size: 13px; }
 summary { color: var(--soft); cursor: pointer; width: fit-content; }
 .scroll { overflow-x: auto; margin: 6px 0; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 10px 3px 0; border-bottom: 1px solid var(--grid); text-align: left; vertical-align: top; font-weight: 400; white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom; white-space: normal; overflow-wrap: anywhere; min-width: 4.5em; }
+thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom; white-space: normal; overflow-wrap: break-word; max-width: 16em; }
+tbody th { position: sticky; left: 0; background: var(--page); }
 .n { text-align: right; }
-tr.own th, tr.own td { font-weight: 650; }
+.wrap table { width: 100%; }
 .wrap td { white-space: normal; overflow-wrap: anywhere; }
 nav { margin-top: 16px; font-size: 14px; }
 nav a { color: var(--s0); margin-right: 14px; white-space: nowrap; text-underline-offset: 3px; }
@@ -96,11 +101,14 @@ nav a { color: var(--s0); margin-right: 14px; white-space: nowrap; text-underlin
   nav, summary { display: none; }
   h2, h3, figcaption, .note { break-after: avoid; }
   tr { break-inside: avoid; }
+  .legend { break-before: avoid; }
+  .tiles { grid-template-columns: repeat(4, 1fr); }
   .charts { grid-template-columns: 1fr 1fr; }
   .charts.small { grid-template-columns: repeat(4, 1fr); }
   .scroll { overflow: visible; }
   table, details { font-size: 7pt; }
-  th, td { padding: 1px 5px 1px 0; white-space: normal; }
+  th, td { padding: 1px 5px 1px 0; }
+  th, td:not(.n) { white-space: normal; }
   details::details-content { display: block; content-visibility: visible; block-size: auto; }
 }
 )css";

@@ -43,7 +43,7 @@ double round_step(double value) {
   return 10.0 * power;
 }
 
-double linear_step(double low, double high) { return round_step((high - low) / 5.0); }
+double linear_step(double low, double high) { return round_step((high - low) / 6.0); }
 
 /// 1, 2, 5 of each decade from `first` on.
 double log_place(int index) {
@@ -119,7 +119,7 @@ Scale scale_for(std::span<const double> values, double from, double to, bool log
   }
   scale.low = std::clamp(scale.low, -1e30, 1e30);
   scale.high = std::clamp(scale.high, -1e30, 1e30);
-  const double spread = scale.high - scale.low, least = 1e-6 * std::max(std::abs(scale.high), 1e-6);
+  const double spread = scale.high - scale.low, least = 0.05 * std::max(std::abs(scale.high), 1e-6);
   const double step = linear_step(0.0, std::max(spread, least));
   scale.low = step * std::floor(scale.low / step + 1e-9);
   scale.high = step * std::ceil(scale.high / step - 1e-9);

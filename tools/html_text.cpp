@@ -12,7 +12,6 @@ namespace kvq {
 namespace {
 
 constexpr std::string_view kEllipsis = "…", kReplacement = "\xef\xbf\xbd";
-constexpr std::size_t kMostColumns = 12;
 
 /// Bytes of the UTF-8 sequence at the start of `text`, which is valid.
 std::size_t first_bytes(std::string_view text) {
@@ -49,12 +48,22 @@ std::string escaped(std::string_view text) {
   return html;
 }
 
+/// Names may break behind an underscore, so that a column is not wider than its numbers need.
+std::string breakable(const std::string& html) {
+  std::string result;
+  for (const char c : html) {
+    result += c;
+    if (c == '_') result += "<wbr>";
+  }
+  return result;
+}
+
 std::string row_html(const std::vector<std::string>& row, const std::string& alignment, bool header) {
   std::string html = "<tr>";
   for (std::size_t c = 0; c < row.size(); ++c) {
     const std::string text = html_text(row[c]);
     if (header) {
-      html += fmt::format("<th scope=\"col\"{}>{}</th>", alignment[c] == 'r' ? " class=\"n\"" : "", text);
+      html += fmt::format("<th scope=\"col\"{}>{}</th>", alignment[c] == 'r' ? " class=\"n\"" : "", breakable(text));
     } else if (alignment[c] == 'l') {
       html += fmt::format("<th scope=\"row\">{}</th>", text);
     } else {
@@ -97,19 +106,25 @@ std::string shortened(const std::string& text, std::size_t most) {
 
 std::string html_text(std::string_view text, std::size_t most) { return escaped(readable(text, most)); }
 
-std::string number_text(double value) { return std::isnan(value) ? "–" : fmt::format("{:.4g}", value); }
+std::string html_number(double value) {
+  if (std::isnan(value)) return "–";
+  if (value == std::round(value) && std::abs(value) < 1e9) return fmt::format("{:.0f}", value);
+  std::string text = fmt::format("{:#.4g}", value);
+  if (const std::size_t e = text.find("e-0"); e != text.npos) text.erase(e + 2, 1);
+  return text;
+}
 
 std::string html_table(const HtmlRows& rows, const std::string& alignment) {
-  std::string html = "<div class=\"scroll\" tabindex=\"0\"><table>\n<thead>" + row_html(rows.front(), alignment, true) + "</thead>\n<tbody>\n";
+  std::string html = "<div class=\"scroll\" role=\"region\" aria-label=\"table\" tabindex=\"0\"><table>\n<thead>" + row_html(rows.front(), alignment, true) + "</thead>\n<tbody>\n";
   for (std::size_t r = 1; r < rows.size(); ++r) html += row_html(rows[r], alignment, false);
   return html + "</tbody></table></div>\n";
 }
 
-std::string html_tables(const HtmlRows& rows, const std::string& alignment) {
+std::string html_numbers(const HtmlRows& rows, const std::string& alignment, std::size_t most) {
   const std::size_t names = std::min(alignment.find_first_not_of('l'), alignment.size());
-  std::string html;
-  for (std::size_t begin = names; begin < alignment.size(); begin += kMostColumns) {
-    const std::size_t count = std::min(kMostColumns, alignment.size() - begin);
+  std::string html = "<details><summary>Numbers</summary>\n";
+  for (std::size_t begin = names; begin < alignment.size(); begin += most) {
+    const std::size_t count = std::min(most, alignment.size() - begin);
     const auto part = [&](const auto& line) {
       auto own = line;
       own.erase(own.begin() + static_cast<std::ptrdiff_t>(begin + count), own.end());
@@ -120,11 +135,7 @@ std::string html_tables(const HtmlRows& rows, const std::string& alignment) {
     for (const auto& row : rows) block.push_back(part(row));
     html += html_table(block, part(alignment));
   }
-  return html;
-}
-
-std::string html_numbers(const HtmlRows& rows, const std::string& alignment) {
-  return "<details><summary>Numbers</summary>\n" + html_tables(rows, alignment) + "</details>\n";
+  return html + "</details>\n";
 }
 
 }  // namespace kvq

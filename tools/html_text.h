@@ -16,15 +16,13 @@ std::size_t num_characters(std::string_view text);
 /// readable(), with what HTML and XML give a meaning escaped: safe inside elements and quoted attributes.
 std::string html_text(std::string_view text, std::size_t most = 200);
 
-/// Four significant digits; a dash for NaN.
-std::string number_text(double value);
+/// Four significant digits, whole numbers as they are; a dash for NaN.
+std::string html_number(double value);
 
 using HtmlRows = std::vector<std::vector<std::string>>;
 /// The first row is the header; cells are text and get escaped here. Columns marked 'l' name the line, 'r' are numbers, 't' text.
 std::string html_table(const HtmlRows& rows, const std::string& alignment);
-/// Tables of at most 12 columns, each with the leading 'l' columns: a page of paper has no scroll bar.
-std::string html_tables(const HtmlRows& rows, const std::string& alignment);
-/// The numbers of a chart, folded.
-std::string html_numbers(const HtmlRows& rows, const std::string& alignment);
+/// The numbers of a chart, folded; tables of at most `most` columns, each with the leading 'l' columns: paper has no scroll bar.
+std::string html_numbers(const HtmlRows& rows, const std::string& alignment, std::size_t most = 14);
 
 }  // namespace kvq

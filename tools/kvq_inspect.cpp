@@ -1,4 +1,5 @@
 #include "cli.h"
+#include "html_report.h"
 #include "inspect_compare.h"
 #include "inspect_details.h"
 #include "inspect_head.h"
@@ -17,7 +18,8 @@ namespace kvq {
 namespace {
 
 struct InspectFlags {
-  std::string artifact, reference;
+  std::string artifact, reference, html;
+  std::vector<std::string> evaluations;
   int layer = -1, head = -1;
   int page_size = 64;
   std::int64_t context = 32768;
@@ -32,6 +34,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "  kvq-inspect out.safetensors --layer 3 --head 0      one head: what its channels are worth, and their widths\n"
       "  kvq-inspect out.safetensors --layout --page-size 64 bytes per token and page\n"
       "  kvq-inspect out.safetensors --compare b.safetensors distance of the keys' widths from those of b\n"
+      "  kvq-inspect out.safetensors --html report.html --eval eval.json   all of it in one page, with results of kvq-eval\n"
       "  kvq-inspect out.safetensors --verify                hash, schema, orthogonality; exit 6 if one fails");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
   app.add_option("artifact", f.artifact, "artifact file")->required();
@@ -40,9 +43,12 @@ void add_flags(CLI::App& app, InspectFlags& f) {
   app.add_flag("--json", f.json, "one JSON document: the manifest, with what was asked for beside it");
   app.add_flag("--layout", f.layout, "bytes per token, per page, alignment; with --layer also the parts of its rows");
   app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--context", f.context, "context length, for --layout")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
+  app.add_option("--context", f.context, "context length, for --layout and --html")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
   app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values");
   app.add_option("--compare", f.reference, "reference artifact: how many RoPE blocks have other widths, and what that costs");
+  CLI::Option* html = app.add_option("--html", f.html, "write a report with charts: one HTML file that needs nothing else");
+  app.add_option("--eval", f.evaluations, "with --html: what kvq-eval --json said of this model; may be given several times")->allow_extra_args(false)->needs(html);
+  for (const char* view : {"--layer", "--json", "--layout", "--verify", "--compare"}) html->excludes(app.get_option(view));
 }
 
 const LayerPlan& find_layer(const Artifact& artifact, int layer) {
@@ -131,6 +137,10 @@ std::string to_text(const Request& request) {
 }
 
 int inspect(const InspectFlags& flags) {
+  if (!flags.html.empty()) {
+    write_html_report({flags.artifact, load_artifact(flags.artifact)}, flags.evaluations, flags.context, flags.html);
+    return 0;
+  }
   const Request request = load(flags);
   fmt::print("{}", flags.json ? to_json(request).dump(2) + "\n" : to_text(request));
   return request.passed() ? 0 : 6;

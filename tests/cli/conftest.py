@@ -16,7 +16,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    missing = [name for name in ("kvq-calibrate", "kvq-inspect", "kvq-eval") if not (BIN / name).is_file()]
+    missing = [name for name in ("kvq-calibrate", "kvq-inspect", "kvq-eval", "kvq-diff") if not (BIN / name).is_file()]
     if missing:
         raise pytest.UsageError(f"{BIN}: no {' and no '.join(missing)}; build first, or set KVQ_BIN")
 

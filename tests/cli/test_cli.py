@@ -28,6 +28,8 @@ HELP = [
     ("eval_help", "kvq-eval --help", 0),
     ("eval_version", "kvq-eval --version", 0),
     ("eval_no_arguments", "kvq-eval", USAGE),
+    ("diff_help", "kvq-diff --help", 0),
+    ("diff_no_arguments", "kvq-diff", USAGE),
 ]
 
 RESULTS = [

@@ -136,21 +136,24 @@ const Operations& operations() {
   return chosen;
 }
 
-/// Any change at all, by a log-sum-exp in double.
-double change_weights_slowly(const float* p, float* delta, std::int64_t count) {
+double log_sum_exp(const std::vector<double>& logits) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (const double logit : logits) sum += std::exp(logit - top);
+  return top + std::log(sum);
+}
+
+/// Any change at all, in double and from the logits.
+double change_weights_slowly(const float* logits, float* delta, std::int64_t count) {
   const auto n = static_cast<std::size_t>(count);
-  std::vector<double> logit(n);
-  double largest = -HUGE_VAL, total = 0.0, before = 0.0, divergence = 0.0;
+  std::vector<double> before(logits, logits + n), after(n);
+  for (std::size_t t = 0; t < n; ++t) after[t] = before[t] + double{delta[t]};
+  const double z_before = log_sum_exp(before), z_after = log_sum_exp(after);
+  double divergence = 0.0;
   for (std::size_t t = 0; t < n; ++t) {
-    before += double{p[t]};
-    logit[t] = p[t] > 0.0f ? std::log(double{p[t]}) + double{delta[t]} : -HUGE_VAL;
-    largest = std::max(largest, logit[t]);
-  }
-  for (const double value : logit) total += std::exp(value - largest);
-  for (std::size_t t = 0; t < n; ++t) {
-    const double exact = double{p[t]} / before, changed = std::exp(logit[t] - largest) / total;
-    if (p[t] > 0.0f) divergence += exact * (std::log(exact) - (logit[t] - largest - std::log(total)));
-    delta[t] = static_cast<float>(changed - exact);
+    const double p = std::exp(before[t] - z_before);
+    divergence += p * ((before[t] - z_before) - (after[t] - z_after));
+    delta[t] = static_cast<float>(std::exp(after[t] - z_after) - p);
   }
   return std::max(0.0, divergence);
 }
@@ -167,11 +170,11 @@ double dot_product(const float* a, const float* b, std::int64_t count) {
   return over_pieces(count, [&](std::int64_t t, std::int64_t n) { return double{operations().products(a + t, b + t, n)}; });
 }
 
-double change_weights(const float* p, float* delta, std::int64_t count) {
+double change_weights(const float* p, const float* logits, float* delta, std::int64_t count) {
   if (count == 0) return 0.0;
   const double total = sum_of(p, count), exact_mean = dot_product(p, delta, count) / total;
   const auto mean = static_cast<float>(exact_mean);
-  if (!(row_ops::largest(delta, count) - mean < kLargestChange)) return change_weights_slowly(p, delta, count);
+  if (!(row_ops::largest(delta, count) - mean < kLargestChange)) return change_weights_slowly(logits, delta, count);
   const double bent = over_pieces(count, [&](std::int64_t t, std::int64_t n) { return double{operations().bend(p + t, delta + t, n, mean)}; });
   // Z = 1 + sum p u = 1 + h, and KL = log Z - sum p x, where rounding of the mean leaves sum p x = h - sum p (u - x) a little beside 0.
   const double h = dot_product(p, delta, count) / total;

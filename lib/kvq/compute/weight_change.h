@@ -11,8 +11,10 @@ double sum_of(const float* row, std::int64_t count);
 double sum_of_squares(const float* row, std::int64_t count);
 double dot_product(const float* a, const float* b, std::int64_t count);
 
-/// KL(p || p') in nats. @param p  [count] weights, sum near 1
-/// @param delta  [count] change of the logits; becomes p' - p. A row whose x passes 60 is computed in double, slowly.
-double change_weights(const float* p, float* delta, std::int64_t count);
+/// KL(p || p') in nats.
+/// @param p       [count] softmax of the logits, sum near 1; below e^-87 of the largest it may be 0
+/// @param logits  [count] for rows whose x passes 60, where such a weight may win: those are computed from the logits in double, slowly
+/// @param delta   [count] change of the logits; becomes p' - p
+double change_weights(const float* p, const float* logits, float* delta, std::int64_t count);
 
 }  // namespace kvq

@@ -130,7 +130,7 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
       const Places& exact = top_[static_cast<std::size_t>(row)];
       for (const std::int64_t place : changed) sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
     }
-    const double kl = change_weights(p_.data() + row * keys_ + from, d + from, to - from);
+    const double kl = change_weights(p_.data() + row * keys_ + from, s + from, d + from, to - from);
     divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
     sums.divergence += kl;
   }

@@ -19,7 +19,7 @@ struct AttentionSums {
   double output_error = 0.0, output_energy = 0.0;  ///< sum |o^ - o|^2, sum |o|^2
   double curved_error = 0.0;                     ///< sum 1/2 (o^ - o)^T G (o^ - o), nats; G the dump's output curvature
   double divergence = 0.0;                       ///< sum KL(p || p^), nats
-  double top_hits = 0.0, top_queries = 0.0;      ///< of the 10 largest p, how many are among the 10 largest p^; queries of more than 10 keys
+  double top_hits = 0.0, top_queries = 0.0;      ///< of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equals); queries of more than 10 keys
   AttentionSums& operator+=(const AttentionSums& other);
 };
 
@@ -42,9 +42,11 @@ struct LayerError {
 
 /// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its softmax scale. A query
 /// reads stored rows only where ExactTokens says so. Differences are computed as such, never by subtracting two large results, so that small
-/// errors keep their digits: products in float, sums in double. Memory is a few blocks of 64 queries and one KV head's rows of each scheme.
+/// errors keep their digits: products in float, sums in double. Memory is a few blocks of 64 queries and one KV head's rows of each scheme,
+/// and [T, hidden] numbers for each where the dump has o_proj.
 /// A layer without values (mla_rope) gets logits and weights; its outputs stay 0. Results do not depend on threads.
-/// @param layers  the schemes, all measured in one pass over the exact attention
+/// @param schemes       all measured in one pass over the exact attention
+/// @param with_windows  false: every token counts as coded, whatever the schemes' ExactTokens say
 /// @param done    called with the part of the work that is done, 0..1, from one thread
 /// @throws Error{numerical} for rows that a coder refuses
 std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes, bool with_windows,

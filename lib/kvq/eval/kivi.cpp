@@ -38,7 +38,11 @@ class KiviKeys : public StoredSide {
     return {.sink = 0, .recent = kGroup, .granule = kGroup};
   }
   double effective_bits(std::int64_t context) const override {
-    const double coded = scale_only_ || context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
+    if (scale_only_) {  // a group that has begun has its range
+      const auto groups = static_cast<double>((context + static_cast<std::int64_t>(kGroup) - 1) / static_cast<std::int64_t>(kGroup));
+      return bits_ + kNumberBits * groups / static_cast<double>(context);
+    }
+    const double coded = context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
     return 16.0 + coded * (bits_ + kNumberBits / kGroup - 16.0);
   }
   double code_bits() const override { return bits_; }

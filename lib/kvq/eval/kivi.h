@@ -13,7 +13,7 @@ std::unique_ptr<StoredSide> kivi_keys(int dim, int bits);
 std::unique_ptr<StoredSide> kivi_values(int dim, int bits);
 
 /// Block-GTQ's variant without exact tokens (arXiv 2606.24033, B.4 and D.4): each key is coded on arrival with the range that the channel
-/// had in the 32 tokens of the group before; the first group, for which the paper takes a calibration text, has its own range.
+/// had in the 32 tokens of the group before; the first group, for which the paper takes a calibration text, has its own range. Values: tq-mse.
 std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits);
 
 }  // namespace kvq

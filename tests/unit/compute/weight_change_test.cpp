@@ -12,6 +12,18 @@ using namespace kvq;
 
 namespace {
 
+/// Logits of which the weights are the softmax.
+std::vector<float> logits_of(const std::vector<float>& p) {
+  std::vector<float> logits;
+  for (const float weight : p) logits.push_back(weight > 0.0f ? std::log(weight) : -200.0f);
+  return logits;
+}
+
+double change(const std::vector<float>& p, std::vector<float>& delta) {
+  const std::vector<float> logits = logits_of(p);
+  return change_weights(p.data(), logits.data(), delta.data(), static_cast<std::int64_t>(p.size()));
+}
+
 struct Expected {
   double divergence = 0.0;
   std::vector<double> change;
@@ -56,7 +68,7 @@ TEST_CASE("Weights change as two softmaxes differ, down to small changes", "[com
         for (float& x : delta) x += static_cast<float>(3.0 * size);  // a mean that softmax does not see
         const Expected want = expected(p, delta);
         std::vector<float> change = delta;
-        const double found = change_weights(p.data(), change.data(), static_cast<std::int64_t>(count));
+        const double found = ::change(p, change);
         INFO(count << " weights, sharpness " << sharpness << ", changes of " << size);
         CHECK(found == Approx(want.divergence).epsilon(2e-6).margin(1e-15));
         double largest = 0.0;
@@ -69,10 +81,10 @@ TEST_CASE("Nothing changes without a change, or by the same one everywhere", "[c
   const std::vector<float> p = weights(333, 2.0, 1);
   for (const float value : {0.0f, 5.0f, -200.0f, 1e4f}) {
     std::vector<float> delta(p.size(), value);
-    CHECK(change_weights(p.data(), delta.data(), 333) == Approx(0.0).margin(1e-12));
+    CHECK(change(p, delta) == Approx(0.0).margin(1e-12));
     for (const float x : delta) CHECK(x == Approx(0.0).margin(1e-7));  // beside weights of 0.1
   }
-  CHECK(change_weights(nullptr, nullptr, 0) == 0.0);
+  CHECK(change_weights(nullptr, nullptr, nullptr, 0) == 0.0);
 }
 
 TEST_CASE("Huge changes are taken as they are", "[compute]") {
@@ -82,7 +94,7 @@ TEST_CASE("Huge changes are taken as they are", "[compute]") {
     delta[7] = size;
     delta[9] = -size;
     const Expected want = expected(p, delta);
-    CHECK(change_weights(p.data(), delta.data(), 50) == Approx(want.divergence).epsilon(1e-6));
+    CHECK(change(p, delta) == Approx(want.divergence).epsilon(1e-6));
     for (std::size_t t = 0; t < p.size(); ++t) CHECK(delta[t] == Approx(want.change[t]).margin(1e-6));
   }
 }
@@ -92,8 +104,15 @@ TEST_CASE("Weights of zero stay zero", "[compute]") {
   for (std::size_t t = 20; t < 40; ++t) p[t] = 0.0f;
   std::vector<float> delta = test::gaussian(40, 4);
   const Expected want = expected(p, delta);
-  CHECK(change_weights(p.data(), delta.data(), 40) == Approx(want.divergence).epsilon(1e-6));
+  CHECK(change(p, delta) == Approx(want.divergence).epsilon(1e-6));
   for (std::size_t t = 20; t < 40; ++t) CHECK(delta[t] == 0.0f);
+}
+
+TEST_CASE("A weight too small for a float can still win", "[compute]") {
+  const std::vector<float> p{1.0f, 0.0f}, logits{0.0f, -200.0f};
+  std::vector<float> delta{0.0f, 300.0f};
+  CHECK(change_weights(p.data(), logits.data(), delta.data(), 2) == Approx(100.0).epsilon(1e-9));
+  CHECK(delta == std::vector<float>{-1.0f, 1.0f});
 }
 
 TEST_CASE("Sums of rows keep their digits", "[compute]") {

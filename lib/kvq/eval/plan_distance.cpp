@@ -1,0 +1,242 @@
+#include <kvq/compute/eigh.h>
+#include <kvq/core/error.h>
+#include <kvq/eval/plan_distance.h>
+#include <kvq/solve/spectral.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
+namespace kvq {
+
+namespace {
+
+using Matrix = std::vector<double>;
+
+void raise(std::optional<double>& largest, double value) { largest = std::max(largest.value_or(0.0), value); }
+
+/// Entry h of [H, n] numbers, widened.
+Matrix entry_of(const std::vector<float>& values, int h, std::size_t size) {
+  const float* first = values.data() + static_cast<std::size_t>(h) * size;
+  return {first, first + size};
+}
+
+double norm(std::span<const double> x) {
+  double sum = 0.0;
+  for (const double value : x) sum += value * value;
+  return std::sqrt(sum);
+}
+
+double distance(std::span<const double> a, std::span<const double> b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+/// U diag(spectrum) U^T
+Matrix covariance_of(const Rotation& rotation, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  const Matrix basis = entry_of(rotation.eigenbasis, h, d * d), spectrum = entry_of(rotation.spectrum, h, d);
+  Matrix scaled = basis;
+  for (std::size_t i = 0; i < d; ++i)
+    for (std::size_t j = 0; j < d; ++j) scaled[i * d + j] *= spectrum[j];
+  return product(scaled, transposed(basis, dim), dim);
+}
+
+Matrix diagonal_under(const Matrix& covariance, const Matrix& rotation, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  const Matrix inside = turned(covariance, rotation, dim);
+  Matrix diagonal;
+  for (std::size_t j = 0; j < d; ++j) diagonal.push_back(inside[j * d + j]);
+  return diagonal;
+}
+
+bool is_random(const std::string& recipe) { return recipe.find("Haar") != std::string::npos || recipe.find('S') != std::string::npos; }
+
+/// Of each source channel of a mixed row, the part of its energy that R takes elsewhere than to the channels of its own width. Nothing for heads
+/// that are mixed as a whole.
+double gather_error(const TensorPlan& plan, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  Matrix factor = entry_of(plan.rotation.matrix, h, d * d);
+  if (!plan.rotation.eigenbasis.empty()) factor = product(transposed(entry_of(plan.rotation.eigenbasis, h, d * d), dim), factor, dim);
+  const std::uint8_t* bits = plan.allocation->channel_bits.data() + static_cast<std::size_t>(h) * d;
+  const std::uint16_t* order = plan.allocation->channel_order.data() + static_cast<std::size_t>(h) * d;
+  double worst = 0.0;
+  for (std::size_t place = 0; place < d; ++place) {
+    double inside = 0.0;
+    for (std::size_t j = 0; j < d; ++j)
+      if (bits[j] == bits[place]) inside += factor[order[place] * d + j] * factor[order[place] * d + j];
+    worst = std::max(worst, std::abs(1.0 - inside));
+  }
+  return worst;
+}
+
+/// Of one width for all: |U^T R| without signs, which is what the recipe's other factors make; with mixed widths gather_error().
+double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  if (plan.allocation && reference.allocation) {
+    constexpr double kMixedAsAWhole = 0.01;  // rounding leaves 1e-6
+    const double expected = gather_error(reference, h, dim);
+    return expected > kMixedAsAWhole ? 0.0 : std::max(0.0, gather_error(plan, h, dim) - expected);
+  }
+  const auto factor = [&](const TensorPlan& own) {
+    const Matrix matrix = entry_of(own.rotation.matrix, h, d * d);
+    return own.rotation.eigenbasis.empty() ? matrix : product(transposed(entry_of(own.rotation.eigenbasis, h, d * d), dim), matrix, dim);
+  };
+  const Matrix a = factor(plan), b = factor(reference);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(std::abs(a[i]) - std::abs(b[i])));
+  return worst;
+}
+
+void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int entries, int dim, PlanDistance& found) {
+  const Rotation &own = plan.rotation, &other = reference.rotation;
+  const auto d = static_cast<std::size_t>(dim);
+  if (own.kind == RotationKind::dense) found.orthogonality = orthogonality_error(own, dim);
+  const bool both_dense = own.kind == RotationKind::dense && other.kind == RotationKind::dense && own.scope == other.scope;
+  const bool both_spectral = !own.eigenbasis.empty() && !other.eigenbasis.empty() && own.scope == other.scope;
+  for (int h = 0; h < entries; ++h) {
+    if (both_spectral) {
+      const Matrix mine = covariance_of(own, h, dim), theirs = covariance_of(other, h, dim);
+      raise(found.covariance, distance(mine, theirs) / std::max(norm(theirs), 1e-300));
+      const auto spectrum = std::span(other.spectrum).subspan(static_cast<std::size_t>(h) * d, d);
+      double trace = 0.0;
+      for (const float value : spectrum) trace += static_cast<double>(value);
+      const std::vector<std::size_t> borders = eigenspaces(spectrum);
+      const Matrix a = entry_of(own.eigenbasis, h, d * d), b = entry_of(other.eigenbasis, h, d * d);
+      for (std::size_t s = 0; s + 1 < borders.size(); ++s) {
+        double held = 0.0;
+        for (std::size_t j = borders[s]; j < borders[s + 1]; ++j) held += static_cast<double>(spectrum[j]);
+        if (held >= 0.01 * trace) raise(found.angle, principal_angle(a, b, dim, borders[s], borders[s + 1]));
+      }
+      if (both_dense && !is_random(own.recipe) && !is_random(other.recipe)) {
+        const Matrix one = diagonal_under(theirs, entry_of(own.matrix, h, d * d), dim), two = diagonal_under(theirs, entry_of(other.matrix, h, d * d), dim);
+        double change = 0.0;
+        for (std::size_t j = 0; j < d; ++j) change += std::abs(one[j] - two[j]);
+        raise(found.importance, change / std::max(trace, 1e-300));
+      }
+    }
+    const bool mixed = plan.allocation && reference.allocation;
+    if (both_dense && (mixed || (own.recipe == other.recipe && !is_random(own.recipe)))) raise(found.factor, factor_distance(plan, reference, h, dim));
+  }
+}
+
+/// Directed both ways: the largest distance of an entry from the nearest one of the other table.
+double table_distance(std::span<const float> a, std::span<const float> b) {
+  double worst = 0.0;
+  for (const auto& [from, to] : {std::pair{a, b}, {b, a}})
+    for (const float x : from) {
+      double nearest = HUGE_VAL;
+      for (const float y : to) nearest = std::min(nearest, std::abs(static_cast<double>(x) - static_cast<double>(y)));
+      worst = std::max(worst, nearest);
+    }
+  return worst;
+}
+
+void compare_coders(const TensorPlan& plan, const TensorPlan& reference, PlanDistance& found) {
+  if (const auto *a = std::get_if<CodebookCoder>(&plan.coder), *b = std::get_if<CodebookCoder>(&reference.coder); a && b)
+    for (const auto& [bits, table] : a->tables) {
+      const auto other = b->tables.find(bits);
+      if (other == b->tables.end() || other->second.size() != table.size()) continue;
+      const std::size_t entries = std::size_t{1} << bits;
+      for (std::size_t first = 0; first < table.size(); first += entries)
+        raise(found.codebook, table_distance(std::span(table).subspan(first, entries), std::span(other->second).subspan(first, entries)));
+    }
+  if (const auto *a = std::get_if<TrellisCoder>(&plan.coder), *b = std::get_if<TrellisCoder>(&reference.coder); a && b)
+    for (const TrellisTaps& taps : a->taps) {
+      const TrellisTaps* other = b->find(taps.bits);
+      if (other == nullptr || other->theta.size() != taps.theta.size()) continue;
+      for (std::size_t i = 0; i < taps.theta.size(); ++i) raise(found.trellis, std::abs(static_cast<double>(taps.theta[i]) - static_cast<double>(other->theta[i])));
+    }
+}
+
+/// Mean distance of the rows of `a` from the nearest row of `b`.
+double mean_nearest(std::span<const float> a, std::span<const float> b, std::size_t d) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); i += d) {
+    double nearest = HUGE_VAL;
+    for (std::size_t j = 0; j < b.size(); j += d) {
+      double squared = 0.0;
+      for (std::size_t c = 0; c < d && squared < nearest; ++c) {
+        const double gap = static_cast<double>(a[i + c]) - static_cast<double>(b[j + c]);
+        squared += gap * gap;
+      }
+      nearest = std::min(nearest, squared);
+    }
+    sum += std::sqrt(nearest);
+  }
+  return sum / static_cast<double>(a.size() / d);
+}
+
+double spread_of(std::span<const float> rows, std::size_t d) {
+  std::vector<double> mean(d, 0.0);
+  const auto count = static_cast<double>(rows.size() / d);
+  for (std::size_t i = 0; i < rows.size(); ++i) mean[i % d] += static_cast<double>(rows[i]) / count;
+  double sum = 0.0;
+  for (std::size_t i = 0; i < rows.size(); i += d) {
+    double squared = 0.0;
+    for (std::size_t c = 0; c < d; ++c) squared += (static_cast<double>(rows[i + c]) - mean[c]) * (static_cast<double>(rows[i + c]) - mean[c]);
+    sum += std::sqrt(squared);
+  }
+  return sum / count;
+}
+
+void compare_offsets(const TensorPlan& plan, const TensorPlan& reference, int entries, int dim, PlanDistance& found) {
+  const auto d = static_cast<std::size_t>(dim);
+  for (int h = 0; h < entries && !plan.center.empty() && plan.center.size() == reference.center.size(); ++h) {
+    const Matrix a = entry_of(plan.center, h, d), b = entry_of(reference.center, h, d);
+    raise(found.center, distance(a, b) / std::max(norm(b), 1e-300));
+  }
+  if (!plan.centroids || !reference.centroids || plan.centroids->values.size() * static_cast<std::size_t>(reference.centroids->count) != reference.centroids->values.size() * static_cast<std::size_t>(plan.centroids->count)) return;
+  for (int h = 0; h < entries; ++h) {
+    const auto rows = [&](const Centroids& c) { return std::span(c.values).subspan(static_cast<std::size_t>(h * c.count) * d, static_cast<std::size_t>(c.count) * d); };
+    const auto a = rows(*plan.centroids), b = rows(*reference.centroids);
+    raise(found.centroids, 0.5 * (mean_nearest(a, b, d) + mean_nearest(b, a, d)) / std::max(spread_of(b, d), 1e-300));
+  }
+}
+
+}  // namespace
+
+std::vector<std::size_t> eigenspaces(std::span<const float> spectrum, double gap) {
+  std::vector<std::size_t> borders{0};
+  for (std::size_t j = 1; j < spectrum.size(); ++j) {
+    const double larger = spectrum[j - 1], smaller = spectrum[j];
+    if (larger - smaller >= gap * std::abs(larger)) borders.push_back(j);
+  }
+  borders.push_back(spectrum.size());
+  return borders;
+}
+
+double principal_angle(std::span<const double> a, std::span<const double> b, int dim, std::size_t first, std::size_t end) {
+  const auto d = static_cast<std::size_t>(dim), n = end - first;
+  KVQ_ASSERT(n >= 1 && end <= d);
+  // What of each column of a lies outside of the span of b: its largest singular value is the sine.
+  Matrix cross(n * n, 0.0), gram(n * n, 0.0), rest(d * n);
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < n; ++j)
+      for (std::size_t r = 0; r < d; ++r) cross[i * n + j] += b[r * d + first + i] * a[r * d + first + j];
+  for (std::size_t r = 0; r < d; ++r)
+    for (std::size_t j = 0; j < n; ++j) {
+      rest[r * n + j] = a[r * d + first + j];
+      for (std::size_t i = 0; i < n; ++i) rest[r * n + j] -= b[r * d + first + i] * cross[i * n + j];
+    }
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < n; ++j)
+      for (std::size_t r = 0; r < d; ++r) gram[i * n + j] += rest[r * n + i] * rest[r * n + j];
+  const double sine = std::sqrt(std::clamp(eigh(gram, static_cast<int>(n)).values.front(), 0.0, 1.0));
+  return std::asin(sine) * 180.0 / std::numbers::pi;
+}
+
+PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, int num_kv_heads, int dim) {
+  PlanDistance found;
+  const auto entries = [&](const TensorPlan& own) { return own.rotation.scope == Scope::layer ? 1 : num_kv_heads; };
+  if (entries(plan) != entries(reference)) return found;
+  compare_rotations(plan, reference, entries(plan), dim, found);
+  compare_offsets(plan, reference, entries(plan), dim, found);
+  compare_coders(plan, reference, found);
+  for (std::size_t h = 0; h < plan.clip_ratio.size() && plan.clip_ratio.size() == reference.clip_ratio.size(); ++h) raise(found.clip, std::abs(plan.clip_ratio[h] - reference.clip_ratio[h]));
+  return found;
+}
+
+}  // namespace kvq

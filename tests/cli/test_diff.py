@@ -1,0 +1,254 @@
+"""kvq-diff as a gate: damaged artifacts fail by the rule that should see it, runs that differ in nothing that matters pass."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from faulty_artifacts import data_start, hashed, with_metadata
+from kvq_py.safetensors_file import SafetensorsFile
+from kvq_tools import ROOT, calibrate, run, succeed
+
+USAGE, INPUT, CHECK_FAILED = 2, 3, 6
+NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}
+METHODS = {"oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0), "block-gtq": ("--method", "block-gtq"),
+           "kvq": ("--method", "kvq"), "saw-int4": ("--method", "saw-int4"),
+           "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted")}
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Path:
+    return ROOT / "sample_data/evaluation.h5"
+
+
+@pytest.fixture(scope="module")
+def artifacts(sample, tmp_path_factory) -> Callable[..., Path]:
+    folder, made = tmp_path_factory.mktemp("artifacts"), {}
+
+    def make(method: str, *flags: object) -> Path:
+        key = (method, *flags)
+        if key not in made:
+            made[key] = calibrate(sample, folder / f"{method}-{len(made)}.safetensors", *METHODS[method], *flags)
+        return made[key]
+
+    return make
+
+
+def diff(*flags: object) -> tuple[int, dict]:
+    """Exit code and a document that the schema allows."""
+    result = run("kvq-diff", "--json", *flags)
+    assert result.code in (0, CHECK_FAILED), result
+    document = json.loads(result.stdout)
+    pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/diff.schema.json").read_text()))
+    assert document["passed"] == (result.code == 0) == all(check["outcome"] != "failed" for check in document["checks"])
+    return result.code, document
+
+
+def failed(document: dict) -> dict[str, str]:
+    """Metrics whose rules failed, and where that was worst."""
+    return {check["rule"].split("<")[0].split(">")[0]: check["worst"].get("where", "") for check in document["checks"] if check["outcome"] == "failed"}
+
+
+# Damage
+
+class Editor:
+    """Changes tensors and manifest of an artifact, and gives it the content hash that it should have then."""
+
+    def __init__(self, source: Path):
+        self.content = bytearray(source.read_bytes())
+        self.file = SafetensorsFile(bytes(self.content), "artifact")
+        self.manifest = json.loads(self.file.metadata["kvq.manifest"])
+
+    def tensor(self, name: str) -> np.ndarray:
+        entry = self.file.tensors[name]
+        count = int(np.prod(entry.shape))
+        return np.frombuffer(self.content, NUMPY[entry.dtype], count, data_start(self.content) + entry.begin).reshape(entry.shape)
+
+    def side(self, layer: int, side: str) -> dict:
+        return self.manifest["layers"][layer][side]
+
+    def save(self, path: Path) -> Path:
+        text = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        path.write_bytes(hashed(with_metadata(bytes(self.content), kvq__manifest=text)))
+        return path
+
+
+def swap_layers(editor: Editor) -> None:
+    for name in [name for name in editor.file.tensors if name.startswith("layers.1.")]:
+        one, other = editor.tensor(name), editor.tensor(name.replace("layers.1.", "layers.4."))
+        kept = one.copy()
+        one[:], other[:] = other, kept
+
+
+def transpose_rotation(editor: Editor) -> None:
+    rotation = editor.tensor("layers.3.k.rotation")
+    rotation[1] = rotation[1].T.copy()
+
+
+def clip_by_half(editor: Editor) -> None:
+    editor.side(2, "v")["clip_ratio"][0] = 0.5
+
+
+def reverse_bits(editor: Editor) -> None:
+    bits = editor.tensor("layers.2.k.block_bits")
+    bits[0] = bits[0, ::-1].copy()
+
+
+def wrong_rope(editor: Editor) -> None:
+    for layer in editor.manifest["layers"]:
+        layer["geometry"]["rope"]["layout"] = "interleaved"
+
+
+DAMAGE = [("oscar", swap_layers, "rotation.covariance", "layer "), ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
+          ("oscar", transpose_rotation, "rotation.factor", "layer 3 k"), ("block-gtq", transpose_rotation, "rotation.factor", "layer 3 k"),
+          ("kvq", transpose_rotation, "rotation.factor", "layer 3 k"), ("oscar", clip_by_half, "clip", "layer 2 v"),
+          ("block-gtq", reverse_bits, "heads.allocation.hamming", "layer 2 k head 0"), ("oscar", wrong_rope, "geometry", ""), ("saw-int4", wrong_rope, "geometry", "")]
+
+
+@pytest.mark.parametrize("method, damage, rule, where", DAMAGE, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_damage_fails_by_its_rule(artifacts, tmp_path, method, damage, rule, where):
+    """Without a dump: the files alone show it, and the tool does not refuse to read them."""
+    good = artifacts(method)
+    editor = Editor(good)
+    damage(editor)
+    bad = editor.save(tmp_path / "bad.safetensors")
+    code, document = diff(good, bad)
+    assert code == CHECK_FAILED and failed(document).get(rule, "nowhere").startswith(where), failed(document)
+
+
+@pytest.mark.parametrize("method, damage, rule, where", [row for row in DAMAGE if row[1] in (swap_layers, transpose_rotation, clip_by_half)],
+                         ids=lambda value: getattr(value, "__name__", str(value)))
+def test_damage_shows_in_what_it_does(artifacts, held_out, tmp_path, method, damage, rule, where):
+    """With a dump, by what is measured: even if nothing else of the file is compared."""
+    good = artifacts(method)
+    editor = Editor(good)
+    damage(editor)
+    rules = [word for metric in ("heads.logit_rel_mse<=+25%", "heads.v_rel_mse<=+25%") for word in ("--fail-on", metric)]
+    code, document = diff(good, editor.save(tmp_path / "bad.safetensors"), "--model", held_out, "--no-default-rules", *rules)
+    assert code == CHECK_FAILED and failed(document)
+
+
+# What must pass
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_seed_passes(artifacts, held_out, method):
+    code, document = diff(artifacts(method), artifacts(method, "--seed", 1), "--model", held_out)
+    assert code == 0, failed(document)
+    assert {"what": "seed", "old": "0", "new": "1"} in document["differences"]
+
+
+def test_equal_artifacts_have_no_distance(artifacts, held_out):
+    for method in METHODS:
+        code, document = diff(artifacts(method), artifacts(method), "--model", held_out)
+        assert code == 0 and document["differences"] == []
+        for reading in document["readings"]:
+            if "old" in reading:
+                assert reading["old"] == reading["new"]
+            elif reading["metric"] not in ("orthogonality", "allocation.high_bit_jaccard"):
+                assert reading["new"] == pytest.approx(0, abs=1e-5), reading
+
+
+@pytest.mark.parametrize("method", ["oscar", "kvq"])
+def test_eigenvector_signs_pass(artifacts, held_out, tmp_path, method):
+    """U -> U S, and R with it where it is U times fixed factors: R' = U S U^T R."""
+    good, random = artifacts(method), np.random.default_rng(3)
+    editor = Editor(good)
+    for name in [name for name in editor.file.tensors if name.endswith(".eigenbasis")]:
+        basis, rotation = editor.tensor(name), editor.tensor(name.replace("eigenbasis", "rotation"))
+        for head in range(len(basis)):
+            signs = random.choice([-1.0, 1.0], basis.shape[1]).astype(np.float32)
+            if method == "oscar":  # elsewhere what follows the basis is random anyway
+                u = basis[head].astype(np.float64)
+                rotation[head] = (u * signs) @ u.T @ rotation[head].astype(np.float64)
+            basis[head] *= signs
+    code, document = diff(good, editor.save(tmp_path / "signs.safetensors"), "--model", held_out)
+    assert code == 0, failed(document)
+    distances = {reading["metric"]: reading["new"] for reading in document["readings"] if "old" not in reading}
+    assert distances["rotation.covariance"] < 1e-6 and distances["rotation.factor"] < 1e-5 and distances["rotation.angle"] < 0.1
+
+
+def test_more_bits_cost_bytes(artifacts, held_out):
+    code, document = diff(artifacts("oscar"), artifacts("oscar", "--bits", 3), "--model", held_out)
+    assert code == CHECK_FAILED and {"codes", "bytes_per_token"} <= failed(document).keys()
+    assert "output_rel_mse" not in failed(document)
+    code, document = diff(artifacts("oscar"), artifacts("oscar", "--bits", 3), "--fail-on", "bytes_per_token<=+50%", "--fail-on", "codes<=99",
+                          "--fail-on", "clip<=1")
+    assert code == 0, failed(document)
+    back, _ = diff(artifacts("oscar", "--bits", 3), artifacts("oscar"), "--model", held_out, "--no-default-rules", "--fail-on", "output_rel_mse<=+100%")
+    assert back == CHECK_FAILED
+
+
+# Rules
+
+def test_rules_hold_for_all_readings(artifacts, held_out):
+    """A rule of layers.<metric> fails if one layer does; limits are inclusive."""
+    good, other = artifacts("block-gtq"), artifacts("block-gtq", "--seed", 1)
+    _, document = diff(good, other, "--model", held_out)
+    changes = [reading["new"] / reading["old"] - 1 for reading in document["readings"] if reading["metric"] == "layers.output_rel_mse"]
+    assert len(changes) == 6
+    for limit, passes in ((max(changes) + 1e-9, True), (max(changes) - 1e-6, False)):
+        code, document = diff(good, other, "--model", held_out, "--no-default-rules", "--fail-on", f"layers.output_rel_mse<={100 * limit:.10f}%")
+        assert (code == 0) == passes
+        check, = document["checks"]
+        assert check["readings"] == 6 and check["worst"]["new"] / check["worst"]["old"] - 1 == pytest.approx(max(changes))
+
+
+@pytest.mark.parametrize("rule", ["", "clip", "clip<0.1", "clip=0.1", "clip<=", "clip<=x", "clip<=1e", "clip<=nan", "clip<=5 %", "telepathy<=1", "<=1",
+                                  "attention_kl<=+5%", "heads.attention_kl.p99<=+5%", "attention_kl.p99<=+5%"])
+def test_rules_that_are_none(artifacts, rule):
+    result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--fail-on", rule)
+    assert result.code == USAGE and result.stdout == ""
+    assert result.stderr.splitlines()[0].startswith("kvq-diff: error: ") and len(result.stderr.splitlines()) <= 2
+
+
+def test_refusals(artifacts, held_out, make_dump, tmp_path):
+    good = artifacts("oscar")
+    for flags, code in (((good,), USAGE), ((good, "no.safetensors"), INPUT), ((good, held_out), INPUT), ((good, good, "--no-default-rules"), USAGE),
+                        ((good, good, "--json", "--markdown"), USAGE), ((good, good, "--model", "no.h5"), INPUT),
+                        ((good, good, "--junit", tmp_path / "no/file.xml"), INPUT), ((good, good, "--model", make_dump(layers=6)), INPUT)):
+        result = run("kvq-diff", *flags)
+        assert result.code == code and len([line for line in result.stderr.splitlines() if not line.startswith("hint: ")]) == 1, result
+
+
+def test_another_model_is_a_finding(artifacts, make_dump, tmp_path):
+    other = calibrate(make_dump(layers=6), tmp_path / "other.safetensors", *METHODS["oscar"])
+    code, document = diff(artifacts("oscar"), other, "--model", make_dump(layers=6))
+    assert code == CHECK_FAILED and "geometry" in failed(document)
+
+
+# What it prints
+
+def test_text(artifacts, held_out):
+    good, other = artifacts("oscar"), artifacts("oscar", "--clip", 0.7)
+    result = run("kvq-diff", good, other, "--model", held_out)
+    lines = result.stdout.splitlines()
+    assert result.code == CHECK_FAILED and lines[-1] == "FAILED" and lines[:2] == [f"old  {good}", f"new  {other}"]
+    assert any(line.startswith("FAIL  clip<=0.1") for line in lines) and any(line.startswith("options.k.clip") for line in lines)
+    assert all(len(line) <= 100 for line in lines[2:])
+    assert succeed("kvq-diff", good, good).stdout.splitlines()[-1] == "passed"
+
+
+def test_markdown_and_junit(artifacts, held_out, tmp_path):
+    good, bad = artifacts("oscar"), artifacts("oscar", "--clip", 0.7)
+    junit = tmp_path / "diff.xml"
+    result = run("kvq-diff", good, bad, "--model", held_out, "--markdown", "--junit", junit)
+    assert result.code == CHECK_FAILED and result.stdout.startswith("### kvq-diff: failed\n")
+    _, document = diff(good, bad, "--model", held_out)
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    cases = suite.findall("testcase")
+    assert [case.get("name") for case in cases] == [check["rule"] for check in document["checks"]]
+    outcomes = ["failed" if case.find("failure") is not None else "skipped" if case.find("skipped") is not None else "passed" for case in cases]
+    assert outcomes == [check["outcome"] for check in document["checks"]]
+    assert (int(suite.get("tests")), int(suite.get("failures"))) == (len(cases), outcomes.count("failed"))
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| **FAIL** ") or line.startswith("| pass ")]
+    assert len(rows) == len(cases) - outcomes.count("skipped")
+    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)
+
+
+def test_threads_change_nothing(artifacts, held_out):
+    flags = (artifacts("kvq"), artifacts("kvq", "--seed", 1), "--model", held_out, "--json")
+    one, three = (run("kvq-diff", *flags, "--threads", threads).stdout for threads in (1, 3))
+    assert one == three

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <kvq/artifact/artifact.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// Keys or values of all layers, for charts of one side.
+struct Side {
+  const char* name;   ///< "keys", "values"
+  const char* title;  ///< "Keys", "Values"
+  bool is_key;
+  int style;          ///< of its lines
+  /// Null for a layer without values.
+  const TensorPlan* plan(const LayerPlan& layer) const { return is_key ? &layer.k : layer.v ? &*layer.v : nullptr; }
+  int dim(const LayerPlan& layer) const { return is_key ? layer.geometry.head_dim : layer.geometry.v_head_dim; }
+  bool any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const;
+};
+const std::vector<Side>& both_sides();
+
+/// The layers' numbers, as places of a chart.
+std::vector<std::string> layer_names(const Artifact& artifact);
+/// `of` each layer's plan of this side; NaN without one.
+std::vector<double> layer_values(const Artifact& artifact, const Side& side, const std::function<double(const TensorPlan&)>& of);
+
+/// Bits of an element of both sides together, each weighted by its channels: the mean over layers of what kvq-eval calls effective_bits.
+double mean_over_channels(const LayerPlan& layer, double keys, double values);
+
+/// "0-3, 7".
+std::string range_text(const std::vector<int>& layers);
+
+}  // namespace kvq
