@@ -1,12 +1,91 @@
-// Writes manifests as seeds for fuzz_manifest: make_manifest_seeds <folder>
+// Writes artifacts, with and without tensors, as seeds for fuzz_manifest: make_manifest_seeds <folder>
 
+#include "container_input.h"
 #include "support/artifacts.h"
+#include "support/row_plans.h"
+#include "support/temp_folder.h"
 
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 
 using namespace kvq;
+
+namespace {
+
+/// Claims of 0, which the fuzzer makes to fit.
+std::string without_claims(const std::string& text) {
+  const std::size_t end = text.find('\n');
+  Json manifest = parse_json(text.substr(0, end), "seed");
+  for (Json& layer : manifest.at("layers"))
+    for (const char* side : {"k", "v"})
+      if (layer.contains(side) && layer[side].contains("allocation")) layer[side]["allocation"]["mean_bits"] = layer[side]["allocation"]["row_bytes"] = 0;
+  return canonical_json(manifest) + text.substr(end);
+}
+
+void write_seed(const Artifact& artifact, const std::filesystem::path& seed) {
+  const test::TempFolder folder;
+  save_artifact(artifact, folder / "artifact");
+  std::ofstream(seed, std::ios::binary) << without_claims(fuzz::text_of(folder / "artifact"));
+}
+
+constexpr LayerGeometry kGeometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 12, .v_head_dim = 6, .softmax_scale = 0.5};
+
+BitAllocation allocation(std::vector<std::uint8_t> channel_bits, int dim) {
+  BitAllocation bits{.score = "energy", .channel_bits = std::move(channel_bits), .objective = 0.75, .free_objective = 0.5};
+  for (std::size_t j = 0; j < bits.channel_bits.size(); ++j) bits.channel_order.push_back(static_cast<std::uint16_t>(j % static_cast<std::size_t>(dim)));
+  return bits;
+}
+
+/// Runs of eight channels, so that there is a trellis, and one channel that is dropped.
+TensorPlan mixed_trellis() {
+  TensorPlan plan;
+  plan.coder = test::trellis_coder({2}, 0, ScaleRule::rms, ScaleType::bf16, 1);
+  plan.allocation = allocation({2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 0, /**/ 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1}, 12);
+  plan.allocation->unit = "rope_block";
+  plan.allocation->block_bits = {2, 2, 2, 2, 1, 0, /**/ 2, 2, 2, 2, 2, 1};
+  plan.allocation->block_energy = {9.5f, 8, 7, 6, 2, 0, /**/ 5, 4, 3, 2, 1, 0.5f};
+  test::add_centroids(plan, 12, 3, 2, 2);
+  plan.centroids->joint = plan.centroids->after_rotation = true;
+  return plan;
+}
+
+TensorPlan mixed_codebook() {
+  CodebookCoder book{.bits = 6, .group_size = 0, .rule = ScaleRule::norm, .scale_type = ScaleType::fp32, .per_head = true, .fitted = true};
+  for (const int width : {1, 3, 6})
+    for (std::uint64_t head = 0; head < 2; ++head) {
+      const std::vector<float> table = test::random_table(width, head);
+      book.tables[width].insert(book.tables[width].end(), table.begin(), table.end());
+    }
+  TensorPlan plan;
+  plan.coder = book;
+  plan.allocation = allocation({6, 6, 3, 3, 1, 0, /**/ 6, 3, 3, 3, 3, 1}, 6);
+  return plan;
+}
+
+TensorPlan plain_codebook() {
+  TensorPlan plan;
+  plan.coder = test::codebook_coder(3, 4, ScaleRule::least_squares, ScaleType::fp16, 3);
+  return plan;
+}
+
+TensorPlan plain_trellis() {
+  TensorPlan plan;
+  plan.coder = test::trellis_coder({2}, 12, ScaleRule::norm, ScaleType::fp16, 4);
+  test::add_centroids(plan, 12, 2, 5, 2);
+  return plan;
+}
+
+/// One artifact of layers that use everything of 1.1.
+Artifact featured(std::vector<LayerPlan> layers) {
+  Artifact artifact = test::example_artifact();
+  artifact.calibration.budget = {{"unit", "bits"},  {"budget", 3.0}, {"spent", 2.9},  {"mean_bits", 2.9},       {"mean_bytes", 40.5},
+                                 {"metric", "nll"}, {"cost", 0.01},  {"gap", 0.0625}, {"held_out_tokens", 128}};
+  artifact.layers = std::move(layers);
+  return artifact;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) {
@@ -16,10 +95,22 @@ int main(int argc, char** argv) {
   const std::filesystem::path folder = argv[1];
   std::filesystem::create_directories(folder);
   Artifact artifact = test::example_artifact();
-  std::ofstream(folder / "everything.json") << canonical_json(artifact_manifest(artifact));
+  write_seed(artifact, folder / "everything_1_0");
+  std::ofstream(folder / "no_tensors.json") << canonical_json(artifact_manifest(artifact));
   artifact.layers = {artifact.layers[1]};  // exact rows need no tensors: this one loads
   std::ofstream(folder / "exact.json") << canonical_json(artifact_manifest(artifact));
   artifact.layers[0].k.coder = artifact.layers[0].v->coder = UniformCoder{.bits = 4, .group_size = 4};
   artifact.layers[0].k.clip_ratio = artifact.layers[0].v->clip_ratio = {1.0, 0.96};
   std::ofstream(folder / "plain.json") << canonical_json(artifact_manifest(artifact));
+
+  const LayerPlan blocks{.layer = 0, .geometry = kGeometry, .k = mixed_trellis(), .v = std::nullopt};
+  const LayerPlan channels{.layer = 0, .geometry = kGeometry, .k = TensorPlan{}, .v = mixed_codebook()};
+  const LayerPlan mixed{.layer = 0, .geometry = kGeometry, .k = mixed_trellis(), .v = mixed_codebook()};
+  const LayerPlan plain{.layer = 1, .geometry = kGeometry, .k = plain_trellis(), .v = TensorPlan{}};
+  const LayerPlan table{.layer = 2, .geometry = kGeometry, .k = plain_codebook(), .v = std::nullopt};
+  write_seed(featured({mixed, plain, table}), folder / "everything_1_1");
+  write_seed(featured({blocks}), folder / "mixed_trellis");
+  write_seed(featured({channels}), folder / "mixed_codebook");
+  write_seed(featured({plain}), folder / "trellis");
+  write_seed(featured({table}), folder / "codebook");
 }
