@@ -82,7 +82,11 @@ class Reader {
       plan.rotation.signs = numbers<std::int8_t>(tensor_name(layer, side, "hadamard_signs"), {heads, dim});
     }
     if (json.at("center").get<bool>()) plan.center = floats(tensor_name(layer, side, "center"), {heads, dim});
-    if (plan.centroids) plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
+    if (plan.centroids) {
+      plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
+      if (plan.centroids->inertia.size() != static_cast<std::size_t>(heads))
+        throw Error{ErrorKind::bad_input, fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(), layer, side, heads, plan.centroids->inertia.size())};
+    }
     if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
     if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
       for (auto& [bits, table] : codebook->tables)

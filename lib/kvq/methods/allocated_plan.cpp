@@ -215,7 +215,7 @@ class SidePlanner {
     fit_tables(plan, options_.side(side_).fitted, rotated);
     if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
-    const Options plain = plain_options();
+    const Options plain = plain_options(plan);
     const Coder uniform = make_coder(plain, side_, dim());
     parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
       const auto h = static_cast<std::size_t>(index);
@@ -239,10 +239,10 @@ class SidePlanner {
   }
 
   /// The same coder at the whole width below, without rotation, centre and allocation: what `before` means.
-  Options plain_options() const {
+  Options plain_options(const TensorPlan& plan) const {
     Options plain = options_;
     SideOptions& side = side_ == 'k' ? plain.k : plain.v;
-    side.bits = std::clamp(std::floor(side.bits), 1.0, side.coder == CoderKind::trellis ? 4.0 : 8.0);
+    side.bits = std::clamp(std::floor(mean_code_bits(plan) + 1e-9), 1.0, side.coder == CoderKind::trellis ? 4.0 : 8.0);
     return plain;
   }
 

@@ -29,7 +29,7 @@ struct SideBudget {
 ///                      scores are the centred energies along U, for keys times the query's
 ///   none               R = mixing of the whole head, and the first channels get one bit more where the average is no whole number
 /// Keys with RoPE blocks in some heads and none in others keep the unit rope_block: a head that is rotated as a whole lists the
-/// largest whole width that all its blocks have.
+/// smallest width of its channels.
 /// @param with_error  also measure the error before and after on the sample
 TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error);
 

@@ -87,7 +87,7 @@ struct Unit {
   std::size_t layer = 0;
   char side = 'k';
   std::vector<SideBudget> budgets;
-  std::vector<Allocate> bases;               ///< per head
+  std::vector<std::vector<Allocate>> bases;  ///< per budget and head
   std::vector<OutputChange> changes;         ///< per budget
   std::vector<Choice> choices;
   std::vector<double> bits, bytes;           ///< per budget: code bits of a token, bytes of a token
@@ -173,14 +173,23 @@ class Planner {
     return best;
   }
 
-  /// A side's choices. The bases are compared once, in the middle of the ladder: the better one seldom changes along it.
+  /// A side's choices. The bases are compared in the middle of each third of the ladder: at a low rate another one may be better than
+  /// at a high one.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
-    unit.bases = best_bases(stats, judge, unit.side, unit.budgets[unit.budgets.size() / 2]);
-    for (const SideBudget& budget : unit.budgets) try_budget(stats, judge, unit, budget);
+    constexpr std::size_t kParts = 3;
+    const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
+    for (std::size_t part = 0; part < parts; ++part) {
+      const std::size_t first = part * steps / parts, end = (part + 1) * steps / parts;
+      const std::vector<Allocate> bases = best_bases(stats, judge, unit.side, unit.budgets[(first + end) / 2]);
+      for (std::size_t i = first; i < end; ++i) {
+        unit.bases.push_back(bases);
+        try_budget(stats, judge, unit, unit.budgets[i]);
+      }
+    }
   }
 
   void try_budget(const LayerStats& stats, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
-    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, unit.bases, false);
+    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, unit.bases.back(), false);
     OutputChange total;
     for (const OutputChange& change : judge.changes(plan, unit.side)) total += change;
     unit.changes.push_back(total);
@@ -293,7 +302,7 @@ class Planner {
       if (stats->has_values) plan.v = exact_plan(options_);
       for (std::size_t u = 0; u < units_.size(); ++u) {
         if (units_[u].layer != i) continue;
-        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases, true);
+        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases[chosen[u]], true);
         (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);
