@@ -101,6 +101,8 @@ Json layer_json(const LayerResult& layer) {
   }
   json["heads"] = std::move(heads);
   if (!buckets.empty()) json["buckets"] = std::move(buckets);
+  for (const RotationColumns& head : layer.rotations)
+    json["rotations"].push_back({{"max_abs", head.largest}, {"group_range", head.group_range}, {"importance_max_over_mean", head.importance_peak}, {"error_trace", head.error_trace}});
   return json;
 }
 
@@ -178,6 +180,25 @@ std::string context_table(Metric metric, const std::vector<Candidate>& candidate
     }
   }
   return fmt::format("{} by tokens before the query, mean over layers\n", row_of(metric).name) + format_table(rows, std::string(rows[0].size(), 'r'));
+}
+
+std::string rotation_columns_table(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
+  Rows rows{{"layer", "scheme", "max|k|", "max-min", "importance", "tr(E_K)"}};
+  for (std::size_t l = 0; l < results[0].layers.size(); ++l)
+    for (std::size_t c = 0; c < results.size(); ++c) {
+      const LayerResult& layer = results[c].layers[l];
+      RotationColumns mean;
+      const auto heads = static_cast<double>(layer.rotations.size());
+      for (const RotationColumns& head : layer.rotations) {
+        mean.largest = std::max(mean.largest, head.largest);
+        mean.group_range += head.group_range / heads;
+        mean.importance_peak += head.importance_peak / heads;
+        mean.error_trace += head.error_trace / heads;
+      }
+      rows.push_back({c == 0 ? std::to_string(layer.layer) : "", short_name(candidates[c])});
+      for (const double value : {mean.largest, mean.group_range, mean.importance_peak, mean.error_trace}) rows.back().push_back(layer.rotations.empty() ? "-" : fmt::format("{:.2f}", value));
+    }
+  return "OSCAR Table 10 on the held-out keys (means over KV heads, max|k| is the largest)\n" + format_table(rows, "rlrrrr");
 }
 
 Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons) {

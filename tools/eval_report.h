@@ -19,6 +19,9 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
 /// One metric by the context that queries have before them.
 std::string context_table(Metric metric, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
 
+/// OSCAR Table 10 on the held-out keys: means over KV heads, max|k| the largest.
+std::string rotation_columns_table(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
+
 /// formats/eval.schema.json without `tool` and `dump`.
 Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons);
 

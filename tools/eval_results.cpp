@@ -1,5 +1,6 @@
 #include "eval_results.h"
 
+#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 
 #include <fmt/format.h>
@@ -85,9 +86,16 @@ void add_rope(const RopeLogitMae& mae, LayerResult& result) {
   for (std::size_t h = 0; h < mae.kv_head.size(); ++h) at(result.heads[h], Metric::rope_logit_mae) = mae.kv_head[h];
 }
 
+void add_rotations(const LayerActivations& layer, const StoredSide* keys, LayerResult& result) {
+  const TensorPlan* plan = keys != nullptr ? keys->plan() : nullptr;
+  if (plan == nullptr || (plan->centroids && plan->centroids->joint)) return;
+  result.rotations.resize(static_cast<std::size_t>(layer.geometry.num_kv_heads));
+  parallel_for(layer.geometry.num_kv_heads, [&](std::int64_t h) { result.rotations[static_cast<std::size_t>(h)] = rotation_columns(layer, *plan, static_cast<int>(h)); });
+}
+
 LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std::int64_t context) {
   const LayerGeometry& g = layer.geometry;
-  LayerResult result{.layer = layer.layer, .values = no_values(), .kl = {}, .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()), .buckets = {}};
+  LayerResult result{.layer = layer.layer, .values = no_values(), .kl = {}, .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()), .buckets = {}, .rotations = {}};
   if (stored.k) {
     result.k_bits = stored.k->effective_bits(context);
     result.k_code_bits = stored.k->code_bits();
@@ -150,6 +158,7 @@ void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> ca
   const RopeLogitError rope(layer, {.pairs = request.pairs, .seed = request.seed});
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     LayerResult& own = results[c].layers.back();
+    if (request.rotations) add_rotations(layer, stored[c].k.get(), own);
     add_rope(stored[c].k ? rope.of_stored(*stored[c].k) : RopeLogitMae{0.0, std::vector<double>(own.heads.size())}, own);
   }
 }

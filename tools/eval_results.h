@@ -5,6 +5,7 @@
 #include <kvq/dump/dump_file.h>
 #include <kvq/eval/attention_error.h>
 #include <kvq/eval/rope_logit_error.h>
+#include <kvq/eval/rotation_columns.h>
 #include <kvq/eval/summary.h>
 
 #include <array>
@@ -50,6 +51,7 @@ struct LayerResult {
   double k_bits = 16.0, v_bits = 16.0;  ///< effective bits of an element
   double k_code_bits = 16.0;
   double bits = 16.0;                   ///< of both sides together
+  std::vector<RotationColumns> rotations;  ///< [Hkv], or empty: nobody asked, or keys are stored by no plan
 };
 
 struct CandidateResult {
@@ -69,7 +71,7 @@ struct Comparison {
 
 struct EvalRequest {
   std::vector<int> layers;
-  bool with_windows = true, only_rope = false;
+  bool with_windows = true, only_rope = false, rotations = false;
   std::int64_t pairs = 2048, context = 32768;
   std::uint64_t seed = 0;
 };

@@ -26,7 +26,7 @@ struct EvalFlags {
   std::vector<std::string> calibrations;
   std::int64_t pairs = 2048, seed = 0, context = 32768;
   int threads = 0;
-  bool no_windows = false, by_context = false, json = false, quiet = false;
+  bool no_windows = false, by_context = false, rotations = false, json = false, quiet = false;
 };
 
 std::string scheme_list() {
@@ -58,6 +58,7 @@ void add_flags(CLI::App& app, EvalFlags& f) {
   app.add_option("-m,--model", f.dumps, "held-out dump (formats/dump.md); may be given several times")->required()->allow_extra_args(false);
   app.add_option("--metric", f.metric, "print this one layer by layer; rope_logit_mae alone is quick");
   app.add_flag("--by-context", f.by_context, "also print the KL by the context that queries have");
+  app.add_flag("--rotations", f.rotations, "also print the columns of OSCAR Table 10");
   app.add_flag("--no-windows", f.no_windows, "every key and value is read as codes, also those of sink and recent tokens");
   app.add_option("--context", f.context, "context length of the effective bits")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
@@ -150,7 +151,7 @@ int evaluate_files(const EvalFlags& flags) {
   const bool by_layer = !flags.metric.empty();
   const Metric metric = by_layer ? find_metric(flags.metric) : Metric::output_rel_mse;
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
-  const EvalRequest request{.layers = choose_layers(dump.model(), flags.layers), .with_windows = !flags.no_windows, .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
+  const EvalRequest request{.layers = choose_layers(dump.model(), flags.layers), .with_windows = !flags.no_windows, .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context, .rotations = flags.rotations,
                             .pairs = flags.pairs, .context = flags.context, .seed = static_cast<std::uint64_t>(flags.seed)};
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty())) throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
@@ -164,6 +165,7 @@ int evaluate_files(const EvalFlags& flags) {
     return 0;
   }
   fmt::print("{}", by_layer ? layer_table(metric, candidates, results) : summary_tables(candidates, results, comparisons));
+  if (flags.rotations) fmt::print("\n{}", rotation_columns_table(candidates, results));
   explain_zeros(request, results);
   if (flags.by_context) fmt::print("\n{}", context_table(Metric::attention_kl, candidates, results));
   return 0;

@@ -34,6 +34,7 @@ class PlannedSide : public StoredSide {
   }
   double effective_bits(std::int64_t context) const override { return stored_->effective_bits(context); }
   double code_bits() const override { return stored_->code_bits(); }
+  const TensorPlan* plan() const override { return &plan_; }
 
  private:
   TensorPlan plan_;

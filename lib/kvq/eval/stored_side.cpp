@@ -41,6 +41,7 @@ class StoredByPlan : public StoredSide {
   }
   double effective_bits(std::int64_t context) const override { return kvq::effective_bits(plan_, dim_, windows_, context); }
   double code_bits() const override { return mean_code_bits(plan_); }
+  const TensorPlan* plan() const override { return &plan_; }
 
  private:
   /// Joint centroids: a token's index depends on the rows of all heads.

@@ -33,6 +33,8 @@ class StoredSide {
   /// Bits of an element, everything stored included, of a sequence of `context` tokens.
   virtual double effective_bits(std::int64_t context) const = 0;
   virtual double code_bits() const = 0;
+  /// The plan behind it, or null.
+  virtual const TensorPlan* plan() const { return nullptr; }
 };
 
 /// One layer; a missing side is exact (16 bit).

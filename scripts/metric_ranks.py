@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Which metric of kvq-eval orders calibrations as perplexity does: Spearman's rank correlation over the rows of fidelity.py.
+
+Takes the perplexities that fidelity.py measured (sample_data/perplexity.json, or its --json output), calibrates the same rows from
+--stats (or takes their artifacts from --artifacts), measures all of them with kvq-eval on a held-out dump, and prints a row for each
+and the correlation of each metric, over all rows and over those of 2 bits. Minutes on a CPU.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+
+import fidelity
+
+SCRIPTS = pathlib.Path(__file__).resolve().parent
+AT_ONCE = 16
+SHOWN = ("output_rel_mse", "attention_kl.mean", "attention_kl.p99", "output_nats")
+
+
+def ranks(values):
+    """From 1; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    result = [0.0] * len(values)
+    first = 0
+    while first < len(order):
+        end = first
+        while end < len(order) and values[order[end]] == values[order[first]]:
+            end += 1
+        for place in order[first:end]:
+            result[place] = (first + 1 + end) / 2
+        first = end
+    return result
+
+
+def spearman(a, b):
+    x, y = ranks(a), ranks(b)
+    mean = (len(x) + 1) / 2
+    covariance = sum((p - mean) * (q - mean) for p, q in zip(x, y))
+    spread = [sum((p - mean) ** 2 for p in z) for z in (x, y)]
+    return covariance / (spread[0] * spread[1]) ** 0.5
+
+
+def flat(mean):
+    """Means over layers by name; the distribution of KL in its parts."""
+    values = {name: value for name, value in mean.items() if name != "attention_kl"}
+    return values | {f"attention_kl.{part}": value for part, value in mean["attention_kl"].items()}
+
+
+def measure(tool, heldout, artifacts):
+    rows = []
+    for first in range(0, len(artifacts), AT_ONCE):
+        some = artifacts[first:first + AT_ONCE]
+        text = fidelity.run([tool, "--model", heldout, "--json", "--quiet", *some])
+        rows += [flat(scheme["mean"]) | {"bits": scheme["effective_bits"]} for scheme in json.loads(text)["schemes"]]
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heldout", required=True, help="dump of the evaluation text")
+    parser.add_argument("--perplexity", type=pathlib.Path, default=SCRIPTS.parent / "sample_data/perplexity.json", help="what fidelity.py measured")
+    parser.add_argument("--stats", type=pathlib.Path, help="statistics that fidelity.py --stats kept")
+    parser.add_argument("--artifacts", type=pathlib.Path, help="keep the artifacts in this folder, and take them from there if they exist")
+    parser.add_argument("--calibration-text", help="text to calibrate on, where artifacts have to be made")
+    parser.add_argument("--model", default=SCRIPTS.parent / "sample_data/model", help="model folder [sample_data/model]")
+    parser.add_argument("--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    args = parser.parse_args()
+
+    known = json.loads(args.perplexity.read_text())
+    known = known["rows"] if isinstance(known, dict) else known
+    perplexity = {row["recipe"]: row["perplexity"] for row in known}
+    recipes = {label: flags for label, _, flags in fidelity.ROWS if label in perplexity and not label.startswith(("exact", "windows"))}
+    with tempfile.TemporaryDirectory() as name:
+        calibration = fidelity.Calibration(args, pathlib.Path(name))
+        artifacts = [calibration.artifact(label, flags) for label, flags in recipes.items()]
+        measured = measure(args.bin / "kvq-eval", args.heldout, artifacts)
+
+    rows = [{"recipe": label, "perplexity": perplexity[label]} | values for label, values in zip(recipes, measured)]
+    metrics = [name for name in rows[0] if name not in ("recipe", "perplexity", "bits")]
+    groups = {"all": rows, "2 bits": [row for row in rows if not row["recipe"].startswith(("2.5 bits", "3 bits", "4 bits"))]}
+    correlation = {}
+    for metric in metrics:
+        sign = -1 if metric == "top10_overlap" else 1
+        correlation[metric] = {group: sign * spearman([row[metric] for row in own], [row["perplexity"] for row in own])
+                               for group, own in groups.items()}
+    if args.json:
+        print(json.dumps({"rows": rows, "spearman": correlation}, indent=2))
+        return 0
+    print(f"{'recipe':<60} {'bits':>5} {'ppl':>6} " + " ".join(f"{name:>17}" for name in SHOWN if name in metrics))
+    for row in sorted(rows, key=lambda row: row["perplexity"]):
+        print(f"{row['recipe']:<60} {row['bits']:5.2f} {row['perplexity']:6.2f} " + " ".join(f"{row[name]:17.4f}" for name in SHOWN if name in metrics))
+    print(f"\n{'Spearman with perplexity':<24} {'all ' + str(len(rows)):>8} {'2 bits ' + str(len(groups['2 bits'])):>10}")
+    for metric, own in sorted(correlation.items(), key=lambda item: -item[1]["all"]):
+        print(f"{metric:<24} {own['all']:8.3f} {own['2 bits']:10.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
