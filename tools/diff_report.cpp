@@ -43,6 +43,13 @@ std::string cell(const std::string& text) {
   return escaped;
 }
 
+/// What stands between back quotes of Markdown.
+std::string code_span(const std::string& text) {
+  std::string plain = printable(text, 200);
+  std::replace(plain.begin(), plain.end(), '`', '\'');
+  return plain;
+}
+
 /// Readings over all layers, which have both values: the summary of what changed.
 std::vector<Reading> summary(const DiffReport& report) {
   std::vector<Reading> chosen;
@@ -103,7 +110,7 @@ std::string diff_text(const DiffReport& report) {
 
 std::string diff_markdown(const DiffReport& report) {
   std::string text = fmt::format("### kvq-diff: {}\n\n`{}` against `{}`\n\n| | rule | worst |\n| --- | --- | --- |\n", report.passed() ? "passed" : "failed",
-                                 cell(printable(report.after, 200)), cell(printable(report.before, 200)));
+                                 code_span(report.after), code_span(report.before));
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped) text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass", cell(check.rule.text), cell(detail(check)));
   text += "\n| over layers | old | new | change |\n| --- | ---: | ---: | ---: |\n";

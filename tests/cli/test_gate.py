@@ -1,0 +1,88 @@
+"""scripts/gate_artifacts.sh: changed artifacts of a git repository against their revision, as the worked GitHub Actions example runs it."""
+
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from kvq_tools import BIN, ROOT, calibrate
+
+PASSED, USAGE, INPUT, CHECK_FAILED = 0, 2, 3, 6
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True, capture_output=True)
+
+
+def gate(folder: Path, *flags: object) -> subprocess.CompletedProcess:
+    command = [ROOT / "scripts/gate_artifacts.sh", *flags]
+    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | {"KVQ_BIN": str(BIN.resolve())}, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def artifacts(sample, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    flags = {"good": (), "seed": ("--seed", 1), "bad": ("--clip", 0.6), "new": ("--method", "saw-int4")}
+    return {name: calibrate(sample, folder / name, *own) for name, own in flags.items()}
+
+
+@pytest.fixture
+def repository(artifacts, tmp_path) -> Path:
+    folder = tmp_path / "repository"
+    (folder / "models/a").mkdir(parents=True)
+    for place in ("models/a/one.safetensors", "two.safetensors"):
+        shutil.copy(artifacts["good"], folder / place)
+    git(folder, "init", "--initial-branch", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "base")
+    return folder
+
+
+def test_nothing_changed(repository):
+    result = gate(repository, "main")
+    assert result.returncode == PASSED and result.stdout == "No artifact changed.\n"
+
+
+def test_each_changed_artifact_is_judged(repository, artifacts):
+    shutil.copy(artifacts["bad"], repository / "models/a/one.safetensors")
+    shutil.copy(artifacts["seed"], repository / "two.safetensors")
+    shutil.copy(artifacts["new"], repository / "three.safetensors")
+    git(repository, "add", ".")
+    git(repository, "commit", "-m", "change")
+    result = gate(repository, "main~1", "--model", ROOT / "sample_data/evaluation.h5", "--out", "gate")
+    assert result.returncode == CHECK_FAILED, result
+    assert result.stdout.splitlines() == ["models/a/one.safetensors: failed (6)", "three.safetensors: passed", "two.safetensors: passed"]
+    summary = (repository / "gate/summary.md").read_text()
+    assert [line for line in summary.splitlines() if line.startswith("## ")] == ["## models/a/one.safetensors", "## three.safetensors (new)", "## two.safetensors"]
+    assert summary.count("### kvq-diff: failed") == summary.count("### kvq-diff: passed") == 1
+    suites = {path.name: ElementTree.parse(path).getroot().find("testsuite") for path in (repository / "gate").glob("*.xml")}
+    assert int(suites["models_a_one.safetensors.xml"].get("failures")) > 0 and suites["two.safetensors.xml"].get("failures") == "0"
+
+
+def test_flags_reach_kvq_diff(repository, artifacts):
+    shutil.copy(artifacts["bad"], repository / "two.safetensors")
+    assert gate(repository, "main").returncode == CHECK_FAILED
+    assert gate(repository, "main", "--fail-on", "clip<=1", "--fail-on", "layers.calibration_error<=+9900%").returncode == PASSED
+    assert gate(repository, "main", "--fail-on", "nonsense").returncode == USAGE
+
+
+def test_broken_artifacts_count_more_than_failed_rules(repository, artifacts):
+    shutil.copy(artifacts["bad"], repository / "models/a/one.safetensors")
+    (repository / "two.safetensors").write_bytes(b"no artifact")
+    assert gate(repository, "main").returncode == INPUT
+
+
+def test_usage(repository):
+    assert gate(repository).returncode == USAGE and gate(repository, "no-such-branch").returncode == USAGE
+    assert gate(repository, "--help").returncode == 0
+
+
+def test_the_example_runs_what_is_tested():
+    text = (ROOT / "scripts/github_actions.yml").read_text()
+    assert "scripts/gate_artifacts.sh" in text and "\t" not in text
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load(text)["jobs"]["kvq-diff"]["steps"]
+    assert any("gate_artifacts.sh" in step.get("run", "") for step in steps)
