@@ -8,7 +8,7 @@ usage() {
 usage: scripts/setup.sh [--with-tests] [--with-dump] [--check]
 
   (nothing)      compilers, libraries, and .venv with numpy, h5py, safetensors, pytest
-  --with-tests   also the test libraries and clang (sanitizers, fuzzing)
+  --with-tests   also the test libraries, clang (sanitizers, fuzzing) and chromium (the HTML report)
   --with-dump    also torch and transformers in .venv, for scripts/dump_qkv.py and scripts/perplexity.py;
                  a torch that python3 already has is used as it is
   --check        say what is missing, install nothing; exit 1 if something is
@@ -28,7 +28,7 @@ done
 
 packages=(cmake ninja-build g++ python3 python3-venv libeigen3-dev libhdf5-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev libvalijson-dev libtbb-dev libopenblas-dev libxxhash-dev)
-[ $with_tests = 1 ] && packages+=(catch2 librapidcheck-dev clang-19 libclang-rt-19-dev)
+[ $with_tests = 1 ] && packages+=(catch2 librapidcheck-dev clang-19 libclang-rt-19-dev chromium)
 
 has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 # A compiler or interpreter that is not Debian's is as good.
@@ -37,6 +37,7 @@ has_tool() {
     cmake) command -v cmake >/dev/null && cmake --version | awk 'NR==1 { split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 25) }' ;;
     ninja-build) command -v ninja >/dev/null ;;
     g++ | python3) command -v "$1" >/dev/null ;;
+    chromium) { command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable; } >/dev/null ;;
     python3-venv) python3 -c 'import venv, ensurepip' 2>/dev/null ;;
     *) return 1 ;;
   esac

@@ -58,7 +58,8 @@ std::string width_chart(const std::string& label, const std::vector<WidthSlice>&
       const double top = scale(below + share), height = scale(below) - top;
       svg.rect({columns.left(i) + gap, top}, columns.step() - 2.0 * gap, height, fmt::format("w{}", width),
                fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width), html_number(share)));
-      if (i % every == every / 2 && height >= kDigit + 1.0) svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width), width_name(width));
+      if (i % every == every / 2 && height >= kDigit + 1.0)
+        svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width), width_name(width));
       below += share;
     }
   }
@@ -75,7 +76,7 @@ std::string width_legend(const std::vector<WidthSlice>& slices) {
 }
 
 std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bars) {
-  const Frame frame{.plot_width = 306.0};
+  const Frame frame{.plot_width = 296.0};
   std::vector<double> values{0.0};
   for (const ByteBar& bar : bars) values.insert(values.end(), {bar.keys + bar.values, bar.exact});
   const Scale scale = scale_for(values, frame.bottom(), frame.top, false);
@@ -87,14 +88,19 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
     const ByteBar& bar = bars[i];
     const double left = columns.left(i) + gap, keys = scale(bar.keys), both = scale(bar.keys + bar.values), exact = scale(bar.exact);
     svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0", fmt::format("layer {}: keys {} bytes", bar.place, html_number(bar.keys)));
-    if (bar.values > 0.0) svg.rect({left, both}, width, keys - both, "fill s4", fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
+    if (bar.values > 0.0)
+      svg.rect({left, both}, width, keys - both, "fill s4", fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
     svg.line({columns.left(i), exact}, {columns.left(i) + columns.step(), exact}, "level");
   }
-  const double at = frame.right() + 8.0;
   const ByteBar& last = bars.back();
+  const double at = frame.right() + 8.0, key_label = scale(last.keys / 2.0) + 4.0;
+  const auto key = [&](double y, const char* css, const char* name) {
+    svg.rect({at, y - 7.0}, 7.0, 7.0, css);
+    svg.text({at + 11.0, y}, "", name);
+  };
   svg.text({at, std::max(frame.top + 8.0, scale(last.exact) + 4.0)}, "", "bf16");
-  svg.text({at, scale(last.keys / 2.0) + 4.0}, "in0", "keys");
-  if (last.values > 0.0) svg.text({at, std::min(scale(last.keys + last.values / 2.0) + 4.0, scale(last.keys / 2.0) - 8.0)}, "in4", "values");
+  key(key_label, "fill s0", "keys");
+  if (last.values > 0.0) key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill s4", "values");
   draw_x_places(svg, frame, columns.centres(), places_of(bars), "layer");
   return svg.str();
 }

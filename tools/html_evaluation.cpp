@@ -35,7 +35,8 @@ std::string read_text(const std::string& path) {
   if (!fs::is_regular_file(status)) fail("open: not a regular file");
   const std::uintmax_t bytes = fs::file_size(path, failed);
   if (failed) fail("read its size: " + failed.message());
-  if (const JsonLimits limits; bytes > limits.max_bytes) refuse(path, fmt::format("expected at most {} bytes of JSON, found {}", limits.max_bytes, bytes));
+  if (const JsonLimits limits; bytes > limits.max_bytes)
+    refuse(path, fmt::format("expected at most {} bytes of JSON, found {}", limits.max_bytes, bytes));
   std::string text(bytes, '\0');
   std::ifstream file(path, std::ios::binary);
   if (!file.read(text.data(), static_cast<std::streamsize>(bytes))) fail("read it");
@@ -48,15 +49,20 @@ void check_version(const Json& document, const std::string& path) {
   const std::string version = document["schema_version"];
   const std::size_t digits = std::min(version.find_first_not_of("0123456789"), version.size());
   if (digits == 0 || digits == version.size() || version[digits] != '.' || version.substr(0, digits) == "1") return;
-  throw Error{ErrorKind::unsupported, fmt::format("{}: expected kvq-eval version 1.x, found {}", path, printable(version, 20)), "evaluate again with this kvq"};
+  throw Error{ErrorKind::unsupported, fmt::format("{}: expected kvq-eval version 1.x, found {}", path, printable(version, 20)),
+              "evaluate again with this kvq"};
 }
 
 void check_model(const Json& dump, const std::string& path, const NamedArtifact& artifact) {
   const ModelGeometry& model = artifact.artifact.model;
   const std::string name = dump.at("model"), fingerprint = dump.at("fingerprint");
   const bool same = model.fingerprint.empty() || fingerprint.empty() ? name == model.name : fingerprint == model.fingerprint;
-  const auto text = [](const std::string& label, const std::string& hash) { return fmt::format("{} ({})", printable(label, 40), hash.empty() ? "no fingerprint" : printable(hash, 12)); };
-  if (!same) refuse(path, fmt::format("expected an evaluation of {} as in {}, found {}", text(model.name, model.fingerprint), artifact.path, text(name, fingerprint)));
+  const auto text = [](const std::string& label, const std::string& hash) {
+    return fmt::format("{} ({})", printable(label, 40), hash.empty() ? "no fingerprint" : printable(hash, 12));
+  };
+  if (!same)
+    refuse(path, fmt::format("expected an evaluation of {} as in {}, found {}", text(model.name, model.fingerprint), artifact.path,
+                             text(name, fingerprint)));
 }
 
 /// Means over layers compare only if they are over the same ones.
@@ -64,12 +70,15 @@ void check_layers(const Json& scheme, const std::string& where, const NamedArtif
   const std::vector<LayerPlan>& plans = artifact.artifact.layers;
   const Json& layers = scheme.at("layers");
   if (layers.size() != plans.size())
-    refuse(where, fmt::format("expected {} layers as in {}, found {}", plans.size(), artifact.path, layers.size()), "evaluate the layers that the artifact has");
+    refuse(where, fmt::format("expected {} layers as in {}, found {}", plans.size(), artifact.path, layers.size()),
+           "evaluate the layers that the artifact has");
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    if (layers[i].at("index") != plans[i].layer) refuse(where, fmt::format("expected layer {} as in {}, found {}", plans[i].layer, artifact.path, layers[i].at("index").dump()));
+    if (layers[i].at("index") != plans[i].layer)
+      refuse(where, fmt::format("expected layer {} as in {}, found {}", plans[i].layer, artifact.path, layers[i].at("index").dump()));
     const std::size_t heads = layers[i].at("heads").size();
     if (std::cmp_not_equal(heads, plans[i].geometry.num_kv_heads))
-      refuse(where, fmt::format("layer {}: expected {} KV heads as in {}, found {}", plans[i].layer, plans[i].geometry.num_kv_heads, artifact.path, heads));
+      refuse(where,
+             fmt::format("layer {}: expected {} KV heads as in {}, found {}", plans[i].layer, plans[i].geometry.num_kv_heads, artifact.path, heads));
   }
 }
 
@@ -99,7 +108,8 @@ double mean_k_bits(const Artifact& artifact) {
 
 bool is_own(const Json& scheme, const NamedArtifact& artifact) {
   return scheme.contains("path") && fs::path(scheme["path"].get<std::string>()).filename() == fs::path(artifact.path).filename() &&
-         scheme.value("method", "") == artifact.artifact.calibration.method && std::abs(scheme["k_code_bits"].get<double>() - mean_k_bits(artifact.artifact)) < 1e-6;
+         scheme.value("method", "") == artifact.artifact.calibration.method &&
+         std::abs(scheme["k_code_bits"].get<double>() - mean_k_bits(artifact.artifact)) < 1e-6;
 }
 
 }  // namespace
@@ -126,7 +136,8 @@ std::vector<EvaluatedScheme> schemes_of(const std::vector<Evaluation>& evaluatio
   for (const Evaluation& evaluation : evaluations) {
     for (const Json& scheme : evaluation.document["schemes"]) {
       const std::string name = readable(scheme["name"].get<std::string>());
-      schemes.push_back({unique_name(holders[name].size() > 1 ? evaluation.name + ": " + name : name, taken), &evaluation, &scheme, is_own(scheme, artifact)});
+      schemes.push_back(
+          {unique_name(holders[name].size() > 1 ? evaluation.name + ": " + name : name, taken), &evaluation, &scheme, is_own(scheme, artifact)});
     }
   }
   std::stable_partition(schemes.begin(), schemes.end(), [](const EvaluatedScheme& scheme) { return scheme.own; });

@@ -14,19 +14,23 @@ namespace kvq {
 
 namespace {
 
-constexpr double kLabelGap = 12.0, kCharacter = 5.9;
-constexpr std::size_t kLongestLabel = 18, kMostMarks = 16;
+constexpr double kLabelGap = 12.0;
+constexpr double kCharacter = 6.6, kStrongCharacter = 7.5;  ///< wide fonts need so much
+constexpr std::size_t kLongestLabel = 16, kMostMarks = 16;
 
 struct EndLabel {
   std::size_t line;
-  Point end;   ///< of the line
-  double y;    ///< of the label
+  Point end;  ///< of the line
+  double y;   ///< of the label
 };
 
 class Drawing {
  public:
   explicit Drawing(const LineChart& chart)
-      : chart_(chart), frame_(frame_of(chart)), svg_(frame_.width, frame_.height, chart.label), y_(scale_for(axis_values(), frame_.bottom(), frame_.top, chart.log)) {
+      : chart_(chart),
+        frame_(frame_of(chart)),
+        svg_(frame_.width, frame_.height, chart.label),
+        y_(scale_for(axis_values(), frame_.bottom(), frame_.top, chart.log)) {
     const std::vector<double> x = positions();
     x_ = {.low = x.front(), .high = std::max(x.back(), x.front() + 1e-9), .from = frame_.left + 6.0, .to = frame_.right() - 6.0};
     if (x.size() == 1) x_.from = x_.to = (frame_.left + frame_.right()) / 2.0;
@@ -44,9 +48,11 @@ class Drawing {
 
  private:
   static Frame frame_of(const LineChart& chart) {
-    std::size_t longest = 1;
-    for (const ChartLine& line : chart.lines) longest = std::max(longest, std::min(num_characters(line.name), kLongestLabel));
-    const double labels = 22.0 + kCharacter * static_cast<double>(longest);
+    double longest = 0.0;
+    for (const ChartLine& line : chart.lines)
+      longest =
+          std::max(longest, (line.strong ? kStrongCharacter : kCharacter) * static_cast<double>(std::min(num_characters(line.name), kLongestLabel)));
+    const double labels = 18.0 + longest;
     if (chart.small) return {.width = 170.0, .height = 126.0, .left = 40.0, .top = 8.0, .plot_width = 124.0, .plot_height = 96.0};
     const double plot_height = std::max(Frame{}.plot_height, kLabelGap * static_cast<double>(chart.lines.size()));
     return {.height = plot_height + 48.0, .plot_width = 354.0 - labels, .plot_height = plot_height};

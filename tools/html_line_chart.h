@@ -11,19 +11,19 @@ struct ChartLine {
   std::string name;
   std::vector<double> values;
   int style = 0;
-  bool strong = false;                    ///< what the report is about
+  bool strong = false;                      ///< what the report is about
   std::vector<double> low = {}, high = {};  ///< a band around it, or empty
 };
 
 /// Lines over places with a name: layers, contexts.
 struct LineChart {
-  std::string label;                ///< what a screen reader says
+  std::string label;  ///< what a screen reader says
   std::string x_title;
   std::vector<std::string> places;
-  std::vector<double> x = {};       ///< of the places; empty: evenly spaced
+  std::vector<double> x = {};  ///< of the places; empty: evenly spaced
   std::vector<ChartLine> lines;
   bool log = true;
-  bool small = false;               ///< one of many: no marks, no names, few ticks
+  bool small = false;                 ///< one of many: no marks, no names, few ticks
   std::vector<double> scale_of = {};  ///< values that the axis has to hold; empty: those of the lines
 };
 

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 namespace kvq {
 
@@ -59,8 +58,10 @@ std::string width_figure(const Artifact& artifact, const Side& side) {
   std::vector<WidthSlice> slices;
   for (const LayerPlan& layer : artifact.layers)
     if (const TensorPlan* plan = side.plan(layer)) slices.push_back(slice_of(*plan, layer.layer));
-  const std::string label = fmt::format("Share of the {}' channels at each width, one slice for each of {} layers; the numbers are in the table below", side.name, slices.size());
-  return html_figure(fmt::format("{}: share of channels at each width, %", side.title), width_chart(label, slices), width_legend(slices) + width_numbers(artifact, side));
+  const std::string label = fmt::format(
+      "Share of the {}' channels at each width, one slice for each of {} layers; the numbers are in the table below", side.name, slices.size());
+  return html_figure(fmt::format("{}: share of channels at each width, %", side.title), width_chart(label, slices),
+                     width_legend(slices) + width_numbers(artifact, side));
 }
 
 bool is_mixed(const TensorPlan& plan) { return plan.allocation.has_value(); }
@@ -88,9 +89,9 @@ std::vector<ByteBar> byte_bars(const Artifact& artifact) {
   std::vector<ByteBar> bars;
   for (const LayerPlan& layer : artifact.layers) {
     const CacheLayout cache = cache_layout(layer);
-    const LayerGeometry& g = layer.geometry;
-    bars.push_back({.place = std::to_string(layer.layer), .keys = double(cache.num_kv_heads) * cache.k_row_bytes, .values = double(cache.num_kv_heads) * cache.v_row_bytes,
-                    .exact = 2.0 * g.num_kv_heads * (g.head_dim + (layer.v ? g.v_head_dim : 0))});
+    const double heads = cache.num_kv_heads;
+    bars.push_back(
+        {.place = std::to_string(layer.layer), .keys = heads * cache.k_row_bytes, .values = heads * cache.v_row_bytes, .exact = exact_bytes(layer)});
   }
   return bars;
 }
@@ -100,28 +101,40 @@ std::string byte_figure(const Artifact& artifact) {
   HtmlRows rows{{"layer", "keys", "values", "both", "exact", "times smaller"}};
   for (const ByteBar& bar : bars) {
     const double both = bar.keys + bar.values;
-    rows.push_back({bar.place, html_number(bar.keys), html_number(bar.values), html_number(both), html_number(bar.exact), both > 0.0 ? fmt::format("{:.2f}", bar.exact / both) : "–"});
+    rows.push_back({bar.place, html_number(bar.keys), html_number(bar.values), html_number(both), html_number(bar.exact),
+                    both > 0.0 ? fmt::format("{:.2f}", bar.exact / both) : "–"});
   }
-  return html_figure("Bytes of a token, all KV heads", byte_chart("Bytes of a coded token in each layer, keys and values stacked, beside those of bfloat16 rows; the numbers are in the table below", bars),
-                     html_numbers(rows, "lrrrrr"));
+  return html_figure(
+      "Bytes of a token, all KV heads",
+      byte_chart("Bytes of a coded token in each layer, keys and values stacked, beside those of bfloat16 rows; the numbers are in the table below",
+                 bars),
+      html_numbers(rows, "lrrrrr"));
 }
 
 /// Code bits are what the codes take, effective bits also what lies beside them.
 std::string bits_figure(const Artifact& artifact, std::int64_t context) {
-  LineChart chart{.label = "Effective bits of an element in each layer, keys and values; the numbers are in the table below", .x_title = "layer", .places = layer_names(artifact), .lines = {}, .log = false, .scale_of = {0.0}};
-  HtmlRows rows{{"layer", "side", "code bits", "effective bits"}};
+  LineChart chart{.label = "Effective bits of an element in each layer, keys and values; the numbers are in the table below",
+                  .x_title = "layer",
+                  .places = layer_names(artifact),
+                  .lines = {},
+                  .log = false,
+                  .scale_of = {0.0}};
+  HtmlRows rows{{"layer"}};
+  for (const std::string& name : chart.places) rows.push_back({name});
   for (const Side& side : both_sides()) {
+    if (!side.any(artifact, [](const TensorPlan&) { return true; })) continue;
     std::vector<double> bits;
+    rows[0].insert(rows[0].end(), {fmt::format("{}: code bits", side.name), "effective bits"});
     for (const LayerPlan& layer : artifact.layers) {
       const TensorPlan* plan = side.plan(layer);
       bits.push_back(plan == nullptr ? NAN : effective_bits(*plan, side.dim(layer), artifact.windows, context));
-      if (plan != nullptr) rows.push_back({std::to_string(layer.layer), side.name, fmt::format("{:.2f}", mean_code_bits(*plan)), html_number(bits.back())});
+      rows[bits.size()].insert(rows[bits.size()].end(), {html_number(plan == nullptr ? NAN : mean_code_bits(*plan)), html_number(bits.back())});
     }
-    if (std::any_of(bits.begin(), bits.end(), [](double x) { return std::isfinite(x); }))
-      chart.lines.push_back({.name = side.name, .values = bits, .style = side.style});
     chart.scale_of.insert(chart.scale_of.end(), bits.begin(), bits.end());
+    chart.lines.push_back({.name = side.name, .values = std::move(bits), .style = side.style});
   }
-  return html_figure(fmt::format("Effective bits of an element, {} tokens", context), line_chart(chart), html_numbers(rows, "llrr"));
+  return html_figure(fmt::format("Effective bits of an element, {} tokens", context), line_chart(chart),
+                     html_numbers(rows, "l" + std::string(rows[0].size() - 1, 'r')));
 }
 
 }  // namespace
@@ -136,7 +149,8 @@ std::string allocation_section(const Artifact& artifact) {
 }
 
 std::string bytes_section(const Artifact& artifact, std::int64_t context) {
-  return html_section("bytes", "Bytes", "Codes, scales and padding of a token behind the windows.", html_charts(byte_figure(artifact) + bits_figure(artifact, context)));
+  return html_section("bytes", "Bytes", "Codes, scales and padding of a token outside the windows.",
+                      html_charts(byte_figure(artifact) + bits_figure(artifact, context)));
 }
 
 }  // namespace kvq

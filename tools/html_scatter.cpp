@@ -13,8 +13,8 @@ namespace kvq {
 
 namespace {
 
-constexpr double kCharacter = 5.9, kLine = 11.0, kMark = 5.0;
-constexpr std::size_t kLongestLabel = 22;
+constexpr double kCharacter = 6.6, kLine = 11.0, kMark = 5.0;
+constexpr std::size_t kLongestLabel = 20;
 
 struct Box {
   double left, top, right, bottom;
@@ -28,10 +28,16 @@ struct Side {
   double dx, dy;     ///< from the point to the text's anchor on its base line
   double part_left;  ///< part of the text that lies left of the anchor
 };
-constexpr std::array<Side, 8> kSides = {{{"", 8.0, 3.5, 0.0}, {"", 6.0, -5.0, 0.0}, {"mid", 0.0, -8.0, 0.5}, {"", 6.0, 12.0, 0.0},
-                                         {"end", -6.0, -5.0, 1.0}, {"mid", 0.0, 15.0, 0.5}, {"end", -8.0, 3.5, 1.0}, {"end", -6.0, 12.0, 1.0}}};
+constexpr std::array<Side, 8> kSides = {{{"", 8.0, 3.5, 0.0},
+                                         {"", 6.0, -5.0, 0.0},
+                                         {"mid", 0.0, -8.0, 0.5},
+                                         {"", 6.0, 12.0, 0.0},
+                                         {"end", -6.0, -5.0, 1.0},
+                                         {"mid", 0.0, 15.0, 0.5},
+                                         {"end", -8.0, 3.5, 1.0},
+                                         {"end", -6.0, 12.0, 1.0}}};
 
-std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPoint::*value) {
+std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPoint::* value) {
   std::vector<double> values;
   for (const ChartPoint& point : points) values.push_back(point.*value);
   return values;
@@ -40,8 +46,9 @@ std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPo
 class Drawing {
  public:
   explicit Drawing(const ScatterChart& chart)
-      : chart_(chart), svg_(frame_.width, frame_.height, chart.label),
-        x_(scale_for(column(chart.points, &ChartPoint::x), frame_.left + 8.0, frame_.right() - 8.0, false)),
+      : chart_(chart),
+        svg_(frame_.width, frame_.height, chart.label),
+        x_(scale_for(column(chart.points, &ChartPoint::x), frame_.left + 24.0, frame_.right() - 24.0, false)),
         y_(scale_for(column(chart.points, &ChartPoint::y), frame_.bottom(), frame_.top, true)) {}
 
   std::string draw() {
@@ -103,8 +110,8 @@ class Drawing {
 void mark_front(std::vector<ChartPoint>& points) {
   for (ChartPoint& own : points) {
     own.on_front = std::isfinite(own.x) && std::isfinite(own.y) && std::none_of(points.begin(), points.end(), [&](const ChartPoint& other) {
-      return other.x <= own.x && other.y <= own.y && (other.x < own.x || other.y < own.y);
-    });
+                     return other.x <= own.x && other.y <= own.y && (other.x < own.x || other.y < own.y);
+                   });
   }
 }
 

@@ -8,7 +8,8 @@
 namespace kvq {
 
 bool Side::any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const {
-  return std::any_of(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& layer) { return plan(layer) != nullptr && has(*plan(layer)); });
+  return std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                     [&](const LayerPlan& layer) { return plan(layer) != nullptr && has(*plan(layer)); });
 }
 
 const std::vector<Side>& both_sides() {
@@ -31,6 +32,11 @@ std::vector<double> layer_values(const Artifact& artifact, const Side& side, con
 double mean_over_channels(const LayerPlan& layer, double keys, double values) {
   const double k_dim = layer.geometry.head_dim, v_dim = layer.v ? layer.geometry.v_head_dim : 0.0;
   return v_dim > 0.0 ? (k_dim * keys + v_dim * values) / (k_dim + v_dim) : keys;
+}
+
+double exact_bytes(const LayerPlan& layer) {
+  const LayerGeometry& g = layer.geometry;
+  return 2.0 * g.num_kv_heads * (g.head_dim + (layer.v ? g.v_head_dim : 0));
 }
 
 std::string range_text(const std::vector<int>& layers) {

@@ -13,7 +13,7 @@ struct Side {
   const char* name;   ///< "keys", "values"
   const char* title;  ///< "Keys", "Values"
   bool is_key;
-  int style;          ///< of its lines
+  int style;  ///< of its lines
   /// Null for a layer without values.
   const TensorPlan* plan(const LayerPlan& layer) const { return is_key ? &layer.k : layer.v ? &*layer.v : nullptr; }
   int dim(const LayerPlan& layer) const { return is_key ? layer.geometry.head_dim : layer.geometry.v_head_dim; }
@@ -26,8 +26,11 @@ std::vector<std::string> layer_names(const Artifact& artifact);
 /// `of` each layer's plan of this side; NaN without one.
 std::vector<double> layer_values(const Artifact& artifact, const Side& side, const std::function<double(const TensorPlan&)>& of);
 
-/// Bits of an element of both sides together, each weighted by its channels: the mean over layers of what kvq-eval calls effective_bits.
+/// Bits of an element of both sides together, each weighted by its channels. The mean over layers is what kvq-eval calls effective_bits.
 double mean_over_channels(const LayerPlan& layer, double keys, double values);
+
+/// Bytes of a token in bfloat16, all KV heads.
+double exact_bytes(const LayerPlan& layer);
 
 /// "0-3, 7".
 std::string range_text(const std::vector<int>& layers);

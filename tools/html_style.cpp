@@ -7,7 +7,7 @@ const char* const kReportStyle = R"css(
 :root {
   color-scheme: light dark;
   --page: #ffffff; --ink: #1a1f24; --soft: #56606a; --rule: #d5dbe1; --grid: #e7ebee; --card: #f6f8f9;
-  --s0: #0067a5; --s1: #b84a00; --s2: #007a59; --s3: #a2488a; --s4: #966200; --s5: #2a7fae; --s6: #6f6c00; --s7: #444b52;
+  --s0: #0a4f9e; --s1: #b02c00; --s2: #00a36f; --s3: #a878b0; --s4: #cb8400; --s5: #4690ea; --s6: #7a4030; --s7: #3c2f4f;
   --w0: #e4e7ea; --w1: #e6f2b4; --w2: #b7dfa4; --w3: #7ccbb8; --w4: #43b3c6; --w5: #3f97cc; --w6: #235fa9; --w7: #27348f; --w8: #0e1a57;
   --w9: #8f969e;
   --t0: #101820; --t1: #101820; --t2: #101820; --t3: #101820; --t4: #101820; --t5: #101820; --t6: #ffffff; --t7: #ffffff; --t8: #ffffff;
@@ -16,7 +16,7 @@ const char* const kReportStyle = R"css(
 @media screen and (prefers-color-scheme: dark) {
   :root {
     --page: #14181c; --ink: #e5e8eb; --soft: #a3acb5; --rule: #39414a; --grid: #262d34; --card: #1b2127;
-    --s0: #62aef0; --s1: #f28a45; --s2: #35c397; --s3: #e09ac6; --s4: #e3aa35; --s5: #9bd8f6; --s6: #ece66a; --s7: #c3c9cf;
+    --s0: #6a86ff; --s1: #e8501a; --s2: #10bc7c; --s3: #f57fcd; --s4: #fabb1a; --s5: #bdf3fb; --s6: #eef09a; --s7: #86807f;
     --w0: #30373e; --w1: #35348f; --w2: #28559f; --w3: #2274ad; --w4: #3a9ebd; --w5: #63bdb4; --w6: #98d4a2; --w7: #cde79d; --w8: #f8f7bd;
     --w9: #8f969e;
     --t0: #ffffff; --t1: #ffffff; --t2: #ffffff; --t3: #ffffff; --t4: #101820; --t5: #101820; --t6: #101820; --t7: #101820; --t8: #101820;
@@ -45,7 +45,8 @@ figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: 14px; margin: 6px 0 2px; }
 .small figcaption { font-size: 12px; font-weight: 500; color: var(--soft); margin: 0; }
 svg { display: block; width: 100%; height: auto; break-inside: avoid; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums; paint-order: stroke; stroke: var(--page); stroke-width: 2.5px; stroke-linejoin: round; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums; paint-order: stroke;
+  stroke: var(--page); stroke-width: 2.5px; stroke-linejoin: round; }
 svg .soft { fill: var(--soft); }
 svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; }
@@ -66,8 +67,6 @@ svg text.strong { font-weight: 700; }
 .front { fill: none; stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 4 3; }
 .fill { fill: var(--c); }
 .level { stroke: var(--ink); stroke-width: 1.6; }
-svg .in0 { fill: var(--s0); font-weight: 600; }
-svg .in4 { fill: var(--s4); font-weight: 600; }
 rect[class^=w] { stroke: var(--page); stroke-width: 0.4; }
 .w0 { fill: var(--w0); } .w1 { fill: var(--w1); } .w2 { fill: var(--w2); } .w3 { fill: var(--w3); } .w4 { fill: var(--w4); }
 .w5 { fill: var(--w5); } .w6 { fill: var(--w6); } .w7 { fill: var(--w7); } .w8 { fill: var(--w8); } .w9 { fill: var(--w9); }
@@ -85,9 +84,12 @@ details { margin: 6px 0 0; font-size: 13px; }
 summary { color: var(--soft); cursor: pointer; width: fit-content; }
 .scroll { overflow-x: auto; margin: 6px 0; }
 table { border-collapse: separate; border-spacing: 0; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 10px 3px 0; border-bottom: 1px solid var(--grid); text-align: left; vertical-align: top; font-weight: 400; white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom; white-space: normal; overflow-wrap: break-word; max-width: 16em; }
+th, td { padding: 3px 10px 3px 0; border-bottom: 1px solid var(--grid); text-align: left; vertical-align: top; font-weight: 400;
+  white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom; white-space: normal;
+  overflow-wrap: break-word; max-width: 16em; }
 tbody th { position: sticky; left: 0; background: var(--page); }
+tbody th.long { white-space: normal; overflow-wrap: break-word; max-width: min(20em, 40vw); }
 .n { text-align: right; }
 .wrap table { width: 100%; }
 .wrap td { white-space: normal; overflow-wrap: anywhere; }

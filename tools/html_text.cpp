@@ -12,6 +12,7 @@ namespace kvq {
 namespace {
 
 constexpr std::string_view kEllipsis = "…", kReplacement = "\xef\xbf\xbd";
+constexpr std::size_t kLongName = 28;  ///< wraps inside a table
 
 /// Bytes of the UTF-8 sequence at the start of `text`, which is valid.
 std::size_t first_bytes(std::string_view text) {
@@ -65,7 +66,7 @@ std::string row_html(const std::vector<std::string>& row, const std::string& ali
     if (header) {
       html += fmt::format("<th scope=\"col\"{}>{}</th>", alignment[c] == 'r' ? " class=\"n\"" : "", breakable(text));
     } else if (alignment[c] == 'l') {
-      html += fmt::format("<th scope=\"row\">{}</th>", text);
+      html += fmt::format("<th scope=\"row\"{}>{}</th>", num_characters(row[c]) > kLongName ? " class=\"long\"" : "", text);
     } else {
       html += fmt::format("<td{}>{}</td>", alignment[c] == 'r' ? " class=\"n\"" : "", text);
     }
@@ -94,7 +95,8 @@ std::size_t num_characters(std::string_view text) {
 
 std::string shortened(const std::string& text, std::size_t most) {
   std::vector<std::string_view> characters;
-  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(characters.back().size())) characters.push_back(rest.substr(0, first_bytes(rest)));
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(characters.back().size()))
+    characters.push_back(rest.substr(0, first_bytes(rest)));
   if (characters.size() <= most) return text;
   std::string result;
   const std::size_t head = (most - 1) / 2, tail = most - 1 - head;
@@ -115,7 +117,8 @@ std::string html_number(double value) {
 }
 
 std::string html_table(const HtmlRows& rows, const std::string& alignment) {
-  std::string html = "<div class=\"scroll\" role=\"region\" aria-label=\"table\" tabindex=\"0\"><table>\n<thead>" + row_html(rows.front(), alignment, true) + "</thead>\n<tbody>\n";
+  std::string html = "<div class=\"scroll\" role=\"region\" aria-label=\"table\" tabindex=\"0\"><table>\n<thead>" +
+                     row_html(rows.front(), alignment, true) + "</thead>\n<tbody>\n";
   for (std::size_t r = 1; r < rows.size(); ++r) html += row_html(rows[r], alignment, false);
   return html + "</tbody></table></div>\n";
 }
