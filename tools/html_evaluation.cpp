@@ -2,6 +2,7 @@
 
 #include "eval_schema_text.h"
 #include "html_text.h"
+#include "stable_order.h"
 
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
@@ -140,7 +141,7 @@ std::vector<EvaluatedScheme> schemes_of(const std::vector<Evaluation>& evaluatio
           {unique_name(holders[name].size() > 1 ? evaluation.name + ": " + name : name, taken), &evaluation, &scheme, is_own(scheme, artifact)});
     }
   }
-  std::stable_partition(schemes.begin(), schemes.end(), [](const EvaluatedScheme& scheme) { return scheme.own; });
+  sort_stably(schemes, [](const EvaluatedScheme& a, const EvaluatedScheme& b) { return a.own && !b.own; });
   return schemes;
 }
 

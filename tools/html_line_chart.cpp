@@ -3,6 +3,7 @@
 #include "html_axes.h"
 #include "html_svg.h"
 #include "html_text.h"
+#include "stable_order.h"
 
 #include <fmt/format.h>
 
@@ -119,7 +120,7 @@ class Drawing {
         break;
       }
     }
-    std::stable_sort(labels.begin(), labels.end(), [](const EndLabel& a, const EndLabel& b) { return a.y < b.y; });
+    sort_stably(labels, [](const EndLabel& a, const EndLabel& b) { return a.y < b.y; });
     return labels;
   }
 

@@ -2,6 +2,7 @@
 
 #include "html_axes.h"
 #include "html_text.h"
+#include "stable_order.h"
 
 #include <fmt/format.h>
 
@@ -65,7 +66,7 @@ class Drawing {
       taken_.push_back({at.x - kMark, at.y - kMark, at.x + kMark, at.y + kMark});
     }
     // Those that matter choose their place first.
-    std::stable_sort(shown.begin(), shown.end(), [](const ChartPoint* a, const ChartPoint* b) { return rank(*a) < rank(*b); });
+    sort_stably(shown, [](const ChartPoint* a, const ChartPoint* b) { return rank(*a) < rank(*b); });
     for (const ChartPoint* point : shown) draw_label(*point);
     return svg_.str();
   }
