@@ -6,8 +6,8 @@ usage() {
   cat <<'TEXT'
 usage: scripts/gate_artifacts.sh BASE [--model HELDOUT.h5] [--out FOLDER] [kvq-diff flags ...]
 
-Runs kvq-diff for each *.safetensors file of this git repository that differs from revision BASE, and kvq-inspect --verify for each new
-one. Leaves FOLDER/summary.md and FOLDER/<name>.xml (JUnit) [kvq-gate]. Tools come from KVQ_BIN [build/release/tools].
+Runs kvq-diff for each *.safetensors file of this git repository that differs from revision BASE, renamed ones included, and kvq-inspect
+--verify for each new one. Deleted ones are named. Works with Git LFS. Leaves FOLDER/summary.md and FOLDER/<name>.xml (JUnit) [kvq-gate]. Tools come from KVQ_BIN [build/release/tools].
 Exit code: 0 all passed, 6 a rule or check failed, others as kvq-diff's.
 TEXT
 }
@@ -24,9 +24,15 @@ while [ $# -gt 0 ]; do
   esac
 done
 bin=${KVQ_BIN:-build/release/tools}
+bin=$(cd "$bin" && pwd) || exit 2
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+for i in "${!flags[@]}"; do  # names of files stay right from the top of the repository
+  if [ -e "${flags[$i]}" ]; then flags[i]=$(realpath "${flags[$i]}"); fi
+done
+cd "$(git rev-parse --show-toplevel)"
 git rev-parse --verify --quiet "$base^{commit}" >/dev/null || { echo "gate_artifacts.sh: error: no revision $base" >&2; exit 2; }
 
-mkdir -p "$out"
 old=$(mktemp -d)
 trap 'rm -rf "$old"' EXIT
 : >"$out/summary.md"
@@ -35,18 +41,30 @@ worst=0
 # The first other failure than a failed rule wins: it says that something could not be judged.
 note() { if [ "$1" -ne 0 ] && { [ "$worst" -eq 0 ] || [ "$worst" -eq 6 ]; }; then worst=$1; fi; }
 
-while IFS= read -r -d '' file; do
-  code=0
-  if git cat-file -e "$base:$file" 2>/dev/null; then
-    git show "$base:$file" >"$old/old.safetensors"
-    "$bin/kvq-diff" "$old/old.safetensors" "$file" --markdown --quiet --junit "$out/${file//\//_}.xml" ${flags[@]+"${flags[@]}"} >"$old/part.md" || code=$?
-    { printf '## %s\n\n' "$file"; cat "$old/part.md"; printf '\n'; } >>"$out/summary.md"
+judge() {  # <path at BASE, or empty> <path now>
+  local before=$1 file=$2 code=0
+  if [ -n "$before" ]; then
+    git cat-file --filters "$base:$before" >"$old/old.safetensors"  # --filters: the content behind a Git LFS pointer
+    "$bin/kvq-diff" "$old/old.safetensors" "$file" --markdown --quiet --junit "$out/${file//\//__}.xml" ${flags[@]+"${flags[@]}"} >"$old/part" 2>"$old/error" || code=$?
+    { printf '## %s\n\n' "$file"; cat "$old/part"; } >>"$out/summary.md"
   else
-    "$bin/kvq-inspect" "$file" --verify >"$old/part.txt" || code=$?
-    { printf '## %s (new)\n\n```\n' "$file"; cat "$old/part.txt"; printf '```\n\n'; } >>"$out/summary.md"
+    "$bin/kvq-inspect" "$file" --verify >"$old/part" 2>"$old/error" || code=$?
+    { printf '## %s (new)\n\n```\n' "$file"; cat "$old/part"; printf '```\n'; } >>"$out/summary.md"
   fi
+  if [ -s "$old/error" ]; then { printf '\n```\n'; cat "$old/error"; printf '```\n'; } >>"$out/summary.md"; cat "$old/error" >&2; fi
+  printf '\n' >>"$out/summary.md"
   printf '%s: %s\n' "$file" "$([ $code = 0 ] && echo passed || echo "failed ($code)")"
   note "$code"
-done < <(git diff --name-only -z --diff-filter=ACMR "$base" -- '*.safetensors')
+}
+
+git diff --name-status -z -M "$base" -- '*.safetensors' >"$old/changed"
+while IFS= read -r -d '' status && IFS= read -r -d '' path; do
+  case "$status" in
+    A) judge "" "$path" ;;
+    D) printf '%s: deleted\n' "$path" | tee -a "$out/summary.md" ;;
+    R* | C*) IFS= read -r -d '' now; judge "$path" "$now" ;;
+    *) judge "$path" "$path" ;;
+  esac
+done <"$old/changed"
 [ -s "$out/summary.md" ] || echo "No artifact changed." | tee "$out/summary.md"
 exit "$worst"

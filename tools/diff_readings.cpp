@@ -75,27 +75,42 @@ void compare_geometry(Facts& facts, const std::string& where, const LayerGeometr
 }
 
 std::string coder_text(const TensorPlan& plan) {
-  const std::string rule = std::holds_alternative<ExactCoder>(plan.coder) ? "" : fmt::format(" {} {}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)));
-  const std::string widths = plan.allocation ? "mixed " : fmt::format("{}-bit ", code_bits(plan.coder)), group = plan.allocation ? "" : fmt::format(" g{}", group_size(plan.coder));
-  return fmt::format("{}{}{}{}{}{}", widths, coder_name(plan.coder), group, rule, plan.center.empty() ? "" : " centred", plan.centroids ? fmt::format(" C={}", plan.centroids->count) : "");
+  if (std::holds_alternative<ExactCoder>(plan.coder)) return "exact";
+  std::string text = plan.allocation ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
+  text += fmt::format(" {}", coder_name(plan.coder));
+  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
+    for (const TrellisTaps& taps : trellis->taps)
+      if (!plan.allocation) text += fmt::format(" m{}", taps.memory);
+  if (!plan.allocation) text += fmt::format(" g{}", group_size(plan.coder));
+  text += fmt::format(" {} {}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)));
+  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && uniform->levels == UniformLevels::affine) text += fmt::format(" zero {}", to_string(uniform->zero));
+  if (!plan.center.empty()) text += " centred";
+  if (plan.centroids) text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "", plan.centroids->after_rotation ? " after" : "");
+  return text;
+}
+
+std::string rotation_text(const Rotation& rotation) {
+  return fmt::format("{} {} {}{}{}", to_string(rotation.kind), rotation.recipe, to_string(rotation.scope), rotation.order > 0 ? fmt::format(" order {}", rotation.order) : "",
+                     rotation.target.empty() ? "" : " " + rotation.target);
 }
 
 class SideDiffer {
  public:
-  SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes) : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes) {}
+  /// @param budgets  both artifacts spent one budget over their layers
+  SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets)
+      : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes), budgets_(budgets) {}
 
   void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, char side) {
     const std::string where = fmt::format("layer {} {}", layer, side);
     const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
     const std::size_t known = diff_.differences.size();
     facts_.compare(where + " codes", coder_text(before), coder_text(after));
-    facts_.compare(where + " rotation", fmt::format("{} {} {}", to_string(before.rotation.kind), before.rotation.recipe, to_string(before.rotation.scope)),
-                   fmt::format("{} {} {}", to_string(after.rotation.kind), after.rotation.recipe, to_string(after.rotation.scope)));
+    facts_.compare(where + " rotation", rotation_text(before.rotation), rotation_text(after.rotation));
     codes_ += static_cast<int>(diff_.differences.size() - known);
     const PlanDistance distance = plan_distance(after, before, geometry.num_kv_heads, dim);
     for (const DistanceRow& row : kDistances)
       if (const std::optional<double> value = distance.*(row.value)) diff_.readings.push_back({row.name, where, {}, *value});
-    const bool resized = mean_code_bits(before) != mean_code_bits(after);
+    const bool resized = budgets_ && mean_code_bits(before) != mean_code_bits(after);
     if (before.error && after.error && before.error->metric == after.error->metric) diff_.readings.push_back({"layers.calibration_error", where, before.error->after, after.error->after, resized});
     compare_widths(before, after, where, before.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, resized);
   }
@@ -126,6 +141,7 @@ class SideDiffer {
   Facts facts_;
   AllocationDistance& allocation_;
   int& codes_;
+  bool budgets_;
 };
 
 const LayerPlan* find_layer(const Artifact& artifact, int layer) {
@@ -175,6 +191,7 @@ void add_values(const std::string& prefix, const std::string& where, const Value
 const std::vector<DiffMetric>& diff_metrics() {
   static const std::vector<DiffMetric> all = [] {
     std::vector<DiffMetric> rows{{"geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there"},
+                                 {"windows", "1 if sink or recent tokens differ"},
                                  {"codes", "sides that are coded or rotated in another way"}};
     for (const DistanceRow& row : kDistances) rows.push_back({row.name, row.summary});
     rows.push_back({"allocation.hamming", "part of the widths that changed (Block-GTQ Eq. 5)"});
@@ -221,14 +238,16 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
     if (a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.v_head_dim == b.v_head_dim) comparable.emplace_back(other, &plan);
   }
   diff.readings.push_back({"geometry", "", {}, static_cast<double>(diff.differences.size())});
+  const std::size_t known = diff.differences.size();
   facts.compare("windows", fmt::format("{} sink, {} recent", before.windows.sink_tokens, before.windows.recent_tokens), fmt::format("{} sink, {} recent", after.windows.sink_tokens, after.windows.recent_tokens));
+  diff.readings.push_back({"windows", "", {}, static_cast<double>(diff.differences.size() - known)});
   facts.compare("method", before.calibration.method, after.calibration.method);
   facts.compare("tool", printable(before.calibration.tool, 40), printable(after.calibration.tool, 40));
   facts.compare("dump", printable(before.calibration.dump_hash, 60), printable(after.calibration.dump_hash, 60));
   facts.compare("tokens", before.calibration.tokens, after.calibration.tokens);
   facts.compare("seed", before.calibration.seed, after.calibration.seed);
   compare_json(facts, "options", before.calibration.options, after.calibration.options);
-  SideDiffer sides(diff, allocation, codes);
+  SideDiffer sides(diff, allocation, codes, !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
   for (const auto& [other, plan] : comparable) {
     sides.compare(other->k, plan->k, plan->geometry, plan->layer, 'k');
     if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, 'v');
@@ -243,7 +262,7 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   return diff;
 }
 
-std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after) {
+std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after, bool budgets) {
   std::vector<Reading> readings;
   add_values("", "", before.mean, after.mean, false, readings);
   add_kl("", "", before.kl, after.kl, readings);
@@ -254,7 +273,7 @@ std::vector<Reading> diff_results(const CandidateResult& before, const Candidate
     add_values("layers.", where, a.values, b.values, false, readings);
     add_kl("layers.", where, a.kl, b.kl, readings);
     for (std::size_t h = 0; h < b.heads.size(); ++h) add_values("heads.", fmt::format("{} head {}", where, h), a.heads[h], b.heads[h], true, readings);
-    const bool resized = a.k_bits != b.k_bits || a.v_bits != b.v_bits;
+    const bool resized = budgets && (a.k_code_bits != b.k_code_bits || a.v_code_bits != b.v_code_bits);
     for (std::size_t r = first; r < readings.size(); ++r) readings[r].resized = resized;
   }
   return readings;

@@ -21,7 +21,7 @@ struct Reading {
   std::string where;   ///< "layer 3 k", "layer 3 head 1", or empty
   std::optional<double> before;
   double after = 0.0;
-  /// The layer has other code bits than before, as one budget over all layers may decide: rules judge only what that did to all layers together.
+  /// The layer has other code bits than before, as one budget over all layers, which both have, may decide: rules judge only what that did to all layers together.
   bool resized = false;
 };
 
@@ -41,6 +41,7 @@ struct ArtifactDiff {
 ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after);
 
 /// What they do to a dump: every metric of kvq-eval, over layers, of each layer and of each head.
-std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after);
+/// @param budgets  both artifacts spent one budget over their layers
+std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after, bool budgets);
 
 }  // namespace kvq

@@ -64,7 +64,7 @@ std::string change_of(const Reading& reading) {
 }
 
 std::string detail(const CheckResult& check) {
-  if (check.outcome == Outcome::skipped) return "nothing to compare";
+  if (check.readings == 0) return "nothing to judge";
   const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";
   return describe(check.worst) + more;
 }
@@ -88,7 +88,7 @@ bool DiffReport::passed() const {
 std::string diff_text(const DiffReport& report) {
   std::string text = fmt::format("old  {}\nnew  {}\n", report.before, report.after);
   const auto& differences = report.diff.differences;
-  if (differences.empty()) text += "\nThe manifests agree.\n";
+  if (differences.empty()) text += "\nGeometry, windows, method, options and codes agree.\n";
   if (!differences.empty()) {
     text += "\n";
     std::vector<std::vector<std::string>> rows{{"differs", "old", "new"}};
@@ -104,7 +104,8 @@ std::string diff_text(const DiffReport& report) {
     if (check.outcome != Outcome::skipped) rows.push_back({word_of(check.outcome), check.rule.text, detail(check)});
   text += "\n" + format_table(rows, "lll");
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(), [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
-  if (skipped > 0) text += fmt::format("{} rules had nothing to compare; --model DUMP measures what the artifacts do.\n", skipped);
+  if (skipped > 0) text += fmt::format("{} default rules had nothing to judge{}.\n", skipped, report.measured ? "" : "; --model DUMP measures what the artifacts do");
+  if (report.measured && report.nothing_coded) text += "No key was read as codes: exact windows hold whole sequences of the dump, see --no-windows.\n";
   return text + (report.passed() ? "passed\n" : "FAILED\n");
 }
 

@@ -58,9 +58,9 @@ Rule parse_rule(const std::string& text) {
 const std::vector<std::string>& default_rules() {
   // Limits lie between what another seed does and what damage does to the sample model (tests/cli/test_diff.py).
   static const std::vector<std::string> rules = {
-      "geometry<=0", "codes<=0", "orthogonality<=0.0001", "rotation.factor<=0.05", "rotation.covariance<=0.5", "clip<=0.1", "center<=0.5", "trellis<=0",
-      "allocation.hamming<=0.25", "layers.allocation.hamming<=0.2", "heads.allocation.hamming<=0.35", "layers.allocation.regret<=0.05", "bytes_per_token<=+1%",
-      "layers.calibration_error<=+25%", "attention_kl.mean<=+5%", "attention_kl.p99<=+10%", "output_rel_mse<=+5%", "layers.attention_kl.mean<=+50%",
+      "geometry<=0", "windows<=0", "codes<=0", "orthogonality<=0.0001", "rotation.factor<=0.05", "rotation.covariance<=0.5", "clip<=0.1", "center<=0.5", "trellis<=0",
+      "allocation.hamming<=0.25", "layers.allocation.hamming<=0.2", "heads.allocation.hamming<=0.35", "layers.allocation.regret<=0.05", "bytes_per_token<=+1%", "effective_bits>=-1%", "codebook<=0.2",
+      "layers.calibration_error<=+25%", "attention_kl.mean<=+5%", "attention_kl.p99<=+10%", "output_rel_mse<=+5%", "rope_logit_mae<=+5%", "layers.attention_kl.mean<=+50%",
       "layers.output_rel_mse<=+15%", "heads.logit_rel_mse<=+25%", "heads.v_rel_mse<=+25%", "top10_overlap>=-2%"};
   return rules;
 }
@@ -81,6 +81,7 @@ std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::
       result.margin = margin;
     }
     if (result.readings > 0) result.outcome = result.failures > 0 ? Outcome::failed : Outcome::passed;
+    else if (rule.demanded) result.outcome = Outcome::failed;
     results.push_back(std::move(result));
   }
   return results;
@@ -91,7 +92,7 @@ std::string describe(const Reading& reading) {
   if (!reading.before) return number_text(reading.after) + place;
   const double before = *reading.before;
   const std::string change = before != 0.0 && std::isfinite(before) ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before)) : "";
-  return fmt::format("{} > {}{}{}", number_text(before), number_text(reading.after), change, place);
+  return fmt::format("{} -> {}{}{}", number_text(before), number_text(reading.after), change, place);
 }
 
 }  // namespace kvq

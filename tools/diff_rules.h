@@ -13,6 +13,7 @@ struct Rule {
   bool at_most = true;
   bool relative = false;
   double limit = 0.0;  ///< 0.05 for 5%
+  bool demanded = false;  ///< asked for by the user: it fails where there is nothing to judge
 };
 
 /// @throws Error{usage} for a rule that is none, or a metric that does not exist
@@ -34,7 +35,7 @@ struct CheckResult {
 /// Every rule against all readings of its metric. NaN fails.
 std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings);
 
-/// "0.0312 > 0.0340 (+9.0%) at layer 3", or the distance alone.
+/// "0.0312 -> 0.0340 (+9.0%) at layer 3", or the distance alone.
 std::string describe(const Reading& reading);
 
 }  // namespace kvq

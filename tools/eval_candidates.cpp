@@ -18,7 +18,7 @@ const LayerPlan* find_layer(const Artifact& artifact, int layer) {
 }
 
 [[noreturn]] void refuse(const Candidate& candidate, const std::string& what, const std::string& hint = {}) {
-  throw Error{ErrorKind::bad_input, fmt::format("{}: {}", candidate.path, what), hint};
+  throw Error{ErrorKind::bad_input, fmt::format("{}: {}", candidate.temporary ? fmt::format("row \"{}\"", printable(candidate.name, 80)) : candidate.path, what), hint};
 }
 
 template <typename T>
@@ -26,11 +26,12 @@ void expect_same(const Candidate& candidate, int layer, const char* what, const 
   if (in_artifact != in_dump) refuse(candidate, fmt::format("layer {} {}: {}, but the dump has {}", layer, what, in_artifact, in_dump));
 }
 
-/// What the metric rests on; the softmax scale and the window do not enter.
+/// What storing a layer rests on. Softmax scale and sliding window are the dump's, whatever the artifact says.
 void check_geometry(const Candidate& candidate, int layer, const LayerGeometry& a, const LayerGeometry& d) {
   expect_same(candidate, layer, "num_q_heads", a.num_q_heads, d.num_q_heads);
   expect_same(candidate, layer, "num_kv_heads", a.num_kv_heads, d.num_kv_heads);
   expect_same(candidate, layer, "head_dim", a.head_dim, d.head_dim);
+  expect_same(candidate, layer, "v_head_dim", a.v_head_dim, d.v_head_dim);
   expect_same<std::string>(candidate, layer, "kind", to_string(a.kind), to_string(d.kind));
   expect_same<std::string>(candidate, layer, "rope layout", to_string(a.rope.layout), to_string(d.rope.layout));
   expect_same(candidate, layer, "rotary_dim", a.rope.dim, d.rope.dim);
@@ -60,9 +61,9 @@ std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, co
     const bool unique = std::count_if(paths.begin(), paths.end(), [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
     Artifact artifact = load_artifact(path);
     std::string method = artifact.calibration.method;
-    candidates.push_back({.name = unique ? stem(path) : path, .path = path, .method = std::move(method), .artifact = std::move(artifact), .scheme = {}});
+    candidates.push_back({.name = unique ? stem(path) : path, .path = path, .method = std::move(method), .temporary = false, .artifact = std::move(artifact), .scheme = {}});
   }
-  for (const std::string& name : schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .artifact = {}, .scheme = find_scheme(name)});
+  for (const std::string& name : schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
   return candidates;
 }
 
@@ -77,6 +78,7 @@ void check_model(const Candidate& candidate, const ModelGeometry& model, const s
     const LayerPlan* plan = find_layer(*candidate.artifact, entry.layer);
     if (plan == nullptr) refuse(candidate, fmt::format("has no layer {}, but the dump has", entry.layer), "--layers names the layers to compare");
     check_geometry(candidate, entry.layer, plan->geometry, entry.geometry);
+    expect_same<std::string>(candidate, entry.layer, "values", plan->v ? "planned" : "none", entry.has_values ? "planned" : "none");
   }
 }
 

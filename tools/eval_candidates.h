@@ -15,6 +15,7 @@ struct Candidate {
   std::string name;    ///< for tables
   std::string path;    ///< of an artifact's file, or empty
   std::string method;  ///< of an artifact
+  bool temporary = false;  ///< the file goes away with the process: nobody is told its name
   std::optional<Artifact> artifact;
   std::optional<Scheme> scheme;
 

@@ -209,7 +209,8 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
     if (!std::isnan(value_of(results[c].mean, Metric::attention_kl))) mean["attention_kl"] = kl_json(results[c].kl);
     for (const LayerResult& layer : results[c].layers) layers.push_back(layer_json(layer));
     Json scheme = {{"name", candidates[c].name}, {"effective_bits", results[c].bits}, {"k_code_bits", results[c].k_code_bits}, {"mean", std::move(mean)}, {"layers", std::move(layers)}};
-    if (!candidates[c].scheme) scheme.update({{"path", candidates[c].path}, {"method", candidates[c].method}});
+    if (!candidates[c].scheme) scheme["method"] = candidates[c].method;
+    if (!candidates[c].scheme && !candidates[c].temporary) scheme["path"] = candidates[c].path;
     schemes.push_back(std::move(scheme));
   }
   for (const Comparison& own : comparisons)

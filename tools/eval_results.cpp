@@ -100,7 +100,10 @@ LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std:
     result.k_bits = stored.k->effective_bits(context);
     result.k_code_bits = stored.k->code_bits();
   }
-  if (stored.v) result.v_bits = stored.v->effective_bits(context);
+  if (stored.v) {
+    result.v_bits = stored.v->effective_bits(context);
+    result.v_code_bits = stored.v->code_bits();
+  }
   const double v_dim = layer.v ? g.v_head_dim : 0.0;
   result.bits = (g.head_dim * result.k_bits + v_dim * result.v_bits) / (g.head_dim + v_dim);
   return result;

@@ -49,7 +49,7 @@ struct LayerResult {
   std::vector<Values> heads;
   std::vector<BucketResult> buckets;
   double k_bits = 16.0, v_bits = 16.0;  ///< effective bits of an element
-  double k_code_bits = 16.0;
+  double k_code_bits = 16.0, v_code_bits = 16.0;
   double bits = 16.0;                   ///< of both sides together
   std::vector<RotationColumns> rotations;  ///< [Hkv], or empty: nobody asked, or keys are stored by no plan
 };

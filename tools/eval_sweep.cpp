@@ -64,7 +64,8 @@ class SweepReader {
 
   /// Entries are flags, or {"label", "flags"}.
   std::vector<Row> rows(const Json& list, const std::string& where) const {
-    if (!list.is_array() || list.empty()) refuse(where, "a list", list.type_name());
+    if (!list.is_array()) refuse(where, "a list", list.type_name());
+    if (list.empty()) refuse(where, "a list that is not empty", "none");
     std::vector<Row> rows;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Json& entry = list[i];
@@ -114,8 +115,21 @@ std::vector<Row> product(const std::vector<Row>& rows, const std::vector<Row>& a
   std::vector<Row> all;
   for (const Row& row : rows)
     for (const Row& value : axis)
-      all.push_back({row.name.empty() ? value.name : value.name.empty() ? row.name : row.name + ", " + value.name, row.flags + " " + value.flags});
+      all.push_back({row.name.empty() ? value.name : value.name.empty() ? row.name : row.name + ", " + value.name, row.flags + " " + value.flags, row.dump.empty() ? value.dump : row.dump});
   return all;
+}
+
+/// Runs a step of a row; its errors name the row.
+template <typename Step>
+auto in_row(const Row& row, const Step& step) {
+  const auto named = [&](const char* what) { return fmt::format("sweep row \"{}\": {}", printable(row.name, 80), what); };
+  try {
+    return step();
+  } catch (const CLI::ParseError& error) {
+    throw Error{ErrorKind::usage, named(error.what())};
+  } catch (const Error& error) {
+    throw Error{error.kind(), named(error.what()), error.hint()};
+  }
 }
 
 /// One row's flags, parsed and resolved.
@@ -128,25 +142,26 @@ Job parse_row(const Row& row) {
   CLI::App app;
   Job job;
   add_flags(app, job.flags);
-  try {
-    app.parse(row.flags, false);
-  } catch (const CLI::ParseError& error) {
-    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": {}", printable(row.name, 80), error.what())};
-  }
+  app.set_help_flag();
+  app.set_version_flag();
+  app.parse(row.flags, false);
+  if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
   job.flags.held_out_given = app.count("--held-out-tokens") > 0;
   const CalibrateFlags& f = job.flags;
   if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json || f.report_ablation || f.report_rotations || f.threads != 0)
-    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": flags of files, reports and threads have no meaning in a sweep", printable(row.name, 80))};
-  if (f.dumps.empty())
-    throw Error{ErrorKind::usage, fmt::format("sweep row \"{}\": no dump to calibrate on", printable(row.name, 80)), "--calibration DUMP.h5, or --model in the row's flags"};
+    throw Error{ErrorKind::usage, "flags of files, reports and threads have no meaning in a sweep"};
+  if (f.dumps.empty()) throw Error{ErrorKind::usage, "no dump to calibrate on", "--calibration DUMP.h5, or --model in the row's flags"};
   job.options = resolve_options(f);
   return job;
 }
 
-/// Rows that can share statistics: everything that collecting depends on, but the moments.
+/// Rows that share statistics: everything that collecting depends on. With more moments than a row asks for it would get the same codes, but
+/// report its errors by another measure.
 std::string collection_key(const Job& job) {
   const StatsRequest request = make_request(job.flags, job.options);
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}", fmt::join(job.flags.dumps, "\n"), job.flags.layers, job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
+  std::string moments;
+  for (const Moment moment : request.moments) moments += std::string(to_string(moment)) + " ";
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers, job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
                      request.held_out_tokens);
 }
 
@@ -165,6 +180,13 @@ std::string file_name(std::size_t index, const std::string& name) {
   }
   while (!slug.empty() && slug.back() == '-') slug.pop_back();
   return fmt::format("{:04d}{}{}.safetensors", index, slug.empty() ? "" : "-", slug.substr(0, 80));
+}
+
+/// The row's flags as they would be typed, its dump included.
+std::string typed(const Row& row) {
+  if (row.dump.empty()) return row.flags;
+  const char* quote = row.dump.find('"') == std::string::npos ? "\"" : "'";
+  return fmt::format("{}{}--model {}{}{}", row.flags, row.flags.empty() ? "" : " ", quote, row.dump, quote);
 }
 
 std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric metric) {
@@ -188,11 +210,17 @@ std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, con
   const auto has_blocks = [](const Artifact& artifact) {
     return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) { return plan.k.allocation && !plan.k.allocation->block_bits.empty(); });
   };
+  const auto has_same_slots = [](const Artifact& a, const Artifact& b) {
+    return std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(), [](const LayerPlan& one, const LayerPlan& other) {
+      return one.layer == other.layer && one.geometry == other.geometry && one.k.rotation.scope == other.k.rotation.scope;
+    });
+  };
   const NamedArtifact first{candidates[0].path, load_artifact(candidates[0].path)};
   if (!has_blocks(first.artifact)) return all;
   for (std::size_t c = 0; c < sweep.rows.size(); ++c) {
     const NamedArtifact own{candidates[c].path, load_artifact(candidates[c].path)};
-    if (has_blocks(own.artifact)) all[c] = compare_allocations(own, first).total;
+    if (!has_blocks(own.artifact) || !has_same_slots(own.artifact, first.artifact)) continue;
+    all[c] = compare_allocations(own, first).total;
   }
   return all;
 }
@@ -216,46 +244,40 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
     const std::size_t sign = text.find('=');
     const std::string file = sign == std::string::npos ? text : text.substr(sign + 1);
     const std::string name = sign == std::string::npos ? fs::path(file).stem().string() : text.substr(0, sign);
-    dumps.push_back({calibrations.size() > 1 ? name : "", fmt::format("--model \"{}\"", file)});
+    dumps.push_back({calibrations.size() > 1 ? name : "", "", file});
   }
   if (!dumps.empty()) sweep.rows = product(sweep.rows, dumps);
   if (sweep.rows.size() > kMostRows) reader.refuse("rows", fmt::format("at most {}", kMostRows), fmt::format("{}", sweep.rows.size()));
-  for (Row& row : sweep.rows) {
-    row.flags = reader.text("flags") + " " + row.flags;
-    row.flags.erase(0, row.flags.find_first_not_of(' '));
+  for (std::size_t i = 0; i < sweep.rows.size(); ++i) {
+    Row& row = sweep.rows[i];
+    std::istringstream words(reader.text("flags") + " " + row.flags);
+    row.flags.clear();
+    for (std::string word; words >> word;) row.flags += (row.flags.empty() ? "" : " ") + word;
+    if (row.name.empty()) row.name = row.flags.empty() ? fmt::format("row {}", i + 1) : label_of(row.flags);
   }
   return sweep;
 }
 
-std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const fs::path& folder, int threads, bool quiet) {
+std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const fs::path& folder, const fs::path& statistics, bool temporary, int threads, bool quiet) {
   const ThreadLimit limit(threads);
   std::vector<Job> jobs;
-  std::map<std::string, StatsRequest> requests;
-  for (const Row& row : sweep.rows) {
-    jobs.push_back(parse_row(row));
-    const StatsRequest request = make_request(jobs.back().flags, jobs.back().options);
-    requests.try_emplace(collection_key(jobs.back()), request).first->second.moments.insert(request.moments.begin(), request.moments.end());
-  }
+  for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
   std::map<std::string, StatsOrigin> origins;
   std::vector<Candidate> candidates;
   Progress progress(static_cast<double>(jobs.size()), quiet);
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
-    const std::string key = collection_key(job);
     const fs::path path = folder / file_name(i, sweep.rows[i].name);
-    try {
-      if (origins.count(key) == 0)
-        origins.emplace(key, collect_for(job, requests.at(key), folder / fmt::format("statistics-{}", origins.size())));
+    in_row(sweep.rows[i], [&] {
+      const std::string key = collection_key(job);
+      if (origins.count(key) == 0) origins.emplace(key, collect_for(job, make_request(job.flags, job.options), statistics / fmt::format("{}", origins.size())));
       check_exact_layers(job.options, origins.at(key).header.model);
       save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
-    } catch (const Error& error) {
-      throw Error{error.kind(), fmt::format("sweep row \"{}\": {}", printable(sweep.rows[i].name, 80), error.what()), error.hint()};
-    }
-    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .artifact = {}, .scheme = {}});
+    });
+    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .temporary = temporary, .artifact = {}, .scheme = {}});
     progress.update(static_cast<double>(i + 1), fmt::format("calibrated row {} of {}", i + 1, jobs.size()));
   }
-  for (std::size_t i = 0; i < origins.size(); ++i) fs::remove_all(folder / fmt::format("statistics-{}", i));
-  for (const std::string& name : sweep.schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .artifact = {}, .scheme = find_scheme(name)});
+  for (const std::string& name : sweep.schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
   return candidates;
 }
 
@@ -290,7 +312,7 @@ void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates, con
   for (std::size_t c = 0; c < results.size(); ++c) {
     Json& scheme = document["schemes"][c];
     scheme["pareto"] = {{"output_rel_mse", static_cast<bool>(output[c])}, {"attention_kl", static_cast<bool>(kl[c])}};
-    if (c < sweep.rows.size()) scheme["flags"] = sweep.rows[c].flags;
+    if (c < sweep.rows.size()) scheme["flags"] = typed(sweep.rows[c]);
     if (apart[c]) scheme["allocation"] = {{"hamming", apart[c]->hamming()}, {"high_bit_jaccard", apart[c]->high_bit_jaccard()}, {"regret", apart[c]->regret()}};
   }
 }

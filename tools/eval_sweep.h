@@ -12,6 +12,7 @@ namespace kvq {
 struct Sweep {
   struct Row {
     std::string name, flags;  ///< flags as typed to kvq-calibrate
+    std::string dump = {};    ///< to calibrate on, beside those of the flags
   };
   std::string title;
   std::vector<Row> rows;
@@ -22,9 +23,12 @@ struct Sweep {
 /// @throws Error{io, bad_input, usage} naming the file and what it expected
 Sweep load_sweep(const std::filesystem::path& path, const std::vector<std::string>& calibrations);
 
-/// Calibrates all rows, collecting statistics once for rows that ask for the same tokens, and leaves an artifact for each in `folder`.
+/// Calibrates all rows, collecting statistics once for rows that ask for the same moments of the same tokens, and leaves an artifact for each in `folder`.
 /// @return  candidates by path, with no artifact loaded, then the schemes
-std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const std::filesystem::path& folder, int threads, bool quiet);
+/// @param statistics  folder for what is collected, which goes away
+/// @param temporary   `folder` goes away as well
+std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const std::filesystem::path& folder, const std::filesystem::path& statistics, bool temporary,
+                                       int threads, bool quiet);
 
 /// One line a row: bits, errors, whether it is on the front of output error against effective bits, and for mixed widths how far they are
 /// from the first row's.

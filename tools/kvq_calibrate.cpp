@@ -41,7 +41,9 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
                             {"artifact_bytes", p.artifact_bytes}}.dump(2));
     return 0;
   }
-  fmt::print("{} layers, {} tokens in {} sequences; would write {}\n", layers.size(), dump.num_tokens(), dump.num_sequences(), output.string());
+  const std::int64_t tokens = chosen_tokens(flags, dump).count;
+  const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
+  fmt::print("{} layers, {} tokens{} in {} sequences; would write {}\n", layers.size(), tokens, of, dump.num_sequences(), output.string());
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads, p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes), format_bytes(p.artifact_bytes));
   return 0;

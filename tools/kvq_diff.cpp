@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <span>
 
 namespace kvq {
@@ -67,7 +68,10 @@ void add_flags(CLI::App& app, DiffFlags& f) {
 
 std::vector<Rule> resolve_rules(const DiffFlags& flags) {
   std::vector<Rule> own;
-  for (const std::string& text : flags.rules) own.push_back(parse_rule(text));
+  for (const std::string& text : flags.rules) {
+    own.push_back(parse_rule(text));
+    own.back().demanded = true;
+  }
   const auto& metrics = diff_metrics();
   for (const Rule& rule : own) {
     const auto row = std::find_if(metrics.begin(), metrics.end(), [&](const DiffMetric& metric) { return metric.name == rule.metric; });
@@ -87,17 +91,34 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
 std::vector<Reading> measure(const DiffFlags& flags, Artifact before, Artifact after) {
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   EvalRequest request{.layers = {}, .with_windows = !flags.no_windows, .seed = static_cast<std::uint64_t>(flags.seed)};
-  for (const LayerEntry& entry : dump.model().layers) request.layers.push_back(entry.layer);
+  const auto has = [](const Artifact& artifact, int layer) {
+    return std::any_of(artifact.layers.begin(), artifact.layers.end(), [layer](const LayerPlan& plan) { return plan.layer == layer; });
+  };
+  for (const LayerEntry& entry : dump.model().layers)
+    if (has(before, entry.layer) && has(after, entry.layer)) request.layers.push_back(entry.layer);
+  if (request.layers.empty()) throw Error{ErrorKind::bad_input, "the dump has none of the layers of both artifacts"};
+  const bool budgets = !before.calibration.budget.is_null() && !after.calibration.budget.is_null();
   std::vector<Candidate> candidates;
-  candidates.push_back({.name = "old", .path = flags.before, .method = before.calibration.method, .artifact = std::move(before), .scheme = {}});
-  candidates.push_back({.name = "new", .path = flags.after, .method = after.calibration.method, .artifact = std::move(after), .scheme = {}});
+  candidates.push_back({.name = "old", .path = flags.before, .method = before.calibration.method, .temporary = false, .artifact = std::move(before), .scheme = {}});
+  candidates.push_back({.name = "new", .path = flags.after, .method = after.calibration.method, .temporary = false, .artifact = std::move(after), .scheme = {}});
   for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
   Progress progress(1.0, flags.quiet || flags.json || flags.markdown);
   const std::vector<CandidateResult> results = evaluate(dump, candidates, request, [&](double done, const std::string& what) { progress.update(done, what); });
-  return diff_results(results[0], results[1]);
+  return diff_results(results[0], results[1], budgets);
+}
+
+/// The file that is written must be none of those that are read.
+void refuse_overwriting(const DiffFlags& flags) {
+  std::vector<std::string> read{flags.before, flags.after};
+  read.insert(read.end(), flags.dumps.begin(), flags.dumps.end());
+  for (const std::string& path : read) {
+    std::error_code unknown;
+    if (!flags.junit.empty() && std::filesystem::equivalent(path, flags.junit, unknown)) throw Error{ErrorKind::usage, fmt::format("--junit: {} is read", flags.junit), "choose another name"};
+  }
 }
 
 int diff(const DiffFlags& flags) {
+  refuse_overwriting(flags);
   const ThreadLimit limit(flags.threads);
   const std::vector<Rule> rules = resolve_rules(flags);
   Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
@@ -107,6 +128,8 @@ int diff(const DiffFlags& flags) {
   if (!flags.dumps.empty() && same_geometry) {
     const std::vector<Reading> measured = measure(flags, std::move(before), std::move(after));
     report.diff.readings.insert(report.diff.readings.end(), measured.begin(), measured.end());
+    report.measured = true;
+    report.nothing_coded = std::any_of(measured.begin(), measured.end(), [](const Reading& reading) { return reading.metric == "logit_rel_mse" && reading.before == 0.0 && reading.after == 0.0; });
   }
   report.checks = check_rules(rules, report.diff.readings);
   if (!flags.junit.empty()) {

@@ -108,11 +108,16 @@ class Folder {
  public:
   explicit Folder(const std::string& keep) : path_(keep), temporary_(keep.empty()) {
     if (!temporary_) {
-      std::filesystem::create_directories(path_);
+      std::error_code failed;
+      std::filesystem::create_directories(path_, failed);
+      if (failed || !std::filesystem::is_directory(path_, failed)) throw Error{ErrorKind::io, fmt::format("--keep {}: cannot create the folder", keep)};
       return;
     }
-    std::string pattern = (std::filesystem::temp_directory_path() / "kvq-sweep-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw Error{ErrorKind::io, fmt::format("{}: cannot create a folder", pattern), "--keep FOLDER names one"};
+    std::error_code failed;
+    const std::filesystem::path place = std::filesystem::temp_directory_path(failed);
+    std::string pattern = (place / "kvq-sweep-XXXXXX").string();
+    const char* named = std::getenv("TMPDIR");
+    if (failed || mkdtemp(pattern.data()) == nullptr) throw Error{ErrorKind::io, fmt::format("{}: cannot create a temporary folder", named != nullptr ? named : "/tmp"), "--keep FOLDER names another one"};
     path_ = pattern;
   }
   ~Folder() {
@@ -129,11 +134,11 @@ class Folder {
 };
 
 int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
-  if (!flags.artifacts.empty() || !flags.metric.empty()) throw Error{ErrorKind::usage, "--sweep goes without artifacts and --metric"};
+  if (!flags.artifacts.empty() || !flags.metric.empty() || flags.by_context || flags.rotations) throw Error{ErrorKind::usage, "--sweep goes without artifacts, --metric, --by-context and --rotations"};
   Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
-  const Folder folder(flags.keep);
-  std::vector<Candidate> candidates = calibrate_sweep(sweep, folder.path(), flags.threads, flags.quiet || flags.json);
+  const Folder folder(flags.keep), statistics("");
+  std::vector<Candidate> candidates = calibrate_sweep(sweep, folder.path(), statistics.path(), flags.keep.empty(), flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));

@@ -181,6 +181,31 @@ def test_more_bits_cost_bytes(artifacts, held_out):
     assert back == CHECK_FAILED
 
 
+def test_lost_bits_and_other_windows_fail(artifacts):
+    for flags, metric in ((("--sink-tokens", 64, "--recent-tokens", 256), "windows"), (("--bits", 3), "codes")):
+        code, document = diff(artifacts("saw-int4"), artifacts("saw-int4", *flags))
+        assert code == CHECK_FAILED and metric in failed(document)
+    code, document = diff(artifacts("block-gtq", "--bits-k", 3), artifacts("block-gtq", "--bits-k", 2.75))
+    assert code == CHECK_FAILED and "effective_bits" in failed(document)
+
+
+def test_a_demanded_rule_without_readings_fails(artifacts, tmp_path):
+    """Nothing to judge is no success: no clip ratios in one of them, or another geometry, so that nothing is measured."""
+    code, document = diff(artifacts("oscar"), artifacts("fitted"), "--no-default-rules", "--fail-on", "clip<=0.05")
+    assert code == CHECK_FAILED and document["checks"][0]["readings"] == 0
+    editor = Editor(artifacts("oscar"))
+    wrong_rope(editor)
+    code, _ = diff(artifacts("oscar"), editor.save(tmp_path / "bad.safetensors"), "--model", ROOT / "sample_data/evaluation.h5", "--no-default-rules",
+                   "--fail-on", "attention_kl.p99<=+5%")
+    assert code == CHECK_FAILED
+
+
+def test_inputs_are_not_overwritten(artifacts, tmp_path):
+    good = artifacts("oscar")
+    content = good.read_bytes()
+    assert run("kvq-diff", good, good, "--junit", good).code == USAGE and good.read_bytes() == content
+
+
 # Rules
 
 def test_rules_hold_for_all_readings(artifacts, held_out):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvq_tools import BIN, ROOT, calibrate
+from test_diff import Editor
 
 PASSED, USAGE, INPUT, CHECK_FAILED = 0, 2, 3, 6
 
@@ -59,7 +60,7 @@ def test_each_changed_artifact_is_judged(repository, artifacts):
     assert [line for line in summary.splitlines() if line.startswith("## ")] == ["## models/a/one.safetensors", "## three.safetensors (new)", "## two.safetensors"]
     assert summary.count("### kvq-diff: failed") == summary.count("### kvq-diff: passed") == 1
     suites = {path.name: ElementTree.parse(path).getroot().find("testsuite") for path in (repository / "gate").glob("*.xml")}
-    assert int(suites["models_a_one.safetensors.xml"].get("failures")) > 0 and suites["two.safetensors.xml"].get("failures") == "0"
+    assert int(suites["models__a__one.safetensors.xml"].get("failures")) > 0 and suites["two.safetensors.xml"].get("failures") == "0"
 
 
 def test_flags_reach_kvq_diff(repository, artifacts):
@@ -73,6 +74,21 @@ def test_broken_artifacts_count_more_than_failed_rules(repository, artifacts):
     shutil.copy(artifacts["bad"], repository / "models/a/one.safetensors")
     (repository / "two.safetensors").write_bytes(b"no artifact")
     assert gate(repository, "main").returncode == INPUT
+
+
+def test_renamed_deleted_and_elsewhere(repository, artifacts):
+    """A renamed artifact is compared with what it was, a deleted one is named, and the folder that one stands in does not matter."""
+    git(repository, "mv", "two.safetensors", "models/three.safetensors")
+    editor = Editor(artifacts["good"])
+    editor.side(2, "v")["clip_ratio"][0] = 0.5
+    editor.save(repository / "models/three.safetensors")
+    git(repository, "rm", "models/a/one.safetensors")
+    git(repository, "add", ".")
+    result = gate(repository / "models", "main")
+    # Both were the same file: git may say that either of them was renamed.
+    judged, deleted = sorted(result.stdout.splitlines(), key=lambda line: "deleted" in line)
+    assert result.returncode == CHECK_FAILED and judged == "models/three.safetensors: failed (6)"
+    assert deleted in ("models/a/one.safetensors: deleted", "two.safetensors: deleted")
 
 
 def test_usage(repository):

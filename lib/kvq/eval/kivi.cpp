@@ -48,13 +48,12 @@ class KiviKeys : public StoredSide {
   double code_bits() const override { return bits_; }
 
  private:
-  /// A group that is not full, at the end, is never read as codes, unless there are no exact tokens.
+  /// A group that is not full, at the end, has a range of its own; with exact tokens nobody reads it as codes.
   void restore_channel(std::span<float> rows, std::size_t channel) const {
     const std::size_t tokens = rows.size() / dim_;
     float lo = 0.0f, hi = 0.0f;
     for (std::size_t first = 0; first < tokens; first += kGroup) {
       const std::size_t end = std::min(tokens, first + kGroup);
-      if (!scale_only_ && end - first < kGroup) return;
       float own_lo = rows[first * dim_ + channel], own_hi = own_lo;
       for (std::size_t t = first; t < end; ++t) {
         own_lo = std::min(own_lo, rows[t * dim_ + channel]);

@@ -16,9 +16,9 @@ using Matrix = std::vector<double>;
 
 void raise(std::optional<double>& largest, double value) { largest = std::max(largest.value_or(0.0), value); }
 
-/// Entry h of [H, n] numbers, widened.
+/// What KV head h has of [H, n] numbers, or of [1, n] for all heads, widened.
 Matrix entry_of(const std::vector<float>& values, int h, std::size_t size) {
-  const float* first = values.data() + static_cast<std::size_t>(h) * size;
+  const float* first = values.data() + (values.size() == size ? 0 : static_cast<std::size_t>(h) * size);
   return {first, first + size};
 }
 
@@ -60,8 +60,9 @@ double gather_error(const TensorPlan& plan, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   Matrix factor = entry_of(plan.rotation.matrix, h, d * d);
   if (!plan.rotation.eigenbasis.empty()) factor = product(transposed(entry_of(plan.rotation.eigenbasis, h, d * d), dim), factor, dim);
-  const std::uint8_t* bits = plan.allocation->channel_bits.data() + static_cast<std::size_t>(h) * d;
-  const std::uint16_t* order = plan.allocation->channel_order.data() + static_cast<std::size_t>(h) * d;
+  const std::size_t first = static_cast<std::size_t>(plan.rotation.head_index(h)) * d;
+  const std::uint8_t* bits = plan.allocation->channel_bits.data() + first;
+  const std::uint16_t* order = plan.allocation->channel_order.data() + first;
   double worst = 0.0;
   for (std::size_t place = 0; place < d; ++place) {
     double inside = 0.0;
@@ -90,17 +91,17 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   return worst;
 }
 
-void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int entries, int dim, PlanDistance& found) {
+void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int heads, int dim, PlanDistance& found) {
   const Rotation &own = plan.rotation, &other = reference.rotation;
   const auto d = static_cast<std::size_t>(dim);
   if (own.kind == RotationKind::dense) found.orthogonality = orthogonality_error(own, dim);
-  const bool both_dense = own.kind == RotationKind::dense && other.kind == RotationKind::dense && own.scope == other.scope;
-  const bool both_spectral = !own.eigenbasis.empty() && !other.eigenbasis.empty() && own.scope == other.scope;
-  for (int h = 0; h < entries; ++h) {
+  const bool both_dense = own.kind == RotationKind::dense && other.kind == RotationKind::dense;
+  const bool both_spectral = !own.eigenbasis.empty() && !other.eigenbasis.empty();
+  for (int h = 0; h < heads; ++h) {
     if (both_spectral) {
       const Matrix mine = covariance_of(own, h, dim), theirs = covariance_of(other, h, dim);
       raise(found.covariance, distance(mine, theirs) / std::max(norm(theirs), 1e-300));
-      const auto spectrum = std::span(other.spectrum).subspan(static_cast<std::size_t>(h) * d, d);
+      const auto spectrum = std::span(other.spectrum).subspan(static_cast<std::size_t>(other.head_index(h)) * d, d);
       double trace = 0.0;
       for (const float value : spectrum) trace += static_cast<double>(value);
       const std::vector<std::size_t> borders = eigenspaces(spectrum);
@@ -134,14 +135,18 @@ double table_distance(std::span<const float> a, std::span<const float> b) {
   return worst;
 }
 
-void compare_coders(const TensorPlan& plan, const TensorPlan& reference, PlanDistance& found) {
+/// The table of KV head h.
+std::span<const float> table_of(const CodebookCoder& coder, const std::vector<float>& table, int bits, const Rotation& rotation, int h) {
+  const std::size_t entries = std::size_t{1} << bits;
+  return std::span(table).subspan(coder.per_head ? static_cast<std::size_t>(rotation.head_index(h)) * entries : 0, entries);
+}
+
+void compare_coders(const TensorPlan& plan, const TensorPlan& reference, int heads, PlanDistance& found) {
   if (const auto *a = std::get_if<CodebookCoder>(&plan.coder), *b = std::get_if<CodebookCoder>(&reference.coder); a && b)
     for (const auto& [bits, table] : a->tables) {
       const auto other = b->tables.find(bits);
-      if (other == b->tables.end() || other->second.size() != table.size()) continue;
-      const std::size_t entries = std::size_t{1} << bits;
-      for (std::size_t first = 0; first < table.size(); first += entries)
-        raise(found.codebook, table_distance(std::span(table).subspan(first, entries), std::span(other->second).subspan(first, entries)));
+      if (other == b->tables.end()) continue;
+      for (int h = 0; h < heads; ++h) raise(found.codebook, table_distance(table_of(*a, table, bits, plan.rotation, h), table_of(*b, other->second, bits, reference.rotation, h)));
     }
   if (const auto *a = std::get_if<TrellisCoder>(&plan.coder), *b = std::get_if<TrellisCoder>(&reference.coder); a && b)
     for (const TrellisTaps& taps : a->taps) {
@@ -182,17 +187,29 @@ double spread_of(std::span<const float> rows, std::size_t d) {
   return sum / count;
 }
 
-void compare_offsets(const TensorPlan& plan, const TensorPlan& reference, int entries, int dim, PlanDistance& found) {
+/// Centroids [C, n] of KV head h, or of all heads side by side where one index serves all.
+std::vector<float> centroid_rows(const Centroids& centroids, const Rotation& rotation, int h, int heads, std::size_t d) {
+  const auto count = static_cast<std::size_t>(centroids.count);
+  std::vector<float> rows;
+  for (std::size_t c = 0; c < count; ++c)
+    for (int head = centroids.joint ? 0 : h; head < (centroids.joint ? heads : h + 1); ++head) {
+      const float* first = centroids.values.data() + (static_cast<std::size_t>(rotation.head_index(head)) * count + c) * d;
+      rows.insert(rows.end(), first, first + d);
+    }
+  return rows;
+}
+
+void compare_offsets(const TensorPlan& plan, const TensorPlan& reference, int heads, int dim, PlanDistance& found) {
   const auto d = static_cast<std::size_t>(dim);
-  for (int h = 0; h < entries && !plan.center.empty() && plan.center.size() == reference.center.size(); ++h) {
+  for (int h = 0; h < heads && !plan.center.empty() && !reference.center.empty(); ++h) {
     const Matrix a = entry_of(plan.center, h, d), b = entry_of(reference.center, h, d);
     raise(found.center, distance(a, b) / std::max(norm(b), 1e-300));
   }
-  if (!plan.centroids || !reference.centroids || plan.centroids->values.size() * static_cast<std::size_t>(reference.centroids->count) != reference.centroids->values.size() * static_cast<std::size_t>(plan.centroids->count)) return;
-  for (int h = 0; h < entries; ++h) {
-    const auto rows = [&](const Centroids& c) { return std::span(c.values).subspan(static_cast<std::size_t>(h * c.count) * d, static_cast<std::size_t>(c.count) * d); };
-    const auto a = rows(*plan.centroids), b = rows(*reference.centroids);
-    raise(found.centroids, 0.5 * (mean_nearest(a, b, d) + mean_nearest(b, a, d)) / std::max(spread_of(b, d), 1e-300));
+  if (!plan.centroids || !reference.centroids || plan.centroids->joint != reference.centroids->joint) return;
+  for (int h = 0; h < (plan.centroids->joint ? 1 : heads); ++h) {
+    const std::vector<float> a = centroid_rows(*plan.centroids, plan.rotation, h, heads, d), b = centroid_rows(*reference.centroids, reference.rotation, h, heads, d);
+    const std::size_t width = plan.centroids->joint ? d * static_cast<std::size_t>(heads) : d;
+    raise(found.centroids, 0.5 * (mean_nearest(a, b, width) + mean_nearest(b, a, width)) / std::max(spread_of(b, width), 1e-300));
   }
 }
 
@@ -230,12 +247,13 @@ double principal_angle(std::span<const double> a, std::span<const double> b, int
 
 PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, int num_kv_heads, int dim) {
   PlanDistance found;
-  const auto entries = [&](const TensorPlan& own) { return own.rotation.scope == Scope::layer ? 1 : num_kv_heads; };
-  if (entries(plan) != entries(reference)) return found;
-  compare_rotations(plan, reference, entries(plan), dim, found);
-  compare_offsets(plan, reference, entries(plan), dim, found);
-  compare_coders(plan, reference, found);
-  for (std::size_t h = 0; h < plan.clip_ratio.size() && plan.clip_ratio.size() == reference.clip_ratio.size(); ++h) raise(found.clip, std::abs(plan.clip_ratio[h] - reference.clip_ratio[h]));
+  compare_rotations(plan, reference, num_kv_heads, dim, found);
+  compare_offsets(plan, reference, num_kv_heads, dim, found);
+  compare_coders(plan, reference, num_kv_heads, found);
+  for (int h = 0; h < num_kv_heads && !plan.clip_ratio.empty() && !reference.clip_ratio.empty(); ++h) {
+    const auto ratio = [h](const TensorPlan& own) { return own.clip_ratio[static_cast<std::size_t>(own.rotation.head_index(h))]; };
+    raise(found.clip, std::abs(ratio(plan) - ratio(reference)));
+  }
   return found;
 }
 

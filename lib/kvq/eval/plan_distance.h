@@ -11,7 +11,8 @@
 /// eigenspace or on the seed of random factors.
 namespace kvq {
 
-/// Each is missing where a plan has no such part, and 0 for equal plans.
+/// Each is missing where a plan has no such part, and 0 for equal plans (but for rounding). What a plan has for all heads stands for each of
+/// them.
 struct PlanDistance {
   std::optional<double> covariance;   ///< |C - C_ref| / |C_ref|, C = U diag(spectrum) U^T of the kept eigenbasis; the largest of all heads
   std::optional<double> angle;        ///< degrees: largest principal angle between eigenspaces that hold 1% of the trace or more

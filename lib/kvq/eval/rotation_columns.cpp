@@ -28,6 +28,7 @@ std::vector<std::size_t> group_borders(const TensorPlan& plan, int kv_head, int 
   if (plan.allocation) {
     const RowLayout layout = row_layout(plan, plan.rotation.head_index(kv_head), dim);
     for (int s = 0; s < layout.num_segments; ++s) borders.push_back(static_cast<std::size_t>(layout.segments[static_cast<std::size_t>(s)].first_channel));
+    if (layout.num_segments == 0) return borders;  // a head without any codes
     const CodeSegment& last = layout.segments[static_cast<std::size_t>(layout.num_segments - 1)];
     borders.push_back(static_cast<std::size_t>(last.first_channel + last.channels));
     return borders;

@@ -37,6 +37,7 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
   const auto change = [](double sum_a, double sum_b) { return sum_a != 0.0 ? sum_b / sum_a - 1.0 : std::numeric_limits<double>::quiet_NaN(); };
   PairedChange result;
   result.change = change(std::accumulate(a.begin(), a.end(), 0.0), std::accumulate(b.begin(), b.end(), 0.0));
+  if (std::isnan(result.change)) return {result.change, result.change, result.change};
   RandomStream random(seed, RandomStream::Purpose::bootstrap);
   std::vector<double> samples;
   for (int s = 0; s < kSamples; ++s) {
@@ -65,7 +66,7 @@ std::vector<std::size_t> pareto_front(std::span<const Point> points) {
     return points[i].y != points[j].y ? points[i].y < points[j].y : i < j;
   });
   for (const std::size_t i : order)
-    if (front.empty() || points[i].y < points[front.back()].y) front.push_back(i);
+    if (front.empty() || points[i].y < points[front.back()].y || (points[i].y == points[front.back()].y && points[i].x == points[front.back()].x)) front.push_back(i);
   return front;
 }
 

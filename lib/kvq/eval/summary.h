@@ -17,13 +17,14 @@ Distribution distribution_of(std::vector<float> values);
 struct PairedChange {
   double change = 0.0, low = 0.0, high = 0.0;
 };
-/// @param a, b  the same units, such as (layer, KV head), under two schemes; sum a not 0, or all is NaN
+/// @param a, b  the same units, such as (layer, KV head), under two schemes; if sum a is 0, all is NaN
 PairedChange paired_change(std::span<const double> a, std::span<const double> b, std::uint64_t seed);
 
 /// error / energy; 0 of 0 is 0.
 double ratio_of(double error, double energy);
 
-/// Places of those entries that no other one beats in both coordinates (smaller is better), by rising x.
+/// Places of those entries beside which no other one is smaller in one coordinate and not larger in the other, by rising x; equal ones are all
+/// there.
 struct Point {
   double x = 0.0, y = 0.0;
 };
