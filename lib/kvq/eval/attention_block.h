@@ -28,7 +28,7 @@ struct QueryBlock {
 /// Attention of one block, exact and stored. One object for each thread; its memory is used again.
 class AttentionBlock {
  public:
-  static constexpr std::int64_t kQueries = 64;
+  static constexpr std::int64_t kQueries = 32;
 
   explicit AttentionBlock(const LayerGeometry& geometry) : geometry_(geometry) {}
 

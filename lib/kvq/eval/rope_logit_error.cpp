@@ -119,12 +119,12 @@ RopeLogitMae RopeLogitError::of_stored(const StoredSide& keys) const {
       }
     }
   }
-  return of_error(error);
+  return of_error(std::move(error));
 }
 
-RopeLogitMae RopeLogitError::of_error(std::span<const float> error) const {
+RopeLogitMae RopeLogitError::of_error(std::vector<float> error) const {
   KVQ_ASSERT(error.size() == k_.size());
-  const std::vector<float> before_rope = turned_back({error.begin(), error.end()}, &TokenPair::key);
+  const std::vector<float> before_rope = turned_back(std::move(error), &TokenPair::key);
   std::vector<double> q_head(static_cast<std::size_t>(geometry_.num_q_heads));
   parallel_for(geometry_.num_q_heads, [&](std::int64_t head) {
     q_head[static_cast<std::size_t>(head)] = mae_of_head(static_cast<int>(head), before_rope);

@@ -55,7 +55,7 @@ class RopeLogitError {
   /// Error of the layer's keys as they are stored, each sequence from its beginning. @throws Error{numerical}
   RopeLogitMae of_stored(const StoredSide& keys) const;
   /// Error of any other keys. @param error  [Hkv, P, D] k - k_hat after RoPE, in the order of keys()
-  RopeLogitMae of_error(std::span<const float> error) const;
+  RopeLogitMae of_error(std::vector<float> error) const;
 
   const std::vector<TokenPair>& pairs() const { return pairs_; }
   std::span<const float> keys() const { return k_; }  ///< [Hkv, P, D] after RoPE
