@@ -170,7 +170,8 @@ void refuse_foreign_flags(const CalibrateFlags& f) {
                         {"--joint", f.joint, {"block-gtq"}},
                         {"--budget-bits", f.budget_bits.has_value(), {"block-gtq", "kvq"}},
                         {"--budget-bytes", f.budget_bytes.has_value(), {"block-gtq", "kvq"}},
-                        {"--uniform-layout", f.uniform_layout, {"block-gtq", "kvq"}}};
+                        {"--uniform-layout", f.uniform_layout, {"block-gtq", "kvq"}},
+                        {"--budget-per-layer", f.budget_per_layer, {"block-gtq", "kvq"}}};
   for (const Rule& rule : rules)
     if (rule.given && std::find(rule.methods.begin(), rule.methods.end(), f.method) == rule.methods.end())
       throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", rule.flag, f.method),
@@ -253,6 +254,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included")->group(joint);
   app.add_flag("--joint", f.joint, "block-gtq: spend one budget, decided by the measured error of attention's output")->group(joint);
   app.add_flag("--uniform-layout", f.uniform_layout, "equal rows in all layers")->group(joint);
+  app.add_flag("--budget-per-layer", f.budget_per_layer, "every layer spends the same budget, its keys and values share it")->group(joint);
   app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, to compare plans on")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->capture_default_str()->group(joint);
   app.add_flag("--report-ablation", f.report_ablation, "kvq: also print what each ingredient brings at this budget")->group(joint);
 
@@ -307,6 +309,7 @@ void apply_budget(const CalibrateFlags& f, Options& options) {
     options.budget_bytes = *f.budget_bytes;
   }
   options.uniform_layout = f.uniform_layout;
+  options.budget_per_layer = f.budget_per_layer;
   if (options.method == "kvq" && (f.bits || f.bits_k || f.bits_v || f.row_bytes_k || f.row_bytes_v))
     throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning", "use --budget-bits or --budget-bytes"};
   if (options.method != "block-gtq") return;
@@ -316,8 +319,8 @@ void apply_budget(const CalibrateFlags& f, Options& options) {
   if (f.joint && f.bits && (f.budget_bits || f.budget_bytes)) throw Error{ErrorKind::usage, "--bits and a budget: expected one of both with --joint"};
   if (f.joint && f.bits && !(*f.bits >= 1 && *f.bits <= 8)) throw Error{ErrorKind::usage, fmt::format("--joint --bits: expected 1 to 8, found {}", *f.bits)};
   if (f.joint && !f.budget_bits && !f.budget_bytes) options.budget_bits = f.bits.value_or(2.0);
-  if (!f.joint && (f.budget_bits || f.budget_bytes || f.uniform_layout))
-    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes and --uniform-layout need --joint", "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
+  if (!f.joint && (f.budget_bits || f.budget_bytes || f.uniform_layout || f.budget_per_layer))
+    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint", "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
 }
 
 void apply_kmeans(const CalibrateFlags& f, Options& options) {

@@ -789,7 +789,7 @@ REFUSED = [
     (*KVQ, "--held-out-tokens", 0), (*KVQ, "--held-out-tokens", -1), ("--memory", 2), (*KVQ, "--coder", "symmetric", "--memory", 2),
     ("--kmeans-scope", "joint"), ("--kmeans", 1, "--kmeans-order", "after"), ("--kmeans", 1, "--center", "k"),
     (*SAW, "--hessian", "paper", "--hadamard", "none"), (*GTQ, "--score", "k_only", "--k-allocation", "none"),
-    (*GTQ, "--joint", "--kmeans-v", 4), (*KVQ, "--max-bits", 0, "--min-bits", 0), (*GTQ, "--joint", "--bits", 2, "--budget-bits", 3),
+    (*GTQ, "--budget-per-layer"), (*KVQ, "--budget-per-layer", "--uniform-layout"), ("--budget-per-layer",), (*GTQ, "--joint", "--kmeans-v", 4), (*KVQ, "--max-bits", 0, "--min-bits", 0), (*GTQ, "--joint", "--bits", 2, "--budget-bits", 3),
     (*GTQ, "--joint", "--bits", 16), (*KVQ, "--budget-bytes", 200, "--min-bits", 8),
 ]
 
@@ -829,6 +829,18 @@ def test_widths_that_have_no_trellis(layered, tmp_path, flags):
 @pytest.mark.parametrize("size", [18, 23])
 def test_rows_of_an_odd_size_stay_within_it(layered, tmp_path, size):
     assert verified(layered, tmp_path / "out", *GTQ, "--row-bytes-k", size).layers[0].sides["k"].row_bytes <= size
+
+
+@pytest.mark.parametrize("unit, size", [("--budget-bits", 2.5), ("--budget-bytes", 96)])
+def test_budget_of_each_layer(layered, tmp_path, unit, size):
+    """No layer spends more than its own share, and in some layer keys and values get different ones."""
+    flags = (*GTQ, "--joint", unit, size, "--coder", "symmetric")
+    artifact = verified(layered, tmp_path / "out", *flags, "--budget-per-layer")
+    spent = [code_bits(artifact, layer) if unit == "--budget-bits" else sum(2 * plan.row_bytes for plan in artifact.layers[layer].sides.values())
+             for layer in artifact.layers]
+    assert all(size * 0.8 < own <= size + 1e-9 for own in spent)
+    free = budget_of(verified(layered, tmp_path / "free", *flags))
+    assert free["cost"] <= budget_of(artifact)["cost"] * (1 + 1e-9), "one budget for all layers has more to choose from"
 
 
 def test_uniform_layout_of_values_alone(layered, tmp_path):

@@ -86,6 +86,7 @@ class LayerJudge {
 struct Unit {
   std::size_t layer = 0;
   char side = 'k';
+  double channels = 0.0;  ///< of all heads
   std::vector<SideBudget> budgets;
   std::vector<std::vector<Allocate>> bases;  ///< per budget and head
   std::vector<OutputChange> changes;         ///< per budget
@@ -206,17 +207,20 @@ class Planner {
       std::vector<char> sides{'k'};
       if (stats->has_values) sides.push_back('v');
       const bool all_exact = std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
+      exact_bytes_of_.push_back(0.0);
       for (const char side : sides)
-        if (stays_exact(options_, stats->layer, side)) exact_bytes_ += kExactBytes * channels_of(*stats, side);
+        if (stays_exact(options_, stats->layer, side)) exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
+      exact_bytes_ += exact_bytes_of_.back();
       if (!all_exact) {
         const LayerJudge judge(*stats, options_);
         report_.metric = judge.has_curvature() ? "nll" : "relative_output";
         report_.tokens = stats->held_out->count();
         for (const char side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
-          Unit unit{.layer = i, .side = side, .budgets = ladder(*stats, side), .bases = {}, .changes = {}, .choices = {}, .bits = {}, .bytes = {}};
+          Unit unit{.layer = i, .side = side, .channels = 0.0, .budgets = ladder(*stats, side), .bases = {}, .changes = {}, .choices = {}, .bits = {}, .bytes = {}};
           try_ladder(*stats, judge, unit);
-          channels_ += channels_of(*stats, side);
+          unit.channels = channels_of(*stats, side);
+          channels_ += unit.channels;
           units_.push_back(std::move(unit));
         }
       }
@@ -231,11 +235,32 @@ class Planner {
     return *options_.budget_bytes * static_cast<double>(source_.size()) - exact_bytes_;
   }
 
+  /// Every layer spends the same; its keys and values share it.
+  BudgetResult search_each_layer() const {
+    BudgetResult all;
+    for (std::size_t first = 0; first < units_.size();) {
+      std::size_t end = first;
+      double channels = 0.0;
+      std::vector<std::vector<Choice>> choices;
+      for (; end < units_.size() && units_[end].layer == units_[first].layer; ++end) {
+        channels += units_[end].channels;
+        choices.push_back(units_[end].choices);
+      }
+      const double allowed = options_.budget_bits ? *options_.budget_bits * channels : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
+      const BudgetResult found = search_budget(choices, allowed);
+      all.chosen.insert(all.chosen.end(), found.chosen.begin(), found.chosen.end());
+      all.cost += found.cost;
+      all.bound += found.bound;
+      first = end;
+    }
+    return all;
+  }
+
   std::vector<std::size_t> choose() {
     std::vector<std::size_t> chosen(units_.size(), 0);
     if (joint() && report_.metric == "nll") weigh_layers();
     if (joint()) {
-      const BudgetResult found = search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
+      const BudgetResult found = options_.budget_per_layer ? search_each_layer() : search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
       for (std::size_t u = 0; u < units_.size(); ++u)
         chosen[u] = !options_.uniform_layout ? found.chosen[u] : units_[u].side == 'k' ? found.chosen.front() : found.chosen.back();
       report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
@@ -317,6 +342,7 @@ class Planner {
   std::vector<Unit> units_;
   double channels_ = 0.0;     ///< of all coded sides, a token
   double exact_bytes_ = 0.0;  ///< of all sides that are not coded, a token
+  std::vector<double> exact_bytes_of_;  ///< the same of each layer
   BudgetReport report_;
 };
 
@@ -333,7 +359,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
     o.k.row_bytes = o.v.row_bytes = static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
   }
   o.budget_bits = o.budget_bytes = std::nullopt;
-  o.uniform_layout = o.choose_basis = o.coder_law = false;
+  o.uniform_layout = o.budget_per_layer = o.choose_basis = o.coder_law = false;
   o.score = "qk_avg";
   o.k.allocate = Allocate::rope_block;
   o.v.allocate = Allocate::none;

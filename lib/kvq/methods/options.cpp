@@ -102,6 +102,8 @@ void check_options(const Options& options) {
     throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
   if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))
     throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides", "use a method without --budget-bits, --budget-bytes and --joint"};
+  if (options.uniform_layout && options.budget_per_layer)
+    throw Error{ErrorKind::usage, "--uniform-layout and --budget-per-layer exclude each other", "equal rows in all layers already spend the same in each"};
   if (options.hessian != "none" && !options.k.hadamard && !options.v.hadamard)
     throw Error{ErrorKind::usage, "--hessian rotates the sides that --hadamard names, and it names none"};
   if (options.min_bits < 0 || options.max_bits < 1 || options.max_bits > 8 || options.min_bits > options.max_bits)
@@ -141,6 +143,7 @@ Json options_to_json(const Options& options) {
   if (options.budget_bits) json["budget_bits"] = *options.budget_bits;
   if (options.budget_bytes) json["budget_bytes"] = *options.budget_bytes;
   if (options.budget_bits || options.budget_bytes) json["uniform_layout"] = options.uniform_layout;
+  if (options.budget_per_layer) json["budget_per_layer"] = true;
   if (options.choose_basis) json["choose_basis"] = true;
   return json;
 }

@@ -55,6 +55,7 @@ struct Options {
   std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
   std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
   bool uniform_layout = false;      ///< joint: equal rows in all layers
+  bool budget_per_layer = false;    ///< joint: every layer spends the same, on keys and values together
   bool choose_basis = false;        ///< joint: also try the whole head rotated, head by head
   const SideOptions& side(char which) const { return which == 'k' ? k : v; }
 };
