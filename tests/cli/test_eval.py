@@ -1,6 +1,8 @@
 """kvq-eval: RoPE-logit MAE (Block-GTQ, Appendix B.3) as numpy finds it and in the paper's order of methods, tables, JSON, refusals."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import h5py
@@ -10,7 +12,7 @@ import pytest
 from dumps import edited
 from faulty_dumps import drop, set_attribute
 from kvq_py.artifact_reader import read_artifact
-from kvq_tools import ROOT, calibrate, run, succeed
+from kvq_tools import BIN, ROOT, calibrate, run, succeed
 
 USAGE, INPUT, UNSUPPORTED = 2, 3, 5
 METHODS = ("tq-mse", "block-gtq")
@@ -135,6 +137,27 @@ def test_layers_without_values_are_measured(make_dump, tmp_path):
     mean = evaluate("--model", dump, "--no-windows", artifact)["schemes"][0]["mean"]
     assert mean["rope_logit_mae"] > 0 and mean["attention_kl"]["mean"] > 0
     assert not mean.keys() & {"v_rel_mse", "sv_rel_mse", "output_rel_mse"}
+
+
+def peak_megabytes(*flags: object) -> float:
+    """Of a process that succeeds, as it is seen from outside every few milliseconds."""
+    process = subprocess.Popen([BIN / "kvq-eval", "--quiet", "--threads", "1", *map(str, flags)], stdout=subprocess.DEVNULL)
+    peak = 0.0
+    while process.poll() is None:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        peak = max([peak, *(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))])
+        time.sleep(0.002)
+    assert process.returncode == 0
+    return peak
+
+
+def test_projected_outputs_take_little_memory(make_dump, tmp_path):
+    """[T, hidden] floats would be 134 MB, and as many for each scheme."""
+    bare = make_dump(tokens=4096, sequences=1, layers=1, head_dim=16, q_heads=1, kv_heads=1)
+    weights = np.random.default_rng(0).standard_normal((8192, 16)).astype(np.float16)
+    projected = edited(bare, tmp_path / "projected.h5", lambda file: file.create_dataset("layers/0/o_proj", data=weights))
+    assert peak_megabytes("--model", projected, "--scheme", "naive-int2") < peak_megabytes("--model", bare, "--scheme", "naive-int2") + 60
+    assert "o_proj" in succeed("kvq-eval", "--model", projected, "--scheme", "naive-int2").stdout
 
 
 # What it prints

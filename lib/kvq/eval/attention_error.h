@@ -42,8 +42,9 @@ struct LayerError {
 
 /// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its softmax scale. A query
 /// reads stored rows only where ExactTokens says so. Differences are computed as such, never by subtracting two large results, so that small
-/// errors keep their digits: products in float, sums in double. Memory is a few blocks of 32 queries and one KV head's rows of each scheme,
-/// and [T, hidden] numbers for each where the dump has o_proj.
+/// errors keep their digits: products in float, sums in double. Memory is a few blocks of 32 queries and one KV head's rows of each scheme.
+/// Where the dump has o_proj, all heads of 512 queries or more come before the next ones: all that is held of W_o o is an eighth of the
+/// layer, or 512 tokens of each scheme. Longer sequences are coded again for each such part.
 /// A layer without values (mla_rope) gets logits and weights; its outputs stay 0. Results do not depend on threads.
 /// @param schemes       all measured in one pass over the exact attention
 /// @param with_windows  false: every token counts as coded, whatever the schemes' ExactTokens say

@@ -237,6 +237,30 @@ TEST_CASE("Attention errors are their definitions: many sequences, every way to 
   check_ways(layer, all_ways(layer));
 }
 
+TEST_CASE("Attention errors are their definitions: outputs projected in several passes", "[eval]") {
+  // 512 tokens at a time: the first sequence is cut in three, two share a pass, the last one is cut in two.
+  LayerActivations layer = test::make_layer({.num_q_heads = 2, .lengths = {1057, 300, 200, 512, 3, 530}, .seed = 21});
+  const auto ways_of = [&] {
+    std::vector<Way> ways;
+    for (const char* name : {"naive-int2", "kivi-2", "kivi-scale-only-2"}) ways.push_back(scheme_way(layer, name));
+    ways.push_back(plan_way(layer, "affine, windows", affine_plan, {.sink_tokens = 32, .recent_tokens = 128}));
+    return ways;
+  };
+  std::vector<Way> bare_ways = ways_of();
+  const std::vector<LayerError> bare = measure(layer, bare_ways);
+  add_projection(layer, 150);
+  check_ways(layer, ways_of());
+  check_ways(layer, ways_of(), false);
+  std::vector<Way> ways = ways_of();
+  std::vector<LayerError> found = measure(layer, ways);
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    INFO("stored as " << ways[i].name);
+    CHECK(found[i].projected_error > 0.0);
+    found[i].projected_error = found[i].projected_energy = 0.0;
+    CHECK(first_difference(found[i], bare[i]) == "");
+  }
+}
+
 TEST_CASE("Attention errors are their definitions: without windows every token is read as stored", "[eval]") {
   LayerActivations layer = test::make_layer({.lengths = {130, 31, 65}, .seed = 2});
   add_curvature(layer);
