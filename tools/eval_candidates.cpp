@@ -44,7 +44,7 @@ void check_geometry(const Candidate& candidate, int layer, const LayerGeometry& 
 }  // namespace
 
 StoredLayer Candidate::of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows) const {
-  if (scheme) return scheme->of_layer(geometry, layer, seed);
+  if (scheme) return scheme->of_layer(geometry, layer, seed, with_windows);
   const LayerPlan* plan = find_layer(*artifact, layer);
   KVQ_ASSERT(plan != nullptr);
   const Windows windows = with_windows ? artifact->windows : Windows{};

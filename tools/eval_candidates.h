@@ -20,7 +20,7 @@ struct Candidate {
   std::optional<Scheme> scheme;
 
   /// How it keeps a layer; lives as long as the candidate. The layer is in the artifact, see check_model().
-  /// @param with_windows  false: tokens of the artifact's windows are codes as well, also in its effective bits
+  /// @param with_windows  false: tokens of its windows are codes as well, also in its effective bits
   StoredLayer of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows) const;
 };
 

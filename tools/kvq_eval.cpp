@@ -15,16 +15,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 namespace kvq {
 
 namespace {
 
+constexpr std::int64_t kContext = 32768;
+
 struct EvalFlags {
   std::vector<std::string> dumps, artifacts, schemes;
   std::string metric, layers, sweep, keep;
   std::vector<std::string> calibrations;
-  std::int64_t pairs = 2048, seed = 0, context = 32768;
+  std::int64_t pairs = 2048, seed = 0;
+  std::optional<std::int64_t> context;
   int threads = 0;
   bool no_windows = false, by_context = false, rotations = false, json = false, quiet = false;
 };
@@ -60,7 +64,7 @@ void add_flags(CLI::App& app, EvalFlags& f) {
   app.add_flag("--by-context", f.by_context, "also print the KL by the context that queries have");
   app.add_flag("--rotations", f.rotations, "also print the columns of OSCAR Table 10");
   app.add_flag("--no-windows", f.no_windows, "every key and value is read as codes, also those of sink and recent tokens");
-  app.add_option("--context", f.context, "context length of the effective bits")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
+  app.add_option("--context", f.context, "context length of the effective bits [32768; in a sweep the longest sequence]")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
   app.add_option("--pairs", f.pairs, "rope_logit_mae: most pairs of a query and a key token, for each query head")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))->capture_default_str();
   app.add_option("--seed", f.seed, "of pairs, random rotations of schemes and bootstrap samples")->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))->capture_default_str();
@@ -157,7 +161,7 @@ int evaluate_files(const EvalFlags& flags) {
   const Metric metric = by_layer ? find_metric(flags.metric) : Metric::output_rel_mse;
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   const EvalRequest request{.layers = choose_layers(dump.model(), flags.layers), .with_windows = !flags.no_windows, .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context, .rotations = flags.rotations,
-                            .pairs = flags.pairs, .context = flags.context, .seed = static_cast<std::uint64_t>(flags.seed)};
+                            .pairs = flags.pairs, .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()), .seed = static_cast<std::uint64_t>(flags.seed)};
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty())) throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
   std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);

@@ -243,6 +243,13 @@ def test_windows(sample, held_out, tmp_path):
     assert 0 < partly["schemes"][0]["mean"]["attention_kl"]["mean"] < plain["attention_kl"]["mean"]
 
 
+def test_windows_of_kivi(held_out):
+    """Without windows neither errors nor bits know them."""
+    inside, outside = (evaluate("--model", held_out, "--scheme", "kivi-2", "--context", 1024, *flags)["schemes"][0] for flags in ((), ("--no-windows",)))
+    assert outside["effective_bits"] == 3 and inside["effective_bits"] == pytest.approx(3 + 13 * 32 / 1024)
+    assert inside["mean"]["output_rel_mse"] < outside["mean"]["output_rel_mse"]
+
+
 def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
     result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, good, bad, good)

@@ -238,7 +238,7 @@ def test_every_row_has_one_file_in_order(kept):
 
 def test_rows_are_measured_as_their_artifacts_are(kept, held_out):
     said, _ = kept
-    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, *(row["path"] for row in said["schemes"])).stdout)
+    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, "--context", 90, *(row["path"] for row in said["schemes"])).stdout)
     assert said["dump"] == alone["dump"] and said["settings"] == alone["settings"]
     for own, other in zip(said["schemes"], alone["schemes"], strict=True):
         assert {key: own[key] for key in ("effective_bits", "k_code_bits", "mean", "layers", "method")} == {
@@ -251,7 +251,7 @@ def without_names(comparisons: list[dict]) -> list[dict]:
 
 def test_rows_are_compared_with_the_first_as_artifacts_are(kept, held_out):
     said, _ = kept
-    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, *(row["path"] for row in said["schemes"])).stdout)
+    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, "--context", 90, *(row["path"] for row in said["schemes"])).stdout)
     assert without_names(said["comparisons"]) == without_names(alone["comparisons"])
     assert {one["against"] for one in said["comparisons"]} == {said["schemes"][0]["name"]}
 
@@ -292,6 +292,16 @@ def test_layers_and_windows_of_the_measurement(dump, held_out, tmp_path):
     inside, outside = (document(tmp_path, grid, held_out, "--calibration", dump, "--layers", 1, *more)["schemes"][0] for more in ((), ("--no-windows",)))
     assert [layer["index"] for layer in inside["layers"]] == [1]
     assert inside["mean"]["output_rel_mse"] == 0 < outside["mean"]["output_rel_mse"]
+
+
+def test_bits_are_counted_at_the_longest_sequence(dump, held_out, tmp_path):
+    """Where errors are measured; 90 tokens here, 127 of the 150 of the other dump. A given --context wins."""
+    grid = {"rows": ["--method plain"], "schemes": ["kivi-2"]}
+    for model, flags, context in ((held_out, (), 90), (dump, (), 127), (dump, ("--context", 32768), 32768)):
+        said = document(tmp_path, grid, model, "--calibration", dump, *flags)
+        alone = json.loads(succeed("kvq-eval", "--json", "--model", model, "--scheme", "kivi-2", "--context", context).stdout)
+        assert said["settings"]["context"] == context
+        assert said["schemes"][1]["effective_bits"] == alone["schemes"][0]["effective_bits"]
 
 
 # The front

@@ -190,6 +190,13 @@ const std::string& Dump::producer() const { return impl_->parts.front().producer
 std::int64_t Dump::num_tokens() const { return impl_->sequences.tokens(); }
 std::int64_t Dump::num_sequences() const { return static_cast<std::int64_t>(impl_->sequences.cu_seqlens.size()) - 1; }
 
+std::int64_t Dump::longest_sequence() const {
+  const std::vector<std::int64_t>& borders = impl_->sequences.cu_seqlens;
+  std::int64_t longest = 0;
+  for (std::size_t s = 0; s + 1 < borders.size(); ++s) longest = std::max(longest, borders[s + 1] - borders[s]);
+  return longest;
+}
+
 std::int64_t Dump::layer_bytes(int layer) const {
   const LayerPart& facts = impl_->parts_with(layer).front()->layers.at(layer);
   const LayerGeometry& g = facts.geometry;

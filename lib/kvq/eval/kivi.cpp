@@ -28,18 +28,21 @@ struct Range {
 
 class KiviKeys : public StoredSide {
  public:
-  KiviKeys(int dim, int bits, bool scale_only) : dim_(static_cast<std::size_t>(dim)), bits_(bits), scale_only_(scale_only) {}
+  KiviKeys(int dim, int bits, bool with_windows, bool scale_only)
+      : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows), scale_only_(scale_only) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(dim_), [&](std::int64_t channel) { restore_channel(rows, static_cast<std::size_t>(channel)); });
   }
   ExactTokens exact_tokens() const override {
-    if (scale_only_) return {};
+    if (!with_windows_) return {};
     return {.sink = 0, .recent = kGroup, .granule = kGroup};
   }
   double effective_bits(std::int64_t context) const override {
-    if (scale_only_) {  // a group that has begun has its range
-      const auto groups = static_cast<double>((context + static_cast<std::int64_t>(kGroup) - 1) / static_cast<std::int64_t>(kGroup));
+    if (!with_windows_) {  // a group that has begun has its range
+      if (context <= 0) return bits_ + kNumberBits / kGroup;
+      const auto group = static_cast<std::int64_t>(kGroup);
+      const auto groups = static_cast<double>((context + group - 1) / group);
       return bits_ + kNumberBits * groups / static_cast<double>(context);
     }
     const double coded = context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
@@ -67,12 +70,12 @@ class KiviKeys : public StoredSide {
 
   std::size_t dim_;
   int bits_;
-  bool scale_only_;
+  bool with_windows_, scale_only_;
 };
 
 class KiviValues : public StoredSide {
  public:
-  KiviValues(int dim, int bits) : dim_(static_cast<std::size_t>(dim)), bits_(bits) {}
+  KiviValues(int dim, int bits, bool with_windows) : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(rows.size() / dim_), [&](std::int64_t token) {
@@ -83,7 +86,10 @@ class KiviValues : public StoredSide {
       }
     });
   }
-  ExactTokens exact_tokens() const override { return {.sink = 0, .recent = kGroup, .granule = 1}; }
+  ExactTokens exact_tokens() const override {
+    if (!with_windows_) return {};
+    return {.sink = 0, .recent = kGroup, .granule = 1};
+  }
   double effective_bits(std::int64_t context) const override {
     const double coded = context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
     const auto groups = static_cast<double>((dim_ + kGroup - 1) / kGroup);
@@ -94,12 +100,17 @@ class KiviValues : public StoredSide {
  private:
   std::size_t dim_;
   int bits_;
+  bool with_windows_;
 };
 
 }  // namespace
 
-std::unique_ptr<StoredSide> kivi_keys(int dim, int bits) { return std::make_unique<KiviKeys>(dim, bits, false); }
-std::unique_ptr<StoredSide> kivi_values(int dim, int bits) { return std::make_unique<KiviValues>(dim, bits); }
-std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits) { return std::make_unique<KiviKeys>(dim, bits, true); }
+std::unique_ptr<StoredSide> kivi_keys(int dim, int bits, bool with_windows) {
+  return std::make_unique<KiviKeys>(dim, bits, with_windows, false);
+}
+std::unique_ptr<StoredSide> kivi_values(int dim, int bits, bool with_windows) {
+  return std::make_unique<KiviValues>(dim, bits, with_windows);
+}
+std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits) { return std::make_unique<KiviKeys>(dim, bits, false, true); }
 
 }  // namespace kvq

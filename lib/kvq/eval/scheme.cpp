@@ -19,6 +19,7 @@ struct Place {
   int layer;
   char side;
   std::uint64_t seed;
+  bool with_windows;
   int dim() const { return side == 'k' ? geometry.head_dim : geometry.v_head_dim; }
   /// Random numbers of heads and sides are kept apart.
   int stream(int head) const { return 2 * head + (side == 'v' ? 1 : 0); }
@@ -110,7 +111,7 @@ std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, int bits) {
 }
 
 std::unique_ptr<StoredSide> kivi(const Place& place, int bits) {
-  return place.side == 'k' ? kivi_keys(place.dim(), bits) : kivi_values(place.dim(), bits);
+  return place.side == 'k' ? kivi_keys(place.dim(), bits, place.with_windows) : kivi_values(place.dim(), bits, place.with_windows);
 }
 
 std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, int bits) {
@@ -169,9 +170,10 @@ Scheme find_scheme(std::string_view name) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", family.described.pattern);
     const std::optional<int> bits = match(family, stem);
     if (!bits) continue;
-    return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer, std::uint64_t seed) {
-              StoredLayer stored{make({geometry, layer, 'k', seed}, bits), nullptr};
-              if (geometry.v_head_dim > 0 && !keys_only) stored.v = make({geometry, layer, 'v', seed}, bits);
+    return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer,
+                                                                             std::uint64_t seed, bool with_windows) {
+              StoredLayer stored{make({geometry, layer, 'k', seed, with_windows}, bits), nullptr};
+              if (geometry.v_head_dim > 0 && !keys_only) stored.v = make({geometry, layer, 'v', seed, with_windows}, bits);
               return stored;
             }};
   }

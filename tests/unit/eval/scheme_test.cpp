@@ -361,6 +361,20 @@ TEST_CASE("KIVI keys are affine groups of 32 tokens of a channel; the last group
       }
 }
 
+TEST_CASE("KIVI without windows counts every token as codes", "[eval][scheme]") {
+  for (const std::int64_t context : {1, 32, 100, 32768}) {
+    CAPTURE(context);
+    const StoredLayer stored = find_scheme("kivi-2").of_layer(geometry_of(80, 80), 0, 1, false);
+    const auto groups = std::ceil(static_cast<double>(context) / 32.0);
+    CHECK(stored.k->effective_bits(context) == Approx(2.0 + 32.0 * groups / static_cast<double>(context)));
+    CHECK(stored.v->effective_bits(context) == Approx(2.0 + 32.0 * 3.0 / 80.0));
+    CHECK(stored.k->exact_tokens() == ExactTokens{});
+    CHECK(stored.v->exact_tokens() == ExactTokens{});
+    const Rows rows = test_rows(70, 80);
+    CHECK(test::first_bit_difference(restored(*stored.k, rows), restored(*kivi_keys(80, 2), rows)) == "");
+  }
+}
+
 TEST_CASE("KIVI values are affine groups of 32 channels of a token, the last of what is left", "[eval][scheme]") {
   for (const int dim : {1, 16, 33, 80, 128})
     for (const int bits : {1, 2, 3, 4, 8}) {
