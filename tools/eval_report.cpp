@@ -85,7 +85,8 @@ void add_values(const Values& values, bool with_kl, Json& json) {
 Json kl_json(const Distribution& kl) { return {{"mean", kl.mean}, {"median", kl.median}, {"p95", kl.p95}, {"p99", kl.p99}, {"max", kl.max}}; }
 
 Json layer_json(const LayerResult& layer) {
-  Json json = {{"index", layer.layer}, {"k_effective_bits", layer.k_bits}, {"v_effective_bits", layer.v_bits}};
+  Json json = {{"index", layer.layer}, {"k_effective_bits", layer.k_bits}};
+  if (!std::isnan(layer.v_bits)) json["v_effective_bits"] = layer.v_bits;
   add_values(layer.values, false, json);
   if (!std::isnan(value_of(layer.values, Metric::attention_kl))) json["attention_kl"] = kl_json(layer.kl);
   Json heads = Json::array(), buckets = Json::array();

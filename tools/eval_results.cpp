@@ -104,8 +104,9 @@ LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std:
     result.v_bits = stored.v->effective_bits(context);
     result.v_code_bits = stored.v->code_bits();
   }
-  const double v_dim = layer.v ? g.v_head_dim : 0.0;
-  result.bits = (g.head_dim * result.k_bits + v_dim * result.v_bits) / (g.head_dim + v_dim);
+  result.k_elements = static_cast<double>(g.num_kv_heads) * g.head_dim;
+  if (layer.v) result.v_elements = static_cast<double>(g.num_kv_heads) * g.v_head_dim;
+  else result.v_bits = result.v_code_bits = kNone;
   return result;
 }
 
@@ -113,6 +114,7 @@ void summarise(CandidateResult& result) {
   const auto layers = static_cast<double>(result.layers.size());
   result.mean.fill(0.0);
   std::array<double, kNumMetrics> counts{};
+  double elements = 0.0, k_elements = 0.0;
   for (const LayerResult& layer : result.layers) {
     for (std::size_t m = 0; m < kNumMetrics; ++m) {
       if (std::isnan(layer.values[m])) continue;
@@ -124,11 +126,13 @@ void summarise(CandidateResult& result) {
     result.kl.p95 += layer.kl.p95 / layers;
     result.kl.p99 += layer.kl.p99 / layers;
     result.kl.max = std::max(result.kl.max, layer.kl.max);
-    result.bits += layer.bits;
-    result.k_code_bits += layer.k_code_bits;
+    result.bits += layer.k_elements * layer.k_bits + (layer.v_elements > 0.0 ? layer.v_elements * layer.v_bits : 0.0);
+    result.k_code_bits += layer.k_elements * layer.k_code_bits;
+    k_elements += layer.k_elements;
+    elements += layer.k_elements + layer.v_elements;
   }
-  result.bits /= layers;
-  result.k_code_bits /= layers;
+  result.bits /= elements;
+  result.k_code_bits /= k_elements;
   for (std::size_t m = 0; m < kNumMetrics; ++m) result.mean[m] = counts[m] > 0.0 ? result.mean[m] / counts[m] : kNone;
 }
 
@@ -202,12 +206,14 @@ std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results,
   for (std::size_t c = 1; c < results.size(); ++c)
     for (const MetricRow& row : kRows) {
       Comparison comparison{.candidate = c, .metric = row.metric, .change = {}};
-      std::vector<double> a, b;
+      std::vector<double> a, b, layers_a, layers_b;
       for (std::size_t l = 0; l < results[c].layers.size(); ++l) {
         const LayerResult &first = results[0].layers[l], &own = results[c].layers[l];
         const double x = value_of(first.values, row.metric), y = value_of(own.values, row.metric);
         if (std::isnan(x) || std::isnan(y)) continue;
         ++comparison.layers;
+        layers_a.push_back(x);
+        layers_b.push_back(y);
         if (row.more_is_better ? y > x : y < x) ++comparison.wins;
         if (row.more_is_better ? y < x : y > x) ++comparison.losses;
         for (std::size_t h = 0; h < own.heads.size(); ++h) {
@@ -217,8 +223,8 @@ std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results,
           b.push_back(q);
         }
       }
-      if (a.empty()) continue;  // o_proj mixes all heads
-      comparison.change = paired_change(a, b, seed);
+      if (layers_a.empty()) continue;
+      comparison.change = a.empty() ? paired_change(layers_a, layers_b, seed) : paired_change(a, b, seed);  // o_proj mixes all heads
       comparisons.push_back(comparison);
     }
   return comparisons;

@@ -101,10 +101,15 @@ std::string unique_name(const std::string& wanted, std::set<std::string>& taken)
   return name;
 }
 
+/// As kvq-eval counts them, over all elements.
 double mean_k_bits(const Artifact& artifact) {
-  double bits = 0.0;
-  for (const LayerPlan& layer : artifact.layers) bits += mean_code_bits(layer.k);
-  return bits / static_cast<double>(artifact.layers.size());
+  double bits = 0.0, elements = 0.0;
+  for (const LayerPlan& layer : artifact.layers) {
+    const double own = static_cast<double>(layer.geometry.num_kv_heads) * layer.geometry.head_dim;
+    bits += own * mean_code_bits(layer.k);
+    elements += own;
+  }
+  return bits / elements;
 }
 
 bool is_own(const Json& scheme, const NamedArtifact& artifact) {

@@ -137,6 +137,47 @@ def test_layers_without_values_are_measured(make_dump, tmp_path):
     mean = evaluate("--model", dump, "--no-windows", artifact)["schemes"][0]["mean"]
     assert mean["rope_logit_mae"] > 0 and mean["attention_kl"]["mean"] > 0
     assert not mean.keys() & {"v_rel_mse", "sv_rel_mse", "output_rel_mse"}
+    scheme, = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
+    assert scheme["effective_bits"] == 3
+    assert all("v_effective_bits" not in layer and layer["k_effective_bits"] == 3 for layer in scheme["layers"])
+
+
+def test_bits_are_weighted_by_elements(make_dump, tmp_path):
+    """A row's scale and minimum are 32 / 32 bits of an element in one layer, 32 / 128 in the other, which has eight times as many elements."""
+    wide = make_dump(tokens=64, layers=2, head_dim=128, q_heads=4, kv_heads=4)
+
+    def replace(file):
+        del file["layers/1"]
+        with h5py.File(wide) as other:
+            file.copy(other["layers/1"], "layers/1")
+
+    dump = edited(make_dump(tokens=64, layers=2, head_dim=32, q_heads=4, kv_heads=2), tmp_path / "mixed.h5", replace)
+    scheme, = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
+    assert [layer["k_effective_bits"] for layer in scheme["layers"]] == [3, 2.25]
+    assert scheme["effective_bits"] == pytest.approx((3 + 8 * 2.25) / 9)
+
+
+def test_one_pair_has_no_interval(make_dump):
+    dump = make_dump(tokens=64, layers=1, head_dim=32, q_heads=2, kv_heads=1)
+    flags = ("--model", dump, "--scheme", "naive-int2", "--scheme", "naive-int3")
+    own = comparison(evaluate(*flags), "naive-int3", "output_rel_mse")
+    assert own["change"] < 0 and own["interval"] == [None, None]
+    last = succeed("kvq-eval", *flags).stdout.splitlines()[-1]
+    assert f"{own['change']:+.1%} [-, -]" in last
+
+
+def test_projected_outputs_are_compared_layer_by_layer(make_dump, tmp_path):
+    def add(file):
+        for layer in "01":
+            file[f"layers/{layer}/o_proj"] = np.random.default_rng(int(layer)).standard_normal((48, 64)).astype(np.float16)
+
+    dump = edited(make_dump(tokens=64, layers=2, head_dim=32, q_heads=2, kv_heads=1), tmp_path / "projected.h5", add)
+    document = evaluate("--model", dump, "--scheme", "naive-int2", "--scheme", "naive-int3")
+    own = comparison(document, "naive-int3", "o_proj_rel_mse")
+    assert (own["wins"], own["losses"], own["layers"]) == (2, 0, 2)
+    first, other = (sum(layer["o_proj_rel_mse"] for layer in scheme["layers"]) for scheme in document["schemes"])
+    assert own["change"] == pytest.approx(other / first - 1)
+    assert own["interval"][0] <= own["change"] <= own["interval"][1] < 0
 
 
 def peak_megabytes(*flags: object) -> float:

@@ -37,7 +37,8 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
   const auto change = [](double sum_a, double sum_b) { return sum_a != 0.0 ? sum_b / sum_a - 1.0 : std::numeric_limits<double>::quiet_NaN(); };
   PairedChange result;
   result.change = change(std::accumulate(a.begin(), a.end(), 0.0), std::accumulate(b.begin(), b.end(), 0.0));
-  if (std::isnan(result.change)) return {result.change, result.change, result.change};
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  if (std::isnan(result.change) || a.size() == 1) return {result.change, kNone, kNone};
   RandomStream random(seed, RandomStream::Purpose::bootstrap);
   std::vector<double> samples;
   for (int s = 0; s < kSamples; ++s) {
@@ -49,7 +50,7 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
     }
     if (sum_a != 0.0) samples.push_back(change(sum_a, sum_b));
   }
-  if (samples.empty()) return {result.change, result.change, result.change};
+  if (samples.empty()) return {result.change, kNone, kNone};
   std::sort(samples.begin(), samples.end());
   result.low = quantile(samples, 0.025);
   result.high = quantile(samples, 0.975);

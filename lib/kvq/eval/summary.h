@@ -13,7 +13,8 @@ struct Distribution {
 /// Of no numbers: zeros.
 Distribution distribution_of(std::vector<float> values);
 
-/// sum b / sum a - 1 over paired units, with a 95% interval from 2000 bootstrap samples of the units (percentiles).
+/// sum b / sum a - 1 over paired units, with a 95% interval from 2000 bootstrap samples of the units (percentiles): NaN for a single unit, of
+/// which all samples are the same.
 struct PairedChange {
   double change = 0.0, low = 0.0, high = 0.0;
 };

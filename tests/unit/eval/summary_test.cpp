@@ -125,7 +125,7 @@ TEST_CASE("The mean of many small numbers is summed in double", "[eval][summary]
 
 TEST_CASE("Equal units have not changed", "[eval][summary]") {
   test::Random random(2);
-  for (const std::size_t count : {1u, 2u, 7u, 64u}) {
+  for (const std::size_t count : {2u, 7u, 64u}) {
     const Units units = random_units(count, 0.0, 0.0, random);
     const PairedChange found = paired_change(units.a, units.a, 3);
     CAPTURE(count);
@@ -147,7 +147,7 @@ TEST_CASE("A constant ratio leaves no interval, however different the units are"
 
 TEST_CASE("One unit has a change and no interval", "[eval][summary]") {
   const PairedChange found = change_of({.a = {4.0}, .b = {5.0}});
-  CHECK((found.change == 0.25 && found.low == 0.25 && found.high == 0.25));
+  CHECK((found.change == 0.25 && std::isnan(found.low) && std::isnan(found.high)));
 }
 
 TEST_CASE("The change is one of sums, not a mean of ratios", "[eval][summary]") {
