@@ -143,6 +143,12 @@ double log_sum_exp(const std::vector<double>& logits) {
   return top + std::log(sum);
 }
 
+double products_slowly(const float* a, const float* b, std::int64_t count) {
+  double sum = 0.0;
+  for (std::int64_t t = 0; t < count; ++t) sum += double{a[t]} * double{b[t]};
+  return sum;
+}
+
 /// Any change at all, in double and from the logits.
 double change_weights_slowly(const float* logits, float* delta, std::int64_t count) {
   const auto n = static_cast<std::size_t>(count);
@@ -164,10 +170,19 @@ double sum_of(const float* row, std::int64_t count) {
   return over_pieces(count, [&](std::int64_t t, std::int64_t n) { return double{operations().sum(row + t, n)}; });
 }
 
-double sum_of_squares(const float* row, std::int64_t count) { return dot_product(row, row, count); }
+double sum_of_squares(const float* row, std::int64_t count) {
+  constexpr float kLeast = 1e-25f;  // below, some squares may be too small for a float
+  return over_pieces(count, [&](std::int64_t t, std::int64_t n) {
+    const float sum = operations().products(row + t, row + t, n);
+    return sum >= kLeast && std::isfinite(sum) ? double{sum} : products_slowly(row + t, row + t, n);
+  });
+}
 
 double dot_product(const float* a, const float* b, std::int64_t count) {
-  return over_pieces(count, [&](std::int64_t t, std::int64_t n) { return double{operations().products(a + t, b + t, n)}; });
+  return over_pieces(count, [&](std::int64_t t, std::int64_t n) {
+    const float sum = operations().products(a + t, b + t, n);
+    return std::isfinite(sum) ? double{sum} : products_slowly(a + t, b + t, n);
+  });
 }
 
 double change_weights(const float* p, const float* logits, float* delta, std::int64_t count) {

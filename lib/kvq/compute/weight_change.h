@@ -8,6 +8,7 @@
 namespace kvq {
 
 double sum_of(const float* row, std::int64_t count);
+/// Also where squares leave the range of float: infinite or below 1e-25, a piece is summed in double.
 double sum_of_squares(const float* row, std::int64_t count);
 double dot_product(const float* a, const float* b, std::int64_t count);
 

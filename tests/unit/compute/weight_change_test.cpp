@@ -115,6 +115,20 @@ TEST_CASE("A weight too small for a float can still win", "[compute]") {
   CHECK(delta == std::vector<float>{-1.0f, 1.0f});
 }
 
+TEST_CASE("Sums of squares keep their digits where a float has no place for a square", "[compute]") {
+  for (const float size : {1e-35f, 1e-22f, 1e-15f, 1.0f, 1e15f, 1e19f, 3e19f, 1e30f, 1e38f})
+    for (const std::size_t count : {1u, 17u, 1024u, 3000u}) {
+      CAPTURE(size, count);
+      std::vector<float> row = test::gaussian(count, 23, 0.3);
+      double expected = 0.0;
+      for (float& x : row) x *= size, expected += double{x} * double{x};
+      CHECK(sum_of_squares(row.data(), static_cast<std::int64_t>(count)) == Approx(expected).epsilon(1e-5));
+      if (size >= 1.0f) CHECK(dot_product(row.data(), row.data(), static_cast<std::int64_t>(count)) == Approx(expected).epsilon(1e-5));
+    }
+  const std::vector<float> zeros(100, 0.0f);
+  CHECK(sum_of_squares(zeros.data(), 100) == 0.0);
+}
+
 TEST_CASE("Sums of rows keep their digits", "[compute]") {
   for (const std::size_t count : {0u, 1u, 31u, 1024u, 9000u}) {
     const std::vector<float> a = test::gaussian(count, 5), b = test::gaussian(count, 6);

@@ -352,6 +352,36 @@ TEST_CASE("Attention errors are their definitions: stored keys win where the exa
   check_ways(sharp, std::move(ways));
 }
 
+TEST_CASE("Squares of logits and values may leave the range of float", "[eval]") {
+  // Logits of about 2^10 and 2^70: float products only differ by a power of two, and so do their sums.
+  const auto scaled = [](int exponent) {
+    LayerActivations layer = test::make_layer({.lengths = {130, 65}, .softmax_scale = 1.0, .seed = 22});
+    for (ActivationTensor* tensor : {&layer.q, &layer.k, &*layer.v}) {
+      Rows rows(tensor->raw.size() / sizeof(float));
+      std::memcpy(rows.data(), tensor->raw.data(), tensor->raw.size());
+      for (float& x : rows) x = std::ldexp(x, tensor == &*layer.v ? 2 * exponent : exponent);
+      set_rows(*tensor, rows);
+    }
+    const auto bend = [](std::int64_t, int, std::span<float> rows) {
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= i % 3 == 0 ? 1.0625f : 1.0f;
+    };
+    StoredLayer stored{std::make_unique<MadeUpSide>(bend, ExactTokens{}), std::make_unique<MadeUpSide>(bend, ExactTokens{})};
+    return measure_one(layer, std::move(stored));
+  };
+  const LayerError small = scaled(5), large = scaled(35);
+  for (std::size_t h = 0; h < small.heads.size(); ++h) {
+    const AttentionSums a = small.heads[h].total(), b = large.heads[h].total();
+    CHECK(b.logit_energy == Approx(std::ldexp(a.logit_energy, 120)).epsilon(1e-6));
+    CHECK(b.logit_error == Approx(std::ldexp(a.logit_error, 120)).epsilon(1e-6));
+    CHECK(large.heads[h].k_error == Approx(std::ldexp(small.heads[h].k_error, 60)).epsilon(1e-6));
+    CHECK(large.heads[h].v_energy == Approx(std::ldexp(small.heads[h].v_energy, 120)).epsilon(1e-6));
+    CHECK(b.output_energy == Approx(std::ldexp(a.output_energy, 120)).epsilon(0.01));  // one weight of 1 in nearly all rows
+    CHECK(b.sv_error == Approx(std::ldexp(a.sv_error, 120)).epsilon(0.01));
+    CHECK((std::isfinite(b.output_error) && b.output_error > 0.0));
+    CHECK((std::isfinite(b.divergence) && b.divergence > 0.0));
+  }
+}
+
 TEST_CASE("Attention errors are their definitions: a layer without values", "[eval]") {
   const LayerActivations layer = test::make_layer({.num_q_heads = 4, .num_kv_heads = 1, .lengths = {130, 65, 1}, .has_values = false, .seed = 8});
   std::vector<Way> ways = all_ways(layer);
