@@ -165,10 +165,13 @@ std::string collection_key(const Job& job) {
                      request.held_out_tokens);
 }
 
+std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
+  return choose_layers(dump.model(), job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers"));
+}
+
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
   const Dump dump = Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()});
-  const std::vector<int> wanted = job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers");
-  return collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(job.flags, dump), shards, false, true);
+  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump), shards, false, true);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {
@@ -225,6 +228,14 @@ std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, con
   return all;
 }
 
+/// Place of the = of NAME=FILE, or npos of a FILE.
+std::size_t end_of_name(const std::string& text) {
+  std::error_code failed;
+  if (fs::exists(text, failed)) return std::string::npos;
+  const std::size_t sign = text.find('=');
+  return sign == std::string::npos || text.find('/') < sign ? std::string::npos : sign;
+}
+
 }  // namespace
 
 Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrations) {
@@ -241,7 +252,7 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
   if (sweep.rows.empty()) reader.refuse("", "rows or axes", "neither");
   std::vector<Row> dumps;
   for (const std::string& text : calibrations) {
-    const std::size_t sign = text.find('=');
+    const std::size_t sign = end_of_name(text);
     const std::string file = sign == std::string::npos ? text : text.substr(sign + 1);
     const std::string name = sign == std::string::npos ? fs::path(file).stem().string() : text.substr(0, sign);
     dumps.push_back({calibrations.size() > 1 ? name : "", "", file});
@@ -258,7 +269,25 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
   return sweep;
 }
 
-std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const fs::path& folder, const fs::path& statistics, bool temporary, int threads, bool quiet) {
+void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vector<int>& layers) {
+  for (const std::string& name : sweep.schemes) find_scheme(name);
+  std::vector<Job> jobs;
+  for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
+  std::map<std::string, Dump> dumps;
+  for (std::size_t i = 0; i < jobs.size(); ++i) in_row(sweep.rows[i], [&] {
+      const Job& job = jobs[i];
+      const std::string key = fmt::format("{}", fmt::join(job.flags.dumps, "\n"));
+      if (!dumps.contains(key)) dumps.emplace(key, Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()}));
+      const Dump& dump = dumps.at(key);
+      check_exact_layers(job.options, dump.model());
+      chosen_tokens(job.flags, dump);
+      ModelGeometry own = dump.model();
+      own.layers = calibrated_layers(job, dump);
+      check_same_model("", own, model, layers);
+    });
+}
+
+std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& folders, int threads, bool quiet) {
   const ThreadLimit limit(threads);
   std::vector<Job> jobs;
   for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
@@ -267,17 +296,18 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const fs::path& folde
   Progress progress(static_cast<double>(jobs.size()), quiet);
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
-    const fs::path path = folder / file_name(i, sweep.rows[i].name);
+    const fs::path path = folders.artifacts / file_name(i, sweep.rows[i].name);
     in_row(sweep.rows[i], [&] {
       const std::string key = collection_key(job);
-      if (origins.count(key) == 0) origins.emplace(key, collect_for(job, make_request(job.flags, job.options), statistics / fmt::format("{}", origins.size())));
+      if (origins.count(key) == 0) origins.emplace(key, collect_for(job, make_request(job.flags, job.options), folders.statistics / fmt::format("{}", origins.size())));
       check_exact_layers(job.options, origins.at(key).header.model);
       save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
     });
-    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .temporary = temporary, .artifact = {}, .scheme = {}});
+    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .temporary = !folders.artifacts_stay, .artifact = {}, .scheme = {}});
     progress.update(static_cast<double>(i + 1), fmt::format("calibrated row {} of {}", i + 1, jobs.size()));
   }
   for (const std::string& name : sweep.schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
+  number_equal_names(candidates);
   return candidates;
 }
 

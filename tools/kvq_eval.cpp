@@ -4,6 +4,7 @@
 #include "eval_results.h"
 #include "eval_sweep.h"
 #include "progress.h"
+#include "temporary_folder.h"
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
@@ -12,7 +13,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -71,7 +71,7 @@ void add_flags(CLI::App& app, EvalFlags& f) {
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096));
   const std::string sweeps = "Sweeps";
   app.add_option("--sweep", f.sweep, "calibrate and measure a grid of methods and options (formats/eval.md); scripts/sweeps has those of the papers")->group(sweeps);
-  app.add_option("--calibration", f.calibrations, "dump to calibrate the rows on, as FILE or NAME=FILE; several are one more axis")->allow_extra_args(false)->group(sweeps);
+  app.add_option("--calibration", f.calibrations, "dump to calibrate the rows on, as FILE or NAME=FILE (formats/eval.md); several are one more axis")->allow_extra_args(false)->group(sweeps);
   app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")->group(sweeps);
   app.add_flag("--json", f.json, "one JSON document on stdout");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
@@ -107,42 +107,26 @@ void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult
     fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
 }
 
-/// A folder that goes away with the object, unless the user keeps it.
-class Folder {
- public:
-  explicit Folder(const std::string& keep) : path_(keep), temporary_(keep.empty()) {
-    if (!temporary_) {
-      std::error_code failed;
-      std::filesystem::create_directories(path_, failed);
-      if (failed || !std::filesystem::is_directory(path_, failed)) throw Error{ErrorKind::io, fmt::format("--keep {}: cannot create the folder", keep)};
-      return;
-    }
-    std::error_code failed;
-    const std::filesystem::path place = std::filesystem::temp_directory_path(failed);
-    std::string pattern = (place / "kvq-sweep-XXXXXX").string();
-    const char* named = std::getenv("TMPDIR");
-    if (failed || mkdtemp(pattern.data()) == nullptr) throw Error{ErrorKind::io, fmt::format("{}: cannot create a temporary folder", named != nullptr ? named : "/tmp"), "--keep FOLDER names another one"};
-    path_ = pattern;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    if (temporary_) std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  bool temporary_;
-};
+/// The folder of --keep. @throws Error{io}
+std::filesystem::path made_folder(const std::string& keep) {
+  std::error_code failed;
+  std::filesystem::create_directories(keep, failed);
+  if (failed || !std::filesystem::is_directory(keep, failed))
+    throw Error{ErrorKind::io, fmt::format("--keep {}: cannot create the folder", keep)};
+  return keep;
+}
 
 int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
   if (!flags.artifacts.empty() || !flags.metric.empty() || flags.by_context || flags.rotations) throw Error{ErrorKind::usage, "--sweep goes without artifacts, --metric, --by-context and --rotations"};
   Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
-  const Folder folder(flags.keep), statistics("");
-  std::vector<Candidate> candidates = calibrate_sweep(sweep, folder.path(), statistics.path(), flags.keep.empty(), flags.threads, flags.quiet || flags.json);
+  check_sweep(sweep, dump.model(), request.layers);
+  const TemporaryFolder temporary("kvq-sweep", "kvq-eval");
+  const SweepFolders folders{.artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
+                             .statistics = temporary.path() / "statistics",
+                             .artifacts_stay = !flags.keep.empty()};
+  std::filesystem::create_directories(folders.artifacts);
+  std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));

@@ -294,8 +294,18 @@ def test_windows_of_kivi(held_out):
 def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
     result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, good, bad, good)
-    # Three files, two with the same stem: columns are then named by path.
-    assert result.stdout.splitlines()[-2:] == [f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", good)]
+    # Three files, two with the same stem: columns are then named by path, and the same path by a number.
+    assert result.stdout.splitlines()[-2:] == [f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", f"{good} (2)")]
+
+
+def test_equal_names_are_numbered(make_dump, tmp_path):
+    """Comparisons name schemes: no two have the same name."""
+    dump = make_dump(tokens=64, head_dim=32)
+    artifact = calibrate(dump, tmp_path / "kivi-2.safetensors", "--method", "plain")
+    document = evaluate("--model", dump, artifact, "--scheme", "kivi-2", "--scheme", "bf16", "--scheme", "kivi-2")
+    names = ["kivi-2", "kivi-2 (2)", "bf16", "kivi-2 (3)"]
+    assert [scheme["name"] for scheme in document["schemes"]] == names
+    assert {own["scheme"] for own in document["comparisons"]} == set(names[1:])
 
 
 def test_threads_change_nothing_and_a_seed_does(held_out, artifacts):

@@ -6,6 +6,9 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from dumps import edited
 from faulty_dumps import drop
 from kvq_py.safetensors_file import SafetensorsFile
-from kvq_tools import ROOT, Result, calibrate, run, succeed
+from kvq_tools import BIN, ROOT, Result, calibrate, run, succeed
 
 USAGE, INPUT = 2, 3
 SIZE = {"tokens": 150, "sequences": 2, "layers": 2, "head_dim": 64, "query_spectrum": 0.8, "outlier_channels": 3}
@@ -161,6 +164,19 @@ def test_names_of_dumps_may_hold_what_file_names_may(tiny, tmp_path, name):
     assert words(row)[-1] == str(tmp_path / name)
 
 
+def test_files_may_have_what_ends_a_name(tiny, tmp_path):
+    """A text that is a file, or has a slash before its =, is no NAME=FILE."""
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    for place, (calibration, cwd) in enumerate([(folder / "c=d.h5", None), ("c=d.h5", folder), ("./c=d.h5", folder)]):
+        shutil.copy(tiny, folder / "c=d.h5")
+        grid = tmp_path / "sweep.json"
+        grid.write_text(json.dumps({"rows": ["--method plain"]}))
+        result = succeed("kvq-eval", "--quiet", "--json", "--model", tiny, "--sweep", grid, "--calibration", calibration, cwd=cwd)
+        assert words(json.loads(result.stdout)["schemes"][0])[-1] == str(calibration), place
+    refused(sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", folder / "none=1.h5"), INPUT, f"{folder}/none=1.h5: cannot open")
+
+
 def test_name_of_a_dump_with_a_double_quote_is_one_name(tiny, tmp_path):
     """The row's flags must not fall apart at it."""
     path = tmp_path / 'with"quote.h5'
@@ -275,7 +291,7 @@ def test_labels_that_are_no_file_names_and_not_unique(tiny, tmp_path):
     labels = ("a/../b", "a/../b", "C = 1", "..", "K&V; ü")
     grid = {"rows": [{"label": label, "flags": f"--method plain --bits {bits}"} for bits, label in enumerate(labels, start=1)]}
     said = document(tmp_path, grid, tiny, "--calibration", tiny, "--keep", tmp_path / "kept")
-    assert names(said) == [row["label"] for row in grid["rows"]]
+    assert names(said) == ["a/../b", "a/../b (2)", *labels[2:]]
     assert sorted((tmp_path / "kept").iterdir()) == sorted(Path(row["path"]) for row in said["schemes"])
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.json", "scratch", "kept"}
 
@@ -629,6 +645,40 @@ def test_bad_row_is_found_before_anything_is_calibrated(dump, held_out, tmp_path
     grid = {"rows": ["--method kvq", {"label": "the bad one", "flags": "--no-such-flag"}]}
     refused(sweep(tmp_path, grid, held_out, "--calibration", dump, "--keep", tmp_path / "kept"), USAGE, '"the bad one"')
     assert not (tmp_path / "kept").exists() or list((tmp_path / "kept").iterdir()) == []
+
+
+@pytest.mark.parametrize("flags, words", [("--layers 0", ("has no layer 1",)), ("--exact-layers 7", ("layer 7",)), ("--num-tokens 151", ("150 tokens",))])
+def test_rows_that_cannot_be_measured_are_found_before_anything_is_calibrated(dump, held_out, tmp_path, flags, words):
+    grid = {"rows": ["--method plain", {"label": "the bad one", "flags": f"--method plain {flags}"}]}
+    result = sweep(tmp_path, grid, held_out, "--calibration", dump, "--keep", tmp_path / "kept")
+    refused(result, result.code, '"the bad one"', *words)
+    assert result.code in (USAGE, INPUT) and not (tmp_path / "kept").exists()
+    if flags == "--layers 0":
+        assert len(document(tmp_path, grid, held_out, "--calibration", dump, "--layers", 0)["schemes"]) == 2
+
+
+@pytest.mark.parametrize("place", ["file", "flag"])
+def test_schemes_are_found_before_anything_is_calibrated(dump, held_out, tmp_path, place):
+    grid = {"rows": ["--method plain"]} | ({"schemes": ["bf17"]} if place == "file" else {})
+    more = ("--scheme", "bf17") if place == "flag" else ()
+    refused(sweep(tmp_path, grid, held_out, "--calibration", dump, "--keep", tmp_path / "kept", *more), USAGE, '"bf17"')
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_interrupted_sweeps_leave_nothing(dump, held_out, tmp_path, number):
+    grid, scratch = tmp_path / "sweep.json", tmp_path / "scratch"
+    grid.write_text(json.dumps({"axes": [["--method oscar"], [f"--seed {seed}" for seed in range(200)]]}))
+    scratch.mkdir()
+    for wanted in ("*/statistics/*", "*/artifacts/0002*"):
+        process = subprocess.Popen([BIN / "kvq-eval", "--quiet", "--model", held_out, "--calibration", dump, "--sweep", grid], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(scratch)})
+        while not list(scratch.glob(wanted)) and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130 and said.strip() == "kvq-eval: interrupted"
+        assert list(scratch.iterdir()) == []
 
 
 def test_rows_need_a_dump(tiny, tmp_path):
