@@ -35,17 +35,34 @@ def ranks(values):
 
 
 def spearman(a, b):
-    x, y = ranks(a), ranks(b)
+    """Over the places where both are numbers; None if they are fewer than two, or all equal on one side."""
+    pairs = [(p, q) for p, q in zip(a, b) if p is not None and q is not None]
+    if len(pairs) < 2:
+        return None
+    x, y = (ranks(list(values)) for values in zip(*pairs))
     mean = (len(x) + 1) / 2
     covariance = sum((p - mean) * (q - mean) for p, q in zip(x, y))
     spread = [sum((p - mean) ** 2 for p in z) for z in (x, y)]
-    return covariance / (spread[0] * spread[1]) ** 0.5
+    return covariance / (spread[0] * spread[1]) ** 0.5 if all(spread) else None
 
 
 def flat(mean):
     """Means over layers by name; the distribution of KL in its parts."""
     values = {name: value for name, value in mean.items() if name != "attention_kl"}
-    return values | {f"attention_kl.{part}": value for part, value in mean["attention_kl"].items()}
+    return values | {f"attention_kl.{part}": value for part, value in mean.get("attention_kl", {}).items()}
+
+
+def correlations(rows, groups):
+    """Of every metric that some row has, with perplexity, in each group; more of top10_overlap is better, hence its other sign."""
+    found = {}
+    for metric in dict.fromkeys(name for row in rows for name in row if name not in ("recipe", "perplexity", "bits")):
+        own = {group: spearman([row.get(metric) for row in some], [row["perplexity"] for row in some]) for group, some in groups.items()}
+        found[metric] = {group: -x if metric == "top10_overlap" and x is not None else x for group, x in own.items()}
+    return found
+
+
+def text_of(x, width, digits):
+    return f"{'-':>{width}}" if x is None else f"{x:{width}.{digits}f}"
 
 
 def measure(tool, heldout, artifacts):
@@ -79,22 +96,18 @@ def main():
         measured = measure(args.bin / "kvq-eval", args.heldout, artifacts)
 
     rows = [{"recipe": label, "perplexity": perplexity[label]} | values for label, values in zip(recipes, measured)]
-    metrics = [name for name in rows[0] if name not in ("recipe", "perplexity", "bits")]
     groups = {"all": rows, "2 bits": [row for row in rows if not row["recipe"].startswith(("2.5 bits", "3 bits", "4 bits"))]}
-    correlation = {}
-    for metric in metrics:
-        sign = -1 if metric == "top10_overlap" else 1
-        correlation[metric] = {group: sign * spearman([row[metric] for row in own], [row["perplexity"] for row in own])
-                               for group, own in groups.items()}
+    correlation = correlations(rows, groups)
+    shown = [name for name in SHOWN if name in correlation]
     if args.json:
         print(json.dumps({"rows": rows, "spearman": correlation}, indent=2))
         return 0
-    print(f"{'recipe':<60} {'bits':>5} {'ppl':>6} " + " ".join(f"{name:>17}" for name in SHOWN if name in metrics))
+    print(f"{'recipe':<60} {'bits':>5} {'ppl':>6} " + " ".join(f"{name:>17}" for name in shown))
     for row in sorted(rows, key=lambda row: row["perplexity"]):
-        print(f"{row['recipe']:<60} {row['bits']:5.2f} {row['perplexity']:6.2f} " + " ".join(f"{row[name]:17.4f}" for name in SHOWN if name in metrics))
+        print(f"{row['recipe']:<60} {row['bits']:5.2f} {row['perplexity']:6.2f} " + " ".join(text_of(row.get(name), 17, 4) for name in shown))
     print(f"\n{'Spearman with perplexity':<24} {'all ' + str(len(rows)):>8} {'2 bits ' + str(len(groups['2 bits'])):>10}")
-    for metric, own in sorted(correlation.items(), key=lambda item: -item[1]["all"]):
-        print(f"{metric:<24} {own['all']:8.3f} {own['2 bits']:10.3f}")
+    for metric, own in sorted(correlation.items(), key=lambda item: (item[1]["all"] is None, -(item[1]["all"] or 0))):
+        print(f"{metric:<24} {text_of(own['all'], 8, 3)} {text_of(own['2 bits'], 10, 3)}")
     return 0
 
 

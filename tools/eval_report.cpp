@@ -141,11 +141,15 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
     for (std::size_t l = 0; l < results[0].layers.size(); ++l)
       line(std::to_string(results[0].layers[l].layer), [&](std::size_t c) { return value_of(results[c].layers[l].values, metric); });
     line("mean", [&](std::size_t c) { return value_of(results[c].mean, metric); });
-    rows.push_back({"bits", fmt::format("{:.2f}", results[0].k_code_bits)});
-    for (std::size_t c = begin; c < end; ++c) {
-      rows.back().push_back(fmt::format("{:.2f}", results[c].k_code_bits));
-      rows.back().emplace_back();
-    }
+    const auto bits_line = [&](const char* label, double CandidateResult::*bits) {
+      rows.push_back({label, fmt::format("{:.2f}", results[0].*bits)});
+      for (std::size_t c = begin; c < end; ++c) {
+        rows.back().push_back(fmt::format("{:.2f}", results[c].*bits));
+        rows.back().emplace_back();
+      }
+    };
+    bits_line("K codes", &CandidateResult::k_code_bits);
+    bits_line("bits", &CandidateResult::bits);
     return rows;
   };
   std::string text = fmt::format("{}: {}\n", row.name, row.summary);

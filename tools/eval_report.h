@@ -14,7 +14,8 @@ std::string number_text(double x);
 
 /// Means over layers: errors, the distribution of KL, and every candidate against the first.
 std::string summary_tables(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, const std::vector<Comparison>& comparisons);
-/// One metric layer by layer; the first candidate stands in every block of columns.
+/// One metric layer by layer, then bits of an element: of the keys' codes alone, and of everything that is stored. The first candidate stands
+/// in every block of columns.
 std::string layer_table(Metric metric, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
 /// One metric by the context that queries have before them.
 std::string context_table(Metric metric, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);

@@ -222,8 +222,9 @@ def test_layer_table(held_out, artifacts):
     assert [entry["mean"]["rope_logit_mae"] for entry in document["schemes"]] == pytest.approx(means)
     assert rows[7] == ["mean", shown(means[0]), shown(means[1]), f"{means[1] / means[0] - 1:+.1%}", shown(means[2]),
                        f"{means[2] / means[0] - 1:+.1%}"]
-    assert rows[8] == ["bits", "2.00", "2.00", "3.00"]
-    assert lines[9:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2", "block-gtq-3 wins 6/6 layers against tq-mse-2"]
+    assert rows[8] == ["K", "codes", "2.00", "2.00", "3.00"]
+    assert rows[9] == ["bits", *(f"{entry['effective_bits']:.2f}" for entry in document["schemes"])]
+    assert lines[10:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2", "block-gtq-3 wins 6/6 layers against tq-mse-2"]
 
 
 def test_wide_layer_tables_are_cut_into_blocks(held_out):
@@ -231,7 +232,7 @@ def test_wide_layer_tables_are_cut_into_blocks(held_out):
     schemes = [f"tq-mse-{bits}" for bits in range(1, 9)]
     flags = [word for name in schemes for word in ("--scheme", name)]
     lines = succeed("kvq-eval", "--model", held_out, *BY_ROPE, *flags).stdout.splitlines()
-    heads = [line.split() for line in lines if line.startswith("layer")]
+    heads = [line.split() for line in lines if line.strip().startswith("layer")]
     assert len(heads) > 1 and all(len(line) <= 80 for line in lines[1:])
     assert [name for head in heads for name in head[2:] if name != "change"] == schemes[1:]
     assert all(head[:2] == ["layer", "tq-mse-1"] for head in heads)
