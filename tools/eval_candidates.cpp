@@ -14,7 +14,8 @@ namespace kvq {
 namespace {
 
 const LayerPlan* find_layer(const Artifact& artifact, int layer) {
-  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& plan) { return plan.layer == layer; });
+  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(),
+                               [&](const LayerPlan& plan) { return plan.layer == layer; });
   return it == artifact.layers.end() ? nullptr : &*it;
 }
 
@@ -58,38 +59,53 @@ void number_equal_names(std::vector<Candidate>& candidates) {
   std::set<std::string> taken;
   for (Candidate& candidate : candidates) {
     const std::string wanted = candidate.name;
-    for (int number = 2; !taken.insert(candidate.name).second; ++number) candidate.name = fmt::format("{} ({})", wanted, number);
+    for (int number = 2; !taken.insert(candidate.name).second; ++number)
+      candidate.name = fmt::format("{} ({})", wanted, number);
   }
 }
 
 std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes) {
-  if (paths.empty() && schemes.empty()) throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
+  if (paths.empty() && schemes.empty())
+    throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
   const auto stem = [](const std::string& path) { return std::filesystem::path(path).stem().string(); };
   std::vector<Candidate> candidates;
   for (const std::string& path : paths) {
-    const bool unique = std::count_if(paths.begin(), paths.end(), [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
+    const bool unique = std::count_if(paths.begin(), paths.end(),
+                                      [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
     Artifact artifact = load_artifact(path);
     std::string method = artifact.calibration.method;
-    candidates.push_back({.name = unique ? stem(path) : path, .path = path, .method = std::move(method), .temporary = false, .artifact = std::move(artifact), .scheme = {}});
+    candidates.push_back({.name = unique ? stem(path) : path,
+                          .path = path,
+                          .method = std::move(method),
+                          .temporary = false,
+                          .artifact = std::move(artifact),
+                          .scheme = {}});
   }
-  for (const std::string& name : schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
+  for (const std::string& name : schemes)
+    candidates.push_back(
+        {.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
   number_equal_names(candidates);
   return candidates;
 }
 
-void check_same_model(const std::string& who, const ModelGeometry& own, const ModelGeometry& model, const std::vector<int>& layers) {
+void check_same_model(const std::string& who, const ModelGeometry& own, const ModelGeometry& model,
+                      const std::vector<int>& layers) {
   if (!own.fingerprint.empty() && !model.fingerprint.empty() && own.fingerprint != model.fingerprint)
-    refuse(who, fmt::format("of another model ({}, fingerprint {}; the dump: {}, {})", printable(own.name, 40),
-                            printable(own.fingerprint, 12), printable(model.name, 40), printable(model.fingerprint, 12)));
+    refuse(who,
+           fmt::format("of another model ({}, fingerprint {}; the dump: {}, {})", printable(own.name, 40),
+                       printable(own.fingerprint, 12), printable(model.name, 40), printable(model.fingerprint, 12)));
   if (own.num_layers != model.num_layers)
     refuse(who, fmt::format("of a model of {} layers, but the dump's has {}", own.num_layers, model.num_layers));
   for (const LayerEntry& entry : model.layers) {
     if (!std::binary_search(layers.begin(), layers.end(), entry.layer)) continue;
-    const auto it = std::find_if(own.layers.begin(), own.layers.end(), [&](const LayerEntry& other) { return other.layer == entry.layer; });
+    const auto it = std::find_if(own.layers.begin(), own.layers.end(),
+                                 [&](const LayerEntry& other) { return other.layer == entry.layer; });
     if (it == own.layers.end())
-      refuse(who, fmt::format("has no layer {}, but the dump has", entry.layer), "--layers names the layers to compare");
+      refuse(who, fmt::format("has no layer {}, but the dump has", entry.layer),
+             "--layers names the layers to compare");
     check_geometry(who, entry.layer, it->geometry, entry.geometry);
-    expect_same<std::string>(who, entry.layer, "values", it->has_values ? "there" : "none", entry.has_values ? "there" : "none");
+    expect_same<std::string>(who, entry.layer, "values", it->has_values ? "there" : "none",
+                             entry.has_values ? "there" : "none");
   }
 }
 
@@ -98,7 +114,8 @@ void check_model(const Candidate& candidate, const ModelGeometry& model, const s
   own.layers.clear();
   for (const LayerPlan& plan : candidate.artifact->layers)
     own.layers.push_back({.layer = plan.layer, .geometry = plan.geometry, .has_values = plan.v.has_value()});
-  const std::string who = candidate.temporary ? fmt::format("row \"{}\"", printable(candidate.name, 80)) : candidate.path;
+  const std::string who =
+      candidate.temporary ? fmt::format("row \"{}\"", printable(candidate.name, 80)) : candidate.path;
   check_same_model(who, own, model, layers);
 }
 

@@ -27,14 +27,15 @@ struct Candidate {
 /// Gives the second, third, ... of equal names a number: "kivi-2", "kivi-2 (2)".
 void number_equal_names(std::vector<Candidate>& candidates);
 
-/// Artifacts, named by their file stems, or by their paths where two stems are equal; then schemes. Names that are equal nevertheless are
-/// numbered.
+/// Artifacts, named by their file stems, or by their paths where two stems are equal; then schemes. Names that are
+/// equal nevertheless are numbered.
 /// @throws Error{usage} if there is nothing to measure
 std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes);
 
 /// @param who  that was made for the model `own`, in front of messages; may be empty
 /// @throws Error{bad_input} for the first thing in which the two models differ, in these layers
-void check_same_model(const std::string& who, const ModelGeometry& own, const ModelGeometry& model, const std::vector<int>& layers);
+void check_same_model(const std::string& who, const ModelGeometry& own, const ModelGeometry& model,
+                      const std::vector<int>& layers);
 
 /// @throws Error{bad_input} for the first thing that shows that the artifact was not made for the dump's model
 void check_model(const Candidate& candidate, const ModelGeometry& model, const std::vector<int>& layers);

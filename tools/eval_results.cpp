@@ -16,16 +16,22 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 constexpr MetricRow kRows[] = {
-    {Metric::k_rel_mse, "k_rel_mse", "K", "sum |k^ - k|^2 / sum |k|^2 over the tokens, as read from the end of a sequence"},
+    {Metric::k_rel_mse, "k_rel_mse", "K",
+     "sum |k^ - k|^2 / sum |k|^2 over the tokens, as read from the end of a sequence"},
     {Metric::v_rel_mse, "v_rel_mse", "V", "the same of values"},
-    {Metric::logit_rel_mse, "logit_rel_mse", "QK", "sum (l^ - l)^2 / sum l^2 of the logits l = scale q k that a query sees"},
-    {Metric::rope_logit_mae, "rope_logit_mae", "RoPE MAE", "mean |q^T R_D (k^ - k)| over 50 offsets D (Block-GTQ B.3), without windows"},
+    {Metric::logit_rel_mse, "logit_rel_mse", "QK",
+     "sum (l^ - l)^2 / sum l^2 of the logits l = scale q k that a query sees"},
+    {Metric::rope_logit_mae, "rope_logit_mae", "RoPE MAE",
+     "mean |q^T R_D (k^ - k)| over 50 offsets D (Block-GTQ B.3), without windows"},
     {Metric::sv_rel_mse, "sv_rel_mse", "SV", "sum |S (V^ - V)|^2 / sum |S V|^2, exact weights S"},
     {Metric::attention_kl, "attention_kl", "KL", "KL(p || p^) of a query's weights, nats"},
-    {Metric::top10_overlap, "top10_overlap", "top-10", "part of the 10 largest weights that stay so (Block-GTQ B.4)", true},
+    {Metric::top10_overlap, "top10_overlap", "top-10", "part of the 10 largest weights that stay so (Block-GTQ B.4)",
+     true},
     {Metric::output_rel_mse, "output_rel_mse", "output", "sum |o^ - o|^2 / sum |o|^2 of attention's outputs"},
-    {Metric::o_proj_rel_mse, "o_proj_rel_mse", "o_proj", "the same behind the output projection, where the dump has it"},
-    {Metric::output_nats, "output_nats", "nats", "mean 1/2 (o^ - o)^T G (o^ - o), summed over heads; G the dump's output curvature"}};
+    {Metric::o_proj_rel_mse, "o_proj_rel_mse", "o_proj",
+     "the same behind the output projection, where the dump has it"},
+    {Metric::output_nats, "output_nats", "nats",
+     "mean 1/2 (o^ - o)^T G (o^ - o), summed over heads; G the dump's output curvature"}};
 static_assert(std::size(kRows) == kNumMetrics);
 
 double& at(Values& values, Metric metric) { return values[static_cast<std::size_t>(metric)]; }
@@ -71,7 +77,8 @@ void fill(const LayerError& error, const LayerActivations& layer, LayerResult& r
   at(result.values, Metric::k_rel_mse) = ratio_of(whole.k_error, whole.k_energy);
   if (layer.v) at(result.values, Metric::v_rel_mse) = ratio_of(whole.v_error, whole.v_energy);
   add_query_values(total, layer, tokens, result.values);
-  if (error.projected_energy > 0.0) at(result.values, Metric::o_proj_rel_mse) = error.projected_error / error.projected_energy;
+  if (error.projected_energy > 0.0)
+    at(result.values, Metric::o_proj_rel_mse) = error.projected_error / error.projected_energy;
   result.kl = distribution_of(std::move(divergence));
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     if (buckets[b].queries == 0.0) continue;
@@ -90,12 +97,19 @@ void add_rotations(const LayerActivations& layer, const StoredSide* keys, LayerR
   const TensorPlan* plan = keys != nullptr ? keys->plan() : nullptr;
   if (plan == nullptr || (plan->centroids && plan->centroids->joint)) return;
   result.rotations.resize(static_cast<std::size_t>(layer.geometry.num_kv_heads));
-  parallel_for(layer.geometry.num_kv_heads, [&](std::int64_t h) { result.rotations[static_cast<std::size_t>(h)] = rotation_columns(layer, *plan, static_cast<int>(h)); });
+  parallel_for(layer.geometry.num_kv_heads, [&](std::int64_t h) {
+    result.rotations[static_cast<std::size_t>(h)] = rotation_columns(layer, *plan, static_cast<int>(h));
+  });
 }
 
 LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std::int64_t context) {
   const LayerGeometry& g = layer.geometry;
-  LayerResult result{.layer = layer.layer, .values = no_values(), .kl = {}, .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()), .buckets = {}, .rotations = {}};
+  LayerResult result{.layer = layer.layer,
+                     .values = no_values(),
+                     .kl = {},
+                     .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()),
+                     .buckets = {},
+                     .rotations = {}};
   if (stored.k) {
     result.k_bits = stored.k->effective_bits(context);
     result.k_code_bits = stored.k->code_bits();
@@ -153,11 +167,13 @@ Metric find_metric(const std::string& name) {
 
 namespace {
 
-void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> candidates, const EvalRequest& request, const std::function<void(double)>& tell,
-                    std::span<CandidateResult> results) {
+void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> candidates, const EvalRequest& request,
+                    const std::function<void(double)>& tell, std::span<CandidateResult> results) {
   std::vector<StoredLayer> stored;
-  for (const Candidate& candidate : candidates) stored.push_back(candidate.of_layer(layer.geometry, layer.layer, request.seed, request.with_windows));
-  for (std::size_t c = 0; c < candidates.size(); ++c) results[c].layers.push_back(start(layer, stored[c], request.context));
+  for (const Candidate& candidate : candidates)
+    stored.push_back(candidate.of_layer(layer.geometry, layer.layer, request.seed, request.with_windows));
+  for (std::size_t c = 0; c < candidates.size(); ++c)
+    results[c].layers.push_back(start(layer, stored[c], request.context));
   if (!request.only_rope) {
     const std::vector<LayerError> errors = attention_errors(layer, stored, request.with_windows, tell);
     for (std::size_t c = 0; c < candidates.size(); ++c) fill(errors[c], layer, results[c].layers.back());
@@ -166,7 +182,8 @@ void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> ca
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     LayerResult& own = results[c].layers.back();
     if (request.rotations) add_rotations(layer, stored[c].k.get(), own);
-    add_rope(stored[c].k ? rope.of_stored(*stored[c].k) : RopeLogitMae{0.0, std::vector<double>(own.heads.size())}, own);
+    add_rope(stored[c].k ? rope.of_stored(*stored[c].k) : RopeLogitMae{0.0, std::vector<double>(own.heads.size())},
+             own);
   }
 }
 
@@ -224,7 +241,8 @@ std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results,
         }
       }
       if (layers_a.empty()) continue;
-      comparison.change = a.empty() ? paired_change(layers_a, layers_b, seed) : paired_change(a, b, seed);  // o_proj mixes all heads
+      comparison.change =
+          a.empty() ? paired_change(layers_a, layers_b, seed) : paired_change(a, b, seed);  // o_proj mixes all heads
       comparisons.push_back(comparison);
     }
   return comparisons;

@@ -18,8 +18,20 @@
 
 namespace kvq {
 
-/// The numbers of a layer or a head. attention_kl stands for the mean of the distribution, so that it can be compared like the others.
-enum class Metric { k_rel_mse, v_rel_mse, logit_rel_mse, rope_logit_mae, sv_rel_mse, attention_kl, top10_overlap, output_rel_mse, o_proj_rel_mse, output_nats };
+/// The numbers of a layer or a head. attention_kl stands for the mean of the distribution, so that it can be compared
+/// like the others.
+enum class Metric {
+  k_rel_mse,
+  v_rel_mse,
+  logit_rel_mse,
+  rope_logit_mae,
+  sv_rel_mse,
+  attention_kl,
+  top10_overlap,
+  output_rel_mse,
+  o_proj_rel_mse,
+  output_nats
+};
 constexpr std::size_t kNumMetrics = 10;
 
 struct MetricRow {
@@ -76,8 +88,8 @@ struct EvalRequest {
   std::uint64_t seed = 0;
 };
 
-/// Candidates are taken a few at a time, so that memory does not grow with their number; those that have a path and no artifact are loaded for
-/// that time. Artifacts have to fit the dump, see check_model().
+/// Candidates are taken a few at a time, so that memory does not grow with their number; those that have a path and no
+/// artifact are loaded for that time. Artifacts have to fit the dump, see check_model().
 /// @param say  called with the part that is done and what is being done
 std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request,
                                       const std::function<void(double, const std::string&)>& say);

@@ -54,7 +54,8 @@ class SweepReader {
     json_ = parse_json(text.str(), path_);
     if (!json_.is_object()) refuse("", "an object", json_.type_name());
     for (const auto& [key, value] : json_.items())
-      if (key != "title" && key != "flags" && key != "axes" && key != "rows" && key != "schemes") refuse("", "title, flags, axes, rows, schemes", printable(key, 40));
+      if (key != "title" && key != "flags" && key != "axes" && key != "rows" && key != "schemes")
+        refuse("", "title, flags, axes, rows, schemes", printable(key, 40));
   }
 
   std::string text(const char* key) const {
@@ -80,13 +81,16 @@ class SweepReader {
     return rows;
   }
 
-  std::vector<Row> rows(const char* key) const { return json_.contains(key) ? rows(json_.at(key), key) : std::vector<Row>{}; }
+  std::vector<Row> rows(const char* key) const {
+    return json_.contains(key) ? rows(json_.at(key), key) : std::vector<Row>{};
+  }
 
   std::vector<std::vector<Row>> axes() const {
     std::vector<std::vector<Row>> all;
     if (!json_.contains("axes")) return all;
     if (!json_.at("axes").is_array()) refuse("axes", "a list of lists", json_.at("axes").type_name());
-    for (std::size_t i = 0; i < json_.at("axes").size(); ++i) all.push_back(rows(json_.at("axes")[i], fmt::format("axes[{}]", i)));
+    for (std::size_t i = 0; i < json_.at("axes").size(); ++i)
+      all.push_back(rows(json_.at("axes")[i], fmt::format("axes[{}]", i)));
     return all;
   }
 
@@ -98,7 +102,9 @@ class SweepReader {
   }
 
   [[noreturn]] void refuse(const std::string& where, const std::string& expected, const std::string& found) const {
-    throw Error{ErrorKind::bad_input, fmt::format("{}: {}expected {}, found {}", path_, where.empty() ? "" : where + ": ", expected, found), "formats/eval.md describes sweeps"};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: {}expected {}, found {}", path_, where.empty() ? "" : where + ": ", expected, found),
+                "formats/eval.md describes sweeps"};
   }
 
  private:
@@ -115,14 +121,19 @@ std::vector<Row> product(const std::vector<Row>& rows, const std::vector<Row>& a
   std::vector<Row> all;
   for (const Row& row : rows)
     for (const Row& value : axis)
-      all.push_back({row.name.empty() ? value.name : value.name.empty() ? row.name : row.name + ", " + value.name, row.flags + " " + value.flags, row.dump.empty() ? value.dump : row.dump});
+      all.push_back({row.name.empty()     ? value.name
+                     : value.name.empty() ? row.name
+                                          : row.name + ", " + value.name,
+                     row.flags + " " + value.flags, row.dump.empty() ? value.dump : row.dump});
   return all;
 }
 
 /// Runs a step of a row; its errors name the row.
 template <typename Step>
 auto in_row(const Row& row, const Step& step) {
-  const auto named = [&](const char* what) { return fmt::format("sweep row \"{}\": {}", printable(row.name, 80), what); };
+  const auto named = [&](const char* what) {
+    return fmt::format("sweep row \"{}\": {}", printable(row.name, 80), what);
+  };
   try {
     return step();
   } catch (const CLI::ParseError& error) {
@@ -148,30 +159,35 @@ Job parse_row(const Row& row) {
   if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
   job.flags.held_out_given = app.count("--held-out-tokens") > 0;
   const CalibrateFlags& f = job.flags;
-  if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json || f.report_ablation || f.report_rotations || f.threads != 0)
+  if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
+      f.report_ablation || f.report_rotations || f.threads != 0)
     throw Error{ErrorKind::usage, "flags of files, reports and threads have no meaning in a sweep"};
-  if (f.dumps.empty()) throw Error{ErrorKind::usage, "no dump to calibrate on", "--calibration DUMP.h5, or --model in the row's flags"};
+  if (f.dumps.empty())
+    throw Error{ErrorKind::usage, "no dump to calibrate on", "--calibration DUMP.h5, or --model in the row's flags"};
   job.options = resolve_options(f);
   return job;
 }
 
-/// Rows that share statistics: everything that collecting depends on. With more moments than a row asks for it would get the same codes, but
-/// report its errors by another measure.
+/// Rows that share statistics: everything that collecting depends on. With more moments than a row asks for it would
+/// get the same codes, but report its errors by another measure.
 std::string collection_key(const Job& job) {
   const StatsRequest request = make_request(job.flags, job.options);
   std::string moments;
   for (const Moment moment : request.moments) moments += std::string(to_string(moment)) + " ";
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers, job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers,
+                     job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
                      request.held_out_tokens);
 }
 
 std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
-  return choose_layers(dump.model(), job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers"));
+  return choose_layers(dump.model(),
+                       job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers"));
 }
 
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
   const Dump dump = Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()});
-  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump), shards, false, true);
+  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump), shards, false,
+                        true);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {
@@ -211,12 +227,16 @@ std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, con
   std::vector<std::optional<AllocationDistance>> all(candidates.size());
   if (sweep.rows.size() < 2) return all;
   const auto has_blocks = [](const Artifact& artifact) {
-    return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) { return plan.k.allocation && !plan.k.allocation->block_bits.empty(); });
+    return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) {
+      return plan.k.allocation && !plan.k.allocation->block_bits.empty();
+    });
   };
   const auto has_same_slots = [](const Artifact& a, const Artifact& b) {
-    return std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(), [](const LayerPlan& one, const LayerPlan& other) {
-      return one.layer == other.layer && one.geometry == other.geometry && one.k.rotation.scope == other.k.rotation.scope;
-    });
+    return std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(),
+                      [](const LayerPlan& one, const LayerPlan& other) {
+                        return one.layer == other.layer && one.geometry == other.geometry &&
+                               one.k.rotation.scope == other.k.rotation.scope;
+                      });
   };
   const NamedArtifact first{candidates[0].path, load_artifact(candidates[0].path)};
   if (!has_blocks(first.artifact)) return all;
@@ -244,7 +264,9 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
   if (const auto axes = reader.axes(); !axes.empty()) {
     std::vector<Row> grid{{"", ""}};
     for (const std::vector<Row>& axis : axes) {
-      if (grid.size() * axis.size() > kMostRows) reader.refuse("axes", fmt::format("at most {} rows", kMostRows), fmt::format("{} or more", grid.size() * axis.size()));
+      if (grid.size() * axis.size() > kMostRows)
+        reader.refuse("axes", fmt::format("at most {} rows", kMostRows),
+                      fmt::format("{} or more", grid.size() * axis.size()));
       grid = product(grid, axis);
     }
     sweep.rows.insert(sweep.rows.end(), grid.begin(), grid.end());
@@ -258,7 +280,8 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
     dumps.push_back({calibrations.size() > 1 ? name : "", "", file});
   }
   if (!dumps.empty()) sweep.rows = product(sweep.rows, dumps);
-  if (sweep.rows.size() > kMostRows) reader.refuse("rows", fmt::format("at most {}", kMostRows), fmt::format("{}", sweep.rows.size()));
+  if (sweep.rows.size() > kMostRows)
+    reader.refuse("rows", fmt::format("at most {}", kMostRows), fmt::format("{}", sweep.rows.size()));
   for (std::size_t i = 0; i < sweep.rows.size(); ++i) {
     Row& row = sweep.rows[i];
     std::istringstream words(reader.text("flags") + " " + row.flags);
@@ -274,7 +297,8 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
   std::vector<Job> jobs;
   for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
   std::map<std::string, Dump> dumps;
-  for (std::size_t i = 0; i < jobs.size(); ++i) in_row(sweep.rows[i], [&] {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    in_row(sweep.rows[i], [&] {
       const Job& job = jobs[i];
       const std::string key = fmt::format("{}", fmt::join(job.flags.dumps, "\n"));
       if (!dumps.contains(key)) dumps.emplace(key, Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()}));
@@ -285,6 +309,7 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
       own.layers = calibrated_layers(job, dump);
       check_same_model("", own, model, layers);
     });
+  }
 }
 
 std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& folders, int threads, bool quiet) {
@@ -299,19 +324,29 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
     const fs::path path = folders.artifacts / file_name(i, sweep.rows[i].name);
     in_row(sweep.rows[i], [&] {
       const std::string key = collection_key(job);
-      if (origins.count(key) == 0) origins.emplace(key, collect_for(job, make_request(job.flags, job.options), folders.statistics / fmt::format("{}", origins.size())));
+      if (origins.count(key) == 0)
+        origins.emplace(key, collect_for(job, make_request(job.flags, job.options),
+                                         folders.statistics / fmt::format("{}", origins.size())));
       check_exact_layers(job.options, origins.at(key).header.model);
       save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
     });
-    candidates.push_back({.name = sweep.rows[i].name, .path = path.string(), .method = job.options.method, .temporary = !folders.artifacts_stay, .artifact = {}, .scheme = {}});
+    candidates.push_back({.name = sweep.rows[i].name,
+                          .path = path.string(),
+                          .method = job.options.method,
+                          .temporary = !folders.artifacts_stay,
+                          .artifact = {},
+                          .scheme = {}});
     progress.update(static_cast<double>(i + 1), fmt::format("calibrated row {} of {}", i + 1, jobs.size()));
   }
-  for (const std::string& name : sweep.schemes) candidates.push_back({.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
+  for (const std::string& name : sweep.schemes)
+    candidates.push_back(
+        {.name = name, .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = find_scheme(name)});
   number_equal_names(candidates);
   return candidates;
 }
 
-std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
+std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates,
+                        const std::vector<CandidateResult>& results) {
   constexpr Metric kColumns[] = {Metric::logit_rel_mse, Metric::output_rel_mse, Metric::attention_kl};
   const std::vector<bool> front = on_front(results, Metric::output_rel_mse);
   const auto apart = distances(sweep, candidates);
@@ -325,7 +360,10 @@ std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candid
     for (const Metric metric : kColumns) rows.back().push_back(number_text(value_of(results[c].mean, metric)));
     rows.back().insert(rows.back().end(), {number_text(results[c].kl.p99), front[c] ? "*" : ""});
     if (!mixed) continue;
-    if (apart[c]) rows.back().insert(rows.back().end(), {fmt::format("{:.3f}", apart[c]->hamming()), fmt::format("{:.3f}", apart[c]->high_bit_jaccard()), format_excess(apart[c]->regret(), 2)});
+    if (apart[c])
+      rows.back().insert(rows.back().end(),
+                         {fmt::format("{:.3f}", apart[c]->hamming()),
+                          fmt::format("{:.3f}", apart[c]->high_bit_jaccard()), format_excess(apart[c]->regret(), 2)});
     else rows.back().insert(rows.back().end(), {"-", "-", "-"});
   }
   std::string text = sweep.title.empty() ? "" : sweep.title + "\n";
@@ -335,15 +373,20 @@ std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candid
   return text;
 }
 
-void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, Json& document) {
+void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates,
+               const std::vector<CandidateResult>& results, Json& document) {
   const auto apart = distances(sweep, candidates);
-  const std::vector<bool> output = on_front(results, Metric::output_rel_mse), kl = on_front(results, Metric::attention_kl);
+  const std::vector<bool> output = on_front(results, Metric::output_rel_mse),
+                          kl = on_front(results, Metric::attention_kl);
   document["title"] = sweep.title;
   for (std::size_t c = 0; c < results.size(); ++c) {
     Json& scheme = document["schemes"][c];
     scheme["pareto"] = {{"output_rel_mse", static_cast<bool>(output[c])}, {"attention_kl", static_cast<bool>(kl[c])}};
     if (c < sweep.rows.size()) scheme["flags"] = typed(sweep.rows[c]);
-    if (apart[c]) scheme["allocation"] = {{"hamming", apart[c]->hamming()}, {"high_bit_jaccard", apart[c]->high_bit_jaccard()}, {"regret", apart[c]->regret()}};
+    if (apart[c])
+      scheme["allocation"] = {{"hamming", apart[c]->hamming()},
+                              {"high_bit_jaccard", apart[c]->high_bit_jaccard()},
+                              {"regret", apart[c]->regret()}};
   }
 }
 

@@ -19,13 +19,13 @@ struct Sweep {
   std::vector<std::string> schemes;
 };
 
-/// @param calibrations  [NAME=]DUMP of each dump to calibrate on; several are one more axis. A name ends at the first = and has no slash;
-///                      what names a file is a file, whatever it holds
+/// @param calibrations  [NAME=]DUMP of each dump to calibrate on; several are one more axis. A name
+///                      ends at the first = and has no slash; what names a file is a file, whatever it holds
 /// @throws Error{io, bad_input, usage} naming the file and what it expected
 Sweep load_sweep(const std::filesystem::path& path, const std::vector<std::string>& calibrations);
 
-/// What can be wrong with rows and schemes before anything is calibrated: flags, names, dumps, tokens and layers that are not there, another
-/// model than the one to measure on. Opens all dumps.
+/// What can be wrong with rows and schemes before anything is calibrated: flags, names, dumps, tokens and layers that
+/// are not there, another model than the one to measure on. Opens all dumps.
 /// @param model, layers  to measure on
 /// @throws Error naming the row
 void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vector<int>& layers);
@@ -40,10 +40,12 @@ struct SweepFolders {
 /// @return  candidates by path, with no artifact loaded, then the schemes; equal names are numbered
 std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& folders, int threads, bool quiet);
 
-/// One line a row: bits, errors, whether it is on the front of output error against effective bits, and for mixed widths how far they are
-/// from the first row's.
-std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results);
+/// One line a row: bits, errors, whether it is on the front of output error against effective bits, and for mixed
+/// widths how far they are from the first row's.
+std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates,
+                        const std::vector<CandidateResult>& results);
 /// Adds `title`, and to each scheme `flags`, `pareto` and `allocation`.
-void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results, Json& document);
+void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates,
+               const std::vector<CandidateResult>& results, Json& document);
 
 }  // namespace kvq

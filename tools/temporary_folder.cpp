@@ -15,8 +15,9 @@
 #include <set>
 #include <thread>
 
-// Removing files is nothing that a signal handler may do. The handler wakes a thread, which removes them and ends the process; the others go
-// on until then, and whoever stumbles over a folder that is gone waits for the end instead of reporting it.
+// Removing files is nothing that a signal handler may do. The handler wakes a thread, which removes them and ends the
+// process; the others go on until then, and whoever stumbles over a folder that is gone waits for the end instead of
+// reporting it.
 
 namespace kvq {
 

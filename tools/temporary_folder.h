@@ -4,8 +4,9 @@
 
 namespace kvq {
 
-/// A folder below the one for temporary files (TMPDIR). It goes away with the object, and when the process is interrupted: from the first
-/// object on, SIGINT, SIGTERM and SIGHUP remove all of them, say so and end the process with code 130.
+/// A folder below the one for temporary files (TMPDIR). It goes away with the object, and when the process is
+/// interrupted: from the first object on, SIGINT, SIGTERM and SIGHUP remove all of them, say so and end the process
+/// with code 130.
 class TemporaryFolder {
  public:
   /// @param name  what its name begins with

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <limits>
 
-// Five products with all keys of a block are nearly all of the work: Q K^T and P V once, then for each scheme Q (K^ - K)^T,
-// P (V^ - V) and (P^ - P) V^. The exact tokens of recent windows only touch a narrow band of columns, which is multiplied apart.
+// Five products with all keys of a block are nearly all of the work: Q K^T and P V once, then for each scheme Q (K^ -
+// K)^T, P (V^ - V) and (P^ - P) V^. The exact tokens of recent windows only touch a narrow band of columns, which is
+// multiplied apart.
 
 namespace kvq {
 
@@ -59,7 +60,8 @@ void AttentionBlock::look(const QueryBlock& block, std::span<const float> q, con
   const auto size = static_cast<std::size_t>(block.count * keys_);
   s_.resize(size);
   p_.resize(size);
-  blas::gemm_nt(block.count, keys_, dim, static_cast<float>(geometry_.softmax_scale), q.data(), dim, rows.k.data() + key_begin_ * dim, dim, s_.data(), keys_);
+  blas::gemm_nt(block.count, keys_, dim, static_cast<float>(geometry_.softmax_scale), q.data(), dim,
+                rows.k.data() + key_begin_ * dim, dim, s_.data(), keys_);
   top_.resize(static_cast<std::size_t>(block.count));
   for (std::int64_t row = 0; row < block.count; ++row) {
     const std::int64_t from = visible_begin(row), to = visible_end(row);
@@ -71,7 +73,8 @@ void AttentionBlock::look(const QueryBlock& block, std::span<const float> q, con
     const float top = row_ops::largest(p + from, to - from);
     const float factor = 1.0f / row_ops::exponentiate(p + from, to - from, top);
     for (std::int64_t t = from; t < to; ++t) p[t] *= factor;
-    if (to - from > static_cast<std::int64_t>(kTop)) top_[static_cast<std::size_t>(row)] = top_places(s + from, to - from);
+    if (to - from > static_cast<std::int64_t>(kTop))
+      top_[static_cast<std::size_t>(row)] = top_places(s + from, to - from);
   }
   if (rows.v.empty()) return;
   o_.assign(static_cast<std::size_t>(block.count * geometry_.v_head_dim), 0.0f);
@@ -79,13 +82,16 @@ void AttentionBlock::look(const QueryBlock& block, std::span<const float> q, con
 }
 
 /// out += columns [from, to) of the weights times the values of their tokens.
-void AttentionBlock::weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values, std::vector<float>& out) const {
+void AttentionBlock::weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values,
+                           std::vector<float>& out) const {
   if (from >= to) return;
   const std::int64_t v_dim = geometry_.v_head_dim;
-  blas::gemm_nn(block_.count, v_dim, to - from, weights.data() + from, keys_, values + (key_begin_ + from) * v_dim, v_dim, true, out.data(), v_dim);
+  blas::gemm_nn(block_.count, v_dim, to - from, weights.data() + from, keys_, values + (key_begin_ + from) * v_dim,
+                v_dim, true, out.data(), v_dim);
 }
 
-void AttentionBlock::compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature, AttentionSums& sums, std::span<float> divergence) {
+void AttentionBlock::compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature,
+                             AttentionSums& sums, std::span<float> divergence) {
   sums.queries += static_cast<double>(block_.count);
   for (std::int64_t row = 0; row < block_.count; ++row) {
     const std::int64_t from = visible_begin(row), to = visible_end(row);
@@ -106,7 +112,8 @@ void AttentionBlock::compare(const ExactRows& rows, const StoredRows& stored, st
   sums.sv_error += sum_of_squares(sv_.data(), static_cast<std::int64_t>(sv_.size()));
   if (curvature.empty()) return;
   turned_.resize(o_change_.size());
-  blas::gemm_nn(block_.count, v_dim, v_dim, o_change_.data(), v_dim, curvature.data(), v_dim, false, turned_.data(), v_dim);
+  blas::gemm_nn(block_.count, v_dim, v_dim, o_change_.data(), v_dim, curvature.data(), v_dim, false, turned_.data(),
+                v_dim);
   sums.curved_error += 0.5 * dot_product(o_change_.data(), turned_.data(), static_cast<std::int64_t>(turned_.size()));
 }
 
@@ -115,10 +122,12 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
   const std::int64_t dim = geometry_.head_dim, last = stored_end(stored.k_exact, block_.count - 1);
   d_.resize(s_.size());
   if (last > 0)
-    blas::gemm_nt(block_.count, last, dim, static_cast<float>(geometry_.softmax_scale), q_.data(), dim, stored.k_change.data() + key_begin_ * dim, dim, d_.data(), keys_);
+    blas::gemm_nt(block_.count, last, dim, static_cast<float>(geometry_.softmax_scale), q_.data(), dim,
+                  stored.k_change.data() + key_begin_ * dim, dim, d_.data(), keys_);
   shifted_.resize(static_cast<std::size_t>(keys_));
   for (std::int64_t row = 0; row < block_.count; ++row) {
-    const std::int64_t from = visible_begin(row), to = visible_end(row), end = std::max(from, stored_end(stored.k_exact, row));
+    const std::int64_t from = visible_begin(row), to = visible_end(row),
+                       end = std::max(from, stored_end(stored.k_exact, row));
     float* d = d_.data() + row * keys_;
     const float* s = s_.data() + row * keys_;
     std::fill(d, d + from, 0.0f);
@@ -128,7 +137,8 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
       for (std::int64_t t = from; t < to; ++t) shifted_[static_cast<std::size_t>(t - from)] = s[t] + d[t];
       const Places changed = top_places(shifted_.data(), to - from);
       const Places& exact = top_[static_cast<std::size_t>(row)];
-      for (const std::int64_t place : changed) sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
+      for (const std::int64_t place : changed)
+        sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
     }
     const double kl = change_weights(p_.data() + row * keys_ + from, s + from, d + from, to - from);
     divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
@@ -137,7 +147,8 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
 }
 
 /// Columns [from, to) of weights, zero where a query reads the exact token.
-const std::vector<float>& AttentionBlock::masked(const std::vector<float>& weights, const ExactTokens& exact, std::int64_t from, std::int64_t to) {
+const std::vector<float>& AttentionBlock::masked(const std::vector<float>& weights, const ExactTokens& exact,
+                                                 std::int64_t from, std::int64_t to) {
   band_.resize(weights.size());
   for (std::int64_t row = 0; row < block_.count; ++row) {
     const std::int64_t end = std::clamp(stored_end(exact, row), from, to);

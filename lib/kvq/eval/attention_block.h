@@ -38,7 +38,8 @@ class AttentionBlock {
   /// Adds what the stored rows change; outputs() of look() and change() stay valid until the next call.
   /// @param curvature   [Dv, Dv] of the query head, or empty
   /// @param divergence  [count] KL of each query
-  void compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature, AttentionSums& sums, std::span<float> divergence);
+  void compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature, AttentionSums& sums,
+               std::span<float> divergence);
 
   std::span<const float> outputs() const { return o_; }        ///< [count, Dv]
   std::span<const float> change() const { return o_change_; }  ///< [count, Dv]
@@ -57,8 +58,10 @@ class AttentionBlock {
 
   void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
   void change_outputs(const ExactRows& rows, const StoredRows& stored);
-  void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values, std::vector<float>& out) const;
-  const std::vector<float>& masked(const std::vector<float>& weights, const ExactTokens& exact, std::int64_t from, std::int64_t to);
+  void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values,
+             std::vector<float>& out) const;
+  const std::vector<float>& masked(const std::vector<float>& weights, const ExactTokens& exact, std::int64_t from,
+                                   std::int64_t to);
 
   const LayerGeometry& geometry_;
   QueryBlock block_;

@@ -21,7 +21,8 @@ std::size_t bucket_of(std::int64_t position) {
   return static_cast<std::size_t>(std::upper_bound(kEdges.begin(), kEdges.end(), position) - kEdges.begin()) - 1;
 }
 
-/// Queries that all KV heads are measured for before those that follow. What the heads add up to, W_o o, is held for one pass alone.
+/// Queries that all KV heads are measured for before those that follow. What the heads add up to, W_o o, is held for
+/// one pass alone.
 struct Pass {
   std::size_t first_sequence = 0, end_sequence = 0;  ///< that it reads keys of, as a whole
   std::int64_t begin = 0, end = 0;                   ///< tokens of its queries
@@ -60,8 +61,8 @@ std::int64_t work_of(const std::vector<QueryBlock>& blocks) {
   return work;
 }
 
-/// Tokens of a pass: as many as hold W_o o of all schemes in an eighth of the layer, but not so few that coding the rows of long sequences
-/// again for every pass would take long.
+/// Tokens of a pass: as many as hold W_o o of all schemes in an eighth of the layer, but not so few that coding the
+/// rows of long sequences again for every pass would take long.
 std::int64_t tokens_at_once(const LayerActivations& layer, std::size_t schemes) {
   constexpr std::int64_t kFewest = 512;
   static_assert(kFewest % AttentionBlock::kQueries == 0);
@@ -84,7 +85,8 @@ class LayerMeter {
     HeadError empty;
     empty.buckets.resize(kEdges.size());
     empty.divergence.resize(static_cast<std::size_t>(layer.geometry.queries_per_kv_head() * layer.k.tokens));
-    for (LayerError& result : results_) result.heads.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), empty);
+    for (LayerError& result : results_)
+      result.heads.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), empty);
   }
 
   std::vector<LayerError> measure() {
@@ -120,7 +122,8 @@ class LayerMeter {
   void for_sequences(const ActivationTensor& tensor, const Step& step) const {
     for (std::size_t s = pass_.first_sequence; s < pass_.end_sequence; ++s) {
       const std::int64_t first = layer_.cu_seqlens[s], count = layer_.cu_seqlens[s + 1] - first;
-      step(first, static_cast<std::size_t>((first - base()) * tensor.dim), static_cast<std::size_t>(count * tensor.dim));
+      step(first, static_cast<std::size_t>((first - base()) * tensor.dim),
+           static_cast<std::size_t>(count * tensor.dim));
     }
   }
 
@@ -142,9 +145,10 @@ class LayerMeter {
     return energy;
   }
 
-  /// What storing changes of the rows, 0 for sink tokens. Adds to the error of the tokens that are coded at the end of their sequence.
-  std::vector<float> change_of(const ActivationTensor& tensor, const StoredSide& side, const ExactTokens& exact, int head,
-                               const std::vector<float>& rows, double& error) const {
+  /// What storing changes of the rows, 0 for sink tokens. Adds to the error of the tokens that are coded at the end of
+  /// their sequence.
+  std::vector<float> change_of(const ActivationTensor& tensor, const StoredSide& side, const ExactTokens& exact,
+                               int head, const std::vector<float>& rows, double& error) const {
     std::vector<float> change = rows;
     for_sequences(tensor, [&](std::int64_t first, std::size_t at, std::size_t size) {
       const auto sequence = std::span(change).subspan(at, size);
@@ -212,7 +216,8 @@ class LayerMeter {
     return std::span(layer_.output_curvature).subspan(static_cast<std::size_t>(q_head) * size, size);
   }
 
-  /// Adds one query head's part of W_o o. Heads of a token follow each other in one thread, KV heads one after the other.
+  /// Adds one query head's part of W_o o. Heads of a token follow each other in one thread, KV heads one after the
+  /// other.
   /// @param outputs  [n, Dv] of the queries from token `first` on
   void project(int q_head, std::int64_t first, std::span<const float> outputs, std::vector<float>& into) const {
     if (!projects_) return;
@@ -280,8 +285,8 @@ AttentionSums HeadError::total() const {
   return sum;
 }
 
-std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes, bool with_windows,
-                                         const std::function<void(double)>& done) {
+std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
+                                         bool with_windows, const std::function<void(double)>& done) {
   return LayerMeter(layer, schemes, with_windows, done).measure();
 }
 

@@ -10,8 +10,8 @@
 
 namespace kvq {
 
-/// Sums over queries (i, of all query heads of a KV head) and the keys j that they see, exact beside stored. With logits l = scale q k,
-/// weights p = softmax(l), outputs o = sum_j p_j v_j, and a hat on what comes from stored rows:
+/// Sums over queries (i, of all query heads of a KV head) and the keys j that they see, exact beside stored. With
+/// logits l = scale q k, weights p = softmax(l), outputs o = sum_j p_j v_j, and a hat on what comes from stored rows:
 struct AttentionSums {
   double queries = 0.0;
   double logit_error = 0.0, logit_energy = 0.0;  ///< sum (l^ - l)^2, sum l^2
@@ -19,16 +19,20 @@ struct AttentionSums {
   double output_error = 0.0, output_energy = 0.0;  ///< sum |o^ - o|^2, sum |o|^2
   double curved_error = 0.0;                     ///< sum 1/2 (o^ - o)^T G (o^ - o), nats; G the dump's output curvature
   double divergence = 0.0;                       ///< sum KL(p || p^), nats
-  double top_hits = 0.0, top_queries = 0.0;      ///< of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equals); queries of more than 10 keys
+  /// Of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equals); queries of more
+  /// than 10 keys.
+  double top_hits = 0.0, top_queries = 0.0;
   AttentionSums& operator+=(const AttentionSums& other);
 };
 
-/// Contexts [edge[b], edge[b+1]) of queries, in tokens before them in their sequence: 0, 64, 256, 1024, ... The last bucket is open.
+/// Contexts [edge[b], edge[b+1]) of queries, in tokens before them in their sequence: 0, 64, 256, 1024, ... The last
+/// bucket is open.
 std::span<const std::int64_t> context_edges();
 
 /// One KV head under one scheme.
 struct HeadError {
-  double k_error = 0.0, k_energy = 0.0, v_error = 0.0, v_energy = 0.0;  ///< sum |k^ - k|^2, sum |k|^2 over tokens, as read from the end of each sequence
+  /// sum |k^ - k|^2, sum |k|^2 over tokens, as read from the end of each sequence.
+  double k_error = 0.0, k_energy = 0.0, v_error = 0.0, v_energy = 0.0;
   std::vector<AttentionSums> buckets;   ///< [context_edges().size()]
   std::vector<float> divergence;        ///< [queries per KV head, T] KL of each query
   AttentionSums total() const;
@@ -40,17 +44,18 @@ struct LayerError {
   double projected_error = 0.0, projected_energy = 0.0;     ///< |W_o (o^ - o)|^2, |W_o o|^2 where the dump has o_proj
 };
 
-/// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its softmax scale. A query
-/// reads stored rows only where ExactTokens says so. Differences are computed as such, never by subtracting two large results, so that small
-/// errors keep their digits: products in float, sums in double. Memory is a few blocks of 32 queries and one KV head's rows of each scheme.
-/// Where the dump has o_proj, all heads of 512 queries or more come before the next ones: all that is held of W_o o is an eighth of the
-/// layer, or 512 tokens of each scheme. Longer sequences are coded again for each such part.
-/// A layer without values (mla_rope) gets logits and weights; its outputs stay 0. Results do not depend on threads.
+/// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its
+/// softmax scale. A query reads stored rows only where ExactTokens says so. Differences are computed as such, never by
+/// subtracting two large results, so that small errors keep their digits: products in float, sums in double. Memory is
+/// a few blocks of 32 queries and one KV head's rows of each scheme. Where the dump has o_proj, all heads of 512
+/// queries or more come before the next ones: all that is held of W_o o is an eighth of the layer, or 512 tokens of
+/// each scheme. Longer sequences are coded again for each such part. A layer without values (mla_rope) gets logits and
+/// weights; its outputs stay 0. Results do not depend on threads.
 /// @param schemes       all measured in one pass over the exact attention
 /// @param with_windows  false: every token counts as coded, whatever the schemes' ExactTokens say
 /// @param done    called with the part of the work that is done, 0..1, from one thread
 /// @throws Error{numerical} for rows that a coder refuses
-std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes, bool with_windows,
-                                         const std::function<void(double)>& done = {});
+std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
+                                         bool with_windows, const std::function<void(double)>& done = {});
 
 }  // namespace kvq

@@ -13,13 +13,17 @@ namespace {
 constexpr std::size_t kGroup = 32;
 constexpr double kNumberBits = 32.0;  // scale and minimum of a group
 
-UniformCoder coder_of(int bits, std::size_t channels) { return {.bits = bits, .group_size = static_cast<int>(channels)}; }
+UniformCoder coder_of(int bits, std::size_t channels) {
+  return {.bits = bits, .group_size = static_cast<int>(channels)};
+}
 
 /// Codes of one range, scale and minimum as packing.md (a) stores them, for numbers that may lie outside of it.
 struct Range {
   float scale = 0.0f, minimum = 0.0f, top = 0.0f;
   Range(float lo, float hi, int bits)
-      : scale(round_to(ScaleType::fp16, (hi - lo) / static_cast<float>((1 << bits) - 1))), minimum(round_to(ScaleType::fp16, lo)), top(static_cast<float>((1 << bits) - 1)) {}
+      : scale(round_to(ScaleType::fp16, (hi - lo) / static_cast<float>((1 << bits) - 1))),
+        minimum(round_to(ScaleType::fp16, lo)),
+        top(static_cast<float>((1 << bits) - 1)) {}
   float restored(float x) const {
     if (scale == 0.0f) return minimum;
     return std::clamp(std::floor((x - minimum) / scale + 0.5f), 0.0f, top) * scale + minimum;
@@ -32,7 +36,8 @@ class KiviKeys : public StoredSide {
       : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows), scale_only_(scale_only) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
-    parallel_for(static_cast<std::int64_t>(dim_), [&](std::int64_t channel) { restore_channel(rows, static_cast<std::size_t>(channel)); });
+    parallel_for(static_cast<std::int64_t>(dim_),
+                 [&](std::int64_t channel) { restore_channel(rows, static_cast<std::size_t>(channel)); });
   }
   ExactTokens exact_tokens() const override {
     if (!with_windows_) return {};
@@ -45,7 +50,8 @@ class KiviKeys : public StoredSide {
       const auto groups = static_cast<double>((context + group - 1) / group);
       return bits_ + kNumberBits * groups / static_cast<double>(context);
     }
-    const double coded = context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
+    const double coded =
+        context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
     return 16.0 + coded * (bits_ + kNumberBits / kGroup - 16.0);
   }
   double code_bits() const override { return bits_; }
@@ -75,7 +81,8 @@ class KiviKeys : public StoredSide {
 
 class KiviValues : public StoredSide {
  public:
-  KiviValues(int dim, int bits, bool with_windows) : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows) {}
+  KiviValues(int dim, int bits, bool with_windows)
+      : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(rows.size() / dim_), [&](std::int64_t token) {
@@ -91,7 +98,8 @@ class KiviValues : public StoredSide {
     return {.sink = 0, .recent = kGroup, .granule = 1};
   }
   double effective_bits(std::int64_t context) const override {
-    const double coded = context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
+    const double coded =
+        context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
     const auto groups = static_cast<double>((dim_ + kGroup - 1) / kGroup);
     return 16.0 + coded * (bits_ + kNumberBits * groups / static_cast<double>(dim_) - 16.0);
   }
@@ -111,6 +119,8 @@ std::unique_ptr<StoredSide> kivi_keys(int dim, int bits, bool with_windows) {
 std::unique_ptr<StoredSide> kivi_values(int dim, int bits, bool with_windows) {
   return std::make_unique<KiviValues>(dim, bits, with_windows);
 }
-std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits) { return std::make_unique<KiviKeys>(dim, bits, false, true); }
+std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits) {
+  return std::make_unique<KiviKeys>(dim, bits, false, true);
+}
 
 }  // namespace kvq

@@ -13,8 +13,9 @@ std::unique_ptr<StoredSide> kivi_keys(int dim, int bits, bool with_windows = tru
 /// Values: a group is 32 channels of a token (the last group may be smaller); the last 32 tokens are exact.
 std::unique_ptr<StoredSide> kivi_values(int dim, int bits, bool with_windows = true);
 
-/// Block-GTQ's variant without exact tokens (arXiv 2606.24033, B.4 and D.4): each key is coded on arrival with the range that the channel
-/// had in the 32 tokens of the group before; the first group, for which the paper takes a calibration text, has its own range. Values: tq-mse.
+/// Block-GTQ's variant without exact tokens (arXiv 2606.24033, B.4 and D.4): each key is coded on arrival with the
+/// range that the channel had in the 32 tokens of the group before; the first group, for which the paper takes a
+/// calibration text, has its own range. Values: tq-mse.
 std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits);
 
 }  // namespace kvq

@@ -52,14 +52,17 @@ Matrix diagonal_under(const Matrix& covariance, const Matrix& rotation, int dim)
   return diagonal;
 }
 
-bool is_random(const std::string& recipe) { return recipe.find("Haar") != std::string::npos || recipe.find('S') != std::string::npos; }
+bool is_random(const std::string& recipe) {
+  return recipe.find("Haar") != std::string::npos || recipe.find('S') != std::string::npos;
+}
 
-/// Of each source channel of a mixed row, the part of its energy that R takes elsewhere than to the channels of its own width. Nothing for heads
-/// that are mixed as a whole.
+/// Of each source channel of a mixed row, the part of its energy that R takes elsewhere than to the channels of its own
+/// width. Nothing for heads that are mixed as a whole.
 double gather_error(const TensorPlan& plan, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   Matrix factor = entry_of(plan.rotation.matrix, h, d * d);
-  if (!plan.rotation.eigenbasis.empty()) factor = product(transposed(entry_of(plan.rotation.eigenbasis, h, d * d), dim), factor, dim);
+  if (!plan.rotation.eigenbasis.empty())
+    factor = product(transposed(entry_of(plan.rotation.eigenbasis, h, d * d), dim), factor, dim);
   const std::size_t first = static_cast<std::size_t>(plan.rotation.head_index(h)) * d;
   const std::uint8_t* bits = plan.allocation->channel_bits.data() + first;
   const std::uint16_t* order = plan.allocation->channel_order.data() + first;
@@ -73,7 +76,8 @@ double gather_error(const TensorPlan& plan, int h, int dim) {
   return worst;
 }
 
-/// Of one width for all: |U^T R| without signs, which is what the recipe's other factors make; with mixed widths gather_error().
+/// Of one width for all: |U^T R| without signs, which is what the recipe's other factors make; with mixed widths
+/// gather_error().
 double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   if (plan.allocation && reference.allocation) {
@@ -83,7 +87,9 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   }
   const auto factor = [&](const TensorPlan& own) {
     const Matrix matrix = entry_of(own.rotation.matrix, h, d * d);
-    return own.rotation.eigenbasis.empty() ? matrix : product(transposed(entry_of(own.rotation.eigenbasis, h, d * d), dim), matrix, dim);
+    return own.rotation.eigenbasis.empty()
+               ? matrix
+               : product(transposed(entry_of(own.rotation.eigenbasis, h, d * d), dim), matrix, dim);
   };
   const Matrix a = factor(plan), b = factor(reference);
   double worst = 0.0;
@@ -112,14 +118,16 @@ void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int 
         if (held >= 0.01 * trace) raise(found.angle, principal_angle(a, b, dim, borders[s], borders[s + 1]));
       }
       if (both_dense && !is_random(own.recipe) && !is_random(other.recipe)) {
-        const Matrix one = diagonal_under(theirs, entry_of(own.matrix, h, d * d), dim), two = diagonal_under(theirs, entry_of(other.matrix, h, d * d), dim);
+        const Matrix one = diagonal_under(theirs, entry_of(own.matrix, h, d * d), dim),
+                     two = diagonal_under(theirs, entry_of(other.matrix, h, d * d), dim);
         double change = 0.0;
         for (std::size_t j = 0; j < d; ++j) change += std::abs(one[j] - two[j]);
         raise(found.importance, change / std::max(trace, 1e-300));
       }
     }
     const bool mixed = plan.allocation && reference.allocation;
-    if (both_dense && (mixed || (own.recipe == other.recipe && !is_random(own.recipe)))) raise(found.factor, factor_distance(plan, reference, h, dim));
+    if (both_dense && (mixed || (own.recipe == other.recipe && !is_random(own.recipe))))
+      raise(found.factor, factor_distance(plan, reference, h, dim));
   }
 }
 
@@ -136,23 +144,29 @@ double table_distance(std::span<const float> a, std::span<const float> b) {
 }
 
 /// The table of KV head h.
-std::span<const float> table_of(const CodebookCoder& coder, const std::vector<float>& table, int bits, const Rotation& rotation, int h) {
+std::span<const float> table_of(const CodebookCoder& coder, const std::vector<float>& table, int bits,
+                                const Rotation& rotation, int h) {
   const std::size_t entries = std::size_t{1} << bits;
-  return std::span(table).subspan(coder.per_head ? static_cast<std::size_t>(rotation.head_index(h)) * entries : 0, entries);
+  return std::span(table).subspan(coder.per_head ? static_cast<std::size_t>(rotation.head_index(h)) * entries : 0,
+                                  entries);
 }
 
 void compare_coders(const TensorPlan& plan, const TensorPlan& reference, int heads, PlanDistance& found) {
-  if (const auto *a = std::get_if<CodebookCoder>(&plan.coder), *b = std::get_if<CodebookCoder>(&reference.coder); a && b)
+  if (const auto *a = std::get_if<CodebookCoder>(&plan.coder), *b = std::get_if<CodebookCoder>(&reference.coder);
+      a && b)
     for (const auto& [bits, table] : a->tables) {
       const auto other = b->tables.find(bits);
       if (other == b->tables.end()) continue;
-      for (int h = 0; h < heads; ++h) raise(found.codebook, table_distance(table_of(*a, table, bits, plan.rotation, h), table_of(*b, other->second, bits, reference.rotation, h)));
+      for (int h = 0; h < heads; ++h)
+        raise(found.codebook, table_distance(table_of(*a, table, bits, plan.rotation, h),
+                                             table_of(*b, other->second, bits, reference.rotation, h)));
     }
   if (const auto *a = std::get_if<TrellisCoder>(&plan.coder), *b = std::get_if<TrellisCoder>(&reference.coder); a && b)
     for (const TrellisTaps& taps : a->taps) {
       const TrellisTaps* other = b->find(taps.bits);
       if (other == nullptr || other->theta.size() != taps.theta.size()) continue;
-      for (std::size_t i = 0; i < taps.theta.size(); ++i) raise(found.trellis, std::abs(static_cast<double>(taps.theta[i]) - static_cast<double>(other->theta[i])));
+      for (std::size_t i = 0; i < taps.theta.size(); ++i)
+        raise(found.trellis, std::abs(static_cast<double>(taps.theta[i]) - static_cast<double>(other->theta[i])));
     }
 }
 
@@ -181,19 +195,22 @@ double spread_of(std::span<const float> rows, std::size_t d) {
   double sum = 0.0;
   for (std::size_t i = 0; i < rows.size(); i += d) {
     double squared = 0.0;
-    for (std::size_t c = 0; c < d; ++c) squared += (static_cast<double>(rows[i + c]) - mean[c]) * (static_cast<double>(rows[i + c]) - mean[c]);
+    for (std::size_t c = 0; c < d; ++c)
+      squared += (static_cast<double>(rows[i + c]) - mean[c]) * (static_cast<double>(rows[i + c]) - mean[c]);
     sum += std::sqrt(squared);
   }
   return sum / count;
 }
 
 /// Centroids [C, n] of KV head h, or of all heads side by side where one index serves all.
-std::vector<float> centroid_rows(const Centroids& centroids, const Rotation& rotation, int h, int heads, std::size_t d) {
+std::vector<float> centroid_rows(const Centroids& centroids, const Rotation& rotation, int h, int heads,
+                                 std::size_t d) {
   const auto count = static_cast<std::size_t>(centroids.count);
   std::vector<float> rows;
   for (std::size_t c = 0; c < count; ++c)
     for (int head = centroids.joint ? 0 : h; head < (centroids.joint ? heads : h + 1); ++head) {
-      const float* first = centroids.values.data() + (static_cast<std::size_t>(rotation.head_index(head)) * count + c) * d;
+      const float* first =
+          centroids.values.data() + (static_cast<std::size_t>(rotation.head_index(head)) * count + c) * d;
       rows.insert(rows.end(), first, first + d);
     }
   return rows;
@@ -207,9 +224,11 @@ void compare_offsets(const TensorPlan& plan, const TensorPlan& reference, int he
   }
   if (!plan.centroids || !reference.centroids || plan.centroids->joint != reference.centroids->joint) return;
   for (int h = 0; h < (plan.centroids->joint ? 1 : heads); ++h) {
-    const std::vector<float> a = centroid_rows(*plan.centroids, plan.rotation, h, heads, d), b = centroid_rows(*reference.centroids, reference.rotation, h, heads, d);
+    const std::vector<float> a = centroid_rows(*plan.centroids, plan.rotation, h, heads, d),
+                             b = centroid_rows(*reference.centroids, reference.rotation, h, heads, d);
     const std::size_t width = plan.centroids->joint ? d * static_cast<std::size_t>(heads) : d;
-    raise(found.centroids, 0.5 * (mean_nearest(a, b, width) + mean_nearest(b, a, width)) / std::max(spread_of(b, width), 1e-300));
+    raise(found.centroids,
+          0.5 * (mean_nearest(a, b, width) + mean_nearest(b, a, width)) / std::max(spread_of(b, width), 1e-300));
   }
 }
 
@@ -225,7 +244,8 @@ std::vector<std::size_t> eigenspaces(std::span<const float> spectrum, double gap
   return borders;
 }
 
-double principal_angle(std::span<const double> a, std::span<const double> b, int dim, std::size_t first, std::size_t end) {
+double principal_angle(std::span<const double> a, std::span<const double> b, int dim, std::size_t first,
+                       std::size_t end) {
   const auto d = static_cast<std::size_t>(dim), n = end - first;
   KVQ_ASSERT(n >= 1 && end <= d);
   // What of each column of a lies outside of the span of b: its largest singular value is the sine.
@@ -251,7 +271,9 @@ PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, 
   compare_offsets(plan, reference, num_kv_heads, dim, found);
   compare_coders(plan, reference, num_kv_heads, found);
   for (int h = 0; h < num_kv_heads && !plan.clip_ratio.empty() && !reference.clip_ratio.empty(); ++h) {
-    const auto ratio = [h](const TensorPlan& own) { return own.clip_ratio[static_cast<std::size_t>(own.rotation.head_index(h))]; };
+    const auto ratio = [h](const TensorPlan& own) {
+      return own.clip_ratio[static_cast<std::size_t>(own.rotation.head_index(h))];
+    };
     raise(found.clip, std::abs(ratio(plan) - ratio(reference)));
   }
   return found;

@@ -27,7 +27,8 @@ void for_pieces(std::int64_t total, const Body& body) {
 }
 
 /// One head's rows of one side of the pairs, widened: [P, D].
-void gather(const ActivationTensor& tensor, int head, const std::vector<TokenPair>& pairs, std::int64_t TokenPair::*token, float* out) {
+void gather(const ActivationTensor& tensor, int head, const std::vector<TokenPair>& pairs,
+            std::int64_t TokenPair::* token, float* out) {
   for (const TokenPair& pair : pairs) {
     tensor.load_head(head, pair.*token, 1, out);
     out += tensor.dim;
@@ -68,12 +69,16 @@ std::vector<double> rope_offsets() {
 }
 
 RopeLogitError::RopeLogitError(const LayerActivations& layer, const RopeLogitRequest& request)
-    : layer_(layer), geometry_(layer.geometry), rotation_(layer.geometry.rope), pairs_(choose_pairs(layer.k.tokens, request)) {
+    : layer_(layer),
+      geometry_(layer.geometry),
+      rotation_(layer.geometry.rope),
+      pairs_(choose_pairs(layer.k.tokens, request)) {
   rotation_.attention_factor = 1.0;
   const std::size_t head_size = pairs_.size() * static_cast<std::size_t>(geometry_.head_dim);
   k_.resize(static_cast<std::size_t>(geometry_.num_kv_heads) * head_size);
   parallel_for(geometry_.num_kv_heads, [&](std::int64_t head) {
-    gather(layer.k, static_cast<int>(head), pairs_, &TokenPair::key, k_.data() + static_cast<std::size_t>(head) * head_size);
+    gather(layer.k, static_cast<int>(head), pairs_, &TokenPair::key,
+           k_.data() + static_cast<std::size_t>(head) * head_size);
   });
   still_ = rope_blocks(geometry_);
   const auto turning = still_.begin() + (rotation_.layout == RopeLayout::none ? 0 : rotation_.dim / 2);
@@ -143,7 +148,8 @@ double RopeLogitError::mae_of_head(int q_head, std::span<const float> error) con
   gather(layer_.q, q_head, pairs_, &TokenPair::query, rows.data());
   rows = turned_back(std::move(rows), &TokenPair::query);
   const float* q = rows.data();
-  const float* e = error.data() + static_cast<std::size_t>(q_head / geometry_.queries_per_kv_head()) * pairs_.size() * d;
+  const float* e =
+      error.data() + static_cast<std::size_t>(q_head / geometry_.queries_per_kv_head()) * pairs_.size() * d;
   double sum = 0.0;
   for (std::size_t i = 0; i < pairs_.size(); ++i, q += d, e += d) {
     double fixed = 0.0;

@@ -21,13 +21,13 @@ struct TokenPair {
   std::int64_t query = 0, key = 0;
 };
 
-/// P = min(T, pairs) pairs. Query tokens are evenly spaced: t_i = floor(i T / P), which is every token if T <= pairs. Its
-/// key is token (m t_i + 13 + 104729 seed) mod T, where m is the smallest number from 7919 on that has no factor in common
-/// with T, so that no key comes twice.
+/// P = min(T, pairs) pairs. Query tokens are evenly spaced: t_i = floor(i T / P), which is every token if T <= pairs.
+/// Its key is token (m t_i + 13 + 104729 seed) mod T, where m is the smallest number from 7919 on that has no factor in
+/// common with T, so that no key comes twice.
 std::vector<TokenPair> choose_pairs(std::int64_t tokens, const RopeLogitRequest& request);
 
-/// The 50 evenly spaced relative offsets in [-1024, 1024] of Block-GTQ, Appendix B.3: -1024 + 2048 i / 49 positions, not
-/// rounded.
+/// The 50 evenly spaced relative offsets in [-1024, 1024] of Block-GTQ, Appendix B.3: -1024 + 2048 i / 49 positions,
+/// not rounded.
 std::vector<double> rope_offsets();
 
 /// Mean absolute error of the logits of one layer, before the softmax scale, in units of q times k.
@@ -39,12 +39,12 @@ struct RopeLogitMae {
 /// Per-layer RoPE-logit MAE (Block-GTQ, Appendix B.3), K only:
 /// mean over KV heads h, query heads g of the group, pairs and offsets D of |q^T R_D (k - k_hat)|, q and k before RoPE.
 ///
-/// Keys are coded after RoPE here, so k - k_hat is taken there, and turned back with q by their own positions: R(-p). That
-/// is exact, since R(p) is orthogonal and linear. R_D turns the rotary pairs of the layer by D inv_freq; all other channels
-/// stay, as in the paper. The rotation takes a pair of channels as one complex number, q = a and k - k_hat = b, so that an
-/// offset costs Re(conj(a) b exp(i D w)) a pair.
-/// An attention factor (YaRN) stays in q and k - k_hat, hence squared in the rotary part of the logit, as in the model.
-/// Every key counts as coded: windows of exact tokens are left out of the measure.
+/// Keys are coded after RoPE here, so k - k_hat is taken there, and turned back with q by their own positions: R(-p).
+/// That is exact, since R(p) is orthogonal and linear. R_D turns the rotary pairs of the layer by D inv_freq; all other
+/// channels stay, as in the paper. The rotation takes a pair of channels as one complex number, q = a and k - k_hat =
+/// b, so that an offset costs Re(conj(a) b exp(i D w)) a pair. An attention factor (YaRN) stays in q and k - k_hat,
+/// hence squared in the rotary part of the logit, as in the model. Every key counts as coded: windows of exact tokens
+/// are left out of the measure.
 ///
 /// Measures any number of ways to store the layer, which has to outlive it. Results do not depend on threads.
 class RopeLogitError {

@@ -27,7 +27,8 @@ std::vector<std::size_t> group_borders(const TensorPlan& plan, int kv_head, int 
   const auto d = static_cast<std::size_t>(dim);
   if (plan.allocation) {
     const RowLayout layout = row_layout(plan, plan.rotation.head_index(kv_head), dim);
-    for (int s = 0; s < layout.num_segments; ++s) borders.push_back(static_cast<std::size_t>(layout.segments[static_cast<std::size_t>(s)].first_channel));
+    for (int s = 0; s < layout.num_segments; ++s)
+      borders.push_back(static_cast<std::size_t>(layout.segments[static_cast<std::size_t>(s)].first_channel));
     if (layout.num_segments == 0) return borders;  // a head without any codes
     const CodeSegment& last = layout.segments[static_cast<std::size_t>(layout.num_segments - 1)];
     borders.push_back(static_cast<std::size_t>(last.first_channel + last.channels));
@@ -39,7 +40,8 @@ std::vector<std::size_t> group_borders(const TensorPlan& plan, int kv_head, int 
 }
 
 /// max / mean of the mean squares of the queries' rotated channels: diag(R^T C R), C = mean q q^T.
-double importance_peak(const LayerActivations& layer, const TensorPlan& plan, int kv_head, std::span<const std::int64_t> tokens) {
+double importance_peak(const LayerActivations& layer, const TensorPlan& plan, int kv_head,
+                       std::span<const std::int64_t> tokens) {
   const auto d = static_cast<std::size_t>(layer.geometry.head_dim);
   TensorPlan bare{.rotation = plan.rotation};  // queries have no centre
   std::vector<double> importance(d, 0.0);
@@ -68,15 +70,18 @@ RotationColumns rotation_columns(const LayerActivations& layer, const TensorPlan
   std::vector<float> k(d), x(d), decoded(d);
   for (const std::int64_t token : tokens) {
     layer.k.load_head(kv_head, token, 1, k.data());
-    rotate_row(plan, kv_head, k, x, plan.centroids ? nearest_centroid(*plan.centroids, plan.rotation.head_index(kv_head), k) : 0);
+    rotate_row(plan, kv_head, k, x,
+               plan.centroids ? nearest_centroid(*plan.centroids, plan.rotation.head_index(kv_head), k) : 0);
     for (const float value : x) columns.largest = std::max(columns.largest, std::abs(double{value}));
     for (std::size_t g = 0; g + 1 < borders.size(); ++g) {
-      const auto [lo, hi] = std::minmax_element(x.begin() + static_cast<std::ptrdiff_t>(borders[g]), x.begin() + static_cast<std::ptrdiff_t>(borders[g + 1]));
+      const auto [lo, hi] = std::minmax_element(x.begin() + static_cast<std::ptrdiff_t>(borders[g]),
+                                                x.begin() + static_cast<std::ptrdiff_t>(borders[g + 1]));
       columns.group_range += (double{*hi} - double{*lo}) / static_cast<double>(borders.size() - 1);
     }
     decoded = x;
     codec.quantize(decoded);
-    for (std::size_t j = 0; j < d; ++j) columns.error_trace += (double{x[j]} - double{decoded[j]}) * (double{x[j]} - double{decoded[j]});
+    for (std::size_t j = 0; j < d; ++j)
+      columns.error_trace += (double{x[j]} - double{decoded[j]}) * (double{x[j]} - double{decoded[j]});
   }
   columns.group_range /= static_cast<double>(tokens.size());
   columns.error_trace /= static_cast<double>(tokens.size());

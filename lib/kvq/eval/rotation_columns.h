@@ -5,7 +5,8 @@
 
 namespace kvq {
 
-/// The columns of OSCAR Table 10 for keys stored by a plan, on one KV head of a dump: at most 2048 of its tokens, evenly spaced.
+/// The columns of OSCAR Table 10 for keys stored by a plan, on one KV head of a dump: at most 2048 of its tokens,
+/// evenly spaced.
 struct RotationColumns {
   double largest = 0.0;          ///< max |x_rot| over tokens and channels, x_rot = (k - centre or centroid) R
   double group_range = 0.0;      ///< mean over tokens and groups of max - min of x_rot; a group shares one scale

@@ -44,7 +44,8 @@ class PlannedSide : public StoredSide {
 
 std::unique_ptr<StoredSide> planned(const Place& place, TensorPlan plan) {
   plan.rotation.scope = Scope::layer;
-  if (scale_rule(plan.coder) == ScaleRule::minmax && !std::holds_alternative<ExactCoder>(plan.coder)) plan.clip_ratio = {1.0};
+  if (scale_rule(plan.coder) == ScaleRule::minmax && !std::holds_alternative<ExactCoder>(plan.coder))
+    plan.clip_ratio = {1.0};
   validate(plan, place.geometry, place.layer, place.side);
   return std::make_unique<PlannedSide>(std::move(plan), place.dim());
 }
@@ -57,7 +58,9 @@ Rotation hadamard(const Place& place, int largest) {
 
 std::unique_ptr<StoredSide> bf16(const Place& place, int) { return planned(place, {}); }
 
-std::unique_ptr<StoredSide> naive(const Place& place, int bits) { return planned(place, {.coder = affine(place, bits)}); }
+std::unique_ptr<StoredSide> naive(const Place& place, int bits) {
+  return planned(place, {.coder = affine(place, bits)});
+}
 
 std::unique_ptr<StoredSide> quarot(const Place& place, int bits) {
   return planned(place, {.rotation = hadamard(place, place.dim()), .coder = affine(place, bits)});
@@ -69,7 +72,8 @@ std::unique_ptr<StoredSide> saw_int4(const Place& place, int) {
 }
 
 std::unique_ptr<StoredSide> symmetric_norm(const Place& place, int bits) {
-  const UniformCoder coder{.bits = bits, .group_size = place.dim(), .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  const UniformCoder coder{
+      .bits = bits, .group_size = place.dim(), .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
   return planned(place, {.rotation = hadamard(place, place.dim()), .coder = coder});
 }
 
@@ -83,11 +87,13 @@ std::unique_ptr<StoredSide> tq_mse(const Place& place, int bits) {
   return planned(place, {.rotation = std::move(rotation), .coder = std::move(coder)});
 }
 
-/// TurboQuant's pair: its product codes for keys; values are averaged, not multiplied, and take the codes of least error.
+/// TurboQuant's pair: its product codes for keys; values are averaged, not multiplied, and take the codes of least
+/// error.
 class QjlSide : public StoredSide {
  public:
   QjlSide(const Place& place, int bits) : dim_(place.dim()), bits_(bits) {
-    for (int h = 0; h < place.geometry.num_kv_heads; ++h) heads_.emplace_back(dim_, bits, place.seed, place.layer, place.stream(h));
+    for (int h = 0; h < place.geometry.num_kv_heads; ++h)
+      heads_.emplace_back(dim_, bits, place.seed, place.layer, place.stream(h));
   }
   void restore(const ActivationTensor&, std::int64_t, int kv_head, std::span<float> rows) const override {
     constexpr std::size_t kRowsPerTask = 64;
@@ -111,7 +117,8 @@ std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, int bits) {
 }
 
 std::unique_ptr<StoredSide> kivi(const Place& place, int bits) {
-  return place.side == 'k' ? kivi_keys(place.dim(), bits, place.with_windows) : kivi_values(place.dim(), bits, place.with_windows);
+  return place.side == 'k' ? kivi_keys(place.dim(), bits, place.with_windows)
+                           : kivi_values(place.dim(), bits, place.with_windows);
 }
 
 std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, int bits) {
@@ -136,7 +143,10 @@ const std::vector<Family>& families() {
       {{"tq-mse-<b>", "TurboQuant-MSE: Haar, Lloyd-Max codes, norm kept"}, tq_mse},
       {{"turboquant-qjl-<b>", "keys: TurboQuant with a QJL bit; values: tq-mse-<b>"}, turboquant_qjl, 0, 2},
       {{"kivi-<b>", "keys by channel in 32 tokens, values by token in 32 channels, 32 recent exact"}, kivi, 0, 2},
-      {{"kivi-scale-only-<b>", "Block-GTQ's KIVI without buffer: scales of the 32 tokens before"}, kivi_scale_only, 0, 2}};
+      {{"kivi-scale-only-<b>", "Block-GTQ's KIVI without buffer: scales of the 32 tokens before"},
+       kivi_scale_only,
+       0,
+       2}};
   return all;
 }
 
@@ -173,11 +183,13 @@ Scheme find_scheme(std::string_view name) {
     return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer,
                                                                              std::uint64_t seed, bool with_windows) {
               StoredLayer stored{make({geometry, layer, 'k', seed, with_windows}, bits), nullptr};
-              if (geometry.v_head_dim > 0 && !keys_only) stored.v = make({geometry, layer, 'v', seed, with_windows}, bits);
+              if (geometry.v_head_dim > 0 && !keys_only)
+                stored.v = make({geometry, layer, 'v', seed, with_windows}, bits);
               return stored;
             }};
   }
-  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name), fmt::format("choose one of {}; <b> is 1 to 8, the suffix -k codes keys only", names)};
+  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
+              fmt::format("choose one of {}; <b> is 1 to 8, the suffix -k codes keys only", names)};
 }
 
 }  // namespace kvq

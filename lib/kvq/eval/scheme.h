@@ -22,7 +22,8 @@ struct Scheme {
   }
 };
 
-/// A row of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl may go without: 2 bits.
+/// A row of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl may go
+/// without: 2 bits.
 struct SchemeFamily {
   std::string_view pattern, summary;
 };

@@ -39,18 +39,23 @@ class StoredByPlan : public StoredSide {
     if (std::holds_alternative<ExactCoder>(plan_.coder)) return {};
     return {.sink = windows_.sink_tokens, .recent = windows_.recent_tokens};
   }
-  double effective_bits(std::int64_t context) const override { return kvq::effective_bits(plan_, dim_, windows_, context); }
+  double effective_bits(std::int64_t context) const override {
+    return kvq::effective_bits(plan_, dim_, windows_, context);
+  }
   double code_bits() const override { return mean_code_bits(plan_); }
   const TensorPlan* plan() const override { return &plan_; }
 
  private:
   /// Joint centroids: a token's index depends on the rows of all heads.
-  void restore_with_all_heads(const ActivationTensor& tensor, std::int64_t first, int kv_head, std::span<float> rows) const {
+  void restore_with_all_heads(const ActivationTensor& tensor, std::int64_t first, int kv_head,
+                              std::span<float> rows) const {
     const auto count = static_cast<std::int64_t>(rows.size()) / dim_;
     std::vector<float> all(static_cast<std::size_t>(tensor.heads) * rows.size());
-    for (int h = 0; h < tensor.heads; ++h) tensor.load_head(h, first, count, all.data() + static_cast<std::size_t>(h) * rows.size());
+    for (int h = 0; h < tensor.heads; ++h)
+      tensor.load_head(h, first, count, all.data() + static_cast<std::size_t>(h) * rows.size());
     reconstruct_heads(plan_, tensor.heads, all, dim_);
-    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(kv_head) * rows.size()), rows.size(), rows.begin());
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(kv_head) * rows.size()), rows.size(),
+                rows.begin());
   }
 
   const TensorPlan& plan_;

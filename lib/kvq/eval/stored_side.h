@@ -24,11 +24,13 @@ class StoredSide {
  public:
   virtual ~StoredSide() = default;
 
-  /// Rows of one KV head as their codes give them back. Every token counts as coded; which are exact says exact_tokens().
+  /// Rows of one KV head as their codes give them back. Every token counts as coded; which are exact says
+  /// exact_tokens().
   /// @param tensor  what all heads hold
   /// @param first   first token of a sequence in it
   /// @param rows    [n, D] the head's rows of that sequence, from its first token on, in place
-  virtual void restore(const ActivationTensor& tensor, std::int64_t first, int kv_head, std::span<float> rows) const = 0;
+  virtual void restore(const ActivationTensor& tensor, std::int64_t first, int kv_head,
+                       std::span<float> rows) const = 0;
   virtual ExactTokens exact_tokens() const { return {}; }
   /// Bits of an element, everything stored included, of a sequence of `context` tokens.
   virtual double effective_bits(std::int64_t context) const = 0;

@@ -17,7 +17,8 @@ double quantile(const std::vector<T>& sorted, double q) {
   const auto below = static_cast<std::size_t>(place);
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
   const double part = place - static_cast<double>(below);
-  return static_cast<double>(sorted[below]) + part * (static_cast<double>(sorted[above]) - static_cast<double>(sorted[below]));
+  return static_cast<double>(sorted[below]) +
+         part * (static_cast<double>(sorted[above]) - static_cast<double>(sorted[below]));
 }
 
 }  // namespace
@@ -27,14 +28,19 @@ Distribution distribution_of(std::vector<float> values) {
   std::sort(values.begin(), values.end());
   double sum = 0.0;
   for (const float value : values) sum += static_cast<double>(value);
-  return {.mean = sum / static_cast<double>(values.size()), .median = quantile(values, 0.5), .p95 = quantile(values, 0.95), .p99 = quantile(values, 0.99),
+  return {.mean = sum / static_cast<double>(values.size()),
+          .median = quantile(values, 0.5),
+          .p95 = quantile(values, 0.95),
+          .p99 = quantile(values, 0.99),
           .max = static_cast<double>(values.back())};
 }
 
 PairedChange paired_change(std::span<const double> a, std::span<const double> b, std::uint64_t seed) {
   constexpr int kSamples = 2000;
   KVQ_ASSERT(a.size() == b.size() && !a.empty());
-  const auto change = [](double sum_a, double sum_b) { return sum_a != 0.0 ? sum_b / sum_a - 1.0 : std::numeric_limits<double>::quiet_NaN(); };
+  const auto change = [](double sum_a, double sum_b) {
+    return sum_a != 0.0 ? sum_b / sum_a - 1.0 : std::numeric_limits<double>::quiet_NaN();
+  };
   PairedChange result;
   result.change = change(std::accumulate(a.begin(), a.end(), 0.0), std::accumulate(b.begin(), b.end(), 0.0));
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -67,7 +73,9 @@ std::vector<std::size_t> pareto_front(std::span<const Point> points) {
     return points[i].y != points[j].y ? points[i].y < points[j].y : i < j;
   });
   for (const std::size_t i : order)
-    if (front.empty() || points[i].y < points[front.back()].y || (points[i].y == points[front.back()].y && points[i].x == points[front.back()].x)) front.push_back(i);
+    if (front.empty() || points[i].y < points[front.back()].y ||
+        (points[i].y == points[front.back()].y && points[i].x == points[front.back()].x))
+      front.push_back(i);
   return front;
 }
 

@@ -13,8 +13,8 @@ struct Distribution {
 /// Of no numbers: zeros.
 Distribution distribution_of(std::vector<float> values);
 
-/// sum b / sum a - 1 over paired units, with a 95% interval from 2000 bootstrap samples of the units (percentiles): NaN for a single unit, of
-/// which all samples are the same.
+/// sum b / sum a - 1 over paired units, with a 95% interval from 2000 bootstrap samples of the units (percentiles): NaN
+/// for a single unit, of which all samples are the same.
 struct PairedChange {
   double change = 0.0, low = 0.0, high = 0.0;
 };
@@ -24,8 +24,8 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
 /// error / energy; 0 of 0 is 0.
 double ratio_of(double error, double energy);
 
-/// Places of those entries beside which no other one is smaller in one coordinate and not larger in the other, by rising x; equal ones are all
-/// there.
+/// Places of those entries beside which no other one is smaller in one coordinate and not larger in the other, by
+/// rising x; equal ones are all there.
 struct Point {
   double x = 0.0, y = 0.0;
 };

@@ -30,14 +30,16 @@ TurboQuantQjl::TurboQuantQjl(int dim, int bits, std::uint64_t seed, int layer, i
   KVQ_ASSERT(bits >= 1 && bits <= 8);
   const std::vector<double> rotation = haar_matrix(dim, seed, layer, head);
   rotation_.assign(rotation.begin(), rotation.end());
-  RandomStream random(seed, RandomStream::Purpose::qjl, static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(head));
+  RandomStream random(seed, RandomStream::Purpose::qjl, static_cast<std::uint32_t>(layer),
+                      static_cast<std::uint32_t>(head));
   sketch_.resize(rotation_.size());
   for (float& entry : sketch_) entry = static_cast<float>(random.next_normal());
   entries_ = {0.0f};
   if (bits == 1) return;
   const double unit = 1.0 / std::sqrt(static_cast<double>(dim));
   entries_.clear();
-  for (const double entry : sphere_codebook(bits - 1, dim).entries) entries_.push_back(static_cast<float>(entry * unit));
+  for (const double entry : sphere_codebook(bits - 1, dim).entries)
+    entries_.push_back(static_cast<float>(entry * unit));
   for (std::size_t i = 1; i < entries_.size(); ++i) thresholds_.push_back(0.5f * (entries_[i - 1] + entries_[i]));
 }
 
@@ -67,7 +69,8 @@ void TurboQuantQjl::reconstruct(std::span<float> rows) const {
   }
   blas::gemm_nn(n, dim_, dim_, rows.data(), dim_, rotation_.data(), dim_, false, y.data(), dim_);
   for (std::size_t i = 0; i < y.size(); ++i) {
-    coded[i] = entries_[static_cast<std::size_t>(std::upper_bound(thresholds_.begin(), thresholds_.end(), y[i]) - thresholds_.begin())];
+    coded[i] = entries_[static_cast<std::size_t>(std::upper_bound(thresholds_.begin(), thresholds_.end(), y[i]) -
+                                                 thresholds_.begin())];
     y[i] -= coded[i];
   }
   keep_sketch(y);

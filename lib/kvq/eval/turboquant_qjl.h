@@ -6,9 +6,9 @@
 
 namespace kvq {
 
-/// TurboQuant's codes for inner products (arXiv 2504.19874, Algorithm 2), to compare with; no artifact stores them. A row x of length |x|
-/// is rotated by a Haar matrix to y, coded by TurboQuant-MSE with b - 1 bits to y', and the signs of S (y - y'), S Gaussian,
-/// take the last bit:
+/// TurboQuant's codes for inner products (arXiv 2504.19874, Algorithm 2), to compare with; no artifact stores them. A
+/// row x of length |x| is rotated by a Haar matrix to y, coded by TurboQuant-MSE with b - 1 bits to y', and the signs
+/// of S (y - y'), S Gaussian, take the last bit:
 ///     x_hat = |x| (y' + |y - y'| sqrt(pi / 2) / d  S^T sign(S (y - y'))) R^T
 /// so that E<q, x_hat> = <q, x> for every q. Both lengths are kept in fp16.
 class TurboQuantQjl {
