@@ -1,0 +1,80 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+
+namespace kvq {
+
+/// What one side of the cache is, at compile time.
+/// @tparam kBfloat  the numbers beside the codes are bfloat16, else fp16
+template <int kDim, int kBitsArg, int kGroupArg, int kNumbersArg, bool kBfloatArg = false>
+struct SideTraits {
+  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kNumbers = kNumbersArg;
+  static constexpr bool kBfloat = kBfloatArg;
+  KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kNumbersArg}; }
+  static constexpr bool kExact = kBits == 16;
+  static constexpr bool kAffine = kNumbers == 2;
+  static constexpr int kGroups = kExact ? 1 : kDim / kGroup;
+  static constexpr int kStepsInGroup = kExact ? 1 : kGroup / 32;
+  static constexpr int kWords = kExact ? 0 : side().words();
+  static constexpr int kPerByte = kExact ? 1 : 8 / kBits;
+  static constexpr unsigned kMask = kBits == 2 ? 0x03030303u : 0x0F0F0F0Fu;
+  static constexpr float kLevels = static_cast<float>((1 << (kExact ? 1 : kBits)) - 1);
+  static_assert(kExact || kBits == 2 || kBits == 4);
+  static_assert(kExact || (kGroup % 32 == 0 && kDim % kGroup == 0));
+  static_assert(kExact || kDim * kBits % 128 == 0, "pieces are whole words");
+};
+
+/// @tparam kTeamArg  warps that share a stage, each with four query heads: 1, 2 or 4
+template <typename KSideArg, typename VSideArg, int kTeamArg, typename ActivationArg>
+struct DecodeTraits {
+  using KSide = KSideArg;
+  using VSide = VSideArg;
+  using Activation = ActivationArg;
+  static constexpr int kHeadDim = KSide::kHeadDim;
+  static constexpr bool kExact = KSide::kExact;
+  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
+
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kTeam = kTeamArg, kTeams = kWarps / kTeam;
+  static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
+  static constexpr int kBlocks = kHeadDim / 16;
+
+  // Stages: exact tokens by eight, coded ones as many steps of 32 as take about as many bytes; 4 KB at head_dim 128.
+  static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
+  static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
+  static constexpr int kStageTiles = 4 * kTileBytes <= 2 * kExactBytes * 5 / 4 ? 4 : 2;
+  static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
+  static constexpr int kValuesAt = kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
+  static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
+  static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
+  /// Three blocks a multiprocessor have room for about 55 KB of stages each, two (head_dim above 128) for 64 KB.
+  static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
+  static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
+  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes);
+  static constexpr int kStages = kFit > 8 ? 8 : kFit < 2 ? 2 : kFit;
+
+  static constexpr int kTable = 64;  ///< records that are merged at once
+
+  /// A partial result: values of each head, to be divided by `sum`, and the reference of its exponentials, in base 2.
+  struct alignas(16) Record {
+    float value[kHeads][kHeadDim];
+    float2 state[kHeads];  ///< largest score, sum
+  };
+  struct Shared {
+    alignas(128) unsigned char stages[kTeams][kStages][kStageBytes];
+    alignas(16) float q[kHeads][kHeadDim];           ///< rotated queries, later the result
+    Record record;
+    float merged[kWarps][4][kHeadDim + 1];           ///< each warp's values; padded against bank conflicts
+    float2 merged_state[kWarps][4];
+    float2 table[kTable][kHeads];
+    unsigned exact_q[kTeam][kBlocks][2][32];         ///< B fragments of bfloat16 halves
+    alignas(8) unsigned long long full[kTeams][kStages];
+    long long begin, end, total, pieces;             ///< slots of this piece, of all; pieces that have any
+    long long first_slot;                            ///< of first_sequence
+    int first_sequence;
+    int last_arrival;
+    int run_sum[kThreads];
+  };
+};
+
+}  // namespace kvq
