@@ -59,21 +59,30 @@ __device__ __forceinline__ float ex2(float x) {
 }
 
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+/// Waits until the phase of this parity is complete.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+#else
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+#endif
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-
-__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /// Bulk copy of 16-byte aligned global memory into shared memory; counts its bytes on the barrier.
@@ -82,49 +91,14 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                : "memory");
 }
-
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ u32 cluster_size() {
-  u32 size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-/// Barrier of all threads of the cluster; orders their accesses to each other's shared memory.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/// Address of the same shared variable in another block of the cluster.
-__device__ __forceinline__ u32 mapa(u32 address, u32 rank) {
-  u32 mapped;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
-}
-__device__ __forceinline__ float4 ld_shared_cluster_f32x4(u32 address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ float2 ld_shared_cluster_f32x2(u32 address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-#else  // no clusters: a block is one of its own
-__device__ __forceinline__ u32 cluster_rank() { return 0; }
-__device__ __forceinline__ u32 cluster_size() { return 1; }
 #endif
 
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+/// Arrives on the barrier once this thread's copies so far are complete.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /// Barrier `name` (1..15) of `threads` threads of the block.

@@ -20,106 +20,180 @@ namespace kvq::decode {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr unsigned kAll = ~0u;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr unsigned kFullArrivals = 33;  ///< every lane's copies, and the announcement
+#else
+constexpr unsigned kFullArrivals = 1;
+#endif
+
+/// Barrier of the warps that attend.
+template <typename T>
+__device__ __forceinline__ void sync() { ptx::bar_sync(1, T::kThreads); }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
 __device__ __forceinline__ void from_float(float x, __half& y) { y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
 
-// ---- 1. Loading: a ring of stages for each team, filled by its first warp --------------------------------------------------
+// ---- 1. Loading: one warp walks the line and fills the ring of stages -------------------------------------------------------
 
 template <typename T>
 struct Loader {
+  static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< pages that a stage may lie in
   const DecodeParams& p;
   typename T::Shared& shared;
-  long long begin, end;
-  Walk walk;                           ///< of the next load
-  int team, global_team, teams, lane;
-  bool done;
-  int page_base = -1, page_entry = 0;  ///< lane i holds entry page_base + i of the page table
+  int lane;
+  int stage = 0;
+  unsigned parity = 1;  ///< the first round of the ring is free
 
-  __device__ __forceinline__ void copy(int stage, int at, const std::byte* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0)
-      ptx::cp_async_bulk(ptx::shared_address(shared.stages[team][stage] + at), from, static_cast<unsigned>(bytes), ptx::shared_address(&shared.full[team][stage]));
-#else
-    for (int i = lane * 16; i < bytes; i += 512) ptx::cp_async_16(ptx::shared_address(shared.stages[team][stage] + at + i), from + i);
-#endif
-  }
-  __device__ __forceinline__ void expect(int stage, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.full[team][stage]), static_cast<unsigned>(bytes));
-#endif
-  }
+  /// One stage, as one lane describes it.
+  struct Job {
+    typename T::StageInfo info;
+    const std::byte* from[kPieces];  ///< exact: keys; coded: the head's tiles in each page
+    int values;                      ///< exact: byte of the values behind the keys
+  };
 
-  /// Starts the next load, if there is one.
-  __device__ __forceinline__ void fill(int stage) {
-    while (walk.slot >= walk.end && !done) {
-      done = !next_item<T>(p, walk, begin, end, global_team, teams);
-      page_base = -1;
-    }
-    if (!done) {
-      if (walk.slot < walk.span.coded_slots) fill_coded(stage);
-      else fill_exact(stage);
-      ++walk.slot;
-    }
-#if __CUDA_ARCH__ < 900
-    ptx::cp_async_commit();
-#endif
-  }
-
-  /// Entry of the page table, by all lanes.
-  __device__ __forceinline__ int page_at(int page) {
-    if (page_base < 0 || page - page_base >= 32) {
-      page_base = page;
-      const std::int64_t row = p.page_indptr ? p.page_indptr[walk.sequence] : walk.sequence * p.page_table_stride;
-      page_entry = page + lane <= (walk.span.coded_end - 1) >> p.page_shift ? p.page_table[row + page + lane] : 0;
-    }
-    return __shfl_sync(kAll, page_entry, page - page_base);
-  }
-
-  __device__ __forceinline__ void fill_coded(int stage) {
-    const int first = (walk.span.coded_stage + walk.slot) * T::kStageTokens;
-    const int page_mask = (1 << p.page_shift) - 1, page_tiles = 1 << (p.page_shift - 4);
-    const int key_bytes = T::KSide::side().bytes(), value_bytes = T::VSide::side().bytes();
-    const std::int64_t head = static_cast<std::int64_t>(walk.head) * page_tiles * T::kTileBytes;
-    if constexpr (T::kExact) {
-      const std::byte* from = p.pages + page_at(first >> p.page_shift) * p.page_stride + head;
-      const int row = first & page_mask, at = row / kTileTokens * key_bytes + row % kTileTokens * (T::kHeadDim * 2);
-      expect(stage, 2 * T::kExactBytes);
-      copy(stage, 0, from + at, T::kExactBytes);
-      copy(stage, T::kExactBytes, from + page_tiles * key_bytes + at, T::kExactBytes);
+  __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used) const {
+    const Span& span = walk.span;
+    Job job{{flags, 0, 0, 0}, {}, 0};
+    if (!used) return job;
+    const int page_tiles = 1 << (p.page_shift - 4);
+    if (slot < span.coded_slots) {
+      const int first = (span.coded_stage + slot) * T::kStageTokens;
+      job.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, span.coded_begin, span.coded_end};
+      const std::int32_t* table = p.page_table + (p.page_indptr ? p.page_indptr[walk.sequence] : walk.sequence * p.page_table_stride);
+      const std::byte* pages = p.pages + static_cast<std::int64_t>(walk.head) * page_tiles * T::kTileBytes;
+#pragma unroll
+      for (int k = 0; k < kPieces; ++k) {
+        const int token = first + (k << p.page_shift);
+        if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < span.coded_end)) job.from[k] = pages + table[token >> p.page_shift] * p.page_stride;
+      }
+      if constexpr (T::kExact) {
+        constexpr int kKeyBytes = T::KSide::side().bytes();
+        const int row = first & ((1 << p.page_shift) - 1);
+        job.from[0] += row / kTileTokens * kKeyBytes + row % kTileTokens * (T::kHeadDim * 2);
+        job.values = page_tiles * kKeyBytes;
+      }
     } else {
-      const int from_tile = max(0, (walk.span.coded_begin - first) / kTileTokens);
-      const int to_tile = min(T::kStageTiles, (walk.span.coded_end - first + kTileTokens - 1) / kTileTokens);
-      expect(stage, (to_tile - from_tile) * T::kTileBytes);
-      if (page_tiles == T::kStageTiles && to_tile - from_tile == T::kStageTiles) {  // the stage is a page
-        copy(stage, 0, p.pages + page_at(first >> p.page_shift) * p.page_stride + head, T::kCodedBytes);
-      } else {
-        for (int tile = from_tile; tile < to_tile;) {
-          const int slot = first + tile * kTileTokens, in_page = (slot & page_mask) / kTileTokens;
-          const int count = min(page_tiles - in_page, to_tile - tile);
-          const std::byte* from = p.pages + page_at(slot >> p.page_shift) * p.page_stride + head;
-          copy(stage, tile * key_bytes, from + in_page * key_bytes, count * key_bytes);
-          copy(stage, T::kValuesAt + tile * value_bytes, from + page_tiles * key_bytes + in_page * value_bytes, count * value_bytes);
-          tile += count;
+      const WindowLayout& layout = p.window_layout;
+      const int index = slot - span.coded_slots, recent = index - span.sink_slots;
+      const int part = recent < 0 ? span.sink_part + index : layout.sink_rows / T::kExactTokens + (span.recent_part + recent) % (layout.ring_rows / T::kExactTokens);
+      if (recent < 0) job.info = {flags | kStageExact, part * T::kExactTokens, span.first, min(p.sink_tokens, span.length)};
+      else job.info = {flags | kStageExact, p.sink_tokens + (span.recent_part + recent) * T::kExactTokens, span.recent_begin, span.length};
+      job.values = kTileTokens * T::kHeadDim * 2;
+      job.from[0] = p.windows + p.window_slots[walk.sequence] * layout.slot_bytes() + walk.head * layout.head_bytes() +
+                    static_cast<std::int64_t>(part / 2) * (2 * job.values) + part % 2 * T::kExactBytes;
+    }
+    return job;
+  }
+
+  /// Copies into the stage; with bulk copies by one lane, else by all.
+  __device__ __forceinline__ void copy(int at, const std::byte* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    ptx::cp_async_bulk(ptx::shared_address(shared.stages[stage] + at), from, static_cast<unsigned>(bytes), ptx::shared_address(&shared.full[stage]));
+#else
+    for (int i = lane * 16; i < bytes; i += 512) ptx::cp_async_16(ptx::shared_address(shared.stages[stage] + at + i), from + i);
+#endif
+  }
+  __device__ __forceinline__ void announce(const typename T::StageInfo& info, int bytes) {
+    shared.info[stage] = info;
+#if __CUDA_ARCH__ >= 900
+    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.full[stage]), static_cast<unsigned>(bytes));
+#else
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[stage]));
+#endif
+  }
+  /// Starts the copies of a job. @param announces  the lane that writes the stage's information
+  __device__ __forceinline__ void start(const Job& job, bool announces) {
+    if (job.info.flags & kStageExact) {
+      if (announces) announce(job.info, 2 * T::kExactBytes);
+      copy(0, job.from[0], T::kExactBytes);
+      copy(T::kExactBytes, job.from[0] + job.values, T::kExactBytes);
+    } else if (job.info.flags & kStageCoded) {
+      if constexpr (!T::kExact) {
+        constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
+        const int page_tiles = 1 << (p.page_shift - 4);
+        const int from_tile = max(0, (job.info.begin - job.info.first) / kTileTokens);
+        const int to_tile = min(T::kStageTiles, (job.info.end - job.info.first + kTileTokens - 1) / kTileTokens);
+        if (announces) announce(job.info, (to_tile - from_tile) * T::kTileBytes);
+        if (page_tiles == T::kStageTiles && to_tile - from_tile == T::kStageTiles) {  // the stage is a page
+          copy(0, job.from[0], T::kCodedBytes);
+        } else {
+#pragma unroll
+          for (int k = 0; k < kPieces; ++k) {
+            const int tile = max(from_tile, k * page_tiles), count = min(to_tile, (k + 1) * page_tiles) - tile;
+            if (count <= 0) continue;
+            const int in_page = (job.info.first / kTileTokens + tile) & (page_tiles - 1);
+            copy(tile * kKeyBytes, job.from[k] + in_page * kKeyBytes, count * kKeyBytes);
+            copy(T::kValuesAt + tile * kValueBytes, job.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes, count * kValueBytes);
+          }
         }
       }
+    } else if (announces) {
+      announce(job.info, 0);
     }
   }
 
-  __device__ __forceinline__ void fill_exact(int stage) {
-    const WindowLayout& layout = p.window_layout;
-    const int index = walk.slot - walk.span.coded_slots;
-    const int part = index < walk.span.sink_slots ? walk.span.sink_part + index
-                                                  : layout.sink_rows / T::kExactTokens +
-                                                        (walk.span.recent_part + index - walk.span.sink_slots) % (layout.ring_rows / T::kExactTokens);
-    constexpr int kSide = kTileTokens * T::kHeadDim * 2;
-    const std::byte* from = p.windows + p.window_slots[walk.sequence] * layout.slot_bytes() + walk.head * layout.head_bytes() +
-                            static_cast<std::int64_t>(part / 2) * (2 * kSide) + part % 2 * T::kExactBytes;
-    expect(stage, 2 * T::kExactBytes);
-    copy(stage, 0, from, T::kExactBytes);
-    copy(stage, T::kExactBytes, from + kSide, T::kExactBytes);
+  /// Loads the jobs that the first `count` lanes hold, one after the other.
+  __device__ __forceinline__ void load(const Job& job, int count) {
+    for (int i = 0; i < count; ++i) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity);
+#if __CUDA_ARCH__ >= 900
+      if (lane == i) start(job, true);
+#else
+      Job theirs;
+      theirs.info = {__shfl_sync(kAll, job.info.flags, i), __shfl_sync(kAll, job.info.first, i), __shfl_sync(kAll, job.info.begin, i), __shfl_sync(kAll, job.info.end, i)};
+      theirs.values = __shfl_sync(kAll, job.values, i);
+#pragma unroll
+      for (int k = 0; k < kPieces; ++k)
+        theirs.from[k] = reinterpret_cast<const std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.from[k]), i));
+      start(theirs, lane == 0);
+      ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.full[stage]));
+#endif
+      if (++stage == T::kStages) stage = 0, parity ^= 1;
+    }
+  }
+
+  /// Loads all pieces of this block: first its own, then those that are left.
+  __device__ void run(const Cut& cut, int blocks) {
+    Walk walk;
+    walk.slot = shared.first_slot, walk.sequence = shared.first_sequence, walk.head = 0;
+    walk.span = span_of<T>(p, walk.sequence);
+    std::int32_t* counter = p.arrivals + static_cast<std::int64_t>(p.batch) * p.num_kv_heads;
+    const int handed_out = cut.all() - cut.pieces[0];
+    int item = 0;
+    for (int piece = static_cast<int>(blockIdx.x); piece < cut.all();) {
+      const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
+      go_to<T>(p, walk, begin);
+      for (;;) {
+        const int n = walk.span.slots;
+        const int from = static_cast<int>(max(begin - walk.slot, 0LL)), to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
+        if (lane == 0) {
+          // A piece shares at most two items, the one it begins in (place 0) and the one that begins in it and does not end there.
+          const bool whole = from == 0 && to == n;
+          shared.items[item] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot), cut.piece_of(walk.slot + n - 1)};
+        }
+        const int label = item << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
+        for (int base = 0; base < padded; base += 32) {
+          const int i = base + lane, flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
+          load(describe(walk, from + i, flags, from + i < to), min(32, padded - base));
+        }
+        if (++item == T::kItems) item = 0;
+        if (walk.slot + n >= end) break;
+        next_item<T>(p, walk);
+      }
+      piece = cut.all();
+      if (handed_out > 0) {
+        // Each block asks until it gets none: as often as there are pieces and blocks. The last one clears the counter.
+        int place = 0;
+        if (lane == 0) {
+          place = atomicAdd(counter, 1);
+          if (place == handed_out + blocks - 1) *counter = 0;
+        }
+        piece = cut.pieces[0] + __shfl_sync(kAll, place, 0);
+      }
+    }
+    load(Job{{kStageEnd, 0, 0, 0}, {}, 0}, T::kTeams);
   }
 };
 
@@ -326,10 +400,9 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
 }
 
 /// Attends to one stage of coded tokens.
-/// @tparam kWhole     all tokens are visible
 /// @param first       position of the stage's first token
 /// @param begin, end  visible positions
-template <typename T, bool kWhole>
+template <typename T>
 __device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end, const Query<T>& query, State<T>& state, int lane) {
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
@@ -340,11 +413,12 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
   float scores[2 * kTiles];
 #pragma unroll
   for (int u = 0; u < kTiles; ++u) tile_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
-  bool visible[2 * kTiles];
+  unsigned hidden = 0;  // bit j: token 8 j + g
+  if (first < begin || first + T::kStageTokens > end) {
 #pragma unroll
-  for (int j = 0; j < 2 * kTiles; ++j) {
-    visible[j] = kWhole || (first + 8 * j + g >= begin && first + 8 * j + g < end);
-    if (!visible[j]) scores[j] = kMinusInf;
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
+    asm volatile("" ::: "memory");  // a branch: rarely taken
   }
   float stage_max = scores[0];
 #pragma unroll
@@ -362,19 +436,23 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
-    float weights[2 * kTiles], largest = 0.0f;
+    float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) {
       const Numbers<Side> numbers(values + u * Side::side().bytes(), group, g);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int j = 2 * u + i;
-        // What lies beyond the sequence may be anything, not a number included.
-        const float scale = visible[j] ? numbers.scale[i] : 0.0f, minimum = visible[j] ? numbers.minimum[i] : 0.0f;
-        weights[j] = scores[j] * scale;
-        state.minima[group] = Side::kAffine ? fmaf(scores[j], minimum, state.minima[group]) : state.minima[group] + weights[j];
-        largest = fmaxf(largest, weights[j]);
-      }
+      for (int i = 0; i < 2; ++i) weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
+    }
+    if (__any_sync(kAll, hidden)) {  // what lies beyond the sequence may be anything, not a number included
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j)
+        if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
+      asm volatile("" ::: "memory");
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      state.minima[group] = Side::kAffine ? fmaf(scores[j], minima[j], state.minima[group]) : state.minima[group] + weights[j];
+      largest = fmaxf(largest, weights[j]);
     }
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
@@ -395,7 +473,11 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       columns[2 * pair] = __byte_perm(even, odd, 0x5410);
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
-    const float units[2] = {unit, unit * (1.0f / (1 << Side::kBits))};
+    // Codes of a slice are only masked, so they come times a power of 2.
+    float units[Side::kPerByte];
+#pragma unroll
+    for (int i = 0; i < Side::kPerByte; ++i) units[i] = unit * (1.0f / (1 << (i * Side::kBits)));
+    constexpr auto masked = [](unsigned word, int slice) { return word & (Side::kMask << (slice * Side::kBits)); };
 #pragma unroll
     for (int block = 0; block < T::kBlocks; ++block) {
       if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
@@ -403,11 +485,11 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       int sums[4] = {};
 #pragma unroll
       for (int pair = 0; pair < kTiles / 2; ++pair)
-        ptx::mma_m16n8k32_u8u8(sums, slice_of<Side>(words[2 * pair][2 * h], slice), slice_of<Side>(words[2 * pair][2 * h + 1], slice),
-                               slice_of<Side>(words[2 * pair + 1][2 * h], slice), slice_of<Side>(words[2 * pair + 1][2 * h + 1], slice),
-                               columns[2 * pair], columns[2 * pair + 1]);
-      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]), units[slice % 2], state.out[block][0]);
-      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]), units[slice % 2], state.out[block][1]);
+        ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
+                               masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
+                               columns[2 * pair + 1]);
+      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]), units[slice], state.out[block][0]);
+      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]), units[slice], state.out[block][1]);
     }
   }
 }
@@ -496,21 +578,21 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
           to[0] = sums[r].x, to[1] = sums[r].y, to[2] = sums[r].z, to[3] = sums[r].w;
         }
       }
-      __syncthreads();
+      sync<T>();
       for (int i = thread; i < 4 * kDim; i += T::kThreads) {
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < kParts; ++n) sum += shared.merged[n][i / kDim][i % kDim];
         rows[base + i / kDim][i % kDim] = sum;
       }
-      __syncthreads();
+      sync<T>();
     }
   } else if (rotation.order > 1) {
     const std::int8_t* signs = rotation.signs ? rotation.signs + entry * kDim : nullptr;
     constexpr int kTotal = T::kHeads * kDim;
     if (signs && !transposed) {
       for (int i = thread; i < kTotal; i += T::kThreads) rows[i / kDim][i % kDim] *= static_cast<float>(signs[i % kDim]);
-      __syncthreads();
+      sync<T>();
     }
     for (int half = 1; half < rotation.order; half *= 2) {
       for (int i = thread; i < kTotal / 2; i += T::kThreads) {
@@ -519,12 +601,12 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
         rows[r][at] = a + b;
         rows[r][at + half] = a - b;
       }
-      __syncthreads();
+      sync<T>();
     }
     const float scale = rsqrtf(static_cast<float>(rotation.order));
     for (int i = thread; i < kTotal; i += T::kThreads)
       rows[i / kDim][i % kDim] *= signs && transposed ? scale * static_cast<float>(signs[i % kDim]) : scale;
-    __syncthreads();
+    sync<T>();
   }
 }
 
@@ -544,7 +626,7 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
   for (int base = 0; base < count; base += T::kTable) {
     const int n = min(count - base, T::kTable);
     for (int i = thread; i < n * T::kHeads; i += T::kThreads) shared.table[i / T::kHeads][i % T::kHeads] = state_of(base + i / T::kHeads, i % T::kHeads);
-    __syncthreads();
+    sync<T>();
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const int quad = thread + e * T::kThreads, head = quad / (T::kHeadDim / 4);
@@ -567,7 +649,7 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
         sum[e] = fmaf(factor, state.y, sum[e]);
       }
     }
-    __syncthreads();
+    sync<T>();
   }
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
@@ -576,113 +658,91 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
     reinterpret_cast<float4*>(shared.record.value)[quad] = values[e];
     if (quad % (T::kHeadDim / 4) == 0) shared.record.state[head] = make_float2(max[e], sum[e]);
   }
-  __syncthreads();
+  sync<T>();
 }
 
 // ---- 7. The kernel --------------------------------------------------------------------------------------------------------------
 
 template <typename T>
-__global__ void __launch_bounds__(T::kThreads, T::kMinBlocks) decode_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
   using Record = typename T::Record;
+  using Side = typename T::VSide;
   constexpr int kDim = T::kHeadDim;
   extern __shared__ __align__(128) unsigned char memory[];
   typename T::Shared& shared = *reinterpret_cast<typename T::Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int team = warp / T::kTeam, member = warp % T::kTeam;
-  const int group_heads = p.num_q_heads / p.num_kv_heads;
-  const int cluster = static_cast<int>(ptx::cluster_size()), rank = static_cast<int>(ptx::cluster_rank());
-  const int piece = static_cast<int>(blockIdx.x) / cluster;
 
-  // 7.1 The piece of the line.
+  // 7.1 The line, and who does what.
+  if (thread < T::kStages) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), kFullArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty[thread]), T::kTeam);
 #if __CUDA_ARCH__ >= 900
-  if (thread < T::kTeams * T::kStages) ptx::mbarrier_init(ptx::shared_address(&shared.full[0][0] + thread), 1);
-  if (thread == 0) ptx::fence_mbarrier_init();
+    ptx::fence_mbarrier_init();
 #endif
-  find_piece<T>(p, shared, piece, static_cast<int>(gridDim.x) / cluster);
-  const long long total = shared.total, pieces = shared.pieces;
+  }
+  const int blocks = static_cast<int>(gridDim.x);
+  survey<T>(p, shared, static_cast<int>(blockIdx.x), blocks);
 
   // Sequences without a visible token have no slots.
-  for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += static_cast<int>(gridDim.x))
+  for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += blocks)
     if (p.seq_lens[b] <= 0) {
-      for (int i = thread; i < p.num_q_heads * kDim; i += T::kThreads) from_float(0.0f, static_cast<Activation*>(p.out)[b * p.out_stride + i]);
+      for (int i = thread; i < p.num_q_heads * kDim; i += T::kBlockThreads) from_float(0.0f, static_cast<Activation*>(p.out)[b * p.out_stride + i]);
       if (p.lse)
-        for (int i = thread; i < p.num_q_heads; i += T::kThreads)
+        for (int i = thread; i < p.num_q_heads; i += T::kBlockThreads)
           p.lse[static_cast<std::int64_t>(b) * p.num_q_heads + i] = p.sink_logits ? p.sink_logits[i] : kMinusInf;
     }
-  if (piece >= pieces) return;
-  const long long begin = total * piece / pieces, end = total * (piece + 1) / pieces;
+  const Cut cut(shared.total, blocks);
+  if (static_cast<int>(blockIdx.x) >= cut.pieces[0]) return;
+  if (warp == T::kWarps) {
+    Loader<T>{p, shared, lane}.run(cut, blocks);
+    return;
+  }
 
-  const int teams = T::kTeams * cluster, global_team = rank * T::kTeams + team;
-  Walk walk;
-  walk.sequence = shared.first_sequence;
-  walk.span = span_of<T>(p, walk.sequence);
-  walk.head = static_cast<int>((begin - shared.first_slot) / walk.span.slots);
-  walk.item_slot = shared.first_slot + static_cast<long long>(walk.head) * walk.span.slots;
-  take_part(walk, begin, end, global_team, teams);
-
-  Loader<T> loader{p, shared, begin, end, walk, team, global_team, teams, lane, member != 0};
-  if (member == 0)
-    for (int s = 0; s < T::kStages; ++s) loader.fill(s);
-  int stage = 0;
+  const int team = warp / T::kTeam, member = warp % T::kTeam;
+  const int group_heads = p.num_q_heads / p.num_kv_heads;
+  Query<T> query;
+  State<T> state;
+  int stage = team;
   unsigned parity = 0;
+  for (;;) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
+    const typename T::StageInfo info = shared.info[stage];
+    if (info.flags & kStageEnd) return;
 
-  for (bool more = true; more; more = next_item<T>(p, walk, begin, end, global_team, teams)) {
-    // 7.2 The item's queries: rotated, as operands.
-    const Activation* q = static_cast<const Activation*>(p.q) + walk.sequence * p.q_stride + walk.head * group_heads * kDim;
-    for (int i = thread; i < T::kHeads * kDim; i += T::kThreads)
-      shared.q[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
-    __syncthreads();
-    rotate<T>(shared, p.rotation_k, walk.head, false);
-    for (int i = thread; i < T::kTeam * T::kBlocks * 64; i += T::kThreads) {
-      const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
-      const float* row = shared.q[4 * m + (l >> 3)];
-      const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
-      shared.exact_q[m][block][half][l] = half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
-    }
-    Query<T> query;
-    query.load(&shared.q[4 * member], p.softmax_scale, lane);
-    __syncthreads();
-
-    // 7.3 The team's slots.
-    State<T> state;
-    state.reset();
-    for (; walk.slot < walk.end; ++walk.slot) {
-#if __CUDA_ARCH__ >= 900
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full[team][stage]), parity);
-#else
-      if (member == 0) ptx::cp_async_wait<T::kStages - 1>();
-      if constexpr (T::kTeam == 1) __syncwarp();
-      else ptx::bar_sync(1 + team, 32 * T::kTeam);
-#endif
-      const unsigned char* data = shared.stages[team][stage];
-      bool exact = T::kExact;
-      if constexpr (!T::kExact) {
-        if (walk.slot < walk.span.coded_slots) {
-          const int first = (walk.span.coded_stage + walk.slot) * T::kStageTokens;
-          if (first >= walk.span.coded_begin && first + T::kStageTokens <= walk.span.coded_end)
-            attend_coded<T, true>(data, first, 0, 0, query, state, lane);
-          else
-            attend_coded<T, false>(data, first, walk.span.coded_begin, walk.span.coded_end, query, state, lane);
-        } else {
-          exact = true;
-        }
+    // 7.2 A new item's queries: rotated, as operands.
+    if (info.flags & kStageFirst) {
+      const typename T::Item item = shared.items[info.flags >> kStageItemShift];
+      const Activation* q = static_cast<const Activation*>(p.q) + item.sequence * p.q_stride + item.head * group_heads * kDim;
+      for (int i = thread; i < T::kHeads * kDim; i += T::kThreads)
+        shared.q[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
+      sync<T>();
+      rotate<T>(shared, p.rotation_k, item.head, false);
+      for (int i = thread; i < T::kTeam * T::kBlocks * 64; i += T::kThreads) {
+        const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
+        const float* row = shared.q[4 * m + (l >> 3)];
+        const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
+        shared.exact_q[m][block][half][l] = half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
       }
-      if (exact) {
-        const int index = walk.slot - walk.span.coded_slots;
-        int first, low, high;
-        if (index < 0) first = (walk.span.coded_stage + walk.slot) * T::kExactTokens, low = walk.span.coded_begin, high = walk.span.coded_end;
-        else if (index < walk.span.sink_slots) first = (walk.span.sink_part + index) * T::kExactTokens, low = walk.span.first, high = min(p.sink_tokens, walk.span.length);
-        else first = p.sink_tokens + (walk.span.recent_part + index - walk.span.sink_slots) * T::kExactTokens, low = walk.span.recent_begin, high = walk.span.length;
-        attend_exact<T>(data, first, low, high, shared.exact_q[member], query, state, lane);
-      }
-      if constexpr (T::kTeam == 1) __syncwarp();
-      else ptx::bar_sync(1 + team, 32 * T::kTeam);
-      if (member == 0) loader.fill(stage);
-      if (++stage == T::kStages) stage = 0, parity ^= 1;
+      query.load(&shared.q[4 * member], p.softmax_scale, lane);
+      state.reset();
+      sync<T>();
     }
 
-    // 7.4 Merge the warps: heads of member m are in the warps m, m + kTeam, ...
+    // 7.3 A stage of tokens.
+    if (!T::kExact && (info.flags & kStageCoded)) {
+      if constexpr (!T::kExact) attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
+    } else if (info.flags & kStageExact) {
+      attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end, shared.exact_q[member], query, state, lane);
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+    stage += T::kTeams;
+    if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
+    if (!(info.flags & kStageLast)) continue;
+
+    // 7.4 The item's end: merge the warps. Heads of member m are in the warps m, m + kTeam, ...
+    const typename T::Item item = shared.items[info.flags >> kStageItemShift];
     {
       const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -695,14 +755,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinBlocks) decode_kernel(cons
       for (int block = 0; block < T::kBlocks; ++block)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          using Side = typename T::VSide;
           float value = state.out[block][i];
           if constexpr (!T::kExact) value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) * state.minima[value_step(Side::side(), block) / Side::kStepsInGroup];
           shared.merged[warp][t][value_channel(Side::side(), 16 * block + 8 * i + g)] = value;
         }
       if (g == 0) shared.merged_state[warp][t] = make_float2(state.max * query.unit, state.sum);
     }
-    __syncthreads();
+    sync<T>();
     for (int i = thread; i < T::kHeads * kDim; i += T::kThreads) {
       const int head = i / kDim, channel = i % kDim;
       float max = kMinusInf, value = 0.0f, sum = 0.0f;
@@ -718,72 +777,51 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinBlocks) decode_kernel(cons
       shared.record.value[head][channel] = value;
       if (channel == 0) shared.record.state[head] = make_float2(max, sum);
     }
+    sync<T>();
 
-    // 7.5 Merge the cluster, in its first block.
-#if __CUDA_ARCH__ >= 900
-    if (cluster > 1) {
-      ptx::cluster_sync();
-      if (rank == 0)
-        merge_records<T>(
-            shared, cluster,
-            [&](int r, int head) { return ptx::ld_shared_cluster_f32x2(ptx::mapa(ptx::shared_address(&shared.record.state[head]), static_cast<unsigned>(r))); },
-            [&](int r, int quad) { return ptx::ld_shared_cluster_f32x4(ptx::mapa(ptx::shared_address(&shared.record.value[0][0] + 4 * quad), static_cast<unsigned>(r))); });
-      ptx::cluster_sync();
-    }
-#endif
-    __syncthreads();
-
-    // 7.6 Merge the pieces: the last one to arrive adds what all left. A piece shares at most two items, the one it begins in (place 0)
-    // and the one that begins in it and does not end there (place 1).
-    const long long item_end = walk.item_slot + walk.span.slots;
-    bool finish = rank == 0;
-    if (rank == 0 && (walk.item_slot < begin || item_end > end)) {
+    // 7.5 Merge the pieces: the last one to arrive adds what all left.
+    if (item.record >= 0) {
       Record* records = reinterpret_cast<Record*>(p.partials);
-      Record& mine = records[2 * piece + (walk.item_slot >= begin)];
       for (int i = thread; i < static_cast<int>(sizeof(Record) / 16); i += T::kThreads)
-        reinterpret_cast<float4*>(&mine)[i] = reinterpret_cast<const float4*>(&shared.record)[i];
-      const int first_piece = static_cast<int>(((walk.item_slot + 1) * pieces - 1) / total), last_piece = static_cast<int>((item_end * pieces - 1) / total);
-      std::int32_t* arrivals = p.arrivals + static_cast<std::int64_t>(walk.sequence) * p.num_kv_heads + walk.head;
-      __threadfence();
-      __syncthreads();
-      if (thread == 0) {
-        shared.last_arrival = atomicAdd(arrivals, 1) == last_piece - first_piece;
-        if (shared.last_arrival) *arrivals = 0;
-      }
-      __syncthreads();
-      finish = shared.last_arrival;
-      if (finish) {
+        reinterpret_cast<float4*>(records + item.record)[i] = reinterpret_cast<const float4*>(&shared.record)[i];
+      sync<T>();
+      if (thread == 0) {  // its fence covers what the block wrote before the barrier
+        std::int32_t* arrivals = p.arrivals + static_cast<std::int64_t>(item.sequence) * p.num_kv_heads + item.head;
         __threadfence();
-        const auto record_of = [&](int r) { return records + 2 * static_cast<std::int64_t>(first_piece + r) + (r == 0); };
-        merge_records<T>(
-            shared, last_piece - first_piece + 1, [&](int r, int head) { return __ldcg(&record_of(r)->state[head]); },
-            [&](int r, int quad) { return __ldcg(reinterpret_cast<const float4*>(record_of(r)->value) + quad); });
+        shared.last_arrival = atomicAdd(arrivals, 1) == item.last_piece - item.first_piece;
+        if (shared.last_arrival) *arrivals = 0;
+        __threadfence();
       }
+      sync<T>();
+      if (!shared.last_arrival) continue;
+      const auto record_of = [&](int r) { return records + 2 * static_cast<std::int64_t>(item.first_piece + r) + (r == 0); };
+      merge_records<T>(
+          shared, item.last_piece - item.first_piece + 1, [&](int r, int head) { return __ldcg(&record_of(r)->state[head]); },
+          [&](int r, int quad) { return __ldcg(reinterpret_cast<const float4*>(record_of(r)->value) + quad); });
     }
 
-    // 7.7 The result: divided by the sum, rotated back.
-    if (finish) {
-      for (int head = warp; head < group_heads; head += T::kWarps) {
-        const int query_head = walk.head * group_heads + head;
-        float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
-        if (p.center_k && (p.lse || p.sink_logits)) {
-          for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(q[head * kDim + c]), p.center_k[walk.head * kDim + c], shift);
-          for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
-          shift *= p.softmax_scale * kLog2e;
-        }
-        const float2 state = shared.record.state[head];
-        const float sum = state.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - state.x) : 0.0f);
-        const float inverse = 1.0f / sum;
-        for (int c = lane; c < kDim; c += 32) shared.q[head][c] = shared.record.value[head][c] * inverse;
-        if (p.lse && lane == 0) p.lse[static_cast<std::int64_t>(walk.sequence) * p.num_q_heads + query_head] = (state.x + shift + log2f(sum)) * kLn2;
+    // 7.6 The result: divided by the sum, rotated back.
+    const Activation* q = static_cast<const Activation*>(p.q) + item.sequence * p.q_stride + item.head * group_heads * kDim;
+    for (int head = warp; head < group_heads; head += T::kWarps) {
+      const int query_head = item.head * group_heads + head;
+      float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
+      if (p.center_k && (p.lse || p.sink_logits)) {
+        for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(q[head * kDim + c]), p.center_k[item.head * kDim + c], shift);
+        for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
+        shift *= p.softmax_scale * kLog2e;
       }
-      __syncthreads();
-      rotate<T>(shared, p.rotation_v, walk.head, true);
-      Activation* out = static_cast<Activation*>(p.out) + walk.sequence * p.out_stride + walk.head * group_heads * kDim;
-      for (int i = thread; i < group_heads * kDim; i += T::kThreads)
-        from_float(shared.q[i / kDim][i % kDim] + (p.center_v ? p.center_v[walk.head * kDim + i % kDim] : 0.0f), out[i]);
+      const float2 merged = shared.record.state[head];
+      const float sum = merged.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - merged.x) : 0.0f);
+      const float inverse = 1.0f / sum;
+      for (int c = lane; c < kDim; c += 32) shared.q[head][c] = shared.record.value[head][c] * inverse;
+      if (p.lse && lane == 0) p.lse[static_cast<std::int64_t>(item.sequence) * p.num_q_heads + query_head] = (merged.x + shift + log2f(sum)) * kLn2;
     }
-    __syncthreads();
+    sync<T>();
+    rotate<T>(shared, p.rotation_v, item.head, true);
+    Activation* out = static_cast<Activation*>(p.out) + item.sequence * p.out_stride + item.head * group_heads * kDim;
+    for (int i = thread; i < group_heads * kDim; i += T::kThreads)
+      from_float(shared.q[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f), out[i]);
+    sync<T>();
   }
 }
 

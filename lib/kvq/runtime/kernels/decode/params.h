@@ -54,8 +54,8 @@ struct DecodeParams {
   const float* sink_logits = nullptr;         ///< [Hq] learned attention sinks, or null
 
   // workspace
-  float* partials = nullptr;                  ///< [blocks, 2] records of DecodeLaunch::record_floats
-  std::int32_t* arrivals = nullptr;           ///< [B, Hkv], zero before the first call and after each
+  float* partials = nullptr;                  ///< [pieces, 2] records of DecodeLaunch::record_floats
+  std::int32_t* arrivals = nullptr;           ///< [B, Hkv] and one more, zero before the first call and after each
 };
 
 }  // namespace kvq

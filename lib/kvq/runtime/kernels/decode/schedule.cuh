@@ -3,9 +3,10 @@
 #include <kvq/runtime/kernels/decode/params.h>
 
 /// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one for each stage:
-/// first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by sequence, head by head, and each
-/// block (or cluster of blocks) takes an equal piece of it, at least one slot. The cut depends on lengths that are read on the device,
-/// so that a captured graph stays right while sequences grow.
+/// first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by sequence, head by head, which is
+/// cut into pieces. Each block has a piece of its own; the multiprocessors do not get the same share of the
+/// memory's speed, so on long lines these cover seven tenths only, and who is done takes smaller pieces of the rest. The cut depends on
+/// lengths that are read on the device, so that a captured graph stays right while sequences grow.
 namespace kvq::decode {
 
 /// Slots of one item; equal for all heads of a sequence.
@@ -38,82 +39,117 @@ __device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
   return s;
 }
 
-/// Where one team is on the line.
+/// How the line is cut: tier by tier into equal pieces of at least one slot.
+struct Cut {
+  static constexpr int kTiers = 3;
+  /// Most pieces for each block.
+  static constexpr int kPiecesPerBlock = 4;
+  static constexpr int kLongShare = 128;  ///< slots for a block from which on the rest is handed out
+
+  long long total;
+  long long slots[kTiers];  ///< of each tier
+  int pieces[kTiers];
+
+  __device__ __forceinline__ Cut(long long line, int blocks) : total(line) {
+    const bool rest = line >= static_cast<long long>(blocks) * kLongShare;
+    slots[1] = rest ? line / 5 : 0;
+    slots[2] = rest ? line / 10 : 0;
+    slots[0] = line - slots[1] - slots[2];
+    pieces[0] = static_cast<int>(min(static_cast<long long>(blocks), slots[0]));
+    pieces[1] = rest ? blocks : 0;
+    pieces[2] = rest ? 2 * blocks : 0;
+  }
+  __device__ __forceinline__ int all() const { return pieces[0] + pieces[1] + pieces[2]; }
+  /// First slot of a piece; all() gives the end of the line.
+  __device__ __forceinline__ long long begin_of(int piece) const {
+    if (piece < pieces[0]) return slots[0] * piece / pieces[0];
+    piece -= pieces[0];
+    if (piece < pieces[1]) return slots[0] + slots[1] * piece / pieces[1];
+    piece -= pieces[1];
+    return piece < pieces[2] ? slots[0] + slots[1] + slots[2] * piece / pieces[2] : total;
+  }
+  /// The piece that holds a slot.
+  __device__ __forceinline__ int piece_of(long long slot) const {
+    if (slot < slots[0]) return static_cast<int>(((slot + 1) * pieces[0] - 1) / slots[0]);
+    slot -= slots[0];
+    if (slot < slots[1]) return pieces[0] + static_cast<int>(((slot + 1) * pieces[1] - 1) / slots[1]);
+    return pieces[0] + pieces[1] + static_cast<int>(((slot - slots[1] + 1) * pieces[2] - 1) / slots[2]);
+  }
+};
+
+/// An item on the line.
 struct Walk {
-  long long item_slot;  ///< the item's first slot
+  long long slot;  ///< the item's first slot
   int sequence, head;
-  int slot, end;        ///< the team's part of this item
   Span span;
 };
 
-/// Cuts the piece's part of the walk's item among the teams.
-__device__ __forceinline__ void take_part(Walk& w, long long begin, long long end, int team, int teams) {
-  const long long n = w.span.slots;
-  const int low = static_cast<int>(min(max(begin - w.item_slot, 0LL), n)), high = static_cast<int>(min(max(end - w.item_slot, 0LL), n));
-  w.slot = low + (high - low) * team / teams;
-  w.end = low + (high - low) * (team + 1) / teams;
-}
-
-/// Next item of the piece that has slots.
-/// @return  false if there is none
+/// The next item that has slots. There must be one.
 template <typename T>
-__device__ __forceinline__ bool next_item(const DecodeParams& p, Walk& w, long long begin, long long end, int team, int teams) {
+__device__ __forceinline__ void next_item(const DecodeParams& p, Walk& w) {
   do {
-    w.item_slot += w.span.slots;
-    if (w.item_slot >= end) return false;
+    w.slot += w.span.slots;
     if (++w.head == p.num_kv_heads) {
       w.head = 0;
-      if (++w.sequence == p.batch) return false;
-      w.span = span_of<T>(p, w.sequence);
+      w.span = span_of<T>(p, ++w.sequence);
     }
   } while (w.span.slots == 0);
-  take_part(w, begin, end, team, teams);
-  return true;
 }
 
-/// Finds the piece of the line and where it starts; by all threads, ends with a barrier.
+/// Moves the walk forward to the item that holds `slot`.
 template <typename T>
-__device__ __forceinline__ void find_piece(const DecodeParams& p, typename T::Shared& shared, int piece_index, int piece_count) {
+__device__ __forceinline__ void go_to(const DecodeParams& p, Walk& w, long long slot) {
+  while (w.slot + static_cast<long long>(p.num_kv_heads - w.head) * w.span.slots <= slot) {
+    w.slot += static_cast<long long>(p.num_kv_heads - w.head) * w.span.slots;
+    w.head = 0;
+    w.span = span_of<T>(p, ++w.sequence);
+  }
+  const int heads = static_cast<int>((slot - w.slot) / w.span.slots);
+  w.head += heads;
+  w.slot += static_cast<long long>(heads) * w.span.slots;
+}
+
+/// Adds up the line and finds the sequence that holds the first slot of the block's own piece; by all threads, ends with a barrier.
+template <typename T>
+__device__ __forceinline__ void survey(const DecodeParams& p, typename T::Shared& shared, int piece, int blocks) {
   const int thread = static_cast<int>(threadIdx.x);
   if (p.batch == 1) {
     if (thread == 0) {
-      const long long total = static_cast<long long>(span_of<T>(p, 0).slots) * p.num_kv_heads;
-      shared.total = total;
-      shared.pieces = min(static_cast<long long>(piece_count), total);
+      shared.total = static_cast<long long>(span_of<T>(p, 0).slots) * p.num_kv_heads;
       shared.first_sequence = 0, shared.first_slot = 0;
     }
     __syncthreads();
-  } else {
-    // Each thread adds a run of sequences, the first warp adds the runs.
-    const int run = (p.batch + T::kThreads - 1) / T::kThreads;
-    int sum = 0;
-    for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b) sum += span_of<T>(p, b).slots;
-    shared.run_sum[thread] = sum;
-    __syncthreads();
-    if (thread < 32) {
-      constexpr int kEach = T::kThreads / 32;
-      long long mine = 0;
-      for (int i = 0; i < kEach; ++i) mine += shared.run_sum[thread * kEach + i];
-      long long before = mine;
-      for (int step = 1; step < 32; step *= 2) {
-        const long long other = __shfl_up_sync(~0u, before, step);
-        if (thread >= step) before += other;
-      }
-      const long long heads = p.num_kv_heads, total = __shfl_sync(~0u, before, 31) * heads;
-      before -= mine;
-      const long long pieces = min(static_cast<long long>(piece_count), total);
-      const long long begin = piece_index < pieces ? total * piece_index / pieces : total;
-      if (thread == 0) shared.total = total, shared.pieces = pieces;
-      // The lane whose sequences hold slot `begin` walks them.
-      if (begin < total && before * heads <= begin && begin < (before + mine) * heads) {
-        int b = thread * kEach * run;
-        for (int slots = span_of<T>(p, b).slots; (before + slots) * heads <= begin; slots = span_of<T>(p, b).slots) before += slots, ++b;
-        shared.first_sequence = b;
-        shared.first_slot = before * heads;
-      }
-    }
-    __syncthreads();
+    return;
   }
+  // Each thread adds a run of sequences, the first warp adds the runs.
+  const int run = (p.batch + T::kThreads - 1) / T::kThreads;
+  int sum = 0;
+  for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b) sum += span_of<T>(p, b).slots;
+  if (thread < T::kThreads) shared.run_sum[thread] = sum;
+  __syncthreads();
+  if (thread < 32) {
+    constexpr int kEach = T::kThreads / 32;
+    long long mine = 0;
+    for (int i = 0; i < kEach; ++i) mine += shared.run_sum[thread * kEach + i];
+    long long before = mine;
+    for (int step = 1; step < 32; step *= 2) {
+      const long long other = __shfl_up_sync(~0u, before, step);
+      if (thread >= step) before += other;
+    }
+    const long long heads = p.num_kv_heads, total = __shfl_sync(~0u, before, 31) * heads;
+    before -= mine;
+    const Cut cut(total, blocks);
+    const long long begin = piece < cut.pieces[0] ? cut.begin_of(piece) : total;
+    if (thread == 0) shared.total = total;
+    // The lane whose sequences hold the slot walks them.
+    if (begin < total && before * heads <= begin && begin < (before + mine) * heads) {
+      int b = thread * kEach * run;
+      for (int slots = span_of<T>(p, b).slots; (before + slots) * heads <= begin; slots = span_of<T>(p, b).slots) before += slots, ++b;
+      shared.first_sequence = b;
+      shared.first_slot = before * heads;
+    }
+  }
+  __syncthreads();
 }
 
 }  // namespace kvq::decode

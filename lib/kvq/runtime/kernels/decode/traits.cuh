@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/decode/schedule.cuh>
 
 namespace kvq {
 
@@ -34,7 +35,8 @@ struct DecodeTraits {
   static constexpr bool kExact = KSide::kExact;
   static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
 
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< that attend; one more warp loads
+  static constexpr int kBlockThreads = kThreads + 32;
   static constexpr int kTeam = kTeamArg, kTeams = kWarps / kTeam;
   static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
   static constexpr int kBlocks = kHeadDim / 16;
@@ -50,8 +52,9 @@ struct DecodeTraits {
   /// Three blocks a multiprocessor have room for about 55 KB of stages each, two (head_dim above 128) for 64 KB.
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
-  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes);
-  static constexpr int kStages = kFit > 8 ? 8 : kFit < 2 ? 2 : kFit;
+  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 8 ? 8 : kFit < 2 ? 2 : kFit;  ///< stages of a team
+  static constexpr int kStages = kTeams * kEach;  ///< stage s is team s mod kTeams'
+  static constexpr int kItems = kEach + 2;        ///< items that are loaded or attended to at once, at most
 
   static constexpr int kTable = 64;  ///< records that are merged at once
 
@@ -60,21 +63,36 @@ struct DecodeTraits {
     float value[kHeads][kHeadDim];
     float2 state[kHeads];  ///< largest score, sum
   };
+  /// What a stage holds.
+  struct alignas(16) StageInfo {
+    int flags;              ///< kStage... and the item's place in `items`
+    int first, begin, end;  ///< position of the first token; visible positions
+  };
+  struct Item {
+    int sequence, head;
+    int record;                  ///< place of the partial result, -1 if the piece has the whole item
+    int first_piece, last_piece; ///< pieces that share it
+  };
   struct Shared {
-    alignas(128) unsigned char stages[kTeams][kStages][kStageBytes];
+    alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(16) float q[kHeads][kHeadDim];           ///< rotated queries, later the result
     Record record;
     float merged[kWarps][4][kHeadDim + 1];           ///< each warp's values; padded against bank conflicts
     float2 merged_state[kWarps][4];
     float2 table[kTable][kHeads];
     unsigned exact_q[kTeam][kBlocks][2][32];         ///< B fragments of bfloat16 halves
-    alignas(8) unsigned long long full[kTeams][kStages];
-    long long begin, end, total, pieces;             ///< slots of this piece, of all; pieces that have any
+    StageInfo info[kStages];
+    Item items[kItems];
+    alignas(8) unsigned long long full[kStages], empty[kStages];
+    long long total;                                 ///< slots of the line
     long long first_slot;                            ///< of first_sequence
     int first_sequence;
     int last_arrival;
     int run_sum[kThreads];
   };
 };
+
+/// Flags of a stage. The first and the last ones of an item are marked for every team.
+constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageItemShift = 8;
 
 }  // namespace kvq
