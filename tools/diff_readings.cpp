@@ -24,7 +24,8 @@ struct DistanceRow {
 constexpr DistanceRow kDistances[] = {
     {"orthogonality", "largest |R^T R - I| of the new rotations", &PlanDistance::orthogonality},
     {"rotation.factor", "largest deviation of a rotation from its recipe's factors", &PlanDistance::factor},
-    {"rotation.importance", "change of the covariance that meets each channel, part of its trace", &PlanDistance::importance},
+    {"rotation.importance", "change of the covariance that meets each channel, part of its trace",
+     &PlanDistance::importance},
     {"rotation.covariance", "relative change of the covariance that rotations diagonalise", &PlanDistance::covariance},
     {"rotation.angle", "largest principal angle between eigenspaces, degrees", &PlanDistance::angle},
     {"center", "relative change of the centres", &PlanDistance::center},
@@ -55,7 +56,8 @@ void compare_json(Facts& facts, const std::string& what, const Json& before, con
   std::map<std::string, std::pair<Json, Json>> keys;
   for (const auto& [key, value] : before.items()) keys[key].first = value;
   for (const auto& [key, value] : after.items()) keys[key].second = value;
-  for (const auto& [key, values] : keys) compare_json(facts, what + "." + printable(key, 40), values.first, values.second);
+  for (const auto& [key, values] : keys)
+    compare_json(facts, what + "." + printable(key, 40), values.first, values.second);
 }
 
 /// Facts that decide whether one artifact can stand for the other.
@@ -76,21 +78,26 @@ void compare_geometry(Facts& facts, const std::string& where, const LayerGeometr
 
 std::string coder_text(const TensorPlan& plan) {
   if (std::holds_alternative<ExactCoder>(plan.coder)) return "exact";
-  std::string text = plan.allocation ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
+  std::string text =
+      plan.allocation ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
   text += fmt::format(" {}", coder_name(plan.coder));
   if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
     for (const TrellisTaps& taps : trellis->taps)
       if (!plan.allocation) text += fmt::format(" m{}", taps.memory);
   if (!plan.allocation) text += fmt::format(" g{}", group_size(plan.coder));
   text += fmt::format(" {} {}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)));
-  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && uniform->levels == UniformLevels::affine) text += fmt::format(" zero {}", to_string(uniform->zero));
+  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && uniform->levels == UniformLevels::affine)
+    text += fmt::format(" zero {}", to_string(uniform->zero));
   if (!plan.center.empty()) text += " centred";
-  if (plan.centroids) text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "", plan.centroids->after_rotation ? " after" : "");
+  if (plan.centroids)
+    text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "",
+                        plan.centroids->after_rotation ? " after" : "");
   return text;
 }
 
 std::string rotation_text(const Rotation& rotation) {
-  return fmt::format("{} {} {}{}{}", to_string(rotation.kind), rotation.recipe, to_string(rotation.scope), rotation.order > 0 ? fmt::format(" order {}", rotation.order) : "",
+  return fmt::format("{} {} {}{}{}", to_string(rotation.kind), rotation.recipe, to_string(rotation.scope),
+                     rotation.order > 0 ? fmt::format(" order {}", rotation.order) : "",
                      rotation.target.empty() ? "" : " " + rotation.target);
 }
 
@@ -109,14 +116,17 @@ class SideDiffer {
     codes_ += static_cast<int>(diff_.differences.size() - known);
     const PlanDistance distance = plan_distance(after, before, geometry.num_kv_heads, dim);
     for (const DistanceRow& row : kDistances)
-      if (const std::optional<double> value = distance.*(row.value)) diff_.readings.push_back({row.name, where, {}, *value});
+      if (const std::optional<double> value = distance.*(row.value))
+        diff_.readings.push_back({row.name, where, {}, *value});
     const bool resized = budgets_ && mean_code_bits(before) != mean_code_bits(after);
-    if (before.error && after.error && before.error->metric == after.error->metric) diff_.readings.push_back({"layers.calibration_error", where, before.error->after, after.error->after, resized});
+    if (before.error && after.error && before.error->metric == after.error->metric)
+      diff_.readings.push_back({"layers.calibration_error", where, before.error->after, after.error->after, resized});
     compare_widths(before, after, where, before.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, resized);
   }
 
  private:
-  void compare_widths(const TensorPlan& before, const TensorPlan& after, const std::string& where, int heads, bool resized) {
+  void compare_widths(const TensorPlan& before, const TensorPlan& after, const std::string& where, int heads,
+                      bool resized) {
     if (!before.allocation || !after.allocation) return;
     const auto before_bits = allocated_widths(*before.allocation), after_bits = allocated_widths(*after.allocation);
     if (before_bits.size() != after_bits.size()) return;
@@ -129,7 +139,8 @@ class SideDiffer {
       const std::size_t first = static_cast<std::size_t>(h) * slots;
       AllocationDistance head;
       head.add(after_bits.subspan(first, slots), before_bits.subspan(first, slots), scores.subspan(first, slots));
-      diff_.readings.push_back({"heads.allocation.hamming", fmt::format("{} head {}", where, h), {}, head.hamming(), resized});
+      diff_.readings.push_back(
+          {"heads.allocation.hamming", fmt::format("{} head {}", where, h), {}, head.hamming(), resized});
       side.merge(head);
     }
     diff_.readings.push_back({"layers.allocation.hamming", where, {}, side.hamming(), resized});
@@ -145,7 +156,8 @@ class SideDiffer {
 };
 
 const LayerPlan* find_layer(const Artifact& artifact, int layer) {
-  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& plan) { return plan.layer == layer; });
+  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(),
+                               [&](const LayerPlan& plan) { return plan.layer == layer; });
   return it == artifact.layers.end() ? nullptr : &*it;
 }
 
@@ -164,25 +176,37 @@ void add_sizes(const Artifact& before, const Artifact& after, std::vector<Readin
   };
   const auto bytes = [](const LayerPlan& plan) { return static_cast<double>(cache_layout(plan).token_bytes()); };
   readings.push_back({"bytes_per_token", "", mean(before, bytes), mean(after, bytes)});
-  readings.push_back({"effective_bits", "", mean(before, [&](const LayerPlan& plan) { return bits_of(plan, before.windows); }), mean(after, [&](const LayerPlan& plan) { return bits_of(plan, after.windows); })});
+  readings.push_back({"effective_bits", "",
+                      mean(before, [&](const LayerPlan& plan) { return bits_of(plan, before.windows); }),
+                      mean(after, [&](const LayerPlan& plan) { return bits_of(plan, after.windows); })});
   for (const LayerPlan& plan : after.layers)
-    if (const LayerPlan* other = find_layer(before, plan.layer)) readings.push_back({"layers.bytes_per_token", fmt::format("layer {}", plan.layer), bytes(*other), bytes(plan)});
+    if (const LayerPlan* other = find_layer(before, plan.layer))
+      readings.push_back({"layers.bytes_per_token", fmt::format("layer {}", plan.layer), bytes(*other), bytes(plan)});
 }
 
-void add_kl(const std::string& prefix, const std::string& where, const Distribution& before, const Distribution& after, std::vector<Reading>& readings) {
+void add_kl(const std::string& prefix, const std::string& where, const Distribution& before, const Distribution& after,
+            std::vector<Reading>& readings) {
   const struct {
     const char* name;
     double Distribution::*value;
-  } parts[] = {{"mean", &Distribution::mean}, {"median", &Distribution::median}, {"p95", &Distribution::p95}, {"p99", &Distribution::p99}, {"max", &Distribution::max}};
-  for (const auto& part : parts) readings.push_back({fmt::format("{}attention_kl.{}", prefix, part.name), where, before.*(part.value), after.*(part.value)});
+  } parts[] = {{"mean", &Distribution::mean},
+               {"median", &Distribution::median},
+               {"p95", &Distribution::p95},
+               {"p99", &Distribution::p99},
+               {"max", &Distribution::max}};
+  for (const auto& part : parts)
+    readings.push_back(
+        {fmt::format("{}attention_kl.{}", prefix, part.name), where, before.*(part.value), after.*(part.value)});
 }
 
-void add_values(const std::string& prefix, const std::string& where, const Values& before, const Values& after, bool with_kl, std::vector<Reading>& readings) {
+void add_values(const std::string& prefix, const std::string& where, const Values& before, const Values& after,
+                bool with_kl, std::vector<Reading>& readings) {
   for (const MetricRow& row : metric_rows()) {
     if (row.metric == Metric::attention_kl && !with_kl) continue;
     const double a = value_of(before, row.metric), b = value_of(after, row.metric);
     if (std::isnan(a) && std::isnan(b)) continue;
-    readings.push_back({fmt::format("{}{}{}", prefix, row.name, row.metric == Metric::attention_kl ? ".mean" : ""), where, a, b});
+    readings.push_back(
+        {fmt::format("{}{}{}", prefix, row.name, row.metric == Metric::attention_kl ? ".mean" : ""), where, a, b});
   }
 }
 
@@ -190,23 +214,28 @@ void add_values(const std::string& prefix, const std::string& where, const Value
 
 const std::vector<DiffMetric>& diff_metrics() {
   static const std::vector<DiffMetric> all = [] {
-    std::vector<DiffMetric> rows{{"geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there"},
-                                 {"windows", "1 if sink or recent tokens differ"},
-                                 {"codes", "sides that are coded or rotated in another way"}};
+    std::vector<DiffMetric> rows{
+        {"geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there"},
+        {"windows", "1 if sink or recent tokens differ"},
+        {"codes", "sides that are coded or rotated in another way"}};
     for (const DistanceRow& row : kDistances) rows.push_back({row.name, row.summary});
     rows.push_back({"allocation.hamming", "part of the widths that changed (Block-GTQ Eq. 5)"});
-    rows.push_back({"allocation.high_bit_jaccard", "widths of 4 and more that both have, of those that one has (Eq. 6)"});
+    rows.push_back(
+        {"allocation.high_bit_jaccard", "widths of 4 and more that both have, of those that one has (Eq. 6)"});
     rows.push_back({"allocation.regret", "what the widths cost more by the old scores (Eq. 7)"});
     rows.push_back({"bytes_per_token", "mean over layers; layers.bytes_per_token of each"});
     rows.push_back({"effective_bits", "of an element at 32768 tokens"});
     rows.push_back({"layers.calibration_error", "what the calibration says it minimised, layer and side"});
-    for (const char* name : {"layers.allocation.hamming", "heads.allocation.hamming", "layers.allocation.regret"}) rows.push_back({name, ""});
+    for (const char* name : {"layers.allocation.hamming", "heads.allocation.hamming", "layers.allocation.regret"})
+      rows.push_back({name, ""});
     rows.push_back({"layers.bytes_per_token", ""});
     for (const char* prefix : {"", "layers.", "heads."}) {
       for (const MetricRow& row : metric_rows())
-        if (row.metric != Metric::attention_kl) rows.push_back({fmt::format("{}{}", prefix, row.name), *prefix ? "" : std::string(row.summary), true});
+        if (row.metric != Metric::attention_kl)
+          rows.push_back({fmt::format("{}{}", prefix, row.name), *prefix ? "" : std::string(row.summary), true});
       for (const char* part : {"mean", "median", "p95", "p99", "max"})
-        if (std::string_view(prefix) != "heads." || std::string_view(part) == "mean") rows.push_back({fmt::format("{}attention_kl.{}", prefix, part), "", true});
+        if (std::string_view(prefix) != "heads." || std::string_view(part) == "mean")
+          rows.push_back({fmt::format("{}attention_kl.{}", prefix, part), "", true});
     }
     return rows;
   }();
@@ -235,11 +264,13 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
     compare_geometry(facts, where, other->geometry, plan.geometry);
     facts.compare(where + " has values", other->v.has_value(), plan.v.has_value());
     const LayerGeometry &a = other->geometry, &b = plan.geometry;
-    if (a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.v_head_dim == b.v_head_dim) comparable.emplace_back(other, &plan);
+    if (a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim && a.v_head_dim == b.v_head_dim)
+      comparable.emplace_back(other, &plan);
   }
   diff.readings.push_back({"geometry", "", {}, static_cast<double>(diff.differences.size())});
   const std::size_t known = diff.differences.size();
-  facts.compare("windows", fmt::format("{} sink, {} recent", before.windows.sink_tokens, before.windows.recent_tokens), fmt::format("{} sink, {} recent", after.windows.sink_tokens, after.windows.recent_tokens));
+  facts.compare("windows", fmt::format("{} sink, {} recent", before.windows.sink_tokens, before.windows.recent_tokens),
+                fmt::format("{} sink, {} recent", after.windows.sink_tokens, after.windows.recent_tokens));
   diff.readings.push_back({"windows", "", {}, static_cast<double>(diff.differences.size() - known)});
   facts.compare("method", before.calibration.method, after.calibration.method);
   facts.compare("tool", printable(before.calibration.tool, 40), printable(after.calibration.tool, 40));
@@ -247,7 +278,8 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   facts.compare("tokens", before.calibration.tokens, after.calibration.tokens);
   facts.compare("seed", before.calibration.seed, after.calibration.seed);
   compare_json(facts, "options", before.calibration.options, after.calibration.options);
-  SideDiffer sides(diff, allocation, codes, !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
+  SideDiffer sides(diff, allocation, codes,
+                   !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
   for (const auto& [other, plan] : comparable) {
     sides.compare(other->k, plan->k, plan->geometry, plan->layer, 'k');
     if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, 'v');
@@ -272,7 +304,8 @@ std::vector<Reading> diff_results(const CandidateResult& before, const Candidate
     const std::size_t first = readings.size();
     add_values("layers.", where, a.values, b.values, false, readings);
     add_kl("layers.", where, a.kl, b.kl, readings);
-    for (std::size_t h = 0; h < b.heads.size(); ++h) add_values("heads.", fmt::format("{} head {}", where, h), a.heads[h], b.heads[h], true, readings);
+    for (std::size_t h = 0; h < b.heads.size(); ++h)
+      add_values("heads.", fmt::format("{} head {}", where, h), a.heads[h], b.heads[h], true, readings);
     const bool resized = budgets && (a.k_code_bits != b.k_code_bits || a.v_code_bits != b.v_code_bits);
     for (std::size_t r = first; r < readings.size(); ++r) readings[r].resized = resized;
   }

@@ -21,7 +21,8 @@ struct Reading {
   std::string where;   ///< "layer 3 k", "layer 3 head 1", or empty
   std::optional<double> before;
   double after = 0.0;
-  /// The layer has other code bits than before, as one budget over all layers, which both have, may decide: rules judge only what that did to all layers together.
+  /// The layer has other code bits than before, as one budget over all layers, which both have, may decide: rules judge
+  /// only what that did to all layers together.
   bool resized = false;
 };
 

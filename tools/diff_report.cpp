@@ -16,7 +16,9 @@ namespace {
 
 constexpr std::size_t kMostDifferences = 30;
 
-const char* word_of(Outcome outcome) { return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped"; }
+const char* word_of(Outcome outcome) {
+  return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
+}
 
 /// Escapes for XML text and attributes; control characters, which XML has no way to write, become '?'.
 std::string xml(const std::string& text) {
@@ -53,7 +55,8 @@ std::string code_span(const std::string& text) {
 /// Readings over all layers, which have both values: the summary of what changed.
 std::vector<Reading> summary(const DiffReport& report) {
   std::vector<Reading> chosen;
-  std::copy_if(report.diff.readings.begin(), report.diff.readings.end(), std::back_inserter(chosen), [](const Reading& reading) { return reading.where.empty() && reading.before; });
+  std::copy_if(report.diff.readings.begin(), report.diff.readings.end(), std::back_inserter(chosen),
+               [](const Reading& reading) { return reading.where.empty() && reading.before; });
   return chosen;
 }
 
@@ -82,7 +85,8 @@ Json reading_json(const Reading& reading) {
 }  // namespace
 
 bool DiffReport::passed() const {
-  return std::none_of(checks.begin(), checks.end(), [](const CheckResult& check) { return check.outcome == Outcome::failed; });
+  return std::none_of(checks.begin(), checks.end(),
+                      [](const CheckResult& check) { return check.outcome == Outcome::failed; });
 }
 
 std::string diff_text(const DiffReport& report) {
@@ -92,33 +96,46 @@ std::string diff_text(const DiffReport& report) {
   if (!differences.empty()) {
     text += "\n";
     std::vector<std::vector<std::string>> rows{{"differs", "old", "new"}};
-    for (std::size_t i = 0; i < std::min(differences.size(), kMostDifferences); ++i) rows.push_back({differences[i].what, printable(differences[i].before, 24), printable(differences[i].after, 24)});
+    for (std::size_t i = 0; i < std::min(differences.size(), kMostDifferences); ++i)
+      rows.push_back({differences[i].what, printable(differences[i].before, 24), printable(differences[i].after, 24)});
     text += format_table(rows, "lll");
-    if (differences.size() > kMostDifferences) text += fmt::format("and {} more, see --json\n", differences.size() - kMostDifferences);
+    if (differences.size() > kMostDifferences)
+      text += fmt::format("and {} more, see --json\n", differences.size() - kMostDifferences);
   }
   std::vector<std::vector<std::string>> rows{{"over layers", "old", "new", "change"}};
-  for (const Reading& reading : summary(report)) rows.push_back({reading.metric, number_text(*reading.before), number_text(reading.after), change_of(reading)});
+  for (const Reading& reading : summary(report))
+    rows.push_back({reading.metric, number_text(*reading.before), number_text(reading.after), change_of(reading)});
   text += "\n" + format_table(rows, "lrrr");
   rows = {{"", "rule", "worst"}};
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped) rows.push_back({word_of(check.outcome), check.rule.text, detail(check)});
   text += "\n" + format_table(rows, "lll");
-  const auto skipped = std::count_if(report.checks.begin(), report.checks.end(), [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
-  if (skipped > 0) text += fmt::format("{} default rules had nothing to judge{}.\n", skipped, report.measured ? "" : "; --model DUMP measures what the artifacts do");
-  if (report.measured && report.nothing_coded) text += "No key was read as codes: exact windows hold whole sequences of the dump, see --no-windows.\n";
+  const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
+                                     [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
+  if (skipped > 0)
+    text += fmt::format("{} default rules had nothing to judge{}.\n", skipped,
+                        report.measured ? "" : "; --model DUMP measures what the artifacts do");
+  if (report.measured && report.nothing_coded)
+    text += "No key was read as codes: exact windows hold whole sequences of the dump, see --no-windows.\n";
   return text + (report.passed() ? "passed\n" : "FAILED\n");
 }
 
 std::string diff_markdown(const DiffReport& report) {
-  std::string text = fmt::format("### kvq-diff: {}\n\n`{}` against `{}`\n\n| | rule | worst |\n| --- | --- | --- |\n", report.passed() ? "passed" : "failed",
-                                 code_span(report.after), code_span(report.before));
+  std::string text =
+      fmt::format("### kvq-diff: {}\n\n`{}` against `{}`\n\n| | rule | worst |\n| --- | --- | --- |\n",
+                  report.passed() ? "passed" : "failed", code_span(report.after), code_span(report.before));
   for (const CheckResult& check : report.checks)
-    if (check.outcome != Outcome::skipped) text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass", cell(check.rule.text), cell(detail(check)));
+    if (check.outcome != Outcome::skipped)
+      text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass",
+                          cell(check.rule.text), cell(detail(check)));
   text += "\n| over layers | old | new | change |\n| --- | ---: | ---: | ---: |\n";
-  for (const Reading& reading : summary(report)) text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), number_text(*reading.before), number_text(reading.after), change_of(reading));
+  for (const Reading& reading : summary(report))
+    text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), number_text(*reading.before),
+                        number_text(reading.after), change_of(reading));
   if (report.diff.differences.empty()) return text;
   text += "\n<details><summary>What the files say differently</summary>\n\n| | old | new |\n| --- | --- | --- |\n";
-  for (const Difference& difference : report.diff.differences) text += fmt::format("| {} | {} | {} |\n", cell(difference.what), cell(difference.before), cell(difference.after));
+  for (const Difference& difference : report.diff.differences)
+    text += fmt::format("| {} | {} | {} |\n", cell(difference.what), cell(difference.before), cell(difference.after));
   return text + "\n</details>\n";
 }
 
@@ -131,24 +148,37 @@ std::string diff_junit(const DiffReport& report) {
     cases += fmt::format("    <testcase classname=\"kvq-diff\" name=\"{}\"", xml(check.rule.text));
     if (check.outcome == Outcome::passed) cases += "/>\n";
     if (check.outcome == Outcome::skipped) cases += "><skipped/></testcase>\n";
-    if (check.outcome == Outcome::failed) cases += fmt::format("><failure message=\"{}\"/></testcase>\n", xml(detail(check)));
+    if (check.outcome == Outcome::failed)
+      cases += fmt::format("><failure message=\"{}\"/></testcase>\n", xml(detail(check)));
   }
-  return fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"kvq-diff {}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\">\n{}  </testsuite>\n</testsuites>\n",
-                     xml(report.after), report.checks.size(), failures, skipped, cases);
+  return fmt::format(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"kvq-diff {}\" tests=\"{}\" "
+      "failures=\"{}\" skipped=\"{}\">\n{}  </testsuite>\n</testsuites>\n",
+      xml(report.after), report.checks.size(), failures, skipped, cases);
 }
 
 Json diff_json(const DiffReport& report) {
   Json differences = Json::array(), readings = Json::array(), checks = Json::array();
-  for (const Difference& difference : report.diff.differences) differences.push_back({{"what", difference.what}, {"old", difference.before}, {"new", difference.after}});
+  for (const Difference& difference : report.diff.differences)
+    differences.push_back({{"what", difference.what}, {"old", difference.before}, {"new", difference.after}});
   for (const Reading& reading : report.diff.readings) readings.push_back(reading_json(reading));
   for (const CheckResult& check : report.checks) {
-    Json json = {{"rule", check.rule.text}, {"outcome", check.outcome == Outcome::failed ? "failed" : word_of(check.outcome)}, {"readings", check.readings}, {"failures", check.failures}};
+    Json json = {{"rule", check.rule.text},
+                 {"outcome", check.outcome == Outcome::failed ? "failed" : word_of(check.outcome)},
+                 {"readings", check.readings},
+                 {"failures", check.failures}};
     if (check.outcome == Outcome::passed) json["outcome"] = "passed";
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }
-  return {{"schema_version", "1.0"}, {"tool", "kvq-diff " KVQ_VERSION}, {"old", report.before}, {"new", report.after}, {"passed", report.passed()},
-          {"differences", std::move(differences)}, {"readings", std::move(readings)}, {"checks", std::move(checks)}};
+  return {{"schema_version", "1.0"},
+          {"tool", "kvq-diff " KVQ_VERSION},
+          {"old", report.before},
+          {"new", report.after},
+          {"passed", report.passed()},
+          {"differences", std::move(differences)},
+          {"readings", std::move(readings)},
+          {"checks", std::move(checks)}};
 }
 
 }  // namespace kvq

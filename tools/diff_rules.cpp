@@ -16,14 +16,16 @@ namespace kvq {
 namespace {
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
-  throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": {}", printable(text, 80), why), "a rule is METRIC<=LIMIT or METRIC>=LIMIT, such as attention_kl.p99<=+5% or clip<=0.05"};
+  throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": {}", printable(text, 80), why),
+              "a rule is METRIC<=LIMIT or METRIC>=LIMIT, such as attention_kl.p99<=+5% or clip<=0.05"};
 }
 
 double parse_number(const std::string& text, const std::string& whole) {
   double value = 0.0;
   const char* first = text.data() + (text.starts_with('+') ? 1 : 0);
   const auto [end, failed] = std::from_chars(first, text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) refuse(whole, fmt::format("expected a number, found \"{}\"", text));
+  if (failed != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    refuse(whole, fmt::format("expected a number, found \"{}\"", text));
   return value;
 }
 
@@ -32,7 +34,8 @@ double margin_of(const Rule& rule, const Reading& reading) {
   if (!rule.relative) return rule.at_most ? reading.after - rule.limit : rule.limit - reading.after;
   const double before = reading.before.value_or(0.0);
   if (reading.after == before) return rule.at_most ? -rule.limit : rule.limit;
-  if (before == 0.0) return rule.at_most == (reading.after > 0.0) ? HUGE_VAL : -HUGE_VAL;  // no change is small beside nothing
+  if (before == 0.0)
+    return rule.at_most == (reading.after > 0.0) ? HUGE_VAL : -HUGE_VAL;  // no change is small beside nothing
   const double change = (reading.after - before) / std::abs(before);
   return rule.at_most ? change - rule.limit : rule.limit - change;
 }
@@ -50,18 +53,40 @@ Rule parse_rule(const std::string& text) {
   if (rule.relative) limit.pop_back();
   rule.limit = parse_number(limit, text) / (rule.relative ? 100.0 : 1.0);
   const auto& known = diff_metrics();
-  const auto metric = std::find_if(known.begin(), known.end(), [&](const DiffMetric& row) { return row.name == rule.metric; });
+  const auto metric =
+      std::find_if(known.begin(), known.end(), [&](const DiffMetric& row) { return row.name == rule.metric; });
   if (metric == known.end()) refuse(text, fmt::format("there is no metric \"{}\"", printable(rule.metric, 40)));
   return rule;
 }
 
 const std::vector<std::string>& default_rules() {
   // Limits lie between what another seed does and what damage does to the sample model (tests/cli/test_diff.py).
-  static const std::vector<std::string> rules = {
-      "geometry<=0", "windows<=0", "codes<=0", "orthogonality<=0.0001", "rotation.factor<=0.05", "rotation.covariance<=0.5", "clip<=0.1", "center<=0.5", "trellis<=0",
-      "allocation.hamming<=0.25", "layers.allocation.hamming<=0.2", "heads.allocation.hamming<=0.35", "layers.allocation.regret<=0.05", "bytes_per_token<=+1%", "effective_bits>=-1%", "codebook<=0.2",
-      "layers.calibration_error<=+25%", "attention_kl.mean<=+5%", "attention_kl.p99<=+10%", "output_rel_mse<=+5%", "rope_logit_mae<=+5%", "layers.attention_kl.mean<=+50%",
-      "layers.output_rel_mse<=+15%", "heads.logit_rel_mse<=+25%", "heads.v_rel_mse<=+25%", "top10_overlap>=-2%"};
+  static const std::vector<std::string> rules = {"geometry<=0",
+                                                 "windows<=0",
+                                                 "codes<=0",
+                                                 "orthogonality<=0.0001",
+                                                 "rotation.factor<=0.05",
+                                                 "rotation.covariance<=0.5",
+                                                 "clip<=0.1",
+                                                 "center<=0.5",
+                                                 "trellis<=0",
+                                                 "allocation.hamming<=0.25",
+                                                 "layers.allocation.hamming<=0.2",
+                                                 "heads.allocation.hamming<=0.35",
+                                                 "layers.allocation.regret<=0.05",
+                                                 "bytes_per_token<=+1%",
+                                                 "effective_bits>=-1%",
+                                                 "codebook<=0.2",
+                                                 "layers.calibration_error<=+25%",
+                                                 "attention_kl.mean<=+5%",
+                                                 "attention_kl.p99<=+10%",
+                                                 "output_rel_mse<=+5%",
+                                                 "rope_logit_mae<=+5%",
+                                                 "layers.attention_kl.mean<=+50%",
+                                                 "layers.output_rel_mse<=+15%",
+                                                 "heads.logit_rel_mse<=+25%",
+                                                 "heads.v_rel_mse<=+25%",
+                                                 "top10_overlap>=-2%"};
   return rules;
 }
 
@@ -80,8 +105,10 @@ std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::
       result.worst = reading;
       result.margin = margin;
     }
-    if (result.readings > 0) result.outcome = result.failures > 0 ? Outcome::failed : Outcome::passed;
-    else if (rule.demanded) result.outcome = Outcome::failed;
+    if (result.readings > 0)
+      result.outcome = result.failures > 0 ? Outcome::failed : Outcome::passed;
+    else if (rule.demanded)
+      result.outcome = Outcome::failed;
     results.push_back(std::move(result));
   }
   return results;
@@ -91,7 +118,9 @@ std::string describe(const Reading& reading) {
   const std::string place = reading.where.empty() ? "" : " at " + reading.where;
   if (!reading.before) return number_text(reading.after) + place;
   const double before = *reading.before;
-  const std::string change = before != 0.0 && std::isfinite(before) ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before)) : "";
+  const std::string change = before != 0.0 && std::isfinite(before)
+                                 ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
+                                 : "";
   return fmt::format("{} -> {}{}{}", number_text(before), number_text(reading.after), change, place);
 }
 

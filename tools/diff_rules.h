@@ -7,12 +7,13 @@
 
 namespace kvq {
 
-/// "attention_kl.p99<=+5%", "clip<=0.05", "top10_overlap>=-2%": a limit of the new value, absolute or against the old one.
+/// "attention_kl.p99<=+5%", "clip<=0.05", "top10_overlap>=-2%": a limit of the new value, absolute or against the old
+/// one.
 struct Rule {
   std::string text, metric;
   bool at_most = true;
   bool relative = false;
-  double limit = 0.0;  ///< 0.05 for 5%
+  double limit = 0.0;     ///< 0.05 for 5%
   bool demanded = false;  ///< asked for by the user: it fails where there is nothing to judge
 };
 
@@ -27,8 +28,8 @@ enum class Outcome { passed, failed, skipped };
 struct CheckResult {
   Rule rule;
   Outcome outcome = Outcome::skipped;
-  Reading worst;       ///< nearest to the limit or furthest beyond it
-  double margin = 0.0; ///< of `worst`: above 0 it is beyond
+  Reading worst;        ///< nearest to the limit or furthest beyond it
+  double margin = 0.0;  ///< of `worst`: above 0 it is beyond
   std::size_t readings = 0, failures = 0;
 };
 
