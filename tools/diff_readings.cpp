@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 namespace kvq {
@@ -15,6 +16,7 @@ namespace kvq {
 namespace {
 
 constexpr std::int64_t kContext = 32768;  // of effective bits
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// The distances of a side, in the order in which they are reported.
 struct DistanceRow {
@@ -199,15 +201,43 @@ void add_kl(const std::string& prefix, const std::string& where, const Distribut
         {fmt::format("{}attention_kl.{}", prefix, part.name), where, before.*(part.value), after.*(part.value)});
 }
 
-void add_values(const std::string& prefix, const std::string& where, const Values& before, const Values& after,
-                bool with_kl, std::vector<Reading>& readings) {
+/// One layer or head, or the mean over layers, of three candidates.
+struct Measured {
+  const Values &before, &after, &exact;
+};
+
+void add_values(const std::string& prefix, const std::string& where, const Measured& values, bool with_kl,
+                std::vector<Reading>& readings) {
   for (const MetricRow& row : metric_rows()) {
     if (row.metric == Metric::attention_kl && !with_kl) continue;
-    const double a = value_of(before, row.metric), b = value_of(after, row.metric);
-    if (std::isnan(a) && std::isnan(b)) continue;
-    readings.push_back(
-        {fmt::format("{}{}{}", prefix, row.name, row.metric == Metric::attention_kl ? ".mean" : ""), where, a, b});
+    if (std::isnan(value_of(values.exact, row.metric))) continue;
+    readings.push_back({fmt::format("{}{}{}", prefix, row.name, row.metric == Metric::attention_kl ? ".mean" : ""),
+                        where, value_of(values.before, row.metric), value_of(values.after, row.metric)});
   }
+}
+
+/// Weights of logits that are no numbers mean nothing, whatever their divergence was computed to be.
+Values sound(Values values) {
+  if (std::isfinite(value_of(values, Metric::logit_rel_mse))) return values;
+  for (const Metric metric : {Metric::attention_kl, Metric::top10_overlap})
+    values[static_cast<std::size_t>(metric)] = kNaN;
+  return values;
+}
+
+/// Means over layers pass over NaN, which is what does not apply; a NaN where something applies is a finding.
+Values strict_mean(const CandidateResult& result, const CandidateResult& exact) {
+  Values mean = sound(result.mean);
+  for (std::size_t l = 0; l < result.layers.size(); ++l) {
+    const Values values = sound(result.layers[l].values);
+    for (std::size_t m = 0; m < kNumMetrics; ++m)
+      if (std::isnan(values[m]) && !std::isnan(exact.layers[l].values[m])) mean[m] = kNaN;
+  }
+  return mean;
+}
+
+/// Quantiles of numbers of which some are NaN mean nothing. @param mean  attention_kl among the values
+Distribution strict_kl(const Distribution& kl, double mean) {
+  return std::isnan(mean) ? Distribution{kNaN, kNaN, kNaN, kNaN, kNaN} : kl;
 }
 
 }  // namespace
@@ -294,18 +324,26 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   return diff;
 }
 
-std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after, bool budgets) {
+std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after,
+                                  const CandidateResult& exact, bool budgets) {
   std::vector<Reading> readings;
-  add_values("", "", before.mean, after.mean, false, readings);
-  add_kl("", "", before.kl, after.kl, readings);
+  const Values before_mean = strict_mean(before, exact), after_mean = strict_mean(after, exact);
+  const auto kl_of = [](const Distribution& kl, const Values& values) {
+    return strict_kl(kl, value_of(values, Metric::attention_kl));
+  };
+  add_values("", "", {before_mean, after_mean, exact.mean}, false, readings);
+  add_kl("", "", kl_of(before.kl, before_mean), kl_of(after.kl, after_mean), readings);
   for (std::size_t l = 0; l < after.layers.size(); ++l) {
-    const LayerResult &a = before.layers[l], &b = after.layers[l];
+    const LayerResult &a = before.layers[l], &b = after.layers[l], &none = exact.layers[l];
     const std::string where = fmt::format("layer {}", b.layer);
     const std::size_t first = readings.size();
-    add_values("layers.", where, a.values, b.values, false, readings);
-    add_kl("layers.", where, a.kl, b.kl, readings);
-    for (std::size_t h = 0; h < b.heads.size(); ++h)
-      add_values("heads.", fmt::format("{} head {}", where, h), a.heads[h], b.heads[h], true, readings);
+    const Values a_values = sound(a.values), b_values = sound(b.values);
+    add_values("layers.", where, {a_values, b_values, none.values}, false, readings);
+    add_kl("layers.", where, kl_of(a.kl, a_values), kl_of(b.kl, b_values), readings);
+    for (std::size_t h = 0; h < b.heads.size(); ++h) {
+      const Values a_head = sound(a.heads[h]), b_head = sound(b.heads[h]);
+      add_values("heads.", fmt::format("{} head {}", where, h), {a_head, b_head, none.heads[h]}, true, readings);
+    }
     const bool resized = budgets && (a.k_code_bits != b.k_code_bits || a.v_code_bits != b.v_code_bits);
     for (std::size_t r = first; r < readings.size(); ++r) readings[r].resized = resized;
   }

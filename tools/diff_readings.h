@@ -15,7 +15,7 @@ struct Difference {
   std::string what, before, after;
 };
 
-/// One number that rules can be about. A distance has no `before`.
+/// One number that rules can be about; what does not apply to a layer has no reading there. A distance has no `before`.
 struct Reading {
   std::string metric;  ///< "clip", "attention_kl.p99", "layers.output_rel_mse", "heads.logit_rel_mse"
   std::string where;   ///< "layer 3 k", "layer 3 head 1", or empty
@@ -41,8 +41,11 @@ struct ArtifactDiff {
 /// What the two files say: structure, widths, rotations, clip ratios, tables, bytes.
 ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after);
 
-/// What they do to a dump: every metric of kvq-eval, over layers, of each layer and of each head.
+/// What they do to a dump: every metric of kvq-eval, over layers, of each layer and of each head. The mean over layers
+/// of which one is NaN is NaN.
+/// @param exact    the same of exact keys and values: what is NaN there does not apply, and has no reading
 /// @param budgets  both artifacts spent one budget over their layers
-std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after, bool budgets);
+std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after,
+                                  const CandidateResult& exact, bool budgets);
 
 }  // namespace kvq

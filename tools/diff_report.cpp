@@ -63,13 +63,22 @@ std::vector<Reading> summary(const DiffReport& report) {
 std::string change_of(const Reading& reading) {
   const double before = *reading.before;
   if (before == reading.after) return "=";
-  return before != 0.0 ? fmt::format("{:+.1f}%", 100.0 * (reading.after - before) / std::abs(before)) : "-";
+  return before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
+             ? fmt::format("{:+.1f}%", 100.0 * (reading.after - before) / std::abs(before))
+             : "-";
+}
+
+/// Why a rule failed that no limit decided, or nothing.
+std::string reason_of(const CheckResult& check) {
+  if (check.outcome != Outcome::failed) return {};
+  if (check.readings == 0) return "nothing to judge";
+  return std::isnan(check.margin) ? "not a finite number" : "";
 }
 
 std::string detail(const CheckResult& check) {
-  if (check.readings == 0) return "nothing to judge";
+  if (check.readings == 0) return reason_of(check);
   const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";
-  return describe(check.worst) + more;
+  return (std::isnan(check.margin) ? reason_of(check) + ": " : "") + describe(check.worst) + more;
 }
 
 Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
@@ -104,7 +113,7 @@ std::string diff_text(const DiffReport& report) {
   }
   std::vector<std::vector<std::string>> rows{{"over layers", "old", "new", "change"}};
   for (const Reading& reading : summary(report))
-    rows.push_back({reading.metric, number_text(*reading.before), number_text(reading.after), change_of(reading)});
+    rows.push_back({reading.metric, value_text(*reading.before), value_text(reading.after), change_of(reading)});
   text += "\n" + format_table(rows, "lrrr");
   rows = {{"", "rule", "worst"}};
   for (const CheckResult& check : report.checks)
@@ -168,10 +177,11 @@ Json diff_json(const DiffReport& report) {
                  {"readings", check.readings},
                  {"failures", check.failures}};
     if (check.outcome == Outcome::passed) json["outcome"] = "passed";
+    if (const std::string reason = reason_of(check); !reason.empty()) json["reason"] = reason;
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }
-  return {{"schema_version", "1.0"},
+  return {{"schema_version", "1.1"},
           {"tool", "kvq-diff " KVQ_VERSION},
           {"old", report.before},
           {"new", report.after},

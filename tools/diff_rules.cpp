@@ -29,8 +29,10 @@ double parse_number(const std::string& text, const std::string& whole) {
   return value;
 }
 
-/// How far beyond the rule a reading is, in the rule's unit; NaN if the reading is.
+/// How far beyond the rule a reading is, in the rule's unit; NaN if the new value is no finite number, or the old one
+/// that it is compared with.
 double margin_of(const Rule& rule, const Reading& reading) {
+  if (!std::isfinite(reading.after)) return NAN;
   if (!rule.relative) return rule.at_most ? reading.after - rule.limit : rule.limit - reading.after;
   const double before = reading.before.value_or(0.0);
   if (reading.after == before) return rule.at_most ? -rule.limit : rule.limit;
@@ -114,14 +116,16 @@ std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::
   return results;
 }
 
+std::string value_text(double x) { return std::isnan(x) ? "NaN" : number_text(x); }
+
 std::string describe(const Reading& reading) {
   const std::string place = reading.where.empty() ? "" : " at " + reading.where;
-  if (!reading.before) return number_text(reading.after) + place;
+  if (!reading.before) return value_text(reading.after) + place;
   const double before = *reading.before;
-  const std::string change = before != 0.0 && std::isfinite(before)
+  const std::string change = before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
                                  ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
                                  : "";
-  return fmt::format("{} -> {}{}{}", number_text(before), number_text(reading.after), change, place);
+  return fmt::format("{} -> {}{}{}", value_text(before), value_text(reading.after), change, place);
 }
 
 }  // namespace kvq

@@ -33,10 +33,12 @@ struct CheckResult {
   std::size_t readings = 0, failures = 0;
 };
 
-/// Every rule against all readings of its metric. NaN fails.
+/// Every rule against all readings of its metric. A new value that is NaN or infinite fails.
 std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings);
 
 /// "0.0312 -> 0.0340 (+9.0%) at layer 3", or the distance alone.
 std::string describe(const Reading& reading);
+/// A value of a reading: number_text(), but NaN by its name.
+std::string value_text(double x);
 
 }  // namespace kvq

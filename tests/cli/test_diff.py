@@ -131,6 +131,43 @@ def test_damage_shows_in_what_it_does(artifacts, held_out, tmp_path, method, dam
     assert code == CHECK_FAILED and failed(document)
 
 
+def overflowing(tensor: str) -> Callable[[Editor], None]:
+    """A head whose stored rows are too large for a float: what is measured of it is NaN or infinite."""
+    def damage(editor: Editor) -> None:
+        editor.tensor(tensor)[1] *= 3e33
+    return damage
+
+
+@pytest.mark.parametrize("side, metrics", [("k", ["logit_rel_mse", "attention_kl.mean", "attention_kl.max", "top10_overlap", "rope_logit_mae"]),
+                                           ("v", ["v_rel_mse", "output_rel_mse"])])
+def test_readings_that_are_no_numbers_fail(artifacts, held_out, tmp_path, side, metrics):
+    """In one layer, beside sound ones, and also where they were none before; by every rule that is about them."""
+    good = artifacts("oscar")
+    editor = Editor(good)
+    overflowing(f"layers.3.{side}.rotation")(editor)
+    bad = editor.save(tmp_path / "bad.safetensors")
+    rules = [f"{prefix}{metric}{limit}" for prefix in ("", "layers.", "heads.") for metric in metrics for limit in (">=-1e30", ">=-99%")
+             if not (prefix == "heads." and metric == "attention_kl.max")]
+    flags = [word for rule in rules for word in ("--fail-on", rule)]
+    for old in (good, bad):
+        code, document = diff(old, bad, "--model", held_out, "--no-default-rules", *flags)
+        assert code == CHECK_FAILED
+        for check in document["checks"]:
+            assert check["outcome"] == "failed" and check["reason"] == "not a finite number" and check["worst"]["new"] is None, check
+            assert check["worst"].get("where", "layer 3").startswith("layer 3")
+    text = run("kvq-diff", bad, bad, "--model", held_out, "--no-default-rules", "--fail-on", f"layers.{metrics[0]}<=+5%").stdout
+    assert f"FAIL  layers.{metrics[0]}<=+5%  not a finite number: " in text
+
+
+def test_what_does_not_apply_is_no_fault(make_dump, tmp_path):
+    """A layer without values has no output error: no reading, and a rule about others holds."""
+    dump = make_dump(tokens=64, head_dim=32, layers=1, kind="mla_rope", kv_heads=1)
+    own = calibrate(dump, tmp_path / "own", "--method", "plain")
+    code, document = diff(own, own, "--model", dump)
+    assert code == 0 and all(reading["new"] is not None for reading in document["readings"])
+    assert not any("output_rel_mse" in reading["metric"] or "v_rel_mse" in reading["metric"] for reading in document["readings"])
+
+
 # What must pass
 
 @pytest.mark.parametrize("method", METHODS)

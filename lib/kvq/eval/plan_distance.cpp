@@ -14,7 +14,10 @@ namespace {
 
 using Matrix = std::vector<double>;
 
-void raise(std::optional<double>& largest, double value) { largest = std::max(largest.value_or(0.0), value); }
+/// A NaN is larger than any number, so that none is lost among heads that are sound.
+double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
+
+void raise(std::optional<double>& largest, double value) { largest = larger(largest.value_or(0.0), value); }
 
 /// What KV head h has of [H, n] numbers, or of [1, n] for all heads, widened.
 Matrix entry_of(const std::vector<float>& values, int h, std::size_t size) {
@@ -71,7 +74,7 @@ double gather_error(const TensorPlan& plan, int h, int dim) {
     double inside = 0.0;
     for (std::size_t j = 0; j < d; ++j)
       if (bits[j] == bits[place]) inside += factor[order[place] * d + j] * factor[order[place] * d + j];
-    worst = std::max(worst, std::abs(1.0 - inside));
+    worst = larger(worst, std::abs(1.0 - inside));
   }
   return worst;
 }
@@ -83,7 +86,7 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   if (plan.allocation && reference.allocation) {
     constexpr double kMixedAsAWhole = 0.01;  // rounding leaves 1e-6
     const double expected = gather_error(reference, h, dim);
-    return expected > kMixedAsAWhole ? 0.0 : std::max(0.0, gather_error(plan, h, dim) - expected);
+    return expected > kMixedAsAWhole ? 0.0 : larger(0.0, gather_error(plan, h, dim) - expected);
   }
   const auto factor = [&](const TensorPlan& own) {
     const Matrix matrix = entry_of(own.rotation.matrix, h, d * d);
@@ -93,7 +96,7 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   };
   const Matrix a = factor(plan), b = factor(reference);
   double worst = 0.0;
-  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(std::abs(a[i]) - std::abs(b[i])));
+  for (std::size_t i = 0; i < a.size(); ++i) worst = larger(worst, std::abs(std::abs(a[i]) - std::abs(b[i])));
   return worst;
 }
 
@@ -115,7 +118,7 @@ void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int 
       for (std::size_t s = 0; s + 1 < borders.size(); ++s) {
         double held = 0.0;
         for (std::size_t j = borders[s]; j < borders[s + 1]; ++j) held += static_cast<double>(spectrum[j]);
-        if (held >= 0.01 * trace) raise(found.angle, principal_angle(a, b, dim, borders[s], borders[s + 1]));
+        if (!(held < 0.01 * trace)) raise(found.angle, principal_angle(a, b, dim, borders[s], borders[s + 1]));
       }
       if (both_dense && !is_random(own.recipe) && !is_random(other.recipe)) {
         const Matrix one = diagonal_under(theirs, entry_of(own.matrix, h, d * d), dim),
@@ -138,7 +141,7 @@ double table_distance(std::span<const float> a, std::span<const float> b) {
     for (const float x : from) {
       double nearest = HUGE_VAL;
       for (const float y : to) nearest = std::min(nearest, std::abs(static_cast<double>(x) - static_cast<double>(y)));
-      worst = std::max(worst, nearest);
+      worst = larger(worst, std::isnan(x) ? NAN : nearest);
     }
   return worst;
 }
@@ -261,6 +264,8 @@ double principal_angle(std::span<const double> a, std::span<const double> b, int
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < n; ++j)
       for (std::size_t r = 0; r < d; ++r) gram[i * n + j] += rest[r * n + i] * rest[r * n + j];
+  if (!std::all_of(gram.begin(), gram.end(), [](double x) { return std::isfinite(x); }))
+    return NAN;  // which eigh() cannot take
   const double sine = std::sqrt(std::clamp(eigh(gram, static_cast<int>(n)).values.front(), 0.0, 1.0));
   return std::asin(sine) * 180.0 / std::numbers::pi;
 }

@@ -188,7 +188,8 @@ double orthogonality_error(const Rotation& rotation, int dim) {
         for (std::size_t j = 0; j < d; ++j) row[j] += left * r[c * d + j];
       }
       row[i] -= 1.0;
-      for (const double value : row) worst = std::max(worst, std::abs(value));
+      for (const double value : row)
+        if (std::isnan(value) || std::abs(value) > worst) worst = std::abs(value);
     }
   }
   return worst;

@@ -761,6 +761,39 @@ TEST_CASE("Mixed widths: a head of one width may be mixed as a whole", "[eval][p
   CHECK(compared(one, two).factor.value_or(0.0) < kFloat);
 }
 
+TEST_CASE("A NaN in any head is not lost among the others", "[eval][plan_distance]") {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const TensorPlan sound = plan_of(random_heads(uh, falling(0.7)), "U*H");
+  TensorPlan centred = identity_plan();
+  centred.center.assign(kHeads * kSize, 1.0f);
+  for (std::size_t h = 0; h < kHeads; ++h) {
+    CAPTURE(h);
+    TensorPlan plan = sound;
+    plan.rotation.matrix[h * kSize * kSize + 5] = kNaN;
+    CHECK(std::isnan(*compared(plan, sound).orthogonality));
+    CHECK(std::isnan(*compared(plan, sound).factor));
+    plan = sound;
+    plan.rotation.eigenbasis[h * kSize * kSize + 5] = kNaN;
+    CHECK(std::isnan(*compared(plan, sound).covariance));
+    CHECK(std::isnan(*compared(plan, sound).angle));
+    plan = sound;
+    plan.rotation.spectrum[h * kSize] = kNaN;
+    CHECK(std::isnan(*compared(plan, sound).covariance));
+    plan = centred;
+    plan.center[h * kSize + 3] = kNaN;
+    CHECK(std::isnan(*compared(plan, centred).center));
+    const TensorPlan tables = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3}}}, true);
+    plan = tables;
+    std::get<CodebookCoder>(plan.coder).tables[2][h * 4 + 1] = kNaN;
+    CHECK(std::isnan(*compared(plan, tables).codebook));
+    CHECK(std::isnan(*compared(tables, plan).codebook));
+    const TensorPlan centroids = with_centroids(false);
+    plan = centroids;
+    plan.centroids->values[h * 4 * kSize + 3] = kNaN;
+    CHECK(!std::isfinite(*compared(plan, centroids).centroids));
+  }
+}
+
 TEST_CASE("Any two sides of one size are compared without a fault", "[eval][plan_distance]") {
   std::vector<std::pair<TensorPlan, std::pair<int, int>>> sides;  // with heads and channels
   for (const Artifact& artifact : {test::example_artifact(), test::featured_artifact()})
