@@ -14,9 +14,10 @@ from kvq_tools import ROOT, calibrate, run, succeed
 
 USAGE, INPUT, CHECK_FAILED = 2, 3, 6
 NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}
-METHODS = {"oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0), "block-gtq": ("--method", "block-gtq"),
+METHODS = {"u-p": ("--method", "oscar", "--composition", "up", "--sink-tokens", 0, "--recent-tokens", 0),
+           "oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0), "block-gtq": ("--method", "block-gtq"),
            "kvq": ("--method", "kvq"), "saw-int4": ("--method", "saw-int4"),
-           "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted")}
+           "4-means": ("--method", "saw-int4", "--kmeans", 4), "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted")}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,46 @@ def wrong_rope(editor: Editor) -> None:
         layer["geometry"]["rope"]["layout"] = "interleaved"
 
 
-DAMAGE = [("oscar", swap_layers, "rotation.covariance", "layer "), ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
+def centroids_of_head(editor: Editor) -> np.ndarray:
+    """[C, D] of KV head 1, to be changed."""
+    return editor.tensor("layers.3.k.centroids")[1]
+
+
+def shuffle_centroids(editor: Editor) -> None:
+    """Every number stays, at another place."""
+    values = centroids_of_head(editor)
+    values[:] = np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
+
+
+def shuffle_centroid_channels(editor: Editor) -> None:
+    values = centroids_of_head(editor)
+    values[:] = values[:, np.random.default_rng(0).permutation(values.shape[1])].copy()
+
+
+def centroids_of_another_head(editor: Editor) -> None:
+    centroids_of_head(editor)[:] = editor.tensor("layers.3.k.centroids")[0]
+
+
+def half_centroids(editor: Editor) -> None:
+    centroids_of_head(editor)[:] *= np.array(0.5, centroids_of_head(editor).dtype)
+
+
+def twice_centroids(editor: Editor) -> None:
+    centroids_of_head(editor)[:] *= np.array(2, centroids_of_head(editor).dtype)
+
+
+def reverse_eigenbasis(editor: Editor) -> None:
+    """Eigenvectors in the order of falling importance where they should rise, and the rotation with them."""
+    basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
+    u = basis.astype(np.float64)
+    rotation[:] = u[:, ::-1] @ u.T @ rotation.astype(np.float64)
+    basis[:] = u[:, ::-1]
+
+
+CENTROIDS = [shuffle_centroids, shuffle_centroid_channels, centroids_of_another_head, half_centroids, twice_centroids]
+
+DAMAGE = [("k-means", shuffle_centroids, "centroids", "layer 3 k"), ("k-means", centroids_of_another_head, "centroids", "layer 3 k"),
+          ("u-p", reverse_eigenbasis, "rotation.importance", "layer 3 k"), ("oscar", swap_layers, "rotation.covariance", "layer "), ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
           ("oscar", transpose_rotation, "rotation.factor", "layer 3 k"), ("block-gtq", transpose_rotation, "rotation.factor", "layer 3 k"),
           ("kvq", transpose_rotation, "rotation.factor", "layer 3 k"), ("oscar", clip_by_half, "clip", "layer 2 v"),
           ("block-gtq", reverse_bits, "heads.allocation.hamming", "layer 2 k head 0"), ("oscar", wrong_rope, "geometry", ""), ("saw-int4", wrong_rope, "geometry", "")]
@@ -166,6 +206,17 @@ def test_what_does_not_apply_is_no_fault(make_dump, tmp_path):
     code, document = diff(own, own, "--model", dump)
     assert code == 0 and all(reading["new"] is not None for reading in document["readings"])
     assert not any("output_rel_mse" in reading["metric"] or "v_rel_mse" in reading["metric"] for reading in document["readings"])
+
+
+@pytest.mark.parametrize("damage", CENTROIDS, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("method", ["4-means", "k-means"])
+def test_damaged_centroids_of_one_head_fail_by_what_they_do(artifacts, held_out, tmp_path, method, damage):
+    """Their own distance cannot tell half of them from another seed's (formats/diff.md); the default rule of logits can."""
+    good = artifacts(method)
+    editor = Editor(good)
+    damage(editor)
+    code, document = diff(good, editor.save(tmp_path / "bad.safetensors"), "--model", held_out)
+    assert code == CHECK_FAILED and failed(document)["heads.logit_rel_mse"] == "layer 3 head 1"
 
 
 # What must pass
@@ -241,6 +292,22 @@ def test_inputs_are_not_overwritten(artifacts, tmp_path):
     good = artifacts("oscar")
     content = good.read_bytes()
     assert run("kvq-diff", good, good, "--junit", good).code == USAGE and good.read_bytes() == content
+
+
+def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
+    """Two eigenvectors of close eigenvalues exchanged: 90 degrees, and nothing that matters; so no default rule is about angles."""
+    good = artifacts("oscar")
+    editor = Editor(good)
+    basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
+    u = basis.astype(np.float64)
+    order = np.arange(len(u))
+    order[[6, 9]] = order[[9, 6]]
+    rotation[:] = u[:, order] @ u.T @ rotation.astype(np.float64)
+    basis[:] = u[:, order]
+    other = editor.save(tmp_path / "other.safetensors")
+    code, document = diff(good, other, "--model", held_out)
+    assert code == 0 and max(reading["new"] for reading in document["readings"] if reading["metric"] == "rotation.angle") > 89
+    assert diff(good, other, "--fail-on", "rotation.angle<=1")[0] == CHECK_FAILED
 
 
 # Rules
