@@ -244,28 +244,29 @@ Distribution strict_kl(const Distribution& kl, double mean) {
 
 const std::vector<DiffMetric>& diff_metrics() {
   static const std::vector<DiffMetric> all = [] {
-    std::vector<DiffMetric> rows{
-        {"geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there"},
-        {"windows", "1 if sink or recent tokens differ"},
-        {"codes", "sides that are coded or rotated in another way"}};
-    for (const DistanceRow& row : kDistances) rows.push_back({row.name, row.summary});
-    rows.push_back({"allocation.hamming", "part of the widths that changed (Block-GTQ Eq. 5)"});
-    rows.push_back(
-        {"allocation.high_bit_jaccard", "widths of 4 and more that both have, of those that one has (Eq. 6)"});
-    rows.push_back({"allocation.regret", "what the widths cost more by the old scores (Eq. 7)"});
-    rows.push_back({"bytes_per_token", "mean over layers; layers.bytes_per_token of each"});
-    rows.push_back({"effective_bits", "of an element at 32768 tokens"});
-    rows.push_back({"layers.calibration_error", "what the calibration says it minimised, layer and side"});
+    std::vector<DiffMetric> rows;
+    const auto distance = [&](const char* name, const char* summary) { rows.push_back({name, summary, false, true}); };
+    const auto level = [&](const char* name, const char* summary) { rows.push_back({name, summary, false, false}); };
+    distance("geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there");
+    distance("windows", "1 if sink or recent tokens differ");
+    distance("codes", "sides that are coded or rotated in another way");
+    for (const DistanceRow& row : kDistances) distance(row.name, row.summary);
+    distance("allocation.hamming", "part of the widths that changed (Block-GTQ Eq. 5)");
+    distance("allocation.high_bit_jaccard", "widths of 4 and more that both have, of those that one has (Eq. 6)");
+    distance("allocation.regret", "what the widths cost more by the old scores (Eq. 7)");
+    level("bytes_per_token", "mean over layers; layers.bytes_per_token of each");
+    level("effective_bits", "of an element at 32768 tokens");
+    level("layers.calibration_error", "what the calibration says it minimised, layer and side");
     for (const char* name : {"layers.allocation.hamming", "heads.allocation.hamming", "layers.allocation.regret"})
-      rows.push_back({name, ""});
-    rows.push_back({"layers.bytes_per_token", ""});
-    for (const char* prefix : {"", "layers.", "heads."}) {
+      distance(name, "");
+    level("layers.bytes_per_token", "");
+    for (const std::string prefix : {"", "layers.", "heads."}) {
+      const bool of_heads = prefix == "heads.";  // o_proj mixes them
       for (const MetricRow& row : metric_rows())
-        if (row.metric != Metric::attention_kl)
-          rows.push_back({fmt::format("{}{}", prefix, row.name), *prefix ? "" : std::string(row.summary), true});
-      for (const char* part : {"mean", "median", "p95", "p99", "max"})
-        if (std::string_view(prefix) != "heads." || std::string_view(part) == "mean")
-          rows.push_back({fmt::format("{}attention_kl.{}", prefix, part), "", true});
+        if (row.metric != Metric::attention_kl && !(of_heads && row.metric == Metric::o_proj_rel_mse))
+          rows.push_back({fmt::format("{}{}", prefix, row.name), prefix.empty() ? std::string(row.summary) : "", true});
+      for (const std::string part : {"mean", "median", "p95", "p99", "max"})
+        if (!of_heads || part == "mean") rows.push_back({fmt::format("{}attention_kl.{}", prefix, part), "", true});
     }
     return rows;
   }();

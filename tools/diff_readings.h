@@ -30,6 +30,7 @@ struct Reading {
 struct DiffMetric {
   std::string name, summary;
   bool needs_dump = false;
+  bool distance = false;  ///< from the old artifact: readings have no old value
 };
 const std::vector<DiffMetric>& diff_metrics();
 

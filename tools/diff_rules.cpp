@@ -25,7 +25,7 @@ double parse_number(const std::string& text, const std::string& whole) {
   const char* first = text.data() + (text.starts_with('+') ? 1 : 0);
   const auto [end, failed] = std::from_chars(first, text.data() + text.size(), value);
   if (failed != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
-    refuse(whole, fmt::format("expected a number, found \"{}\"", text));
+    refuse(whole, fmt::format("expected a number, found \"{}\"", printable(text, 40)));
   return value;
 }
 
@@ -58,6 +58,9 @@ Rule parse_rule(const std::string& text) {
   const auto metric =
       std::find_if(known.begin(), known.end(), [&](const DiffMetric& row) { return row.name == rule.metric; });
   if (metric == known.end()) refuse(text, fmt::format("there is no metric \"{}\"", printable(rule.metric, 40)));
+  if (rule.relative && metric->distance)
+    refuse(text, fmt::format("{0} is a distance, which has no old value; write {0}{1}{2}", rule.metric,
+                             rule.at_most ? "<=" : ">=", rule.limit));
   return rule;
 }
 
@@ -69,7 +72,7 @@ const std::vector<std::string>& default_rules() {
                                                  "orthogonality<=0.0001",
                                                  "rotation.factor<=0.05",
                                                  "rotation.covariance<=0.5",
-      "rotation.importance<=0.8",
+                                                 "rotation.importance<=0.8",
                                                  "clip<=0.1",
                                                  "center<=0.5",
                                                  "trellis<=0",
@@ -80,7 +83,7 @@ const std::vector<std::string>& default_rules() {
                                                  "bytes_per_token<=+1%",
                                                  "effective_bits>=-1%",
                                                  "codebook<=0.2",
-      "centroids<=2",
+                                                 "centroids<=2",
                                                  "layers.calibration_error<=+25%",
                                                  "attention_kl.mean<=+5%",
                                                  "attention_kl.p99<=+10%",

@@ -326,11 +326,22 @@ def test_rules_hold_for_all_readings(artifacts, held_out):
 
 
 @pytest.mark.parametrize("rule", ["", "clip", "clip<0.1", "clip=0.1", "clip<=", "clip<=x", "clip<=1e", "clip<=nan", "clip<=5 %", "telepathy<=1", "<=1",
-                                  "attention_kl<=+5%", "heads.attention_kl.p99<=+5%", "attention_kl.p99<=+5%"])
+                                  "attention_kl<=+5%", "heads.attention_kl.p99<=+5%", "heads.o_proj_rel_mse<=1", "attention_kl.p99<=+5%"])
 def test_rules_that_are_none(artifacts, rule):
     result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--fail-on", rule)
     assert result.code == USAGE and result.stdout == ""
     assert result.stderr.splitlines()[0].startswith("kvq-diff: error: ") and len(result.stderr.splitlines()) <= 2
+
+
+def test_a_percentage_of_a_distance_is_refused(artifacts):
+    """It would have no old value: the message says what to write, which is taken."""
+    _, document = diff(artifacts("block-gtq"), artifacts("block-gtq"))
+    distances = {reading["metric"] for reading in document["readings"] if "old" not in reading}
+    assert {"geometry", "orthogonality", "codebook", "allocation.regret", "heads.allocation.hamming"} <= distances
+    for metric in sorted(distances):
+        result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--fail-on", f"{metric}<=+5%")
+        assert result.code == USAGE and f"has no old value; write {metric}<=0.05" in result.stderr.splitlines()[0]
+    assert run("kvq-diff", artifacts("block-gtq"), artifacts("block-gtq"), "--fail-on", "allocation.hamming<=0.05").code == 0
 
 
 def test_refusals(artifacts, held_out, make_dump, tmp_path):
