@@ -351,4 +351,21 @@ std::vector<Reading> diff_results(const CandidateResult& before, const Candidate
   return readings;
 }
 
+bool nothing_coded(const CandidateResult& result) {
+  bool has_codes = false;
+  for (const LayerResult& layer : result.layers) {
+    has_codes = has_codes || layer.k_code_bits < 16.0 || layer.v_code_bits < 16.0;
+    // Errors of the tokens that are codes at the end of a sequence.
+    if (value_of(layer.values, Metric::k_rel_mse) != 0.0) return false;
+    if (layer.v_code_bits < 16.0 && value_of(layer.values, Metric::v_rel_mse) != 0.0) return false;
+  }
+  return has_codes;
+}
+
+bool needs_codes(const std::string& metric) {
+  const auto& all = diff_metrics();
+  const auto row = std::find_if(all.begin(), all.end(), [&](const DiffMetric& own) { return own.name == metric; });
+  return row != all.end() && row->needs_dump && !metric.ends_with("rope_logit_mae");
+}
+
 }  // namespace kvq

@@ -49,4 +49,9 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after);
 std::vector<Reading> diff_results(const CandidateResult& before, const CandidateResult& after,
                                   const CandidateResult& exact, bool budgets);
 
+/// The windows of an artifact hold all that the dump has: it has codes, and none of them was read.
+bool nothing_coded(const CandidateResult& result);
+/// The readings that do not tell of codes then: all that are measured but `rope_logit_mae`, which knows no windows.
+bool needs_codes(const std::string& metric);
+
 }  // namespace kvq

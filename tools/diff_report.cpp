@@ -68,17 +68,22 @@ std::string change_of(const Reading& reading) {
              : "-";
 }
 
-/// Why a rule failed that no limit decided, or nothing.
-std::string reason_of(const CheckResult& check) {
+constexpr const char* kNothingCoded =
+    "exact windows hold all tokens of the dump, none is read as codes; take longer sequences, or --no-windows";
+
+/// Why a rule failed that no limit decided, or nothing. Tables have it short, and kNothingCoded below them.
+std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded) {
   if (check.outcome != Outcome::failed) return {};
-  if (check.readings == 0) return "nothing to judge";
-  return std::isnan(check.margin) ? "not a finite number" : "";
+  if (check.readings > 0) return std::isnan(check.margin) ? "not a finite number" : "";
+  const bool windows = nothing_coded && needs_codes(check.rule.metric) && !short_text;
+  return windows ? fmt::format("nothing to judge: {}", kNothingCoded) : "nothing to judge";
 }
 
 std::string detail(const CheckResult& check) {
-  if (check.readings == 0) return reason_of(check);
+  const std::string reason = reason_of(check, true, false);
+  if (check.readings == 0) return reason;
   const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";
-  return (std::isnan(check.margin) ? reason_of(check) + ": " : "") + describe(check.worst) + more;
+  return (reason.empty() ? "" : reason + ": ") + describe(check.worst) + more;
 }
 
 Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
@@ -124,8 +129,7 @@ std::string diff_text(const DiffReport& report) {
   if (skipped > 0)
     text += fmt::format("{} default rules had nothing to judge{}.\n", skipped,
                         report.measured ? "" : "; --model DUMP measures what the artifacts do");
-  if (report.measured && report.nothing_coded)
-    text += "No key was read as codes: exact windows hold whole sequences of the dump, see --no-windows.\n";
+  if (report.nothing_coded) text += fmt::format("Nothing to judge: {}.\n", kNothingCoded);
   return text + (report.passed() ? "passed\n" : "FAILED\n");
 }
 
@@ -139,8 +143,9 @@ std::string diff_markdown(const DiffReport& report) {
                           cell(check.rule.text), cell(detail(check)));
   text += "\n| over layers | old | new | change |\n| --- | ---: | ---: | ---: |\n";
   for (const Reading& reading : summary(report))
-    text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), number_text(*reading.before),
-                        number_text(reading.after), change_of(reading));
+    text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), value_text(*reading.before),
+                        value_text(reading.after), change_of(reading));
+  if (report.nothing_coded) text += fmt::format("\nNothing to judge: {}.\n", kNothingCoded);
   if (report.diff.differences.empty()) return text;
   text += "\n<details><summary>What the files say differently</summary>\n\n| | old | new |\n| --- | --- | --- |\n";
   for (const Difference& difference : report.diff.differences)
@@ -157,8 +162,10 @@ std::string diff_junit(const DiffReport& report) {
     cases += fmt::format("    <testcase classname=\"kvq-diff\" name=\"{}\"", xml(check.rule.text));
     if (check.outcome == Outcome::passed) cases += "/>\n";
     if (check.outcome == Outcome::skipped) cases += "><skipped/></testcase>\n";
-    if (check.outcome == Outcome::failed)
-      cases += fmt::format("><failure message=\"{}\"/></testcase>\n", xml(detail(check)));
+    if (check.outcome == Outcome::failed) {
+      const std::string why = check.readings > 0 ? detail(check) : reason_of(check, false, report.nothing_coded);
+      cases += fmt::format("><failure message=\"{}\"/></testcase>\n", xml(why));
+    }
   }
   return fmt::format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"kvq-diff {}\" tests=\"{}\" "
@@ -177,7 +184,8 @@ Json diff_json(const DiffReport& report) {
                  {"readings", check.readings},
                  {"failures", check.failures}};
     if (check.outcome == Outcome::passed) json["outcome"] = "passed";
-    if (const std::string reason = reason_of(check); !reason.empty()) json["reason"] = reason;
+    if (const std::string reason = reason_of(check, false, report.nothing_coded); !reason.empty())
+      json["reason"] = reason;
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }

@@ -13,7 +13,7 @@ struct DiffReport {
   std::string before, after;  ///< paths
   ArtifactDiff diff;
   std::vector<CheckResult> checks;
-  bool measured = false, nothing_coded = false;  ///< on a dump; all of it inside exact windows
+  bool measured = false, nothing_coded = false;  ///< on a dump; which exact windows hold
   bool passed() const;
 };
 

@@ -97,7 +97,8 @@ const std::vector<std::string>& default_rules() {
   return rules;
 }
 
-std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings) {
+std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings,
+                                     bool nothing_coded) {
   std::vector<CheckResult> results;
   for (const Rule& rule : rules) {
     CheckResult result{.rule = rule, .worst = {}};
@@ -114,7 +115,7 @@ std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::
     }
     if (result.readings > 0)
       result.outcome = result.failures > 0 ? Outcome::failed : Outcome::passed;
-    else if (rule.demanded)
+    else if (rule.demanded || (nothing_coded && needs_codes(rule.metric)))
       result.outcome = Outcome::failed;
     results.push_back(std::move(result));
   }

@@ -34,7 +34,9 @@ struct CheckResult {
 };
 
 /// Every rule against all readings of its metric. A new value that is NaN or infinite fails.
-std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings);
+/// @param nothing_coded  see there: rules that need codes fail
+std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings,
+                                     bool nothing_coded);
 
 /// "0.0312 -> 0.0340 (+9.0%) at layer 3", or the distance alone.
 std::string describe(const Reading& reading);

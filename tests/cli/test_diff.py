@@ -288,6 +288,36 @@ def test_a_demanded_rule_without_readings_fails(artifacts, tmp_path):
     assert code == CHECK_FAILED
 
 
+def test_windows_that_hold_the_whole_dump_do_not_pass(sample, held_out, tmp_path):
+    """Sequences of 149 tokens, windows of 100 and 100: every measure is zero, of sound artifacts as of damaged ones."""
+    own, windows = ("--method", "oscar"), ("--sink-tokens", 100, "--recent-tokens", 100)
+    covered = calibrate(sample, tmp_path / "covered.safetensors", *own, *windows)
+    plain = calibrate(sample, tmp_path / "plain.safetensors", *own, "--sink-tokens", 0, "--recent-tokens", 0)
+    beyond = calibrate(sample, tmp_path / "beyond.safetensors", *own, "--sink-tokens", 48, "--recent-tokens", 100)
+    junit = tmp_path / "diff.xml"
+    for old, new in ((covered, covered), (plain, covered), (covered, plain)):
+        code, document = diff(old, new, "--model", held_out, "--fail-on", "windows<=1", "--junit", junit)
+        assert code == CHECK_FAILED
+        measured = {check["rule"]: check for check in document["checks"] if check["outcome"] == "failed"}
+        assert {"attention_kl.mean<=+5%", "heads.logit_rel_mse<=+25%", "top10_overlap>=-2%"} <= measured.keys() and "rope_logit_mae<=+5%" not in measured
+        assert all("--no-windows" in measured[rule]["reason"] and measured[rule]["readings"] == 0
+                   for rule in ("attention_kl.mean<=+5%", "heads.logit_rel_mse<=+25%", "top10_overlap>=-2%"))
+        assert not any(reading["metric"].endswith(("rel_mse", "attention_kl.mean")) for reading in document["readings"])
+        failure = next(case.find("failure") for case in ElementTree.parse(junit).iter("testcase") if case.get("name") == "attention_kl.mean<=+5%")
+        assert "--no-windows" in failure.get("message")
+    text = run("kvq-diff", covered, covered, "--model", held_out)
+    assert text.code == CHECK_FAILED and "nothing to judge" in text.stdout and "--no-windows" in text.stdout.splitlines()[-2]
+    assert "--no-windows" in run("kvq-diff", covered, covered, "--model", held_out, "--markdown").stdout
+    assert diff(covered, covered, "--model", held_out, "--no-windows")[0] == 0
+    assert diff(beyond, beyond, "--model", held_out)[0] == 0, "one token of a sequence is read as codes"
+
+
+def test_exact_codes_need_no_windows(sample, held_out, tmp_path):
+    """Nothing is read as codes where there are none: that is no fault of a dump."""
+    own = calibrate(sample, tmp_path / "own.safetensors", "--method", "plain", "--bits", 16, "--sink-tokens", 200)
+    assert diff(own, own, "--model", held_out)[0] == 0
+
+
 def test_inputs_are_not_overwritten(artifacts, tmp_path):
     good = artifacts("oscar")
     content = good.read_bytes()
