@@ -41,17 +41,22 @@ worst=0
 # The first other failure than a failed rule wins: it says that something could not be judged.
 note() { if [ "$1" -ne 0 ] && { [ "$worst" -eq 0 ] || [ "$worst" -eq 6 ]; }; then worst=$1; fi; }
 
+# A file name for a heading: of one line, UTF-8, and nothing in it is Markdown.
+heading() { printf '%s' "$1" | LC_ALL=C tr '\000-\037\177' '?' | iconv -c -f UTF-8 -t UTF-8 | sed 's/[][\\`*<>|#@&]/\\&/g'; }
+# Text of tools as a code block, which nothing in it can end.
+code_block() { printf '\n'; iconv -c -f UTF-8 -t UTF-8 "$1" | sed 's/^/    /'; }
+
 judge() {  # <path at BASE, or empty> <path now>
   local before=$1 file=$2 code=0
   if [ -n "$before" ]; then
     git cat-file --filters "$base:$before" >"$old/old.safetensors"  # --filters: the content behind a Git LFS pointer
     "$bin/kvq-diff" "$old/old.safetensors" "$file" --markdown --quiet --junit "$out/${file//\//__}.xml" ${flags[@]+"${flags[@]}"} >"$old/part" 2>"$old/error" || code=$?
-    { printf '## %s\n\n' "$file"; cat "$old/part"; } >>"$out/summary.md"
+    { printf '## %s\n\n' "$(heading "$file")"; cat "$old/part"; } >>"$out/summary.md"
   else
     "$bin/kvq-inspect" "$file" --verify >"$old/part" 2>"$old/error" || code=$?
-    { printf '## %s (new)\n\n```\n' "$file"; cat "$old/part"; printf '```\n'; } >>"$out/summary.md"
+    { printf '## %s (new)\n' "$(heading "$file")"; code_block "$old/part"; } >>"$out/summary.md"
   fi
-  if [ -s "$old/error" ]; then { printf '\n```\n'; cat "$old/error"; printf '```\n'; } >>"$out/summary.md"; cat "$old/error" >&2; fi
+  if [ -s "$old/error" ]; then code_block "$old/error" >>"$out/summary.md"; cat "$old/error" >&2; fi
   printf '\n' >>"$out/summary.md"
   printf '%s: %s\n' "$file" "$([ $code = 0 ] && echo passed || echo "failed ($code)")"
   note "$code"
@@ -61,7 +66,7 @@ git diff --name-status -z -M "$base" -- '*.safetensors' >"$old/changed"
 while IFS= read -r -d '' status && IFS= read -r -d '' path; do
   case "$status" in
     A) judge "" "$path" ;;
-    D) printf '%s: deleted\n' "$path" | tee -a "$out/summary.md" ;;
+    D) printf '%s: deleted\n' "$path"; printf '%s: deleted\n' "$(heading "$path")" >>"$out/summary.md" ;;
     R* | C*) IFS= read -r -d '' now; judge "$path" "$now" ;;
     *) judge "$path" "$path" ;;
   esac

@@ -20,17 +20,24 @@ const char* word_of(Outcome outcome) {
   return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
 }
 
-/// Escapes for XML text and attributes; control characters, which XML has no way to write, become '?'.
+/// Escapes for XML text and attributes. What XML 1.0 has no way to write becomes U+FFFD: bytes that are no UTF-8,
+/// control characters, U+FFFE and U+FFFF.
 std::string xml(const std::string& text) {
+  constexpr std::string_view kReplacement = "\xef\xbf\xbd";
   std::string escaped;
-  for (const char c : text) {
+  for (const char c : utf8_text(text)) {
     switch (c) {
       case '&': escaped += "&amp;"; break;
       case '<': escaped += "&lt;"; break;
       case '>': escaped += "&gt;"; break;
       case '"': escaped += "&quot;"; break;
-      default: escaped += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+          escaped += kReplacement;
+        else
+          escaped += c;
     }
+    if (escaped.ends_with("\xef\xbf\xbe") || escaped.ends_with("\xef\xbf\xbf")) escaped.back() = kReplacement.back();
   }
   return escaped;
 }
@@ -189,14 +196,9 @@ Json diff_json(const DiffReport& report) {
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }
-  return {{"schema_version", "1.1"},
-          {"tool", "kvq-diff " KVQ_VERSION},
-          {"old", report.before},
-          {"new", report.after},
-          {"passed", report.passed()},
-          {"differences", std::move(differences)},
-          {"readings", std::move(readings)},
-          {"checks", std::move(checks)}};
+  return {{"schema_version", "1.1"},         {"tool", "kvq-diff " KVQ_VERSION}, {"old", utf8_text(report.before)},
+          {"new", utf8_text(report.after)},  {"passed", report.passed()},       {"differences", std::move(differences)},
+          {"readings", std::move(readings)}, {"checks", std::move(checks)}};
 }
 
 }  // namespace kvq

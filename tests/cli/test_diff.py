@@ -1,6 +1,8 @@
 """kvq-diff as a gate: damaged artifacts fail by the rule that should see it, runs that differ in nothing that matters pass."""
 
 import json
+import os
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from faulty_artifacts import data_start, hashed, with_metadata
 from kvq_py.safetensors_file import SafetensorsFile
-from kvq_tools import ROOT, calibrate, run, succeed
+from kvq_tools import BIN, ROOT, calibrate, run, succeed
 
 USAGE, INPUT, CHECK_FAILED = 2, 3, 6
 NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}
@@ -416,6 +418,34 @@ def test_markdown_and_junit(artifacts, held_out, tmp_path):
     rows = [line for line in result.stdout.splitlines() if line.startswith("| **FAIL** ") or line.startswith("| pass ")]
     assert len(rows) == len(cases) - outcomes.count("skipped")
     assert all(line.replace("\\|", "").count("|") == 4 for line in rows)
+
+
+NAMES = [b"a|b", b"a`b``c", b"\xff\xfe", b"cut\xe2\x82", "ünï".encode(), b"tab\tline\nbell\x07", b"<&\"'>", "\uffff\ufffe".encode(), b"\xed\xa0\x80"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_names_of_any_bytes(artifacts, tmp_path, name):
+    """Linux takes them as file names: JSON, JUnit and Markdown stay well-formed, whatever they hold."""
+    path = tmp_path / os.fsdecode(name)
+    path.write_bytes(artifacts("fitted").read_bytes())
+    junit = tmp_path / "diff.xml"
+    result = subprocess.run([BIN / "kvq-diff", path, path, "--json", "--junit", junit], capture_output=True)
+    assert result.returncode == 0, result.stderr
+    expected = "".join("\ufffd" if "\udc80" <= c <= "\udcff" else c for c in os.fsdecode(name))
+    assert json.loads(result.stdout.decode())["new"] == str(tmp_path / expected)
+    assert ElementTree.fromstring(junit.read_bytes().decode()).find("testsuite").get("name").startswith(f"kvq-diff {tmp_path}")
+    markdown = subprocess.run([BIN / "kvq-diff", path, path, "--markdown"], capture_output=True).stdout.decode()
+    line = markdown.splitlines()[2]
+    assert line.count("`") == 4 and line.startswith("`") and line.endswith("`") and "` against `" in line
+
+
+def test_names_in_an_artifact_cannot_break_the_markdown(artifacts, tmp_path):
+    editor = Editor(artifacts("fitted"))
+    editor.manifest["model"]["name"] = "a|b`c`|<b>*d*\n| e |\\|"
+    lines = run("kvq-diff", artifacts("fitted"), editor.save(tmp_path / "other"), "--markdown").stdout.splitlines()
+    row = next(line for line in lines if line.startswith("| model name "))
+    plain = row.replace("\\\\", "")
+    assert plain.replace("\\|", "").count("|") == 4 and plain.count("`") == plain.count("\\`") == 2 and "<" not in plain.replace("\\<", "")
 
 
 def test_threads_change_nothing(artifacts, held_out):

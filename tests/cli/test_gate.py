@@ -20,7 +20,7 @@ def git(folder: Path, *words: str) -> None:
 
 def gate(folder: Path, *flags: object) -> subprocess.CompletedProcess:
     command = [ROOT / "scripts/gate_artifacts.sh", *flags]
-    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | {"KVQ_BIN": str(BIN.resolve())}, capture_output=True, text=True)
+    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | {"KVQ_BIN": str(BIN.resolve())}, capture_output=True, text=True, errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,21 @@ def test_renamed_deleted_and_elsewhere(repository, artifacts):
     judged, deleted = sorted(result.stdout.splitlines(), key=lambda line: "deleted" in line)
     assert result.returncode == CHECK_FAILED and judged == "models/three.safetensors: failed (6)"
     assert deleted in ("models/a/one.safetensors: deleted", "two.safetensors: deleted")
+
+
+@pytest.mark.parametrize("name", [b"a`b|c", b"a\n## b", b"\xff", b"<img src=x> [a](b)", b"a&b @c #1", "ü".encode()], ids=repr)
+def test_names_cannot_break_the_summary(repository, artifacts, name):
+    """Changed, new and broken ones: a heading of one line each, and everything else as it is for other names."""
+    path = repository / os.fsdecode(name + b".safetensors")
+    for source, code in (("new", PASSED), (None, INPUT)):
+        shutil.copy(artifacts[source], path) if source else path.write_bytes(b"```\n# none")
+        git(repository, "add", ".")
+        result = gate(repository, "main", "--out", "gate")
+        assert result.returncode == code, result
+        lines = (repository / "gate/summary.md").read_bytes().decode().splitlines()
+        assert len([line for line in lines if line.startswith("#")]) == 1 and not any(line.startswith("```") for line in lines)
+        plain = lines[0].replace("\\\\", "")
+        assert all(plain.count(c) == plain.count(f"\\{c}") for c in "`|<[&@") and plain.endswith("(new)")
 
 
 def test_usage(repository):

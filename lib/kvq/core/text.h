@@ -47,4 +47,17 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
+/// Text of unknown origin as well-formed UTF-8: every byte that is none becomes U+FFFD.
+inline std::string utf8_text(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t length = 1;
+    while (length <= 4 && !is_utf8(text.substr(i, length))) ++length;
+    const bool found = length <= 4 && i + length <= text.size();
+    result += found ? text.substr(i, length) : "\xef\xbf\xbd";
+    i += found ? length : 1;
+  }
+  return result;
+}
+
 }  // namespace kvq

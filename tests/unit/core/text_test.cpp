@@ -50,3 +50,16 @@ TEST_CASE("Text of unknown origin is one line of printable ASCII in a message", 
   CHECK(printable("12345", 5) == "12345");
   CHECK(printable("123456", 5) == "12345...");
 }
+
+TEST_CASE("Bytes that are no UTF-8 become U+FFFD, each of them", "[core]") {
+  const std::string bad = "\xef\xbf\xbd";
+  CHECK(utf8_text("plain \xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80\n") == "plain \xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80\n");
+  CHECK(utf8_text("") == "");
+  CHECK(utf8_text("\xff") == bad);
+  CHECK(utf8_text("a\xe2\x82") == "a" + bad + bad);
+  CHECK(utf8_text("\xe2\x82z\xc3\xbc") == bad + bad + "z\xc3\xbc");
+  CHECK(utf8_text("\xed\xa0\x80") == bad + bad + bad);  // a surrogate
+  for (int first = 0; first < 256; ++first)
+    for (int second = 0; second < 256; ++second)
+      if (!is_utf8(utf8_text(std::string{static_cast<char>(first), static_cast<char>(second), 'z'}))) FAIL(first << " " << second);
+}
