@@ -49,7 +49,7 @@ bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const S
   try {
     const StatsFile shard = StatsFile::open(path);
     const StatsHeader& found = shard.header();
-    if (found.seed != header.seed || found.sample_tokens != header.sample_tokens || found.model.fingerprint != header.model.fingerprint ||
+    if (found.seed != header.seed || found.sample_tokens != header.sample_tokens || found.range != header.range || found.model.fingerprint != header.model.fingerprint ||
         found.model.name != header.model.name || found.producer != header.producer || found.capture_point != header.capture_point ||
         found.model.num_layers != header.model.num_layers || found.model.config_json != header.model.config_json)
       return false;
@@ -95,6 +95,7 @@ StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& laye
 
   StatsOrigin origin;
   origin.header = header_of(dump, request);
+  if (tokens.count < dump.num_tokens()) origin.header.range = tokens;
   origin.header.model.layers = layers;
   const std::vector<std::int64_t> one_sequence{0, tokens.count};
   double total = 0.0, done = 0.0;

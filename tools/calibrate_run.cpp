@@ -54,7 +54,7 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
                                                 model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
-Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet) {
+Artifact decide(const StatsOrigin& origin, const CalibrateFlags&, const Options& options, bool quiet) {
   Artifact artifact;
   artifact.model = origin.header.model;
   artifact.windows = options.windows;
@@ -66,7 +66,7 @@ Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Op
   c.seed = options.seed;
   c.options = options_to_json(options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
-  if (flags.num_tokens || flags.first_token > 0) c.options["tokens"] = {{"first", flags.first_token}, {"count", origin.entries.front().tokens}};
+  if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Progress progress(static_cast<double>(origin.size()), quiet);
   const LayerDone done = [&](std::size_t i) {
     progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));

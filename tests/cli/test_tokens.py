@@ -174,12 +174,32 @@ def test_artifacts_of_a_part_verify(dump, tmp_path):
     assert run("kvq-inspect", calibrate(dump, tmp_path / "out", *span(70, 200)), "--verify").code == 0
 
 
-def test_deciding_from_statistics_of_a_part_gives_the_tensors_of_the_direct_run(dump, tmp_path):
-    """The manifests differ in `options.tokens`: statistics do not say which part of a dump they are of."""
-    direct = calibrate(dump, tmp_path / "direct", *span(70, 200), "--stats", tmp_path / "stats")
+@pytest.mark.parametrize("flags", [span(70, 200), ("--first-token", 120), ("--num-tokens", 50), span(0, TOKENS), ()], ids=str)
+def test_deciding_from_statistics_of_a_part_gives_the_artifact_of_the_direct_run(dump, tmp_path, flags):
+    direct = calibrate(dump, tmp_path / "direct", *flags, "--stats", tmp_path / "stats")
     succeed("kvq-calibrate", "--quiet", "--stats", tmp_path / "stats", "--output", tmp_path / "later")
-    assert tensors(tmp_path / "later") == tensors(direct)
-    assert manifest(tmp_path / "later")["calibration"]["tokens"] == 200
+    assert (tmp_path / "later").read_bytes() == direct.read_bytes()
+    stats = manifest(tmp_path / "stats")
+    assert stats.get("token_range") == manifest(direct)["calibration"]["options"].get("tokens")
+    assert stats["version"] == ("1.2" if "token_range" in stats else "1.0")
+
+
+def test_merged_statistics_say_the_range_of_all_of_them(dump, tmp_path):
+    """Shards by layer have one; those by sequences, or of different ranges, have none together."""
+    def collected(name: str, *flags: object) -> Path:
+        calibrate(dump, tmp_path / "out", "--stats", tmp_path / name, *flags)
+        return tmp_path / name
+
+    def merged(*shards: Path) -> dict:
+        succeed("kvq-calibrate", "--stats", tmp_path / "merged", *(word for shard in shards for word in ("--merge-stats", shard)))
+        return manifest(tmp_path / "merged")
+
+    low, high = (collected(name, *span(70, 200), "--layers", layer) for name, layer in (("low", 0), ("high", 1)))
+    assert merged(low, high)["token_range"] == {"first": 70, "count": 200}
+    assert (tmp_path / "merged").read_bytes() == collected("joint", *span(70, 200), "--layers", "0,1").read_bytes()
+    other = collected("other", *span(71, 200), "--layers", 1)
+    assert "token_range" not in merged(low, other)
+    assert "token_range" not in merged(low, collected("rest", *span(0, 70), "--layers", 0))
 
 
 # --dry-run

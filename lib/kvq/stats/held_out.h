@@ -11,6 +11,7 @@ namespace kvq {
 struct TokenRange {
   std::int64_t first = 0, count = 0;
   bool contains(std::int64_t token) const { return token >= first && token < first + count; }
+  bool operator==(const TokenRange&) const = default;
 };
 
 /// The beginning of one sequence, whole, so that attention over it is exact: what plans are compared on. Its tokens are in no moment

@@ -249,6 +249,8 @@ StatsFile StatsFile::open(const std::filesystem::path& path) {
   header.capture_point = manifest.at("dump").at("capture_point");
   header.seed = manifest.at("seed");
   header.sample_tokens = manifest.at("sample_tokens");
+  if (manifest.contains("token_range"))
+    header.range = TokenRange{manifest.at("token_range").at("first"), manifest.at("token_range").at("count")};
   for (const Json& json : manifest.at("layers")) {
     LayerRow row = parse_row(json, impl->file.name());
     if (row.layer >= header.model.num_layers || (!impl->rows.empty() && row.layer <= impl->rows.back().layer))
@@ -279,14 +281,15 @@ namespace {
 /// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
   const bool held_out = std::any_of(rows.begin(), rows.end(), [](const Json& row) { return row.contains("held_out_tokens"); });
-  const Json manifest = {{"format", "kvq-stats"},
-                         {"version", held_out ? "1.1" : "1.0"},
-                         {"requires", Json::array()},
-                         {"model", model_to_json(header.model)},
-                         {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
-                         {"seed", header.seed},
-                         {"sample_tokens", header.sample_tokens},
-                         {"layers", std::move(rows)}};
+  Json manifest = {{"format", "kvq-stats"},
+                   {"version", header.range ? "1.2" : held_out ? "1.1" : "1.0"},
+                   {"requires", Json::array()},
+                   {"model", model_to_json(header.model)},
+                   {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
+                   {"seed", header.seed},
+                   {"sample_tokens", header.sample_tokens},
+                   {"layers", std::move(rows)}};
+  if (header.range) manifest["token_range"] = {{"first", header.range->first}, {"count", header.range->count}};
   check_schema(manifest, stats_schema(), "the new manifest");
   write_manifest(writer, manifest);
   writer.write(path);
@@ -410,7 +413,11 @@ void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const s
     rows.push_back(layer_row(file->load(index)));  // loading checks every number
     file->add_to(writer, index);
   }
-  write_stats(files.front().header(), std::move(rows), writer, output);
+  StatsHeader header = files.front().header();
+  const bool one_range = std::all_of(files.begin(), files.end(),
+                                     [&](const StatsFile& file) { return file.header().range == header.range; });
+  if (!one_range || !merged.empty()) header.range.reset();  // shards by sequences may be of several dumps
+  write_stats(header, std::move(rows), writer, output);
 }
 
 }  // namespace kvq

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ struct StatsHeader {
   std::string capture_point;
   std::uint64_t seed = 0;
   std::int64_t sample_tokens = 0;
+  std::optional<TokenRange> range = {};  ///< of the dump's tokens, where a part of them was taken
 };
 
 /// A statistics file (formats/stats.md), opened for reading; a layer is read when it is asked for.
@@ -54,7 +56,7 @@ class StatsFile {
 void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path);
 
 /// Joins statistics files: layers that appear once are taken as they are, layers of several files are merged in the order of
-/// the files. One layer at a time is in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers of sequences
+/// the files; the range of tokens is kept if all have the same and no layer is merged. One layer at a time is in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers of sequences
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
 
 }  // namespace kvq
