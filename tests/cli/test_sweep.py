@@ -7,7 +7,9 @@ import os
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -499,6 +501,36 @@ def sample_layer(sample, tmp_path_factory) -> tuple[Path, Path]:
 
 def test_there_are_grids():
     assert {path.stem for path in SCRIPTS} >= LONG | {MANY_CENTROIDS, "methods"} and len(SCRIPTS) == 11
+
+
+def test_grids_have_the_rows_of_the_papers():
+    rows = {path.stem: rows_of(json.loads(path.read_text())) for path in SCRIPTS}
+    labels = {name: [label for label, _ in own] for name, own in rows.items()}
+    lengths = [2048, 1024, 512, 256, 128, 64]
+    assert labels["block-gtq-table2"] == [f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in lengths]
+    places = [", ".join(label.split(", ")[:2]) for label in labels["block-gtq-table3"]]
+    assert places == [f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in (2048, 512, 128) for _ in range(3)]
+    flags = {label: words for label, words in rows["oscar-table4"]}
+    assert flags["U H P of C_SQ, C_S"][-2:] == ["--target-k", "scored_query"]
+    assert "--random-signs" in flags["random Hadamard"] and flags["random orthogonal"][-2:] == ["--method", "random"]
+
+
+def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_path):
+    grid = {"flags": "--method plain --center k", "rows": [{"label": "alone", "flags": "--bits 3"}], "schemes": ["bf16"],
+            "axes": [[{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 4"}],
+                     [{"label": f"from {first}", "flags": f"--num-tokens 20 --first-token {first}"} for first in (0, 20, 40)]]}
+    said = document(tmp_path, grid, make_dump(tokens=64, layers=1, head_dim=16, q_heads=2), "--calibration", make_dump(tokens=64, layers=1, head_dim=16, q_heads=2))
+    path = tmp_path / "said.json"
+    path.write_text(json.dumps(said))
+    done = subprocess.run([sys.executable, ROOT / "scripts/sweep_noise.py", path, "--metric", "output_rel_mse", "--metric", "attention_kl.p99"],
+                          capture_output=True, text=True, check=True)
+    header, *lines = done.stdout.splitlines()
+    assert header.split() == ["n", "output_rel_mse", "attention_kl.p99"]
+    assert [line.split()[:2] for line in lines] == [["alone", "1"], ["A", "3"], ["B", "3"], ["bf16", "1"]]
+    values = [scheme["mean"]["output_rel_mse"] for scheme in said["schemes"][1:4]]
+    mean, _, deviation, part = lines[1].split()[2:6]
+    assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3) and float(deviation) == pytest.approx(statistics.stdev(values), rel=0.1)
+    assert float(part.strip("(%)")) == pytest.approx(100 * statistics.stdev(values) / statistics.mean(values), abs=0.1)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in LONG | {MANY_CENTROIDS}], ids=lambda path: path.stem)
