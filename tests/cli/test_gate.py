@@ -1,5 +1,6 @@
 """scripts/gate_artifacts.sh: changed artifacts of a git repository against their revision, as the worked GitHub Actions example runs it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -111,9 +112,55 @@ def test_usage(repository):
     assert gate(repository, "--help").returncode == 0
 
 
-def test_the_example_runs_what_is_tested():
+@pytest.fixture(scope="module")
+def workflow() -> dict:
     text = (ROOT / "scripts/github_actions.yml").read_text()
-    assert "scripts/gate_artifacts.sh" in text and "\t" not in text
-    yaml = pytest.importorskip("yaml")
-    steps = yaml.safe_load(text)["jobs"]["kvq-diff"]["steps"]
-    assert any("gate_artifacts.sh" in step.get("run", "") for step in steps)
+    assert "\t" not in text
+    return pytest.importorskip("yaml").safe_load(text)
+
+
+def test_the_example_runs_what_is_tested(workflow):
+    gates = [step["run"] for step in workflow["jobs"]["kvq-diff"]["steps"] if "gate_artifacts.sh" in step.get("run", "")]
+    assert len(gates) == 1 and "GITHUB_STEP_SUMMARY" in gates[0]
+    assert not any("${{" in step.get("run", "") for step in workflow["jobs"]["kvq-diff"]["steps"]), "names of others are no shell code"
+
+
+def test_only_the_comment_may_write_and_not_for_forks(workflow):
+    assert "pull_request_target" not in workflow[True] and workflow["permissions"] == {}, "YAML reads `on` as true"
+    permissions = {name: job["permissions"] for name, job in workflow["jobs"].items()}
+    assert permissions == {"kvq-diff": {"contents": "read"}, "comment": {"pull-requests": "write"}}
+    comment = workflow["jobs"]["comment"]
+    assert "github.event.pull_request.head.repo.full_name == github.repository" in comment["if"] and comment["needs"] == "kvq-diff"
+    assert not any("run" in step or "checkout" in step["uses"] for step in comment["steps"])
+
+
+NODE = """
+const [script, folder, existing] = process.argv.slice(2).map((x, i) => i === 1 ? x : JSON.parse(x));
+process.chdir(folder);
+const said = [], call = name => async request => { said.push({name, ...request}); };
+const github = {paginate: async () => existing, rest: {issues: {listComments: null, updateComment: call('update'), createComment: call('create')}}};
+const context = {repo: {owner: 'o', repo: 'r'}, issue: {number: 7}, serverUrl: 'https://host', runId: 9};
+const body = Object.getPrototypeOf(async function () {}).constructor;
+new body('github', 'context', 'require', script)(github, context, require).then(() => console.log(JSON.stringify(said)));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_comment_is_made_once_and_then_written_anew(workflow, tmp_path):
+    script = workflow["jobs"]["comment"]["steps"][-1]["with"]["script"]
+
+    def said(*comments: dict) -> dict:
+        done = subprocess.run(["node", "-e", NODE, "x", json.dumps(script), tmp_path, json.dumps(comments)], capture_output=True, text=True, check=True)
+        request, = json.loads(done.stdout)
+        assert len(request["body"]) < 65536 and request["body"].startswith("<!-- kvq-gate -->\n")
+        return request
+
+    assert "Nothing was compared" in said()["body"]
+    (tmp_path / "kvq-gate").mkdir()
+    (tmp_path / "kvq-gate/summary.md").write_text("## a.safetensors\n")
+    others = {"id": 1, "user": {"type": "User"}, "body": "<!-- kvq-gate -->"}, {"id": 2, "user": {"type": "Bot"}, "body": "hello"}
+    assert (said(*others)["name"], said(*others)["issue_number"]) == ("create", 7) and "## a.safetensors" in said(*others)["body"]
+    again = said(*others, {"id": 3, "user": {"type": "Bot"}, "body": "<!-- kvq-gate -->\nold"})
+    assert (again["name"], again["comment_id"]) == ("update", 3)
+    (tmp_path / "kvq-gate/summary.md").write_text("| row |\n" * 20000)
+    assert "summary of the run" in said()["body"]
