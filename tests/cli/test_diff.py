@@ -365,6 +365,11 @@ def test_rules_that_are_none(artifacts, rule):
     assert result.stderr.splitlines()[0].startswith("kvq-diff: error: ") and len(result.stderr.splitlines()) <= 2
 
 
+def test_heads_have_no_output_projection(artifacts, held_out):
+    result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--model", held_out, "--fail-on", "heads.o_proj_rel_mse<=1")
+    assert result.code == USAGE and 'there is no metric "heads.o_proj_rel_mse"' in result.stderr
+
+
 def test_a_percentage_of_a_distance_is_refused(artifacts):
     """It would have no old value: the message says what to write, which is taken."""
     _, document = diff(artifacts("block-gtq"), artifacts("block-gtq"))
