@@ -13,7 +13,9 @@ NEEDS = {
     "container": ["core"],
     "dump": ["core"],
     "codec": ["plan"],
+    "device": ["plan"],
     "artifact": ["plan", "container"],
+    "runtime": ["device", "artifact"],
     "compute": ["codec"],
     "stats": ["compute", "dump", "container", "artifact"],
     "solve": ["compute"],
@@ -29,6 +31,7 @@ THIRD_PARTY = {
     r"cblas\.h": {"compute"},
     r"oneapi/|tbb/": {"compute"},
     r"nlohmann/|valijson/": {"container"},
+    r"cuda\w*\.h|cuda_\w+\.h": {"device", "runtime"},
     r"xxhash\.h": {"container", "dump", "stats", "tools"},
 }
 
