@@ -127,7 +127,7 @@ void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport
                         .scheme = {}});
   for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
   // What the dump has no numbers for is NaN here too; anywhere else a NaN is a fault.
-  Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t) { return StoredLayer{}; }};
+  Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t, bool) { return StoredLayer{}; }};
   candidates.push_back(
       {.name = "exact", .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = std::move(exact)});
   Progress progress(1.0, flags.quiet || flags.json || flags.markdown);
