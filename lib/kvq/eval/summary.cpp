@@ -25,6 +25,11 @@ double quantile(const std::vector<T>& sorted, double q) {
 
 Distribution distribution_of(std::vector<float> values) {
   if (values.empty()) return {};
+  // Sorting needs an order, which NaN does not have; and no quantile of such values means anything.
+  if (std::any_of(values.begin(), values.end(), [](float value) { return std::isnan(value); })) {
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+    return {kNone, kNone, kNone, kNone, kNone};
+  }
   std::sort(values.begin(), values.end());
   double sum = 0.0;
   for (const float value : values) sum += static_cast<double>(value);

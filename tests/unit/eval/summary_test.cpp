@@ -116,6 +116,13 @@ TEST_CASE("Hand-made quantiles", "[eval][summary]") {
   CHECK((squares.median == 2500.0 && squares.p95 == 9025.0 && squares.p99 == 9801.0 && squares.max == 10000.0));
 }
 
+TEST_CASE("One NaN leaves no quantile", "[eval][summary]") {
+  std::vector<float> values(100, 0.25f);
+  values[37] = std::numeric_limits<float>::quiet_NaN();
+  const Distribution found = distribution_of(values);
+  for (const double x : {found.mean, found.median, found.p95, found.p99, found.max}) CHECK(std::isnan(x));
+}
+
 TEST_CASE("The mean of many small numbers is summed in double", "[eval][summary]") {
   std::vector<float> values(2000000, 0.1f);
   values.front() = 1e6f;
