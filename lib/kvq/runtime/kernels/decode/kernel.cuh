@@ -51,11 +51,12 @@ struct Loader {
     typename T::StageInfo info;
     const std::byte* from[kPieces];  ///< exact: keys; coded: the head's tiles in each page
     int values;                      ///< exact: byte of the values behind the keys
+    const void* queries;             ///< of the item, with its first stage; else null
   };
 
-  __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used) const {
+  __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used, const void* queries) const {
     const Span& span = walk.span;
-    Job job{{flags, 0, 0, 0}, {}, 0};
+    Job job{{flags, 0, 0, 0}, {}, 0, queries};
     if (!used) return job;
     const int page_tiles = 1 << (p.page_shift - 4);
     if (slot < span.coded_slots) {
@@ -87,71 +88,84 @@ struct Loader {
     return job;
   }
 
-  /// Copies into the stage; with bulk copies by one lane, else by all.
-  __device__ __forceinline__ void copy(int at, const std::byte* from, int bytes) {
+  /// Copies to shared memory; with bulk copies by one lane, else by all.
+  __device__ __forceinline__ void copy(void* to, const void* from, int bytes, unsigned full) {
 #if __CUDA_ARCH__ >= 900
-    ptx::cp_async_bulk(ptx::shared_address(shared.stages[stage] + at), from, static_cast<unsigned>(bytes), ptx::shared_address(&shared.full[stage]));
+    ptx::cp_async_bulk(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
 #else
-    for (int i = lane * 16; i < bytes; i += 512) ptx::cp_async_16(ptx::shared_address(shared.stages[stage] + at + i), from + i);
+    for (int i = lane * 16; i < bytes; i += 512) ptx::cp_async_16(ptx::shared_address(to) + static_cast<unsigned>(i), static_cast<const std::byte*>(from) + i);
 #endif
   }
-  __device__ __forceinline__ void announce(const typename T::StageInfo& info, int bytes) {
-    shared.info[stage] = info;
+  __device__ __forceinline__ void announce(const typename T::StageInfo& info, int at, int bytes) {
+    shared.info[at] = info;
 #if __CUDA_ARCH__ >= 900
-    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.full[stage]), static_cast<unsigned>(bytes));
+    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.full[at]), static_cast<unsigned>(bytes));
 #else
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[at]));
 #endif
   }
-  /// Starts the copies of a job. @param announces  the lane that writes the stage's information
-  __device__ __forceinline__ void start(const Job& job, bool announces) {
-    if (job.info.flags & kStageExact) {
-      if (announces) announce(job.info, 2 * T::kExactBytes);
-      copy(0, job.from[0], T::kExactBytes);
-      copy(T::kExactBytes, job.from[0] + job.values, T::kExactBytes);
-    } else if (job.info.flags & kStageCoded) {
-      if constexpr (!T::kExact) {
-        constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
-        const int page_tiles = 1 << (p.page_shift - 4);
-        const int from_tile = max(0, (job.info.begin - job.info.first) / kTileTokens);
-        const int to_tile = min(T::kStageTiles, (job.info.end - job.info.first + kTileTokens - 1) / kTileTokens);
-        if (announces) announce(job.info, (to_tile - from_tile) * T::kTileBytes);
-        if (page_tiles == T::kStageTiles && to_tile - from_tile == T::kStageTiles) {  // the stage is a page
-          copy(0, job.from[0], T::kCodedBytes);
-        } else {
+  /// Starts the copies of a job into stage `at`. @param announces  the lane that writes the stage's information
+  __device__ __forceinline__ void start(const Job& job, int at, bool announces) {
+    unsigned char* to = shared.stages[at];
+    const unsigned full = ptx::shared_address(&shared.full[at]);
+    const int query_bytes = job.queries ? p.num_q_heads / p.num_kv_heads * T::kHeadDim * 2 : 0;
+    constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
+    const int page_tiles = 1 << (p.page_shift - 4);
+    const bool coded = !T::kExact && (job.info.flags & kStageCoded);
+    const int from_tile = coded ? max(0, (job.info.begin - job.info.first) / kTileTokens) : 0;
+    const int to_tile = coded ? min(T::kStageTiles, (job.info.end - job.info.first + kTileTokens - 1) / kTileTokens) : 0;
+    const int bytes = coded ? (to_tile - from_tile) * T::kTileBytes : job.info.flags & kStageExact ? 2 * T::kExactBytes : 0;
+    if (announces) announce(job.info, at, bytes + query_bytes);
+    if (coded && page_tiles == T::kStageTiles && bytes == T::kCodedBytes) {  // the stage is a page
+      copy(to, job.from[0], T::kCodedBytes, full);
+    } else if (coded) {
 #pragma unroll
-          for (int k = 0; k < kPieces; ++k) {
-            const int tile = max(from_tile, k * page_tiles), count = min(to_tile, (k + 1) * page_tiles) - tile;
-            if (count <= 0) continue;
-            const int in_page = (job.info.first / kTileTokens + tile) & (page_tiles - 1);
-            copy(tile * kKeyBytes, job.from[k] + in_page * kKeyBytes, count * kKeyBytes);
-            copy(T::kValuesAt + tile * kValueBytes, job.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes, count * kValueBytes);
-          }
-        }
+      for (int k = 0; k < kPieces; ++k) {
+        const int tile = max(from_tile, k * page_tiles), count = min(to_tile, (k + 1) * page_tiles) - tile;
+        if (count <= 0) continue;
+        const int in_page = (job.info.first / kTileTokens + tile) & (page_tiles - 1);
+        copy(to + tile * kKeyBytes, job.from[k] + in_page * kKeyBytes, count * kKeyBytes, full);
+        copy(to + T::kValuesAt + tile * kValueBytes, job.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes, count * kValueBytes, full);
       }
-    } else if (announces) {
-      announce(job.info, 0);
+    } else if (bytes) {
+      copy(to, job.from[0], T::kExactBytes, full);
+      copy(to + T::kExactBytes, job.from[0] + job.values, T::kExactBytes, full);
     }
+    if (query_bytes) copy(shared.raw_q[job.info.flags >> kStageItemShift], job.queries, query_bytes, full);
   }
 
-  /// Loads the jobs that the first `count` lanes hold, one after the other.
+  /// Loads the jobs that the first `count` lanes hold, in order.
   __device__ __forceinline__ void load(const Job& job, int count) {
+#if __CUDA_ARCH__ >= 900
+    // A few lanes at a time: what one job costs would not keep up with the memory.
+    constexpr int kAtOnce = T::kStages < 4 ? T::kStages : 4;
+    for (int base = 0; base < count; base += kAtOnce) {
+      const int n = min(kAtOnce, count - base), mine = lane - base;
+      if (mine >= 0 && mine < n) {
+        const bool wraps = stage + mine >= T::kStages;
+        const int at = stage + mine - (wraps ? T::kStages : 0);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at]), parity ^ (wraps ? 1u : 0u));
+        start(job, at, true);
+      }
+      __syncwarp();
+      stage += n;
+      if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
+    }
+#else
     for (int i = 0; i < count; ++i) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity);
-#if __CUDA_ARCH__ >= 900
-      if (lane == i) start(job, true);
-#else
       Job theirs;
       theirs.info = {__shfl_sync(kAll, job.info.flags, i), __shfl_sync(kAll, job.info.first, i), __shfl_sync(kAll, job.info.begin, i), __shfl_sync(kAll, job.info.end, i)};
       theirs.values = __shfl_sync(kAll, job.values, i);
+      theirs.queries = reinterpret_cast<const void*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.queries), i));
 #pragma unroll
       for (int k = 0; k < kPieces; ++k)
         theirs.from[k] = reinterpret_cast<const std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.from[k]), i));
-      start(theirs, lane == 0);
+      start(theirs, stage, lane == 0);
       ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.full[stage]));
-#endif
       if (++stage == T::kStages) stage = 0, parity ^= 1;
     }
+#endif
   }
 
   /// Loads all pieces of this block: first its own, then those that are left.
@@ -174,9 +188,10 @@ struct Loader {
           shared.items[item] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot), cut.piece_of(walk.slot + n - 1)};
         }
         const int label = item << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
+        const void* queries = static_cast<const typename T::Activation*>(p.q) + walk.sequence * p.q_stride + walk.head * (p.num_q_heads / p.num_kv_heads) * T::kHeadDim;
         for (int base = 0; base < padded; base += 32) {
           const int i = base + lane, flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
-          load(describe(walk, from + i, flags, from + i < to), min(32, padded - base));
+          load(describe(walk, from + i, flags, from + i < to, i == 0 ? queries : nullptr), min(32, padded - base));
         }
         if (++item == T::kItems) item = 0;
         if (walk.slot + n >= end) break;
@@ -193,7 +208,7 @@ struct Loader {
         piece = cut.pieces[0] + __shfl_sync(kAll, place, 0);
       }
     }
-    load(Job{{kStageEnd, 0, 0, 0}, {}, 0}, T::kTeams);
+    load(Job{{kStageEnd, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
   }
 };
 
@@ -547,7 +562,7 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
 template <typename T>
 __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceRotation& rotation, int head, bool transposed) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
-  float(&rows)[T::kHeads][kDim] = shared.q;
+  float(&rows)[T::kHeads][kDim] = shared.record.value;
   const int entry = rotation.per_head ? head : 0, thread = static_cast<int>(threadIdx.x);
   if (rotation.matrix) {
     // Each thread takes four columns and a part of the inner dimension; the parts meet in `merged`.
@@ -712,19 +727,20 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
 
     // 7.2 A new item's queries: rotated, as operands.
     if (info.flags & kStageFirst) {
-      const typename T::Item item = shared.items[info.flags >> kStageItemShift];
-      const Activation* q = static_cast<const Activation*>(p.q) + item.sequence * p.q_stride + item.head * group_heads * kDim;
+      const int label = info.flags >> kStageItemShift;
+      const Activation* q = reinterpret_cast<const Activation*>(shared.raw_q[label]);
+      sync<T>();  // they came with the first stage, which the first team waited for
       for (int i = thread; i < T::kHeads * kDim; i += T::kThreads)
-        shared.q[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
+        shared.record.value[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
       sync<T>();
-      rotate<T>(shared, p.rotation_k, item.head, false);
+      rotate<T>(shared, p.rotation_k, shared.items[label].head, false);
       for (int i = thread; i < T::kTeam * T::kBlocks * 64; i += T::kThreads) {
         const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
-        const float* row = shared.q[4 * m + (l >> 3)];
+        const float* row = shared.record.value[4 * m + (l >> 3)];
         const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
         shared.exact_q[m][block][half][l] = half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
       }
-      query.load(&shared.q[4 * member], p.softmax_scale, lane);
+      query.load(&shared.record.value[4 * member], p.softmax_scale, lane);
       state.reset();
       sync<T>();
     }
@@ -813,14 +829,14 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
       const float2 merged = shared.record.state[head];
       const float sum = merged.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - merged.x) : 0.0f);
       const float inverse = 1.0f / sum;
-      for (int c = lane; c < kDim; c += 32) shared.q[head][c] = shared.record.value[head][c] * inverse;
+      for (int c = lane; c < kDim; c += 32) shared.record.value[head][c] *= inverse;
       if (p.lse && lane == 0) p.lse[static_cast<std::int64_t>(item.sequence) * p.num_q_heads + query_head] = (merged.x + shift + log2f(sum)) * kLn2;
     }
     sync<T>();
     rotate<T>(shared, p.rotation_v, item.head, true);
     Activation* out = static_cast<Activation*>(p.out) + item.sequence * p.out_stride + item.head * group_heads * kDim;
     for (int i = thread; i < group_heads * kDim; i += T::kThreads)
-      from_float(shared.q[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f), out[i]);
+      from_float(shared.record.value[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f), out[i]);
     sync<T>();
   }
 }

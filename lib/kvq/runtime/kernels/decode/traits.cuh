@@ -44,7 +44,7 @@ struct DecodeTraits {
   // Stages: exact tokens by eight, coded ones as many steps of 32 as take about as many bytes; 4 KB at head_dim 128.
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
-  static constexpr int kStageTiles = 4 * kTileBytes <= 2 * kExactBytes * 5 / 4 ? 4 : 2;
+  static constexpr int kStageTiles = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4 ? 4 : 2;
   static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
   static constexpr int kValuesAt = kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
@@ -52,11 +52,11 @@ struct DecodeTraits {
   /// Three blocks a multiprocessor have room for about 55 KB of stages each, two (head_dim above 128) for 64 KB.
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
-  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 8 ? 8 : kFit < 2 ? 2 : kFit;  ///< stages of a team
+  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4 ? 4 : kFit < 2 ? 2 : kFit;  ///< stages of a team
   static constexpr int kStages = kTeams * kEach;  ///< stage s is team s mod kTeams'
   static constexpr int kItems = kEach + 2;        ///< items that are loaded or attended to at once, at most
 
-  static constexpr int kTable = 64;  ///< records that are merged at once
+  static constexpr int kTable = kHeadDim <= 128 ? 64 : 32;  ///< records that are merged at once
 
   /// A partial result: values of each head, to be divided by `sum`, and the reference of its exponentials, in base 2.
   struct alignas(16) Record {
@@ -75,14 +75,14 @@ struct DecodeTraits {
   };
   struct Shared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
-    alignas(16) float q[kHeads][kHeadDim];           ///< rotated queries, later the result
-    Record record;
+    Record record;                                   ///< values: first the rotated queries, at last the result
     float merged[kWarps][4][kHeadDim + 1];           ///< each warp's values; padded against bank conflicts
     float2 merged_state[kWarps][4];
     float2 table[kTable][kHeads];
     unsigned exact_q[kTeam][kBlocks][2][32];         ///< B fragments of bfloat16 halves
     StageInfo info[kStages];
     Item items[kItems];
+    alignas(16) unsigned short raw_q[kItems][kHeads][kHeadDim];  ///< queries as they come
     alignas(8) unsigned long long full[kStages], empty[kStages];
     long long total;                                 ///< slots of the line
     long long first_slot;                            ///< of first_sequence
