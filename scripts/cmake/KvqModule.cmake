@@ -5,6 +5,7 @@ target_compile_definitions(kvq_options INTERFACE KVQ_VERSION="${PROJECT_VERSION}
 # No contraction: the codec's roundings are part of the format, and artifacts must not depend on what a compiler fuses.
 target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion
                        -Wno-sign-conversion -ffp-contract=off $<$<BOOL:${KVQ_WERROR}>:-Werror>>)
+target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${KVQ_WERROR}>>:-Werror=all-warnings>)
 if(KVQ_SANITIZE)
   target_compile_options(kvq_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(kvq_options INTERFACE -fsanitize=address,undefined)

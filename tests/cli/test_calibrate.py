@@ -130,13 +130,15 @@ def test_progress_rewrites_one_line_on_a_terminal(make_dump, tmp_path):
 
 def test_progress_is_plain_lines_elsewhere(make_dump, tmp_path):
     """A line every ten seconds. The clock runs while the process stands still, so one pause is enough to see one."""
-    process = start(make_dump(tokens=2000, layers=12), tmp_path / "out")
+    dump = make_dump(tokens=2000, layers=12)
+    begin = time.monotonic()
+    process = start(dump, tmp_path / "out")
     wait_for_layers(process, tmp_path / "out", 1)
     process.send_signal(signal.SIGSTOP)
     time.sleep(10.1)
     process.send_signal(signal.SIGCONT)
     lines = process.communicate()[1].splitlines()
-    assert process.returncode == 0 and len(lines) == 1
+    assert process.returncode == 0 and 1 <= len(lines) <= (time.monotonic() - begin) // 10  # one, unless the machine is busy
     assert "\r" not in lines[0] and "\x1b" not in lines[0]
     assert "% " in lines[0] and "/12)" in lines[0] and "tokens/s" in lines[0]
 

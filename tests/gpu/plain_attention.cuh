@@ -5,31 +5,36 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/// Decode attention in plain loops, from the same bytes: what the fast kernels are held against. In double it is the truth, in
-/// float the yardstick for rounding.
+/// Decode attention in plain loops, from the same bytes: what the fast kernels are held against. In double it is the
+/// truth, in float the yardstick for rounding.
 namespace kvq::plain {
 
 template <typename Float>
 __device__ Float number_at(const std::byte* at, bool bfloat) {
   const unsigned short bits = *reinterpret_cast<const unsigned short*>(at);
-  return static_cast<Float>(bfloat ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits)));
+  return static_cast<Float>(bfloat ? __bfloat162float(__ushort_as_bfloat16(bits))
+                                   : __half2float(__ushort_as_half(bits)));
 }
 
 /// x_hat_rot of one channel of a coded token.
 template <typename Float>
-__device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, const std::byte* tile, int token, int channel) {
+__device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, const std::byte* tile, int token,
+                             int channel) {
   if (side.exact()) return number_at<Float>(tile + exact_offset(side.head_dim, token, channel), true);
   const CodePlace place = code_place(side, channel);
-  const int offset = is_value ? value_code_offset(side, token, place.lane, place.byte) : key_code_offset(side, token, place.lane, place.byte);
+  const int offset = is_value ? value_code_offset(side, token, place.lane, place.byte)
+                              : key_code_offset(side, token, place.lane, place.byte);
   const int code = static_cast<int>(tile[offset]) >> (place.slice * side.bits) & ((1 << side.bits) - 1);
   const int group = channel / side.group_size;
   const Float scale = number_at<Float>(tile + number_offset(side, token, group, 0), bfloat);
-  if (side.numbers == 2) return static_cast<Float>(code) * scale + number_at<Float>(tile + number_offset(side, token, group, 1), bfloat);
+  if (side.numbers == 2)
+    return static_cast<Float>(code) * scale + number_at<Float>(tile + number_offset(side, token, group, 1), bfloat);
   return scale * (static_cast<Float>(2 * code - (1 << side.bits) + 1) / 2);
 }
 
 template <typename Float>
-__device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, bool bfloat, int b, int head, int position, int channel, bool is_value) {
+__device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int b,
+                              int head, int position, int channel, bool is_value) {
   const int length = p.seq_lens[b];
   const bool sink = position < p.sink_tokens, recent = position >= length - p.recent_tokens;
   if (sink || recent) {
@@ -41,23 +46,28 @@ __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, b
   const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
   const std::int64_t page = p.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;
-  const std::byte* tile = p.pages + page * p.page_stride + (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
-  return coded_value<Float>(is_value ? layout.v : layout.k, is_value, bfloat, tile, slot % kTileTokens, channel);
+  const std::byte* tile =
+      p.pages + page * p.page_stride + (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  return coded_value<Float>(is_value ? layout.v : layout.k, is_value, is_value ? bfloat_v : bfloat_k, tile,
+                            slot % kTileTokens, channel);
 }
 
 template <typename Float>
-__device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& rotation, int head, int dim, bool transposed) {
+__device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& rotation, int head, int dim,
+                             bool transposed) {
   const int entry = rotation.per_head ? head : 0;
   for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x)) {
     Float sum = row[c];
     if (rotation.matrix) {
       sum = 0;
-      for (int k = 0; k < dim; ++k) sum += row[k] * static_cast<Float>(rotation.matrix[(static_cast<std::int64_t>(entry) * dim + k) * dim + c]);
+      for (int k = 0; k < dim; ++k)
+        sum += row[k] * static_cast<Float>(rotation.matrix[(static_cast<std::int64_t>(entry) * dim + k) * dim + c]);
     } else if (rotation.order > 1) {
       sum = 0;
       const int first = c / rotation.order * rotation.order;
       for (int k = first; k < first + rotation.order; ++k) {
-        const Float sign = rotation.signs ? static_cast<Float>(rotation.signs[entry * dim + (transposed ? c : k)]) : Float(1);
+        const Float sign =
+            rotation.signs ? static_cast<Float>(rotation.signs[entry * dim + (transposed ? c : k)]) : Float(1);
         sum += row[k] * sign * (__popc((k - first) & (c - first)) & 1 ? Float(-1) : Float(1));
       }
       sum /= sqrt(static_cast<Float>(rotation.order));
@@ -71,14 +81,17 @@ __device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& r
 
 /// Grid [batch, num_q_heads]; 128 threads; out [B, Hq, D], lse [B, Hq]. @param scores  [B, Hq, max_length]
 template <typename Float, typename Activation>
-__global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat, int dim, Float* scores, int max_length, Float* out, Float* lse) {
+__global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, int dim, Float* scores,
+                             int max_length, Float* out, Float* lse) {
   __shared__ Float row[256], scratch[256], reduce[128];
-  const int b = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int b = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
+            thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int head = query_head / (p.num_q_heads / p.num_kv_heads), length = p.seq_lens[b];
   const Activation* q = static_cast<const Activation*>(p.q) + b * p.q_stride + query_head * dim;
   Float shift = 0;
   for (int c = 0; c < dim; ++c)
-    if (p.center_k) shift += static_cast<Float>(static_cast<float>(q[c])) * static_cast<Float>(p.center_k[head * dim + c]);
+    if (p.center_k)
+      shift += static_cast<Float>(static_cast<float>(q[c])) * static_cast<Float>(p.center_k[head * dim + c]);
   shift *= static_cast<Float>(p.softmax_scale);
   for (int c = thread; c < dim; c += threads) row[c] = static_cast<Float>(static_cast<float>(q[c]));
   __syncthreads();
@@ -88,19 +101,23 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat, int
   Float largest = p.sink_logits ? static_cast<Float>(p.sink_logits[query_head]) - shift : -INFINITY;
   for (int t = first + thread; t < length; t += threads) {
     Float sum = 0;
-    for (int c = 0; c < dim; ++c) sum += row[c] * stored_value<Float>(p, layout, bfloat, b, head, t, c, false);
+    for (int c = 0; c < dim; ++c)
+      sum += row[c] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, false);
     mine[t] = sum * static_cast<Float>(p.softmax_scale);
     largest = max(largest, mine[t]);
   }
   reduce[thread] = largest;
   __syncthreads();
   for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
-  Float sum = p.sink_logits && largest > -INFINITY ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest) : Float(0);
+  Float sum = p.sink_logits && largest > -INFINITY
+                  ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest)
+                  : Float(0);
   for (int t = first; t < length; ++t) sum += exp(mine[t] - largest);
   __syncthreads();
   for (int c = thread; c < dim; c += threads) {
     Float value = 0;
-    for (int t = first; t < length; ++t) value += exp(mine[t] - largest) * stored_value<Float>(p, layout, bfloat, b, head, t, c, true);
+    for (int t = first; t < length; ++t)
+      value += exp(mine[t] - largest) * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
     row[c] = length > first ? value / sum : Float(0);
   }
   __syncthreads();
@@ -108,7 +125,8 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat, int
   for (int c = thread; c < dim; c += threads)
     out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * dim + c] =
         row[c] + (p.center_v && length > first ? static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
-  if (thread == 0 && lse) lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
+  if (thread == 0 && lse)
+    lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }
 
 }  // namespace kvq::plain

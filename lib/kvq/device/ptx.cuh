@@ -44,12 +44,16 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&c)[4], u32 a0, u32 a1, 
 
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 
 __device__ __forceinline__ float ex2(float x) {
@@ -70,12 +74,16 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "wait: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+      "@!done bra wait;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 #else
   asm volatile(
       "{\n.reg .pred done;\n"
       "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+      "@!done bra wait;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 #endif
 }
 
@@ -83,7 +91,9 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /// Bulk copy of 16-byte aligned global memory into shared memory; counts its bytes on the barrier.
 __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// Byte arithmetic of paged rows (formats/pages.md), in constexpr integers, for host and device. Nothing else computes an
-/// offset inside a page.
+/// Byte arithmetic of paged rows (formats/pages.md), in constexpr integers, for host and device. Nothing else computes
+/// an offset inside a page.
 #ifdef __CUDACC__
 #define KVQ_HD __host__ __device__
 #else
@@ -21,9 +21,9 @@ constexpr int kExactChunkBytes = 16;
 /// A tile holds its codes, then its numbers: 16 tokens of one head and side.
 struct TileSide {
   int head_dim = 128;
-  int bits = 2;           ///< 2 or 4; 16 = exact rows
-  int group_size = 128;   ///< channels that share numbers; 32, 64, ... a multiple of 32 that divides head_dim
-  int numbers = 2;        ///< per group: scale and minimum, or the scale alone
+  int bits = 2;          ///< 2 or 4; 16 = exact rows
+  int group_size = 128;  ///< channels that share numbers; 32, 64, ... a multiple of 32 that divides head_dim
+  int numbers = 2;       ///< per group: scale and minimum, or the scale alone
 
   KVQ_HD constexpr bool exact() const { return bits == 16; }
   /// Bytes that one lane of four holds of a row: the row's channels 32 j + 8 t + e, see code_place().
@@ -31,7 +31,9 @@ struct TileSide {
   KVQ_HD constexpr int codes_per_byte() const { return 8 / bits; }
   KVQ_HD constexpr int words() const { return piece_bytes() / 4; }
   KVQ_HD constexpr int groups() const { return exact() ? 0 : head_dim / group_size; }
-  KVQ_HD constexpr int code_bytes() const { return exact() ? kTileTokens * head_dim * 2 : kTileTokens * 4 * piece_bytes(); }
+  KVQ_HD constexpr int code_bytes() const {
+    return exact() ? kTileTokens * head_dim * 2 : kTileTokens * 4 * piece_bytes();
+  }
   KVQ_HD constexpr int number_bytes() const { return kTileTokens * groups() * numbers * 2; }
   KVQ_HD constexpr int bytes() const { return code_bytes() + number_bytes(); }
 };
@@ -43,8 +45,8 @@ struct CodePlace {
   int slice = 0;  ///< code at bits [slice * bits, (slice + 1) * bits) of the byte
 };
 
-/// Channel 32 j + 8 t + 4 w + i lies in lane t, byte i of a word. Steps j of 32 channels take two words at the same slice;
-/// of an odd number of words the last one holds its steps alone, at slices 2 j' + w.
+/// Channel 32 j + 8 t + 4 w + i lies in lane t, byte i of a word. Steps j of 32 channels take two words at the same
+/// slice; of an odd number of words the last one holds its steps alone, at slices 2 j' + w.
 KVQ_HD constexpr CodePlace code_place(const TileSide& side, int channel) {
   const int j = channel / 32, t = channel / 8 % 4, w = channel / 4 % 2, i = channel % 4;
   const int per_byte = side.codes_per_byte(), paired = side.words() / 2 * per_byte;
@@ -52,7 +54,8 @@ KVQ_HD constexpr CodePlace code_place(const TileSide& side, int channel) {
   return {t, (side.words() - 1) * 4 + i, (j - paired) * 2 + w};
 }
 
-/// A lane reads the pieces of two rows, a run of bytes that is cut into chunks: chunk c of all lanes comes before chunk c + 1.
+/// A lane reads the pieces of two rows, a run of bytes that is cut into chunks: chunk c of all lanes comes before chunk
+/// c + 1.
 KVQ_HD constexpr int chunk_bytes(const TileSide& side) { return side.piece_bytes() % 8 == 0 ? 16 : 8; }
 
 KVQ_HD constexpr int chunk_offset(const TileSide& side, int lane, int byte) {
@@ -65,8 +68,8 @@ KVQ_HD constexpr int key_code_offset(const TileSide& side, int token, int lane, 
   return chunk_offset(side, token % 8 * 4 + lane, token / 8 * side.piece_bytes() + byte);
 }
 
-/// Which half of its lane's channels a byte of a value's piece belongs to, and its index among these: the two words of a step are
-/// the two halves, the last one of an odd number of words is halved by itself.
+/// Which half of its lane's channels a byte of a value's piece belongs to, and its index among these: the two words of
+/// a step are the two halves, the last one of an odd number of words is halved by itself.
 struct ValueByte {
   int half = 0;
   int index = 0;  ///< 0 .. piece_bytes / 2 - 1
@@ -89,15 +92,15 @@ KVQ_HD constexpr int number_offset(const TileSide& side, int token, int group, i
   return side.code_bytes() + (((group * 8 + token % 8) * 2 + token / 8) * side.numbers + number) * 2;
 }
 
-/// Byte of a channel of an exact row: rows of bfloat16 whose 16-byte chunks are exchanged within runs of eight, chunk c of
-/// token r at c xor (r mod 8), so that eight rows' equal chunks lie in different banks.
+/// Byte of a channel of an exact row: rows of bfloat16 whose 16-byte chunks are exchanged within runs of eight, chunk c
+/// of token r at c xor (r mod 8), so that eight rows' equal chunks lie in different banks.
 KVQ_HD constexpr int exact_offset(int head_dim, int token, int channel) {
   const int chunk = channel / 8, swapped = (chunk & ~7) | ((chunk ^ token) & 7);
   return token * head_dim * 2 + (head_dim % 64 ? chunk : swapped) * kExactChunkBytes + channel % 8 * 2;
 }
 
-/// Place of a value's channel among the rows of the reader's blocks of 16: place 16 b + r is row r of block b. Exact values are stored
-/// in this order, so that coded and exact tokens add up in the same registers.
+/// Place of a value's channel among the rows of the reader's blocks of 16: place 16 b + r is row r of block b. Exact
+/// values are stored in this order, so that coded and exact tokens add up in the same registers.
 KVQ_HD constexpr int value_place(const TileSide& side, int channel) {
   if (side.exact()) return channel;
   const CodePlace code = code_place(side, channel);
@@ -114,9 +117,11 @@ KVQ_HD constexpr int value_step(const TileSide& side, int block) {
 /// Inverse of value_place().
 KVQ_HD constexpr int value_channel(const TileSide& side, int place) {
   if (side.exact()) return place;
-  const int block = place / 16, row = place % 16, h = block / side.codes_per_byte(), slice = block % side.codes_per_byte();
+  const int block = place / 16, row = place % 16, h = block / side.codes_per_byte(),
+            slice = block % side.codes_per_byte();
   const int channel = 32 * value_step(side, block) + row % 8 / 2 * 8;
-  return h < side.words() / 2 * 2 ? channel + row % 2 * 4 + h % 2 * 2 + row / 8 : channel + slice % 2 * 4 + row % 2 * 2 + row / 8;
+  return h < side.words() / 2 * 2 ? channel + row % 2 * 4 + h % 2 * 2 + row / 8
+                                  : channel + slice % 2 * 4 + row % 2 * 2 + row / 8;
 }
 
 /// One layer's coded pages: [pages][num_kv_heads], and of each head the key tiles, then the value tiles.
@@ -128,34 +133,38 @@ struct PageLayout {
   KVQ_HD constexpr int head_bytes() const { return tiles() * (k.bytes() + v.bytes()); }
   KVQ_HD constexpr std::int64_t page_bytes() const { return std::int64_t{num_kv_heads} * head_bytes(); }
   /// First byte, inside its page, of the tile that holds the token `slot` of one head.
-  KVQ_HD constexpr int key_tile(int head, int slot) const { return head * head_bytes() + slot / kTileTokens * k.bytes(); }
+  KVQ_HD constexpr int key_tile(int head, int slot) const {
+    return head * head_bytes() + slot / kTileTokens * k.bytes();
+  }
   KVQ_HD constexpr int value_tile(int head, int slot) const {
     return head * head_bytes() + tiles() * k.bytes() + slot / kTileTokens * v.bytes();
   }
 };
 
-/// One layer's exact tokens: [slots][num_kv_heads][tiles], each tile K then V. Of a sequence's slot the first tiles hold the sink
-/// tokens, the others a ring of the recent ones.
+/// One layer's exact tokens: [slots][num_kv_heads][tiles], each tile K then V. Of a sequence's slot the first tiles
+/// hold the sink tokens, the others a ring of the recent ones.
 struct WindowLayout {
   int num_kv_heads = 0;
   TileSide k{128, 16, 128, 0}, v{128, 16, 128, 0};
   TileSide coded_v{128, 16, 128, 0};  ///< format of coded values, whose value_place() orders the channels
-  int sink_rows = 0;   ///< sink_tokens, rounded up to whole tiles
-  int ring_rows = 0;   ///< whole tiles; at least recent_tokens plus what one step appends or takes back
+  int sink_rows = 0;                  ///< sink_tokens, rounded up to whole tiles
+  int ring_rows = 0;                  ///< whole tiles; at least recent_tokens plus what one step appends or takes back
   KVQ_HD constexpr int tile_bytes() const { return k.bytes() + v.bytes(); }
   KVQ_HD constexpr int tiles() const { return (sink_rows + ring_rows) / kTileTokens; }
   KVQ_HD constexpr std::int64_t head_bytes() const { return std::int64_t{tiles()} * tile_bytes(); }
   KVQ_HD constexpr std::int64_t slot_bytes() const { return num_kv_heads * head_bytes(); }
   /// Row of a position: sink tokens lie at their position, the others go around the ring.
   KVQ_HD constexpr int row(std::int64_t position, int sink_tokens) const {
-    return position < sink_tokens ? static_cast<int>(position) : sink_rows + static_cast<int>((position - sink_tokens) % ring_rows);
+    return position < sink_tokens ? static_cast<int>(position)
+                                  : sink_rows + static_cast<int>((position - sink_tokens) % ring_rows);
   }
   /// Byte of a key's channel inside its head's tiles.
   KVQ_HD constexpr int key_offset(int row, int channel) const {
     return row / kTileTokens * tile_bytes() + exact_offset(k.head_dim, row % kTileTokens, channel);
   }
   KVQ_HD constexpr int value_offset(int row, int channel) const {
-    return row / kTileTokens * tile_bytes() + k.bytes() + exact_offset(v.head_dim, row % kTileTokens, value_place(coded_v, channel));
+    return row / kTileTokens * tile_bytes() + k.bytes() +
+           exact_offset(v.head_dim, row % kTileTokens, value_place(coded_v, channel));
   }
 };
 

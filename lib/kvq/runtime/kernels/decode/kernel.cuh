@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -11,10 +11,12 @@
 ///   key row t, group j:   k_hat = s c + m       q . k_hat = sum_j s (q_j . c_j) + m sum(q_j)
 ///   value row t, group j: v_hat = s c + m       out = sum_t (p_t s) c + p_t m
 ///
-/// q is cut into a 16-bit integer per row, q_int = 256 hi + lo, and hi and lo of four query heads are the eight columns of the
-/// product; so are the two halves of the weights p s, as 16-bit integers of the stage's largest. Both integer products are exact.
+/// q is cut into a 16-bit integer per row, q_int = 256 hi + lo, and hi and lo of four query heads are the eight columns
+/// of the product; so are the two halves of the weights p s, as 16-bit integers of the stage's largest. Both integer
+/// products are exact.
 ///
-///   warp lane 4 g + t      keys: tokens g and g + 8 of a tile x head t     values: rows g and g + 8 of a block x head t
+///   warp lane 4 g + t      keys: tokens g and g + 8 of a tile x head t     values: rows g and g + 8 of a block x head
+///   t
 namespace kvq::decode {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -28,14 +30,19 @@ constexpr unsigned kFullArrivals = 1;
 
 /// Barrier of the warps that attend.
 template <typename T>
-__device__ __forceinline__ void sync() { ptx::bar_sync(1, T::kThreads); }
+__device__ __forceinline__ void sync() {
+  ptx::bar_sync(1, T::kThreads);
+}
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
-__device__ __forceinline__ void from_float(float x, __half& y) { y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
+__device__ __forceinline__ void from_float(float x, __half& y) {
+  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
 
-// ---- 1. Loading: one warp walks the line and fills the ring of stages -------------------------------------------------------
+// ---- 1. Loading: one warp walks the line and fills the ring of stages
+// -------------------------------------------------------
 
 template <typename T>
 struct Loader {
@@ -44,7 +51,10 @@ struct Loader {
   typename T::Shared& shared;
   int lane;
   int stage = 0;
-  unsigned parity = 1;  ///< the first round of the ring is free
+  unsigned parity = 1;       ///< the first round of the ring is free
+  unsigned waiting = 0;      ///< bit of each place in `items` whose partial result is not announced yet
+  unsigned left_parity = 0;  ///< bit of each place
+  int merge = 0;
 
   /// One stage, as one lane describes it.
   struct Job {
@@ -62,12 +72,14 @@ struct Loader {
     if (slot < span.coded_slots) {
       const int first = (span.coded_stage + slot) * T::kStageTokens;
       job.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, span.coded_begin, span.coded_end};
-      const std::int32_t* table = p.page_table + (p.page_indptr ? p.page_indptr[walk.sequence] : walk.sequence * p.page_table_stride);
+      const std::int32_t* table =
+          p.page_table + (p.page_indptr ? p.page_indptr[walk.sequence] : walk.sequence * p.page_table_stride);
       const std::byte* pages = p.pages + static_cast<std::int64_t>(walk.head) * page_tiles * T::kTileBytes;
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         const int token = first + (k << p.page_shift);
-        if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < span.coded_end)) job.from[k] = pages + table[token >> p.page_shift] * p.page_stride;
+        if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < span.coded_end))
+          job.from[k] = pages + table[token >> p.page_shift] * p.page_stride;
       }
       if constexpr (T::kExact) {
         constexpr int kKeyBytes = T::KSide::side().bytes();
@@ -78,9 +90,14 @@ struct Loader {
     } else {
       const WindowLayout& layout = p.window_layout;
       const int index = slot - span.coded_slots, recent = index - span.sink_slots;
-      const int part = recent < 0 ? span.sink_part + index : layout.sink_rows / T::kExactTokens + (span.recent_part + recent) % (layout.ring_rows / T::kExactTokens);
-      if (recent < 0) job.info = {flags | kStageExact, part * T::kExactTokens, span.first, min(p.sink_tokens, span.length)};
-      else job.info = {flags | kStageExact, p.sink_tokens + (span.recent_part + recent) * T::kExactTokens, span.recent_begin, span.length};
+      const int part = recent < 0 ? span.sink_part + index
+                                  : layout.sink_rows / T::kExactTokens +
+                                        (span.recent_part + recent) % (layout.ring_rows / T::kExactTokens);
+      if (recent < 0)
+        job.info = {flags | kStageExact, part * T::kExactTokens, span.first, min(p.sink_tokens, span.length)};
+      else
+        job.info = {flags | kStageExact, p.sink_tokens + (span.recent_part + recent) * T::kExactTokens,
+                    span.recent_begin, span.length};
       job.values = kTileTokens * T::kHeadDim * 2;
       job.from[0] = p.windows + p.window_slots[walk.sequence] * layout.slot_bytes() + walk.head * layout.head_bytes() +
                     static_cast<std::int64_t>(part / 2) * (2 * job.values) + part % 2 * T::kExactBytes;
@@ -93,7 +110,8 @@ struct Loader {
 #if __CUDA_ARCH__ >= 900
     ptx::cp_async_bulk(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
 #else
-    for (int i = lane * 16; i < bytes; i += 512) ptx::cp_async_16(ptx::shared_address(to) + static_cast<unsigned>(i), static_cast<const std::byte*>(from) + i);
+    for (int i = lane * 16; i < bytes; i += 512)
+      ptx::cp_async_16(ptx::shared_address(to) + static_cast<unsigned>(i), static_cast<const std::byte*>(from) + i);
 #endif
   }
   __device__ __forceinline__ void announce(const typename T::StageInfo& info, int at, int bytes) {
@@ -113,8 +131,11 @@ struct Loader {
     const int page_tiles = 1 << (p.page_shift - 4);
     const bool coded = !T::kExact && (job.info.flags & kStageCoded);
     const int from_tile = coded ? max(0, (job.info.begin - job.info.first) / kTileTokens) : 0;
-    const int to_tile = coded ? min(T::kStageTiles, (job.info.end - job.info.first + kTileTokens - 1) / kTileTokens) : 0;
-    const int bytes = coded ? (to_tile - from_tile) * T::kTileBytes : job.info.flags & kStageExact ? 2 * T::kExactBytes : 0;
+    const int to_tile =
+        coded ? min(T::kStageTiles, (job.info.end - job.info.first + kTileTokens - 1) / kTileTokens) : 0;
+    const int bytes = coded                          ? (to_tile - from_tile) * T::kTileBytes
+                      : job.info.flags & kStageExact ? 2 * T::kExactBytes
+                                                     : 0;
     if (announces) announce(job.info, at, bytes + query_bytes);
     if (coded && page_tiles == T::kStageTiles && bytes == T::kCodedBytes) {  // the stage is a page
       copy(to, job.from[0], T::kCodedBytes, full);
@@ -125,7 +146,8 @@ struct Loader {
         if (count <= 0) continue;
         const int in_page = (job.info.first / kTileTokens + tile) & (page_tiles - 1);
         copy(to + tile * kKeyBytes, job.from[k] + in_page * kKeyBytes, count * kKeyBytes, full);
-        copy(to + T::kValuesAt + tile * kValueBytes, job.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes, count * kValueBytes, full);
+        copy(to + T::kValuesAt + tile * kValueBytes, job.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes,
+             count * kValueBytes, full);
       }
     } else if (bytes) {
       copy(to, job.from[0], T::kExactBytes, full);
@@ -155,12 +177,15 @@ struct Loader {
     for (int i = 0; i < count; ++i) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity);
       Job theirs;
-      theirs.info = {__shfl_sync(kAll, job.info.flags, i), __shfl_sync(kAll, job.info.first, i), __shfl_sync(kAll, job.info.begin, i), __shfl_sync(kAll, job.info.end, i)};
+      theirs.info = {__shfl_sync(kAll, job.info.flags, i), __shfl_sync(kAll, job.info.first, i),
+                     __shfl_sync(kAll, job.info.begin, i), __shfl_sync(kAll, job.info.end, i)};
       theirs.values = __shfl_sync(kAll, job.values, i);
-      theirs.queries = reinterpret_cast<const void*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.queries), i));
+      theirs.queries =
+          reinterpret_cast<const void*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.queries), i));
 #pragma unroll
       for (int k = 0; k < kPieces; ++k)
-        theirs.from[k] = reinterpret_cast<const std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.from[k]), i));
+        theirs.from[k] =
+            reinterpret_cast<const std::byte*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.from[k]), i));
       start(theirs, stage, lane == 0);
       ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.full[stage]));
       if (++stage == T::kStages) stage = 0, parity ^= 1;
@@ -168,58 +193,83 @@ struct Loader {
 #endif
   }
 
-  /// Loads all pieces of this block: first its own, then those that are left.
-  __device__ void run(const Cut& cut, int blocks) {
-    Walk walk;
-    walk.slot = shared.first_slot, walk.sequence = shared.first_sequence, walk.head = 0;
-    walk.span = span_of<T>(p, walk.sequence);
-    std::int32_t* counter = p.arrivals + static_cast<std::int64_t>(p.batch) * p.num_kv_heads;
-    const int handed_out = cut.all() - cut.pieces[0];
-    int item = 0;
-    for (int piece = static_cast<int>(blockIdx.x); piece < cut.all();) {
-      const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
-      go_to<T>(p, walk, begin);
-      for (;;) {
-        const int n = walk.span.slots;
-        const int from = static_cast<int>(max(begin - walk.slot, 0LL)), to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
-        if (lane == 0) {
-          // A piece shares at most two items, the one it begins in (place 0) and the one that begins in it and does not end there.
-          const bool whole = from == 0 && to == n;
-          shared.items[item] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot), cut.piece_of(walk.slot + n - 1)};
-        }
-        const int label = item << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
-        const void* queries = static_cast<const typename T::Activation*>(p.q) + walk.sequence * p.q_stride + walk.head * (p.num_q_heads / p.num_kv_heads) * T::kHeadDim;
-        for (int base = 0; base < padded; base += 32) {
-          const int i = base + lane, flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
-          load(describe(walk, from + i, flags, from + i < to, i == 0 ? queries : nullptr), min(32, padded - base));
-        }
-        if (++item == T::kItems) item = 0;
-        if (walk.slot + n >= end) break;
-        next_item<T>(p, walk);
+  /// Announces the partial result of the item at `place`, once the warps have left it. The last one to be announced is
+  /// merged by the block that announces it: one more job for the ring.
+  __device__ __forceinline__ void announce_partial(int place) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity >> place & 1);
+    left_parity ^= 1u << place;
+    waiting &= ~(1u << place);
+    const typename T::Item item = shared.items[place];
+    int last = 0;
+    if (lane == 0) {
+      std::int32_t* arrivals = p.arrivals + static_cast<std::int64_t>(item.sequence) * p.num_kv_heads + item.head;
+      __threadfence();  // covers what the warps wrote before the barrier
+      last = atomicAdd(arrivals, 1) == item.last_piece - item.first_piece;
+      if (last) {
+        *arrivals = 0;
+        shared.merges[merge] = item;
       }
-      piece = cut.all();
-      if (handed_out > 0) {
-        // Each block asks until it gets none: as often as there are pieces and blocks. The last one clears the counter.
-        int place = 0;
-        if (lane == 0) {
-          place = atomicAdd(counter, 1);
-          if (place == handed_out + blocks - 1) *counter = 0;
-        }
-        piece = cut.pieces[0] + __shfl_sync(kAll, place, 0);
+      __threadfence();
+    }
+    if (__shfl_sync(kAll, last, 0)) {
+      load(Job{{kStageMerge | merge << kStageItemShift, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
+      if (++merge == T::kItems) merge = 0;
+    }
+  }
+  /// The oldest place that waits: places are used round and round, `next` is the one to be used next.
+  __device__ __forceinline__ int oldest(int next) const {
+    while (!(waiting >> next & 1)) next = next + 1 == T::kItems ? 0 : next + 1;
+    return next;
+  }
+
+  /// Loads the block's piece of the line.
+  __device__ void run(const Cut& cut) {
+    const int piece = static_cast<int>(blockIdx.x), group_heads = p.num_q_heads / p.num_kv_heads;
+    const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
+    Walk walk;
+    walk.sequence = shared.first_sequence;
+    walk.span = span_of<T>(p, walk.sequence);
+    walk.head = static_cast<int>((begin - shared.first_slot) / walk.span.slots);
+    walk.slot = shared.first_slot + static_cast<long long>(walk.head) * walk.span.slots;
+    for (int place = 0;; next_item<T>(p, walk)) {
+      while (waiting >> place & 1) announce_partial(oldest(place));
+      const int n = walk.span.slots;
+      const int from = static_cast<int>(max(begin - walk.slot, 0LL));
+      const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
+      // A piece shares at most two items: the one it begins in (record 0) and the one that begins in it and does not
+      // end there (record 1).
+      const bool whole = from == 0 && to == n;
+      if (lane == 0)
+        shared.items[place] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot),
+                               cut.piece_of(walk.slot + n - 1)};
+      const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
+      const void* queries = static_cast<const typename T::Activation*>(p.q) + walk.sequence * p.q_stride +
+                            walk.head * group_heads * T::kHeadDim;
+      for (int base = 0; base < padded; base += 32) {
+        const int i = base + lane;
+        const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
+        load(describe(walk, from + i, flags, from + i < to, i == 0 ? queries : nullptr), min(32, padded - base));
+      }
+      if (!whole) waiting |= 1u << place;
+      if (++place == T::kItems) place = 0;
+      if (walk.slot + n >= end) {
+        while (waiting) announce_partial(oldest(place));
+        break;
       }
     }
     load(Job{{kStageEnd, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
   }
 };
 
-// ---- 2. One warp's online softmax: lane 4 g + t holds head t ---------------------------------------------------------------
+// ---- 2. One warp's online softmax: lane 4 g + t holds head t
+// ---------------------------------------------------------------
 
 template <typename T>
 struct State {
-  float out[T::kBlocks][2];                  ///< block of 16 places, rows g and g + 8
-  float max;                                 ///< largest score in the query's unit
-  float sum;                                 ///< this lane's tokens only
-  float minima[T::VSide::kGroups];           ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
+  float out[T::kBlocks][2];         ///< block of 16 places, rows g and g + 8
+  float max;                        ///< largest score in the query's unit
+  float sum;                        ///< this lane's tokens only
+  float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
 
   __device__ __forceinline__ void reset() {
     for (auto& block : out) block[0] = block[1] = 0.0f;
@@ -247,8 +297,9 @@ struct State {
   }
 };
 
-/// Sends each lane's two words, high and low halves of its head's weights, to the lanes that need them as columns: column 2 t is
-/// the high half of head t, 2 t + 1 the low one. Lane 4 g + t gets column g from the tokens 2 t (`even`) and 2 t + 1 (`odd`).
+/// Sends each lane's two words, high and low halves of its head's weights, to the lanes that need them as columns:
+/// column 2 t is the high half of head t, 2 t + 1 the low one. Lane 4 g + t gets column g from the tokens 2 t (`even`)
+/// and 2 t + 1 (`odd`).
 __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
   const int g = lane >> 2, t = lane & 3;
   // Even senders serve the even columns first, odd senders the odd ones, so that each word travels once.
@@ -260,12 +311,15 @@ __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, 
   odd = g & 1 ? a : b;
 }
 
-// ---- 3. Coded stages --------------------------------------------------------------------------------------------------------
+// ---- 3. Coded stages
+// --------------------------------------------------------------------------------------------------------
 
 template <typename Side>
 __device__ __forceinline__ float2 two_numbers(unsigned bits) {
-  if constexpr (Side::kBfloat) return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
-  else return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+  if constexpr (Side::kBfloat)
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+  else
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
 /// Numbers of a group of the tokens g and g + 8: scales, and minima if affine.
@@ -287,7 +341,8 @@ struct Numbers {
 
 /// The lane's run of a tile's codes.
 template <typename Side>
-__device__ __forceinline__ void load_words(const unsigned char* tile_side, int lane, unsigned (&words)[2 * Side::kWords]) {
+__device__ __forceinline__ void load_words(const unsigned char* tile_side, int lane,
+                                           unsigned (&words)[2 * Side::kWords]) {
   constexpr int kChunk = chunk_bytes(Side::side()), kInChunk = kChunk / 4;
 #pragma unroll
   for (int c = 0; c < 2 * Side::kWords / kInChunk; ++c) {
@@ -381,7 +436,8 @@ struct Query {
 
 /// Scores of a tile's tokens g and g + 8 for head t, in the query's unit.
 template <typename T>
-__device__ __forceinline__ void tile_scores(const unsigned char* tile, const Query<T>& query, int lane, float& score0, float& score1) {
+__device__ __forceinline__ void tile_scores(const unsigned char* tile, const Query<T>& query, int lane, float& score0,
+                                            float& score1) {
   using Side = typename T::KSide;
   unsigned words[2 * Side::kWords];
   load_words<Side>(tile, lane, words);
@@ -394,8 +450,10 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
     for (int j = group * Side::kStepsInGroup; j < (group + 1) * Side::kStepsInGroup; ++j) {
       const Step<Side> step(j);
       const bool split = step.slice0 != step.slice1;
-      const unsigned a0 = slice_of<Side>(words[step.word0], step.slice0), a1 = slice_of<Side>(words[Side::kWords + step.word0], step.slice0);
-      unsigned a2 = slice_of<Side>(words[step.word1], step.slice1), a3 = slice_of<Side>(words[Side::kWords + step.word1], step.slice1);
+      const unsigned a0 = slice_of<Side>(words[step.word0], step.slice0),
+                     a1 = slice_of<Side>(words[Side::kWords + step.word0], step.slice0);
+      unsigned a2 = slice_of<Side>(words[step.word1], step.slice1),
+               a3 = slice_of<Side>(words[Side::kWords + step.word1], step.slice1);
       if (split) a2 >>= Side::kBits, a3 >>= Side::kBits;
       const int kind = split ? 0 : step.slice0 % 2;  // codes, or codes times 2^bits
       used[kind] = true;
@@ -407,8 +465,11 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
       int product = 0;
       if (used[0]) product += (sums[0][2 * i] * 256 + sums[0][2 * i + 1]) << Side::kBits;
       if (used[1]) product += sums[1][2 * i] * 256 + sums[1][2 * i + 1];
-      if constexpr (Side::kAffine) scores[i] = fmaf(numbers.scale[i], static_cast<float>(product), fmaf(numbers.minimum[i], query.sums[group], scores[i]));
-      else scores[i] = fmaf(numbers.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
+      if constexpr (Side::kAffine)
+        scores[i] =
+            fmaf(numbers.scale[i], static_cast<float>(product), fmaf(numbers.minimum[i], query.sums[group], scores[i]));
+      else
+        scores[i] = fmaf(numbers.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
     }
   }
   score0 = scores[0], score1 = scores[1];
@@ -418,7 +479,8 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
 /// @param first       position of the stage's first token
 /// @param begin, end  visible positions
 template <typename T>
-__device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end, const Query<T>& query, State<T>& state, int lane) {
+__device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end,
+                                             const Query<T>& query, State<T>& state, int lane) {
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
   constexpr float kLargest = 65534.0f;  // of 16 bits, with room for the error of its reciprocal
@@ -427,7 +489,8 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 
   float scores[2 * kTiles];
 #pragma unroll
-  for (int u = 0; u < kTiles; ++u) tile_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  for (int u = 0; u < kTiles; ++u)
+    tile_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
   unsigned hidden = 0;  // bit j: token 8 j + g
   if (first < begin || first + T::kStageTokens > end) {
 #pragma unroll
@@ -456,7 +519,8 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     for (int u = 0; u < kTiles; ++u) {
       const Numbers<Side> numbers(values + u * Side::side().bytes(), group, g);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
+      for (int i = 0; i < 2; ++i)
+        weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
     }
     if (__any_sync(kAll, hidden)) {  // what lies beyond the sequence may be anything, not a number included
 #pragma unroll
@@ -466,7 +530,8 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     }
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
-      state.minima[group] = Side::kAffine ? fmaf(scores[j], minima[j], state.minima[group]) : state.minima[group] + weights[j];
+      state.minima[group] =
+          Side::kAffine ? fmaf(scores[j], minima[j], state.minima[group]) : state.minima[group] + weights[j];
       largest = fmaxf(largest, weights[j]);
     }
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
@@ -501,15 +566,16 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 #pragma unroll
       for (int pair = 0; pair < kTiles / 2; ++pair)
         ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
-                               masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
-                               columns[2 * pair + 1]);
+                               masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice),
+                               columns[2 * pair], columns[2 * pair + 1]);
       state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]), units[slice], state.out[block][0]);
       state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]), units[slice], state.out[block][1]);
     }
   }
 }
 
-// ---- 4. Exact stages: eight tokens in bfloat16 --------------------------------------------------------------------------------
+// ---- 4. Exact stages: eight tokens in bfloat16
+// --------------------------------------------------------------------------------
 
 /// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
 __device__ __forceinline__ unsigned half_of(float x, int part) {
@@ -518,8 +584,9 @@ __device__ __forceinline__ unsigned half_of(float x, int part) {
 }
 
 template <typename T>
-__device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end, const unsigned (&fragments)[T::kBlocks][2][32],
-                                             const Query<T>& query, State<T>& state, int lane) {
+__device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
+                                             const unsigned (&fragments)[T::kBlocks][2][32], const Query<T>& query,
+                                             State<T>& state, int lane) {
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
   float sums[2][4] = {};
@@ -528,7 +595,8 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
     unsigned a[4];
     ptx::ldmatrix_x4(a, keys + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
     ptx::mma_m16n8k16_bf16(sums[0], a[0], 0, a[1], 0, fragments[2 * pair][0][lane], fragments[2 * pair][1][lane]);
-    ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, fragments[2 * pair + 1][0][lane], fragments[2 * pair + 1][1][lane]);
+    ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, fragments[2 * pair + 1][0][lane],
+                           fragments[2 * pair + 1][1][lane]);
   }
   const bool visible = first + g >= begin && first + g < end;
   const float score = visible ? ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_unit : kMinusInf;
@@ -541,7 +609,8 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
   const int position = first + 2 * t;
   unsigned mask = ~0u;
   if (first < begin || first + T::kExactTokens > end)
-    mask = (position >= begin && position < end ? 0xFFFFu : 0u) | (position + 1 >= begin && position + 1 < end ? 0xFFFF0000u : 0u);
+    mask = (position >= begin && position < end ? 0xFFFFu : 0u) |
+           (position + 1 >= begin && position + 1 < end ? 0xFFFF0000u : 0u);
 #pragma unroll
   for (int pair = 0; pair < T::kBlocks / 2; ++pair) {
     unsigned a[4];
@@ -556,19 +625,24 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
   }
 }
 
-// ---- 5. Rotations of queries and results, by the whole block ------------------------------------------------------------------
+// ---- 5. Rotations of queries and results, by the whole block
+// ------------------------------------------------------------------
 
-/// rows @ rotation in place; rows [kHeads, D]. `transposed`: a block Hadamard the other way (a dense matrix is stored as needed).
+/// rows @ rotation in place; rows [kHeads, D]. `transposed`: a block Hadamard the other way (a dense matrix is stored
+/// as needed).
 template <typename T>
-__device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceRotation& rotation, int head, bool transposed) {
+__device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceRotation& rotation, int head,
+                                       bool transposed) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
-  float(&rows)[T::kHeads][kDim] = shared.record.value;
+  float (&rows)[T::kHeads][kDim] = shared.record.value;
   const int entry = rotation.per_head ? head : 0, thread = static_cast<int>(threadIdx.x);
   if (rotation.matrix) {
     // Each thread takes four columns and a part of the inner dimension; the parts meet in `merged`.
-    constexpr int kParts = T::kThreads / kQuads > 4 ? 4 : T::kThreads / kQuads, kEach = kDim / kParts, kBatch = kEach % 16 == 0 ? 16 : 8;
+    constexpr int kParts = T::kThreads / kQuads > 4 ? 4 : T::kThreads / kQuads, kEach = kDim / kParts,
+                  kBatch = kEach % 16 == 0 ? 16 : 8;
     static_assert(kParts >= 1 && kEach % kBatch == 0);
-    const float4* matrix = reinterpret_cast<const float4*>(rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim);
+    const float4* matrix =
+        reinterpret_cast<const float4*>(rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim);
     const int quad = thread % kQuads, part = thread / kQuads;
     for (int base = 0; base < T::kHeads; base += 4) {
       float4 sums[4] = {};
@@ -606,7 +680,8 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
     const std::int8_t* signs = rotation.signs ? rotation.signs + entry * kDim : nullptr;
     constexpr int kTotal = T::kHeads * kDim;
     if (signs && !transposed) {
-      for (int i = thread; i < kTotal; i += T::kThreads) rows[i / kDim][i % kDim] *= static_cast<float>(signs[i % kDim]);
+      for (int i = thread; i < kTotal; i += T::kThreads)
+        rows[i / kDim][i % kDim] *= static_cast<float>(signs[i % kDim]);
       sync<T>();
     }
     for (int half = 1; half < rotation.order; half *= 2) {
@@ -625,13 +700,16 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
   }
 }
 
-// ---- 6. Merging partial results -------------------------------------------------------------------------------------------------
+// ---- 6. Merging partial results
+// -------------------------------------------------------------------------------------------------
 
-/// Adds `count` records; by all threads. Leaves values, largest score and sum in the block's own record, which may be one of them.
+/// Adds `count` records; by all threads. Leaves values, largest score and sum in the block's own record, which may be
+/// one of them.
 /// @param state_of   (record, head) -> float2
 /// @param values_of  (record, float4 of values) -> float4
 template <typename T, typename StateOf, typename ValuesOf>
-__device__ __forceinline__ void merge_records(typename T::Shared& shared, int count, StateOf state_of, ValuesOf values_of) {
+__device__ __forceinline__ void merge_records(typename T::Shared& shared, int count, StateOf state_of,
+                                              ValuesOf values_of) {
   constexpr int kQuads = T::kHeads * T::kHeadDim / 4, kEach = (kQuads + T::kThreads - 1) / T::kThreads;
   const int thread = static_cast<int>(threadIdx.x);
   float4 values[kEach];
@@ -640,7 +718,8 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
   for (int e = 0; e < kEach; ++e) values[e] = make_float4(0, 0, 0, 0), max[e] = kMinusInf, sum[e] = 0.0f;
   for (int base = 0; base < count; base += T::kTable) {
     const int n = min(count - base, T::kTable);
-    for (int i = thread; i < n * T::kHeads; i += T::kThreads) shared.table[i / T::kHeads][i % T::kHeads] = state_of(base + i / T::kHeads, i % T::kHeads);
+    for (int i = thread; i < n * T::kHeads; i += T::kThreads)
+      shared.table[i / T::kHeads][i % T::kHeads] = state_of(base + i / T::kHeads, i % T::kHeads);
     sync<T>();
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
@@ -676,10 +755,46 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
   sync<T>();
 }
 
-// ---- 7. The kernel --------------------------------------------------------------------------------------------------------------
+/// The result of an item from its merged record: divided by the sum, rotated back.
+template <typename T>
+__device__ __forceinline__ void finish(const DecodeParams& p, typename T::Shared& shared,
+                                       const typename T::Item& item) {
+  using Activation = typename T::Activation;
+  constexpr int kDim = T::kHeadDim;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int group_heads = p.num_q_heads / p.num_kv_heads;
+  for (int head = warp; head < group_heads; head += T::kWarps) {
+    const int query_head = item.head * group_heads + head;
+    float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
+    if (p.center_k && (p.lse || p.sink_logits)) {
+      const Activation* q = static_cast<const Activation*>(p.q) + item.sequence * p.q_stride + query_head * kDim;
+      for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(q[c]), p.center_k[item.head * kDim + c], shift);
+      for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
+      shift *= p.softmax_scale * kLog2e;
+    }
+    const float2 merged = shared.record.state[head];
+    const float sum = merged.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - merged.x) : 0.0f);
+    const float inverse = 1.0f / sum;
+    for (int c = lane; c < kDim; c += 32) shared.record.value[head][c] *= inverse;
+    if (p.lse && lane == 0)
+      p.lse[static_cast<std::int64_t>(item.sequence) * p.num_q_heads + query_head] =
+          (merged.x + shift + log2f(sum)) * kLn2;
+  }
+  sync<T>();
+  rotate<T>(shared, p.rotation_v, item.head, true);
+  Activation* out = static_cast<Activation*>(p.out) + item.sequence * p.out_stride + item.head * group_heads * kDim;
+  for (int i = thread; i < group_heads * kDim; i += T::kThreads)
+    from_float(shared.record.value[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f),
+               out[i]);
+  sync<T>();
+}
+
+// ---- 7. The kernel
+// --------------------------------------------------------------------------------------------------------------
 
 template <typename T>
-__global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
+    decode_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
   using Record = typename T::Record;
   using Side = typename T::VSide;
@@ -689,6 +804,7 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
 
   // 7.1 The line, and who does what.
+  if (thread < T::kItems) ptx::mbarrier_init(ptx::shared_address(&shared.left[thread]), T::kWarps);
   if (thread < T::kStages) {
     ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), kFullArrivals);
     ptx::mbarrier_init(ptx::shared_address(&shared.empty[thread]), T::kTeam);
@@ -702,15 +818,16 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
   // Sequences without a visible token have no slots.
   for (int b = static_cast<int>(blockIdx.x); b < p.batch; b += blocks)
     if (p.seq_lens[b] <= 0) {
-      for (int i = thread; i < p.num_q_heads * kDim; i += T::kBlockThreads) from_float(0.0f, static_cast<Activation*>(p.out)[b * p.out_stride + i]);
+      for (int i = thread; i < p.num_q_heads * kDim; i += T::kBlockThreads)
+        from_float(0.0f, static_cast<Activation*>(p.out)[b * p.out_stride + i]);
       if (p.lse)
         for (int i = thread; i < p.num_q_heads; i += T::kBlockThreads)
           p.lse[static_cast<std::int64_t>(b) * p.num_q_heads + i] = p.sink_logits ? p.sink_logits[i] : kMinusInf;
     }
   const Cut cut(shared.total, blocks);
-  if (static_cast<int>(blockIdx.x) >= cut.pieces[0]) return;
+  if (static_cast<int>(blockIdx.x) >= cut.pieces) return;
   if (warp == T::kWarps) {
-    Loader<T>{p, shared, lane}.run(cut, blocks);
+    Loader<T>{p, shared, lane}.run(cut);
     return;
   }
 
@@ -724,8 +841,30 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const typename T::StageInfo info = shared.info[stage];
     if (info.flags & kStageEnd) return;
+    const auto release = [&] {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+      stage += T::kTeams;
+      if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
+    };
 
-    // 7.2 A new item's queries: rotated, as operands.
+    // 7.2 All partial results of an item are there: merge and finish it.
+    if (info.flags & kStageMerge) {
+      const typename T::Item item = shared.merges[info.flags >> kStageItemShift];
+      const auto record_of = [&](int r) {
+        return reinterpret_cast<const Record*>(p.partials) + 2 * static_cast<std::int64_t>(item.first_piece + r) +
+               (r == 0);
+      };
+      merge_records<T>(
+          shared, item.last_piece - item.first_piece + 1,
+          [&](int r, int head) { return __ldcg(&record_of(r)->state[head]); },
+          [&](int r, int quad) { return __ldcg(reinterpret_cast<const float4*>(record_of(r)->value) + quad); });
+      finish<T>(p, shared, item);
+      release();
+      continue;
+    }
+
+    // 7.3 A new item's queries: rotated, as operands.
     if (info.flags & kStageFirst) {
       const int label = info.flags >> kStageItemShift;
       const Activation* q = reinterpret_cast<const Activation*>(shared.raw_q[label]);
@@ -745,19 +884,19 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
       sync<T>();
     }
 
-    // 7.3 A stage of tokens.
+    // 7.4 A stage of tokens.
     if (!T::kExact && (info.flags & kStageCoded)) {
-      if constexpr (!T::kExact) attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
+      if constexpr (!T::kExact)
+        attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
     } else if (info.flags & kStageExact) {
-      attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end, shared.exact_q[member], query, state, lane);
+      attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end, shared.exact_q[member], query, state,
+                      lane);
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
-    stage += T::kTeams;
-    if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
+    release();
     if (!(info.flags & kStageLast)) continue;
 
-    // 7.4 The item's end: merge the warps. Heads of member m are in the warps m, m + kTeam, ...
+    // 7.5 The item's end, or the end of this block's part: merge the warps. Heads of member m are in the warps m, m +
+    // kTeam, ...
     const typename T::Item item = shared.items[info.flags >> kStageItemShift];
     {
       const int g = lane >> 2, t = lane & 3;
@@ -772,12 +911,15 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = state.out[block][i];
-          if constexpr (!T::kExact) value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) * state.minima[value_step(Side::side(), block) / Side::kStepsInGroup];
+          if constexpr (!T::kExact)
+            value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
+                     state.minima[value_step(Side::side(), block) / Side::kStepsInGroup];
           shared.merged[warp][t][value_channel(Side::side(), 16 * block + 8 * i + g)] = value;
         }
       if (g == 0) shared.merged_state[warp][t] = make_float2(state.max * query.unit, state.sum);
     }
     sync<T>();
+    Record& record = item.record >= 0 ? reinterpret_cast<Record*>(p.partials)[item.record] : shared.record;
     for (int i = thread; i < T::kHeads * kDim; i += T::kThreads) {
       const int head = i / kDim, channel = i % kDim;
       float max = kMinusInf, value = 0.0f, sum = 0.0f;
@@ -790,54 +932,16 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks) decode_kernel
         value = fmaf(factor, shared.merged[w * T::kTeam + head / 4][head % 4][channel], value);
         sum = fmaf(factor, theirs.y, sum);
       }
-      shared.record.value[head][channel] = value;
-      if (channel == 0) shared.record.state[head] = make_float2(max, sum);
+      record.value[head][channel] = value;
+      if (channel == 0) record.state[head] = make_float2(max, sum);
     }
-    sync<T>();
-
-    // 7.5 Merge the pieces: the last one to arrive adds what all left.
     if (item.record >= 0) {
-      Record* records = reinterpret_cast<Record*>(p.partials);
-      for (int i = thread; i < static_cast<int>(sizeof(Record) / 16); i += T::kThreads)
-        reinterpret_cast<float4*>(records + item.record)[i] = reinterpret_cast<const float4*>(&shared.record)[i];
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.left[info.flags >> kStageItemShift]));
+    } else {
       sync<T>();
-      if (thread == 0) {  // its fence covers what the block wrote before the barrier
-        std::int32_t* arrivals = p.arrivals + static_cast<std::int64_t>(item.sequence) * p.num_kv_heads + item.head;
-        __threadfence();
-        shared.last_arrival = atomicAdd(arrivals, 1) == item.last_piece - item.first_piece;
-        if (shared.last_arrival) *arrivals = 0;
-        __threadfence();
-      }
-      sync<T>();
-      if (!shared.last_arrival) continue;
-      const auto record_of = [&](int r) { return records + 2 * static_cast<std::int64_t>(item.first_piece + r) + (r == 0); };
-      merge_records<T>(
-          shared, item.last_piece - item.first_piece + 1, [&](int r, int head) { return __ldcg(&record_of(r)->state[head]); },
-          [&](int r, int quad) { return __ldcg(reinterpret_cast<const float4*>(record_of(r)->value) + quad); });
+      finish<T>(p, shared, item);
     }
-
-    // 7.6 The result: divided by the sum, rotated back.
-    const Activation* q = static_cast<const Activation*>(p.q) + item.sequence * p.q_stride + item.head * group_heads * kDim;
-    for (int head = warp; head < group_heads; head += T::kWarps) {
-      const int query_head = item.head * group_heads + head;
-      float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
-      if (p.center_k && (p.lse || p.sink_logits)) {
-        for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(q[head * kDim + c]), p.center_k[item.head * kDim + c], shift);
-        for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
-        shift *= p.softmax_scale * kLog2e;
-      }
-      const float2 merged = shared.record.state[head];
-      const float sum = merged.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - merged.x) : 0.0f);
-      const float inverse = 1.0f / sum;
-      for (int c = lane; c < kDim; c += 32) shared.record.value[head][c] *= inverse;
-      if (p.lse && lane == 0) p.lse[static_cast<std::int64_t>(item.sequence) * p.num_q_heads + query_head] = (merged.x + shift + log2f(sum)) * kLn2;
-    }
-    sync<T>();
-    rotate<T>(shared, p.rotation_v, item.head, true);
-    Activation* out = static_cast<Activation*>(p.out) + item.sequence * p.out_stride + item.head * group_heads * kDim;
-    for (int i = thread; i < group_heads * kDim; i += T::kThreads)
-      from_float(shared.record.value[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f), out[i]);
-    sync<T>();
   }
 }
 

@@ -9,10 +9,10 @@ namespace kvq {
 
 /// Rotation of one side as kernels apply it; per KV head, or one for all if `per_head` is false.
 struct DeviceRotation {
-  int order = 0;                        ///< Hadamard blocks of this many channels; 0 = none
+  int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
-  const std::int8_t* signs = nullptr;   ///< [H, D] +1, -1, with `order`; may be null
-  const float* matrix = nullptr;        ///< [H, D, D] row-major; null if not dense. Wins over `order`
+  const std::int8_t* signs = nullptr;  ///< [H, D] +1, -1, with `order`; may be null
+  const float* matrix = nullptr;       ///< [H, D, D] row-major; null if not dense. Wins over `order`
 };
 
 /// One call of decode attention: one new query token a sequence. Strides are in elements.
@@ -22,40 +22,40 @@ struct DecodeParams {
   float softmax_scale = 0.0f;
 
   // queries and result, fp16 or bf16
-  const void* q = nullptr;              ///< [B, Hq, D] unrotated
-  std::int64_t q_stride = 0;            ///< from sequence to sequence; heads are D apart
-  void* out = nullptr;                  ///< [B, Hq, D]
+  const void* q = nullptr;    ///< [B, Hq, D] unrotated
+  std::int64_t q_stride = 0;  ///< from sequence to sequence; heads are D apart
+  void* out = nullptr;        ///< [B, Hq, D]
   std::int64_t out_stride = 0;
-  float* lse = nullptr;                 ///< [B, Hq] natural logarithm of the sum of exponentials, or null
+  float* lse = nullptr;  ///< [B, Hq] natural logarithm of the sum of exponentials, or null
 
   // which tokens; a token's tier is a function of its position and the length alone
-  const std::int32_t* seq_lens = nullptr;     ///< [B] tokens of each sequence, the newest included
-  int sink_tokens = 0, recent_tokens = 0;     ///< exact ones at both ends
-  int sliding_window = 0;                     ///< tokens that a query sees, itself included; 0 = all
+  const std::int32_t* seq_lens = nullptr;  ///< [B] tokens of each sequence, the newest included
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  int sliding_window = 0;                  ///< tokens that a query sees, itself included; 0 = all
 
   // coded pages
   const std::byte* pages = nullptr;           ///< 16-byte aligned
   const std::int32_t* page_table = nullptr;   ///< [B, max_pages], or one list if page_indptr is given
   const std::int32_t* page_indptr = nullptr;  ///< [B + 1] or null
   std::int64_t page_table_stride = 0;
-  int page_shift = 6;                         ///< log2 of page_size
-  std::int64_t page_stride = 0;               ///< bytes from page to page, at least PageLayout::page_bytes()
+  int page_shift = 6;            ///< log2 of page_size
+  std::int64_t page_stride = 0;  ///< bytes from page to page, at least PageLayout::page_bytes()
 
   // exact windows
-  const std::byte* windows = nullptr;         ///< 16-byte aligned, or null without windows
-  const std::int32_t* window_slots = nullptr; ///< [B] slot of each sequence
+  const std::byte* windows = nullptr;          ///< 16-byte aligned, or null without windows
+  const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence
   WindowLayout window_layout = {};
 
   // rotations: of queries and keys, and of values (undone on the result; identity if the weights absorbed it)
   DeviceRotation rotation_k = {};
-  DeviceRotation rotation_v = {};             ///< matrix transposed: x = x_rot @ matrix
-  const float* center_k = nullptr;            ///< [Hkv, D] or null; enters lse and sink logits only
-  const float* center_v = nullptr;            ///< [Hkv, D] or null
-  const float* sink_logits = nullptr;         ///< [Hq] learned attention sinks, or null
+  DeviceRotation rotation_v = {};      ///< matrix transposed: x = x_rot @ matrix
+  const float* center_k = nullptr;     ///< [Hkv, D] or null; enters lse and sink logits only
+  const float* center_v = nullptr;     ///< [Hkv, D] or null
+  const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 
   // workspace
-  float* partials = nullptr;                  ///< [pieces, 2] records of DecodeLaunch::record_floats
-  std::int32_t* arrivals = nullptr;           ///< [B, Hkv] and one more, zero before the first call and after each
+  float* partials = nullptr;         ///< [blocks, 2] records of DecodeLaunch::record_floats
+  std::int32_t* arrivals = nullptr;  ///< [B, Hkv], zero before the first call and after each
 };
 
 }  // namespace kvq

@@ -2,11 +2,11 @@
 
 #include <kvq/runtime/kernels/decode/params.h>
 
-/// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one for each stage:
-/// first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by sequence, head by head, which is
-/// cut into pieces. Each block has a piece of its own; the multiprocessors do not get the same share of the
-/// memory's speed, so on long lines these cover seven tenths only, and who is done takes smaller pieces of the rest. The cut depends on
-/// lengths that are read on the device, so that a captured graph stays right while sequences grow.
+/// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one
+/// for each stage: first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by
+/// sequence, head by head, which is cut into equal pieces, one for each block. The cut depends on lengths that are read
+/// on the device, so that a captured graph stays right while sequences grow. (Handing out the last third of the line to
+/// who is done first was tried: the partial results that it adds cost more than the balance gains.)
 namespace kvq::decode {
 
 /// Slots of one item; equal for all heads of a sequence.
@@ -23,14 +23,15 @@ struct Span {
 template <typename T>
 __device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
   Span s;
-  s.length = p.seq_lens[sequence];
+  s.length = max(0, p.seq_lens[sequence]);
   s.first = p.sliding_window > 0 ? max(0, s.length - p.sliding_window) : 0;
   const int sinks = min(p.sink_tokens, s.length);
   s.coded_begin = max(sinks, s.first);
   s.recent_begin = max(s.coded_begin, s.length - p.recent_tokens);
   s.coded_end = s.recent_begin;
   s.coded_stage = s.coded_begin / T::kStageTokens;
-  s.coded_slots = s.coded_begin < s.coded_end ? (s.coded_end + T::kStageTokens - 1) / T::kStageTokens - s.coded_stage : 0;
+  s.coded_slots =
+      s.coded_begin < s.coded_end ? (s.coded_end + T::kStageTokens - 1) / T::kStageTokens - s.coded_stage : 0;
   s.sink_part = s.first / T::kExactTokens;
   s.sink_slots = s.first < sinks ? (sinks + T::kExactTokens - 1) / T::kExactTokens - s.sink_part : 0;
   s.recent_part = (s.recent_begin - p.sink_tokens) / T::kExactTokens;
@@ -39,41 +40,18 @@ __device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
   return s;
 }
 
-/// How the line is cut: tier by tier into equal pieces of at least one slot.
+/// How the line is cut: into equal pieces of at least one slot.
 struct Cut {
-  static constexpr int kTiers = 3;
-  /// Most pieces for each block.
-  static constexpr int kPiecesPerBlock = 4;
-  static constexpr int kLongShare = 128;  ///< slots for a block from which on the rest is handed out
+  long long total;  ///< slots
+  int pieces;
 
-  long long total;
-  long long slots[kTiers];  ///< of each tier
-  int pieces[kTiers];
-
-  __device__ __forceinline__ Cut(long long line, int blocks) : total(line) {
-    const bool rest = line >= static_cast<long long>(blocks) * kLongShare;
-    slots[1] = rest ? line / 5 : 0;
-    slots[2] = rest ? line / 10 : 0;
-    slots[0] = line - slots[1] - slots[2];
-    pieces[0] = static_cast<int>(min(static_cast<long long>(blocks), slots[0]));
-    pieces[1] = rest ? blocks : 0;
-    pieces[2] = rest ? 2 * blocks : 0;
-  }
-  __device__ __forceinline__ int all() const { return pieces[0] + pieces[1] + pieces[2]; }
-  /// First slot of a piece; all() gives the end of the line.
-  __device__ __forceinline__ long long begin_of(int piece) const {
-    if (piece < pieces[0]) return slots[0] * piece / pieces[0];
-    piece -= pieces[0];
-    if (piece < pieces[1]) return slots[0] + slots[1] * piece / pieces[1];
-    piece -= pieces[1];
-    return piece < pieces[2] ? slots[0] + slots[1] + slots[2] * piece / pieces[2] : total;
-  }
+  __device__ __forceinline__ Cut(long long line, int blocks)
+      : total(line), pieces(static_cast<int>(min(static_cast<long long>(blocks), line))) {}
+  /// First slot of a piece; `pieces` gives the end of the line.
+  __device__ __forceinline__ long long begin_of(int piece) const { return total * piece / pieces; }
   /// The piece that holds a slot.
   __device__ __forceinline__ int piece_of(long long slot) const {
-    if (slot < slots[0]) return static_cast<int>(((slot + 1) * pieces[0] - 1) / slots[0]);
-    slot -= slots[0];
-    if (slot < slots[1]) return pieces[0] + static_cast<int>(((slot + 1) * pieces[1] - 1) / slots[1]);
-    return pieces[0] + pieces[1] + static_cast<int>(((slot - slots[1] + 1) * pieces[2] - 1) / slots[2]);
+    return static_cast<int>(((slot + 1) * pieces - 1) / total);
   }
 };
 
@@ -96,20 +74,8 @@ __device__ __forceinline__ void next_item(const DecodeParams& p, Walk& w) {
   } while (w.span.slots == 0);
 }
 
-/// Moves the walk forward to the item that holds `slot`.
-template <typename T>
-__device__ __forceinline__ void go_to(const DecodeParams& p, Walk& w, long long slot) {
-  while (w.slot + static_cast<long long>(p.num_kv_heads - w.head) * w.span.slots <= slot) {
-    w.slot += static_cast<long long>(p.num_kv_heads - w.head) * w.span.slots;
-    w.head = 0;
-    w.span = span_of<T>(p, ++w.sequence);
-  }
-  const int heads = static_cast<int>((slot - w.slot) / w.span.slots);
-  w.head += heads;
-  w.slot += static_cast<long long>(heads) * w.span.slots;
-}
-
-/// Adds up the line and finds the sequence that holds the first slot of the block's own piece; by all threads, ends with a barrier.
+/// Adds up the line and finds the sequence that holds the first slot of the block's own piece; by all threads, ends
+/// with a barrier.
 template <typename T>
 __device__ __forceinline__ void survey(const DecodeParams& p, typename T::Shared& shared, int piece, int blocks) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -139,12 +105,16 @@ __device__ __forceinline__ void survey(const DecodeParams& p, typename T::Shared
     const long long heads = p.num_kv_heads, total = __shfl_sync(~0u, before, 31) * heads;
     before -= mine;
     const Cut cut(total, blocks);
-    const long long begin = piece < cut.pieces[0] ? cut.begin_of(piece) : total;
+    const long long begin = piece < cut.pieces ? cut.begin_of(piece) : total;
     if (thread == 0) shared.total = total;
     // The lane whose sequences hold the slot walks them.
     if (begin < total && before * heads <= begin && begin < (before + mine) * heads) {
-      int b = thread * kEach * run;
-      for (int slots = span_of<T>(p, b).slots; (before + slots) * heads <= begin; slots = span_of<T>(p, b).slots) before += slots, ++b;
+      int r = thread * kEach;
+      while ((before + shared.run_sum[r]) * heads <= begin) before += shared.run_sum[r++];
+      int b = r * run;
+      if (run > 1)
+        for (int slots = span_of<T>(p, b).slots; (before + slots) * heads <= begin; slots = span_of<T>(p, b).slots)
+          before += slots, ++b;
       shared.first_sequence = b;
       shared.first_slot = before * heads;
     }

@@ -46,13 +46,16 @@ struct DecodeTraits {
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
   static constexpr int kStageTiles = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4 ? 4 : 2;
   static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
-  static constexpr int kValuesAt = kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
+  static constexpr int kValuesAt =
+      kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
   /// Three blocks a multiprocessor have room for about 55 KB of stages each, two (head_dim above 128) for 64 KB.
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
-  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4 ? 4 : kFit < 2 ? 2 : kFit;  ///< stages of a team
+  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
+                                                                             : kFit < 2 ? 2
+                                                                                        : kFit;  ///< stages of a team
   static constexpr int kStages = kTeams * kEach;  ///< stage s is team s mod kTeams'
   static constexpr int kItems = kEach + 2;        ///< items that are loaded or attended to at once, at most
 
@@ -70,29 +73,31 @@ struct DecodeTraits {
   };
   struct Item {
     int sequence, head;
-    int record;                  ///< place of the partial result, -1 if the piece has the whole item
-    int first_piece, last_piece; ///< pieces that share it
+    int record;                   ///< place of the partial result, -1 if the piece has the whole item
+    int first_piece, last_piece;  ///< pieces that share it
   };
   struct Shared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
-    Record record;                                   ///< values: first the rotated queries, at last the result
-    float merged[kWarps][4][kHeadDim + 1];           ///< each warp's values; padded against bank conflicts
+    Record record;                          ///< values: first the rotated queries, at last the result
+    float merged[kWarps][4][kHeadDim + 1];  ///< each warp's values; padded against bank conflicts
     float2 merged_state[kWarps][4];
     float2 table[kTable][kHeads];
-    unsigned exact_q[kTeam][kBlocks][2][32];         ///< B fragments of bfloat16 halves
+    unsigned exact_q[kTeam][kBlocks][2][32];  ///< B fragments of bfloat16 halves
     StageInfo info[kStages];
     Item items[kItems];
     alignas(16) unsigned short raw_q[kItems][kHeads][kHeadDim];  ///< queries as they come
+    Item merges[kItems];                                         ///< items whose partial results are all there
     alignas(8) unsigned long long full[kStages], empty[kStages];
-    long long total;                                 ///< slots of the line
-    long long first_slot;                            ///< of first_sequence
+    unsigned long long left[kItems];  ///< barriers: the warps have left the item's partial result
+    long long total;                  ///< slots of the line
+    long long first_slot;             ///< of first_sequence
     int first_sequence;
-    int last_arrival;
     int run_sum[kThreads];
   };
 };
 
 /// Flags of a stage. The first and the last ones of an item are marked for every team.
-constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageItemShift = 8;
+constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageMerge = 16, kStageEnd = 32,
+              kStageItemShift = 8;
 
 }  // namespace kvq

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace kvq {
+
+/// Outcome of a runtime call, as far as a caller can act on it. The numbers are part of the C interface.
+enum class StatusCode : int {
+  ok = 0,
+  invalid_argument = 1,  ///< a size, pointer or stride that cannot be
+  unsupported = 2,       ///< sound, but not built or not possible on this device
+  mismatch = 3,          ///< an artifact that does not fit the model or the device plan
+  io = 4,                ///< a file that cannot be read
+  cuda = 5,              ///< the CUDA runtime refused; the message holds its reason
+  internal = 6,          ///< a bug in kvq
+};
+
+/// What runtime calls return: a code and one line. Neither throws nor allocates.
+class [[nodiscard]] Status {
+ public:
+  static constexpr int kMessageBytes = 256;
+
+  Status() = default;
+  static Status fail(StatusCode code, const char* format, ...) __attribute__((format(printf, 2, 3))) {
+    Status status;
+    status.code_ = code;
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(status.message_, sizeof status.message_, format, arguments);
+    va_end(arguments);
+    return status;
+  }
+  bool ok() const { return code_ == StatusCode::ok; }
+  StatusCode code() const { return code_; }
+  const char* message() const { return message_; }
+
+ private:
+  StatusCode code_ = StatusCode::ok;
+  char message_[kMessageBytes] = "";
+};
+
+}  // namespace kvq

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <kvq/core/status.h>
+#include <kvq/runtime/kernels/decode/params.h>
+
+#include <span>
+
+struct CUstream_st;
+
+namespace kvq {
+
+/// What a launch needs to know of one variant on one device.
+struct DecodeLaunch {
+  int blocks = 0;  ///< that run at once
+  int shared_bytes = 0;
+  int record_floats = 0;  ///< of a partial result; a block leaves at most two
+};
+
+/// One row of variants.json, compiled.
+struct DecodeVariant {
+  const char* name = "";
+  TileSide k, v;
+  bool k_bfloat = false, v_bfloat = false;         ///< the numbers beside the codes are bfloat16, else fp16
+  int max_heads = 0;                               ///< query heads of a KV head: 4, 8 or 16
+  bool bf16 = true;                                ///< queries and result are bfloat16, else fp16
+  Status (*plan)(DecodeLaunch& launch) = nullptr;  ///< for the current device
+  Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
+};
+
+/// All rows that are built.
+std::span<const DecodeVariant* const> decode_variants();
+
+/// What a caller has.
+struct DecodeKey {
+  TileSide k, v;
+  bool k_bfloat = false, v_bfloat = false;
+  int heads = 0;  ///< query heads of a KV head
+  bool bf16 = true;
+};
+
+/// The row with the fewest idle heads, or null.
+const DecodeVariant* find_decode_variant(const DecodeKey& key);
+
+/// Checks what a launch takes for granted: sizes, alignment, pointers that belong together. Host only; reads no device
+/// memory.
+Status check_decode(const DecodeVariant& variant, const DecodeParams& params);
+
+}  // namespace kvq

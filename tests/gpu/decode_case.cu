@@ -1,0 +1,338 @@
+#include "decode_case.h"
+#include "plain_attention.cuh"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+
+namespace kvq::test {
+
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Device memory of one call.
+class Arena {
+ public:
+  ~Arena() {
+    for (void* p : all_) cudaFree(p);
+  }
+  template <typename T>
+  T* take(std::size_t count, int fill) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMalloc");
+    all_.push_back(p);
+    check(cudaMemset(p, fill, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMemset");
+    return static_cast<T*>(p);
+  }
+  template <typename T>
+  T* put(const std::vector<T>& values) {
+    T* p = take<T>(values.size(), 0);
+    check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    return p;
+  }
+
+ private:
+  std::vector<void*> all_;
+};
+
+template <typename T>
+std::vector<T> get(const T* from, std::size_t count) {
+  std::vector<T> values(count);
+  check(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return values;
+}
+
+__device__ unsigned hash(unsigned long long x) {
+  x ^= x >> 31, x *= 0x7fb5d329728ea185ull, x ^= x >> 27, x *= 0x81dadef4bc2dd44dull;
+  return static_cast<unsigned>(x >> 33);
+}
+__device__ float uniform(unsigned long long key) { return static_cast<float>(hash(key) & 0xFFFFFF) / 16777216.0f; }
+
+__device__ void put_number(std::byte* at, float x, bool bfloat) {
+  *reinterpret_cast<unsigned short*>(at) =
+      bfloat ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
+}
+
+/// Writes one token of one head and side, in codes or exactly; all other bytes stay what they are.
+__global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
+                           std::byte* windows, unsigned seed) {
+  const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
+  const int head = static_cast<int>(blockIdx.z) / 2;
+  const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
+  const int length = p.seq_lens[b];
+  if (position >= length) return;
+  const TileSide& side = value ? layout.v : layout.k;
+  const WindowLayout& w = p.window_layout;
+  // Sequences that share pages must write the same, so that the key is the page's, not the sequence's.
+  const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
+  const std::int64_t page = p.page_table[base + position / layout.page_size];
+  const int slot = position % layout.page_size;
+  const unsigned long long key =
+      ((static_cast<unsigned long long>(page) * 64 + slot) * 512 + head * 2 + value) * 4096 + seed;
+  if (position < p.sink_tokens || position >= length - p.recent_tokens) {
+    std::byte* at = windows + p.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
+    const int row = w.row(position, p.sink_tokens);
+    for (int c = static_cast<int>(threadIdx.x); c < side.head_dim; c += static_cast<int>(blockDim.x))
+      put_number(at + (value ? w.value_offset(row, c) : w.key_offset(row, c)), 2.0f * uniform(key + c) - 1.0f, true);
+    return;
+  }
+  std::byte* tile =
+      pages + page * p.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  const int token = slot % kTileTokens;
+  if (side.exact()) {
+    for (int c = static_cast<int>(threadIdx.x); c < side.head_dim; c += static_cast<int>(blockDim.x))
+      put_number(tile + exact_offset(side.head_dim, token, c), 2.0f * uniform(key + c) - 1.0f, true);
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < 4 * side.piece_bytes(); i += static_cast<int>(blockDim.x)) {
+    const int lane = i / side.piece_bytes(), byte = i % side.piece_bytes();
+    tile[value ? value_code_offset(side, token, lane, byte) : key_code_offset(side, token, lane, byte)] =
+        static_cast<std::byte>(hash(key + i));
+  }
+  for (int g = static_cast<int>(threadIdx.x); g < side.groups(); g += static_cast<int>(blockDim.x)) {
+    const float levels = static_cast<float>((1 << side.bits) - 1);
+    const float scale = (0.3f + uniform(key + 2000 + g)) * 2.0f / levels;
+    put_number(tile + number_offset(side, token, g, 0), scale, bfloat);
+    if (side.numbers == 2)
+      put_number(tile + number_offset(side, token, g, 1),
+                 -0.5f * levels * scale + 0.2f * uniform(key + 3000 + g) - 0.1f, bfloat);
+  }
+}
+
+std::vector<float> random_rotations(int heads, int dim, bool transposed, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  std::vector<float> all;
+  for (int h = 0; h < heads; ++h) {
+    std::vector<std::vector<double>> rows(static_cast<std::size_t>(dim),
+                                          std::vector<double>(static_cast<std::size_t>(dim)));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      for (double& x : rows[i]) x = normal(random);
+      for (std::size_t k = 0; k < i; ++k) {
+        double dot = 0.0;
+        for (std::size_t c = 0; c < rows.size(); ++c) dot += rows[i][c] * rows[k][c];
+        for (std::size_t c = 0; c < rows.size(); ++c) rows[i][c] -= dot * rows[k][c];
+      }
+      double norm = 0.0;
+      for (const double x : rows[i]) norm += x * x;
+      for (double& x : rows[i]) x /= std::sqrt(norm);
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      for (std::size_t c = 0; c < rows.size(); ++c)
+        all.push_back(static_cast<float>(transposed ? rows[c][i] : rows[i][c]));
+  }
+  return all;
+}
+
+/// The result rounded to what the kernel writes.
+double rounded(double x, bool bf16) {
+  return bf16 ? static_cast<double>(__bfloat162float(__float2bfloat16(static_cast<float>(x))))
+              : static_cast<double>(__half2float(__float2half(static_cast<float>(x))));
+}
+
+template <typename Activation>
+void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int dim, int longest,
+           Arena& arena, std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32,
+           std::vector<double>& lse32) {
+  const auto rows = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.num_q_heads);
+  const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
+  const auto go = [&](auto zero, std::vector<double>& o, std::vector<double>& l) {
+    using Float = decltype(zero);
+    Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
+    Float* result = arena.take<Float>(rows * static_cast<std::size_t>(dim), 0xFF);
+    Float* sums = arena.take<Float>(rows, 0xFF);
+    plain::plain_decode<Float, Activation>
+        <<<grid, 128>>>(p, layout, bfloat_k, bfloat_v, dim, scores, longest, result, sums);
+    check(cudaGetLastError(), "plain_decode");
+    check(cudaDeviceSynchronize(), "plain_decode");
+    const std::vector<Float> a = get(result, rows * static_cast<std::size_t>(dim)), b = get(sums, rows);
+    o.assign(a.begin(), a.end());
+    l.assign(b.begin(), b.end());
+  };
+  go(0.0, out, lse);
+  go(0.0f, out32, lse32);
+}
+
+}  // namespace
+
+bool have_device() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c) {
+  Arena arena;
+  std::mt19937 random(c.seed);
+  const int dim = variant.k.head_dim, batch = static_cast<int>(c.lengths.size());
+  const PageLayout layout{variant.k, variant.v, c.num_kv_heads, c.page_size};
+  const int longest = std::max(1, c.lengths.empty() ? 0 : *std::max_element(c.lengths.begin(), c.lengths.end()));
+  const int max_pages = (longest + c.page_size - 1) / c.page_size;
+
+  // Page tables in random order; entries behind a sequence's end must never be read as pages.
+  constexpr int kNoPage = 0x3FFFFFFF;
+  std::vector<int> order;
+  std::vector<std::vector<int>> tables(c.lengths.size());
+  int pages = 0;
+  for (std::size_t b = 0; b < c.lengths.size(); ++b)
+    for (int i = 0; i < (c.lengths[b] + c.page_size - 1) / c.page_size; ++i) {
+      // The last page of the shorter one is its own: the other may be longer there.
+      const bool shared = c.shared_prefix && b > 0 && i + 1 < static_cast<int>(tables[0].size()) &&
+                          (i + 1) * c.page_size <= c.lengths[b];
+      tables[b].push_back(shared ? tables[0][static_cast<std::size_t>(i)] : pages++);
+    }
+  for (int i = 0; i < pages; ++i) order.push_back(i);
+  std::shuffle(order.begin(), order.end(), random);
+  std::vector<int> table, indptr = {0};
+  for (auto& row : tables) {
+    for (int& page : row) page = order[static_cast<std::size_t>(page)];
+    if (!c.indptr) row.resize(static_cast<std::size_t>(max_pages), kNoPage);
+    table.insert(table.end(), row.begin(), row.end());
+    indptr.push_back(static_cast<int>(table.size()));
+  }
+  table.push_back(kNoPage);
+
+  DecodeParams p;
+  p.batch = batch, p.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
+  p.softmax_scale = c.sharpness / std::sqrt(static_cast<float>(dim));
+  int* lengths = arena.put(c.lengths);
+  p.seq_lens = lengths;
+  p.sink_tokens = c.sink_tokens, p.recent_tokens = c.recent_tokens, p.sliding_window = c.sliding_window;
+  p.page_table = arena.put(table), p.page_table_stride = max_pages;
+  if (c.indptr) p.page_indptr = arena.put(indptr);
+  p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.page_stride = layout.page_bytes() + 16;
+  std::byte* pool = arena.take<std::byte>(static_cast<std::size_t>(pages * p.page_stride), 0xFF);
+  p.pages = pool;
+  const TileSide exact{dim, 16, dim, 0};
+  p.window_layout = {c.num_kv_heads,
+                     exact,
+                     exact,
+                     variant.v,
+                     (c.sink_tokens + 15) / 16 * 16,
+                     c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
+  std::byte* windows = arena.take<std::byte>(static_cast<std::size_t>(p.window_layout.slot_bytes() * batch), 0xFF);
+  p.windows = windows;
+  std::vector<int> slots;
+  for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
+  p.window_slots = arena.put(slots);
+
+  const auto rows = static_cast<std::size_t>(batch) * static_cast<std::size_t>(p.num_q_heads),
+             elements = rows * static_cast<std::size_t>(dim);
+  std::normal_distribution<float> normal;
+  std::vector<unsigned short> q(elements);
+  for (auto& x : q)
+    x = variant.bf16 ? __bfloat16_as_ushort(__float2bfloat16(normal(random)))
+                     : __half_as_ushort(__float2half(normal(random)));
+  p.q = arena.put(q), p.q_stride = static_cast<std::int64_t>(p.num_q_heads) * dim;
+  auto* out = arena.take<unsigned short>(elements, 0xFF);
+  p.out = out, p.out_stride = p.q_stride;
+  p.lse = arena.take<float>(rows, 0xFF);
+  if (c.rotation == CaseRotation::hadamard) {
+    std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * dim));
+    for (auto& s : signs) s = random() & 1 ? 1 : -1;
+    const int order_of_dim = dim & -dim;
+    p.rotation_k = {order_of_dim, true, arena.put(signs), nullptr};
+    p.rotation_v = {order_of_dim / 2, true, p.rotation_k.signs, nullptr};
+  } else if (c.rotation == CaseRotation::dense) {
+    p.rotation_k = {0, true, nullptr, arena.put(random_rotations(c.num_kv_heads, dim, false, random))};
+    p.rotation_v = {0, false, nullptr, arena.put(random_rotations(1, dim, true, random))};
+  }
+  if (c.centers) {
+    std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * dim)),
+        logits(static_cast<std::size_t>(p.num_q_heads));
+    for (float& x : center) x = normal(random);
+    for (float& x : logits) x = 3.0f * normal(random);
+    p.center_k = arena.put(center), p.center_v = arena.put(center), p.sink_logits = arena.put(logits);
+  }
+
+  DecodeOutcome outcome;
+  DecodeLaunch launch;
+  Status status = variant.plan(launch);
+  if (status.ok()) {
+    p.partials = arena.take<float>(
+        static_cast<std::size_t>(launch.blocks) * 2 * static_cast<std::size_t>(launch.record_floats), 0xFF);
+    p.arrivals = arena.take<std::int32_t>(static_cast<std::size_t>(batch * c.num_kv_heads), 0);
+    status = check_decode(variant, p);
+  }
+  if (!status.ok()) return {status.message(), 0, 0, 0, 0};
+
+  const auto compare = [&] {
+    if (batch == 0) return;
+    std::vector<double> truth, lse, plain32, lse32;
+    if (variant.bf16)
+      plain<__nv_bfloat16>(p, layout, variant.k_bfloat, variant.v_bfloat, dim, longest, arena, truth, lse, plain32,
+                           lse32);
+    else
+      plain<__half>(p, layout, variant.k_bfloat, variant.v_bfloat, dim, longest, arena, truth, lse, plain32, lse32);
+    const std::vector<unsigned short> found = get(out, elements);
+    const std::vector<float> found_lse = get(p.lse, rows);
+    double error = 0.0, error32 = 0.0, size = 0.0;
+    for (std::size_t i = 0; i < elements; ++i) {
+      const double x = variant.bf16 ? static_cast<double>(__bfloat162float(__ushort_as_bfloat16(found[i])))
+                                    : static_cast<double>(__half2float(__ushort_as_half(found[i])));
+      if (!std::isfinite(x) && outcome.failure.empty())
+        outcome.failure = "element " + std::to_string(i) + " is not finite";
+      error += (x - truth[i]) * (x - truth[i]);
+      const double y = rounded(plain32[i], variant.bf16);
+      error32 += (y - truth[i]) * (y - truth[i]);
+      size += truth[i] * truth[i];
+    }
+    outcome.error = std::max(outcome.error, std::sqrt(error / std::max(size, 1e-30)));
+    outcome.plain_error = std::max(outcome.plain_error, std::sqrt(error32 / std::max(size, 1e-30)));
+    for (std::size_t i = 0; i < rows; ++i) {
+      if (std::isinf(lse[i]) && static_cast<double>(found_lse[i]) == lse[i]) continue;
+      if (!std::isfinite(found_lse[i]) && outcome.failure.empty())
+        outcome.failure = "lse " + std::to_string(i) + " is not finite";
+      outcome.lse_error = std::max(outcome.lse_error, std::abs(static_cast<double>(found_lse[i]) - lse[i]));
+      outcome.lse_plain_error = std::max(outcome.lse_plain_error, std::abs(lse32[i] - lse[i]));
+    }
+  };
+
+  const auto fill = [&] {
+    if (batch == 0) return;
+    const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
+                    static_cast<unsigned>(2 * c.num_kv_heads));
+    fill_token<<<grid, 128>>>(p, layout, variant.k_bfloat, variant.v_bfloat, pool, windows, c.seed * 7919);
+    check(cudaGetLastError(), "fill_token");
+    check(cudaDeviceSynchronize(), "fill_token");
+  };
+  fill();
+  // Twice: the first call must leave the workspace as it found it.
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  for (int i = 0; i < 2 && status.ok(); ++i) {
+    check(cudaMemset(out, 0xFF, elements * 2), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    status = variant.run(launch, p, stream);
+    check(cudaStreamSynchronize(stream), "decode");
+  }
+  if (status.ok()) compare();
+  if (status.ok() && !c.replay.empty()) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t runnable = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    status = variant.run(launch, p, stream);
+    check(cudaStreamEndCapture(stream, &graph), "capture");
+    check(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+    check(cudaMemcpy(lengths, c.replay.data(), c.replay.size() * sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
+    fill();
+    for (int i = 0; i < 3; ++i) {
+      check(cudaMemset(out, 0xFF, elements * 2), "cudaMemset");
+      check(cudaGraphLaunch(runnable, stream), "cudaGraphLaunch");
+      check(cudaStreamSynchronize(stream), "cudaGraphLaunch");
+    }
+    compare();
+    cudaGraphExecDestroy(runnable);
+    cudaGraphDestroy(graph);
+  }
+  cudaStreamDestroy(stream);
+  if (!status.ok()) outcome.failure = status.message();
+  return outcome;
+}
+
+}  // namespace kvq::test

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/variant.h>
+
+#include <string>
+#include <vector>
+
+/// One decode attention call on made-up contents, held against plain loops in double.
+namespace kvq::test {
+
+enum class CaseRotation { none, hadamard, dense };
+
+struct DecodeCase {
+  int num_kv_heads = 2;
+  int heads = 4;  ///< query heads of a KV head
+  int page_size = 64;
+  std::vector<int> lengths = {};
+  int sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
+  CaseRotation rotation = CaseRotation::none;
+  bool centers = false;          ///< centres of both sides and learned sink logits
+  bool indptr = false;           ///< page table as one list
+  bool shared_prefix = false;    ///< all sequences start with the pages of the first one
+  float sharpness = 1.0f;        ///< factor on softmax_scale
+  std::vector<int> replay = {};  ///< lengths of a second run, as a replayed graph; none longer than before
+  unsigned seed = 1;
+};
+
+struct DecodeOutcome {
+  std::string failure;       ///< of a call, or the first element that is not a number; empty if none
+  double error = 0.0;        ///< relative, of the result
+  double plain_error = 0.0;  ///< of plain loops in float, rounded like the result
+  double lse_error = 0.0;    ///< largest, absolute
+  double lse_plain_error = 0.0;
+};
+
+/// Is there a device to run on?
+bool have_device();
+
+/// @throws std::runtime_error if CUDA refuses something that is not under test
+DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c);
+
+}  // namespace kvq::test

@@ -1,0 +1,103 @@
+#include "decode_case.h"
+
+#include <catch2/catch.hpp>
+
+#include <string>
+
+using namespace kvq;
+using namespace kvq::test;
+
+namespace {
+
+/// Runs the case with every variant that has enough heads.
+void run_all(DecodeCase c) {
+  const int asked = c.heads;
+  for (const DecodeVariant* variant : decode_variants()) {
+    c.heads = asked > 0 ? asked : variant->max_heads;
+    if (c.heads > variant->max_heads) continue;
+    CAPTURE(variant->name, c.heads, c.page_size, c.seed);
+    const DecodeOutcome outcome = run_decode_case(*variant, c);
+    CHECK(outcome.failure == "");
+    // What is left is the rounding of the result, which plain loops in float have too.
+    CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
+    CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-3);
+  }
+}
+
+const std::vector<int> kRagged = {1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500};
+
+}  // namespace
+
+TEST_CASE("Decode attention over codes alone agrees with plain loops", "[runtime][gpu]") {
+  const int page_size = GENERATE(16, 32, 64);
+  run_all({.heads = 0, .page_size = page_size, .lengths = kRagged});
+}
+
+TEST_CASE("Every number of query heads up to the variant's", "[runtime][gpu]") {
+  const int heads = GENERATE(range(1, 17));
+  run_all({.num_kv_heads = 3, .heads = heads, .page_size = 32, .lengths = {100, 641}, .seed = 2});
+}
+
+TEST_CASE("Exact windows, whose borders fall anywhere", "[runtime][gpu]") {
+  const int sinks = GENERATE(0, 1, 16, 37), recent = GENERATE(0, 1, 31, 256);
+  run_all({.heads = 0, .lengths = kRagged, .sink_tokens = sinks, .recent_tokens = recent, .seed = 3});
+}
+
+TEST_CASE("Rotations, centres, learned sinks", "[runtime][gpu]") {
+  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
+  const bool centers = GENERATE(false, true);
+  run_all({.heads = 0,
+           .page_size = 16,
+           .lengths = kRagged,
+           .sink_tokens = 4,
+           .recent_tokens = 30,
+           .rotation = rotation,
+           .centers = centers,
+           .seed = 4});
+}
+
+TEST_CASE("Sliding windows hide what lies before", "[runtime][gpu]") {
+  const int window = GENERATE(1, 15, 64, 300, 5000);
+  run_all({.heads = 0,
+           .page_size = 32,
+           .lengths = kRagged,
+           .sink_tokens = 64,
+           .recent_tokens = 100,
+           .sliding_window = window,
+           .seed = 5});
+}
+
+TEST_CASE("Page tables as one list, shared prefixes", "[runtime][gpu]") {
+  const bool shared = GENERATE(false, true);
+  run_all({.heads = 0,
+           .page_size = 64,
+           .lengths = {700, 650, 64, 0, 129},
+           .indptr = true,
+           .shared_prefix = shared,
+           .seed = 6});
+}
+
+TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") {
+  run_all({.heads = 0, .lengths = {3000, 77}, .sharpness = 20.0f, .seed = 7});
+}
+
+TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
+  run_all({.num_kv_heads = 8,
+           .heads = 0,
+           .lengths = {20000, 3, 0, 9999},
+           .sink_tokens = 64,
+           .recent_tokens = 256,
+           .seed = 8});
+  run_all({.num_kv_heads = 1, .heads = 0, .lengths = std::vector<int>(300, 200), .recent_tokens = 16, .seed = 9});
+}
+
+TEST_CASE("A captured call replays with other lengths", "[runtime][gpu]") {
+  run_all({.heads = 0,
+           .lengths = {2000, 500, 64},
+           .sink_tokens = 8,
+           .recent_tokens = 40,
+           .replay = {1024, 0, 33},
+           .seed = 10});
+}
+
+TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

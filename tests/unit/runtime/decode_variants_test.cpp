@@ -1,0 +1,78 @@
+#include <kvq/runtime/kernels/decode/variant.h>
+
+#include <catch2/catch.hpp>
+
+#include <set>
+#include <string>
+
+using namespace kvq;
+
+namespace {
+
+const TileSide kInt2{128, 2, 128, 2}, kExact{128, 16, 128, 0};
+
+const DecodeVariant& int2() {
+  const DecodeVariant* row = find_decode_variant({.k = kInt2, .v = kInt2, .heads = 4});
+  REQUIRE(row != nullptr);
+  return *row;
+}
+
+/// Parameters that pass; the pointers are never followed.
+DecodeParams good() {
+  alignas(16) static std::byte memory[16];
+  static std::int32_t numbers[4];
+  DecodeParams p;
+  p.batch = 2, p.num_q_heads = 8, p.num_kv_heads = 2, p.softmax_scale = 0.1f;
+  p.q = memory, p.out = memory, p.q_stride = p.out_stride = 8 * 128;
+  p.seq_lens = p.page_table = p.window_slots = numbers;
+  p.pages = p.windows = memory, p.page_stride = 2 * 64 * 72;
+  p.partials = reinterpret_cast<float*>(memory), p.arrivals = numbers;
+  p.sink_tokens = 64, p.recent_tokens = 256;
+  p.window_layout = {2, kExact, kExact, kInt2, 64, 272};
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("Rows of the table have names of their own and fit the layout", "[runtime]") {
+  std::set<std::string> names;
+  for (const DecodeVariant* row : decode_variants()) {
+    CHECK(names.insert(row->name).second);
+    CHECK(find_decode_variant({row->k, row->v, row->k_bfloat, row->v_bfloat, row->max_heads, row->bf16}) == row);
+  }
+  CHECK(names.size() >= 5);
+}
+
+TEST_CASE("A variant has room for the heads, and the right numbers", "[runtime]") {
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .heads = 1}) == &int2());
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .heads = 17}) == nullptr);
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .k_bfloat = true, .heads = 4}) == nullptr);
+  CHECK(find_decode_variant({.k = {128, 3, 128, 2}, .v = kInt2, .heads = 4}) == nullptr);
+}
+
+TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
+  const auto refusal = [](auto change) {
+    DecodeParams p = good();
+    change(p);
+    const Status status = check_decode(int2(), p);
+    CHECK_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  using Catch::Contains;
+  REQUIRE(std::string(check_decode(int2(), good()).message()) == "");
+  CHECK_THAT(refusal([](DecodeParams& p) { p.batch = -1; }), Contains("batch is -1"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 7; }), Contains("7 query heads and 2 KV heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 10; }), Contains("at most 4"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.softmax_scale = 0.0f; }), Contains("softmax_scale"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.page_shift = 7; }), Contains("16, 32 and 64"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.recent_tokens = -1; }), Contains("recent_tokens"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.q = nullptr; }), Contains("must not be null"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.q_stride = 1; }), Contains("1024 elements apart"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.page_stride -= 16; }), Contains("9216 bytes apart, found 9200"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.pages = static_cast<const std::byte*>(p.pages) + 8; }),
+             Contains("aligned"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.windows = nullptr; }), Contains("window_slots"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.window_layout.coded_v.bits = 4; }), Contains("window layout"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.window_layout.ring_rows = 240; }), Contains("240 ring rows"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.window_layout.sink_rows = 48; }), Contains("48 sink"));
+}
