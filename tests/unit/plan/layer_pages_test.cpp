@@ -1,0 +1,122 @@
+#include <kvq/plan/layer_pages.h>
+
+#include "support/error_of.h"
+
+#include <catch2/catch.hpp>
+
+#include <functional>
+
+using namespace kvq;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using test::error_text;
+
+namespace {
+
+UniformCoder symmetric(int bits, int group) {
+  return {.bits = bits, .group_size = group, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+}
+
+/// Keys of 4 bits affine, values of 2 bits symmetric, of different head_dim.
+LayerPlan supported() {
+  LayerPlan plan{.layer = 3, .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 192, .v_head_dim = 128, .softmax_scale = 1.0}, .k = {}, .v = TensorPlan{}};
+  plan.k.coder = UniformCoder{.bits = 4, .group_size = 64};
+  plan.v->coder = symmetric(2, 128);
+  return plan;
+}
+
+std::string refusal(const std::function<void(LayerPlan&)>& change, int page_size = 32) {
+  LayerPlan plan = supported();
+  change(plan);
+  return error_text([&] { page_layout_of(plan, page_size); });
+}
+
+UniformCoder& keys(LayerPlan& plan) { return std::get<UniformCoder>(plan.k.coder); }
+UniformCoder& values(LayerPlan& plan) { return std::get<UniformCoder>(plan.v->coder); }
+
+}  // namespace
+
+TEST_CASE("A plan that fits becomes a layout with each side's own format", "[plan]") {
+  for (const int page_size : {16, 32, 64}) {
+    const PageLayout layout = page_layout_of(supported(), page_size);
+    CHECK(layout.num_kv_heads == 2);
+    CHECK(layout.page_size == page_size);
+    CHECK((layout.k.head_dim == 192 && layout.k.bits == 4 && layout.k.group_size == 64 && layout.k.numbers == 2));
+    CHECK((layout.v.head_dim == 128 && layout.v.bits == 2 && layout.v.group_size == 128 && layout.v.numbers == 1));
+    CHECK(layout.page_bytes() == 2 * page_size * (192 / 2 + 3 * 4 + 128 / 4 + 2));
+  }
+  LayerPlan plan = supported();
+  keys(plan).scale_type = ScaleType::bf16;
+  plan.v->coder = ExactCoder{};
+  plan.geometry.v_head_dim = 80;
+  const PageLayout layout = page_layout_of(plan, 16);
+  CHECK((layout.v.exact() && layout.v.head_dim == 80 && layout.v.groups() == 0));
+}
+
+TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan]") {
+  CHECK(refusal([](LayerPlan&) {}) == "no error");
+  CHECK(refusal([](LayerPlan&) {}, 48) == "unsupported: pages: layer 3: page_size: supported 16, 32, 64, found 48");
+  CHECK(refusal([](LayerPlan& p) { p.k.coder = CodebookCoder{}; }) ==
+        "unsupported: pages: layer 3 k: coder: supported affine, symmetric, exact, found codebook");
+  CHECK(refusal([](LayerPlan& p) { p.v->coder = TrellisCoder{}; }) ==
+        "unsupported: pages: layer 3 v: coder: supported affine, symmetric, exact, found trellis");
+  CHECK(refusal([](LayerPlan& p) { p.v->centroids = Centroids{.count = 7}; }) == "unsupported: pages: layer 3 v: centroids: supported none, found 7");
+  CHECK(refusal([](LayerPlan& p) { p.v->allocation = BitAllocation{}, values(p).group_size = 0; }) ==
+        "unsupported: pages: layer 3 v: widths of channels: supported one for all, found mixed widths");
+  CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) == "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
+  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 3; }) == "unsupported: pages: layer 3 k: bits: supported 2, 4 and 16 (exact), found 3");
+  CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) == "unsupported: pages: layer 3 v: bits: supported 2, 4 and 16 (exact), found 8");
+  CHECK(refusal([](LayerPlan& p) { keys(p).scale_type = ScaleType::fp32; }) == "unsupported: pages: layer 3 k: scale_type: supported fp16, bf16, found fp32");
+  CHECK(refusal([](LayerPlan& p) { keys(p).zero = ZeroKind::integer; }) == "unsupported: pages: layer 3 k: zero: supported float, found integer");
+  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
+  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 48");
+}
+
+TEST_CASE("A head_dim whose pieces are not whole words is refused", "[plan]") {
+  const auto with = [](int dim, int bits) {
+    return refusal([=](LayerPlan& p) { p.geometry.head_dim = dim, p.k.coder = symmetric(bits, dim % 32 ? 32 : dim); });
+  };
+  CHECK(with(80, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 80");
+  CHECK(with(80, 4) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 32 with 4 bits, found 80");
+  CHECK(with(96, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 96");
+  for (const int dim : {32, 64, 96, 128, 160, 192, 224, 256}) CHECK(with(dim, 4) == "no error");
+  for (const int dim : {64, 128, 192, 256}) CHECK(with(dim, 2) == "no error");
+  CHECK(refusal([](LayerPlan& p) { p.geometry.head_dim = 72, p.k.coder = ExactCoder{}; }) ==
+        "unsupported: pages: layer 3 k: head_dim of exact rows: supported multiples of 16, found 72");
+}
+
+TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, centre and clip", "[plan]") {
+  CHECK(refusal([](LayerPlan& p) { values(p).zero = ZeroKind::integer; }) == "no error");
+  CHECK(refusal([](LayerPlan& p) {
+          p.k.rotation.kind = RotationKind::dense;
+          p.k.center = std::vector<float>(2 * 192, 1.0f);
+          p.k.clip_ratio = {0.9, 0.9};
+        }) == "no error");
+}
+
+TEST_CASE("All faults of a plan are told at once", "[plan]") {
+  const std::string text = refusal(
+      [](LayerPlan& p) {
+        keys(p).bits = 3, keys(p).scale_type = ScaleType::fp32, keys(p).zero = ZeroKind::integer;
+        p.k.centroids = Centroids{.count = 2};
+        p.v->coder = TrellisCoder{};
+      },
+      8);
+  CHECK_THAT(text, StartsWith("unsupported: pages: layer 3: page_size"));
+  for (const char* part : {"k: centroids", "k: scale_type", "k: zero", "k: bits", "v: coder"}) CHECK_THAT(text, Contains(part));
+}
+
+TEST_CASE("Windows have whole tiles, room for one step, and the order of the coded values", "[plan]") {
+  const PageLayout pages = page_layout_of(supported(), 64);
+  const WindowLayout windows = window_layout_of(pages, {.sink_tokens = 5, .recent_tokens = 128}, 1);
+  CHECK(windows.sink_rows == 16);
+  CHECK(windows.ring_rows == 144);
+  CHECK(windows.num_kv_heads == 2);
+  CHECK(windows.slot_bytes() == 2 * 160 * 2 * (192 + 128));
+  for (int channel = 0; channel < 128; ++channel)
+    CHECK(windows.value_offset(0, channel) == windows.k.bytes() + exact_offset(128, 0, value_place(pages.v, channel)));
+  CHECK(window_layout_of(pages, {.sink_tokens = 0, .recent_tokens = 120}, 8).ring_rows == 128);
+  const WindowLayout none = window_layout_of(pages, {}, 8);
+  CHECK(none.slot_bytes() == 0);
+  CHECK(window_layout_of(pages, {.sink_tokens = 16, .recent_tokens = 0}, 8).tiles() == 1);
+}

@@ -1,0 +1,194 @@
+#include <kvq/plan/page_layout.h>
+
+#include <catch2/catch.hpp>
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+using namespace kvq;
+
+namespace {
+
+/// Every format that fits (pages.md) up to head_dim 576.
+std::vector<TileSide> all_sides() {
+  std::vector<TileSide> sides;
+  for (const int bits : {2, 4})
+    for (int dim = 128 / bits; dim <= 576; dim += 128 / bits)
+      for (int group = 32; group <= dim; group += 32)
+        if (dim % group == 0)
+          for (const int numbers : {1, 2}) sides.push_back({dim, bits, group, numbers});
+  return sides;
+}
+
+std::string name(const TileSide& side) {
+  return std::to_string(side.head_dim) + " x " + std::to_string(side.bits) + " bits, group " + std::to_string(side.group_size) + ", " +
+         std::to_string(side.numbers) + " numbers";
+}
+
+/// How often each bit of a tile is taken; sets bits [8 byte + first, + count).
+struct BitCount {
+  explicit BitCount(int bytes) : bits(static_cast<std::size_t>(bytes) * 8, 0) {}
+  std::vector<int> bits;
+  void take(int byte, int first, int count) {
+    REQUIRE(byte >= 0);
+    for (int i = 0; i < count; ++i) ++bits.at(static_cast<std::size_t>(byte * 8 + first + i));
+  }
+  bool each_once() const {
+    for (const int count : bits)
+      if (count != 1) return false;
+    return true;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Every code and number of a tile has bits of its own, and a tile has no others", "[plan]") {
+  for (const TileSide& side : all_sides())
+    for (const bool is_value : {false, true}) {
+      INFO(name(side) << (is_value ? ", values" : ", keys"));
+      BitCount taken(side.bytes());
+      for (int token = 0; token < kTileTokens; ++token) {
+        for (int channel = 0; channel < side.head_dim; ++channel) {
+          const CodePlace place = code_place(side, channel);
+          const int byte = is_value ? value_code_offset(side, token, place.lane, place.byte) : key_code_offset(side, token, place.lane, place.byte);
+          REQUIRE(byte < side.code_bytes());
+          taken.take(byte, place.slice * side.bits, side.bits);
+        }
+        for (int group = 0; group < side.groups(); ++group)
+          for (int number = 0; number < side.numbers; ++number) taken.take(number_offset(side, token, group, number), 0, 16);
+      }
+      CHECK(taken.each_once());
+    }
+}
+
+TEST_CASE("Every channel of an exact tile has two bytes of its own", "[plan]") {
+  for (int dim = 16; dim <= 576; dim += 16) {
+    INFO("head_dim " << dim);
+    const TileSide side{dim, 16, dim, 0};
+    BitCount taken(side.bytes());
+    for (int token = 0; token < kTileTokens; ++token)
+      for (int channel = 0; channel < dim; ++channel) taken.take(exact_offset(dim, token, channel), 0, 16);
+    CHECK(taken.each_once());
+  }
+}
+
+TEST_CASE("Equal chunks of eight exact rows lie in different banks", "[plan]") {
+  for (const int dim : {64, 128, 192, 256})
+    for (int chunk = 0; chunk < dim / 8; ++chunk)
+      for (const int first : {0, 8}) {
+        unsigned banks = 0;
+        for (int row = first; row < first + 8; ++row) banks |= 1u << exact_offset(dim, row, 8 * chunk) / kExactChunkBytes % 8;
+        CHECK(banks == 0xffu);
+      }
+}
+
+TEST_CASE("value_channel is the inverse of value_place", "[plan]") {
+  for (const TileSide& side : all_sides()) {
+    INFO(name(side));
+    std::vector<bool> seen(static_cast<std::size_t>(side.head_dim), false);
+    for (int channel = 0; channel < side.head_dim; ++channel) {
+      const int place = value_place(side, channel);
+      REQUIRE(place >= 0);
+      REQUIRE(place < side.head_dim);
+      CHECK_FALSE(seen[static_cast<std::size_t>(place)]);
+      seen[static_cast<std::size_t>(place)] = true;
+      CHECK(value_channel(side, place) == channel);
+    }
+  }
+  const TileSide exact{128, 16, 128, 0};
+  for (int channel = 0; channel < 128; ++channel) {
+    CHECK(value_place(exact, channel) == channel);
+    CHECK(value_channel(exact, channel) == channel);
+  }
+}
+
+TEST_CASE("The sixteen rows of a block of values belong to one step and one group", "[plan]") {
+  for (const TileSide& side : all_sides()) {
+    INFO(name(side));
+    std::vector<int> blocks_of_step(static_cast<std::size_t>(side.head_dim / 32), 0);
+    for (int block = 0; block < side.head_dim / 16; ++block) {
+      const int step = value_step(side, block);
+      ++blocks_of_step.at(static_cast<std::size_t>(step));
+      for (int row = 0; row < 16; ++row) {
+        const int channel = value_channel(side, 16 * block + row);
+        CHECK(channel / 32 == step);
+        CHECK(channel / side.group_size == step / (side.group_size / 32));
+      }
+    }
+    for (const int blocks : blocks_of_step) CHECK(blocks == 2);
+  }
+}
+
+TEST_CASE("A lane of a value tile finds in a word one block row of its four tokens", "[plan]") {
+  // Word h of lane 4 r + u: rows r (even h) and r + 8 (odd h) of the blocks h div 2 * C + slice, tokens 2u, 2u + 8, 2u + 1, 2u + 9.
+  for (const TileSide& side : all_sides()) {
+    INFO(name(side));
+    for (int token = 0; token < kTileTokens; ++token)
+      for (int channel = 0; channel < side.head_dim; ++channel) {
+        const CodePlace code = code_place(side, channel);
+        const int place = value_place(side, channel), r = place % 8, u = token % 8 / 2, i = token % 2 * 2 + token / 8;
+        const int h = place / 16 / side.codes_per_byte() * 2 + place / 8 % 2;
+        CHECK(place / 16 % side.codes_per_byte() == code.slice);
+        CHECK(value_code_offset(side, token, code.lane, code.byte) == chunk_offset(side, 4 * r + u, 4 * h + i));
+      }
+  }
+}
+
+TEST_CASE("Tiles have the written sizes and keep every load aligned", "[plan]") {
+  const auto token_bytes = [](int dim, int bits, int group, int numbers) { return 2 * TileSide{dim, bits, group, numbers}.bytes() / kTileTokens; };
+  CHECK(token_bytes(128, 2, 128, 2) == 72);
+  CHECK(token_bytes(128, 2, 128, 1) == 68);
+  CHECK(token_bytes(128, 4, 128, 2) == 136);
+  CHECK(token_bytes(64, 2, 64, 2) == 40);
+  CHECK(token_bytes(96, 4, 96, 1) == 100);
+  CHECK(token_bytes(256, 4, 128, 2) == 272);
+  CHECK(token_bytes(128, 16, 128, 0) == 512);
+  for (const TileSide& side : all_sides()) {
+    INFO(name(side));
+    CHECK(side.bytes() == kTileTokens * (side.head_dim * side.bits / 8 + side.groups() * side.numbers * 2));
+    CHECK(side.bytes() % 32 == 0);
+    CHECK(side.code_bytes() % 32 == 0);
+    CHECK(2 * side.piece_bytes() % chunk_bytes(side) == 0);
+  }
+}
+
+TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[plan]") {
+  for (const int page_size : {16, 32, 64}) {
+    const PageLayout layout{.k = {128, 4, 32, 2}, .v = {64, 2, 64, 1}, .num_kv_heads = 3, .page_size = page_size};
+    std::vector<int> taken(static_cast<std::size_t>(layout.page_bytes()), 0);
+    for (int head = 0; head < 3; ++head)
+      for (int slot = 0; slot < page_size; slot += kTileTokens) {
+        for (int i = 0; i < layout.k.bytes(); ++i) ++taken.at(static_cast<std::size_t>(layout.key_tile(head, slot) + i));
+        for (int i = 0; i < layout.v.bytes(); ++i) ++taken.at(static_cast<std::size_t>(layout.value_tile(head, slot) + i));
+        CHECK(layout.key_tile(head, slot + 15) == layout.key_tile(head, slot));
+        CHECK(layout.value_tile(head, slot + 15) == layout.value_tile(head, slot));
+      }
+    CHECK(taken == std::vector<int>(taken.size(), 1));
+  }
+}
+
+TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent tokens apart", "[plan]") {
+  for (const TileSide& coded : {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2}, TileSide{128, 4, 32, 2}}) {
+    const int dim = coded.head_dim;
+    const WindowLayout layout{.num_kv_heads = 2, .k = {80, 16, 80, 0}, .v = {dim, 16, dim, 0}, .coded_v = coded, .sink_rows = 16, .ring_rows = 48};
+    std::vector<int> taken(static_cast<std::size_t>(layout.slot_bytes()), 0);
+    for (int head = 0; head < 2; ++head)
+      for (int row = 0; row < 64; ++row) {
+        const auto take = [&](int offset) {
+          ++taken.at(static_cast<std::size_t>(head * layout.head_bytes() + offset));
+          ++taken.at(static_cast<std::size_t>(head * layout.head_bytes() + offset + 1));
+        };
+        for (int channel = 0; channel < 80; ++channel) take(layout.key_offset(row, channel));
+        for (int channel = 0; channel < dim; ++channel) take(layout.value_offset(row, channel));
+      }
+    CHECK(taken == std::vector<int>(taken.size(), 1));
+  }
+  const WindowLayout layout{.num_kv_heads = 1, .sink_rows = 16, .ring_rows = 48};
+  CHECK(layout.row(0, 5) == 0);
+  CHECK(layout.row(4, 5) == 4);
+  CHECK(layout.row(5, 5) == 16);
+  CHECK(layout.row(52, 5) == 63);
+  CHECK(layout.row(53, 5) == 16);
+  CHECK(layout.row((std::int64_t{1} << 33) + 5, 5) == 16 + static_cast<int>((std::int64_t{1} << 33) % 48));
+}
