@@ -1,0 +1,328 @@
+#include <kvq/codec/codec.h>
+#include <kvq/codec/page_codec.h>
+#include <kvq/codec/row_codec.h>
+#include <kvq/container/json.h>
+#include <kvq/core/dtype.h>
+#include <kvq/plan/layer_pages.h>
+
+#include "support/compare.h"
+#include "support/container_edit.h"
+#include "support/error_of.h"
+#include "support/random_data.h"
+
+#include <catch2/catch.hpp>
+
+#include <bit>
+#include <set>
+#include <sstream>
+#include <string>
+
+using namespace kvq;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+// Written vectors
+
+const Json& page_vectors() {
+  static const Json file = [] {
+    const std::string path = KVQ_SOURCE_DIR "/formats/page_vectors.json";
+    return parse_json(test::file_bytes(path), path);
+  }();
+  return file;
+}
+
+TensorPlan side_of(const Json& side) {
+  TensorPlan plan;
+  if (side.at("bits") == 16) return plan;
+  const bool affine = side.at("coder") == "affine";
+  plan.coder = UniformCoder{.bits = side.at("bits"), .group_size = side.at("group_size"),
+                            .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
+                            .rule = affine ? ScaleRule::minmax : ScaleRule::norm,
+                            .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16};
+  return plan;
+}
+
+LayerPlan plan_of(const Json& vector) {
+  const int heads = vector.at("num_kv_heads");
+  return {.layer = 0,
+          .geometry = {.num_q_heads = heads, .num_kv_heads = heads, .head_dim = vector.at("k").at("head_dim"),
+                       .v_head_dim = vector.at("v").at("head_dim"), .softmax_scale = 1.0},
+          .k = side_of(vector.at("k")),
+          .v = side_of(vector.at("v"))};
+}
+
+std::vector<std::byte> bytes_of(const Json& vector) {
+  std::vector<std::byte> bytes(vector.at("num_bytes").get<std::size_t>(), std::byte{0});
+  for (const Json& run : vector.at("bytes")) {
+    const auto offset = run.at(0).get<std::size_t>();
+    const std::string hex = run.at(1);
+    for (std::size_t i = 0; i < hex.size(); i += 2) bytes.at(offset + i / 2) = static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+float number_of(const std::string& hex, ScaleType type) {
+  const auto pattern = static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16));
+  return type == ScaleType::bf16 ? bf16_to_float(pattern) : f16_to_float(pattern);
+}
+
+CacheSide which(const Json& row) { return row.at("side") == "v" ? CacheSide::v : CacheSide::k; }
+
+std::vector<float> exact_row_of(const Json& row) {
+  std::istringstream words(row.at("values").get<std::string>());
+  std::vector<float> values;
+  for (std::string word; words >> word;) values.push_back(number_of(word, ScaleType::bf16));
+  return values;
+}
+
+std::vector<std::uint8_t> codes_of(const Json& row) {
+  std::vector<std::uint8_t> codes;
+  for (const char digit : row.at("codes").get<std::string>()) codes.push_back(static_cast<std::uint8_t>(std::stoul(std::string(1, digit), nullptr, 16)));
+  return codes;
+}
+
+std::vector<float> numbers_of(const Json& row, ScaleType type) {
+  std::vector<float> numbers;
+  for (const char* field : {"scales", "minima"})
+    for (const Json& word : row.value(field, Json::array())) numbers.push_back(number_of(word, type));
+  return numbers;
+}
+
+void check_page(const Json& vector) {
+  const LayerPlan plan = plan_of(vector);
+  const PageLayout layout = page_layout_of(plan, vector.at("page_size"));
+  const std::vector<std::byte> expected = bytes_of(vector);
+  REQUIRE(static_cast<std::size_t>(layout.page_bytes()) == expected.size());
+  std::vector<std::byte> page(expected.size(), std::byte{0});
+  for (const Json& row : vector.at("rows")) {
+    const CacheSide side = which(row);
+    const TensorPlan& tensor = side == CacheSide::v ? *plan.v : plan.k;
+    const int head = row.at("head"), slot = row.at("slot");
+    if (row.contains("values")) {
+      const std::vector<float> values = exact_row_of(row);
+      store_page_row(layout, side, head, slot, values, page);
+      std::vector<float> back(values.size());
+      load_page_row(layout, side, head, slot, expected, back);
+      CHECK(test::first_bit_difference(back, values) == "");
+      continue;
+    }
+    const ScaleType type = scale_type(tensor.coder);
+    const std::vector<std::uint8_t> codes = codes_of(row);
+    const std::vector<float> numbers = numbers_of(row, type);
+    store_page_row(layout, side, type, head, slot, codes, numbers, page);
+    std::vector<std::uint8_t> codes_back(codes.size(), 255);
+    std::vector<float> numbers_back(numbers.size());
+    load_page_row(layout, side, type, head, slot, expected, codes_back, numbers_back);
+    CHECK(codes_back == codes);
+    CHECK(test::first_bit_difference(numbers_back, numbers) == "");
+  }
+  CHECK(page == expected);
+}
+
+void check_windows(const Json& vector) {
+  WindowLayout layout = window_layout_of(page_layout_of(plan_of(vector), 16), {}, 0);
+  layout.sink_rows = vector.at("sink_rows");
+  layout.ring_rows = vector.at("ring_rows");
+  const std::vector<std::byte> expected = bytes_of(vector);
+  REQUIRE(static_cast<std::size_t>(layout.slot_bytes()) == expected.size());
+  std::vector<std::byte> slot(expected.size(), std::byte{0});
+  for (const Json& row : vector.at("rows")) {
+    const std::vector<float> values = exact_row_of(row);
+    const int head = row.at("head"), window_row = layout.row(row.at("position"), vector.at("sink_tokens"));
+    store_window_row(layout, which(row), head, window_row, values, slot);
+    std::vector<float> back(values.size());
+    load_window_row(layout, which(row), head, window_row, expected, back);
+    CHECK(test::first_bit_difference(back, values) == "");
+  }
+  CHECK(slot == expected);
+}
+
+// Made-up plans
+
+struct Format {
+  int dim, bits, group;
+  UniformLevels levels;
+  ScaleType type;
+};
+
+std::vector<Format> formats() {
+  std::vector<Format> all;
+  for (const int bits : {2, 4})
+    for (const int dim : {32, 64, 96, 128, 192, 256})
+      for (const int group : {32, 64, 96, 128, 256})
+        if (dim * bits % 128 == 0 && dim % group == 0)
+          for (const auto levels : {UniformLevels::affine, UniformLevels::symmetric})
+            for (const auto type : {ScaleType::fp16, ScaleType::bf16}) all.push_back({dim, bits, group, levels, type});
+  return all;
+}
+
+TensorPlan tensor_plan(const Format& format) {
+  const bool affine = format.levels == UniformLevels::affine;
+  TensorPlan plan;
+  plan.coder = UniformCoder{.bits = format.bits, .group_size = format.group, .levels = format.levels,
+                            .rule = affine ? ScaleRule::minmax : ScaleRule::norm, .scale_type = format.type};
+  if (affine) plan.clip_ratio = {1.0, 1.0};
+  return plan;
+}
+
+/// Keys and values of one format.
+LayerPlan layer_plan(const Format& format) {
+  return {.layer = 0,
+          .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = format.dim, .v_head_dim = format.dim, .softmax_scale = 1.0},
+          .k = tensor_plan(format),
+          .v = tensor_plan(format)};
+}
+
+std::string name(const Format& f) {
+  return std::to_string(f.dim) + " x " + std::to_string(f.bits) + " bits, group " + std::to_string(f.group) + " " + to_string(f.levels) + " " + to_string(f.type);
+}
+
+std::vector<std::byte> random_bytes(std::int64_t count, std::uint64_t seed) {
+  test::Random random(seed);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(count));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits() & 0xffu);
+  return bytes;
+}
+
+/// Bits that differ.
+int changed_bits(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  int count = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) count += std::popcount(std::to_integer<unsigned>(a[i] ^ b[i]));
+  return count;
+}
+
+std::vector<std::byte> inverted(std::vector<std::byte> bytes) {
+  for (std::byte& byte : bytes) byte = ~byte;
+  return bytes;
+}
+
+/// Whether storing a row sets all of its `row_bits` whatever was there, and leaves all other bits alone.
+template <typename Store>
+void check_own_bits(const std::vector<std::byte>& before, int row_bits, const Store& store) {
+  const std::vector<std::byte> opposite = inverted(before);
+  std::vector<std::byte> one = before, other = opposite;
+  store(one);
+  store(other);
+  // A bit of the row is equal in both, a bit beside it is as it was: inverted.
+  CHECK(changed_bits(one, other) == static_cast<int>(before.size()) * 8 - row_bits);
+  CHECK(changed_bits(one, before) + changed_bits(other, opposite) == row_bits);
+}
+
+}  // namespace
+
+TEST_CASE("Pages and windows have the written bytes, and written bytes give the rows", "[codec][golden]") {
+  REQUIRE(page_vectors().at("format") == "kvq-page-vectors");
+  REQUIRE(page_vectors().at("version") == "1.0");
+  std::set<std::string> names;
+  for (const Json& vector : page_vectors().at("vectors")) {
+    INFO(vector.at("name").get<std::string>() << ": " << vector.at("why").get<std::string>());
+    names.insert(vector.at("name"));
+    vector.at("kind") == "page" ? check_page(vector) : check_windows(vector);
+  }
+  CHECK(names.size() >= 20);
+}
+
+TEST_CASE("Coded rows survive a full page of every format", "[codec]") {
+  for (const Format& format : formats())
+    for (const int page_size : {16, 32, 64}) {
+      INFO(name(format) << ", page_size " << page_size);
+      const LayerPlan plan = layer_plan(format);
+      const PageLayout layout = page_layout_of(plan, page_size);
+      const RowCodec codec(plan.k, 0, format.dim);
+      std::vector<std::byte> page = random_bytes(layout.page_bytes(), 7);
+      struct Stored {
+        CacheSide side;
+        int head, slot;
+        std::vector<std::uint8_t> codes;
+        std::vector<float> numbers;
+      };
+      std::vector<Stored> rows;
+      for (int head = 0; head < 2; ++head)
+        for (const CacheSide side : {CacheSide::k, CacheSide::v})
+          for (int slot = 0; slot < page_size; ++slot) {
+            const auto seed = static_cast<std::uint64_t>(rows.size() + 1);
+            Stored row{side, head, slot, std::vector<std::uint8_t>(static_cast<std::size_t>(format.dim)), std::vector<float>(static_cast<std::size_t>(codec.num_numbers()))};
+            codec.encode(test::gaussian(row.codes.size(), seed), row.codes, row.numbers);
+            store_page_row(layout, side, format.type, head, slot, row.codes, row.numbers, page);
+            rows.push_back(std::move(row));
+          }
+      bool equal = true;
+      for (const Stored& row : rows) {
+        std::vector<std::uint8_t> codes(row.codes.size(), 255);
+        std::vector<float> numbers(row.numbers.size());
+        load_page_row(layout, row.side, format.type, row.head, row.slot, page, codes, numbers);
+        equal = equal && codes == row.codes && test::first_bit_difference(numbers, row.numbers) == "";
+      }
+      CHECK(equal);
+    }
+}
+
+TEST_CASE("Storing a row sets its own bits and no other", "[codec]") {
+  for (const Format& format : formats()) {
+    INFO(name(format));
+    const LayerPlan plan = layer_plan(format);
+    const PageLayout layout = page_layout_of(plan, 32);
+    const RowCodec codec(plan.k, 0, format.dim);
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(format.dim));
+    std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers()));
+    codec.encode(test::gaussian(codes.size(), 3), codes, numbers);
+    for (const CacheSide side : {CacheSide::k, CacheSide::v})
+      for (const int slot : {0, 9, 31})
+        check_own_bits(random_bytes(layout.page_bytes(), 11), codec.layout().row_bytes * 8,
+                       [&](std::vector<std::byte>& page) { store_page_row(layout, side, format.type, 1, slot, codes, numbers, page); });
+  }
+}
+
+TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and touch their own bits only", "[codec]") {
+  for (const int dim : {64, 80, 96, 128, 192}) {
+    INFO("head_dim " << dim);
+    const std::vector<float> row = test::gaussian(static_cast<std::size_t>(dim), 5);
+    std::vector<float> rounded = row, back(row.size());
+    quantize_exact(rounded);
+    LayerPlan plan{.layer = 0, .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0}, .k = {}, .v = TensorPlan{}};
+    const PageLayout pages = page_layout_of(plan, 32);
+    if (dim * 4 % 128 == 0) plan.v->coder = UniformCoder{.bits = 4, .group_size = dim % 64 ? 32 : 64};
+    const WindowLayout windows = window_layout_of(page_layout_of(plan, 32), {.sink_tokens = 4, .recent_tokens = 30}, 1);
+    for (const CacheSide side : {CacheSide::k, CacheSide::v}) {
+      for (const int slot : {0, 13, 31}) {
+        const auto before = random_bytes(pages.page_bytes(), 1);
+        check_own_bits(before, dim * 16, [&](std::vector<std::byte>& page) { store_page_row(pages, side, 1, slot, row, page); });
+        auto page = before;
+        store_page_row(pages, side, 1, slot, row, page);
+        load_page_row(pages, side, 1, slot, page, back);
+        CHECK(test::first_bit_difference(back, rounded) == "");
+      }
+      for (const int position : {0, 4, 40, 100}) {
+        const int window_row = windows.row(position, 4);
+        const auto before = random_bytes(windows.slot_bytes(), 2);
+        check_own_bits(before, dim * 16, [&](std::vector<std::byte>& slot) { store_window_row(windows, side, 1, window_row, row, slot); });
+        auto slot = before;
+        store_window_row(windows, side, 1, window_row, row, slot);
+        load_window_row(windows, side, 1, window_row, slot, back);
+        CHECK(test::first_bit_difference(back, rounded) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("Places outside a page and rows of another format are a caller's mistake", "[codec]") {
+  const LayerPlan plan = layer_plan({128, 2, 128, UniformLevels::affine, ScaleType::fp16});
+  const PageLayout layout = page_layout_of(plan, 16);
+  std::vector<std::byte> page(static_cast<std::size_t>(layout.page_bytes()));
+  const auto refused = [&](int head, int slot, std::vector<std::uint8_t> codes, std::size_t numbers, std::size_t bytes, ScaleType type = ScaleType::fp16) {
+    return test::error_text([&] {
+      store_page_row(layout, CacheSide::k, type, head, slot, codes, std::vector<float>(numbers, 0.0f), std::span{page}.first(bytes));
+    });
+  };
+  const std::vector<std::uint8_t> codes(128, 3);
+  std::vector<std::uint8_t> wide = codes;
+  wide[50] = 4;
+  CHECK(refused(1, 15, codes, 2, page.size()) == "no error");
+  for (const std::string& text : {refused(2, 0, codes, 2, page.size()), refused(-1, 0, codes, 2, page.size()), refused(0, 16, codes, 2, page.size()),
+                                  refused(0, -1, codes, 2, page.size()), refused(0, 0, std::vector<std::uint8_t>(127), 2, page.size()),
+                                  refused(0, 0, codes, 1, page.size()), refused(0, 0, codes, 2, page.size() - 1), refused(0, 0, wide, 2, page.size()),
+                                  refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
+    CHECK_THAT(text, StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { store_page_row(layout, CacheSide::k, 0, 0, std::vector<float>(128), page); }), StartsWith("internal: "));
+}
