@@ -64,7 +64,7 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
     values.check(*plan.v, plan.geometry.v_head_dim);
   else
     values.fail("values", "layers that have them", "none");
-  if (!faults.empty()) throw Error{ErrorKind::unsupported, fmt::format("pages: {}", fmt::join(faults, "; "))};
+  if (!faults.empty() || !plan.v) throw Error{ErrorKind::unsupported, fmt::format("pages: {}", fmt::join(faults, "; "))};
   return {tile_side(plan.k, plan.geometry.head_dim), tile_side(*plan.v, plan.geometry.v_head_dim), plan.geometry.num_kv_heads, page_size};
 }
 

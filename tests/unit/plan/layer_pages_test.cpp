@@ -19,7 +19,10 @@ UniformCoder symmetric(int bits, int group) {
 
 /// Keys of 4 bits affine, values of 2 bits symmetric, of different head_dim.
 LayerPlan supported() {
-  LayerPlan plan{.layer = 3, .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 192, .v_head_dim = 128, .softmax_scale = 1.0}, .k = {}, .v = TensorPlan{}};
+  LayerPlan plan{.layer = 3,
+                 .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 192, .v_head_dim = 128, .softmax_scale = 1.0},
+                 .k = {},
+                 .v = TensorPlan{}};
   plan.k.coder = UniformCoder{.bits = 4, .group_size = 64};
   plan.v->coder = symmetric(2, 128);
   return plan;
@@ -66,7 +69,8 @@ TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan
   CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) == "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
   CHECK(refusal([](LayerPlan& p) { keys(p).bits = 3; }) == "unsupported: pages: layer 3 k: bits: supported 2, 4 and 16 (exact), found 3");
   CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) == "unsupported: pages: layer 3 v: bits: supported 2, 4 and 16 (exact), found 8");
-  CHECK(refusal([](LayerPlan& p) { keys(p).scale_type = ScaleType::fp32; }) == "unsupported: pages: layer 3 k: scale_type: supported fp16, bf16, found fp32");
+  CHECK(refusal([](LayerPlan& p) { keys(p).scale_type = ScaleType::fp32; }) ==
+        "unsupported: pages: layer 3 k: scale_type: supported fp16, bf16, found fp32");
   CHECK(refusal([](LayerPlan& p) { keys(p).zero = ZeroKind::integer; }) == "unsupported: pages: layer 3 k: zero: supported float, found integer");
   CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
   CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 48");
