@@ -43,10 +43,10 @@ CodeBits code_bits_of(const Tile<Byte>& tile, int channel) {
 /// Calls action(bytes of the number, index in [G] scales, [G] minima).
 template <typename Byte, typename Action>
 void for_each_number(const Tile<Byte>& tile, const Action& action) {
+  std::size_t index = 0;
   for (int number = 0; number < tile.side.numbers; ++number)
     for (int group = 0; group < tile.side.groups(); ++group)
-      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.side, tile.token, group, number)), 2),
-             static_cast<std::size_t>(number * tile.side.groups() + group));
+      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.side, tile.token, group, number)), 2), index++);
 }
 
 void check_row(const TileSide& side, ScaleType type, std::size_t codes, std::size_t numbers) {

@@ -62,6 +62,15 @@ std::vector<std::byte> bytes_of(const Json& vector) {
   return bytes;
 }
 
+/// "byte 7: 3 instead of 4", or empty.
+std::string first_difference(const std::vector<std::byte>& found, const std::vector<std::byte>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    if (found[i] != expected[i])
+      return "byte " + std::to_string(i) + ": " + std::to_string(std::to_integer<int>(found[i])) + " instead of " +
+             std::to_string(std::to_integer<int>(expected[i]));
+  return "";
+}
+
 float number_of(const std::string& hex, ScaleType type) {
   const auto pattern = static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16));
   return type == ScaleType::bf16 ? bf16_to_float(pattern) : f16_to_float(pattern);
@@ -78,7 +87,8 @@ std::vector<float> exact_row_of(const Json& row) {
 
 std::vector<std::uint8_t> codes_of(const Json& row) {
   std::vector<std::uint8_t> codes;
-  for (const char digit : row.at("codes").get<std::string>()) codes.push_back(static_cast<std::uint8_t>(std::stoul(std::string(1, digit), nullptr, 16)));
+  for (const char digit : row.at("codes").get<std::string>())
+    codes.push_back(static_cast<std::uint8_t>(std::stoul(std::string(1, digit), nullptr, 16)));
   return codes;
 }
 
@@ -117,7 +127,7 @@ void check_page(const Json& vector) {
     CHECK(codes_back == codes);
     CHECK(test::first_bit_difference(numbers_back, numbers) == "");
   }
-  CHECK(page == expected);
+  CHECK(first_difference(page, expected) == "");
 }
 
 void check_windows(const Json& vector) {
@@ -135,7 +145,7 @@ void check_windows(const Json& vector) {
     load_window_row(layout, which(row), head, window_row, expected, back);
     CHECK(test::first_bit_difference(back, values) == "");
   }
-  CHECK(slot == expected);
+  CHECK(first_difference(slot, expected) == "");
 }
 
 // Made-up plans
@@ -175,7 +185,8 @@ LayerPlan layer_plan(const Format& format) {
 }
 
 std::string name(const Format& f) {
-  return std::to_string(f.dim) + " x " + std::to_string(f.bits) + " bits, group " + std::to_string(f.group) + " " + to_string(f.levels) + " " + to_string(f.type);
+  return std::to_string(f.dim) + " x " + std::to_string(f.bits) + " bits, group " + std::to_string(f.group) + " " +
+         to_string(f.levels) + " " + to_string(f.type);
 }
 
 std::vector<std::byte> random_bytes(std::int64_t count, std::uint64_t seed) {
@@ -242,7 +253,8 @@ TEST_CASE("Coded rows survive a full page of every format", "[codec]") {
         for (const CacheSide side : {CacheSide::k, CacheSide::v})
           for (int slot = 0; slot < page_size; ++slot) {
             const auto seed = static_cast<std::uint64_t>(rows.size() + 1);
-            Stored row{side, head, slot, std::vector<std::uint8_t>(static_cast<std::size_t>(format.dim)), std::vector<float>(static_cast<std::size_t>(codec.num_numbers()))};
+            Stored row{side, head, slot, std::vector<std::uint8_t>(static_cast<std::size_t>(format.dim)),
+                       std::vector<float>(static_cast<std::size_t>(codec.num_numbers()))};
             codec.encode(test::gaussian(row.codes.size(), seed), row.codes, row.numbers);
             store_page_row(layout, side, format.type, head, slot, row.codes, row.numbers, page);
             rows.push_back(std::move(row));
@@ -280,7 +292,10 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
     const std::vector<float> row = test::gaussian(static_cast<std::size_t>(dim), 5);
     std::vector<float> rounded = row, back(row.size());
     quantize_exact(rounded);
-    LayerPlan plan{.layer = 0, .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0}, .k = {}, .v = TensorPlan{}};
+    LayerPlan plan{.layer = 0,
+                   .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0},
+                   .k = {},
+                   .v = TensorPlan{}};
     const PageLayout pages = page_layout_of(plan, 32);
     if (dim * 4 % 128 == 0) plan.v->coder = UniformCoder{.bits = 4, .group_size = dim % 64 ? 32 : 64};
     const WindowLayout windows = window_layout_of(page_layout_of(plan, 32), {.sink_tokens = 4, .recent_tokens = 30}, 1);
@@ -321,7 +336,8 @@ TEST_CASE("Places outside a page and rows of another format are a caller's mista
   CHECK(refused(1, 15, codes, 2, page.size()) == "no error");
   for (const std::string& text : {refused(2, 0, codes, 2, page.size()), refused(-1, 0, codes, 2, page.size()), refused(0, 16, codes, 2, page.size()),
                                   refused(0, -1, codes, 2, page.size()), refused(0, 0, std::vector<std::uint8_t>(127), 2, page.size()),
-                                  refused(0, 0, codes, 1, page.size()), refused(0, 0, codes, 2, page.size() - 1), refused(0, 0, wide, 2, page.size()),
+                                  refused(0, 0, codes, 1, page.size()), refused(0, 0, codes, 2, page.size() - 1),
+                                  refused(0, 0, wide, 2, page.size()),
                                   refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
     CHECK_THAT(text, StartsWith("internal: "));
   CHECK_THAT(test::error_text([&] { store_page_row(layout, CacheSide::k, 0, 0, std::vector<float>(128), page); }), StartsWith("internal: "));
