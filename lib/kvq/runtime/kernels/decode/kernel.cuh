@@ -211,6 +211,7 @@ struct Loader {
       }
       __threadfence();
     }
+    __syncwarp();  // any lane may announce the job that tells of it
     if (__shfl_sync(kAll, last, 0)) {
       load(Job{{kStageMerge | merge << kStageItemShift, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
       if (++merge == T::kItems) merge = 0;
@@ -242,6 +243,7 @@ struct Loader {
       if (lane == 0)
         shared.items[place] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot),
                                cut.piece_of(walk.slot + n - 1)};
+      __syncwarp();  // any lane may announce the stages that refer to it
       const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
       const void* queries = static_cast<const typename T::Activation*>(p.q) + walk.sequence * p.q_stride +
                             walk.head * group_heads * T::kHeadDim;
@@ -732,7 +734,7 @@ __device__ __forceinline__ void merge_records(typename T::Shared& shared, int co
       const float keep = ptx::ex2(max[e] - larger);
       values[e].x *= keep, values[e].y *= keep, values[e].z *= keep, values[e].w *= keep, sum[e] *= keep;
       max[e] = larger;
-#pragma unroll 8
+#pragma unroll 16
       for (int r = 0; r < n; ++r) {
         const float2 state = shared.table[r][head];
         const float4 v = values_of(base + r, quad);
