@@ -1,4 +1,4 @@
-# kvq_decode_variants(<variants.json> <out variable>) writes one .cu for each row of the table, and the table itself, into the build
+# kvq_variants(<variants.json> <out variable>) writes one .cu for each row of the table, and the tables themselves, into the build
 # folder, and names them. Files are touched only if they change.
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
@@ -18,52 +18,70 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-function(kvq_decode_variants table out)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @TYPE@ and @TEAM@ stand for the row's.
+function(kvq_variant_kind table kind out)
+  cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
   file(READ ${table} json)
-  string(JSON count LENGTH "${json}" decode)
+  string(JSON count LENGTH "${json}" ${kind})
   math(EXPR last "${count} - 1")
   set(files "")
   set(declarations "")
   set(rows "")
   foreach(i RANGE ${last})
-    foreach(field IN ITEMS head_dim k v heads activation)
-      string(JSON ${field} GET "${json}" decode ${i} ${field})
+    foreach(field IN ITEMS head_dim k v activation)
+      string(JSON ${field} GET "${json}" ${kind} ${i} ${field})
     endforeach()
+    string(JSON heads ERROR_VARIABLE none GET "${json}" ${kind} ${i} heads)
+    set(name ${kind}_d${head_dim}_${k}_${v}_${activation})
+    set(team 0)
+    if(NOT none)
+      set(name ${kind}_d${head_dim}_${k}_${v}_h${heads}_${activation})
+      math(EXPR team "${heads} / 4")
+    endif()
     kvq_side(${k} ${head_dim} k_side)
     kvq_side(${v} ${head_dim} v_side)
-    math(EXPR team "${heads} / 4")
     set(type __nv_bfloat16)
     if(activation STREQUAL "fp16")
       set(type __half)
     endif()
-    set(name decode_d${head_dim}_${k}_${v}_h${heads}_${activation})
+    string(REPLACE "@K@" "${k_side}" arguments "${ARG_ARGUMENTS}")
+    string(REPLACE "@V@" "${v_side}" arguments "${arguments}")
+    string(REPLACE "@TEAM@" "${team}" arguments "${arguments}")
+    string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
     file(CONFIGURE OUTPUT ${file} CONTENT
-"#include <kvq/runtime/kernels/decode/launch.cuh>
-#include <kvq/runtime/kernels/decode/variant.h>
+"#include <kvq/runtime/kernels/${ARG_FOLDER}/launch.cuh>
 
 namespace kvq {
-extern const DecodeVariant ${name};
-const DecodeVariant ${name} = decode_variant<DecodeTraits<${k_side}, ${v_side}, ${team}, ${type}>>(\"${name}\");
+extern const ${ARG_TYPE_NAME} ${name};
+const ${ARG_TYPE_NAME} ${name} = ${ARG_MAKER}<${arguments}>(\"${name}\");
 }
 ")
     list(APPEND files ${file})
-    string(APPEND declarations "extern const DecodeVariant ${name};\n")
+    string(APPEND declarations "extern const ${ARG_TYPE_NAME} ${name};\n")
     string(APPEND rows "    &${name},\n")
   endforeach()
-  set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/decode_table.cpp)
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${kind}_table.cpp)
   file(CONFIGURE OUTPUT ${file} CONTENT
-"#include <kvq/runtime/kernels/decode/variant.h>
+"#include <kvq/runtime/kernels/${ARG_FOLDER}/variant.h>
 
 namespace kvq {
 ${declarations}
-std::span<const DecodeVariant* const> decode_variants() {
-  static const DecodeVariant* const table[] = {
+std::span<const ${ARG_TYPE_NAME}* const> ${ARG_FUNCTION}() {
+  static const ${ARG_TYPE_NAME}* const table[] = {
 ${rows}  };
   return table;
 }
 }
 ")
   set(${out} ${files} ${file} PARENT_SCOPE)
+endfunction()
+
+function(kvq_variants table out)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  kvq_variant_kind(${table} decode decode FOLDER decode TYPE_NAME DecodeVariant MAKER decode_variant
+                   ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>" FUNCTION decode_variants)
+  kvq_variant_kind(${table} quantize_write write FOLDER quantize_write TYPE_NAME WriteVariant MAKER write_variant
+                   ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION write_variants)
+  set(${out} ${decode} ${write} PARENT_SCOPE)
 endfunction()

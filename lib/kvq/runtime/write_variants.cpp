@@ -1,0 +1,47 @@
+#include <kvq/runtime/kernels/quantize_write/variant.h>
+
+#include <cstdint>
+
+namespace kvq {
+
+namespace {
+
+bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+Status check_side(const char* side, const TileSide& tile, const WriteSide& w, int num_kv_heads) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (!w.x || !aligned(w.x) || w.token_stride % 8 != 0 || w.token_stride < std::int64_t{num_kv_heads} * tile.head_dim)
+    return Status::fail(kBad, "quantize_write: %s: rows must be aligned to 16 bytes, tokens at least %d elements apart",
+                        side, num_kv_heads * tile.head_dim);
+  if (w.order < 1 || (w.order & (w.order - 1)) != 0 || tile.head_dim % w.order != 0)
+    return Status::fail(kBad, "quantize_write: %s: a Hadamard order of %d, expected a power of two that divides %d",
+                        side, w.order, tile.head_dim);
+  if (!aligned(w.signs)) return Status::fail(kBad, "quantize_write: %s: signs must be aligned to 16 bytes", side);
+  const bool affine = w.rule == ScaleRule::minmax;
+  if (affine != (tile.numbers == 2) || w.rule == ScaleRule::rms)
+    return Status::fail(kBad, "quantize_write: %s: scale rule %s does not go with %s codes", side, to_string(w.rule),
+                        tile.numbers == 2 ? "affine" : "symmetric");
+  return {};
+}
+
+}  // namespace
+
+Status check_write(const WriteVariant& variant, const WriteParams& p) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (p.num_tokens < 0 || p.num_kv_heads < 1)
+    return Status::fail(kBad, "quantize_write: %d tokens of %d KV heads", p.num_tokens, p.num_kv_heads);
+  if (p.page_shift < 4 || p.page_shift > 6)
+    return Status::fail(StatusCode::unsupported, "quantize_write: pages of 2^%d tokens; supported are 16, 32 and 64",
+                        p.page_shift);
+  if (p.num_tokens == 0) return {};
+  const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
+  if (!p.slot_mapping || !p.pages || !aligned(p.pages) || p.page_stride % 16 != 0 ||
+      p.page_stride < layout.page_bytes())
+    return Status::fail(kBad,
+                        "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
+                        static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
+  const Status k = check_side("k", variant.k, p.k, p.num_kv_heads);
+  return k.ok() ? check_side("v", variant.v, p.v, p.num_kv_heads) : k;
+}
+
+}  // namespace kvq

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <kvq/runtime/kernels/quantize_write/variant.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvq::test {
+
+/// Rows as the model gives them, in 16 bit, and where they go.
+struct WriteCase {
+  int num_tokens = 0, num_kv_heads = 1, page_size = 64, num_pages = 1;
+  std::vector<std::uint16_t> k, v;         ///< [T, Hkv, D]
+  std::vector<std::int64_t> slot_mapping;  ///< [T]
+  std::vector<float> center_k, center_v;   ///< [Hkv, D] or empty
+  std::vector<std::int8_t> signs;          ///< [Hkv, D] or empty, of both sides
+  int order_k = 1, order_v = 1;
+  ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
+};
+
+/// Writes them into pages that hold `before`. @return  the pages
+/// @throws std::runtime_error for a status or a CUDA error
+std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCase& c,
+                                      const std::vector<std::byte>& before);
+
+float from_16_bits(std::uint16_t bits, bool bf16);
+std::uint16_t to_16_bits(float x, bool bf16);
+
+}  // namespace kvq::test
