@@ -115,7 +115,7 @@ WriteCase random_case(const WriteVariant& variant, int num_tokens, int num_kv_he
     std::vector<std::uint16_t> all;
     for (int r = 0; r < num_tokens * num_kv_heads; ++r) {
       const int kind = hard ? r % 8 : 7;
-      const float size = kind == 3 ? 3e4f : kind == 4 ? 1e-6f : 1.0f;
+      const float size = kind == 3 ? 1e4f : kind == 4 ? 1e-6f : 1.0f;
       for (int i = 0; i < dim; ++i) {
         float x = normal(random) * size;
         if (kind == 0) x = 0.0f;
