@@ -1,8 +1,10 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
+
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
+#include <type_traits>
 
 /// Rotates rows, quantises them exactly as packing.md says and writes them into pages (formats/pages.md), in one pass:
 /// a row is read once, and only its codes and numbers are written.
@@ -286,36 +288,41 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
             scale_bits);
       }
     }
+    // Codes are rounded down in the low bits of a float, after the clamp, which commutes with rounding down. A group
+    // whose step is 0 has quotients 0, or for affine codes 0.5.
     const float reciprocal = step > 0.0f ? __frcp_rn(step) : 0.0f;
-    int squares = 0;
-    float levels[kEach][8];
+    constexpr float kHalf = static_cast<float>(1 << (Side::kBits - 1)), kMagic = 12582912.0f;
+    float squares = 0.0f, levels[kEach][8];
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float value = x[group * kEach + j][e];
-        int code;
-        if constexpr (Side::kAffine) {
-          const float quotient = divide(__fsub_rn(value, minimum), step, reciprocal);
-          code = step > 0.0f ? min(max(__float2int_rd(__fadd_rn(quotient, 0.5f)), 0), kLevels) : 0;
-        } else {
-          const float quotient = divide(value, step, reciprocal);
-          code = step > 0.0f
-                     ? min(max(__float2int_rd(quotient), -(1 << (Side::kBits - 1))), (1 << (Side::kBits - 1)) - 1) +
-                           (1 << (Side::kBits - 1))
-                     : 1 << (Side::kBits - 1);
-          const int level = 2 * code - kLevels;
-          squares += level * level;
-          levels[j][e] = static_cast<float>(level);
+      for (int w = 0; w < 2; ++w) {
+        unsigned bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float value = x[group * kEach + j][4 * w + i];
+          float code;
+          if constexpr (Side::kAffine) {
+            const float quotient = __fadd_rn(divide(__fsub_rn(value, minimum), step, reciprocal), 0.5f);
+            code = __fadd_rd(fminf(fmaxf(quotient, 0.0f), static_cast<float>(kLevels)), kMagic);
+          } else {
+            const float quotient = divide(value, step, reciprocal);
+            code = __fadd_rd(fminf(fmaxf(quotient, -kHalf), kHalf - 1.0f), kMagic + kHalf);
+            const float level = fmaf(2.0f, code - kMagic, -static_cast<float>(kLevels));
+            squares = fmaf(level, level, squares);
+            levels[j][4 * w + i] = level;
+          }
+          bits[i] = __float_as_uint(code);
         }
-        constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
-        const CodePlace place = code_place(kSide, 32 * (group * kEach + j) + e);
-        words[place.byte / 4] |= static_cast<unsigned>(code) << (8 * (place.byte % 4) + place.slice * Side::kBits);
+        const CodePlace place = code_place(Side::side(), 32 * (group * kEach + j) + 4 * w);
+        const unsigned four =
+            __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+        words[place.byte / 4] |= four << (place.slice * Side::kBits);
       }
     if constexpr (!Side::kAffine) {
       squares += __shfl_xor_sync(kAll, squares, 1);
       squares += __shfl_xor_sync(kAll, squares, 2);
-      const float n = static_cast<float>(squares);
+      const float n = squares;
       if (step > 0.0f && rule == ScaleRule::norm) {
         stored<Side>(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), scale_bits);
       } else if (rule == ScaleRule::least_squares) {
@@ -337,17 +344,29 @@ __device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned
 }
 
 /// One warp's task: 16 tokens of one head and side.
-template <typename Side, typename T, bool kValue>
-__device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, int first_token, int head,
-                                           int head_bytes, int side_offset, int lane) {
+template <typename Side, typename T>
+__device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, bool value, int first_token,
+                                           int head, int head_bytes, int side_offset, int lane) {
   constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
   constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
   const int g = lane >> 2, t = lane & 3;
   Rows<Side> rows;
   load_rotated<Side, T>(from, p, first_token, head, lane, rows);
-  unsigned words[2][Side::kWords], numbers[2][Side::kGroups];
-  encode<Side>(rows.x[0], from.rule, words[0], numbers[0]);
-  encode<Side>(rows.x[1], from.rule, words[1], numbers[1]);
+  unsigned words[2][Side::kWords] = {}, numbers[2][Side::kGroups] = {};
+  // Twice the same code rather than twice as much of it: a task is one pass through it, and it must come from the
+  // cache.
+#pragma unroll 1
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int i = 0; i < Side::kWords; ++i) words[0][i] = words[1][i];
+#pragma unroll
+    for (int i = 0; i < Side::kGroups; ++i) numbers[0][i] = numbers[1][i];
+    encode<Side>(rows.x[0], from.rule, words[1], numbers[1]);
+#pragma unroll
+    for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rows.x[0][j][e] = rows.x[1][j][e];
+  }
 
   // Where the two tokens go. If all 16 make one tile, a lane stores its run in whole chunks.
   std::int64_t slot[2];
@@ -362,11 +381,11 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
     return p.pages + (at >> p.page_shift) * p.page_stride + head * head_bytes + side_offset +
            static_cast<int>(at & page_mask) / kTileTokens * kSide.bytes();
   };
-  if (whole && (!kValue || Side::kWords % 2 == 0)) {
+  if (whole && (!value || Side::kWords % 2 == 0)) {
     std::byte* tile = tile_of(tile_slot);
     unsigned run[kRun];
     int reader = lane;
-    if constexpr (kValue) {
+    if (value) {
       // Lanes of even and odd g exchange halves, then each has one half of four tokens: those of lane 4 (2 t + half) +
       // g / 2.
       const bool odd = g & 1;
@@ -415,7 +434,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 #pragma unroll
       for (int byte = 0; byte < kSide.piece_bytes(); ++byte) {
         const unsigned bits = words[r][byte / 4] >> (8 * (byte % 4));
-        tile[kValue ? value_code_offset(kSide, token, t, byte) : key_code_offset(kSide, token, t, byte)] =
+        tile[value ? value_code_offset(kSide, token, t, byte) : key_code_offset(kSide, token, t, byte)] =
             static_cast<std::byte>(bits & 255);
       }
 #pragma unroll
@@ -431,16 +450,26 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 
 /// Grid [ceil(T / 16 / kWarps), 2 Hkv]: keys of all heads, then values.
 template <typename K, typename V, typename T>
-__global__ void __launch_bounds__(32 * kWarps) quantize_write_kernel(const __grid_constant__ WriteParams p) {
+__global__ void __launch_bounds__(32 * kWarps, K::kHeadDim > 128         ? 2
+                                               : K::kBits + V::kBits > 4 ? 4
+                                                                         : 5)
+    quantize_write_kernel(const __grid_constant__ WriteParams p) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int first_token = (static_cast<int>(blockIdx.x) * kWarps + warp) * kTileTokens;
   if (first_token >= p.num_tokens) return;
   const int tiles = 1 << (p.page_shift - 4), head_bytes = tiles * (K::side().bytes() + V::side().bytes());
-  const int task = static_cast<int>(blockIdx.y);
-  if (task < p.num_kv_heads)
-    write_side<K, T, false>(p, p.k, first_token, task, head_bytes, 0, lane);
-  else
-    write_side<V, T, true>(p, p.v, first_token, task - p.num_kv_heads, head_bytes, tiles * K::side().bytes(), lane);
+  const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
+  const int head = static_cast<int>(blockIdx.y) - (value ? p.num_kv_heads : 0);
+  const int side_offset = value ? tiles * K::side().bytes() : 0;
+  if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
+    const WriteSide from = value ? p.v : p.k;
+    write_side<K, T>(p, from, value, first_token, head, head_bytes, side_offset, lane);
+  } else {
+    if (value)
+      write_side<V, T>(p, p.v, true, first_token, head, head_bytes, side_offset, lane);
+    else
+      write_side<K, T>(p, p.k, false, first_token, head, head_bytes, side_offset, lane);
+  }
 }
 
 }  // namespace kvq::write
