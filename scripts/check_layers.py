@@ -14,7 +14,7 @@ NEEDS = {
     "dump": ["core"],
     "codec": ["plan"],
     "device": ["plan"],
-    "artifact": ["plan", "container"],
+    "artifact": ["codec", "container"],
     "runtime": ["device", "artifact"],
     "compute": ["codec"],
     "stats": ["compute", "dump", "container", "artifact"],

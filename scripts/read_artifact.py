@@ -16,7 +16,7 @@ EPILOG = """\
 examples
 
   read_artifact.py out.safetensors                 what is in it, one line per layer and side
-  read_artifact.py out.safetensors --verify        and check schema, shapes, content hash and orthogonality
+  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality and golden rows
   read_artifact.py out.safetensors --encode-rows k.npy --layer 3 --side k --head 0
                                                    the packed bytes of rows [N, D] of that head, in hex, one a line
 
@@ -172,10 +172,23 @@ def check_orthogonality(artifact) -> dict:
                  f"max|R^T R - I| = {errors[worst]:.2e} ({worst}), allowed {ORTHOGONALITY_TOLERANCE:g}")
 
 
+def check_golden_rows(artifact) -> list[dict]:
+    """One check, or none if no layer has such rows."""
+    from kvq_py.golden_rows import golden_fault
+
+    layers = [layer for layer in artifact.layers.values() if layer.golden]
+    if not layers:
+        return []
+    fault = next(filter(None, map(golden_fault, layers)), "")
+    flags = [layer.golden.firm[side].ravel() for layer in layers for side in layer.sides]
+    rows, firm = sum(map(len, flags)), sum(int(own.sum()) for own in flags)
+    return [check("golden rows", not fault, fault or f"{rows} rows in {len(layers)} layers coded alike, {firm} of them firm")]
+
+
 def make_checks(artifact) -> list[dict]:
     # Versions, manifest, tensors, shapes and finite values are behind us: reading refuses what is wrong there.
     read = check("structure", True, f"{len(artifact.layers)} layers, {len(artifact.file.tensors)} tensors")
-    return [read, check_schema(artifact), check_hash(artifact), check_orthogonality(artifact)]
+    return [read, check_schema(artifact), check_hash(artifact), check_orthogonality(artifact), *check_golden_rows(artifact)]
 
 
 # Coding rows

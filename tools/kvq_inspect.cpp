@@ -35,7 +35,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "  kvq-inspect out.safetensors --layout --page-size 64 bytes per token and page\n"
       "  kvq-inspect out.safetensors --compare b.safetensors distance of the keys' widths from those of b\n"
       "  kvq-inspect out.safetensors --html report.html --eval eval.json   all of it in one page, with results of kvq-eval\n"
-      "  kvq-inspect out.safetensors --verify                hash, schema, orthogonality; exit 6 if one fails");
+      "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one fails");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
   app.add_option("artifact", f.artifact, "artifact file")->required();
   CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
@@ -44,7 +44,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
   app.add_flag("--layout", f.layout, "bytes per token, per page, alignment; with --layer also the parts of its rows");
   app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   app.add_option("--context", f.context, "context length, for --layout and --html")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
-  app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values");
+  app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values, golden rows");
   app.add_option("--compare", f.reference, "reference artifact: how many RoPE blocks have other widths, and what that costs");
   CLI::Option* html = app.add_option("--html", f.html, "write a report with charts: one HTML file that needs nothing else");
   app.add_option("--eval", f.evaluations, "with --html: what kvq-eval --json said of this model; may be given several times")->allow_extra_args(false)->needs(html);

@@ -8,6 +8,7 @@ D channels, N rows, C centroids, Hkv KV heads.
 import dataclasses
 import struct
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from .errors import usage
 from .packing import CodedRows, decode, encode, nearest_centroids, pack
 from .safetensors_file import SafetensorsFile
 from .scheme import AnyScheme
+
+if TYPE_CHECKING:
+    from .golden_rows import GoldenRows
 
 ORTHOGONALITY_TOLERANCE = 1e-6
 
@@ -143,6 +147,7 @@ class LayerPlan:
     num_q_heads: int
     num_kv_heads: int
     sides: dict[str, SidePlan]  # "k", and "v" if the layer has values
+    golden: "GoldenRows | None" = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ import numpy as np
 
 from .artifact import Artifact, LayerPlan, SidePlan
 from .errors import ScriptError, bad_input, unsupported
+from .golden_rows import GoldenRows
 from .json_node import Node
+from .packing import from_bf16_bits
 from .safetensors_file import SafetensorsFile, parse_json
 from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, AnyScheme, MixedScheme, Scheme,
                      Tables, trellis_fault, with_equal_rows)
@@ -17,6 +19,7 @@ KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids"})
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
+MOST_GOLDEN_TOKENS = 4096
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -76,7 +79,7 @@ class _TensorReader:
     def __init__(self, file: SafetensorsFile, features: frozenset[str]):
         self._file = file
         self._features = features
-        # layers.<i>.golden.* is reserved for test rows.
+        # layers.<i>.golden.*: what the manifest does not announce may come with a later minor version.
         self._unread = {name for name in file.tensors if name.split(".")[2:3] != ["golden"]}
 
     def use(self, feature: str, where: str) -> None:
@@ -96,6 +99,13 @@ class _TensorReader:
         if dtype == "F32" and not np.isfinite(array).all():
             index = np.unravel_index(int(np.argmin(np.isfinite(array))), shape)
             raise bad_input(f"{self._file.name}: {name}: element {[int(i) for i in index]} is not finite")
+        return array
+
+    def take_bf16(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 [shape] of the bits of bfloat16 numbers."""
+        array = from_bf16_bits(self.take(name, "U16", shape))
+        if not np.isfinite(array).all():
+            raise bad_input(f"{self._file.name}: {name}: NaN or Inf")
         return array
 
     def expect_all_read(self) -> None:
@@ -125,7 +135,26 @@ def _read_layer(node: Node, index: int, tensors: _TensorReader) -> LayerPlan:
         if side == "k" or side in node:
             dim = geometry[dim_name].integer(1, LARGEST_DIM)
             sides[side] = _SideReader(node[side], kv_heads, dim, f"layers.{index}.{side}", tensors).read()
-    return LayerPlan(index, q_heads, kv_heads, sides)
+    golden = _read_golden(node["golden"], geometry, index, q_heads, sides, tensors) if "golden" in node else None
+    return LayerPlan(index, q_heads, kv_heads, sides, golden)
+
+
+def _read_golden(node: Node, geometry: Node, index: int, q_heads: int, sides: dict[str, SidePlan],
+                 tensors: _TensorReader) -> GoldenRows:
+    prefix, kv_heads = f"layers.{index}.golden.", geometry["num_kv_heads"].integer(1, 4096)
+    count = node["count"].integer(1, MOST_GOLDEN_TOKENS)
+    x, packed, firm, out = {}, {}, {}, None
+    for side, plan in sides.items():
+        x[side] = tensors.take_bf16(f"{prefix}{side}", (count, kv_heads, plan.dim))
+        packed[side] = tensors.take(f"{prefix}{side}_bytes", "U8", (count, kv_heads, plan.row_bytes))
+        firm[side] = tensors.take(f"{prefix}{side}_firm", "U8", (count, kv_heads))
+        if firm[side].max() > 1:
+            raise bad_input(f"{prefix}{side}_firm: expected 0 and 1 only")
+    if "v" in sides:
+        out = tensors.take(f"{prefix}out", "F32", (q_heads, sides["v"].dim))
+    return GoldenRows(node["first"].integer(0, 2**40), tensors.take_bf16(f"{prefix}q", (q_heads, sides["k"].dim)), x,
+                      packed, firm, out, geometry["softmax_scale"].number(above=0),
+                      geometry["sliding_window"].integer(0, 2**30 - 1))
 
 
 def _check_geometry(geometry: Node) -> None:

@@ -1,7 +1,9 @@
 #include <kvq/artifact/artifact.h>
 #include <kvq/artifact/geometry_json.h>
+#include <kvq/artifact/golden_tensors.h>
 #include <kvq/artifact/manifest.h>
 #include <kvq/artifact/versions.h>
+#include <kvq/codec/golden_rows.h>
 #include <kvq/core/error.h>
 
 #include <algorithm>
@@ -101,7 +103,7 @@ class Reader {
   }
 
  private:
-  /// layers.<i>.golden.* is reserved for test rows, which a later minor version defines.
+  /// layers.<i>.golden.*: read_golden_rows() asks for what the manifest announces; others may come with a later minor version.
   static bool is_reserved(const std::string& name) {
     constexpr std::string_view prefix = "layers.";
     if (!name.starts_with(prefix)) return false;
@@ -219,6 +221,7 @@ Artifact load_artifact(const SafetensorsFile& file) {
     } catch (const Error& error) {
       throw Error{ErrorKind::bad_input, fmt::format("{}: {}", file.name(), error.what())};
     }
+    if (json.contains("golden")) artifact.golden[plan.layer] = read_golden_rows(file, plan, json.at("golden"));
     artifact.layers.push_back(std::move(plan));
   }
   reader.expect_all_read();
@@ -231,6 +234,7 @@ Json artifact_manifest(const Artifact& artifact) {
   for (const LayerPlan& plan : artifact.layers) {
     Json layer = {{"layer", plan.layer}, {"geometry", geometry_to_json(plan.geometry)}, {"k", plan_to_json(plan.k, plan.geometry.head_dim)}};
     if (plan.v) layer["v"] = plan_to_json(*plan.v, plan.geometry.v_head_dim);
+    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end()) layer["golden"] = golden_json(it->second);
     layers.push_back(std::move(layer));
   }
   Json calibration = {{"method", c.method},
@@ -243,7 +247,7 @@ Json artifact_manifest(const Artifact& artifact) {
   if (!c.budget.is_null()) calibration["budget"] = c.budget;
   const Json required = required_features(artifact.layers);
   return {{"format", "kvq-artifact"},
-          {"version", required.empty() ? "1.0" : "1.1"},
+          {"version", required.empty() && artifact.golden.empty() ? "1.0" : "1.1"},
           {"requires", required},
           {"model", model_to_json(artifact.model)},
           {"calibration", std::move(calibration)},
@@ -261,6 +265,7 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
     }
     add_side(writer, plan, plan.k, 'k');
     if (plan.v) add_side(writer, plan, *plan.v, 'v');
+    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end()) add_golden_rows(writer, plan, it->second);
   }
   const Json manifest = artifact_manifest(artifact);
   check_schema(manifest, artifact_schema(), "the new manifest");
@@ -269,6 +274,25 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
 }
 
 Artifact load_artifact(const std::filesystem::path& path) { return load_artifact(SafetensorsFile::open(path)); }
+
+namespace {
+
+Check check_golden_rows(const Artifact& artifact) {
+  const std::string name = "golden rows";
+  std::int64_t rows = 0, firm = 0;
+  for (const LayerPlan& plan : artifact.layers) {
+    const auto it = artifact.golden.find(plan.layer);
+    if (it == artifact.golden.end()) continue;
+    if (const std::string fault = golden_fault(plan, it->second); !fault.empty()) return {name, false, fmt::format("layer {}: {}", plan.layer, fault)};
+    for (const GoldenSide* side : {&it->second.k, &it->second.v}) {
+      rows += static_cast<std::int64_t>(side->firm.size());
+      firm += std::count(side->firm.begin(), side->firm.end(), 1);
+    }
+  }
+  return {name, true, fmt::format("{} rows in {} layers coded alike, {} of them firm", rows, artifact.golden.size(), firm)};
+}
+
+}  // namespace
 
 std::vector<Check> verify_artifact(const std::filesystem::path& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
@@ -287,6 +311,7 @@ std::vector<Check> verify_artifact(const std::filesystem::path& path) {
     if (plan.v) worst = std::max(worst, orthogonality_error(plan.v->rotation, plan.geometry.v_head_dim));
   }
   checks.push_back({"orthogonality", worst <= 1e-6, fmt::format("max |R^T R - I| = {:.2e}, allowed 1e-6", worst)});
+  if (!artifact.golden.empty()) checks.push_back(check_golden_rows(artifact));
   return checks;
 }
 

@@ -2,9 +2,11 @@
 
 #include <kvq/container/json.h>
 #include <kvq/container/safetensors.h>
+#include <kvq/plan/golden_rows.h>
 #include <kvq/plan/layer_plan.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,12 +32,13 @@ struct Artifact {
   Provenance calibration;
   Windows windows;
   std::vector<LayerPlan> layers;  ///< ascending
+  std::map<int, GoldenRows> golden = {};  ///< by layer, for those that have any
 };
 
 /// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path);
 
-/// Reads and checks everything but orthogonality and content hash (see verify_artifact).
+/// Reads and checks everything but orthogonality, content hash and what golden rows claim (see verify_artifact).
 /// @throws Error{io, bad_input, unsupported}
 Artifact load_artifact(const std::filesystem::path& path);
 Artifact load_artifact(const SafetensorsFile& file);
@@ -46,7 +49,7 @@ struct Check {
   bool passed = false;
   std::string detail;
 };
-/// Content hash, orthogonality to 1e-6 and finite values of a file that loads.
+/// Content hash, orthogonality to 1e-6, finite values and golden rows (coded anew) of a file that loads.
 std::vector<Check> verify_artifact(const std::filesystem::path& path);
 
 /// The manifest as stored, for `--json`.
