@@ -3,6 +3,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/stats/collect.h>
+#include <kvq/stats/golden_tokens.h>
 
 #include <algorithm>
 #include <mutex>
@@ -183,6 +184,8 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.content_hash = layer.content_hash;
   const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
   if (held.count > 0) stats.held_out = hold_out(layer, held);
+  const TokenRange golden = choose_golden(layer, request.golden_tokens, held);
+  if (golden.count > 0) stats.golden = take_golden(layer, golden);
   stats.sample = sample_tokens(layer, request.seed, request.sample_tokens, held.first, held.first + held.count);
   for (const Moment moment : request.moments)
     if (!layer.v && (is_value_moment(moment) || moment == Moment::scored_query))

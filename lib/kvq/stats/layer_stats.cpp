@@ -66,6 +66,11 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
     into.held_out = other.held_out;
     into.held_out->token += into.tokens;
   }
+  // So with golden rows: which of equal runs stays does not matter, but must not change.
+  if (other.golden && (!into.golden || other.golden->count > into.golden->count)) {
+    into.golden = other.golden;
+    into.golden->first += into.tokens;
+  }
   into.sample = merge_samples(into.sample, other.sample, into.tokens, sample_tokens);
   into.tokens += other.tokens;
   into.sequences += other.sequences;

@@ -2,6 +2,7 @@
 
 #include <kvq/compute/moment.h>
 #include <kvq/core/geometry.h>
+#include <kvq/plan/golden_rows.h>
 #include <kvq/stats/held_out.h>
 #include <kvq/stats/token_sample.h>
 
@@ -29,6 +30,7 @@ struct StatsRequest {
   std::int64_t sample_tokens = 2048;
   std::uint64_t seed = 0;
   std::int64_t held_out_tokens = 0;  ///< 0 = none
+  std::int64_t golden_tokens = 0;    ///< 0 = none
 };
 
 /// Everything a decision needs of one layer: sums and a sample, a few MB. A monoid under `merge`.
@@ -41,6 +43,7 @@ struct LayerStats {
   std::map<Moment, std::vector<MomentSum>> moments;  ///< one sum per KV head
   TokenSample sample;
   std::optional<HeldOut> held_out;
+  std::optional<GoldenTokens> golden;                ///< real rows for the artifact; they are in the sums like others
   std::string content_hash;                          ///< of the dump data of this layer
 
   /// @throws Error{usage} naming layer and moment if it was not collected

@@ -1,4 +1,5 @@
 #include <kvq/artifact/geometry_json.h>
+#include <kvq/artifact/golden_tensors.h>
 #include <kvq/artifact/versions.h>
 #include <kvq/container/safetensors.h>
 #include <kvq/core/error.h>
@@ -27,7 +28,7 @@ struct LayerRow {
   bool has_values = true;
   std::int64_t tokens = 0, sequences = 0;
   std::vector<Moment> moments;
-  std::int64_t held_out_tokens = 0;
+  std::int64_t held_out_tokens = 0, golden_tokens = 0;
   bool curvature = false;
   std::string content_hash;
 };
@@ -161,8 +162,26 @@ void add_held_out(SafetensorsWriter& writer, int layer, const LayerGeometry& geo
   writer.add_view(name_of(layer, "held_out.curvature"), DType::f32, {geometry.num_q_heads, dv, dv}, {std::as_bytes(std::span(held.curvature))});
 }
 
+GoldenTokens read_golden(const SafetensorsFile& file, const LayerRow& row) {
+  const LayerGeometry& g = row.geometry;
+  GoldenTokens golden{.first = file.read<std::int64_t>(name_of(row.layer, "golden.token"), {1}).front(), .count = row.golden_tokens};
+  if (golden.first < 0) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected at least 0, found {}", file.name(), name_of(row.layer, "golden.token"), golden.first)};
+  golden.q = read_bf16(file, name_of(row.layer, "golden.q"), {g.num_q_heads, g.head_dim});
+  golden.k = read_bf16(file, name_of(row.layer, "golden.k"), {golden.count, g.num_kv_heads, g.head_dim});
+  if (row.has_values) golden.v = read_bf16(file, name_of(row.layer, "golden.v"), {golden.count, g.num_kv_heads, g.v_head_dim});
+  return golden;
+}
+
+void add_golden(SafetensorsWriter& writer, int layer, const LayerGeometry& geometry, const GoldenTokens& golden) {
+  writer.add_view(name_of(layer, "golden.token"), DType::i64, {1}, {std::as_bytes(std::span(&golden.first, 1))});
+  add_bf16(writer, name_of(layer, "golden.q"), {geometry.num_q_heads, geometry.head_dim}, golden.q);
+  add_bf16(writer, name_of(layer, "golden.k"), {golden.count, geometry.num_kv_heads, geometry.head_dim}, golden.k);
+  if (!golden.v.empty()) add_bf16(writer, name_of(layer, "golden.v"), {golden.count, geometry.num_kv_heads, geometry.v_head_dim}, golden.v);
+}
+
 void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
   if (stats.held_out) add_held_out(writer, stats.layer, stats.geometry, *stats.held_out);
+  if (stats.golden) add_golden(writer, stats.layer, stats.geometry, *stats.golden);
   for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
   const std::int64_t n = stats.sample.size();
   writer.add_view(name_of(stats.layer, "sample.key"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.key))});
@@ -189,6 +208,7 @@ Json layer_row(const LayerStats& stats) {
     row["held_out_tokens"] = stats.held_out->count();
     row["curvature"] = !stats.held_out->curvature.empty();
   }
+  if (stats.golden) row["golden_tokens"] = stats.golden->count;
   return row;
 }
 
@@ -202,6 +222,7 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   row.content_hash = json.at("content_hash");
   row.held_out_tokens = json.value("held_out_tokens", std::int64_t{0});
   row.curvature = json.value("curvature", false);
+  row.golden_tokens = json.value("golden_tokens", std::int64_t{0});
   for (const Json& name : json.at("moments")) {
     const auto moment = moment_from_string(name.get<std::string>());
     if (!moment) throw Error{ErrorKind::unsupported, fmt::format("{}: layer {}: unknown moment \"{}\"", file, row.layer, name.get<std::string>())};
@@ -273,6 +294,7 @@ LayerStats StatsFile::load(std::size_t index) const {
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
   if (row.held_out_tokens > 0) stats.held_out = read_held_out(impl_->file, row);
+  if (row.golden_tokens > 0) stats.golden = read_golden(impl_->file, row);
   return stats;
 }
 
@@ -280,9 +302,10 @@ namespace {
 
 /// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
-  const bool held_out = std::any_of(rows.begin(), rows.end(), [](const Json& row) { return row.contains("held_out_tokens"); });
+  const auto any_row = [&](const char* key) { return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); }); };
+  const char* version = any_row("golden_tokens") ? "1.3" : header.range ? "1.2" : any_row("held_out_tokens") ? "1.1" : "1.0";
   Json manifest = {{"format", "kvq-stats"},
-                   {"version", header.range ? "1.2" : held_out ? "1.1" : "1.0"},
+                   {"version", version},
                    {"requires", Json::array()},
                    {"model", model_to_json(header.model)},
                    {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
