@@ -2,6 +2,7 @@
 
 #include <kvq/core/error.h>
 #include <kvq/methods/allocated_plan.h>
+#include <kvq/plan/golden_rows.h>
 #include <kvq/solve/spectral.h>
 
 #include <fmt/format.h>
@@ -270,6 +271,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096))->group(run);
   app.add_option("--seed", f.seed, "seed of sample and random rotations")->capture_default_str()->group(run);
   app.add_option("--sample-tokens", f.sample_tokens, "tokens a layer kept for clip and sign search")->check(CLI::Range(16, 1 << 24))->capture_default_str()->group(run);
+  app.add_option("--golden-tokens", f.golden_tokens, "tokens a layer kept with their codes, for self-tests of runtimes; 0 = none")->check(CLI::Range(std::int64_t{0}, kMostGoldenTokens))->capture_default_str()->group(run);
   app.add_option("--collect", f.collect, "also collect these moments: query key value scored_value scored_query sst, or all")->group(run);
   app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str()->group(run);
   app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")->group(run);

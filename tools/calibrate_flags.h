@@ -28,7 +28,7 @@ struct CalibrateFlags {
   int threads = 0;
   std::int64_t seed = 0, first_token = 0;
   std::optional<std::int64_t> num_tokens;
-  std::int64_t sample_tokens = 2048, context = 32768, held_out_tokens = 1024;
+  std::int64_t sample_tokens = 2048, context = 32768, held_out_tokens = 1024, golden_tokens = 32;
 };
 
 void add_flags(CLI::App& app, CalibrateFlags& flags);

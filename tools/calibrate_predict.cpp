@@ -70,6 +70,19 @@ double side_bytes(const Options& options, char side, int heads, int dim) {
   return bytes;
 }
 
+/// Bytes of a layer's golden rows: queries, outputs, and of each row 16 bits a channel, its codes and numbers, and whether they are firm.
+double golden_bytes(const Options& options, const LayerEntry& layer, double tokens, bool exact) {
+  const LayerGeometry& g = layer.geometry;
+  if (tokens == 0.0) return 0.0;
+  double bytes = 2.0 * g.num_q_heads * g.head_dim + (layer.has_values ? 4.0 * g.num_q_heads * g.v_head_dim : 0.0);
+  for (const char side : {'k', 'v'}) {
+    if (side == 'v' && !layer.has_values) continue;
+    const double bits = exact ? 16.0 : options.budget_bits.value_or(options.side(side).bits), dim = side == 'k' ? g.head_dim : g.v_head_dim;
+    bytes += tokens * g.num_kv_heads * (2.0 * dim + dim * bits / 8.0 + 4.0 + 1.0);
+  }
+  return bytes;
+}
+
 /// Manifest and header: measured on artifacts of the sample model, most of it the rotary frequencies.
 double manifest_bytes(const LayerGeometry& geometry) { return 1600.0 + 22.0 * static_cast<double>(geometry.rope.inv_freq.size()); }
 
@@ -126,7 +139,8 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
       coding_seconds += work.coded_rows * dim * (options.side(side).coder == CoderKind::trellis ? kTrellisSeconds : kCodeSeconds);
       flops += work.kmeans_flops;
     }
-    p.artifact_bytes += manifest_bytes(g);
+    const bool exact = std::find(options.exact_layers.begin(), options.exact_layers.end(), entry.layer) != options.exact_layers.end();
+    p.artifact_bytes += manifest_bytes(g) + golden_bytes(options, entry, std::min<double>(static_cast<double>(request.golden_tokens), static_cast<double>(tokens)), exact);
     p.peak_bytes = std::max(p.peak_bytes, layer_peak(dump, entry, request, tokens, p.threads));
   }
   p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate + (kSearchSeconds * searched_rows + coding_seconds) / p.threads;

@@ -2,14 +2,18 @@
 
 #include "calibrate_report.h"
 
+#include <kvq/codec/golden_rows.h>
+#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/joint_budget.h>
+#include <kvq/stats/golden_tokens.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace kvq {
 
@@ -28,6 +32,7 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
   StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
   // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole dump.
   if (options.budget_bits || options.budget_bytes || flags.held_out_given) request.held_out_tokens = flags.held_out_tokens;
+  request.golden_tokens = flags.golden_tokens;
   for (const std::string& name : flags.collect) {
     if (name == "all") {
       request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
@@ -54,7 +59,26 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
                                                 model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
-Artifact decide(const StatsOrigin& origin, const CalibrateFlags&, const Options& options, bool quiet) {
+namespace {
+
+/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any is coded.
+std::map<int, GoldenRows> golden_rows(const StatsOrigin& origin, const std::vector<LayerPlan>& plans, std::int64_t most_tokens) {
+  std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
+  for (std::size_t i = 0; most_tokens > 0 && i < plans.size(); ++i)
+    if (const auto stats = origin.load(i); stats->golden) tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
+  std::vector<GoldenRows> rows(tasks.size());
+  parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i) {
+    auto& [plan, tokens] = tasks[static_cast<std::size_t>(i)];
+    rows[static_cast<std::size_t>(i)] = code_golden_rows(*plan, std::move(tokens));
+  });
+  std::map<int, GoldenRows> by_layer;
+  for (std::size_t i = 0; i < tasks.size(); ++i) by_layer[tasks[i].first->layer] = std::move(rows[i]);
+  return by_layer;
+}
+
+}  // namespace
+
+Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet) {
   Artifact artifact;
   artifact.model = origin.header.model;
   artifact.windows = options.windows;
@@ -78,6 +102,7 @@ Artifact decide(const StatsOrigin& origin, const CalibrateFlags&, const Options&
   } else {
     artifact.layers = find_method(options.method).decide(origin, options, done);
   }
+  artifact.golden = golden_rows(origin, artifact.layers, flags.golden_tokens);
   c.tokens = origin.entries.front().tokens;
   c.sequences = origin.entries.front().sequences;
   return artifact;

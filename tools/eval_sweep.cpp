@@ -158,6 +158,7 @@ Job parse_row(const Row& row) {
   app.parse(row.flags, false);
   if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
   job.flags.held_out_given = app.count("--held-out-tokens") > 0;
+  job.flags.golden_tokens = 0;  // these artifacts are measured, not served
   const CalibrateFlags& f = job.flags;
   if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
       f.report_ablation || f.report_rotations || f.threads != 0)

@@ -20,6 +20,9 @@ def normalised(text: str) -> str:
     text = re.sub(r"(wrote \S+) \(.*\)", r"\1 (SIZE)", text)
     # Numbers in a manifest vary in length, and sizes with them.
     text = re.sub(r"(header of|file has only|but only) \d+ bytes", r"\1 N bytes", text)
+    # How near rows lie to an edge, and which one a damaged rotation moves over it, follows from float arithmetic too.
+    text = re.sub(r"coded alike, \d+ of them firm", "coded alike, N of them firm", text)
+    text = re.sub(r"(FAILED  golden rows: )layer \d+: .*", r"\1PLACE", text)
     text = re.sub(r"[▁▂▃▄▅▆▇█]", "▄", text)
     # Results of float arithmetic: three digits or more behind the point, or a power of ten.
     return re.sub(r"\d+\.\d{3,}|\d+\.\d+e-\d+", hide_digits, text)

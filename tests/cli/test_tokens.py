@@ -181,6 +181,15 @@ def test_deciding_from_statistics_of_a_part_gives_the_artifact_of_the_direct_run
     assert (tmp_path / "later").read_bytes() == direct.read_bytes()
     stats = manifest(tmp_path / "stats")
     assert stats.get("token_range") == manifest(direct)["calibration"]["options"].get("tokens")
+    assert stats["version"] == "1.3"  # golden tokens
+
+
+@pytest.mark.parametrize("flags", [span(70, 200), span(0, TOKENS), ()], ids=str)
+def test_statistics_of_a_part_without_golden_tokens_are_no_newer_than_they_need(dump, tmp_path, flags):
+    direct = calibrate(dump, tmp_path / "direct", *flags, "--golden-tokens", 0, "--stats", tmp_path / "stats")
+    succeed("kvq-calibrate", "--quiet", "--stats", tmp_path / "stats", "--output", tmp_path / "later")
+    assert (tmp_path / "later").read_bytes() == direct.read_bytes()
+    stats = manifest(tmp_path / "stats")
     assert stats["version"] == ("1.2" if "token_range" in stats else "1.0")
 
 
