@@ -106,10 +106,14 @@ def attend_last(rows: GoldenRows, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return np.stack(out).astype(np.float32)
 
 
+@quiet
 def golden_fault(layer: LayerPlan) -> str:
     """The first place where golden rows are not what coding them gives; empty if there is none."""
     rows = layer.golden
-    coded = {side: code_side(plan, rows.x[side]) for side, plan in layer.sides.items()}
+    try:
+        coded = {side: code_side(plan, rows.x[side]) for side, plan in layer.sides.items()}
+    except ValueError as error:  # rows that overflow when they are rotated
+        return f"layer {layer.layer}: {error}"
     for side, own in coded.items():
         for what, expected, found in (("bytes", own.packed, rows.packed[side]), ("firm", own.firm, rows.firm[side])):
             if (expected != found).any():

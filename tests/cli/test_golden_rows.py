@@ -225,6 +225,15 @@ def test_both_readers_notice_golden_rows_that_are_wrong_although_the_hash_fits(m
     assert captured.count("FAILED") == 1 and "golden rows: FAILED: layer 1: " in captured
 
 
+@pytest.mark.parametrize("name", ["k", "v", "q"])
+def test_golden_rows_of_huge_numbers_fail_the_check_and_do_nothing_worse(made, tmp_path, capsys, name):
+    path = rewritten(made, tmp_path / "bad", f"layers.1.golden.{name}", lambda a: np.full_like(a, 0x7f7f))
+    assert run("kvq-inspect", path, "--verify").code == CHECK_FAILED
+    assert read_artifact.main([str(path), "--verify"]) == CHECK_FAILED
+    captured = capsys.readouterr()
+    assert "golden rows: FAILED: layer 1: " in captured.out and "Warning" not in captured.err
+
+
 @pytest.mark.parametrize("name, change", [
     ("k", set_last(0x7f80)), ("v", set_last(0xffff)), ("q", set_last(0xff80)), ("out", set_last(np.nan)), ("k_firm", set_last(2)),
     ("k", lambda a: a[1:]), ("q", lambda a: a[:, 1:]), ("v_bytes", lambda a: a[:, :, 1:]), ("k_bytes", lambda a: a[:1]), ("out", lambda a: a[1:]),

@@ -1,9 +1,10 @@
 // libFuzzer: the manifest of an artifact, its tensors and their data, as in container_input.h. Loading either works or ends in a clean
-// Error. What loads can be written down again and can code rows, and no bytes of a row lead outside a table.
+// Error. What loads can be written down again and can code rows, its golden rows too, and no bytes of a row lead outside a table.
 // Seeds: make_manifest_seeds.
 
 #include <kvq/artifact/artifact.h>
 #include <kvq/codec/codec.h>
+#include <kvq/codec/golden_rows.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 
@@ -75,8 +76,15 @@ void code_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
     for (const auto fill : {std::byte{0x00}, std::byte{0xff}, std::byte{0x5a}}) unpack_anything(plan, head, dim, fill);
 }
 
+void check_golden(const LayerPlan& layer, const GoldenRows& rows) {
+  const LayerGeometry& g = layer.geometry;
+  if (std::max(g.head_dim, g.v_head_dim) <= kMostChannels && g.num_kv_heads <= kMostHeads && rows.tokens.count <= 4) golden_fault(layer, rows);
+}
+
 void use(const Artifact& artifact) {
   canonical_json(artifact_manifest(artifact));
+  for (const LayerPlan& layer : artifact.layers)
+    if (const auto it = artifact.golden.find(layer.layer); it != artifact.golden.end()) check_golden(layer, it->second);
   for (const LayerPlan& layer : artifact.layers) {
     code_rows(layer.k, layer.geometry.num_kv_heads, layer.geometry.head_dim);
     if (layer.v) code_rows(*layer.v, layer.geometry.num_kv_heads, layer.geometry.v_head_dim);

@@ -1,5 +1,7 @@
 // Writes artifacts, with and without tensors, as seeds for fuzz_manifest: make_manifest_seeds <folder>
 
+#include <kvq/codec/golden_rows.h>
+
 #include "container_input.h"
 #include "support/artifacts.h"
 #include "support/row_plans.h"
@@ -85,6 +87,19 @@ Artifact featured(std::vector<LayerPlan> layers) {
   return artifact;
 }
 
+Artifact with_golden_rows(Artifact artifact) {
+  for (const LayerPlan& plan : artifact.layers) {
+    const LayerGeometry& g = plan.geometry;
+    GoldenTokens tokens{.first = 0, .count = 2};
+    const auto bf16 = [](std::int64_t count) { return std::vector<std::uint16_t>(static_cast<std::size_t>(count), std::uint16_t{0x3f80}); };
+    tokens.q = bf16(std::int64_t{g.num_q_heads} * g.head_dim);
+    tokens.k = bf16(tokens.count * g.num_kv_heads * g.head_dim);
+    if (plan.v) tokens.v = bf16(tokens.count * g.num_kv_heads * g.v_head_dim);
+    artifact.golden[plan.layer] = code_golden_rows(plan, tokens);
+  }
+  return artifact;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -113,4 +128,5 @@ int main(int argc, char** argv) {
   write_seed(featured({channels}), folder / "mixed_codebook");
   write_seed(featured({plain}), folder / "trellis");
   write_seed(featured({table}), folder / "codebook");
+  for (const LayerPlan& layer : {mixed, plain, table}) write_seed(with_golden_rows(featured({layer})), folder / fmt::format("golden_{}", layer.layer));
 }
