@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -15,8 +15,10 @@
 /// of the product; so are the two halves of the weights p s, as 16-bit integers of the stage's largest. Both integer
 /// products are exact.
 ///
-///   warp lane 4 g + t      keys: tokens g and g + 8 of a tile x head t     values: rows g and g + 8 of a block x head
-///   t
+///   warp lane 4 g + t      keys: tokens g, g + 8 of a tile x head t      values: rows g, g + 8 of a block x head t
+///
+/// One warp of a block loads: it walks the block's piece of the line (schedule.cuh) and fills a ring of stages, whose
+/// owners, teams of warps, it serves in turn. A stage may also be a job: merge an item whose partial results are there.
 namespace kvq::decode {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -41,8 +43,7 @@ __device__ __forceinline__ void from_float(float x, __half& y) {
   y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
 }
 
-// ---- 1. Loading: one warp walks the line and fills the ring of stages
-// -------------------------------------------------------
+// ---- 1. Loading: one warp walks the line and fills the ring of stages --------------------------------------------
 
 template <typename T>
 struct Loader {
@@ -263,8 +264,7 @@ struct Loader {
   }
 };
 
-// ---- 2. One warp's online softmax: lane 4 g + t holds head t
-// ---------------------------------------------------------------
+// ---- 2. One warp's online softmax: lane 4 g + t holds head t -----------------------------------------------------
 
 template <typename T>
 struct State {
@@ -313,8 +313,7 @@ __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, 
   odd = g & 1 ? a : b;
 }
 
-// ---- 3. Coded stages
-// --------------------------------------------------------------------------------------------------------
+// ---- 3. Coded stages ---------------------------------------------------------------------------------------------
 
 template <typename Side>
 __device__ __forceinline__ float2 two_numbers(unsigned bits) {
@@ -576,8 +575,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
   }
 }
 
-// ---- 4. Exact stages: eight tokens in bfloat16
-// --------------------------------------------------------------------------------
+// ---- 4. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
 
 /// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
 __device__ __forceinline__ unsigned half_of(float x, int part) {
@@ -627,8 +625,7 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
   }
 }
 
-// ---- 5. Rotations of queries and results, by the whole block
-// ------------------------------------------------------------------
+// ---- 5. Rotations of queries and results, by the whole block -----------------------------------------------------
 
 /// rows @ rotation in place; rows [kHeads, D]. `transposed`: a block Hadamard the other way (a dense matrix is stored
 /// as needed).
@@ -702,8 +699,7 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
   }
 }
 
-// ---- 6. Merging partial results
-// -------------------------------------------------------------------------------------------------
+// ---- 6. Merging partial results ----------------------------------------------------------------------------------
 
 /// Adds `count` records; by all threads. Leaves values, largest score and sum in the block's own record, which may be
 /// one of them.
@@ -791,8 +787,7 @@ __device__ __forceinline__ void finish(const DecodeParams& p, typename T::Shared
   sync<T>();
 }
 
-// ---- 7. The kernel
-// --------------------------------------------------------------------------------------------------------------
+// ---- 7. The kernel -----------------------------------------------------------------------------------------------
 
 template <typename T>
 __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
