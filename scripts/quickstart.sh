@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 cmake --preset release -DKVQ_TESTS=OFF >/dev/null
-cmake --build --preset release | tail -n 1
+cmake --build --preset release --target kvq-calibrate kvq-inspect kvq-eval kvq-diff | tail -n 1
 
 show() { printf '\n$ %s\n' "$*"; "$@"; }
 bin=build/release/tools
