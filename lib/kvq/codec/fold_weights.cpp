@@ -1,0 +1,156 @@
+#include <kvq/codec/fold_weights.h>
+#include <kvq/core/error.h>
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+namespace {
+
+/// R of one KV head in double, [D, D] row-major.
+std::vector<double> rotation_matrix(const Rotation& rotation, int kv_head, std::size_t dim) {
+  std::vector<double> r(dim * dim, 0.0);
+  const auto entry = static_cast<std::size_t>(rotation.head_index(kv_head));
+  for (std::size_t i = 0; i < dim; ++i) {
+    double* row = r.data() + i * dim;
+    if (rotation.kind == RotationKind::identity) {
+      row[i] = 1.0;
+    } else if (rotation.kind == RotationKind::dense) {
+      for (std::size_t j = 0; j < dim; ++j) row[j] = static_cast<double>(rotation.matrix[(entry * dim + i) * dim + j]);
+    } else {
+      const auto order = static_cast<std::size_t>(rotation.order), start = i / order * order;
+      const double sign = rotation.signs.empty() ? 1.0 : rotation.signs[entry * dim + i];
+      const double size = sign / std::sqrt(static_cast<double>(order));
+      for (std::size_t j = start; j < start + order; ++j)
+        row[j] = std::popcount((i - start) & (j - start)) % 2 ? -size : size;
+    }
+  }
+  return r;
+}
+
+void expect(std::size_t found, std::size_t expected, int layer, const char* what) {
+  if (found != expected)
+    throw Error(ErrorKind::bad_input,
+                fmt::format("fold: layer {} {}: expected {} numbers, found {}", layer, what, expected, found));
+}
+
+void refuse(int layer, const std::string& why) {
+  throw Error(ErrorKind::unsupported, fmt::format("fold: layer {}: {}", layer, why));
+}
+
+/// x rounded to the type's number of significand bits; its range is not looked at.
+double rounded(double x, DType type) {
+  const int digits = type == DType::bf16 ? 8 : type == DType::f16 ? 11 : 24;
+  if (x == 0.0 || !std::isfinite(x)) return x;
+  int exponent = 0;
+  const double part = std::frexp(x, &exponent);  // 0.5 .. 1
+  return std::ldexp(std::nearbyint(std::ldexp(part, digits)), exponent - digits);
+}
+
+double rounding_error(std::span<const double> weights, DType type) {
+  double change = 0.0, size = 0.0;
+  for (const double x : weights) {
+    const double difference = rounded(x, type) - x;
+    change += difference * difference;
+    size += x * x;
+  }
+  return size > 0.0 ? std::sqrt(change / size) : 0.0;
+}
+
+/// Rows [first, first + D) of a projection become R^T times what they were, the bias (b - center) R.
+void rotate_outputs(const Projection& projection, std::size_t first, std::size_t dim, std::size_t inputs,
+                    const std::vector<double>& r, std::span<const float> center) {
+  std::vector<double> column(dim);
+  const auto transform = [&](double* at, std::size_t stride) {
+    for (std::size_t i = 0; i < dim; ++i) column[i] = at[i * stride];
+    for (std::size_t j = 0; j < dim; ++j) {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < dim; ++i) sum += column[i] * r[i * dim + j];
+      at[j * stride] = sum;
+    }
+  };
+  for (std::size_t c = 0; c < inputs; ++c) transform(projection.weight.data() + first * inputs + c, inputs);
+  if (projection.bias.empty()) return;
+  for (std::size_t i = 0; i < center.size(); ++i) projection.bias[first + i] -= static_cast<double>(center[i]);
+  transform(projection.bias.data() + first, 1);
+}
+
+std::span<const float> center_of(const TensorPlan& plan, int kv_head, std::size_t dim) {
+  if (plan.center.empty()) return {};
+  return std::span(plan.center).subspan(static_cast<std::size_t>(plan.rotation.head_index(kv_head)) * dim, dim);
+}
+
+}  // namespace
+
+FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, const Projection& v_proj,
+                              const Projection& o_proj) {
+  const LayerGeometry& g = plan.geometry;
+  if (!plan.v) refuse(plan.layer, "has no values");
+  if (plan.v->centroids)
+    refuse(plan.layer, "v: centroids cannot be folded: which one is subtracted depends on the token");
+  if (type != DType::f16 && type != DType::bf16 && type != DType::f32)
+    refuse(plan.layer, "weights of other types than f16, bf16 and f32");
+  const auto dim = static_cast<std::size_t>(g.v_head_dim), in = static_cast<std::size_t>(hidden);
+  const auto kv_heads = static_cast<std::size_t>(g.num_kv_heads), q_heads = static_cast<std::size_t>(g.num_q_heads);
+  expect(v_proj.weight.size(), kv_heads * dim * in, plan.layer, "v_proj");
+  expect(o_proj.weight.size(), in * q_heads * dim, plan.layer, "o_proj");
+  if (!v_proj.bias.empty()) expect(v_proj.bias.size(), kv_heads * dim, plan.layer, "v_proj bias");
+  if (!o_proj.bias.empty()) expect(o_proj.bias.size(), in, plan.layer, "o_proj bias");
+  if (!plan.v->center.empty() && (v_proj.bias.empty() || o_proj.bias.empty()))
+    refuse(plan.layer, "v: a centre needs biases of v_proj and o_proj to hold it; give them, of zeros if need be");
+
+  FoldError error;
+  error.v_proj_before = rounding_error(v_proj.weight, type);
+  error.o_proj_before = rounding_error(o_proj.weight, type);
+  const std::size_t group = q_heads / kv_heads;
+  std::vector<double> row(dim);
+  for (std::size_t h = 0; h < kv_heads; ++h) {
+    const std::vector<double> r = rotation_matrix(plan.v->rotation, static_cast<int>(h), dim);
+    const std::span<const float> center = center_of(*plan.v, static_cast<int>(h), dim);
+    rotate_outputs(v_proj, h * dim, dim, in, r, center);
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q)
+      for (std::size_t o = 0; o < in; ++o) {
+        double* at = o_proj.weight.data() + (o * q_heads + q) * dim;
+        for (std::size_t i = 0; i < center.size(); ++i) o_proj.bias[o] += at[i] * static_cast<double>(center[i]);
+        for (std::size_t j = 0; j < dim; ++j) {
+          row[j] = 0.0;
+          for (std::size_t i = 0; i < dim; ++i) row[j] += at[i] * r[i * dim + j];
+        }
+        for (std::size_t j = 0; j < dim; ++j) at[j] = row[j];
+      }
+  }
+  error.v_proj = rounding_error(v_proj.weight, type);
+  error.o_proj = rounding_error(o_proj.weight, type);
+  return error;
+}
+
+void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj) {
+  const LayerGeometry& g = plan.geometry;
+  if (g.rope.layout != RopeLayout::none)
+    refuse(plan.layer,
+           "k: keys are rotated after RoPE, and R does not commute with the rotation of a position, so that "
+           "q_proj and k_proj cannot hold it; rotate queries and keys while serving");
+  if (plan.k.centroids)
+    refuse(plan.layer, "k: centroids cannot be folded: which one is subtracted depends on the token");
+  const auto dim = static_cast<std::size_t>(g.head_dim), in = static_cast<std::size_t>(hidden);
+  const auto kv_heads = static_cast<std::size_t>(g.num_kv_heads), q_heads = static_cast<std::size_t>(g.num_q_heads);
+  expect(q_proj.weight.size(), q_heads * dim * in, plan.layer, "q_proj");
+  expect(k_proj.weight.size(), kv_heads * dim * in, plan.layer, "k_proj");
+  if (!q_proj.bias.empty()) expect(q_proj.bias.size(), q_heads * dim, plan.layer, "q_proj bias");
+  if (!k_proj.bias.empty()) expect(k_proj.bias.size(), kv_heads * dim, plan.layer, "k_proj bias");
+  if (!plan.k.center.empty() && k_proj.bias.empty())
+    refuse(plan.layer, "k: a centre needs a bias of k_proj to hold it; give one, of zeros if need be");
+  const std::size_t group = q_heads / kv_heads;
+  for (std::size_t h = 0; h < kv_heads; ++h) {
+    const std::vector<double> r = rotation_matrix(plan.k.rotation, static_cast<int>(h), dim);
+    rotate_outputs(k_proj, h * dim, dim, in, r, center_of(plan.k, static_cast<int>(h), dim));
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q) rotate_outputs(q_proj, q * dim, dim, in, r, {});
+  }
+}
+
+}  // namespace kvq
