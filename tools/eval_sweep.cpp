@@ -158,7 +158,6 @@ Job parse_row(const Row& row) {
   app.parse(row.flags, false);
   if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
   job.flags.held_out_given = app.count("--held-out-tokens") > 0;
-  job.flags.golden_tokens = 0;  // these artifacts are measured, not served
   const CalibrateFlags& f = job.flags;
   if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
       f.report_ablation || f.report_rotations || f.threads != 0)
@@ -175,9 +174,9 @@ std::string collection_key(const Job& job) {
   const StatsRequest request = make_request(job.flags, job.options);
   std::string moments;
   for (const Moment moment : request.moments) moments += std::string(to_string(moment)) + " ";
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers,
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers,
                      job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
-                     request.held_out_tokens);
+                     request.held_out_tokens, request.golden_tokens);
 }
 
 std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
