@@ -13,7 +13,7 @@ python3 scripts/check_layers.py
 step "release build and C++ tests"
 cmake --preset release -DKVQ_TESTS=ON >/dev/null
 cmake --build --preset release | tail -n 1
-ctest --preset release
+ctest --preset release -j "$(nproc)"
 
 step "Python: second reader, dump scripts, tools, README"
 KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
@@ -21,4 +21,4 @@ KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
 step "clang with AddressSanitizer and UBSan: C++ tests and fuzzing"
 cmake --preset asan >/dev/null
 cmake --build --preset asan | tail -n 1
-ctest --preset asan
+ctest --preset asan -j "$(nproc)"
