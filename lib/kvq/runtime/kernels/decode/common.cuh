@@ -1,0 +1,30 @@
+#pragma once
+
+#include <kvq/device/ptx.cuh>
+
+/// What every part of the decode kernel uses.
+namespace kvq::decode {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kMinusInf = -__builtin_huge_valf();
+constexpr unsigned kAll = ~0u;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr unsigned kFullArrivals = 33;  ///< every lane's copies, and the announcement
+#else
+constexpr unsigned kFullArrivals = 1;
+#endif
+
+/// Barrier of the warps that attend.
+template <typename T>
+__device__ __forceinline__ void sync() {
+  ptx::bar_sync(1, T::kThreads);
+}
+
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_float(float x, __half& y) {
+  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
+
+}  // namespace kvq::decode

@@ -1,0 +1,370 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/traits.cuh>
+
+/// Attending to one stage, by one warp: its online softmax, coded tokens, exact tokens.
+namespace kvq::decode {
+
+// ---- 1. One warp's online softmax: lane 4 g + t holds head t -----------------------------------------------------
+
+template <typename T>
+struct State {
+  float out[T::kBlocks][2];         ///< block of 16 places, rows g and g + 8
+  float max;                        ///< largest score in the query's unit
+  float sum;                        ///< this lane's tokens only
+  float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
+
+  __device__ __forceinline__ void reset() {
+    for (auto& block : out) block[0] = block[1] = 0.0f;
+    for (float& m : minima) m = 0.0f;
+    max = kMinusInf;
+    sum = 0.0f;
+  }
+
+  /// Takes over a stage's largest score of this lane: rescales what is there if it grew.
+  /// param unit  score in base 2 of 1
+  /// return      what to subtract from scores in base 2
+  __device__ __forceinline__ float rescale(float stage_max, float unit) {
+    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
+    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
+    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
+    if (__any_sync(kAll, stage_max > max)) {
+      const float larger = fmaxf(max, stage_max);
+      const float factor = larger > max ? ptx::ex2((max - larger) * unit) : 1.0f;
+      for (auto& block : out) block[0] *= factor, block[1] *= factor;
+      for (float& m : minima) m *= factor;
+      sum *= factor;
+      max = larger;
+    }
+    return max == kMinusInf ? 0.0f : max * unit;
+  }
+};
+
+/// Sends each lane's two words, high and low halves of its head's weights, to the lanes that need them as columns:
+/// column 2 t is the high half of head t, 2 t + 1 the low one. Lane 4 g + t gets column g from the tokens 2 t (`even`)
+/// and 2 t + 1 (`odd`).
+__device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
+  const int g = lane >> 2, t = lane & 3;
+  // Even senders serve the even columns first, odd senders the odd ones, so that each word travels once.
+  const unsigned first = g & 1 ? low : high, second = g & 1 ? high : low;
+  const int head_lane = g >> 1, source = 2 * t;
+  const unsigned a = __shfl_sync(kAll, first, (source + (g & 1)) * 4 + head_lane);
+  const unsigned b = __shfl_sync(kAll, second, (source + 1 - (g & 1)) * 4 + head_lane);
+  even = g & 1 ? b : a;
+  odd = g & 1 ? a : b;
+}
+
+// ---- 2. Coded stages ---------------------------------------------------------------------------------------------
+
+template <typename Side>
+__device__ __forceinline__ float2 two_numbers(unsigned bits) {
+  if constexpr (Side::kBfloat)
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+  else
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+/// Numbers of a group of the tokens g and g + 8: scales, and minima if affine.
+template <typename Side>
+struct Numbers {
+  float scale[2], minimum[2];
+  __device__ __forceinline__ Numbers(const unsigned char* tile_side, int group, int g) {
+    const unsigned char* at = tile_side + Side::side().code_bytes() + (group * 8 + g) * 4 * Side::kNumbers;
+    if constexpr (Side::kAffine) {
+      const uint2 bits = *reinterpret_cast<const uint2*>(at);
+      const float2 a = two_numbers<Side>(bits.x), b = two_numbers<Side>(bits.y);
+      scale[0] = a.x, minimum[0] = a.y, scale[1] = b.x, minimum[1] = b.y;
+    } else {
+      const float2 a = two_numbers<Side>(*reinterpret_cast<const unsigned*>(at));
+      scale[0] = a.x, scale[1] = a.y, minimum[0] = minimum[1] = 0.0f;
+    }
+  }
+};
+
+/// The lane's run of a tile's codes.
+template <typename Side>
+__device__ __forceinline__ void load_words(const unsigned char* tile_side, int lane,
+                                           unsigned (&words)[2 * Side::kWords]) {
+  constexpr int kChunk = chunk_bytes(Side::side()), kInChunk = kChunk / 4;
+#pragma unroll
+  for (int c = 0; c < 2 * Side::kWords / kInChunk; ++c) {
+    const unsigned char* at = tile_side + (c * 32 + lane) * kChunk;
+    if constexpr (kChunk == 16) {
+      const uint4 v = *reinterpret_cast<const uint4*>(at);
+      words[4 * c] = v.x, words[4 * c + 1] = v.y, words[4 * c + 2] = v.z, words[4 * c + 3] = v.w;
+    } else {
+      const uint2 v = *reinterpret_cast<const uint2*>(at);
+      words[2 * c] = v.x, words[2 * c + 1] = v.y;
+    }
+  }
+}
+
+/// Codes of one slice of a word, times 1 (even slices) or 2^bits (odd ones).
+template <typename Side>
+__device__ __forceinline__ unsigned slice_of(unsigned word, int slice) {
+  if (slice >= 2) word >>= 2 * Side::kBits;
+  return word & (static_cast<unsigned>(Side::kMask) << (slice % 2 * Side::kBits));
+}
+
+/// Words and slice of the two half steps of step j (page_layout.h, code_place).
+template <typename Side>
+struct Step {
+  int word0, slice0, word1, slice1;
+  __device__ constexpr explicit Step(int j) {
+    constexpr int kPaired = Side::kWords / 2 * Side::kPerByte;
+    if (j < kPaired) {
+      word0 = j / Side::kPerByte * 2, word1 = word0 + 1;
+      slice0 = slice1 = j % Side::kPerByte;
+    } else {
+      word0 = word1 = Side::kWords - 1;
+      slice0 = (j - kPaired) * 2, slice1 = slice0 + 1;
+    }
+  }
+};
+
+/// The query as operand: 16-bit integers of each head in two bytes, and what turns integer products into scores.
+template <typename T>
+struct Query {
+  using Side = typename T::KSide;
+  static constexpr int kSteps = T::kHeadDim / 32;
+  unsigned fragment[T::kExact ? 1 : kSteps][2];
+  float unit;                 ///< base-2 score of an integer product of 1, never 0
+  float exact_unit;           ///< score of an exact product of 1, in `unit`
+  float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the levels
+
+  /// param heads  rotated queries of this warp's four heads
+  __device__ __forceinline__ void load(const float (*heads)[T::kHeadDim], float scale, int lane) {
+    if constexpr (T::kExact) {
+      unit = scale * kLog2e, exact_unit = 1.0f;
+    } else {
+      const int g = lane >> 2, t = lane & 3;
+      const float* row = heads[g >> 1];
+      float largest = 1e-20f;
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) largest = fmaxf(largest, fabsf(row[32 * j + 8 * t + e]));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
+      const float inverse = 32512.0f / largest;
+      int sum[Side::kGroups] = {};
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          unsigned packed = 0;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int q = __float2int_rn(row[32 * j + 8 * t + 4 * w + i] * inverse);
+            const int high = (q + 128) >> 8, low = q - 256 * high;
+            sum[j / Side::kStepsInGroup] += q;
+            packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
+          }
+          fragment[j][w] = packed;
+        }
+#pragma unroll
+      for (int j = 0; j < Side::kGroups; ++j) {
+        sum[j] += __shfl_xor_sync(kAll, sum[j], 1);
+        sum[j] += __shfl_xor_sync(kAll, sum[j], 2);
+        // Up to here the lane held head g / 2, from here on head t.
+        sums[j] = __shfl_sync(kAll, static_cast<float>(sum[j]), 8 * t) * static_cast<float>(1 << Side::kBits);
+        if constexpr (!Side::kAffine) sums[j] *= 0.5f * Side::kLevels;
+      }
+      unit = __shfl_sync(kAll, largest, 8 * t) * (1.0f / 32512.0f / (1 << Side::kBits)) * scale * kLog2e;
+      exact_unit = scale * kLog2e / unit;
+    }
+  }
+};
+
+/// Scores of a tile's tokens g and g + 8 for head t, in the query's unit.
+template <typename T>
+__device__ __forceinline__ void tile_scores(const unsigned char* tile, const Query<T>& query, int lane, float& score0,
+                                            float& score1) {
+  using Side = typename T::KSide;
+  unsigned words[2 * Side::kWords];
+  load_words<Side>(tile, lane, words);
+  float scores[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    int sums[2][4] = {};
+    bool used[2] = {false, false};
+#pragma unroll
+    for (int j = group * Side::kStepsInGroup; j < (group + 1) * Side::kStepsInGroup; ++j) {
+      const Step<Side> step(j);
+      const bool split = step.slice0 != step.slice1;
+      const unsigned a0 = slice_of<Side>(words[step.word0], step.slice0),
+                     a1 = slice_of<Side>(words[Side::kWords + step.word0], step.slice0);
+      unsigned a2 = slice_of<Side>(words[step.word1], step.slice1),
+               a3 = slice_of<Side>(words[Side::kWords + step.word1], step.slice1);
+      if (split) a2 >>= Side::kBits, a3 >>= Side::kBits;
+      const int kind = split ? 0 : step.slice0 % 2;  // codes, or codes times 2^bits
+      used[kind] = true;
+      ptx::mma_m16n8k32_u8s8(sums[kind], a0, a1, a2, a3, query.fragment[j][0], query.fragment[j][1]);
+    }
+    const Numbers<Side> numbers(tile, group, lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int product = 0;
+      if (used[0]) product += (sums[0][2 * i] * 256 + sums[0][2 * i + 1]) << Side::kBits;
+      if (used[1]) product += sums[1][2 * i] * 256 + sums[1][2 * i + 1];
+      if constexpr (Side::kAffine)
+        scores[i] =
+            fmaf(numbers.scale[i], static_cast<float>(product), fmaf(numbers.minimum[i], query.sums[group], scores[i]));
+      else
+        scores[i] = fmaf(numbers.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
+    }
+  }
+  score0 = scores[0], score1 = scores[1];
+}
+
+/// Attends to one stage of coded tokens.
+/// param first       position of the stage's first token
+/// param begin, end  visible positions
+template <typename T>
+__device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end,
+                                             const Query<T>& query, State<T>& state, int lane) {
+  using Side = typename T::VSide;
+  constexpr int kTiles = T::kStageTiles;
+  constexpr float kLargest = 65534.0f;  // of 16 bits, with room for the error of its reciprocal
+  const int g = lane >> 2;
+  const unsigned char* values = stage + T::kValuesAt;
+
+  float scores[2 * kTiles];
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u)
+    tile_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  unsigned hidden = 0;  // bit j: token 8 j + g
+  if (first < begin || first + T::kStageTokens > end) {
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
+    asm volatile("" ::: "memory");  // a branch: rarely taken
+  }
+  float stage_max = scores[0];
+#pragma unroll
+  for (int j = 1; j < 2 * kTiles; ++j) stage_max = fmaxf(stage_max, scores[j]);
+  const float reference = state.rescale(stage_max, query.unit);
+#pragma unroll
+  for (int j = 0; j < 2 * kTiles; ++j) {
+    scores[j] = ptx::ex2(fmaf(scores[j], query.unit, -reference));
+    state.sum += scores[j];
+  }
+
+  unsigned words[kTiles][2 * Side::kWords];
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      const Numbers<Side> numbers(values + u * Side::side().bytes(), group, g);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
+    }
+    if (__any_sync(kAll, hidden)) {  // what lies beyond the sequence may be anything, not a number included
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j)
+        if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
+      asm volatile("" ::: "memory");
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      state.minima[group] =
+          Side::kAffine ? fmaf(scores[j], minima[j], state.minima[group]) : state.minima[group] + weights[j];
+      largest = fmaxf(largest, weights[j]);
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
+    largest = fmaxf(largest, 1e-30f);
+    const float inverse = __fdividef(kLargest, largest), unit = largest * (1.0f / kLargest);
+
+    // Sixteen-bit integers in the low bits of floats, cut into bytes: pieces of four tokens.
+    unsigned columns[kTiles];
+#pragma unroll
+    for (int pair = 0; pair < kTiles / 2; ++pair) {
+      unsigned x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = __float_as_uint(fmaf(weights[4 * pair + i], inverse, 8388608.0f));
+      const unsigned p01 = __byte_perm(x[0], x[1], 0x5140), p23 = __byte_perm(x[2], x[3], 0x5140);
+      unsigned even, odd;
+      exchange(__byte_perm(p01, p23, 0x7632), __byte_perm(p01, p23, 0x5410), lane, even, odd);
+      columns[2 * pair] = __byte_perm(even, odd, 0x5410);
+      columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
+    }
+    // Codes of a slice are only masked, so they come times a power of 2.
+    float units[Side::kPerByte];
+#pragma unroll
+    for (int i = 0; i < Side::kPerByte; ++i) units[i] = unit * (1.0f / (1 << (i * Side::kBits)));
+    constexpr auto masked = [](unsigned word, int slice) { return word & (Side::kMask << (slice * Side::kBits)); };
+#pragma unroll
+    for (int block = 0; block < T::kBlocks; ++block) {
+      if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
+      const int h = block / Side::kPerByte, slice = block % Side::kPerByte;
+      int sums[4] = {};
+#pragma unroll
+      for (int pair = 0; pair < kTiles / 2; ++pair)
+        ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
+                               masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice),
+                               columns[2 * pair], columns[2 * pair + 1]);
+      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]), units[slice], state.out[block][0]);
+      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]), units[slice], state.out[block][1]);
+    }
+  }
+}
+
+// ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
+
+/// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
+__device__ __forceinline__ unsigned half_of(float x, int part) {
+  const __nv_bfloat16 high = __float2bfloat16_rn(x);
+  return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
+}
+
+template <typename T>
+__device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
+                                             const unsigned (&fragments)[T::kBlocks][2][32], const Query<T>& query,
+                                             State<T>& state, int lane) {
+  const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
+  const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
+  float sums[2][4] = {};
+#pragma unroll
+  for (int pair = 0; pair < T::kBlocks / 2; ++pair) {
+    unsigned a[4];
+    ptx::ldmatrix_x4(a, keys + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
+    ptx::mma_m16n8k16_bf16(sums[0], a[0], 0, a[1], 0, fragments[2 * pair][0][lane], fragments[2 * pair][1][lane]);
+    ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, fragments[2 * pair + 1][0][lane],
+                           fragments[2 * pair + 1][1][lane]);
+  }
+  const bool visible = first + g >= begin && first + g < end;
+  const float score = visible ? ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_unit : kMinusInf;
+  const float reference = state.rescale(score, query.unit);
+  const float weight = ptx::ex2(fmaf(score, query.unit, -reference));
+  state.sum += weight;
+  unsigned even, odd;
+  exchange(half_of(weight, 0), half_of(weight, 1), lane, even, odd);
+  const unsigned column = __byte_perm(even, odd, 0x5410);
+  const int position = first + 2 * t;
+  unsigned mask = ~0u;
+  if (first < begin || first + T::kExactTokens > end)
+    mask = (position >= begin && position < end ? 0xFFFFu : 0u) |
+           (position + 1 >= begin && position + 1 < end ? 0xFFFF0000u : 0u);
+#pragma unroll
+  for (int pair = 0; pair < T::kBlocks / 2; ++pair) {
+    unsigned a[4];
+    ptx::ldmatrix_x4_trans(a, values + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float c[4] = {};
+      ptx::mma_m16n8k8_bf16(c, a[2 * i] & mask, a[2 * i + 1] & mask, column);
+      state.out[2 * pair + i][0] += c[0] + c[1];
+      state.out[2 * pair + i][1] += c[2] + c[3];
+    }
+  }
+}
+
+}  // namespace kvq::decode
