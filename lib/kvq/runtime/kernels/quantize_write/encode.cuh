@@ -1,0 +1,147 @@
+#pragma once
+
+#include <kvq/plan/scheme.h>
+#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+
+/// Codes and numbers, bit for bit as packing.md says.
+namespace kvq::write {
+
+/// R of packing.md: the number as stored, and its bits.
+template <typename Side>
+__device__ __forceinline__ float stored(float x, unsigned short& bits) {
+  if constexpr (Side::kBfloat) {
+    __nv_bfloat16 y = __float2bfloat16_rn(x);
+    if (__hisinf(y)) y = __ushort_as_bfloat16(static_cast<unsigned short>(0x7F7Fu | (x < 0.0f ? 0x8000u : 0u)));
+    bits = __bfloat16_as_ushort(y);
+    return __bfloat162float(y);
+  } else {
+    const __half y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    bits = __half_as_ushort(y);
+    return __half2float(y);
+  }
+}
+
+/// x / s rounded correctly, given r = 1 / s rounded correctly (Markstein): quotients in question are far from overflow,
+/// and where they are so small that the remainder is lost they round to code 0 in any case.
+__device__ __forceinline__ float divide(float x, float s, float r) {
+  const float q = x * r;
+  return fmaf(fmaf(-q, s, x), r, q);
+}
+
+/// step[b] of packing.md (b).
+template <int kBits>
+constexpr float kGaussianStep = kBits == 2 ? 0.9956867f : 0.3352006f;
+
+/// Sum of the group in the order of packing.md: neighbours first. Lane-local eight, the four lanes, then the steps.
+template <typename Side, typename Term>
+__device__ __forceinline__ float tree_sum(int group, Term term) {
+  constexpr int kEach = Side::kStepsInGroup;
+  float steps[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    float y[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[e] = term(group * kEach + j, e);
+    float sum = __fadd_rn(__fadd_rn(__fadd_rn(y[0], y[1]), __fadd_rn(y[2], y[3])),
+                          __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
+    sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 1));
+    steps[j] = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 2));
+  }
+  // A group of 3 or 6 steps is padded with zeros to a power of two.
+#pragma unroll
+  for (int width = 1; width < kEach; width *= 2)
+#pragma unroll
+    for (int j = 0; j < kEach; j += 2 * width)
+      if (j + width < kEach) steps[j] = __fadd_rn(steps[j], steps[j + width]);
+  return steps[0];
+}
+
+/// Codes and numbers of one token's row. @param numbers  bits of scale, or scale and minimum, of each group
+template <typename Side>
+__device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8], ScaleRule rule,
+                                       unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
+  constexpr int kEach = Side::kStepsInGroup, kLevels = (1 << Side::kBits) - 1;
+  constexpr float kMost = 3.40282347e38f;
+#pragma unroll
+  for (unsigned& w : words) w = 0;
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    float step = 0.0f, minimum = 0.0f;
+    unsigned short scale_bits = 0, minimum_bits = 0;
+    float energy = 0.0f;
+    if constexpr (Side::kAffine) {
+      float low = x[group * kEach][0], high = low;
+#pragma unroll
+      for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) low = fminf(low, x[j][e]), high = fmaxf(high, x[j][e]);
+      low = fminf(low, __shfl_xor_sync(kAll, low, 1)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 1));
+      low = fminf(low, __shfl_xor_sync(kAll, low, 2)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 2));
+      step = stored<Side>(__fdiv_rn(fminf(__fsub_rn(high, low), kMost), static_cast<float>(kLevels)), scale_bits);
+      minimum = stored<Side>(low, minimum_bits);
+      if (minimum == 0.0f) minimum_bits = 0;
+    } else {
+      if (rule == ScaleRule::absmax) {
+        float most = 0.0f;
+#pragma unroll
+        for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+#pragma unroll
+          for (int e = 0; e < 8; ++e) most = fmaxf(most, fabsf(x[j][e]));
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, 2));
+        step = stored<Side>(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(kLevels)), scale_bits);
+      } else {
+        energy = tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], x[j][e]); });
+        step = stored<Side>(
+            __fmul_rn(kGaussianStep<Side::kBits>, __fsqrt_rn(__fdiv_rn(energy, static_cast<float>(Side::kGroup)))),
+            scale_bits);
+      }
+    }
+    // Codes are rounded down in the low bits of a float, after the clamp, which commutes with rounding down. A group
+    // whose step is 0 has quotients 0, or for affine codes 0.5.
+    const float reciprocal = step > 0.0f ? __frcp_rn(step) : 0.0f;
+    constexpr float kHalf = static_cast<float>(1 << (Side::kBits - 1)), kMagic = 12582912.0f;
+    float squares = 0.0f, levels[kEach][8];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        unsigned bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float value = x[group * kEach + j][4 * w + i];
+          float code;
+          if constexpr (Side::kAffine) {
+            const float quotient = __fadd_rn(divide(__fsub_rn(value, minimum), step, reciprocal), 0.5f);
+            code = __fadd_rd(fminf(fmaxf(quotient, 0.0f), static_cast<float>(kLevels)), kMagic);
+          } else {
+            const float quotient = divide(value, step, reciprocal);
+            code = __fadd_rd(fminf(fmaxf(quotient, -kHalf), kHalf - 1.0f), kMagic + kHalf);
+            const float level = fmaf(2.0f, code - kMagic, -static_cast<float>(kLevels));
+            squares = fmaf(level, level, squares);
+            levels[j][4 * w + i] = level;
+          }
+          bits[i] = __float_as_uint(code);
+        }
+        const CodePlace place = code_place(Side::side(), 32 * (group * kEach + j) + 4 * w);
+        const unsigned four =
+            __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+        words[place.byte / 4] |= four << (place.slice * Side::kBits);
+      }
+    if constexpr (!Side::kAffine) {
+      squares += __shfl_xor_sync(kAll, squares, 1);
+      squares += __shfl_xor_sync(kAll, squares, 2);
+      const float n = squares;
+      if (step > 0.0f && rule == ScaleRule::norm) {
+        stored<Side>(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), scale_bits);
+      } else if (rule == ScaleRule::least_squares) {
+        const float dot = tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], levels[j % kEach][e]); });
+        if (step > 0.0f) stored<Side>(__fdiv_rn(__fmul_rn(2.0f, dot), n), scale_bits);
+      }
+      if (step == 0.0f) scale_bits = 0;
+    }
+    numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
+  }
+}
+
+}  // namespace kvq::write

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/decode/traits.cuh>
+
+/// What a warp holds of 16 tokens of one head and side.
+namespace kvq::write {
+
+constexpr unsigned kAll = ~0u;
+constexpr int kWarps = 4;
+
+template <typename Side>
+struct Rows {
+  static constexpr int kSteps = Side::kHeadDim / 32;
+  float x[2][kSteps][8];  ///< tokens g and g + 8
+};
+
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__nv_bfloat16> {
+  static constexpr unsigned kOne = 0x3F80;
+  static __device__ __forceinline__ float2 to_float(unsigned bits) {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                             unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
+  }
+};
+template <>
+struct Pair<__half> {
+  static constexpr unsigned kOne = 0x3C00;
+  static __device__ __forceinline__ float2 to_float(unsigned bits) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                             unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_fp16(c, a0, a1, a2, a3, b0, b1);
+  }
+};
+
+}  // namespace kvq::write

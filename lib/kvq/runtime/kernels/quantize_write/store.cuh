@@ -1,0 +1,97 @@
+#pragma once
+
+#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+
+/// Codes into pages (formats/pages.md).
+namespace kvq::write {
+
+/// Turns four words of bytes: result i holds byte i of each.
+__device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned c, unsigned d, unsigned (&out)[4]) {
+  const unsigned ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
+  const unsigned cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
+  out[0] = __byte_perm(ab0, cd0, 0x5410), out[1] = __byte_perm(ab0, cd0, 0x7632);
+  out[2] = __byte_perm(ab1, cd1, 0x5410), out[3] = __byte_perm(ab1, cd1, 0x7632);
+}
+
+/// Stores the codes of the tokens g and g + 8.
+/// @param slot     where the two tokens go; negative: nowhere
+/// @param tile_of  first byte of the tile that holds a slot
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWords],
+                                            const unsigned (&numbers)[2][Side::kGroups], const std::int64_t (&slot)[2],
+                                            TileOf tile_of, bool value, int lane) {
+  constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
+  constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
+  const int g = lane >> 2, t = lane & 3;
+  // If all 16 tokens make one tile, a lane stores its run in whole chunks.
+  const std::int64_t tile_slot = __shfl_sync(kAll, slot[0], 0);
+  const bool whole = __all_sync(
+      kAll, tile_slot >= 0 && tile_slot % kTileTokens == 0 && slot[0] == tile_slot + g && slot[1] == tile_slot + g + 8);
+  if (whole && (!value || Side::kWords % 2 == 0)) {
+    std::byte* tile = tile_of(tile_slot);
+    unsigned run[kRun];
+    int reader = lane;
+    if (value) {
+      // Lanes of even and odd g exchange halves, then each has one half of four tokens: those of lane 4 (2 t + half) +
+      // g / 2.
+      const bool odd = g & 1;
+      reader = (2 * t + odd) * 4 + g / 2;
+#pragma unroll
+      for (int pair = 0; pair < Side::kWords / 2; ++pair) {
+        unsigned mine[2], theirs[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          mine[r] = odd ? words[r][2 * pair + 1] : words[r][2 * pair];
+          theirs[r] = __shfl_xor_sync(kAll, odd ? words[r][2 * pair] : words[r][2 * pair + 1], 4);
+        }
+        unsigned out[4];
+        transpose_bytes(odd ? theirs[0] : mine[0], odd ? theirs[1] : mine[1], odd ? mine[0] : theirs[0],
+                        odd ? mine[1] : theirs[1], out);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) run[4 * pair + i] = out[i];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Side::kWords; ++i) run[i] = words[0][i], run[Side::kWords + i] = words[1][i];
+    }
+#pragma unroll
+    for (int c = 0; c < kRun / kChunk; ++c) {
+      std::byte* to = tile + (c * 32 + reader) * (kChunk * 4);
+      if constexpr (kChunk == 4)
+        *reinterpret_cast<uint4*>(to) = make_uint4(run[4 * c], run[4 * c + 1], run[4 * c + 2], run[4 * c + 3]);
+      else
+        *reinterpret_cast<uint2*>(to) = make_uint2(run[2 * c], run[2 * c + 1]);
+    }
+#pragma unroll
+    for (int group = 0; group < Side::kGroups; ++group) {
+      if (t != group % 4) continue;
+      std::byte* to = tile + number_offset(kSide, g, group, 0);
+      if constexpr (Side::kAffine)
+        *reinterpret_cast<uint2*>(to) = make_uint2(numbers[0][group], numbers[1][group]);
+      else
+        *reinterpret_cast<unsigned*>(to) = numbers[0][group] | numbers[1][group] << 16;
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (slot[r] < 0) continue;
+      std::byte* tile = tile_of(slot[r]);
+      const int token = static_cast<int>(slot[r]) & (kTileTokens - 1);
+#pragma unroll
+      for (int byte = 0; byte < kSide.piece_bytes(); ++byte) {
+        const unsigned bits = words[r][byte / 4] >> (8 * (byte % 4));
+        tile[value ? value_code_offset(kSide, token, t, byte) : key_code_offset(kSide, token, t, byte)] =
+            static_cast<std::byte>(bits & 255);
+      }
+#pragma unroll
+      for (int group = 0; group < Side::kGroups; ++group) {
+        if (t != group % 4) continue;
+        auto* to = reinterpret_cast<unsigned short*>(tile + number_offset(kSide, token, group, 0));
+        to[0] = static_cast<unsigned short>(numbers[r][group]);
+        if constexpr (Side::kAffine) to[1] = static_cast<unsigned short>(numbers[r][group] >> 16);
+      }
+    }
+  }
+}
+
+}  // namespace kvq::write
