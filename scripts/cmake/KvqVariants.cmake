@@ -1,4 +1,4 @@
-# kvq_variants(<variants.json> <out variable>) writes one .cu for each row of the table, and the tables themselves, into the build
+# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each row of the table, and the tables themselves, into the build
 # folder, and names them. Files are touched only if they change.
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
@@ -18,7 +18,8 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @TYPE@ and @TEAM@ stand for the row's.
+# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @TEAM@ stand for the
+# row's. Rows of a kind that does not know the cache's format have neither k nor v.
 function(kvq_variant_kind table kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
   file(READ ${table} json)
@@ -28,24 +29,33 @@ function(kvq_variant_kind table kind out)
   set(declarations "")
   set(rows "")
   foreach(i RANGE ${last})
-    foreach(field IN ITEMS head_dim k v activation)
+    foreach(field IN ITEMS head_dim activation)
       string(JSON ${field} GET "${json}" ${kind} ${i} ${field})
     endforeach()
+    set(name ${kind}_d${head_dim})
+    set(k_side "")
+    set(v_side "")
+    string(JSON k ERROR_VARIABLE none GET "${json}" ${kind} ${i} k)
+    if(NOT none)
+      string(JSON v GET "${json}" ${kind} ${i} v)
+      kvq_side(${k} ${head_dim} k_side)
+      kvq_side(${v} ${head_dim} v_side)
+      string(APPEND name _${k}_${v})
+    endif()
     string(JSON heads ERROR_VARIABLE none GET "${json}" ${kind} ${i} heads)
-    set(name ${kind}_d${head_dim}_${k}_${v}_${activation})
     set(team 0)
     if(NOT none)
-      set(name ${kind}_d${head_dim}_${k}_${v}_h${heads}_${activation})
+      string(APPEND name _h${heads})
       math(EXPR team "${heads} / 4")
     endif()
-    kvq_side(${k} ${head_dim} k_side)
-    kvq_side(${v} ${head_dim} v_side)
+    string(APPEND name _${activation})
     set(type __nv_bfloat16)
     if(activation STREQUAL "fp16")
       set(type __half)
     endif()
     string(REPLACE "@K@" "${k_side}" arguments "${ARG_ARGUMENTS}")
     string(REPLACE "@V@" "${v_side}" arguments "${arguments}")
+    string(REPLACE "@HEAD_DIM@" "${head_dim}" arguments "${arguments}")
     string(REPLACE "@TEAM@" "${team}" arguments "${arguments}")
     string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
@@ -77,11 +87,17 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-function(kvq_variants table out)
+# Files of the prefill kernels come apart: they are compiled for other architectures than the rest.
+function(kvq_variants table out prefill_out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   kvq_variant_kind(${table} decode decode FOLDER decode TYPE_NAME DecodeVariant MAKER decode_variant
                    ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>" FUNCTION decode_variants)
   kvq_variant_kind(${table} quantize_write write FOLDER quantize_write TYPE_NAME WriteVariant MAKER write_variant
                    ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION write_variants)
-  set(${out} ${decode} ${write} PARENT_SCOPE)
+  kvq_variant_kind(${table} dequantize dequantize FOLDER dequantize TYPE_NAME DequantizeVariant MAKER dequantize_variant
+                   ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION dequantize_variants)
+  kvq_variant_kind(${table} prefill prefill FOLDER prefill TYPE_NAME PrefillVariant MAKER prefill_variant
+                   ARGUMENTS "@HEAD_DIM@, @TYPE@" FUNCTION prefill_variants)
+  set(${out} ${decode} ${write} ${dequantize} PARENT_SCOPE)
+  set(${prefill_out} ${prefill} PARENT_SCOPE)
 endfunction()

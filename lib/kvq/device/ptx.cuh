@@ -63,6 +63,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
                : "memory");
 }
 
+/// Transposes an 8 x 8 matrix of 16-bit elements: lane 4 g + t gives row g, columns 2 t and 2 t + 1, and gets column g.
+__device__ __forceinline__ u32 movmatrix_trans(u32 x) {
+  u32 y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 __device__ __forceinline__ float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -102,6 +109,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/// What this thread stored to shared memory so far is visible to copy engines and warpgroup products.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 /// Bulk copy of 16-byte aligned global memory into shared memory; counts its bytes on the barrier.
 __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -113,6 +123,12 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most `kPending` of this thread's groups of copies are under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 /// Arrives on the barrier once this thread's copies so far are complete.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
@@ -121,6 +137,10 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
 /// Barrier `name` (1..15) of `threads` threads of the block.
 __device__ __forceinline__ void bar_sync(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+/// Arrives on a barrier without waiting for the others.
+__device__ __forceinline__ void bar_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 }  // namespace kvq::ptx

@@ -1,0 +1,200 @@
+#pragma once
+
+#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/decode/traits.cuh>
+
+/// From stored bytes to operands. A warp reads 16 tokens of one head and side as the fp16 operand of a product of 16
+/// tokens by 16 channels a step: codes are small integers and exact, and so are exact rows once their row's power of
+/// two is taken out. Scales and minima come back behind the product.
+///
+/// Which channels a step has is free, as long as the other operand's rows have the same order: it is the order in which
+/// lanes find them.
+namespace kvq::dequantize {
+
+constexpr unsigned kAll = ~0u;
+
+template <typename Side>
+struct Steps {
+  static constexpr int kCount = Side::kHeadDim / 16;
+  static constexpr int kGroups = Side::kExact ? 1 : Side::kGroups;
+
+  /// Channel that is number i = 0..15 of a step: lane 4 g + t has 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+  KVQ_HD static constexpr int channel(bool value, int step, int i) {
+    if (value) return value_channel(Side::side(), 16 * step + i);
+    return 32 * (step / 2) + i % 8 / 2 * 8 + step % 2 * 4 + i / 8 * 2 + i % 2;
+  }
+  KVQ_HD static constexpr int group(bool value, int step) {
+    if (Side::kExact) return 0;
+    return (value ? value_step(Side::side(), step) : step / 2) / Side::kStepsInGroup;
+  }
+};
+
+/// 16 tokens, as lane 4 g + t has them: rows g and g + 8.
+template <typename Side>
+struct Fragments {
+  unsigned a[Steps<Side>::kCount][4];
+  float scale[2][Steps<Side>::kGroups], minimum[2][Steps<Side>::kGroups];  ///< of the two rows
+};
+
+/// Two integers of 8 bits as fp16, exactly: 1024 + x has x in its last bits. @param selector  of the bytes
+__device__ __forceinline__ unsigned halves_of(unsigned bytes, unsigned selector) {
+  const unsigned biased = __byte_perm(bytes, 0x64646464u, selector), bias = 0x64006400u;
+  const __half2 two = __hsub2(*reinterpret_cast<const __half2*>(&biased), *reinterpret_cast<const __half2*>(&bias));
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+
+template <typename Side>
+__device__ __forceinline__ float number(const std::byte* at, int i) {
+  const unsigned short bits = __ldg(reinterpret_cast<const unsigned short*>(at) + i);
+  return Side::kBfloat ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+}
+
+/// Reads a coded tile.
+template <typename Side>
+__device__ __forceinline__ void read_coded(const std::byte* tile, bool value, int lane, Fragments<Side>& f) {
+  if constexpr (!Side::kExact) {
+    constexpr int kWords = Side::kWords, kChunk = chunk_bytes(Side::side()), kInChunk = kChunk / 4;
+    const int g = lane / 4;
+    unsigned words[2 * kWords];
+#pragma unroll
+    for (int c = 0; c < 2 * kWords / kInChunk; ++c) {
+      const std::byte* at = tile + (c * 32 + lane) * kChunk;
+      if constexpr (kChunk == 16) {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(at));
+        words[4 * c] = four.x, words[4 * c + 1] = four.y, words[4 * c + 2] = four.z, words[4 * c + 3] = four.w;
+      } else {
+        const uint2 two = __ldg(reinterpret_cast<const uint2*>(at));
+        words[2 * c] = two.x, words[2 * c + 1] = two.y;
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < Side::kGroups; ++group)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::byte* at = tile + number_offset(Side::side(), g + 8 * r, group, 0);
+        f.scale[r][group] = number<Side>(at, 0);
+        f.minimum[r][group] = Side::kAffine ? number<Side>(at, 1) : -0.5f * Side::kLevels * f.scale[r][group];
+      }
+    const auto codes = [&](int word, int slice) { return words[word] >> (slice * Side::kBits) & Side::kMask; };
+    if (value) {
+      // A word has the tokens 2 u, 2 u + 8, 2 u + 1, 2 u + 9 of one channel: rows and columns are exchanged.
+#pragma unroll
+      for (int step = 0; step < Steps<Side>::kCount; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned four = codes(step / Side::kPerByte * 2 + half, step % Side::kPerByte);
+          f.a[step][2 * half] = ptx::movmatrix_trans(halves_of(four, 0x4240));
+          f.a[step][2 * half + 1] = ptx::movmatrix_trans(halves_of(four, 0x4341));
+        }
+    } else {
+      constexpr int kPaired = kWords / 2 * Side::kPerByte;
+#pragma unroll
+      for (int step = 0; step < Steps<Side>::kCount; ++step) {
+        const int j = step / 2, w = step % 2;
+        const int word = j < kPaired ? j / Side::kPerByte * 2 + w : kWords - 1,
+                  slice = j < kPaired ? j % Side::kPerByte : (j - kPaired) * 2 + w;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const unsigned four = codes(r * kWords + word, slice);
+          f.a[step][r] = halves_of(four, 0x4140);
+          f.a[step][2 + r] = halves_of(four, 0x4342);
+        }
+      }
+    }
+  }
+}
+
+/// Reads one row of an exact tile as row r of this lane's two. Collective among the four lanes of the row.
+/// @param tile  the 16 tokens of the row's head and side; values in the order of coded ones
+template <typename Side>
+__device__ __forceinline__ void read_exact(const std::byte* tile, int token, bool value, int r, int lane,
+                                           Fragments<Side>& f) {
+  constexpr int kCount = Steps<Side>::kCount;
+  const int t = lane % 4;
+  unsigned pairs[kCount][2];
+  float most = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kCount; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int place = value ? 16 * step + 8 * half + 2 * t : 32 * (step / 2) + 8 * t + step % 2 * 4 + half * 2;
+      pairs[step][half] = __ldg(reinterpret_cast<const unsigned*>(tile + exact_offset(Side::kHeadDim, token, place)));
+      most = fmaxf(most, fmaxf(fabsf(__uint_as_float(pairs[step][half] << 16)),
+                               fabsf(__uint_as_float(pairs[step][half] & 0xFFFF0000u))));
+    }
+  const unsigned lanes = 0xFu << (lane & ~3);
+  most = fmaxf(most, __shfl_xor_sync(lanes, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(lanes, most, 2));
+  // The largest becomes 2^14 or a little more: what is smaller by 2^28 loses digits, which do not count.
+  const int exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 14, -100);
+  const float unit = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
+              inverse = __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
+#pragma unroll
+  for (int step = 0; step < kCount; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 two = __floats2half2_rn(__uint_as_float(pairs[step][half] << 16) * inverse,
+                                            __uint_as_float(pairs[step][half] & 0xFFFF0000u) * inverse);
+      f.a[step][2 * half + r] = *reinterpret_cast<const unsigned*>(&two);
+    }
+#pragma unroll
+  for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[r][group] = unit, f.minimum[r][group] = 0.0f;
+}
+
+/// Which tokens of a sequence are where (formats/pages.md, "Exact windows").
+struct Tiers {
+  int length, coded_begin, coded_end;
+  __device__ __forceinline__ Tiers(const PackedCache& cache, int sequence) {
+    length = max(0, cache.seq_lens[sequence]);
+    coded_begin = min(cache.sink_tokens, length);
+    coded_end = max(coded_begin, length - cache.recent_tokens);
+  }
+  __device__ __forceinline__ bool coded(int position) const { return position >= coded_begin && position < coded_end; }
+};
+
+/// Reads the tokens first .. first + 15 of a sequence, those of them that are in [begin, end); the other rows are
+/// zeros.
+/// @param first  a multiple of 16
+template <typename KSide, typename VSide, typename Side>
+__device__ __forceinline__ void read_tokens(const PackedCache& cache, const Tiers& tiers, int sequence, int head,
+                                            bool value, int first, int begin, int end, int lane, Fragments<Side>& f) {
+#pragma unroll
+  for (int step = 0; step < Steps<Side>::kCount; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.a[step][i] = 0;
+#pragma unroll
+  for (int group = 0; group < Steps<Side>::kGroups; ++group)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) f.scale[r][group] = f.minimum[r][group] = 0.0f;
+
+  const std::byte* page_tile = nullptr;
+  if (max(first, max(begin, tiers.coded_begin)) < min(first + kTileTokens, min(end, tiers.coded_end))) {
+    const std::int32_t* table =
+        cache.page_table + (cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride);
+    const int page_size = 1 << cache.page_shift;
+    const PageLayout layout{KSide::side(), VSide::side(), cache.num_kv_heads, page_size};
+    const int slot = first & (page_size - 1);
+    page_tile = cache.pages + table[first >> cache.page_shift] * cache.page_stride +
+                (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+    read_coded<Side>(page_tile, value, lane, f);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int position = first + lane / 4 + 8 * r;
+    if (position < begin || position >= end) {
+#pragma unroll
+      for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[r][group] = f.minimum[r][group] = 0.0f;
+    } else if (tiers.coded(position)) {
+      if constexpr (Side::kExact) read_exact<Side>(page_tile, position % kTileTokens, value, r, lane, f);
+    } else {
+      const WindowLayout& w = cache.window_layout;
+      const int row = w.row(position, cache.sink_tokens);
+      const std::byte* tile = cache.windows + cache.window_slots[sequence] * w.slot_bytes() + head * w.head_bytes() +
+                              row / kTileTokens * w.tile_bytes() + (value ? w.k.bytes() : 0);
+      read_exact<Side>(tile, row % kTileTokens, value, r, lane, f);
+    }
+  }
+}
+
+}  // namespace kvq::dequantize

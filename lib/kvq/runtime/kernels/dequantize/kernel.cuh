@@ -1,0 +1,299 @@
+#pragma once
+
+#include <kvq/runtime/kernels/prefill/params.h>
+#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/runtime/kernels/dequantize/fragments.cuh>
+
+#include <type_traits>
+
+/// Cached rows as numbers of 16 bits, with the rotation undone. Undoing it is one product with a matrix of D x D: the
+/// dense rotation's, the +1, -1 of a Hadamard transform, or 1 where nothing is to be undone. Its other operand is codes
+/// (fragments.cuh), small integers, so only the matrix is rounded, to fp16: a quarter of what rounding the result to
+/// bfloat16 costs, and nothing if there is no dense rotation.
+///
+///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus centre
+///
+/// A block takes one head and side and keeps the matrix in shared memory, as the tensor cores' operand; its warps take
+/// tokens, 16 or 32 at a time. Columns are ordered such that a lane ends up with eight neighbours of a row: 16 bytes.
+///
+///   lane 4 g + t    tokens g and g + 8 of 16    channels 32 j + 8 t + e, e = 0..7
+namespace kvq::dequantize {
+
+template <typename KSideArg, typename VSideArg, typename ActivationArg>
+struct Traits {
+  using KSide = KSideArg;
+  using VSide = VSideArg;
+  using Activation = ActivationArg;
+  static constexpr int kHeadDim = KSide::kHeadDim;
+  static_assert(VSide::kHeadDim == kHeadDim);
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kMinBlocks = kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< of the matrix, in a block
+  static constexpr int kParts = kHeadDim / kColumns, kFours = kColumns / 32;
+  static constexpr int kTiles = 1;  ///< that a warp takes at once
+  static constexpr int kTokens = kTiles * kTileTokens;
+  static constexpr int kGroups =
+      Steps<KSide>::kGroups > Steps<VSide>::kGroups ? Steps<KSide>::kGroups : Steps<VSide>::kGroups;
+  static_assert(kColumns % 32 == 0);
+  struct Shared {
+    /// Step, 32 columns, half of these columns' products, lane: registers of two products.
+    alignas(16) unsigned matrix[kHeadDim / 16][kFours][2][32][4];
+    float sums[kGroups][kColumns];  ///< of the matrix's rows of a group
+    float factor[kColumns], center[kColumns];
+  };
+  static_assert(sizeof(Shared) <= 99 * 1024, "what a block has on every architecture");
+};
+
+__device__ __forceinline__ unsigned pack(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+__device__ __forceinline__ unsigned pack(float low, float high, __half) {
+  constexpr float kMost = 65504.0f;
+  const __half2 two = __floats2half2_rn(fminf(fmaxf(low, -kMost), kMost), fminf(fmaxf(high, -kMost), kMost));
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+
+/// Prepares the matrix; by all threads, ends with a barrier.
+template <typename T, typename Side>
+__device__ __forceinline__ void prepare(typename T::Shared& shared, const PackedCache& cache, bool value, int head,
+                                        int first_column) {
+  constexpr int kDim = T::kHeadDim;
+  const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
+  const float* center = value ? cache.center_v : cache.center_k;
+  const int entry = rotation.per_head ? head : 0, order = rotation.matrix ? 1 : max(1, rotation.order);
+  const float* matrix = rotation.matrix ? rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim : nullptr;
+  const auto element = [&](int from, int to) {
+    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));
+    const int inside = order - 1;
+    if ((from ^ to) & ~inside) return 0.0f;
+    return __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
+  };
+  constexpr int kWords = kDim / 16 * T::kFours * 2 * 32 * 4;
+  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += T::kThreads) {
+    const int word = i % 4, lane = i / 4 % 32, half = i / 128 % 2, four = i / 256 % T::kFours,
+              step = i / 256 / T::kFours;
+    const int row = 2 * (lane % 4) + word % 2 * 8, column = lane / 4, product = 2 * half + word / 2;
+    const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
+    const __half2 two = __floats2half2_rn(element(Steps<Side>::channel(value, step, row), to),
+                                          element(Steps<Side>::channel(value, step, row + 1), to));
+    (&shared.matrix[0][0][0][0][0])[i] = *reinterpret_cast<const unsigned*>(&two);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < T::kColumns; i += T::kThreads) {
+    const int to = first_column + i;
+    const float sign = rotation.signs && order > 1 ? static_cast<float>(rotation.signs[entry * kDim + to]) : 1.0f;
+    shared.factor[i] = sign * rsqrtf(static_cast<float>(order));
+    shared.center[i] = center ? center[head * kDim + to] : 0.0f;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < Steps<Side>::kGroups * T::kColumns; i += T::kThreads) {
+    constexpr int kEach = kDim / Steps<Side>::kGroups;
+    const int group = i / T::kColumns, to = i % T::kColumns;
+    float sum = 0.0f;
+    for (int from = group * kEach; from < (group + 1) * kEach; ++from)
+      sum += __half2float(__float2half_rn(element(from, first_column + to)));
+    shared.sums[group][to] = sum;
+  }
+  __syncthreads();
+}
+
+/// The rows of `f` times 32 columns of the matrix. @param rows  [tile][token g, g + 8]
+template <typename T, typename Side>
+__device__ __forceinline__ void multiply(const typename T::Shared& shared, const Fragments<Side> (&f)[T::kTiles],
+                                         bool value, int four, int lane, uint4 (&rows)[T::kTiles][2]) {
+  constexpr int kGroups = Steps<Side>::kGroups;
+  const int t = lane % 4;
+  float x[T::kTiles][2][8] = {};
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float c[T::kTiles][4][4] = {};
+#pragma unroll
+    for (int step = 0; step < Steps<Side>::kCount; ++step) {
+      // Keys' and values' steps are in the same groups in another order; both orders are known here.
+      if (!value && Steps<Side>::group(false, step) != group) continue;
+      if (value && Steps<Side>::group(true, step) != group) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 b = *reinterpret_cast<const uint4*>(shared.matrix[step][four][half][lane]);
+#pragma unroll
+        for (int tile = 0; tile < T::kTiles; ++tile) {
+          const unsigned* a = f[tile].a[step];
+          ptx::mma_m16n8k16_fp16(c[tile][2 * half], a[0], a[1], a[2], a[3], b.x, b.y);
+          ptx::mma_m16n8k16_fp16(c[tile][2 * half + 1], a[0], a[1], a[2], a[3], b.z, b.w);
+        }
+      }
+    }
+    const float4* sums = reinterpret_cast<const float4*>(shared.sums[group] + 32 * four + 8 * t);
+    const float4 low = sums[0], high = sums[1];
+    const float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int tile = 0; tile < T::kTiles; ++tile)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          x[tile][r][e] = fmaf(f[tile].scale[r][group], c[tile][e / 2][2 * r + e % 2],
+                               fmaf(f[tile].minimum[r][group], sum[e], x[tile][r][e]));
+  }
+  const float4* factors = reinterpret_cast<const float4*>(shared.factor + 32 * four + 8 * t);
+  const float4* centers = reinterpret_cast<const float4*>(shared.center + 32 * four + 8 * t);
+  const float4 f0 = factors[0], f1 = factors[1], c0 = centers[0], c1 = centers[1];
+  const typename T::Activation type{};
+#pragma unroll
+  for (int tile = 0; tile < T::kTiles; ++tile)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* y = x[tile][r];
+      rows[tile][r] = make_uint4(pack(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y), type),
+                                 pack(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w), type),
+                                 pack(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y), type),
+                                 pack(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w), type));
+    }
+}
+
+// ---- Where rows go -----------------------------------------------------------------------------------------------
+
+/// To the caller's rows [T, Hkv, D].
+template <typename T>
+struct ToRows {
+  DequantizeParams p;
+  struct Part {
+    int first_unit, unit_end;  ///< units of kTokens tokens
+    int begin, end;            ///< positions that are read from the cache
+    unsigned char* to;
+    std::int64_t stride;  ///< bytes
+  };
+  __device__ __forceinline__ const PackedCache& cache() const { return p.cache; }
+  __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
+    const int length = max(0, p.cache.seq_lens[sequence]);
+    Part part;
+    part.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
+    part.end = p.last ? min(max(part.begin, p.last[sequence]), length) : length;
+    part.first_unit = part.begin / T::kTokens;
+    part.unit_end = part.begin < part.end ? (part.end - 1) / T::kTokens + 1 : part.first_unit;
+    part.stride = (value ? p.v_stride : p.k_stride) * 2;
+    part.to = static_cast<unsigned char*>(value ? p.v : p.k) + (p.out_indptr[sequence] - part.begin) * part.stride +
+              head * T::kHeadDim * 2;
+    return part;
+  }
+  __device__ __forceinline__ uint4* place(const Part& part, int position, int channel) const {
+    return reinterpret_cast<uint4*>(part.to + position * part.stride + channel * 2);
+  }
+  __device__ __forceinline__ void fill(const Part&, int, int, bool, int, int, int) const {}
+};
+
+/// To the tiles of prefill attention: the prefix, then the new tokens, then zeros to the end of the last tile.
+template <typename T>
+struct ToTiles {
+  PrefillParams p;
+  PrefillSlab slab;
+  KVQ_HD static constexpr PrefillTiles layout() { return {T::kHeadDim}; }
+  struct Part {
+    int first_unit, unit_end, begin, end;
+    int keys;         ///< tokens of prefix and chunk
+    int first_query;  ///< chunk's first token among all chunks
+    std::byte* to;
+  };
+  __device__ __forceinline__ const PackedCache& cache() const { return p.cache; }
+  __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
+    Part part;
+    part.first_query = p.q_indptr[sequence];
+    const int queries = p.q_indptr[sequence + 1] - part.first_query;
+    const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
+    constexpr int kTokens = layout().tokens();  // of a tile
+    const int limit = slab.tiles * kTokens, item = sequence * p.cache.num_kv_heads + head - slab.first_item;
+    part.keys = min(prefix + queries, limit);
+    part.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
+    const int visible = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), part.keys) : 0;
+    part.begin = visible / kTokens * kTokens;
+    part.first_unit = part.begin / T::kTokens;
+    part.unit_end = queries > 0 && item >= 0 && item < slab.items
+                        ? (part.keys + kTokens - 1) / kTokens * (kTokens / T::kTokens)
+                        : part.first_unit;
+    part.to = p.workspace + static_cast<std::int64_t>(item) * slab.tiles * layout().bytes() +
+              (value ? layout().side_bytes() : 0);
+    return part;
+  }
+  __device__ __forceinline__ uint4* place(const Part& part, int position, int channel) const {
+    return reinterpret_cast<uint4*>(part.to +
+                                    static_cast<std::int64_t>(position / layout().tokens()) * layout().bytes() +
+                                    layout().offset(position % layout().tokens(), channel));
+  }
+  /// Those tokens of a unit that are not in the cache.
+  __device__ __forceinline__ void fill(const Part& part, int unit, int head, bool value, int first_column, int lane,
+                                       int prefix_end) const {
+    const int first = unit * T::kTokens;
+    if (first + T::kTokens <= prefix_end) return;
+    constexpr int kChunks = T::kColumns / 8;
+    const auto* from = static_cast<const typename T::Activation*>(value ? p.v : p.k);
+    const std::int64_t stride = value ? p.v_stride : p.k_stride;
+    for (int i = lane; i < T::kTokens * kChunks; i += 32) {
+      const int position = first + i / kChunks, channel = first_column + i % kChunks * 8;
+      if (position < prefix_end) continue;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (position < part.keys)
+        eight = __ldg(reinterpret_cast<const uint4*>(from + (part.first_query + position - prefix_end) * stride +
+                                                     head * T::kHeadDim + channel));
+      *place(part, position, channel) = eight;
+    }
+  }
+};
+
+/// One side of one head, by a block: `worker` of `workers` that share it.
+template <typename T, typename Side, typename Destination>
+__device__ __forceinline__ void dequantize_side(typename T::Shared& shared, const Destination& destination, bool value,
+                                                int head, int first_column, int worker, int workers) {
+  const PackedCache& cache = destination.cache();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  prepare<T, Side>(shared, cache, value, head, first_column);
+  const int mine = worker * T::kWarps + warp, all = workers * T::kWarps;
+  int before = 0;  // units of the sequences so far: unit u of all goes to the warp u mod `all`
+  for (int sequence = 0; sequence < cache.batch; ++sequence) {
+    const auto part = destination.part(sequence, head, value);
+    const Tiers tiers(cache, sequence);
+    int unit = part.first_unit + (mine - before % all + all) % all;
+    before += part.unit_end - part.first_unit;
+    for (; unit < part.unit_end; unit += all) {
+      const int first = unit * T::kTokens;
+      if (first < part.end) {
+        Fragments<Side> f[T::kTiles];
+#pragma unroll
+        for (int tile = 0; tile < T::kTiles; ++tile)
+          read_tokens<typename T::KSide, typename T::VSide>(
+              cache, tiers, sequence, head, value, first + tile * kTileTokens, part.begin, part.end, lane, f[tile]);
+#pragma unroll 1
+        for (int four = 0; four < T::kFours; ++four) {
+          uint4 rows[T::kTiles][2];
+          multiply<T>(shared, f, value, four, lane, rows);
+#pragma unroll
+          for (int tile = 0; tile < T::kTiles; ++tile)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const int position = first + tile * kTileTokens + lane / 4 + 8 * r;
+              if (position >= part.begin && position < part.end)
+                *destination.place(part, position, first_column + 32 * four + lane % 4 * 8) = rows[tile][r];
+            }
+        }
+      }
+      destination.fill(part, unit, head, value, first_column, lane, part.end);
+    }
+  }
+}
+
+/// Grid [workers, kParts, 2 Hkv]: keys of all heads, then values.
+template <typename T, typename Destination>
+__global__ void __launch_bounds__(T::kThreads, T::kMinBlocks)
+    dequantize_kernel(const __grid_constant__ Destination destination) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  typename T::Shared& shared = *reinterpret_cast<typename T::Shared*>(memory);
+  const int heads = destination.cache().num_kv_heads;
+  const bool value = static_cast<int>(blockIdx.z) >= heads;
+  const int head = static_cast<int>(blockIdx.z) - (value ? heads : 0);
+  const int first_column = static_cast<int>(blockIdx.y) * T::kColumns;
+  const int worker = static_cast<int>(blockIdx.x), workers = static_cast<int>(gridDim.x);
+  if (value)
+    dequantize_side<T, typename T::VSide>(shared, destination, true, head, first_column, worker, workers);
+  else
+    dequantize_side<T, typename T::KSide>(shared, destination, false, head, first_column, worker, workers);
+}
+
+}  // namespace kvq::dequantize

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/params.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvq {
+
+/// One layer's cache, as those read it who want rows back: coded pages, exact windows, and what undoes the rotation.
+struct PackedCache {
+  int batch = 0, num_kv_heads = 0;
+
+  // which tokens; a token's tier is a function of its position and the length alone
+  const std::int32_t* seq_lens = nullptr;  ///< [B] tokens of each sequence in the cache
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+
+  // coded pages
+  const std::byte* pages = nullptr;           ///< 16-byte aligned
+  const std::int32_t* page_table = nullptr;   ///< [B, max_pages], or one list if page_indptr is given
+  const std::int32_t* page_indptr = nullptr;  ///< [B + 1] or null
+  std::int64_t page_table_stride = 0;
+  int page_shift = 6;            ///< log2 of page_size
+  std::int64_t page_stride = 0;  ///< bytes from page to page, at least PageLayout::page_bytes()
+
+  // exact windows
+  const std::byte* windows = nullptr;          ///< 16-byte aligned, or null without windows
+  const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence
+  WindowLayout window_layout = {};
+
+  // x = x_rot R^T + center. A rotation of neither order nor matrix, and no centre, leave rows as they are stored.
+  DeviceRotation rotation_k = {};   ///< matrix: x_rot = (x - center) @ matrix
+  DeviceRotation rotation_v = {};   ///< matrix transposed: x = x_rot @ matrix + center
+  const float* center_k = nullptr;  ///< [Hkv, D] or null
+  const float* center_v = nullptr;  ///< [Hkv, D] or null
+};
+
+/// One call that writes rows of the cache as numbers of 16 bits. Strides are in elements.
+struct DequantizeParams {
+  PackedCache cache = {};
+  const std::int32_t* first = nullptr;       ///< [B] position of the first token that is written, or null: 0
+  const std::int32_t* last = nullptr;        ///< [B] position behind the last one, or null: all
+  const std::int32_t* out_indptr = nullptr;  ///< [B] row of each sequence's first token
+  void* k = nullptr;                         ///< [T, Hkv, D] 16-byte aligned; heads are D apart
+  void* v = nullptr;
+  std::int64_t k_stride = 0, v_stride = 0;  ///< from token to token, multiples of 8
+};
+
+}  // namespace kvq

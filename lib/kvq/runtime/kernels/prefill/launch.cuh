@@ -1,0 +1,88 @@
+#pragma once
+
+#include <kvq/runtime/kernels/prefill/variant.h>
+#include <kvq/runtime/kernels/prefill/kernel.cuh>
+#include <kvq/runtime/kernels/prefill/sm90_kernel.cuh>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+namespace kvq {
+
+/// Is code for architecture 90a in this build? (lib/kvq/runtime/CMakeLists.txt)
+#ifdef KVQ_SM90A
+constexpr bool kHaveSm90a = true;
+#else
+constexpr bool kHaveSm90a = false;
+#endif
+
+template <int kDim, typename T>
+Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
+  using Sm90 = prefill::Sm90Traits<kDim, T>;
+  using Any = prefill::Traits<kDim, T>;
+  constexpr PrefillTiles kTiles{kDim};
+  static_assert(sizeof(typename Any::Shared) <= 99 * 1024, "what a block has on every architecture");
+  static_assert(sizeof(typename Sm90::Shared) <= 227 * 1024, "what a block has on Hopper");
+  const Status status = rows.plan(launch.dequantize);
+  if (!status.ok()) return status;
+  int device = 0, major = 0, minor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  launch.sm90 = kHaveSm90a && major == 9 && minor == 0 && !launch.shape.portable;
+  launch.shared_bytes = static_cast<int>(launch.sm90 ? sizeof(typename Sm90::Shared) : sizeof(typename Any::Shared));
+  if (error == cudaSuccess)
+    error = launch.sm90 ? cudaFuncSetAttribute(prefill::prefill_sm90_kernel<Sm90>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes)
+                        : cudaFuncSetAttribute(prefill::prefill_kernel<Any>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  if (error != cudaSuccess) return Status::fail(StatusCode::cuda, "prefill: plan: %s", cudaGetErrorString(error));
+
+  const PrefillShape& shape = launch.shape;
+  const int block_rows = launch.sm90 ? Sm90::kRows : Any::kRows;
+  const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);
+  PrefillSlab& slab = launch.slab;
+  slab.first_item = 0;
+  slab.tiles = (shape.max_keys + kTiles.tokens() - 1) / kTiles.tokens();
+  slab.row_blocks = (most_rows + block_rows - 1) / block_rows;
+  const std::int64_t item_bytes = std::int64_t{slab.tiles} * kTiles.bytes(),
+                     items = std::int64_t{shape.batch} * shape.num_kv_heads;
+  const std::int64_t fit = shape.workspace_bytes && item_bytes ? shape.workspace_bytes / item_bytes : items;
+  slab.items = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(items, 1), items));
+  launch.workspace_bytes = slab.items * item_bytes;
+  return {};
+}
+
+template <int kDim, typename T>
+Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
+                   CUstream_st* stream) {
+  using Sm90 = prefill::Sm90Traits<kDim, T>;
+  using Any = prefill::Traits<kDim, T>;
+  const int items = params.cache.batch * params.cache.num_kv_heads;
+  PrefillSlab slab = launch.slab;
+  if (slab.row_blocks == 0 || slab.tiles == 0) return {};
+  for (slab.first_item = 0; slab.first_item < items; slab.first_item += launch.slab.items) {
+    slab.items = std::min(launch.slab.items, items - slab.first_item);
+    const Status status = rows.to_tiles(launch.dequantize, params, slab, stream);
+    if (!status.ok()) return status;
+    const auto blocks = static_cast<unsigned>(slab.items * slab.row_blocks);
+    const auto shared = static_cast<std::size_t>(launch.shared_bytes);
+    if (launch.sm90)
+      prefill::prefill_sm90_kernel<Sm90><<<blocks, Sm90::kThreads, shared, stream>>>(params, slab);
+    else
+      prefill::prefill_kernel<Any><<<blocks, Any::kThreads, shared, stream>>>(params, slab);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return Status::fail(StatusCode::cuda, "prefill: launch: %s", cudaGetErrorString(error));
+  }
+  return {};
+}
+
+template <int kDim, typename T>
+PrefillVariant prefill_variant(const char* name) {
+  return {name, kDim, std::is_same_v<T, __nv_bfloat16>, plan_prefill<kDim, T>, run_prefill<kDim, T>};
+}
+
+}  // namespace kvq

@@ -1,0 +1,286 @@
+#pragma once
+
+#include <kvq/device/wgmma.cuh>
+#include <kvq/runtime/kernels/prefill/work.cuh>
+
+#include <type_traits>
+
+/// Prefill attention for Hopper. Two warpgroups attend, 64 rows each, and a thread of a third one copies tiles of keys
+/// and values from the workspace into rings of shared memory, where the tensor cores read them. Tiles go from the last
+/// one to the first, so that those which are partly hidden come first.
+///
+/// While the tensor cores multiply the keys of a tile and the values of the one before, the other warpgroup works on
+/// its exponentials: the two take turns, and a turn is passed on as soon as its products are under way.
+///
+///   thread 4 g + t of warp w    rows 16 w + g and 16 w + g + 8 of the warpgroup    columns 8 i + 2 t, 8 i + 2 t + 1
+namespace kvq::prefill {
+
+template <int kDimArg, typename TArg>
+struct Sm90Traits {
+  using T = TArg;
+  static constexpr int kDim = kDimArg;
+  static constexpr PrefillTiles kTiles{kDim};
+  static constexpr int kTile = kTiles.tokens();
+  static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kStages = 2;
+  static constexpr int kRowPanel = kRows * 128;  ///< bytes of 64 channels of the queries
+  static_assert(kDim % 64 == 0);
+  struct Shared {
+    alignas(1024) unsigned char q[kDim / 64 * kRowPanel];
+    alignas(1024) unsigned char k[kStages][kTiles.side_bytes()];
+    alignas(1024) unsigned char v[kStages][kTiles.side_bytes()];
+    alignas(8) unsigned long long full_k[kStages], full_v[kStages], empty_k[kStages], empty_v[kStages];
+  };
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <typename T, int kCount>
+__device__ __forceinline__ void product(float (&c)[kCount], ptx::u64 a, ptx::u64 b, int add) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    ptx::wgmma_m64k16_bf16(c, a, b, add);
+  else
+    ptx::wgmma_m64k16_fp16(c, a, b, add);
+}
+template <typename T, int kCount>
+__device__ __forceinline__ void product(float (&c)[kCount], const unsigned* a, ptx::u64 b, int add) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    ptx::wgmma_m64k16_bf16(c, a[0], a[1], a[2], a[3], b, add);
+  else
+    ptx::wgmma_m64k16_fp16(c, a[0], a[1], a[2], a[3], b, add);
+}
+/// Nothing that uses these registers moves across.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&c)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+/// Round the ring.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+/// One thread's online softmax over its two rows.
+struct Softmax {
+  float max[2] = {kMinusInf, kMinusInf};
+  float sum[2] = {0.0f, 0.0f};  ///< of this thread's columns
+
+  /// Turns scores into weights. @param factor  what the values so far are to be multiplied by
+  template <int kCount>
+  __device__ __forceinline__ void weigh(float (&scores)[kCount], float unit, float (&factor)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = max[r];
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
+      const float top = largest == kMinusInf ? 0.0f : largest * unit;
+      factor[r] = ptx::ex2(fmaf(max[r], unit, -top));
+      max[r] = largest;
+      float total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[i + 2 * r + e];
+          score = ptx::ex2(fmaf(score, unit, -top));
+          total += score;
+        }
+      sum[r] = fmaf(sum[r], factor[r], total);
+    }
+  }
+};
+
+#endif
+
+/// Grid: row_blocks of each item of the slab, item by item.
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    prefill_sm90_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using T = typename Traits::T;
+  constexpr int kDim = Traits::kDim, kTile = Traits::kTile, kStages = Traits::kStages;
+  constexpr PrefillTiles kTiles = Traits::kTiles;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  typename Traits::Shared& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), group = thread / 128;
+  const Work work(p, slab, static_cast<int>(blockIdx.x), Traits::kRows, kTile, slab.tiles);
+  if (work.empty()) return;
+
+  if (thread < kStages) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.full_k[thread]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.full_v[thread]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty_k[thread]), 4 * Traits::kGroups);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty_v[thread]), 4 * Traits::kGroups);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+
+  if (group == Traits::kGroups) {
+    // 1. Copies.
+    ptx::setmaxnreg_dec<24>();
+    if (thread != 128 * Traits::kGroups) return;
+    const std::byte* from = p.workspace + static_cast<std::int64_t>(work.item) * slab.tiles * kTiles.bytes();
+    Ring<kStages> ring;
+    for (int tile = work.tile_end - 1; tile >= work.first_tile; --tile, ring.next()) {
+      const std::byte* at = from + static_cast<std::int64_t>(tile) * kTiles.bytes();
+      const auto copy = [&](unsigned char* to, unsigned long long* full, unsigned long long* empty,
+                            const std::byte* side) {
+        const unsigned barrier = ptx::shared_address(full);
+        ptx::mbarrier_wait(ptx::shared_address(empty), ring.parity ^ 1);
+        ptx::mbarrier_arrive_expect_tx(barrier, kTiles.side_bytes());
+        ptx::cp_async_bulk(ptx::shared_address(to), side, kTiles.side_bytes(), barrier);
+      };
+      copy(shared.k[ring.stage], &shared.full_k[ring.stage], &shared.empty_k[ring.stage], at);
+      copy(shared.v[ring.stage], &shared.full_v[ring.stage], &shared.empty_v[ring.stage], at + kTiles.side_bytes());
+    }
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    const int lane = thread % 32, warp = thread / 32 % 4, g = lane / 4, t = lane % 4;
+    const int first_row = work.first_row + group * Traits::kGroupRows;
+
+    // 2. Queries into shared memory, 16 bytes at a time; rows behind the last one are zeros.
+    for (int i = thread % 128; i < Traits::kGroupRows * kDim / 8; i += 128) {
+      const int row = i / (kDim / 8), chunk = i % (kDim / 8), in_block = group * Traits::kGroupRows + row;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (first_row + row < work.rows)
+        eight = *(reinterpret_cast<const uint4*>(static_cast<const T*>(p.q) +
+                                                 work.element(first_row + row, p.q_stride, kDim)) +
+                  chunk);
+      *reinterpret_cast<uint4*>(shared.q + chunk / 8 * Traits::kRowPanel + in_block * 128 +
+                                ((chunk ^ in_block) & 7) * 16) = eight;
+    }
+    ptx::fence_proxy_async();
+    ptx::bar_sync(1 + group, 128);
+
+    const unsigned queries = ptx::shared_address(shared.q) + static_cast<unsigned>(group * Traits::kGroupRows * 128);
+    const ptx::u64 q_panel = ptx::wgmma_panel(queries, 16);
+    const ptx::u64 k_panel = ptx::wgmma_panel(ptx::shared_address(shared.k), 16);
+    const ptx::u64 v_panel = ptx::wgmma_panel(ptx::shared_address(shared.v), kTiles.panel_bytes());
+    const float unit = p.softmax_scale * kLog2e;
+    const int row = first_row + 16 * warp + g;
+    const int2 see[2] = {work.visible(row), work.visible(row + 8)};
+
+    Softmax softmax;
+    float scores[kTile / 2], out[kDim / 2], factor[2];
+    unsigned weights[kTile / 4];
+    const auto multiply_keys = [&](int stage) {
+      const ptx::u64 k = k_panel + static_cast<ptx::u64>(stage * (kTiles.side_bytes() >> 4));
+#pragma unroll
+      for (int s = 0; s < kDim / 16; ++s)
+        product<T>(scores, q_panel + static_cast<ptx::u64>(s / 4 * (Traits::kRowPanel >> 4) + s % 4 * 2),
+                   k + static_cast<ptx::u64>(s / 4 * (kTiles.panel_bytes() >> 4) + s % 4 * 2), s > 0);
+      ptx::wgmma_commit_group();
+    };
+    const auto multiply_values = [&](int stage, int add) {
+      const ptx::u64 v = v_panel + static_cast<ptx::u64>(stage * (kTiles.side_bytes() >> 4));
+#pragma unroll
+      for (int s = 0; s < kTile / 16; ++s)
+        product<T>(out, weights + 4 * s, v + static_cast<ptx::u64>(s * (2048 >> 4)), s > 0 || add);
+      ptx::wgmma_commit_group();
+    };
+    const auto hide = [&](int tile) {
+      const int first = tile * kTile;
+      if (work.whole(first, kTile)) return;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int begin = see[r].x - first - 2 * t, end = see[r].y - first - 2 * t;
+#pragma unroll
+        for (int i = 0; i < kTile / 4; ++i) {
+          const int column = i / 2 * 8 + i % 2, at = i / 2 * 4 + 2 * r + i % 2;
+          scores[at] = column >= begin && column < end ? scores[at] : kMinusInf;
+        }
+      }
+    };
+    const auto pack = [&] {
+#pragma unroll
+      for (int i = 0; i < kTile / 4; ++i) weights[i] = Pair<T>::pack(scores[2 * i], scores[2 * i + 1]);
+    };
+    const auto release = [&](unsigned long long* empty) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(empty));
+    };
+    // Whose turn it is to start products: barriers 3 and 4.
+    const auto take_turn = [&] { ptx::bar_sync(3 + group, 256); };
+    const auto pass_turn = [&] { ptx::bar_arrive(4 - group, 256); };
+    if (group == 1) pass_turn();
+
+    // 3. The last tile's scores.
+    Ring<kStages> keys, values;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full_k[0]), 0);
+    take_turn();
+    ptx::wgmma_fence();
+    multiply_keys(0);
+    pass_turn();
+    ptx::wgmma_wait_group<0>();
+    pin(scores);
+    release(&shared.empty_k[0]);
+    keys.next();
+    hide(work.tile_end - 1);
+    softmax.weigh(scores, unit, factor);
+    pack();
+
+    // 4. The scores of each tile beside the values of the one after it.
+    int add = 0;
+    for (int tile = work.tile_end - 2; tile >= work.first_tile; --tile) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full_k[keys.stage]), keys.parity);
+      take_turn();
+      ptx::wgmma_fence();
+      multiply_keys(keys.stage);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full_v[values.stage]), values.parity);
+      ptx::wgmma_fence();
+      multiply_values(values.stage, add);
+      pass_turn();
+      add = 1;
+      ptx::wgmma_wait_group<1>();
+      pin(scores);
+      release(&shared.empty_k[keys.stage]);
+      keys.next();
+      hide(tile);
+      softmax.weigh(scores, unit, factor);
+      ptx::wgmma_wait_group<0>();
+      pin(out);
+      release(&shared.empty_v[values.stage]);
+      values.next();
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) out[i] *= factor[i / 2 % 2];
+      pack();
+    }
+    if (group == 0) take_turn();  // which the other one has passed: no barrier is left half way
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full_v[values.stage]), values.parity);
+    ptx::wgmma_fence();
+    multiply_values(values.stage, add);
+    ptx::wgmma_wait_group<0>();
+    pin(out);
+
+    // 5. Results.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = softmax.sum[r];
+      sum += __shfl_xor_sync(kAll, sum, 1);
+      sum += __shfl_xor_sync(kAll, sum, 2);
+      const int mine = row + 8 * r;
+      if (mine >= work.rows) continue;
+      const int head = work.head * work.heads + mine % work.heads;
+      const Finished finished(softmax.max[r] * unit, sum, p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
+      unsigned* to = reinterpret_cast<unsigned*>(static_cast<T*>(p.out) + work.element(mine, p.out_stride, kDim)) + t;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i)
+        to[4 * i] = Pair<T>::pack(out[4 * i + 2 * r] * finished.factor, out[4 * i + 2 * r + 1] * finished.factor);
+      if (p.lse && t == 0)
+        p.lse[static_cast<std::int64_t>(work.chunk.first_query + mine / work.heads) * p.num_q_heads + head] =
+            finished.lse;
+    }
+  }
+#endif
+}
+
+}  // namespace kvq::prefill

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+
+#include <cstdint>
+
+namespace kvq {
+
+/// The workspace of prefill attention: of each item, a KV head of a sequence, tiles of tokens in order of position. A
+/// tile is what the attention kernel has in shared memory, keys then values, so that a copy of consecutive bytes loads
+/// it: panels (device/wgmma.cuh) of 64 channels.
+struct PrefillTiles {
+  int head_dim = 128;
+  KVQ_HD constexpr int tokens() const { return head_dim <= 128 ? 128 : 64; }
+  KVQ_HD constexpr int panel_bytes() const { return tokens() * 128; }
+  KVQ_HD constexpr int side_bytes() const { return head_dim / 64 * panel_bytes(); }
+  KVQ_HD constexpr int bytes() const { return 2 * side_bytes(); }
+  /// Byte of a channel in its side's part of the tile; eight channels that begin at a multiple of eight are neighbours.
+  KVQ_HD constexpr int offset(int token, int channel) const {
+    return channel / 64 * panel_bytes() + token * 128 + ((channel / 8 % 8) ^ (token % 8)) * 16 + channel % 8 * 2;
+  }
+};
+
+}  // namespace kvq

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <kvq/runtime/kernels/prefill/params.h>
+#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/device/ptx.cuh>
+
+/// Who attends to what. An item is a KV head of a sequence; its rows are the queries of all its query heads, row i is
+/// token i / heads and head i mod heads of the group, so that short chunks fill a block too. A block takes some
+/// neighbouring rows of an item, the last ones first: they see the most.
+namespace kvq::prefill {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kMinusInf = -__builtin_huge_valf();
+constexpr unsigned kAll = ~0u;
+
+/// What one sequence's chunk is.
+struct Chunk {
+  int first_query;  ///< among the tokens of all chunks
+  int queries;
+  int prefix;  ///< tokens before
+  __device__ __forceinline__ Chunk(const PrefillParams& p, int sequence) {
+    first_query = p.q_indptr[sequence];
+    queries = p.q_indptr[sequence + 1] - first_query;
+    prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
+  }
+  __device__ __forceinline__ int keys() const { return prefix + queries; }
+  /// Position of the first key that any query sees.
+  __device__ __forceinline__ int first_key(int sliding_window) const {
+    return sliding_window > 0 ? max(0, prefix + 1 - sliding_window) : 0;
+  }
+};
+
+/// One block's part.
+struct Work {
+  Chunk chunk;
+  int item, head, heads;     ///< place in the slab; KV head; query heads of it
+  int first_row, rows;       ///< of the item
+  int first_tile, tile_end;  ///< of keys
+  int all_begin, all_end;    ///< positions between which every row of the block sees every key
+  int window;
+
+  /// @param block_rows   rows of a block
+  /// @param tile_tokens  tokens that it takes at once
+  /// @param tile_limit   tiles that the workspace has of an item
+  __device__ __forceinline__ Work(const PrefillParams& p, const PrefillSlab& slab, int block, int block_rows,
+                                  int tile_tokens, int tile_limit)
+      : chunk(p, (slab.first_item + block / slab.row_blocks) / p.cache.num_kv_heads) {
+    item = block / slab.row_blocks;
+    head = (slab.first_item + item) % p.cache.num_kv_heads;
+    heads = p.num_q_heads / p.cache.num_kv_heads;
+    window = p.sliding_window;
+    rows = chunk.queries * heads;
+    first_row = (slab.row_blocks - 1 - block % slab.row_blocks) * block_rows;
+    const int first = chunk.prefix + first_row / heads,
+              last = chunk.prefix + (min(first_row + block_rows, rows) - 1) / heads;
+    all_end = first + 1;
+    all_begin = window > 0 ? max(0, last + 1 - window) : 0;
+    first_tile = (window > 0 ? max(0, first + 1 - window) : 0) / tile_tokens;
+    tile_end = min(last / tile_tokens + 1, tile_limit);
+  }
+  __device__ __forceinline__ bool empty() const { return first_row >= rows || first_tile >= tile_end; }
+  /// Does every row see every key of these?
+  __device__ __forceinline__ bool whole(int position, int tokens) const {
+    return position >= all_begin && position + tokens <= all_end;
+  }
+  /// Keys that a row sees: from first to second. Rows behind the last one see what the last one sees.
+  __device__ __forceinline__ int2 visible(int row) const {
+    const int end = chunk.prefix + min(row, rows - 1) / heads + 1;
+    return make_int2(window > 0 ? max(0, end - window) : 0, end);
+  }
+  /// Element of a row's first channel in an array [T, Hq, D].
+  __device__ __forceinline__ std::int64_t element(int row, std::int64_t stride, int head_dim) const {
+    return (chunk.first_query + row / heads) * stride + (head * heads + row % heads) * head_dim;
+  }
+};
+
+/// What a row's result is divided by, and its logarithm.
+struct Finished {
+  float factor;  ///< of the weighted values
+  float lse;     ///< natural logarithm
+  /// @param top   what was subtracted from scores, in base 2
+  /// @param sink  logit of the learned sink in base 2, or -infinity
+  __device__ __forceinline__ Finished(float top, float sum, float sink) {
+    const float larger = fmaxf(top, sink), keep = ptx::ex2(top - larger);
+    const float total = fmaf(sum, keep, ptx::ex2(sink - larger));
+    factor = keep / total;
+    lse = (larger + log2f(total)) * kLn2;
+  }
+};
+
+/// The two 16-bit types.
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__nv_bfloat16> {
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&two);
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                             unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
+  }
+};
+template <>
+struct Pair<__half> {
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    const __half2 two = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&two);
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                             unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_fp16(c, a0, a1, a2, a3, b0, b1);
+  }
+};
+
+}  // namespace kvq::prefill

@@ -1,0 +1,552 @@
+#include "cache_case.h"
+#include "plain_attention.cuh"
+
+#include <kvq/runtime/kernels/prefill/variant.h>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+
+namespace kvq::test {
+
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Device memory of one call.
+class Arena {
+ public:
+  ~Arena() {
+    for (void* p : all_) cudaFree(p);
+  }
+  template <typename T>
+  T* take(std::size_t count, int fill) {
+    void* p = nullptr;
+    const std::size_t bytes = std::max<std::size_t>(count, 1) * sizeof(T);
+    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    all_.push_back(p);
+    check(cudaMemset(p, fill, bytes), "cudaMemset");
+    return static_cast<T*>(p);
+  }
+  template <typename T>
+  T* put(const std::vector<T>& values) {
+    T* p = take<T>(values.size(), 0);
+    check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    return p;
+  }
+
+ private:
+  std::vector<void*> all_;
+};
+
+template <typename T>
+std::vector<T> get(const T* from, std::size_t count) {
+  std::vector<T> values(count);
+  check(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return values;
+}
+
+__host__ __device__ double of_16_bits(unsigned short bits, bool bf16) {
+  return static_cast<double>(bf16 ? __bfloat162float(__ushort_as_bfloat16(bits))
+                                  : __half2float(__ushort_as_half(bits)));
+}
+__host__ __device__ unsigned short in_16_bits(double x, bool bf16) {
+  return bf16 ? __bfloat16_as_ushort(__float2bfloat16(static_cast<float>(x)))
+              : __half_as_ushort(__float2half(static_cast<float>(x)));
+}
+
+__device__ unsigned hash(unsigned long long x) {
+  x ^= x >> 31, x *= 0x7fb5d329728ea185ull, x ^= x >> 27, x *= 0x81dadef4bc2dd44dull;
+  return static_cast<unsigned>(x >> 33);
+}
+__device__ float uniform(unsigned long long key) { return static_cast<float>(hash(key) & 0xFFFFFF) / 16777216.0f; }
+
+/// Writes one token of one head and side, in codes or exactly; all other bytes stay what they are.
+__global__ void fill_cached_token(PackedCache p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
+                                  std::byte* windows, unsigned seed) {
+  const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
+  const int head = static_cast<int>(blockIdx.z) / 2, thread = static_cast<int>(threadIdx.x);
+  const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
+  const int length = p.seq_lens[b], threads = static_cast<int>(blockDim.x);
+  if (position >= length) return;
+  const TileSide& side = value ? layout.v : layout.k;
+  const auto put = [](std::byte* at, float x, bool bf16) {
+    *reinterpret_cast<unsigned short*>(at) = in_16_bits(static_cast<double>(x), bf16);
+  };
+  const unsigned long long key =
+      ((static_cast<unsigned long long>(b) * 65536 + position) * 512 + head * 2 + value) * 4096 + seed;
+  if (position < p.sink_tokens || position >= length - p.recent_tokens) {
+    const WindowLayout& w = p.window_layout;
+    std::byte* at = windows + p.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
+    const int row = w.row(position, p.sink_tokens);
+    const float size = position % 3 == 0 ? 1000.0f : 1.0f;  // rows of different sizes
+    for (int c = thread; c < side.head_dim; c += threads)
+      put(at + (value ? w.value_offset(row, c) : w.key_offset(row, c)),
+          (value ? size : 1.0f) * (2.0f * uniform(key + c) - 1.0f), true);
+    return;
+  }
+  const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
+  const std::int64_t page = p.page_table[base + position / layout.page_size];
+  const int slot = position % layout.page_size, token = slot % kTileTokens;
+  std::byte* tile =
+      pages + page * p.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  if (side.exact()) {
+    for (int c = thread; c < side.head_dim; c += threads)
+      put(tile + exact_offset(side.head_dim, token, c), 2.0f * uniform(key + c) - 1.0f, true);
+    return;
+  }
+  for (int i = thread; i < 4 * side.piece_bytes(); i += threads) {
+    const int lane = i / side.piece_bytes(), byte = i % side.piece_bytes();
+    tile[value ? value_code_offset(side, token, lane, byte) : key_code_offset(side, token, lane, byte)] =
+        static_cast<std::byte>(hash(key + i));
+  }
+  for (int g = thread; g < side.groups(); g += threads) {
+    const float levels = static_cast<float>((1 << side.bits) - 1);
+    const float scale = (0.3f + uniform(key + 2000 + g)) * 2.0f / levels;
+    put(tile + number_offset(side, token, g, 0), scale, bfloat);
+    if (side.numbers == 2)
+      put(tile + number_offset(side, token, g, 1), -0.5f * levels * scale + 0.2f * uniform(key + 3000 + g) - 0.1f,
+          bfloat);
+  }
+}
+
+/// Orthogonal matrices, row-major. @param transposed  the same matrices transposed
+std::vector<float> random_matrices(int heads, int dim, bool transposed, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  std::vector<float> all;
+  const auto n = static_cast<std::size_t>(dim);
+  for (int h = 0; h < heads; ++h) {
+    std::vector<std::vector<double>> rows(n, std::vector<double>(n));
+    for (std::size_t i = 0; i < n; ++i) {
+      for (double& x : rows[i]) x = normal(random);
+      for (std::size_t k = 0; k < i; ++k) {
+        double dot = 0.0;
+        for (std::size_t c = 0; c < n; ++c) dot += rows[i][c] * rows[k][c];
+        for (std::size_t c = 0; c < n; ++c) rows[i][c] -= dot * rows[k][c];
+      }
+      double norm = 0.0;
+      for (const double x : rows[i]) norm += x * x;
+      for (double& x : rows[i]) x /= std::sqrt(norm);
+    }
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t c = 0; c < n; ++c) all.push_back(static_cast<float>(transposed ? rows[c][i] : rows[i][c]));
+  }
+  return all;
+}
+
+/// A cache and all that it points to.
+struct MadeCache {
+  Arena arena;
+  PackedCache cache;
+  PageLayout layout;
+  DeviceRotation undo_k, undo_v;  ///< as plain loops take them: x = x_rot @ matrix
+  std::byte* pages = nullptr;
+  std::byte* windows = nullptr;
+  bool k_bfloat = false, v_bfloat = false;
+  unsigned seed = 0;
+  int longest = 1;
+
+  MadeCache(const DequantizeVariant& variant, const CacheCase& c)
+      : layout{variant.k, variant.v, c.num_kv_heads, c.page_size},
+        k_bfloat(variant.k_bfloat),
+        v_bfloat(variant.v_bfloat),
+        seed(c.seed * 7919) {
+    std::mt19937 random(c.seed);
+    const int dim = variant.k.head_dim, batch = static_cast<int>(c.lengths.size());
+    for (const int n : c.lengths) longest = std::max(longest, n);
+    const int max_pages = (longest + c.page_size - 1) / c.page_size;
+
+    // Pages in random order; entries behind a sequence's end must never be read as pages.
+    constexpr int kNoPage = 0x3FFFFFFF;
+    std::vector<int> order, table, indptr = {0};
+    for (const int n : c.lengths)
+      for (int i = 0; i < (n + c.page_size - 1) / c.page_size; ++i) order.push_back(static_cast<int>(order.size()));
+    std::shuffle(order.begin(), order.end(), random);
+    auto next = order.begin();
+    for (const int n : c.lengths) {
+      const int count = (n + c.page_size - 1) / c.page_size;
+      table.insert(table.end(), next, next + count);
+      next += count;
+      if (!c.indptr) table.resize(indptr.size() * static_cast<std::size_t>(max_pages), kNoPage);
+      indptr.push_back(static_cast<int>(table.size()));
+    }
+    table.push_back(kNoPage);
+
+    cache.batch = batch, cache.num_kv_heads = c.num_kv_heads;
+    cache.seq_lens = arena.put(c.lengths);
+    cache.sink_tokens = c.sink_tokens, cache.recent_tokens = c.recent_tokens;
+    cache.page_table = arena.put(table), cache.page_table_stride = max_pages;
+    if (c.indptr) cache.page_indptr = arena.put(indptr);
+    cache.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+    cache.page_stride = layout.page_bytes() + 16;
+    pages = arena.take<std::byte>(order.size() * static_cast<std::size_t>(cache.page_stride), 0xFF);
+    cache.pages = pages;
+    const TileSide exact{dim, 16, dim, 0};
+    cache.window_layout = {c.num_kv_heads,
+                           exact,
+                           exact,
+                           variant.v,
+                           (c.sink_tokens + 15) / 16 * 16,
+                           c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
+    windows = arena.take<std::byte>(static_cast<std::size_t>(cache.window_layout.slot_bytes() * batch), 0xFF);
+    cache.windows = windows;
+    std::vector<int> slots;
+    for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
+    cache.window_slots = arena.put(slots);
+
+    if (c.rotation == CaseRotation::hadamard) {
+      std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * dim));
+      for (auto& s : signs) s = random() & 1 ? 1 : -1;
+      cache.rotation_k = {dim & -dim, true, arena.put(signs), nullptr};
+      cache.rotation_v = {(dim & -dim) / 2, true, cache.rotation_k.signs, nullptr};
+      undo_k = cache.rotation_k, undo_v = cache.rotation_v;
+    } else if (c.rotation == CaseRotation::dense) {
+      cache.rotation_k = {0, true, nullptr, arena.put(random_matrices(c.num_kv_heads, dim, false, c.seed))};
+      undo_k = {0, true, nullptr, arena.put(random_matrices(c.num_kv_heads, dim, true, c.seed))};
+      cache.rotation_v = {0, false, nullptr, arena.put(random_matrices(1, dim, true, c.seed + 1))};
+      undo_v = cache.rotation_v;
+    }
+    if (c.centers) {
+      std::normal_distribution<float> normal;
+      std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * dim));
+      for (float& x : center) x = normal(random);
+      cache.center_k = arena.put(center), cache.center_v = arena.put(center);
+    }
+    if (batch == 0) return;
+    const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
+                    static_cast<unsigned>(2 * c.num_kv_heads));
+    fill_cached_token<<<grid, 128>>>(cache, layout, k_bfloat, v_bfloat, pages, windows, seed);
+    check(cudaGetLastError(), "fill_cached_token");
+    check(cudaDeviceSynchronize(), "fill_cached_token");
+  }
+};
+
+/// Rows of the cache in double: grid [longest, B, 2 Hkv]; k, v [B, longest, Hkv, D].
+__global__ void plain_rows(PackedCache p, DeviceRotation undo_k, DeviceRotation undo_v, PageLayout layout,
+                           bool k_bfloat, bool v_bfloat, int longest, double* k, double* v) {
+  __shared__ double row[256], scratch[256];
+  const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y), dim = layout.k.head_dim;
+  const int head = static_cast<int>(blockIdx.z) / 2;
+  const bool value = blockIdx.z % 2;
+  if (position >= p.seq_lens[b]) return;
+  DecodeParams d;
+  d.seq_lens = p.seq_lens, d.sink_tokens = p.sink_tokens, d.recent_tokens = p.recent_tokens;
+  d.pages = p.pages, d.page_table = p.page_table, d.page_indptr = p.page_indptr;
+  d.page_table_stride = p.page_table_stride, d.page_stride = p.page_stride;
+  d.windows = p.windows, d.window_slots = p.window_slots, d.window_layout = p.window_layout;
+  for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
+    row[c] = plain::stored_value<double>(d, layout, k_bfloat, v_bfloat, b, head, position, c, value);
+  __syncthreads();
+  plain::rotate_plain(row, scratch, value ? undo_v : undo_k, head, dim, true);
+  const float* center = value ? p.center_v : p.center_k;
+  for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
+    (value ? v : k)[((static_cast<std::int64_t>(b) * longest + position) * p.num_kv_heads + head) * dim + c] =
+        row[c] + (center ? static_cast<double>(center[head * dim + c]) : 0.0);
+}
+
+struct Rows {
+  std::vector<double> k, v;  ///< [B, longest, Hkv, D]
+};
+Rows rows_of(MadeCache& made) {
+  const std::size_t count = static_cast<std::size_t>(made.cache.batch * made.longest * made.cache.num_kv_heads) *
+                            static_cast<std::size_t>(made.layout.k.head_dim);
+  double* k = made.arena.take<double>(count, 0);
+  double* v = made.arena.take<double>(count, 0);
+  if (made.cache.batch) {
+    const dim3 grid(static_cast<unsigned>(made.longest), static_cast<unsigned>(made.cache.batch),
+                    static_cast<unsigned>(2 * made.cache.num_kv_heads));
+    plain_rows<<<grid, 128>>>(made.cache, made.undo_k, made.undo_v, made.layout, made.k_bfloat, made.v_bfloat,
+                              made.longest, k, v);
+    check(cudaGetLastError(), "plain_rows");
+    check(cudaDeviceSynchronize(), "plain_rows");
+  }
+  return {get(k, count), get(v, count)};
+}
+
+/// Adds up squares of differences.
+struct Distance {
+  double error = 0.0, plain = 0.0, size = 0.0;
+  void add(double found, double truth, double plain_value) {
+    error += (found - truth) * (found - truth);
+    plain += (plain_value - truth) * (plain_value - truth);
+    size += truth * truth;
+  }
+  void into(CacheOutcome& outcome) const {
+    const double most = std::max(size, 1e-30);
+    outcome.error = std::max(outcome.error, std::sqrt(error / most));
+    outcome.plain_error = std::max(outcome.plain_error, std::sqrt(plain / most));
+  }
+};
+
+/// Attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys k, v [B, longest, Hkv, D].
+template <typename Float>
+__global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batch, int num_q_heads, int num_kv_heads,
+                              int dim, int longest, double scale, int window, const float* sink_logits, const double* q,
+                              const double* k, const double* v, Float* scores, double* out, double* lse) {
+  __shared__ Float reduce[128];
+  const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
+            thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  int b = 0;
+  while (token >= q_indptr[b + 1]) ++b;
+  const int end = prefixes[b] + token - q_indptr[b] + 1, first = window > 0 ? max(0, end - window) : 0;
+  const int head = query_head / (num_q_heads / num_kv_heads);
+  const double* row = q + (static_cast<std::int64_t>(token) * num_q_heads + query_head) * dim;
+  const auto at = [&](int t) { return ((static_cast<std::int64_t>(b) * longest + t) * num_kv_heads + head) * dim; };
+  Float* mine = scores + (static_cast<std::int64_t>(token) * num_q_heads + query_head) * longest;
+  Float largest = sink_logits ? static_cast<Float>(sink_logits[query_head]) : -INFINITY;
+  for (int t = first + thread; t < end; t += threads) {
+    Float sum = 0;
+    for (int c = 0; c < dim; ++c) sum += static_cast<Float>(row[c]) * static_cast<Float>(k[at(t) + c]);
+    mine[t] = sum * static_cast<Float>(scale);
+    largest = max(largest, mine[t]);
+  }
+  reduce[thread] = largest;
+  __syncthreads();
+  for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
+  Float sum = sink_logits ? exp(static_cast<Float>(sink_logits[query_head]) - largest) : Float(0);
+  for (int t = first; t < end; ++t) sum += exp(mine[t] - largest);
+  for (int c = thread; c < dim; c += threads) {
+    Float value = 0;
+    for (int t = first; t < end; ++t) value += exp(mine[t] - largest) * static_cast<Float>(v[at(t) + c]);
+    out[(static_cast<std::int64_t>(token) * num_q_heads + query_head) * dim + c] = static_cast<double>(value / sum);
+  }
+  if (thread == 0)
+    lse[static_cast<std::int64_t>(token) * num_q_heads + query_head] = static_cast<double>(largest + log(sum));
+}
+
+}  // namespace
+
+CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCase& cache, const DequantizeCase& c) {
+  MadeCache made(variant, cache);
+  Arena& arena = made.arena;
+  const int dim = variant.k.head_dim, heads = cache.num_kv_heads;
+  const auto batch = cache.lengths.size();
+  std::vector<int> indptr = {5};  // rows before the first one must stay what they are
+  for (std::size_t b = 0; b < batch; ++b) {
+    const int first = c.first.empty() ? 0 : c.first[b], last = c.last.empty() ? cache.lengths[b] : c.last[b];
+    indptr.push_back(indptr.back() + std::max(0, last - first));
+  }
+  const std::int64_t stride = heads * dim + c.gap;
+  const auto count = static_cast<std::size_t>((indptr.back() + 3) * stride);
+  auto* k = arena.take<unsigned short>(count, 0xFF);
+  auto* v = arena.take<unsigned short>(count, 0xFF);
+  DequantizeParams p;
+  p.cache = made.cache;
+  if (!c.first.empty()) p.first = arena.put(c.first);
+  if (!c.last.empty()) p.last = arena.put(c.last);
+  p.out_indptr = arena.put(indptr);
+  p.k = k, p.v = v, p.k_stride = p.v_stride = stride;
+  DequantizeLaunch launch;
+  Status status = variant.plan(launch);
+  if (status.ok()) status = check_dequantize(variant, p);
+  if (status.ok()) status = variant.run(launch, p, nullptr);
+  check(cudaDeviceSynchronize(), "dequantize");
+  CacheOutcome outcome;
+  if (!status.ok()) {
+    outcome.failure = status.message();
+    return outcome;
+  }
+  const Rows truth = rows_of(made);
+  for (const bool value : {false, true}) {
+    const std::vector<unsigned short> found = get(value ? v : k, count);
+    std::vector<bool> written(count);
+    Distance distance;
+    for (std::size_t b = 0; b < batch; ++b)
+      for (int i = 0; i < indptr[b + 1] - indptr[b]; ++i)
+        for (int j = 0; j < heads * dim; ++j) {
+          const auto at = static_cast<std::size_t>((indptr[b] + i) * stride + j);
+          const auto from = (b * static_cast<std::size_t>(made.longest) +
+                             static_cast<std::size_t>((c.first.empty() ? 0 : c.first[b]) + i)) *
+                                static_cast<std::size_t>(heads * dim) +
+                            static_cast<std::size_t>(j);
+          const double x = (value ? truth.v : truth.k)[from];
+          written[at] = true;
+          const double y = of_16_bits(found[at], variant.bf16);
+          if (!std::isfinite(y) && outcome.failure.empty())
+            outcome.failure = "element " + std::to_string(at) + (value ? " of v" : " of k") + " is not finite";
+          distance.add(y, x, of_16_bits(in_16_bits(x, variant.bf16), variant.bf16));
+        }
+    distance.into(outcome);
+    for (std::size_t i = 0; i < count; ++i)
+      if (!written[i] && found[i] != 0xFFFF && outcome.failure.empty())
+        outcome.failure = "element " + std::to_string(i) + (value ? " of v" : " of k") + " was written";
+  }
+  return outcome;
+}
+
+CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& cache, const PrefillCase& c) {
+  MadeCache made(rows, cache);
+  Arena& arena = made.arena;
+  const PrefillVariant* variant = find_prefill_variant(rows);
+  if (!variant) return {"no row of prefill goes with it", 0, 0, 0, 0};
+  std::mt19937 random(cache.seed + 1);
+  std::normal_distribution<float> normal;
+  const int dim = rows.k.head_dim, kv_heads = cache.num_kv_heads, q_heads = kv_heads * c.heads;
+  const auto batch = cache.lengths.size();
+  std::vector<int> prefixes = cache.lengths;
+  for (std::size_t b = 0; b < c.written.size(); ++b) prefixes[b] -= c.written[b];
+  int tokens = 0, longest_chunk = 0, longest = 1;
+  for (std::size_t b = 0; b < batch; ++b) {
+    tokens += c.chunks[b];
+    longest_chunk = std::max(longest_chunk, c.chunks[b]);
+    longest = std::max(longest, prefixes[b] + c.chunks[b]);
+  }
+  const auto random_rows = [&](int heads) {
+    std::vector<unsigned short> all(static_cast<std::size_t>(tokens * heads * dim));
+    for (auto& x : all) x = in_16_bits(static_cast<double>(normal(random)), rows.bf16);
+    return all;
+  };
+  const std::vector<unsigned short> q = random_rows(q_heads), k = random_rows(kv_heads), v = random_rows(kv_heads);
+
+  PrefillParams p;
+  p.cache = made.cache;
+  p.num_q_heads = q_heads;
+  p.softmax_scale = c.sharpness / std::sqrt(static_cast<float>(dim));
+  p.sliding_window = c.sliding_window;
+  std::vector<float> logits(static_cast<std::size_t>(q_heads));
+  for (float& x : logits) x = 3.0f * normal(random);
+  if (c.sinks) p.sink_logits = arena.put(logits);
+  int* indptr = arena.take<int>(batch + 1, 0);
+  p.q_indptr = indptr;
+  p.q = arena.put(q), p.k = arena.put(k), p.v = arena.put(v);
+  p.q_stride = p.out_stride = q_heads * dim, p.k_stride = p.v_stride = kv_heads * dim;
+  const auto elements = static_cast<std::size_t>(tokens * q_heads * dim),
+             results = elements / static_cast<std::size_t>(dim);
+  auto* out = arena.take<unsigned short>(elements, 0xFF);
+  p.out = out;
+  p.lse = arena.take<float>(results, 0xFF);
+  if (!c.written.empty()) p.prefix_lens = arena.put(prefixes);
+
+  PrefillLaunch launch;
+  launch.shape = {static_cast<int>(batch), q_heads, kv_heads, longest_chunk, longest, c.workspace_bytes, c.portable};
+  CacheOutcome outcome;
+  Status status = check_prefill_shape(*variant, rows, launch.shape);
+  if (status.ok()) status = variant->plan(rows, launch);
+  if (status.ok()) {
+    p.workspace = arena.take<std::byte>(static_cast<std::size_t>(launch.workspace_bytes), 0xFF);
+    status = check_prefill(*variant, rows, launch, p);
+  }
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  const Rows cached = rows_of(made);
+
+  const auto prepare = [&](const std::vector<int>& chunks) {
+    std::vector<int> starts = {0};
+    for (const int n : chunks) starts.push_back(starts.back() + n);
+    check(cudaMemcpy(indptr, starts.data(), starts.size() * sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaMemset(out, 0xFF, elements * 2), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return starts;
+  };
+  const auto compare = [&](const std::vector<int>& starts) {
+    const int count = starts.back();
+    if (count == 0) return;
+    // Keys and values as they are, and as a kernel has them whose inputs are of 16 bits.
+    const auto row_count = batch * static_cast<std::size_t>(longest * kv_heads * dim);
+    std::vector<double> keys[2], values[2];
+    for (int rounded = 0; rounded < 2; ++rounded) {
+      keys[rounded].resize(row_count), values[rounded].resize(row_count);
+      for (std::size_t b = 0; b < batch; ++b)
+        for (int t = 0; t < prefixes[b] + starts[b + 1] - starts[b]; ++t)
+          for (int j = 0; j < kv_heads * dim; ++j) {
+            const auto to = (b * static_cast<std::size_t>(longest) + static_cast<std::size_t>(t)) *
+                                static_cast<std::size_t>(kv_heads * dim) +
+                            static_cast<std::size_t>(j);
+            if (t < prefixes[b]) {
+              const auto from = (b * static_cast<std::size_t>(made.longest) + static_cast<std::size_t>(t)) *
+                                    static_cast<std::size_t>(kv_heads * dim) +
+                                static_cast<std::size_t>(j);
+              const auto round = [&](double x) {
+                return rounded ? of_16_bits(in_16_bits(x, rows.bf16), rows.bf16) : x;
+              };
+              keys[rounded][to] = round(cached.k[from]), values[rounded][to] = round(cached.v[from]);
+            } else {
+              const auto from = static_cast<std::size_t>((starts[b] + t - prefixes[b]) * kv_heads * dim + j);
+              keys[rounded][to] = of_16_bits(k[from], rows.bf16), values[rounded][to] = of_16_bits(v[from], rows.bf16);
+            }
+          }
+    }
+    std::vector<double> queries;
+    for (const unsigned short x : q) queries.push_back(of_16_bits(x, rows.bf16));
+    Arena mine;
+    const int* starts_there = mine.put(starts);
+    const int* prefixes_there = mine.put(prefixes);
+    const double* queries_there = mine.put(queries);
+    double* result = mine.take<double>(elements, 0);
+    double* sums = mine.take<double>(results, 0);
+    std::vector<double> truth[2], lse[2];
+    const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(q_heads));
+    for (int rounded = 0; rounded < 2; ++rounded) {
+      const double* keys_there = mine.put(keys[rounded]);
+      const double* values_there = mine.put(values[rounded]);
+      const auto go = [&](auto zero) {
+        auto* scores = mine.take<decltype(zero)>(results * static_cast<std::size_t>(longest), 0);
+        plain_prefill<<<grid, 128>>>(starts_there, prefixes_there, static_cast<int>(batch), q_heads, kv_heads, dim,
+                                     longest, static_cast<double>(p.softmax_scale), c.sliding_window, p.sink_logits,
+                                     queries_there, keys_there, values_there, scores, result, sums);
+      };
+      if (rounded)
+        go(0.0f);
+      else
+        go(0.0);
+      check(cudaGetLastError(), "plain_prefill");
+      check(cudaDeviceSynchronize(), "plain_prefill");
+      truth[rounded] = get(result, elements), lse[rounded] = get(sums, results);
+    }
+    const std::vector<unsigned short> found = get(out, elements);
+    const std::vector<float> found_lse = get(p.lse, results);
+    Distance distance;
+    const auto used = static_cast<std::size_t>(count * q_heads * dim);
+    for (std::size_t i = 0; i < used; ++i) {
+      const double x = of_16_bits(found[i], rows.bf16);
+      if (!std::isfinite(x) && outcome.failure.empty())
+        outcome.failure = "element " + std::to_string(i) + " is not finite";
+      distance.add(x, truth[0][i], of_16_bits(in_16_bits(truth[1][i], rows.bf16), rows.bf16));
+    }
+    distance.into(outcome);
+    for (std::size_t i = used; i < elements; ++i)
+      if (found[i] != 0xFFFF && outcome.failure.empty())
+        outcome.failure = "element " + std::to_string(i) + " was written";
+    for (std::size_t i = 0; i < used / static_cast<std::size_t>(dim); ++i) {
+      if (!std::isfinite(found_lse[i]) && outcome.failure.empty())
+        outcome.failure = "lse " + std::to_string(i) + " is not finite";
+      outcome.lse_error = std::max(outcome.lse_error, std::abs(static_cast<double>(found_lse[i]) - lse[0][i]));
+      outcome.lse_plain_error = std::max(outcome.lse_plain_error, std::abs(lse[1][i] - lse[0][i]));
+    }
+  };
+
+  // Twice: a call must not depend on what an earlier one left in the workspace.
+  for (int i = 0; i < 2 && status.ok(); ++i) {
+    const std::vector<int> starts = prepare(c.chunks);
+    status = variant->run(rows, launch, p, stream);
+    check(cudaStreamSynchronize(stream), "prefill");
+    if (i == 1 && status.ok()) compare(starts);
+  }
+  if (status.ok() && !c.replay.empty()) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t runnable = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    status = variant->run(rows, launch, p, stream);
+    check(cudaStreamEndCapture(stream, &graph), "capture");
+    check(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+    const std::vector<int> starts = prepare(c.replay);
+    for (int i = 0; i < 3; ++i) {
+      check(cudaGraphLaunch(runnable, stream), "cudaGraphLaunch");
+      check(cudaStreamSynchronize(stream), "cudaGraphLaunch");
+    }
+    compare(starts);
+    cudaGraphExecDestroy(runnable);
+    cudaGraphDestroy(graph);
+  }
+  cudaStreamDestroy(stream);
+  if (!status.ok()) outcome.failure = status.message();
+  return outcome;
+}
+
+}  // namespace kvq::test
