@@ -162,7 +162,7 @@ struct ToRows {
     unsigned char* to;
     std::int64_t stride;  ///< bytes
   };
-  __device__ __forceinline__ const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PackedCache& cache() const { return p.cache; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
     const int length = max(0, p.cache.seq_lens[sequence]);
     Part part;
@@ -193,7 +193,7 @@ struct ToTiles {
     int first_query;  ///< chunk's first token among all chunks
     std::byte* to;
   };
-  __device__ __forceinline__ const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PackedCache& cache() const { return p.cache; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
     Part part;
     part.first_query = p.q_indptr[sequence];

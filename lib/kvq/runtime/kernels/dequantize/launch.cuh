@@ -42,7 +42,7 @@ Status launch_dequantize(const DequantizeLaunch& launch, const Destination& dest
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, launch.blocks / (2 * heads * T::kParts))), T::kParts,
                   static_cast<unsigned>(2 * heads));
-  dequantize::dequantize_kernel<T>
+  dequantize::dequantize_kernel<T, Destination>
       <<<grid, T::kThreads, static_cast<std::size_t>(launch.shared_bytes), stream>>>(destination);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? Status{}
