@@ -30,11 +30,11 @@ struct Steps {
   }
 };
 
-/// 16 tokens, as lane 4 g + t has them: rows g and g + 8.
-template <typename Side>
+/// Tiles of 16 tokens, as lane 4 g + t has them: rows g and g + 8 of each.
+template <typename Side, int kTiles>
 struct Fragments {
-  unsigned a[Steps<Side>::kCount][4];
-  float scale[2][Steps<Side>::kGroups], minimum[2][Steps<Side>::kGroups];  ///< of the two rows
+  unsigned a[kTiles][Steps<Side>::kCount][4];
+  float scale[kTiles][2][Steps<Side>::kGroups], minimum[kTiles][2][Steps<Side>::kGroups];  ///< of the two rows
 };
 
 /// Two integers of 8 bits as fp16, exactly: 1024 + x has x in its last bits. @param selector  of the bytes
@@ -50,9 +50,10 @@ __device__ __forceinline__ float number(const std::byte* at, int i) {
   return Side::kBfloat ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
 }
 
-/// Reads a coded tile.
-template <typename Side>
-__device__ __forceinline__ void read_coded(const std::byte* tile, bool value, int lane, Fragments<Side>& f) {
+/// Reads a coded tile as tile `n`.
+template <typename Side, int kTiles>
+__device__ __forceinline__ void read_coded(const std::byte* tile, bool value, int lane, Fragments<Side, kTiles>& f,
+                                           int n) {
   if constexpr (!Side::kExact) {
     constexpr int kWords = Side::kWords, kChunk = chunk_bytes(Side::side()), kInChunk = kChunk / 4;
     const int g = lane / 4;
@@ -73,8 +74,8 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::byte* at = tile + number_offset(Side::side(), g + 8 * r, group, 0);
-        f.scale[r][group] = number<Side>(at, 0);
-        f.minimum[r][group] = Side::kAffine ? number<Side>(at, 1) : -0.5f * Side::kLevels * f.scale[r][group];
+        f.scale[n][r][group] = number<Side>(at, 0);
+        f.minimum[n][r][group] = Side::kAffine ? number<Side>(at, 1) : -0.5f * Side::kLevels * f.scale[n][r][group];
       }
     const auto codes = [&](int word, int slice) { return words[word] >> (slice * Side::kBits) & Side::kMask; };
     if (value) {
@@ -84,8 +85,8 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const unsigned four = codes(step / Side::kPerByte * 2 + half, step % Side::kPerByte);
-          f.a[step][2 * half] = ptx::movmatrix_trans(halves_of(four, 0x4240));
-          f.a[step][2 * half + 1] = ptx::movmatrix_trans(halves_of(four, 0x4341));
+          f.a[n][step][2 * half] = ptx::movmatrix_trans(halves_of(four, 0x4240));
+          f.a[n][step][2 * half + 1] = ptx::movmatrix_trans(halves_of(four, 0x4341));
         }
     } else {
       constexpr int kPaired = kWords / 2 * Side::kPerByte;
@@ -97,8 +98,8 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const unsigned four = codes(r * kWords + word, slice);
-          f.a[step][r] = halves_of(four, 0x4140);
-          f.a[step][2 + r] = halves_of(four, 0x4342);
+          f.a[n][step][r] = halves_of(four, 0x4140);
+          f.a[n][step][2 + r] = halves_of(four, 0x4342);
         }
       }
     }
@@ -109,7 +110,7 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
 /// @param tile  the 16 tokens of the row's head and side; values in the order of coded ones
 template <typename Side>
 __device__ __forceinline__ void read_exact(const std::byte* tile, int token, bool value, int r, int lane,
-                                           Fragments<Side>& f) {
+                                           Fragments<Side, 1>& f) {
   constexpr int kCount = Steps<Side>::kCount;
   const int t = lane % 4;
   unsigned pairs[kCount][2];
@@ -136,10 +137,10 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
     for (int half = 0; half < 2; ++half) {
       const __half2 two = __floats2half2_rn(__uint_as_float(pairs[step][half] << 16) * inverse,
                                             __uint_as_float(pairs[step][half] & 0xFFFF0000u) * inverse);
-      f.a[step][2 * half + r] = *reinterpret_cast<const unsigned*>(&two);
+      f.a[0][step][2 * half + r] = *reinterpret_cast<const unsigned*>(&two);
     }
 #pragma unroll
-  for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[r][group] = unit, f.minimum[r][group] = 0.0f;
+  for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = unit, f.minimum[0][r][group] = 0.0f;
 }
 
 /// Which tokens of a sequence are where (formats/pages.md, "Exact windows").
@@ -153,40 +154,46 @@ struct Tiers {
   __device__ __forceinline__ bool coded(int position) const { return position >= coded_begin && position < coded_end; }
 };
 
+/// The coded tile of the tokens first .. first + 15 of a sequence.
+template <typename KSide, typename VSide>
+__device__ __forceinline__ const std::byte* page_tile(const PackedCache& cache, int sequence, int head, bool value,
+                                                      int first) {
+  const std::int32_t* table =
+      cache.page_table + (cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride);
+  const int page_size = 1 << cache.page_shift, slot = first & (page_size - 1);
+  const PageLayout layout{KSide::side(), VSide::side(), cache.num_kv_heads, page_size};
+  return cache.pages + __ldg(table + (first >> cache.page_shift)) * cache.page_stride +
+         (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+}
+
 /// Reads the tokens first .. first + 15 of a sequence, those of them that are in [begin, end); the other rows are
 /// zeros.
 /// @param first  a multiple of 16
 template <typename KSide, typename VSide, typename Side>
-__device__ __forceinline__ void read_tokens(const PackedCache& cache, const Tiers& tiers, int sequence, int head,
-                                            bool value, int first, int begin, int end, int lane, Fragments<Side>& f) {
+__device__ __forceinline__ void read_mixed(const PackedCache& cache, const Tiers& tiers, int sequence, int head,
+                                           bool value, int first, int begin, int end, int lane, Fragments<Side, 1>& f) {
 #pragma unroll
   for (int step = 0; step < Steps<Side>::kCount; ++step)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) f.a[step][i] = 0;
+    for (int i = 0; i < 4; ++i) f.a[0][step][i] = 0;
 #pragma unroll
   for (int group = 0; group < Steps<Side>::kGroups; ++group)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) f.scale[r][group] = f.minimum[r][group] = 0.0f;
+    for (int r = 0; r < 2; ++r) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
 
-  const std::byte* page_tile = nullptr;
+  const std::byte* page = nullptr;
   if (max(first, max(begin, tiers.coded_begin)) < min(first + kTileTokens, min(end, tiers.coded_end))) {
-    const std::int32_t* table =
-        cache.page_table + (cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride);
-    const int page_size = 1 << cache.page_shift;
-    const PageLayout layout{KSide::side(), VSide::side(), cache.num_kv_heads, page_size};
-    const int slot = first & (page_size - 1);
-    page_tile = cache.pages + table[first >> cache.page_shift] * cache.page_stride +
-                (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
-    read_coded<Side>(page_tile, value, lane, f);
+    page = page_tile<KSide, VSide>(cache, sequence, head, value, first);
+    read_coded<Side>(page, value, lane, f, 0);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int position = first + lane / 4 + 8 * r;
     if (position < begin || position >= end) {
 #pragma unroll
-      for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[r][group] = f.minimum[r][group] = 0.0f;
+      for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
     } else if (tiers.coded(position)) {
-      if constexpr (Side::kExact) read_exact<Side>(page_tile, position % kTileTokens, value, r, lane, f);
+      if constexpr (Side::kExact) read_exact<Side>(page, position % kTileTokens, value, r, lane, f);
     } else {
       const WindowLayout& w = cache.window_layout;
       const int row = w.row(position, cache.sink_tokens);

@@ -26,11 +26,11 @@ struct Traits {
   using Activation = ActivationArg;
   static constexpr int kHeadDim = KSide::kHeadDim;
   static_assert(VSide::kHeadDim == kHeadDim);
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kMinBlocks = kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< of the matrix, in a block
   static constexpr int kParts = kHeadDim / kColumns, kFours = kColumns / 32;
-  static constexpr int kTiles = 1;  ///< that a warp takes at once
+  static constexpr int kTiles = kHeadDim <= 128 ? 2 : 1;  ///< that a warp takes at once
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kGroups =
       Steps<KSide>::kGroups > Steps<VSide>::kGroups ? Steps<KSide>::kGroups : Steps<VSide>::kGroups;
@@ -54,6 +54,28 @@ __device__ __forceinline__ unsigned pack(float low, float high, __half) {
   return *reinterpret_cast<const unsigned*>(&two);
 }
 
+/// c += the operand `a` times 32 columns of the matrix, the steps of a group. @param c  [tile][eight columns' product]
+template <typename T, typename Side, int kTiles>
+__device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
+                                               const unsigned (&a)[kTiles][Steps<Side>::kCount][4], bool value,
+                                               int group, int four, int lane, float (&c)[kTiles][4][4]) {
+#pragma unroll
+  for (int step = 0; step < Steps<Side>::kCount; ++step) {
+    // Steps of keys and of values are in the same groups in another order; the compiler knows both.
+    if (Steps<Side>::group(value, step) != group) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 b = *reinterpret_cast<const uint4*>(shared.matrix[step][four][half][lane]);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const unsigned (&x)[4] = a[tile][step];
+        ptx::mma_m16n8k16_fp16(c[tile][2 * half], x[0], x[1], x[2], x[3], b.x, b.y);
+        ptx::mma_m16n8k16_fp16(c[tile][2 * half + 1], x[0], x[1], x[2], x[3], b.z, b.w);
+      }
+    }
+  }
+}
+
 /// Prepares the matrix; by all threads, ends with a barrier.
 template <typename T, typename Side>
 __device__ __forceinline__ void prepare(typename T::Shared& shared, const PackedCache& cache, bool value, int head,
@@ -61,88 +83,88 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   constexpr int kDim = T::kHeadDim;
   const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
   const float* center = value ? cache.center_v : cache.center_k;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int entry = rotation.per_head ? head : 0, order = rotation.matrix ? 1 : max(1, rotation.order);
   const float* matrix = rotation.matrix ? rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim : nullptr;
   const auto element = [&](int from, int to) {
     if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));
     const int inside = order - 1;
-    if ((from ^ to) & ~inside) return 0.0f;
-    return __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
+    const float sign = __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
+    return (from ^ to) & ~inside ? 0.0f : sign;
   };
-  constexpr int kWords = kDim / 16 * T::kFours * 2 * 32 * 4;
-  for (int i = static_cast<int>(threadIdx.x); i < kWords; i += T::kThreads) {
-    const int word = i % 4, lane = i / 4 % 32, half = i / 128 % 2, four = i / 256 % T::kFours,
-              step = i / 256 / T::kFours;
-    const int row = 2 * (lane % 4) + word % 2 * 8, column = lane / 4, product = 2 * half + word / 2;
-    const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
-    const __half2 two = __floats2half2_rn(element(Steps<Side>::channel(value, step, row), to),
-                                          element(Steps<Side>::channel(value, step, row + 1), to));
-    (&shared.matrix[0][0][0][0][0])[i] = *reinterpret_cast<const unsigned*>(&two);
+
+  // A thread has the same word of every 32 lanes' four.
+  static_assert(T::kThreads == 128);
+  const int word = thread % 4, place = thread / 4;
+  for (int step = 0; step < kDim / 16; ++step) {
+    const int row = place % 4 * 2 + word % 2 * 8, from = Steps<Side>::channel(value, step, row),
+              next = Steps<Side>::channel(value, step, row + 1);
+#pragma unroll
+    for (int i = 0; i < T::kFours * 2; ++i) {
+      const int four = i / 2, half = i % 2, column = place / 4, product = 2 * half + word / 2;
+      const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
+      const __half2 two = __floats2half2_rn(element(from, to), element(next, to));
+      shared.matrix[step][four][half][place][word] = *reinterpret_cast<const unsigned*>(&two);
+    }
   }
-  for (int i = static_cast<int>(threadIdx.x); i < T::kColumns; i += T::kThreads) {
+  for (int i = thread; i < T::kColumns; i += T::kThreads) {
     const int to = first_column + i;
     const float sign = rotation.signs && order > 1 ? static_cast<float>(rotation.signs[entry * kDim + to]) : 1.0f;
     shared.factor[i] = sign * rsqrtf(static_cast<float>(order));
     shared.center[i] = center ? center[head * kDim + to] : 0.0f;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < Steps<Side>::kGroups * T::kColumns; i += T::kThreads) {
-    constexpr int kEach = kDim / Steps<Side>::kGroups;
-    const int group = i / T::kColumns, to = i % T::kColumns;
-    float sum = 0.0f;
-    for (int from = group * kEach; from < (group + 1) * kEach; ++from)
-      sum += __half2float(__float2half_rn(element(from, first_column + to)));
-    shared.sums[group][to] = sum;
-  }
+  __syncthreads();
+
+  // Sums of rows: the product of ones.
+  unsigned ones[1][Steps<Side>::kCount][4];
+#pragma unroll
+  for (int step = 0; step < Steps<Side>::kCount; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ones[0][step][i] = 0x3C003C00u;
+  for (int four = warp; four < T::kFours; four += T::kWarps)
+#pragma unroll
+    for (int group = 0; group < Steps<Side>::kGroups; ++group) {
+      float c[1][4][4] = {};
+      multiply_group<T, Side>(shared, ones, value, group, four, lane, c);
+      if (lane < 4)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) shared.sums[group][32 * four + 8 * lane + e] = c[0][e / 2][e % 2];
+    }
   __syncthreads();
 }
 
 /// The rows of `f` times 32 columns of the matrix. @param rows  [tile][token g, g + 8]
-template <typename T, typename Side>
-__device__ __forceinline__ void multiply(const typename T::Shared& shared, const Fragments<Side> (&f)[T::kTiles],
-                                         bool value, int four, int lane, uint4 (&rows)[T::kTiles][2]) {
+template <typename T, typename Side, int kTiles>
+__device__ __forceinline__ void multiply(const typename T::Shared& shared, const Fragments<Side, kTiles>& f, bool value,
+                                         int four, int lane, uint4 (&rows)[kTiles][2]) {
   constexpr int kGroups = Steps<Side>::kGroups;
   const int t = lane % 4;
-  float x[T::kTiles][2][8] = {};
+  float x[kTiles][2][8] = {};
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    float c[T::kTiles][4][4] = {};
-#pragma unroll
-    for (int step = 0; step < Steps<Side>::kCount; ++step) {
-      // Keys' and values' steps are in the same groups in another order; both orders are known here.
-      if (!value && Steps<Side>::group(false, step) != group) continue;
-      if (value && Steps<Side>::group(true, step) != group) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 b = *reinterpret_cast<const uint4*>(shared.matrix[step][four][half][lane]);
-#pragma unroll
-        for (int tile = 0; tile < T::kTiles; ++tile) {
-          const unsigned* a = f[tile].a[step];
-          ptx::mma_m16n8k16_fp16(c[tile][2 * half], a[0], a[1], a[2], a[3], b.x, b.y);
-          ptx::mma_m16n8k16_fp16(c[tile][2 * half + 1], a[0], a[1], a[2], a[3], b.z, b.w);
-        }
-      }
-    }
+    float c[kTiles][4][4] = {};
+    multiply_group<T, Side>(shared, f.a, value, group, four, lane, c);
     const float4* sums = reinterpret_cast<const float4*>(shared.sums[group] + 32 * four + 8 * t);
     const float4 low = sums[0], high = sums[1];
     const float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int tile = 0; tile < T::kTiles; ++tile)
+    for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          x[tile][r][e] = fmaf(f[tile].scale[r][group], c[tile][e / 2][2 * r + e % 2],
-                               fmaf(f[tile].minimum[r][group], sum[e], x[tile][r][e]));
+          x[tile][r][e] = fmaf(f.scale[tile][r][group], c[tile][e / 2][2 * r + e % 2],
+                               fmaf(f.minimum[tile][r][group], sum[e], x[tile][r][e]));
   }
   const float4* factors = reinterpret_cast<const float4*>(shared.factor + 32 * four + 8 * t);
   const float4* centers = reinterpret_cast<const float4*>(shared.center + 32 * four + 8 * t);
   const float4 f0 = factors[0], f1 = factors[1], c0 = centers[0], c1 = centers[1];
   const typename T::Activation type{};
 #pragma unroll
-  for (int tile = 0; tile < T::kTiles; ++tile)
+  for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float* y = x[tile][r];
+      const float (&y)[8] = x[tile][r];
       rows[tile][r] = make_uint4(pack(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y), type),
                                  pack(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w), type),
                                  pack(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y), type),
@@ -254,24 +276,43 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
     before += part.unit_end - part.first_unit;
     for (; unit < part.unit_end; unit += all) {
       const int first = unit * T::kTokens;
-      if (first < part.end) {
-        Fragments<Side> f[T::kTiles];
+      if (!Side::kExact && first >= max(part.begin, tiers.coded_begin) &&
+          first + T::kTokens <= min(part.end, tiers.coded_end)) {
+        // Codes alone: nearly all units.
+        Fragments<Side, T::kTiles> f;
 #pragma unroll
         for (int tile = 0; tile < T::kTiles; ++tile)
-          read_tokens<typename T::KSide, typename T::VSide>(
-              cache, tiers, sequence, head, value, first + tile * kTileTokens, part.begin, part.end, lane, f[tile]);
+          read_coded<Side>(
+              page_tile<typename T::KSide, typename T::VSide>(cache, sequence, head, value, first + tile * kTileTokens),
+              value, lane, f, tile);
 #pragma unroll 1
         for (int four = 0; four < T::kFours; ++four) {
           uint4 rows[T::kTiles][2];
-          multiply<T>(shared, f, value, four, lane, rows);
+          multiply<T, Side>(shared, f, value, four, lane, rows);
 #pragma unroll
           for (int tile = 0; tile < T::kTiles; ++tile)
 #pragma unroll
+            for (int r = 0; r < 2; ++r)
+              *destination.place(part, first + tile * kTileTokens + lane / 4 + 8 * r,
+                                 first_column + 32 * four + lane % 4 * 8) = rows[tile][r];
+        }
+      } else {
+#pragma unroll 1
+        for (int tile = first; tile < min(first + T::kTokens, part.end); tile += kTileTokens) {
+          Fragments<Side, 1> f;
+          read_mixed<typename T::KSide, typename T::VSide>(cache, tiers, sequence, head, value, tile, part.begin,
+                                                           part.end, lane, f);
+#pragma unroll 1
+          for (int four = 0; four < T::kFours; ++four) {
+            uint4 rows[1][2];
+            multiply<T, Side>(shared, f, value, four, lane, rows);
+#pragma unroll
             for (int r = 0; r < 2; ++r) {
-              const int position = first + tile * kTileTokens + lane / 4 + 8 * r;
+              const int position = tile + lane / 4 + 8 * r;
               if (position >= part.begin && position < part.end)
-                *destination.place(part, position, first_column + 32 * four + lane % 4 * 8) = rows[tile][r];
+                *destination.place(part, position, first_column + 32 * four + lane % 4 * 8) = rows[0][r];
             }
+          }
         }
       }
       destination.fill(part, unit, head, value, first_column, lane, part.end);
