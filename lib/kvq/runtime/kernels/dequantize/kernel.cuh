@@ -26,7 +26,7 @@ struct Traits {
   using Activation = ActivationArg;
   static constexpr int kHeadDim = KSide::kHeadDim;
   static_assert(VSide::kHeadDim == kHeadDim);
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< prepare() counts on 128 threads
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< of the matrix, in a block
   static constexpr int kParts = kHeadDim / kColumns, kFours = kColumns / 32;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   const int entry = rotation.per_head ? head : 0, order = rotation.matrix ? 1 : max(1, rotation.order);
   const float* matrix = rotation.matrix ? rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim : nullptr;
   const auto element = [&](int from, int to) {
-    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));
+    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));  // values' is stored transposed
     const int inside = order - 1;
     const float sign = __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
     return (from ^ to) & ~inside ? 0.0f : sign;
