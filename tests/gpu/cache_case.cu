@@ -1,55 +1,16 @@
 #include "cache_case.h"
+#include "device_memory.h"
 #include "plain_attention.cuh"
 
 #include <kvq/runtime/kernels/prefill/variant.h>
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 namespace kvq::test {
 
 namespace {
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
-/// Device memory of one call.
-class Arena {
- public:
-  ~Arena() {
-    for (void* p : all_) cudaFree(p);
-  }
-  template <typename T>
-  T* take(std::size_t count, int fill) {
-    void* p = nullptr;
-    const std::size_t bytes = std::max<std::size_t>(count, 1) * sizeof(T);
-    check(cudaMalloc(&p, bytes), "cudaMalloc");
-    all_.push_back(p);
-    check(cudaMemset(p, fill, bytes), "cudaMemset");
-    return static_cast<T*>(p);
-  }
-  template <typename T>
-  T* put(const std::vector<T>& values) {
-    T* p = take<T>(values.size(), 0);
-    check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-    return p;
-  }
-
- private:
-  std::vector<void*> all_;
-};
-
-template <typename T>
-std::vector<T> get(const T* from, std::size_t count) {
-  std::vector<T> values(count);
-  check(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  return values;
-}
 
 __host__ __device__ double of_16_bits(unsigned short bits, bool bf16) {
   return static_cast<double>(bf16 ? __bfloat162float(__ushort_as_bfloat16(bits))

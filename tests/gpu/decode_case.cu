@@ -1,52 +1,14 @@
 #include "decode_case.h"
+#include "device_memory.h"
 #include "plain_attention.cuh"
-
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 namespace kvq::test {
 
 namespace {
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
-/// Device memory of one call.
-class Arena {
- public:
-  ~Arena() {
-    for (void* p : all_) cudaFree(p);
-  }
-  template <typename T>
-  T* take(std::size_t count, int fill) {
-    void* p = nullptr;
-    check(cudaMalloc(&p, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMalloc");
-    all_.push_back(p);
-    check(cudaMemset(p, fill, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMemset");
-    return static_cast<T*>(p);
-  }
-  template <typename T>
-  T* put(const std::vector<T>& values) {
-    T* p = take<T>(values.size(), 0);
-    check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-    return p;
-  }
-
- private:
-  std::vector<void*> all_;
-};
-
-template <typename T>
-std::vector<T> get(const T* from, std::size_t count) {
-  std::vector<T> values(count);
-  check(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  return values;
-}
 
 __device__ unsigned hash(unsigned long long x) {
   x ^= x >> 31, x *= 0x7fb5d329728ea185ull, x ^= x >> 27, x *= 0x81dadef4bc2dd44dull;

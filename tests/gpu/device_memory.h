@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace kvq::test {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Device memory of one call.
+class Arena {
+ public:
+  ~Arena() {
+    for (void* p : all_) cudaFree(p);
+  }
+  template <typename T>
+  T* take(std::size_t count, int fill) {
+    void* p = nullptr;
+    const std::size_t bytes = std::max<std::size_t>(count, 1) * sizeof(T);
+    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    all_.push_back(p);
+    check(cudaMemset(p, fill, bytes), "cudaMemset");
+    return static_cast<T*>(p);
+  }
+  template <typename T>
+  T* put(const std::vector<T>& values) {
+    T* p = take<T>(values.size(), 0);
+    check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    return p;
+  }
+
+ private:
+  std::vector<void*> all_;
+};
+
+template <typename T>
+std::vector<T> get(const T* from, std::size_t count) {
+  std::vector<T> values(count);
+  check(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return values;
+}
+
+}  // namespace kvq::test
