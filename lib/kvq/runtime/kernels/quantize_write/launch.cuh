@@ -1,22 +1,54 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/variant.h>
+#include <kvq/runtime/kernels/quantize_write/dense.cuh>
 #include <kvq/runtime/kernels/quantize_write/kernel.cuh>
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <type_traits>
 
 namespace kvq {
 
+/// Blocks that share a job stay for as many tokens as come: as many as there are multiprocessors for.
+template <typename K, typename V, typename T>
+cudaError_t launch_dense_write(const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
+  using Block = write::DenseBlock<K::kHeadDim>;
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(write::dense_write_kernel<K, V, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 Block::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  constexpr int kTokens = kTileTokens * Block::kWarps;
+  const int runs = (params.num_tokens + kTokens - 1) / kTokens;
+  const dim3 grid(static_cast<unsigned>(std::clamp(multiprocessors / jobs, 1, runs)), static_cast<unsigned>(jobs));
+  write::dense_write_kernel<K, V, T><<<grid, Block::kThreads, Block::kSharedBytes, stream>>>(params, first_job);
+  return cudaGetLastError();
+}
+
+template <typename K, typename V, typename T>
+cudaError_t launch_write(const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
+  constexpr int kTokens = kTileTokens * write::kWarps;
+  const dim3 grid(static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens), static_cast<unsigned>(jobs));
+  write::quantize_write_kernel<K, V, T><<<grid, 32 * write::kWarps, 0, stream>>>(params, first_job);
+  return cudaGetLastError();
+}
+
+/// Both sides in one launch if they are rotated in the same way, else one each.
 template <typename K, typename V, typename T>
 Status run_write(const WriteParams& params, CUstream_st* stream) {
   if (params.num_tokens == 0) return {};
-  constexpr int kTokens = kTileTokens * write::kWarps;
-  const dim3 grid(static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens),
-                  static_cast<unsigned>(2 * params.num_kv_heads));
-  write::quantize_write_kernel<K, V, T><<<grid, 32 * write::kWarps, 0, stream>>>(params);
-  const cudaError_t error = cudaGetLastError();
+  const int heads = params.num_kv_heads;
+  const auto launch = [&](bool dense, int first_job, int jobs) {
+    return dense ? launch_dense_write<K, V, T>(params, first_job, jobs, stream)
+                 : launch_write<K, V, T>(params, first_job, jobs, stream);
+  };
+  const bool dense_k = params.k.rotation != nullptr, dense_v = params.v.rotation != nullptr;
+  cudaError_t error = launch(dense_k, 0, dense_k == dense_v ? 2 * heads : heads);
+  if (error == cudaSuccess && dense_k != dense_v) error = launch(dense_v, heads, heads);
   return error == cudaSuccess ? Status{}
                               : Status::fail(StatusCode::cuda, "quantize_write: launch: %s", cudaGetErrorString(error));
 }

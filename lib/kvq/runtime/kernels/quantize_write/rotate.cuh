@@ -3,19 +3,55 @@
 #include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Loading, centring and rotating. A Hadamard transform works on the bits of the channel's number. Bits 0, 1 (of e) and
-/// 3, 4 (t) are one product of tensor cores with a matrix of +1, -1 (and 0, where the block does not reach): exact
-/// products, summed in float32. Bits 2 and 5 and above are additions within the lane.
+/// Loading, rotating and centring. A Hadamard transform works on the bits of the channel's number, which are 32 j + 8 t
+/// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
+/// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
+/// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
+/// within the lane. Order 1 is a product with the identity.
 namespace kvq::write {
 
-/// One element of the 16 x 16 matrix over bits 0, 1, 3, 4 of the channel; rows and columns are numbered as the
-/// fragments are: i < 8: t = i / 2, e = i mod 2; else t = (i - 8) / 2, e = 2 + i mod 2.
+/// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
+/// fragments are: i < 8: t = i / 2, e = i mod 2; else t = (i - 8) / 2, e = 4 + i mod 2.
 template <typename T>
 __device__ __forceinline__ unsigned matrix_element(int row, int column, int order) {
-  const auto channel = [](int i) { return (i % 8 / 2) * 8 + (i / 8) * 2 + i % 2; };
+  const auto channel = [](int i) { return (i % 8 / 2) * 8 + (i / 8) * 4 + i % 2; };
   const int a = channel(row), b = channel(column), inside = order - 1;
   if ((a ^ b) & ~inside) return 0;  // different blocks
   return Pair<T>::kOne | (__popc(a & b & inside) & 1 ? 0x8000u : 0u);
+}
+
+/// x_rot minus the centre, which is rotated as the rows are. @param t  lane mod 4
+template <typename Side>
+__device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* center, int t) {
+#pragma unroll
+  for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 c = __ldg(reinterpret_cast<const float4*>(center + 32 * j + 8 * t + 4 * half));
+      const float four[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = rows.x[r][j][4 * half + i];
+          x = fmaf(x, rows.unit, -four[i]);
+        }
+    }
+  rows.unit = 1.0f;
+}
+
+/// Loads the warp's rows: of the tokens g and g + 8, of each 32 channels, the lane's eight.
+template <typename Side, typename T>
+__device__ __forceinline__ void load_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
+                                          int lane, uint4 (&raw)[2][Side::kHeadDim / 32]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
+    const T* row = static_cast<const T*>(side.x) + token * side.token_stride + head * Side::kHeadDim;
+#pragma unroll
+    for (int j = 0; j < Side::kHeadDim / 32; ++j)
+      raw[r][j] = __ldg(reinterpret_cast<const uint4*>(row) + 4 * j + (lane & 3));
+  }
 }
 
 /// Loads the warp's rows and transforms them.
@@ -25,134 +61,75 @@ __device__ __forceinline__ void load_rotated(const WriteSide& side, const WriteP
   constexpr int kSteps = Rows<Side>::kSteps, kDim = Side::kHeadDim;
   const int g = lane >> 2, t = lane & 3, order = side.order;
   uint4 raw[2][kSteps];
+  load_rows<Side, T>(side, p, first_token, head, lane, raw);
+  if (side.signs) {
+    const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int token = min(first_token + g + 8 * r, p.num_tokens - 1);
-    const uint4* from =
-        reinterpret_cast<const uint4*>(static_cast<const T*>(side.x) + token * side.token_stride + head * kDim) + t;
+    for (int j = 0; j < kSteps; ++j) {
+      const uint2 eight = __ldg(reinterpret_cast<const uint2*>(signs + 32 * j));
+      const auto flips = [](unsigned bytes, int i) {
+        return (bytes >> (16 * i + 7) & 1) << 15 | (bytes >> (16 * i + 15) & 1) << 31;
+      };
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) raw[r][j] = __ldg(from + 4 * j);
-  }
-  if (order <= 1 || side.center) {
-    const float* center = side.center ? side.center + head * kDim : nullptr;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) {
-        const unsigned words[4] = {raw[r][j].x, raw[r][j].y, raw[r][j].z, raw[r][j].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 two = Pair<T>::to_float(words[i]);
-          const int channel = 32 * j + 8 * t + 2 * i;
-          rows.x[r][j][2 * i] = center ? two.x - center[channel] : two.x;
-          rows.x[r][j][2 * i + 1] = center ? two.y - center[channel + 1] : two.y;
-        }
+      for (int r = 0; r < 2; ++r) {
+        raw[r][j].x ^= flips(eight.x, 0), raw[r][j].y ^= flips(eight.x, 1);
+        raw[r][j].z ^= flips(eight.y, 0), raw[r][j].w ^= flips(eight.y, 1);
       }
-    if (order <= 1) return;
-    // Centred rows have more digits than the tensor cores take: shuffles and additions instead.
-    const std::int8_t* signs = side.signs ? side.signs + (side.per_head ? head * kDim : 0) : nullptr;
+    }
+  }
+  // Without bit 5 the matrices for the way between two steps are zero.
+  unsigned b[2][2], across[2][2], second[2][2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 8 * half + 2 * t, column = 8 * n + g;
+      b[n][half] = matrix_element<T>(row, column, order) | matrix_element<T>(row + 1, column, order) << 16;
+      across[n][half] = order >= 64 ? b[n][half] : 0u;
+      second[n][half] = order >= 64 ? b[n][half] ^ 0x80008000u : b[n][half];
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const uint4 own = raw[r][j], other = raw[r][kSteps % 2 == 0 ? j ^ 1 : j];
+        const auto& with = kSteps % 2 == 0 && j % 2 == 1 ? second : b;
+        float c[4] = {};
+        Pair<T>::mma(c, own.x, own.y, own.z, own.w, with[n][0], with[n][1]);
+        if (kSteps % 2 == 0) Pair<T>::mma(c, other.x, other.y, other.z, other.w, across[n][0], across[n][1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
+      }
+  // Other bits: (a, b) -> (a + b, a - b), in place. The common factor is left to what follows.
+  const auto butterfly = [](float& a, float& b) {
+    a += b;
+    b = fmaf(-2.0f, b, a);
+  };
+  if (order >= 4) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          float& x = rows.x[r][j][e];
-          if (signs && signs[32 * j + 8 * t + e] < 0) x = -x;
-        }
-#pragma unroll
-    for (int bit = 0; bit < 5; ++bit) {
-      if (bit == 2 || order <= 1 << bit) continue;
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-#pragma unroll
-        for (int j = 0; j < kSteps; ++j) {
-          if (bit < 2) {
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-              if (!(e >> bit & 1)) {
-                const float a = rows.x[r][j][e], b = rows.x[r][j][e | 1 << bit];
-                rows.x[r][j][e] = a + b, rows.x[r][j][e | 1 << bit] = a - b;
-              }
-          } else {
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-              const float mine = rows.x[r][j][e], other = __shfl_xor_sync(kAll, mine, 1 << (bit - 3));
-              rows.x[r][j][e] = t >> (bit - 3) & 1 ? other - mine : mine + other;
-            }
-          }
-        }
-    }
-  } else {
-    if (side.signs) {
-      const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) {
-        const uint2 eight = __ldg(reinterpret_cast<const uint2*>(signs + 32 * j));
-        const auto flips = [](unsigned bytes, int i) {
-          return (bytes >> (16 * i + 7) & 1) << 15 | (bytes >> (16 * i + 15) & 1) << 31;
-        };
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          raw[r][j].x ^= flips(eight.x, 0), raw[r][j].y ^= flips(eight.x, 1);
-          raw[r][j].z ^= flips(eight.y, 0), raw[r][j].w ^= flips(eight.y, 1);
-        }
-      }
-    }
-    unsigned b[2][2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 8 * half + 2 * t, column = 8 * n + g;
-        b[n][half] = matrix_element<T>(row, column, order) | matrix_element<T>(row + 1, column, order) << 16;
-      }
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          float c[4] = {};
-          if (half == 0)
-            Pair<T>::mma(c, raw[0][j].x, raw[1][j].x, raw[0][j].y, raw[1][j].y, b[n][0], b[n][1]);
-          else
-            Pair<T>::mma(c, raw[0][j].z, raw[1][j].z, raw[0][j].w, raw[1][j].w, b[n][0], b[n][1]);
-          rows.x[0][j][4 * half + 2 * n] = c[0], rows.x[0][j][4 * half + 2 * n + 1] = c[1];
-          rows.x[1][j][4 * half + 2 * n] = c[2], rows.x[1][j][4 * half + 2 * n + 1] = c[3];
-        }
+        for (int e = 0; e < 8; ++e)
+          if (!(e & 2)) butterfly(rows.x[r][j][e], rows.x[r][j][e + 2]);
   }
-  // Bit 2, then the steps' bits.
-  const float scale = rsqrtf(static_cast<float>(order));
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (order >= 8) {
+  for (int bit = 2; bit < kSteps; bit *= 2) {
+    if (order < 64 * bit || kSteps % (2 * bit) != 0) continue;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float a = rows.x[r][j][e], b = rows.x[r][j][e + 4];
-          rows.x[r][j][e] = a + b, rows.x[r][j][e + 4] = a - b;
-        }
-    }
-#pragma unroll
-    for (int bit = 1; bit < kSteps; bit *= 2) {
-      if (order < 64 * bit || kSteps % (2 * bit) != 0) continue;
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) {
-        if (j & bit) continue;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float a = rows.x[r][j][e], b = rows.x[r][j + bit][e];
-          rows.x[r][j][e] = a + b, rows.x[r][j + bit][e] = a - b;
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= scale;
+        for (int e = 0; e < 8; ++e)
+          if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
   }
+  rows.unit = order > 1 ? rsqrtf(static_cast<float>(order)) : 1.0f;
+  rows.rotated = order > 1;
+  if (side.center) subtract_center<Side>(rows, side.center + head * kDim, t);
 }
 
 }  // namespace kvq::write

@@ -13,6 +13,9 @@ template <typename Side>
 struct Rows {
   static constexpr int kSteps = Side::kHeadDim / 32;
   float x[2][kSteps][8];  ///< tokens g and g + 8
+  float unit = 1.0f;      ///< x_rot = x * unit
+  int clip_rank = 0;      ///< rows are clipped to their largest magnitude of this rank (1: the largest); 0: not clipped
+  bool rotated = false;   ///< x has a rotation's rounding, so codes may be found in other, quicker operations
 };
 
 template <typename T>

@@ -1,0 +1,191 @@
+#pragma once
+
+#include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+#include <kvq/runtime/kernels/quantize_write/params.h>
+#include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
+#include <kvq/runtime/kernels/quantize_write/kernel.cuh>
+#include <kvq/runtime/kernels/quantize_write/rotate.cuh>
+
+#include <type_traits>
+
+/// Dense rotations: rows times R by tensor cores, then coded like others. A block keeps the R of one head and side in
+/// shared memory while it walks over tokens; where R is too large for that, its slabs go by for every run of tokens.
+///
+/// x is exact in 16 bits and R in two parts, so two products give x R up to 2^-17 of |x| |R|.
+namespace kvq::write {
+
+/// What a block is and holds.
+template <int kDim>
+struct DenseBlock {
+  static constexpr RotationLayout kLayout{kDim};
+  static constexpr bool kResident = kLayout.bytes() <= 96 * 1024;
+  static constexpr int kWarps = kResident ? 16 : 8, kThreads = 32 * kWarps;
+  static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< in shared memory at once, twice if not all
+  static constexpr int kStageBytes = kStageSlabs * kLayout.slab_bytes();
+  static constexpr int kSharedBytes = kResident ? kStageBytes : 2 * kStageBytes;
+  static constexpr int kPieces = (kDim + 63) / 64;  ///< 64 columns each
+  static_assert(kLayout.slabs() % kStageSlabs == 0);
+};
+
+/// What a warp holds of its product: of each piece, of each eight columns, two of row g and two of row g + 8.
+template <int kDim>
+using Products = float[DenseBlock<kDim>::kPieces][32];
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kHaveWarpgroups = true;
+#else
+constexpr bool kHaveWarpgroups = false;
+#endif
+
+/// c += a slabs, of a warp's 16 rows. @param raw  the warp's rows as loaded; @param slabs shared memory
+template <typename T, int kDim, int kFirstSlab, int kNumSlabs>
+__device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2][kDim / 32], unsigned slabs,
+                                         int lane) {
+  constexpr RotationLayout kLayout{kDim};
+  const auto operand = [&](int slab, unsigned (&a)[4]) {
+    const uint4 low = raw[0][slab / 2], high = raw[1][slab / 2];
+    const bool second = slab % 2;
+    a[0] = second ? low.z : low.x, a[1] = second ? high.z : high.x;
+    a[2] = second ? low.w : low.y, a[3] = second ? high.w : high.y;
+  };
+  if constexpr (kHaveWarpgroups && kDim % 64 == 0) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < kNumSlabs; ++s) {
+      unsigned a[4];
+      operand(kFirstSlab + s, a);
+#pragma unroll
+      for (int part = 0; part < RotationLayout::kParts; ++part)
+#pragma unroll
+        for (int piece = 0; piece < DenseBlock<kDim>::kPieces; ++piece) {
+          const unsigned at = slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + piece * 8 * 256;
+          // Squares: 128 bytes apart along the sum, 256 from one eight of columns to the next.
+          const unsigned long long description = (at >> 4 & 0x3FFF) | 128ull >> 4 << 16 | 256ull >> 4 << 32;
+          const bool add = kFirstSlab + s + part > 0;
+          if constexpr (std::is_same_v<T, __half>)
+            ptx::wgmma_m64n64k16_fp16(c[piece], a, description, add);
+          else
+            ptx::wgmma_m64n64k16_bf16(c[piece], a, description, add);
+        }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait_all();
+#endif
+  } else {
+    if constexpr (kFirstSlab == 0) {
+#pragma unroll
+      for (int piece = 0; piece < DenseBlock<kDim>::kPieces; ++piece)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) c[piece][i] = 0.0f;
+    }
+#pragma unroll
+    for (int s = 0; s < kNumSlabs; ++s) {
+      unsigned a[4];
+      operand(kFirstSlab + s, a);
+#pragma unroll
+      for (int part = 0; part < RotationLayout::kParts; ++part)
+#pragma unroll
+        for (int n = 0; n < kDim / 8; n += 2) {
+          unsigned b[4];
+          ptx::ldmatrix_x4(b, slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + n * 256 + lane * 16);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float (&four)[4] = *reinterpret_cast<float (*)[4]>(&c[(n + i) / 8][(n + i) % 8 * 4]);
+            Pair<T>::mma(four, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
+          }
+        }
+    }
+  }
+}
+
+/// Copies 16-byte pieces into shared memory that tensor cores read next; all threads of the block, without a barrier.
+template <int kBytes, int kThreads>
+__device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from) {
+  constexpr int kEach = kBytes / 16 / kThreads;
+  static_assert(kBytes % (16 * kThreads) == 0);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
+    *reinterpret_cast<uint4*>(to + at) = __ldg(reinterpret_cast<const uint4*>(from + at));
+  }
+  ptx::fence_async_shared();
+}
+
+/// The slabs go by: while a stage is multiplied by, the next one comes in. Uniform in the block.
+template <typename T, int kDim, int kStage = 0>
+__device__ __forceinline__ void multiply_stages(Products<kDim>& c, const uint4 (&raw)[2][kDim / 32],
+                                                const std::byte* rotation, std::byte* shared, int lane) {
+  using Block = DenseBlock<kDim>;
+  constexpr int kStages = Block::kLayout.slabs() / Block::kStageSlabs;
+  if constexpr (kStage == 0) copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
+  __syncthreads();
+  if constexpr (kStage + 1 < kStages)
+    copy_slabs<Block::kStageBytes, Block::kThreads>(shared + (kStage + 1) % 2 * Block::kStageBytes,
+                                                    rotation + (kStage + 1) * Block::kStageBytes);
+  multiply<T, kDim, kStage * Block::kStageSlabs, Block::kStageSlabs>(
+      c, raw, ptx::shared_address(shared) + kStage % 2 * Block::kStageBytes, lane);
+  if constexpr (kStage + 1 < kStages)
+    multiply_stages<T, kDim, kStage + 1>(c, raw, rotation, shared, lane);
+  else
+    __syncthreads();
+}
+
+/// Rotates, codes and stores the tokens of one head and side: every `stride`-th run of 16 kWarps tokens from `run` on.
+template <typename Side, typename T>
+__device__ __forceinline__ void write_dense_side(const WriteParams& p, const WriteSide& from, bool value, int head,
+                                                 int head_bytes, int side_offset, std::byte* shared) {
+  constexpr int kDim = Side::kHeadDim;
+  using Block = DenseBlock<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const std::byte* rotation = from.rotation + head * from.rotation_stride;
+  if constexpr (Block::kResident) {
+    copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
+    __syncthreads();
+  }
+  const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
+  // Warpgroups walk by themselves if R stays, whole blocks if not.
+  constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
+  constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
+  const int own = Block::kResident ? warp / 4 : 0, in_run = Block::kResident ? warp % 4 : warp;
+  for (int first = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens; first < p.num_tokens;
+       first += static_cast<int>(gridDim.x) * kRuns * kRunTokens) {
+    const int first_token = first + in_run * kTileTokens;
+    uint4 raw[2][kDim / 32];
+    load_rows<Side, T>(from, p, first_token, head, lane, raw);
+    Products<kDim> c;
+    if constexpr (Block::kResident)
+      multiply<T, kDim, 0, Block::kStageSlabs>(c, raw, ptx::shared_address(shared), lane);
+    else
+      multiply_stages<T, kDim>(c, raw, rotation, shared, lane);
+    Rows<Side> rows;
+    rows.clip_rank = clip_rank, rows.rotated = true;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / 8][n % 8 * 4 + i];
+    if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
+    code_rows<Side>(p, from, rows, value, first_token, head, head_bytes, side_offset, lane);
+  }
+}
+
+/// Grid [blocks of a job, jobs]: a job is the keys or the values of a head, from `first_job` on; see
+/// quantize_write_kernel.
+template <typename K, typename V, typename T>
+__global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
+    dense_write_kernel(const __grid_constant__ WriteParams p, int first_job) {
+  static_assert(K::kHeadDim == V::kHeadDim);
+  extern __shared__ __align__(128) std::byte shared[];
+  const WriteJob job = write_job<K, V>(p, first_job + static_cast<int>(blockIdx.y));
+  if constexpr (std::is_same_v<K, V>) {
+    const WriteSide from = job.value ? p.v : p.k;
+    write_dense_side<K, T>(p, from, job.value, job.head, job.head_bytes, job.side_offset, shared);
+  } else {
+    if (job.value)
+      write_dense_side<V, T>(p, p.v, true, job.head, job.head_bytes, job.side_offset, shared);
+    else
+      write_dense_side<K, T>(p, p.k, false, job.head, job.head_bytes, job.side_offset, shared);
+  }
+}
+
+}  // namespace kvq::write

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+
+#include <cstdint>
+
+namespace kvq {
+
+/// Where an element of a dense rotation R [D, D] lies in the operand that the kernel multiplies by: R in two 16-bit
+/// parts, the rounded element and what is left of it, in *slabs* of 16 rows (one step of the product's sum). A part of
+/// a slab is made of 8 x 8 squares, 128 bytes each: rows of R side by side, columns below each other; the two squares
+/// of eight columns are neighbours. Rows and columns are numbered so that a lane multiplies what it loads and ends up
+/// with the channels that Rows wants.
+struct RotationLayout {
+  int head_dim = 128;
+
+  static constexpr int kParts = 2, kSlabRows = 16;
+  KVQ_HD constexpr int slabs() const { return head_dim / kSlabRows; }
+  KVQ_HD constexpr int part_bytes() const { return kSlabRows * head_dim * 2; }
+  KVQ_HD constexpr int slab_bytes() const { return kParts * part_bytes(); }
+  KVQ_HD constexpr int bytes() const { return slabs() * slab_bytes(); }
+
+  /// Row of R that is row k of a slab. Lane t of four holds, of each 32 channels, 8 t .. 8 t + 7; in slab 2 j + half
+  /// its four from 32 j + 8 t + 4 half on, which an operand wants as k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  KVQ_HD static constexpr int row_channel(int slab, int k) {
+    return 32 * (slab / 2) + 8 * (k % 8 / 2) + 4 * (slab % 2) + 2 * (k / 8) + k % 2;
+  }
+  /// Column of R that is column n of the operand: of eight columns lane t gets 2 t and 2 t + 1.
+  KVQ_HD static constexpr int column_channel(int n) {
+    return 32 * (n / 32) + 8 * (n % 8 / 2) + 2 * (n / 8 % 4) + n % 2;
+  }
+  /// Byte of an element.
+  KVQ_HD constexpr int offset(int slab, int part, int k, int n) const {
+    return slab * slab_bytes() + part * part_bytes() + n / 8 * 256 + k / 8 * 128 + n % 8 * 16 + k % 8 * 2;
+  }
+};
+
+}  // namespace kvq

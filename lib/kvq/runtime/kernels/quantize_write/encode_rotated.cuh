@@ -1,0 +1,268 @@
+#pragma once
+
+#include <kvq/plan/scheme.h>
+#include <kvq/runtime/kernels/quantize_write/clip.cuh>
+#include <kvq/runtime/kernels/quantize_write/encode.cuh>
+
+/// Codes of rows that were rotated here. Their x_rot has a rounding error of its own, so packing.md leaves codes free
+/// where the quotient lies within it of an edge. This takes far fewer operations a channel than dividing as the codec
+/// does; scales and minima are rounded just as in encode().
+///
+/// A code is the integer part of q = x a + b. One fused multiply-add, rounded down, leaves q 2^f in the mantissa of a
+/// float, so that the code lies at bits f and above and the fraction below it, and bytes are picked from there. q
+/// errs by less than 2^-f beside the rounding of a. Where rows are clipped, or codes saturate, an addition to 0.5 that
+/// saturates at 0 and 1 comes first.
+namespace kvq::write {
+
+constexpr float kFixed = 8388608.0f;  ///< 2^23: one unit is the last bit
+
+/// (a & mask) | (b & ~mask)
+__device__ __forceinline__ unsigned select_bits(unsigned mask, unsigned a, unsigned b) {
+  return (a & mask) | (b & ~mask);
+}
+/// Byte 2 of each word.
+__device__ __forceinline__ unsigned bytes_2(unsigned a, unsigned b, unsigned c, unsigned d) {
+  return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+}
+
+/// Fraction bits of a slice: where codes land in the upper bits of byte 2.
+template <int kBits>
+__host__ __device__ constexpr int fraction_bits(int slice) {
+  return kBits == 4 ? 16 : slice % 2 == 0 ? 20 : 18;
+}
+
+/// Where a word of a lane's piece has its codes from: channel 32 step + 8 t + 4 half + byte.
+struct CodeSource {
+  int step = 0, half = 0;
+};
+template <typename Side>
+__host__ __device__ constexpr CodeSource code_source(int word, int slice) {
+  constexpr int kPaired = Side::kWords / 2;
+  if (word < 2 * kPaired) return {word / 2 * Side::kPerByte + slice, word % 2};
+  return {kPaired * Side::kPerByte + slice / 2, slice % 2};
+}
+
+/// Bits of a word that belong to a group.
+template <typename Side>
+__host__ __device__ constexpr unsigned group_bits(int word, int group) {
+  unsigned bits = 0;
+  for (int slice = 0; slice < Side::kPerByte; ++slice)
+    if (code_source<Side>(word, slice).step / Side::kStepsInGroup == group)
+      bits |= Side::kMask << (slice * Side::kBits);
+  return bits;
+}
+
+/// Of one lane's words the sum of l(c)^2 over the channels of a group, see packing.md (b).
+template <typename Side>
+__device__ __forceinline__ int sum_of_squared_levels(const unsigned (&words)[Side::kWords], int group) {
+  constexpr int kChannels = Side::kGroup / 4;  // of one lane
+  if constexpr (Side::kBits == 2) {            // levels are 1 where a code's bits differ, else 3
+    int inner = 0;
+#pragma unroll
+    for (int w = 0; w < Side::kWords; ++w)
+      inner += __popc((words[w] ^ (words[w] >> 1)) & 0x55555555u & group_bits<Side>(w, group));
+    return 9 * kChannels - 8 * inner;
+  } else {
+    unsigned squares = 0, sum = 0;
+#pragma unroll
+    for (int w = 0; w < Side::kWords; ++w) {
+      const unsigned own = words[w] & group_bits<Side>(w, group), low = own & 0x0F0F0F0Fu,
+                     high = (own >> 4) & 0x0F0F0F0Fu;
+      squares = __dp4a(low, low, __dp4a(high, high, squares));
+      sum = __dp4a(low, 0x01010101u, __dp4a(high, 0x01010101u, sum));
+    }
+    return static_cast<int>(4 * squares - 60 * sum) + 225 * kChannels;
+  }
+}
+
+/// One word: codes of x from q = x a + b, which is known to lie in [0, 2^bits), or to be brought there if kSaturate.
+template <typename Side, bool kSaturate>
+__device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 32][8], int word, const float* a,
+                                              const float* b) {
+  constexpr int kBits = Side::kBits;
+  const auto fixed = [&](int slice, int byte) {
+    const CodeSource from = code_source<Side>(word, slice);
+    const int group = from.step / Side::kStepsInGroup, fraction = fraction_bits<kBits>(slice);
+    const float value = x[from.step][4 * from.half + byte];
+    const float one = static_cast<float>(1 << fraction), all = static_cast<float>((1 << (fraction + kBits)) - 1);
+    if constexpr (kSaturate) {
+      const float share = __saturatef(fmaf(value, a[group] * (one / all), b[group] * (one / all)));
+      return __float_as_uint(__fmaf_rd(share, all, kFixed));
+    } else {
+      return __float_as_uint(__fmaf_rd(value, a[group] * one, fmaf(b[group], one, kFixed)));
+    }
+  };
+  if constexpr (kBits == 4) {
+    const unsigned low = bytes_2(fixed(0, 0), fixed(0, 1), fixed(0, 2), fixed(0, 3));
+    return low + (bytes_2(fixed(1, 0), fixed(1, 1), fixed(1, 2), fixed(1, 3)) << 4);
+  } else {
+    // Slices 1 and 2 end up in the bits 2..5 of each byte. So do 3 and 0, which are then turned by 4 bits: 3 into the
+    // bits 6 and 7 of its byte, 0 into the lowest bits of the next one.
+    unsigned inner[4], outer[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      inner[i] = select_bits(3u << 18, fixed(1, i), fixed(2, i));
+      outer[i] = select_bits(3u << 18, fixed(3, i), fixed(0, (i + 1) % 4));
+    }
+    const unsigned turned = bytes_2(outer[0], outer[1], outer[2], outer[3]);
+    return select_bits(0x3C3C3C3Cu, bytes_2(inner[0], inner[1], inner[2], inner[3]),
+                       __funnelshift_l(turned, turned, 4));
+  }
+}
+
+/// Codes and numbers of one row, as encode(). @param low, high  [G] the groups' extremes, clipped, times unit
+/// @return  false if the row is out of the ordinary and must go to encode(); uniform in the row's lanes
+template <typename Side, bool kSaturate>
+__device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDim / 32][8], float unit,
+                                                  const float (&low)[Side::kGroups], const float (&high)[Side::kGroups],
+                                                  unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
+  constexpr float kLevels = Side::kLevels;
+  bool ordinary = true;
+  float a[Side::kGroups], b[Side::kGroups];
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    unsigned short scale_bits, minimum_bits;
+    const float range = fminf(__fsub_rn(high[group], low[group]), 3.40282347e38f);
+    const float step = stored<Side>(divide(range, kLevels, 1.0f / kLevels), scale_bits);
+    const float minimum = stored<Side>(low[group], minimum_bits);
+    if (minimum == 0.0f) minimum_bits = 0;
+    numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
+    const float reciprocal = __fdividef(1.0f, step);
+    a[group] = unit * reciprocal, b[group] = fmaf(-minimum, reciprocal, 0.5f);
+    // The extremes must have the outermost codes with a margin, and numbers stay small enough for the fixed point.
+    const float first = fmaf(low[group], reciprocal, b[group]), last = fmaf(high[group], reciprocal, b[group]);
+    ordinary = ordinary && first > 0.25f && first < 0.75f && last > kLevels + 0.25f && last < kLevels + 0.75f &&
+               fabsf(b[group]) < 64.0f;
+  }
+#pragma unroll
+  for (int w = 0; w < Side::kWords; ++w) words[w] = code_word<Side, kSaturate>(x, w, a, b);
+  return ordinary;
+}
+
+/// The same for symmetric codes of the rule `norm`.
+template <typename Side>
+__device__ __forceinline__ bool encode_norm_row(const float (&x)[Side::kHeadDim / 32][8], float unit,
+                                                unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
+  constexpr int kEach = Side::kStepsInGroup;
+  bool ordinary = true;
+  float a[Side::kGroups], b[Side::kGroups], energy[Side::kGroups];
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    float sum[2] = {};
+#pragma unroll
+    for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[e % 2] = fmaf(x[j][e], x[j][e], sum[e % 2]);
+    energy[group] = sum[0] + sum[1];
+    energy[group] += __shfl_xor_sync(kAll, energy[group], 1);
+    energy[group] += __shfl_xor_sync(kAll, energy[group], 2);
+    unsigned short bits;
+    const float step =
+        stored<Side>(kGaussianStep<Side::kBits> * unit * ptx::sqrt_approx(energy[group] * (1.0f / Side::kGroup)), bits);
+    a[group] = unit * __fdividef(1.0f, step), b[group] = static_cast<float>(1 << (Side::kBits - 1));
+    ordinary = ordinary && step > 0x1p-12f && step < 0x1p14f && energy[group] > 0x1p-60f && energy[group] < 0x1p60f;
+  }
+#pragma unroll
+  for (int w = 0; w < Side::kWords; ++w) words[w] = code_word<Side, true>(x, w, a, b);
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    int squares = sum_of_squared_levels<Side>(words, group);
+    squares += __shfl_xor_sync(kAll, squares, 1);
+    squares += __shfl_xor_sync(kAll, squares, 2);
+    unsigned short bits;
+    stored<Side>(2.0f * unit * ptx::sqrt_approx(__fdividef(energy[group], static_cast<float>(squares))), bits);
+    numbers[group] = bits;
+  }
+  return ordinary;
+}
+
+/// Smallest and largest channel of each group of a row, by their bits: as unsigned integers negative floats are the
+/// largest, and the more so the smaller they are. @return  false if a group does not have channels of both signs
+template <typename Side>
+__device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim / 32][8], float (&low)[Side::kGroups],
+                                               float (&high)[Side::kGroups]) {
+  constexpr int kEach = Side::kStepsInGroup;
+  bool both = true;
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    unsigned least = 0;
+    int most = -1;
+#pragma unroll
+    for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        least = max(least, __float_as_uint(x[j][e])), most = max(most, __float_as_int(x[j][e]));
+    least = max(least, __shfl_xor_sync(kAll, least, 1)), most = max(most, __shfl_xor_sync(kAll, most, 1));
+    least = max(least, __shfl_xor_sync(kAll, least, 2)), most = max(most, __shfl_xor_sync(kAll, most, 2));
+    low[group] = __uint_as_float(least), high[group] = __int_as_float(most);
+    both = both && static_cast<int>(least) < 0 && most >= 0;
+  }
+  return both;
+}
+
+/// Codes and numbers of one warp's rows, clipped if they are to be.
+template <typename Side>
+__device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, unsigned (&words)[2][Side::kWords],
+                                            unsigned (&numbers)[2][Side::kGroups]) {
+  constexpr int kSteps = Rows<Side>::kSteps;
+  [[maybe_unused]] float threshold[2] = {};
+  bool ordinary = rows.rotated;
+  if constexpr (Side::kAffine) {
+    if (rows.clip_rank > 0) clip_thresholds<kSteps>(rows.x, rows.clip_rank, threshold);
+    if (ordinary) {
+      float low[2][Side::kGroups], high[2][Side::kGroups];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) ordinary &= group_extremes<Side>(rows.x[r], low[r], high[r]);
+      if (rows.clip_rank > 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int group = 0; group < Side::kGroups; ++group)
+            low[r][group] = fmaxf(low[r][group], -threshold[r]) * rows.unit,
+            high[r][group] = fminf(high[r][group], threshold[r]) * rows.unit;
+          ordinary &= encode_affine_row<Side, true>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+        }
+      } else {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int group = 0; group < Side::kGroups; ++group) low[r][group] *= rows.unit, high[r][group] *= rows.unit;
+          ordinary &= encode_affine_row<Side, false>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+        }
+      }
+    }
+  } else {
+    if (ordinary && rule == ScaleRule::norm) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) ordinary &= encode_norm_row<Side>(rows.x[r], rows.unit, words[r], numbers[r]);
+    } else {
+      ordinary = false;
+    }
+  }
+  if (__all_sync(kAll, ordinary)) return;
+
+  // Twice the same code rather than twice as much of it: a task is one pass through it, and it must come from the
+  // cache.
+#pragma unroll 1
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int i = 0; i < Side::kWords; ++i) words[0][i] = words[1][i];
+#pragma unroll
+    for (int i = 0; i < Side::kGroups; ++i) numbers[0][i] = numbers[1][i];
+    float x[kSteps][8];
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        x[j][e] = rows.x[0][j][e];
+        if constexpr (Side::kAffine)
+          if (rows.clip_rank > 0) x[j][e] = fminf(fmaxf(x[j][e], -threshold[0]), threshold[0]);
+        x[j][e] = __fmul_rn(x[j][e], rows.unit);
+        rows.x[0][j][e] = rows.x[1][j][e];
+      }
+    threshold[0] = threshold[1];
+    encode<Side>(x, rule, words[1], numbers[1]);
+  }
+}
+
+}  // namespace kvq::write
