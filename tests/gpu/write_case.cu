@@ -1,10 +1,13 @@
 #include "write_case.h"
 
+#include <kvq/runtime/prepare.h>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <stdexcept>
+#include <variant>
 
 namespace kvq::test {
 
@@ -40,19 +43,80 @@ std::uint16_t to_16_bits(float x, bool bf16) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
 }
 
+TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool value) {
+  const TileSide& side = value ? variant.v : variant.k;
+  TensorPlan plan;
+  UniformCoder coder;
+  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
+  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.scale_type = (value ? variant.v_bfloat : variant.k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
+  plan.coder = coder;
+  plan.center = value ? c.center_v : c.center_k;
+  if (coder.rule == ScaleRule::minmax) plan.clip_ratio = value ? c.clip_v : c.clip_k;
+  const int order = value ? c.order_v : c.order_k;
+  const std::vector<float>& matrix = value ? c.matrix_v : c.matrix_k;
+  if (order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = order, .signs = c.signs};
+  if (!matrix.empty()) {
+    plan.rotation = {.kind = RotationKind::dense, .matrix = matrix};
+    if (static_cast<int>(matrix.size()) == side.head_dim * side.head_dim) plan.rotation.scope = Scope::layer;
+  }
+  return plan;
+}
+
+namespace {
+
+/// What a side of a call points to.
+struct SideOnDevice {
+  SideOnDevice(const WriteVariant& variant, const WriteCase& c, bool value)
+      : plan(write_plan(variant, c, value)),
+        dim((value ? variant.v : variant.k).head_dim),
+        order(value ? c.order_v : c.order_k),
+        rows(value ? c.v : c.k),
+        center(rotated_center(plan, c.num_kv_heads, dim)),
+        signs(plan.rotation.signs),
+        rotation(packed(plan.rotation.matrix, dim, variant.bf16)),
+        ranks(clip_ranks(plan, c.num_kv_heads, dim)) {}
+
+  WriteSide side(int num_kv_heads) const {
+    WriteSide s;
+    s.x = rows.get(), s.token_stride = std::int64_t{num_kv_heads} * dim;
+    s.center = center.get();
+    s.signs = signs.get(), s.per_head = true, s.order = order;
+    s.rule = std::get<UniformCoder>(plan.coder).rule;
+    s.clip_ranks = ranks.get();
+    s.rotation = rotation.get();
+    s.rotation_stride = plan.rotation.scope == Scope::layer ? 0 : packed_rotation_bytes(dim);
+    return s;
+  }
+
+ private:
+  static std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16) {
+    const auto each = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
+    std::vector<std::byte> out(matrices.size() / each * static_cast<std::size_t>(packed_rotation_bytes(dim)));
+    const Status status = pack_rotations(matrices, dim, bf16, out);
+    if (!status.ok()) throw std::runtime_error(status.message());
+    return out;
+  }
+
+  TensorPlan plan;
+  int dim, order;
+  OnDevice<std::uint16_t> rows;
+  OnDevice<float> center;
+  OnDevice<std::int8_t> signs;
+  OnDevice<std::byte> rotation;
+  OnDevice<std::int32_t> ranks;
+};
+
+}  // namespace
+
 std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCase& c,
                                       const std::vector<std::byte>& before) {
-  const OnDevice<std::uint16_t> k(c.k), v(c.v);
+  const SideOnDevice k(variant, c, false), v(variant, c, true);
   const OnDevice<std::int64_t> slots(c.slot_mapping);
-  const OnDevice<float> center_k(c.center_k), center_v(c.center_v);
-  const OnDevice<std::int8_t> signs(c.signs);
   const OnDevice<std::byte> pages(before);
   WriteParams p;
   p.num_tokens = c.num_tokens, p.num_kv_heads = c.num_kv_heads;
-  p.k = {k.get(), std::int64_t{c.num_kv_heads} * variant.k.head_dim, center_k.get(), signs.get(), true, c.order_k,
-         c.rule_k};
-  p.v = {v.get(), std::int64_t{c.num_kv_heads} * variant.v.head_dim, center_v.get(), signs.get(), true, c.order_v,
-         c.rule_v};
+  p.k = k.side(c.num_kv_heads), p.v = v.side(c.num_kv_heads);
   p.slot_mapping = slots.get(), p.pages = pages.get();
   p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
   p.page_stride = static_cast<std::int64_t>(before.size()) / c.num_pages;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/plan/layer_plan.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
 #include <cstddef>
@@ -14,11 +15,16 @@ struct WriteCase {
   int num_tokens = 0, num_kv_heads = 1, page_size = 64, num_pages = 1;
   std::vector<std::uint16_t> k, v;         ///< [T, Hkv, D]
   std::vector<std::int64_t> slot_mapping;  ///< [T]
-  std::vector<float> center_k, center_v;   ///< [Hkv, D] or empty
   std::vector<std::int8_t> signs;          ///< [Hkv, D] or empty, of both sides
+  std::vector<float> matrix_k, matrix_v;   ///< dense rotations [Hkv, D, D] or, for all heads, [D, D]; or empty
+  std::vector<float> center_k, center_v;   ///< [Hkv, D] or empty; [D] with one matrix for all heads
+  std::vector<double> clip_k, clip_v;      ///< clip ratios [Hkv] or empty; [1] likewise
   int order_k = 1, order_v = 1;
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
 };
+
+/// The codec's words for one side.
+TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool value);
 
 /// Writes them into pages that hold `before`. @return  the pages
 /// @throws std::runtime_error for a status or a CUDA error

@@ -15,10 +15,10 @@ WriteParams good(const WriteVariant& variant) {
   static std::int64_t slots[1];
   WriteParams p;
   p.num_tokens = 5, p.num_kv_heads = 2;
-  p.k = {memory, 2 * variant.k.head_dim, nullptr, nullptr, false, 1,
-         variant.k.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm};
-  p.v = {memory, 2 * variant.v.head_dim, nullptr, nullptr, false, 1,
-         variant.v.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm};
+  p.k.x = p.v.x = memory;
+  p.k.token_stride = 2 * variant.k.head_dim, p.v.token_stride = 2 * variant.v.head_dim;
+  p.k.rule = variant.k.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm;
+  p.v.rule = variant.v.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm;
   p.slot_mapping = slots, p.pages = memory;
   p.page_stride = PageLayout{variant.k, variant.v, 2, 64}.page_bytes();
   return p;
@@ -56,4 +56,27 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](WriteParams& p) { p.k.order = 3; }), Contains("order of 3"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.order = 256; }), Contains("order of 256"));
   CHECK_THAT(refusal([](WriteParams& p) { p.v.rule = ScaleRule::norm; }), Contains("norm does not go with affine"));
+
+  alignas(16) static const std::byte rotation[32] = {};
+  alignas(16) static const float center[8] = {};
+  const auto dense = [&](WriteParams& p) { p.k.rotation = rotation, p.k.rotation_stride = 4 * 128 * 128; };
+  CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.rotation += 8; }),
+             Contains("packed rotations must be aligned"));
+  CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.rotation_stride = 32768; }),
+             Contains("65536 bytes apart, or one for all heads, found 32768"));
+  CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.order = 2; }), Contains("beside Hadamard blocks of order 2"));
+  CHECK_THAT(refusal([&](WriteParams& p) { p.v.center = center + 1; }), Contains("v: centres must be aligned"));
+  WriteParams sound = good(variant);
+  dense(sound);
+  CHECK(check_write(variant, sound).ok());
+  sound.k.rotation_stride = 0;
+  CHECK(check_write(variant, sound).ok());
+  static const std::int32_t ranks[2] = {};
+  for (const WriteVariant* row : write_variants()) {
+    WriteParams p = good(*row);
+    p.k.clip_ranks = ranks;
+    const Status status = check_write(*row, p);
+    CHECK(status.ok() == (row->k.numbers == 2));
+    if (!status.ok()) CHECK_THAT(status.message(), Contains("a clip goes with scale rule minmax, found norm"));
+  }
 }

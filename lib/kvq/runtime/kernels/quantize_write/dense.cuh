@@ -102,12 +102,10 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
 /// Copies 16-byte pieces into shared memory that tensor cores read next; all threads of the block, without a barrier.
 template <int kBytes, int kThreads>
 __device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from) {
-  constexpr int kEach = kBytes / 16 / kThreads;
-  static_assert(kBytes % (16 * kThreads) == 0);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < (kBytes + 16 * kThreads - 1) / (16 * kThreads); ++i) {
     const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
-    *reinterpret_cast<uint4*>(to + at) = __ldg(reinterpret_cast<const uint4*>(from + at));
+    if (at < kBytes) *reinterpret_cast<uint4*>(to + at) = __ldg(reinterpret_cast<const uint4*>(from + at));
   }
   ptx::fence_async_shared();
 }

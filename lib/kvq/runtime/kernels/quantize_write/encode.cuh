@@ -112,7 +112,8 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           const float value = x[group * kEach + j][4 * w + i];
           float code;
           if constexpr (Side::kAffine) {
-            const float quotient = __fadd_rn(divide(__fsub_rn(value, minimum), step, reciprocal), 0.5f);
+            const float above = fminf(__fsub_rn(value, minimum), kMost);  // infinity would have no remainder
+            const float quotient = __fadd_rn(divide(above, step, reciprocal), 0.5f);
             code = __fadd_rd(fminf(fmaxf(quotient, 0.0f), static_cast<float>(kLevels)), kMagic);
           } else {
             const float quotient = divide(value, step, reciprocal);

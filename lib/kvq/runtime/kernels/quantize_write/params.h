@@ -16,7 +16,7 @@ struct WriteSide {
   const std::int8_t* signs = nullptr;  ///< [Hkv, D] or [D] of +1, -1 before the Hadamard blocks, or null
   bool per_head = false;               ///< of the signs
   int order = 1;  ///< Hadamard blocks of this many channels: a power of two that divides D; 1 = none
-  ScaleRule rule = ScaleRule::minmax;  ///< affine: minmax; symmetric: absmax, least_squares or norm
+  ScaleRule rule = ScaleRule::minmax;        ///< affine: minmax; symmetric: absmax, least_squares or norm
   const std::int32_t* clip_ranks = nullptr;  ///< [Hkv] clip_rank() of each head, rule minmax only; or null
   const std::byte* rotation = nullptr;       ///< pack_rotation(), aligned to 16 bytes: dense, order 1; or null
   std::int64_t rotation_stride = 0;          ///< bytes from head to head; 0: one matrix for all

@@ -1,0 +1,129 @@
+#include <kvq/runtime/prepare.h>
+
+#include <kvq/codec/codec.h>
+#include <kvq/core/dtype.h>
+#include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace kvq;
+
+namespace {
+
+std::vector<float> random_numbers(std::size_t count, unsigned seed, float size = 1.0f) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, size);
+  std::vector<float> all(count);
+  for (float& x : all) x = normal(random);
+  return all;
+}
+
+float part_of(const std::vector<std::byte>& packed, int offset, bool bf16) {
+  std::uint16_t bits;
+  std::memcpy(&bits, packed.data() + offset, sizeof bits);
+  return bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+}  // namespace
+
+TEST_CASE("A packed rotation multiplies what a lane loads into what it stores", "[runtime]") {
+  const int dim = GENERATE(32, 64, 96, 128, 192, 256);
+  const bool bf16 = GENERATE(true, false);
+  CAPTURE(dim, bf16);
+  const auto d = static_cast<std::size_t>(dim);
+  const std::vector<float> matrix = random_numbers(d * d, 1, 1.0f / std::sqrt(static_cast<float>(dim)));
+  const std::vector<float> x = random_numbers(d, 2);
+  const RotationLayout layout{dim};
+  REQUIRE(packed_rotation_bytes(dim) == 4 * dim * dim);
+  std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(dim)));
+  REQUIRE(pack_rotations(matrix, dim, bf16, packed).ok());
+
+  // Lane t loads, of each 32 channels, eight from 8 t on: words x y z w of two. Slab 2 j + half takes the words x, y or
+  // z, w as k = 2 t, 2 t + 1 and 2 t + 8, 2 t + 9. Of the columns 8 n .. 8 n + 7 it gets 2 t and 2 t + 1, which are the
+  // elements 2 (n mod 4) and one more of its eight channels of step n div 4.
+  std::vector<float> found(d);
+  for (int t = 0; t < 4; ++t)
+    for (int n = 0; n < dim / 8; ++n)
+      for (int i = 0; i < 2; ++i) {
+        double sum = 0.0;
+        for (int slab = 0; slab < layout.slabs(); ++slab)
+          for (int k = 0; k < 16; ++k) {
+            const int lane = k % 8 / 2, word = 2 * (slab % 2) + k / 8;
+            const float loaded = x[static_cast<std::size_t>(32 * (slab / 2) + 8 * lane + 2 * word + k % 2)];
+            for (int part = 0; part < 2; ++part)
+              sum += double{loaded} * part_of(packed, layout.offset(slab, part, k, 8 * n + 2 * t + i), bf16);
+          }
+        found[static_cast<std::size_t>(32 * (n / 4) + 8 * t + n % 4 * 2 + i)] = static_cast<float>(sum);
+      }
+  for (std::size_t channel = 0; channel < d; ++channel) {
+    double expected = 0.0;
+    for (std::size_t row = 0; row < d; ++row) expected += double{x[row]} * matrix[row * d + channel];
+    CHECK(found[channel] == Approx(expected).margin(2e-4));
+  }
+}
+
+TEST_CASE("A packed rotation uses every byte once", "[runtime]") {
+  const int dim = GENERATE(64, 96, 256);
+  const RotationLayout layout{dim};
+  std::vector<int> used(static_cast<std::size_t>(layout.bytes()) / 2);
+  for (int slab = 0; slab < layout.slabs(); ++slab)
+    for (int part = 0; part < 2; ++part)
+      for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < dim; ++n) ++used[static_cast<std::size_t>(layout.offset(slab, part, k, n) / 2)];
+  CHECK(std::all_of(used.begin(), used.end(), [](int times) { return times == 1; }));
+}
+
+TEST_CASE("Rotations that cannot be packed are refused by name", "[runtime]") {
+  using Catch::Contains;
+  std::vector<std::byte> out(4 * 64 * 64);
+  const std::vector<float> matrix(64 * 64);
+  CHECK(pack_rotations(matrix, 64, true, out).ok());
+  CHECK_THAT(pack_rotations(matrix, 80, true, out).message(), Contains("head_dim 80; supported are multiples of 32"));
+  CHECK_THAT(pack_rotations(std::span(matrix).first(100), 64, true, out).message(), Contains("100 elements"));
+  CHECK_THAT(pack_rotations(matrix, 64, true, std::span(out).first(64)).message(),
+             Contains("into 64 bytes, expected matrices of 64 x 64, 16384 bytes each"));
+}
+
+TEST_CASE("A clip's rank is the codec's threshold", "[runtime]") {
+  const int dim = GENERATE(64, 96, 128);
+  const double ratio = GENERATE(0.0001, 0.5, 0.85, 0.9, 0.96, 0.99, 0.9999);
+  CAPTURE(dim, ratio);
+  std::vector<float> row = random_numbers(static_cast<std::size_t>(dim), 3);
+  const float threshold = clip_threshold(row, ratio);
+  const int rank = clip_rank(ratio, dim);
+  REQUIRE(rank >= 1);
+  for (float& x : row) x = std::abs(x);
+  std::sort(row.begin(), row.end(), std::greater<>{});
+  CHECK(row[static_cast<std::size_t>(rank - 1)] == threshold);
+  CHECK(clip_rank(1.0, dim) == 0);
+}
+
+TEST_CASE("Clip ranks and centres are of every head, whatever the rotation's scope", "[runtime]") {
+  TensorPlan plan;
+  CHECK(clip_ranks(plan, 2, 64).empty());
+  CHECK(rotated_center(plan, 2, 64).empty());
+  plan.clip_ratio = {1.0, 1.0};
+  CHECK(clip_ranks(plan, 2, 64).empty());
+  plan.clip_ratio = {1.0, 0.9};
+  CHECK(clip_ranks(plan, 2, 64) == std::vector<std::int32_t>{0, 7});
+
+  plan.rotation = {.kind = RotationKind::dense, .scope = Scope::layer, .matrix = random_numbers(64 * 64, 4)};
+  plan.clip_ratio = {0.9};
+  plan.center = random_numbers(64, 5);
+  CHECK(clip_ranks(plan, 2, 64) == std::vector<std::int32_t>{7, 7});
+  const std::vector<float> rotated = rotated_center(plan, 2, 64);
+  REQUIRE(rotated.size() == 128);
+  for (std::size_t j = 0; j < 64; ++j) {
+    double expected = 0.0;
+    for (std::size_t i = 0; i < 64; ++i) expected += double{plan.center[i]} * plan.rotation.matrix[i * 64 + j];
+    CHECK(rotated[j] == static_cast<float>(expected));
+    CHECK(rotated[64 + j] == rotated[j]);
+  }
+}
