@@ -15,7 +15,7 @@ struct Difference {
   std::int64_t far = 0;        ///< differing by more than one
   std::int64_t inside = 0;     ///< affine codes that differ though the codec's quotient is not close to an edge
   std::int64_t rows = 0;
-  std::int64_t other_numbers = 0;  ///< rows with other scales or minima, by 1% at most
+  std::int64_t other_numbers = 0;  ///< rows with other scales or minima
 };
 
 /// Codes the case with the codec and with the variant and compares pages, those between rows included.

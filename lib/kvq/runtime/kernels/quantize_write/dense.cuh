@@ -23,13 +23,14 @@ struct DenseBlock {
   static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< in shared memory at once, twice if not all
   static constexpr int kStageBytes = kStageSlabs * kLayout.slab_bytes();
   static constexpr int kSharedBytes = kResident ? kStageBytes : 2 * kStageBytes;
-  static constexpr int kPieces = (kDim + 63) / 64;  ///< 64 columns each
+  static constexpr int kPieceColumns = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
+  static constexpr int kPieces = kDim / kPieceColumns;
   static_assert(kLayout.slabs() % kStageSlabs == 0);
 };
 
 /// What a warp holds of its product: of each piece, of each eight columns, two of row g and two of row g + 8.
 template <int kDim>
-using Products = float[DenseBlock<kDim>::kPieces][32];
+using Products = float[DenseBlock<kDim>::kPieces][DenseBlock<kDim>::kPieceColumns / 2];
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool kHaveWarpgroups = true;
@@ -41,7 +42,9 @@ constexpr bool kHaveWarpgroups = false;
 template <typename T, int kDim, int kFirstSlab, int kNumSlabs>
 __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2][kDim / 32], unsigned slabs,
                                          int lane) {
-  constexpr RotationLayout kLayout{kDim};
+  using Block = DenseBlock<kDim>;
+  constexpr RotationLayout kLayout = Block::kLayout;
+  constexpr int kPieceTiles = Block::kPieceColumns / 8;
   const auto operand = [&](int slab, unsigned (&a)[4]) {
     const uint4 low = raw[0][slab / 2], high = raw[1][slab / 2];
     const bool second = slab % 2;
@@ -51,6 +54,8 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   if constexpr (kHaveWarpgroups && kDim % 64 == 0) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::wgmma_fence();
+    // Squares lie 128 bytes apart along the sum, and 256 from one eight of columns to the next.
+    const unsigned first = slabs >> 4 | 128u >> 4 << 16;
 #pragma unroll
     for (int s = 0; s < kNumSlabs; ++s) {
       unsigned a[4];
@@ -58,15 +63,18 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
 #pragma unroll
       for (int part = 0; part < RotationLayout::kParts; ++part)
 #pragma unroll
-        for (int piece = 0; piece < DenseBlock<kDim>::kPieces; ++piece) {
-          const unsigned at = slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + piece * 8 * 256;
-          // Squares: 128 bytes apart along the sum, 256 from one eight of columns to the next.
-          const unsigned long long description = (at >> 4 & 0x3FFF) | 128ull >> 4 << 16 | 256ull >> 4 << 32;
+        for (int piece = 0; piece < Block::kPieces; ++piece) {
+          const int offset = s * kLayout.slab_bytes() + part * kLayout.part_bytes() + piece * Block::kPieceColumns * 32;
+          const unsigned long long square = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
           const bool add = kFirstSlab + s + part > 0;
-          if constexpr (std::is_same_v<T, __half>)
-            ptx::wgmma_m64n64k16_fp16(c[piece], a, description, add);
+          if constexpr (Block::kPieceColumns == 128 && std::is_same_v<T, __half>)
+            ptx::wgmma_m64n128k16_fp16(c[piece], a, square, add);
+          else if constexpr (Block::kPieceColumns == 128)
+            ptx::wgmma_m64n128k16_bf16(c[piece], a, square, add);
+          else if constexpr (std::is_same_v<T, __half>)
+            ptx::wgmma_m64n64k16_fp16(c[piece], a, square, add);
           else
-            ptx::wgmma_m64n64k16_bf16(c[piece], a, description, add);
+            ptx::wgmma_m64n64k16_bf16(c[piece], a, square, add);
         }
     }
     ptx::wgmma_commit();
@@ -75,9 +83,9 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   } else {
     if constexpr (kFirstSlab == 0) {
 #pragma unroll
-      for (int piece = 0; piece < DenseBlock<kDim>::kPieces; ++piece)
+      for (int piece = 0; piece < Block::kPieces; ++piece)
 #pragma unroll
-        for (int i = 0; i < 32; ++i) c[piece][i] = 0.0f;
+        for (int i = 0; i < 4 * kPieceTiles; ++i) c[piece][i] = 0.0f;
     }
 #pragma unroll
     for (int s = 0; s < kNumSlabs; ++s) {
@@ -135,6 +143,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
                                                  int head_bytes, int side_offset, std::byte* shared) {
   constexpr int kDim = Side::kHeadDim;
   using Block = DenseBlock<kDim>;
+  constexpr int kPieceTiles = Block::kPieceColumns / 8;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
   if constexpr (Block::kResident) {
@@ -146,11 +155,12 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
   const int own = Block::kResident ? warp / 4 : 0, in_run = Block::kResident ? warp % 4 : warp;
-  for (int first = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens; first < p.num_tokens;
-       first += static_cast<int>(gridDim.x) * kRuns * kRunTokens) {
+  const int stride = static_cast<int>(gridDim.x) * kRuns * kRunTokens;
+  for (int first = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens; first < p.num_tokens; first += stride) {
     const int first_token = first + in_run * kTileTokens;
     uint4 raw[2][kDim / 32];
     load_rows<Side, T>(from, p, first_token, head, lane, raw);
+    prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;
     if constexpr (Block::kResident)
       multiply<T, kDim, 0, Block::kStageSlabs>(c, raw, ptx::shared_address(shared), lane);
@@ -161,7 +171,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / 8][n % 8 * 4 + i];
+      for (int i = 0; i < 4; ++i) rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kPieceTiles][n % kPieceTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
     code_rows<Side>(p, from, rows, value, first_token, head, head_bytes, side_offset, lane);
   }

@@ -99,7 +99,9 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
     }
     // Codes are rounded down in the low bits of a float, after the clamp, which commutes with rounding down. A group
     // whose step is 0 has quotients 0, or for affine codes 0.5.
-    const float reciprocal = step > 0.0f ? __frcp_rn(step) : 0.0f;
+    // Subnormal steps (of bfloat16) and what they divide are scaled up, exactly.
+    const float factor = step < 0x1p-100f ? 0x1p60f : 1.0f, divisor = step * factor;
+    const float reciprocal = step > 0.0f ? __frcp_rn(divisor) : 0.0f;
     constexpr float kHalf = static_cast<float>(1 << (Side::kBits - 1)), kMagic = 12582912.0f;
     float squares = 0.0f, levels[kEach][8];
 #pragma unroll
@@ -113,10 +115,10 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           float code;
           if constexpr (Side::kAffine) {
             const float above = fminf(__fsub_rn(value, minimum), kMost);  // infinity would have no remainder
-            const float quotient = __fadd_rn(divide(above, step, reciprocal), 0.5f);
+            const float quotient = __fadd_rn(divide(above * factor, divisor, reciprocal), 0.5f);
             code = __fadd_rd(fminf(fmaxf(quotient, 0.0f), static_cast<float>(kLevels)), kMagic);
           } else {
-            const float quotient = divide(value, step, reciprocal);
+            const float quotient = divide(value * factor, divisor, reciprocal);
             code = __fadd_rd(fminf(fmaxf(quotient, -kHalf), kHalf - 1.0f), kMagic + kHalf);
             const float level = fmaf(2.0f, code - kMagic, -static_cast<float>(kLevels));
             squares = fmaf(level, level, squares);

@@ -86,7 +86,9 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     const float value = x[from.step][4 * from.half + byte];
     const float one = static_cast<float>(1 << fraction), all = static_cast<float>((1 << (fraction + kBits)) - 1);
     if constexpr (kSaturate) {
-      const float share = __saturatef(fmaf(value, a[group] * (one / all), b[group] * (one / all)));
+      // Rounded up, so that 0 does not fall below its edge among symmetric codes.
+      const float ratio = one / all * (1.0f + 0x1p-23f);
+      const float share = __saturatef(fmaf(value, a[group] * ratio, b[group] * ratio));
       return __float_as_uint(__fmaf_rd(share, all, kFixed));
     } else {
       return __float_as_uint(__fmaf_rd(value, a[group] * one, fmaf(b[group], one, kFixed)));
@@ -208,11 +210,23 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
   [[maybe_unused]] float threshold[2] = {};
   bool ordinary = rows.rotated;
   if constexpr (Side::kAffine) {
-    if (rows.clip_rank > 0) clip_thresholds<kSteps>(rows.x, rows.clip_rank, threshold);
-    if (ordinary) {
-      float low[2][Side::kGroups], high[2][Side::kGroups];
+    float low[2][Side::kGroups], high[2][Side::kGroups];
+    bool both = true;
+    if (ordinary || rows.clip_rank > 0) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) ordinary &= group_extremes<Side>(rows.x[r], low[r], high[r]);
+      for (int r = 0; r < 2; ++r) both &= group_extremes<Side>(rows.x[r], low[r], high[r]);
+    }
+    if (rows.clip_rank > 0) {
+      float most[2] = {};
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int group = 0; group < Side::kGroups; ++group)
+          most[r] = fmaxf(most[r], fmaxf(fabsf(low[r][group]), fabsf(high[r][group])));
+      clip_thresholds<kSteps>(rows.x, rows.clip_rank, most, threshold);
+    }
+    if (ordinary) {
+      ordinary = both;
       if (rows.clip_rank > 0) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
