@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
           ptx::ldmatrix_x4(b, slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + n * 256 + lane * 16);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float (&four)[4] = *reinterpret_cast<float (*)[4]>(&c[(n + i) / 8][(n + i) % 8 * 4]);
+            float (&four)[4] = *reinterpret_cast<float (*)[4]>(&c[(n + i) / kPieceTiles][(n + i) % kPieceTiles * 4]);
             Pair<T>::mma(four, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
           }
         }

@@ -79,6 +79,7 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
       low = fminf(low, __shfl_xor_sync(kAll, low, 2)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 2));
       step = stored<Side>(__fdiv_rn(fminf(__fsub_rn(high, low), kMost), static_cast<float>(kLevels)), scale_bits);
       minimum = stored<Side>(low, minimum_bits);
+      if (step == 0.0f) scale_bits = 0;
       if (minimum == 0.0f) minimum_bits = 0;
     } else {
       if (rule == ScaleRule::absmax) {
@@ -100,7 +101,7 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
     // Codes are rounded down in the low bits of a float, after the clamp, which commutes with rounding down. A group
     // whose step is 0 has quotients 0, or for affine codes 0.5.
     // Subnormal steps (of bfloat16) and what they divide are scaled up, exactly.
-    const float factor = step < 0x1p-100f ? 0x1p60f : 1.0f, divisor = step * factor;
+    const float factor = Side::kBfloat && step < 0x1p-100f ? 0x1p60f : 1.0f, divisor = step * factor;
     const float reciprocal = step > 0.0f ? __frcp_rn(divisor) : 0.0f;
     constexpr float kHalf = static_cast<float>(1 << (Side::kBits - 1)), kMagic = 12582912.0f;
     float squares = 0.0f, levels[kEach][8];
@@ -114,9 +115,10 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           const float value = x[group * kEach + j][4 * w + i];
           float code;
           if constexpr (Side::kAffine) {
-            const float above = fminf(__fsub_rn(value, minimum), kMost);  // infinity would have no remainder
+            const float above = __fsub_rn(value, minimum);
             const float quotient = __fadd_rn(divide(above * factor, divisor, reciprocal), 0.5f);
-            code = __fadd_rd(fminf(fmaxf(quotient, 0.0f), static_cast<float>(kLevels)), kMagic);
+            // If above is infinite, the quotient is NaN: min() first.
+            code = __fadd_rd(fmaxf(fminf(quotient, static_cast<float>(kLevels)), 0.0f), kMagic);
           } else {
             const float quotient = divide(value * factor, divisor, reciprocal);
             code = __fadd_rd(fminf(fmaxf(quotient, -kHalf), kHalf - 1.0f), kMagic + kHalf);

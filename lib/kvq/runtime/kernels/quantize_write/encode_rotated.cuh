@@ -86,7 +86,7 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     const float value = x[from.step][4 * from.half + byte];
     const float one = static_cast<float>(1 << fraction), all = static_cast<float>((1 << (fraction + kBits)) - 1);
     if constexpr (kSaturate) {
-      // Rounded up, so that 0 does not fall below its edge among symmetric codes.
+      // Rounded up, so that no channel falls below its edge by this.
       const float ratio = one / all * (1.0f + 0x1p-23f);
       const float share = __saturatef(fmaf(value, a[group] * ratio, b[group] * ratio));
       return __float_as_uint(__fmaf_rd(share, all, kFixed));
@@ -161,7 +161,10 @@ __device__ __forceinline__ bool encode_norm_row(const float (&x)[Side::kHeadDim 
     unsigned short bits;
     const float step =
         stored<Side>(kGaussianStep<Side::kBits> * unit * ptx::sqrt_approx(energy[group] * (1.0f / Side::kGroup)), bits);
-    a[group] = unit * __fdividef(1.0f, step), b[group] = static_cast<float>(1 << (Side::kBits - 1));
+    // Edges belong to the code above: 0 and, where rows have few digits, others are met exactly. Up by the rounding of
+    // a.
+    a[group] = unit * __fdividef(1.0f, step);
+    b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
     ordinary = ordinary && step > 0x1p-12f && step < 0x1p14f && energy[group] > 0x1p-60f && energy[group] < 0x1p60f;
   }
 #pragma unroll
@@ -207,7 +210,7 @@ template <typename Side>
 __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, unsigned (&words)[2][Side::kWords],
                                             unsigned (&numbers)[2][Side::kGroups]) {
   constexpr int kSteps = Rows<Side>::kSteps;
-  [[maybe_unused]] float threshold[2] = {};
+  float threshold[2] = {};
   bool ordinary = rows.rotated;
   if constexpr (Side::kAffine) {
     float low[2][Side::kGroups], high[2][Side::kGroups];
@@ -255,6 +258,22 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
   }
   if (__all_sync(kAll, ordinary)) return;
 
+  if (rows.clip_rank > 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) rows.x[r][j][e] = fminf(fmaxf(rows.x[r][j][e], -threshold[r]), threshold[r]);
+  }
+  if (rows.unit != 1.0f) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.unit;
+  }
   // Twice the same code rather than twice as much of it: a task is one pass through it, and it must come from the
   // cache.
 #pragma unroll 1
@@ -263,19 +282,11 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
     for (int i = 0; i < Side::kWords; ++i) words[0][i] = words[1][i];
 #pragma unroll
     for (int i = 0; i < Side::kGroups; ++i) numbers[0][i] = numbers[1][i];
-    float x[kSteps][8];
+    encode<Side>(rows.x[0], rule, words[1], numbers[1]);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        x[j][e] = rows.x[0][j][e];
-        if constexpr (Side::kAffine)
-          if (rows.clip_rank > 0) x[j][e] = fminf(fmaxf(x[j][e], -threshold[0]), threshold[0]);
-        x[j][e] = __fmul_rn(x[j][e], rows.unit);
-        rows.x[0][j][e] = rows.x[1][j][e];
-      }
-    threshold[0] = threshold[1];
-    encode<Side>(x, rule, words[1], numbers[1]);
+      for (int e = 0; e < 8; ++e) rows.x[0][j][e] = rows.x[1][j][e];
   }
 }
 
