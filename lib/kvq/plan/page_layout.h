@@ -150,13 +150,19 @@ struct WindowLayout {
   int sink_rows = 0;                  ///< sink_tokens, rounded up to whole tiles
   int ring_rows = 0;                  ///< whole tiles; at least recent_tokens plus what one step appends or takes back
   KVQ_HD constexpr int tile_bytes() const { return k.bytes() + v.bytes(); }
-  KVQ_HD constexpr int tiles() const { return (sink_rows + ring_rows) / kTileTokens; }
+  KVQ_HD constexpr int rows() const { return sink_rows + ring_rows; }
+  KVQ_HD constexpr int tiles() const { return rows() / kTileTokens; }
   KVQ_HD constexpr std::int64_t head_bytes() const { return std::int64_t{tiles()} * tile_bytes(); }
   KVQ_HD constexpr std::int64_t slot_bytes() const { return num_kv_heads * head_bytes(); }
   /// Row of a position: sink tokens lie at their position, the others go around the ring.
   KVQ_HD constexpr int row(std::int64_t position, int sink_tokens) const {
     return position < sink_tokens ? static_cast<int>(position)
                                   : sink_rows + static_cast<int>((position - sink_tokens) % ring_rows);
+  }
+  /// First byte of the tile pair of one head that holds a row of all slots' rows: slot * rows() + row().
+  KVQ_HD constexpr std::int64_t tile_pair(std::int64_t mapped_row, int head) const {
+    const auto tile = static_cast<unsigned>(mapped_row / kTileTokens), each = static_cast<unsigned>(tiles());
+    return tile / each * slot_bytes() + head * head_bytes() + std::int64_t{tile % each} * tile_bytes();
   }
   /// Byte of a key's channel inside its head's tiles.
   KVQ_HD constexpr int key_offset(int row, int channel) const {

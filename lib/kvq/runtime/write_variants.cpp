@@ -1,43 +1,34 @@
-#include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
-
-#include <cstdint>
 
 namespace kvq {
 
 namespace {
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-
 Status check_side(const char* side, const TileSide& tile, const WriteSide& w, int num_kv_heads) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
-  if (!w.x || !aligned(w.x) || w.token_stride % 8 != 0 || w.token_stride < std::int64_t{num_kv_heads} * tile.head_dim)
+  if (!w.x || !aligned_to_16(w.x) || w.token_stride % 8 != 0 ||
+      w.token_stride < std::int64_t{num_kv_heads} * tile.head_dim)
     return Status::fail(kBad, "quantize_write: %s: rows must be aligned to 16 bytes, tokens at least %d elements apart",
                         side, num_kv_heads * tile.head_dim);
   if (w.order < 1 || (w.order & (w.order - 1)) != 0 || tile.head_dim % w.order != 0)
     return Status::fail(kBad, "quantize_write: %s: a Hadamard order of %d, expected a power of two that divides %d",
                         side, w.order, tile.head_dim);
-  if (!aligned(w.signs)) return Status::fail(kBad, "quantize_write: %s: signs must be aligned to 16 bytes", side);
-  if (!aligned(w.center)) return Status::fail(kBad, "quantize_write: %s: centres must be aligned to 16 bytes", side);
-  if (w.rotation) {
-    if (w.order != 1 || w.signs)
-      return Status::fail(kBad,
-                          "quantize_write: %s: a dense rotation beside Hadamard blocks of order %d%s; expected one",
-                          side, w.order, w.signs ? " and signs" : "");
-    const long long bytes = RotationLayout{tile.head_dim}.bytes();
-    if (!aligned(w.rotation) || w.rotation_stride % 16 != 0 || (w.rotation_stride != 0 && w.rotation_stride < bytes))
-      return Status::fail(kBad,
-                          "quantize_write: %s: packed rotations must be aligned to 16 bytes and %lld bytes apart, or "
-                          "one for all heads, found %lld",
-                          side, bytes, static_cast<long long>(w.rotation_stride));
-  }
-  if (w.clip_ranks && w.rule != ScaleRule::minmax)
-    return Status::fail(kBad, "quantize_write: %s: a clip goes with scale rule minmax, found %s", side,
-                        to_string(w.rule));
+  if (!aligned_to_16(w.signs)) return Status::fail(kBad, "quantize_write: %s: signs must be aligned to 16 bytes", side);
+  if (tile.exact()) return {};
   const bool affine = w.rule == ScaleRule::minmax;
   if (affine != (tile.numbers == 2) || w.rule == ScaleRule::rms)
     return Status::fail(kBad, "quantize_write: %s: scale rule %s does not go with %s codes", side, to_string(w.rule),
                         tile.numbers == 2 ? "affine" : "symmetric");
+  return {};
+}
+
+Status check_windows(const WriteVariant& variant, const WriteParams& p) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (!p.windows || !aligned_to_16(p.windows))
+    return Status::fail(kBad, "quantize_write: a window_mapping needs `windows`, aligned to 16 bytes");
+  if (!windows_of(p.window_layout, variant.k, variant.v, p.num_kv_heads))
+    return Status::fail(kBad, "quantize_write: the window layout is not that of %s", variant.name);
   return {};
 }
 
@@ -52,11 +43,15 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
                         p.page_shift);
   if (p.num_tokens == 0) return {};
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
-  if (!p.slot_mapping || !p.pages || !aligned(p.pages) || p.page_stride % 16 != 0 ||
+  if (!p.slot_mapping || !p.pages || !aligned_to_16(p.pages) || p.page_stride % 16 != 0 ||
       p.page_stride < layout.page_bytes())
     return Status::fail(kBad,
                         "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
+  if (p.window_mapping) {
+    const Status windows = check_windows(variant, p);
+    if (!windows.ok()) return windows;
+  }
   const Status k = check_side("k", variant.k, p.k, p.num_kv_heads);
   return k.ok() ? check_side("v", variant.v, p.v, p.num_kv_heads) : k;
 }

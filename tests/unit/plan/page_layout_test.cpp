@@ -192,3 +192,14 @@ TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent token
   CHECK(layout.row(53, 5) == 16);
   CHECK(layout.row((std::int64_t{1} << 33) + 5, 5) == 16 + static_cast<int>((std::int64_t{1} << 33) % 48));
 }
+
+TEST_CASE("Of each chunk of turned values, the four lanes of a row have two neighbouring places each", "[plan]") {
+  for (const TileSide& side : all_sides()) {
+    CAPTURE(name(side));
+    for (int place = 0; place < side.head_dim; ++place) {
+      const int first = value_channel(side, place / 8 * 8 + place % 2), lane = place % 8 / 2;
+      REQUIRE(first % 32 < 8);
+      REQUIRE(value_channel(side, place) == first + 8 * lane);
+    }
+  }
+}

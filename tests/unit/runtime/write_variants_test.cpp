@@ -35,6 +35,22 @@ TEST_CASE("Write variants have names of their own and take sound parameters", "[
   CHECK(names.size() >= 5);
 }
 
+TEST_CASE("Windows must be those of the variant", "[runtime]") {
+  static std::int64_t rows[1];
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name);
+    WriteParams p = good(*variant);
+    p.window_mapping = rows;
+    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("needs `windows`"));
+    p.windows = p.pages;
+    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("window layout"));
+    p.window_layout = {2, {variant->k.head_dim, 16, 0, 0}, {variant->v.head_dim, 16, 0, 0}, variant->v, 0, 16};
+    CHECK(std::string(check_write(*variant, p).message()) == "");
+    p.window_layout.coded_v.bits = variant->v.bits == 4 ? 2 : 4;
+    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("window layout"));
+  }
+}
+
 TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   const WriteVariant& variant = *write_variants().front();
   REQUIRE(variant.k.numbers == 2);

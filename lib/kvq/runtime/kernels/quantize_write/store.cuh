@@ -77,18 +77,25 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
       if (slot[r] < 0) continue;
       std::byte* tile = tile_of(slot[r]);
       const int token = static_cast<int>(slot[r]) & (kTileTokens - 1);
+      // A word of a key's piece is a word of the tile; a value's bytes lie apart.
+      if (value) {
 #pragma unroll
-      for (int byte = 0; byte < kSide.piece_bytes(); ++byte) {
-        const unsigned bits = words[r][byte / 4] >> (8 * (byte % 4));
-        tile[value ? value_code_offset(kSide, token, t, byte) : key_code_offset(kSide, token, t, byte)] =
-            static_cast<std::byte>(bits & 255);
+        for (int byte = 0; byte < kSide.piece_bytes(); ++byte)
+          tile[value_code_offset(kSide, token, t, byte)] =
+              static_cast<std::byte>(words[r][byte / 4] >> (8 * (byte % 4)) & 255);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Side::kWords; ++i)
+          *reinterpret_cast<unsigned*>(tile + key_code_offset(kSide, token, t, 4 * i)) = words[r][i];
       }
 #pragma unroll
       for (int group = 0; group < Side::kGroups; ++group) {
         if (t != group % 4) continue;
-        auto* to = reinterpret_cast<unsigned short*>(tile + number_offset(kSide, token, group, 0));
-        to[0] = static_cast<unsigned short>(numbers[r][group]);
-        if constexpr (Side::kAffine) to[1] = static_cast<unsigned short>(numbers[r][group] >> 16);
+        std::byte* to = tile + number_offset(kSide, token, group, 0);
+        if constexpr (Side::kAffine)
+          *reinterpret_cast<unsigned*>(to) = numbers[r][group];
+        else
+          *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(numbers[r][group]);
       }
     }
   }

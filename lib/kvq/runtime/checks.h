@@ -1,0 +1,24 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+
+#include <cstdint>
+
+/// What the checks of several kernels ask.
+namespace kvq {
+
+inline bool aligned_to_16(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+inline bool same_format(const TileSide& a, const TileSide& b) {
+  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
+         (a.exact() || a.group_size == b.group_size);
+}
+
+/// Are these the windows of a layer with such sides?
+inline bool windows_of(const WindowLayout& w, const TileSide& k, const TileSide& v, int num_kv_heads) {
+  return w.num_kv_heads == num_kv_heads && same_format(w.k, TileSide{k.head_dim, 16, 0, 0}) &&
+         same_format(w.v, TileSide{v.head_dim, 16, 0, 0}) && same_format(w.coded_v, v) && w.tiles() > 0 &&
+         w.sink_rows % kTileTokens == 0 && w.ring_rows % kTileTokens == 0;
+}
+
+}  // namespace kvq

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <kvq/runtime/kernels/demote/params.h>
+#include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
+
+#include <type_traits>
+
+/// Codes exact rows of the windows into pages, as quantize_write codes rotated rows: one warp takes 16 demotions of one
+/// head, side and layer.
+namespace kvq::demote {
+
+template <typename Side>
+__device__ __forceinline__ void demote_side(const DemoteParams& p, const std::byte* windows, std::byte* pages,
+                                            const WriteSide& from, bool value, int first, int count, int head,
+                                            int head_bytes, int side_offset, int lane) {
+  std::int64_t row[2], slot[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int i = first + (lane >> 2) + 8 * r;
+    row[r] = i < count ? p.demote_from[i] : -1;
+    slot[r] = row[r] >= 0 ? p.demote_to[i] : -1;
+  }
+  const auto window_tile = [&](std::int64_t at) {
+    return windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
+  };
+  write::Rows<Side> rows;
+  write::load_exact<Side>(rows, row, window_tile, value, lane);
+  const write::PageTiles page_tile{pages, p.page_stride, p.page_shift, head * head_bytes + side_offset,
+                                   Side::side().bytes()};
+  write::quantise_rows<Side>(rows, from, slot, page_tile, value, lane);
+}
+
+/// Grid [ceil(M / 16), ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.
+template <typename K, typename V>
+__global__ void __launch_bounds__(32 * write::kWarps) demote_kernel(const __grid_constant__ DemoteParams p) {
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int first = static_cast<int>(blockIdx.x) * kTileTokens, count = min(*p.num_demotions, p.max_demotions);
+  const int side_head = static_cast<int>(blockIdx.y) * write::kWarps + warp;
+  if (first >= count || side_head >= 2 * p.num_kv_heads) return;
+  const DemoteLayer& layer = p.layers[blockIdx.z];
+  const int tiles = 1 << (p.page_shift - 4), head_bytes = tiles * (K::side().bytes() + V::side().bytes());
+  const bool value = side_head >= p.num_kv_heads;
+  const int head = side_head - (value ? p.num_kv_heads : 0), side_offset = value ? tiles * K::side().bytes() : 0;
+  if constexpr (std::is_same_v<K, V>) {
+    const WriteSide from = value ? layer.v : layer.k;
+    demote_side<K>(p, layer.windows, layer.pages, from, value, first, count, head, head_bytes, side_offset, lane);
+  } else {
+    if (value)
+      demote_side<V>(p, layer.windows, layer.pages, layer.v, true, first, count, head, head_bytes, side_offset, lane);
+    else
+      demote_side<K>(p, layer.windows, layer.pages, layer.k, false, first, count, head, head_bytes, side_offset, lane);
+  }
+}
+
+}  // namespace kvq::demote

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <kvq/runtime/kernels/demote/variant.h>
+#include <kvq/runtime/kernels/demote/kernel.cuh>
+
+#include <cuda_runtime.h>
+
+namespace kvq {
+
+template <typename K, typename V>
+Status run_demote(const DemoteParams& params, CUstream_st* stream) {
+  if (params.max_demotions == 0 || params.num_layers == 0) return {};
+  const dim3 grid(static_cast<unsigned>((params.max_demotions + kTileTokens - 1) / kTileTokens),
+                  static_cast<unsigned>((2 * params.num_kv_heads + write::kWarps - 1) / write::kWarps),
+                  static_cast<unsigned>(params.num_layers));
+  demote::demote_kernel<K, V><<<grid, 32 * write::kWarps, 0, stream>>>(params);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? Status{}
+                              : Status::fail(StatusCode::cuda, "demote: launch: %s", cudaGetErrorString(error));
+}
+
+template <typename K, typename V>
+DemoteVariant demote_variant(const char* name) {
+  return {name, K::side(), V::side(), K::kBfloat, V::kBfloat, run_demote<K, V>};
+}
+
+}  // namespace kvq

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <kvq/runtime/kernels/plan_step/params.h>
+#include <kvq/runtime/kernels/plan_step/tiers.h>
+
+/// A thread for each token of the step. Demotions are dealt out with the tokens: a sequence demotes at most as many
+/// tokens as it appends, so its k-th new token also lists its k-th demotion. What the blocks before have listed, each
+/// block adds up by itself.
+namespace kvq::plan_step {
+
+constexpr unsigned kAll = ~0u;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+/// What a step does to one sequence.
+struct Part {
+  int first_row = 0, new_tokens = 0, length = 0;
+  PositionRange demoted;
+};
+
+__device__ __forceinline__ Part part_of(const PlanStepParams& p, const Tiers& tiers, int sequence) {
+  Part part;
+  part.first_row = p.token_indptr[sequence];
+  part.new_tokens = p.token_indptr[sequence + 1] - part.first_row;
+  part.length = p.seq_lens[sequence];
+  part.demoted = tiers.demoted(part.length - part.new_tokens, part.length);
+  return part;
+}
+
+/// Last sequence whose rows begin at or before a row; -1 if there is none.
+__device__ __forceinline__ int sequence_of(const PlanStepParams& p, int row) {
+  int low = -1, high = p.batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (p.token_indptr[middle] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+__device__ __forceinline__ std::int64_t page_slot(const PlanStepParams& p, int sequence, int position) {
+  const std::int64_t base = p.page_indptr ? p.page_indptr[sequence] : sequence * p.page_table_stride;
+  const int in_page = position & ((1 << p.page_shift) - 1);
+  return (std::int64_t{p.page_table[base + (position >> p.page_shift)]} << p.page_shift) + in_page;
+}
+
+__device__ __forceinline__ std::int64_t window_row(const PlanStepParams& p, int sequence, int position) {
+  const WindowLayout& layout = p.window_layout;
+  return std::int64_t{p.window_slots[sequence]} * layout.rows() + layout.row(position, p.sink_tokens);
+}
+
+/// Grid [ceil(max(T, M, 1) / kThreads)].
+__global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_constant__ PlanStepParams p) {
+  __shared__ int sums[kWarps][3];
+  const Tiers tiers{p.sink_tokens, p.recent_tokens, p.window_layout.ring_rows};
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int first_row = static_cast<int>(blockIdx.x) * kThreads, row = first_row + thread;
+
+  // 1. Demotions of the rows before this block's, and of all.
+  int before = 0, total = 0;
+  for (int b = thread; b < p.batch; b += kThreads) {
+    const Part part = part_of(p, tiers, b);
+    before += min(max(first_row - part.first_row, 0), part.demoted.count());
+    total += min(max(p.num_tokens - part.first_row, 0), part.demoted.count());
+  }
+
+  // 2. The row's token.
+  bool demotes = false;
+  int sequence = -1;
+  Part part;
+  if (row < p.num_tokens) {
+    std::int64_t slot = -1, window = -1;
+    sequence = sequence_of(p, row);
+    if (sequence >= 0) {
+      part = part_of(p, tiers, sequence);
+      const int index = row - part.first_row, position = part.length - part.new_tokens + index;
+      if (index < part.new_tokens) {
+        demotes = index < part.demoted.count();
+        if (position >= 0 && !tiers.exact(position, part.length)) slot = page_slot(p, sequence, position);
+        if (position >= 0 && tiers.enters_window(position, part.length)) window = window_row(p, sequence, position);
+      }
+    }
+    p.slot_mapping[row] = slot;
+    if (p.window_mapping) p.window_mapping[row] = window;
+  }
+  if (p.max_demotions == 0) return;
+
+  // 3. Its demotion, and the end of the list.
+  const unsigned votes = __ballot_sync(kAll, demotes);
+  before = __reduce_add_sync(kAll, before), total = __reduce_add_sync(kAll, total);
+  if (lane == 0) sums[warp][0] = before, sums[warp][1] = total, sums[warp][2] = __popc(votes);
+  __syncthreads();
+  int place = __popc(votes & ((1u << lane) - 1)), count = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    place += sums[w][0] + (w < warp ? sums[w][2] : 0);
+    count += sums[w][1];
+  }
+  if (demotes && place < p.max_demotions) {
+    const int position = part.demoted.begin + row - part.first_row;
+    p.demote_from[place] = window_row(p, sequence, position);
+    p.demote_to[place] = page_slot(p, sequence, position);
+  }
+  if (row >= count && row < p.max_demotions) p.demote_from[row] = p.demote_to[row] = -1;
+  if (row == 0) *p.num_demotions = min(count, p.max_demotions);
+}
+
+}  // namespace kvq::plan_step

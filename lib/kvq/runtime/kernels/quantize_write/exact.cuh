@@ -1,0 +1,92 @@
+#pragma once
+
+#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+
+/// Rows of bfloat16 in exact tiles, of windows and of pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
+/// neighbouring channels of every step: one chunk. Turned values are ordered by value_place(); of each of their chunks
+/// the four lanes have two neighbouring places each.
+namespace kvq::write {
+
+/// Two numbers as bfloat16; beyond the largest finite one it saturates, as the codec does.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  const __nv_bfloat162 most = __halves2bfloat162(__ushort_as_bfloat16(0x7F7F), __ushort_as_bfloat16(0x7F7F));
+  const __nv_bfloat162 two = __hmin2_nan(__hmax2_nan(__floats2bfloat162_rn(low, high), __hneg2(most)), most);
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+
+/// Which of a lane's channels has place 8 * chunk + 2 t + half of turned values.
+struct TurnedChannel {
+  int step, element;
+};
+template <typename Side>
+__device__ constexpr TurnedChannel turned_channel(int chunk, int half) {
+  const int channel = value_channel(Side::side(), 8 * chunk + half);  // that of lane t = 0; the others' are 8 t behind
+  return {channel / 32, channel % 32};
+}
+
+/// @param row      of the tokens g and g + 8; negative: nowhere
+/// @param tile_of  first byte of the tile of this side that holds a row
+/// @param value    turned, unless the layer's values are exact in pages too
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of,
+                                            bool value, int lane) {
+  constexpr int kDim = Side::kHeadDim;
+  const int t = lane & 3;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row[r] < 0) continue;
+    std::byte* tile = tile_of(row[r]);
+    const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
+    const auto& x = rows.x[r];
+    if (Side::kExact || !value) {
+#pragma unroll
+      for (int j = 0; j < Rows<Side>::kSteps; ++j)
+        *reinterpret_cast<uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t)) =
+            make_uint4(pack_bf16(x[j][0], x[j][1]), pack_bf16(x[j][2], x[j][3]), pack_bf16(x[j][4], x[j][5]),
+                       pack_bf16(x[j][6], x[j][7]));
+    } else if constexpr (!Side::kExact) {
+#pragma unroll
+      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
+        const TurnedChannel a = turned_channel<Side>(chunk, 0), b = turned_channel<Side>(chunk, 1);
+        *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t)) =
+            pack_bf16(x[a.step][a.element], x[b.step][b.element]);
+      }
+    }
+  }
+}
+
+/// The reverse; rows that are nowhere are zeros.
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of, bool value,
+                                           int lane) {
+  constexpr int kDim = Side::kHeadDim;
+  const int t = lane & 3;
+  const auto put = [](unsigned two, float& low, float& high) {
+    low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
+  };
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::byte* tile = row[r] < 0 ? nullptr : tile_of(row[r]);
+    const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
+    auto& x = rows.x[r];
+    if (Side::kExact || !value) {
+#pragma unroll
+      for (int j = 0; j < Rows<Side>::kSteps; ++j) {
+        uint4 eight = make_uint4(0, 0, 0, 0);
+        if (tile) eight = *reinterpret_cast<const uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t));
+        put(eight.x, x[j][0], x[j][1]), put(eight.y, x[j][2], x[j][3]);
+        put(eight.z, x[j][4], x[j][5]), put(eight.w, x[j][6], x[j][7]);
+      }
+    } else if constexpr (!Side::kExact) {
+#pragma unroll
+      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
+        const TurnedChannel a = turned_channel<Side>(chunk, 0), b = turned_channel<Side>(chunk, 1);
+        unsigned two = 0;
+        if (tile) two = *reinterpret_cast<const unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t));
+        put(two, x[a.step][a.element], x[b.step][b.element]);
+      }
+    }
+  }
+}
+
+}  // namespace kvq::write
