@@ -1,0 +1,339 @@
+#include "window_cache.h"
+
+#include "plain_attention.cuh"
+
+#include <kvq/runtime/kernels/plan_step/launch.h>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+namespace kvq::test {
+
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+void check(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+/// Device memory that begins as bytes of 0xFF: numbers that are not numbers.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(std::size_t count = 0) : count_(count) {
+    if (count == 0) return;
+    check(cudaMalloc(&data_, count * sizeof(T)), "cudaMalloc");
+    check(cudaMemset(data_, 0xFF, count * sizeof(T)), "cudaMemset");
+  }
+  explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) { put(values); }
+  Buffer(Buffer&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr; }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(count_, other.count_);
+    return *this;
+  }
+  ~Buffer() { cudaFree(data_); }
+  T* get() const { return static_cast<T*>(data_); }
+  std::size_t size() const { return count_; }
+  void put(const std::vector<T>& values) const {
+    if (values.size() > count_) throw std::runtime_error("a buffer is too small");
+    check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  std::vector<T> all() const {
+    std::vector<T> values(count_);
+    check(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+int shift_of(int page_size) { return page_size == 64 ? 6 : page_size == 32 ? 5 : 4; }
+
+/// plan_step's arrays.
+struct PlanMemory {
+  Buffer<std::int32_t> seq_lens, token_indptr, page_table, page_indptr, window_slots, num_demotions;
+  Buffer<std::int64_t> slot_mapping, window_mapping, demote_from, demote_to;
+  PlanStepParams params;
+
+  PlanMemory(const StepCase& c, const WindowLayout& layout, int max_tokens) {
+    const int batch = static_cast<int>(c.page_tables.size());
+    const auto sequences = static_cast<std::size_t>(batch), rows = static_cast<std::size_t>(max_tokens);
+    seq_lens = Buffer<std::int32_t>(sequences), token_indptr = Buffer<std::int32_t>(sequences + 1);
+    window_slots = Buffer<std::int32_t>(c.window_slots);
+    std::vector<std::int32_t> list, indptr = {0};
+    std::size_t longest = 0;
+    for (const auto& table : c.page_tables) longest = std::max(longest, table.size());
+    for (const auto& table : c.page_tables) {
+      list.insert(list.end(), table.begin(), table.end());
+      if (!c.csr) list.insert(list.end(), longest - table.size(), 0x3FFFFFFF);  // never to be read
+      indptr.push_back(static_cast<std::int32_t>(list.size()));
+    }
+    page_table = Buffer<std::int32_t>(list);
+    slot_mapping = Buffer<std::int64_t>(rows), window_mapping = Buffer<std::int64_t>(rows);
+    const int most = std::min(max_tokens, batch * c.recent_tokens);
+    demote_from = Buffer<std::int64_t>(static_cast<std::size_t>(most));
+    demote_to = Buffer<std::int64_t>(static_cast<std::size_t>(most));
+    num_demotions = Buffer<std::int32_t>(1);
+    PlanStepParams& p = params;
+    p.batch = batch, p.num_tokens = max_tokens, p.max_demotions = most;
+    p.seq_lens = seq_lens.get(), p.token_indptr = token_indptr.get();
+    p.page_table = page_table.get(), p.page_table_stride = static_cast<std::int64_t>(longest);
+    if (c.csr) page_indptr = Buffer<std::int32_t>(indptr), p.page_indptr = page_indptr.get();
+    p.page_shift = shift_of(c.page_size);
+    p.sink_tokens = c.sink_tokens, p.recent_tokens = c.recent_tokens, p.max_rollback = c.max_rollback;
+    p.window_layout = layout;
+    if (c.sink_tokens + c.recent_tokens > 0) {
+      p.window_slots = window_slots.get(), p.window_mapping = window_mapping.get();
+    }
+    p.slot_mapping = slot_mapping.get();
+    p.demote_from = demote_from.get(), p.demote_to = demote_to.get(), p.num_demotions = num_demotions.get();
+  }
+  StepResult result() const {
+    StepResult r{slot_mapping.all(), window_mapping.all(), demote_from.all(), demote_to.all(), 0};
+    const auto rows = static_cast<std::size_t>(params.num_tokens),
+               most = static_cast<std::size_t>(params.max_demotions);
+    r.slot_mapping.resize(rows);
+    if (params.window_mapping)
+      r.window_mapping.resize(rows);
+    else
+      r.window_mapping.assign(rows, -1);
+    r.demote_from.resize(most), r.demote_to.resize(most);
+    if (most > 0) r.num_demotions = num_demotions.all()[0];
+    return r;
+  }
+};
+
+}  // namespace
+
+StepResult run_step_case(const StepCase& c) {
+  WindowLayout layout;
+  layout.sink_rows = c.sink_rows(), layout.ring_rows = c.ring_rows;
+  PlanMemory memory(c, layout, c.num_tokens);
+  memory.seq_lens.put(c.seq_lens), memory.token_indptr.put(c.token_indptr);
+  check(check_plan_step(memory.params));
+  check(run_plan_step(memory.params, nullptr));
+  check(cudaDeviceSynchronize(), "plan_step");
+  return memory.result();
+}
+
+struct WindowCache::Device {
+  CacheCase c;
+  int dim;
+  PageLayout page_layout;
+  WindowLayout window_layout;
+  std::int64_t page_stride;
+  PlanMemory plan;
+  StepCase asked;
+
+  std::vector<Buffer<std::byte>> pages, windows;
+  std::vector<Buffer<std::uint16_t>> x[2], out;
+  Buffer<float> center;
+  Buffer<DemoteLayer> layers;
+  Buffer<std::uint16_t> q;
+  Buffer<float> partials;
+  Buffer<std::int32_t> arrivals;
+  DecodeLaunch launch;
+
+  cudaStream_t stream = nullptr;
+  cudaGraphExec_t graph = nullptr;
+
+  static WindowLayout windows_of(const CacheCase& c) {
+    const int dim = c.write->k.head_dim;
+    const TileSide exact{dim, 16, dim, 0};
+    return {c.num_kv_heads, exact, exact, c.write->v, c.step.sink_rows(), c.step.ring_rows};
+  }
+
+  explicit Device(const CacheCase& cache)
+      : c(cache),
+        dim(c.write->k.head_dim),
+        page_layout{c.write->k, c.write->v, c.num_kv_heads, c.step.page_size},
+        window_layout(windows_of(c)),
+        page_stride(page_layout.page_bytes() + 16),
+        plan(c.step, window_layout, c.max_tokens),
+        asked(c.step) {
+    const auto batch = c.step.page_tables.size(), heads = static_cast<std::size_t>(c.num_kv_heads),
+               channels = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(c.max_tokens) * heads;
+    center = Buffer<float>(c.center);
+    std::vector<DemoteLayer> demote;
+    for (int l = 0; l < c.num_layers; ++l) {
+      pages.emplace_back(static_cast<std::size_t>(c.num_pages * page_stride));
+      windows.emplace_back(static_cast<std::size_t>(c.num_window_slots * window_layout.slot_bytes()));
+      for (auto& side : x) side.emplace_back(rows * channels);
+      out.emplace_back(batch * heads * static_cast<std::size_t>(c.heads) * channels);
+      demote.push_back({windows.back().get(), pages.back().get(), {}, {}});
+      demote.back().k.rule = c.rule_k, demote.back().v.rule = c.rule_v;
+      check(check_demote_layer(*c.demote, demote.back()));
+    }
+    layers = Buffer<DemoteLayer>(demote);
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    std::vector<std::uint16_t> queries(batch * heads * static_cast<std::size_t>(c.heads) * channels);
+    for (auto& value : queries)
+      value = c.write->bf16 ? __bfloat16_as_ushort(__float2bfloat16(normal(random)))
+                            : __half_as_ushort(__float2half(normal(random)));
+    q = Buffer<std::uint16_t>(queries);
+    if (c.decode) {
+      check(c.decode->plan(launch));
+      partials =
+          Buffer<float>(static_cast<std::size_t>(launch.blocks) * 2 * static_cast<std::size_t>(launch.record_floats));
+      arrivals = Buffer<std::int32_t>(std::vector<std::int32_t>(batch * heads, 0));
+    }
+    check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  }
+  ~Device() {
+    if (graph) cudaGraphExecDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+
+  WriteParams write_params(std::size_t layer) const {
+    WriteParams p;
+    p.num_tokens = plan.params.num_tokens, p.num_kv_heads = c.num_kv_heads;
+    const std::int64_t stride = std::int64_t{c.num_kv_heads} * dim;
+    p.k.x = x[0][layer].get(), p.v.x = x[1][layer].get();
+    for (WriteSide* side : {&p.k, &p.v})
+      side->token_stride = stride, side->center = c.center.empty() ? nullptr : center.get(), side->order = c.order;
+    p.k.rule = c.rule_k, p.v.rule = c.rule_v;
+    p.slot_mapping = plan.params.slot_mapping;
+    p.pages = pages[layer].get(), p.page_shift = plan.params.page_shift, p.page_stride = page_stride;
+    p.window_mapping = plan.params.window_mapping;
+    p.windows = windows[layer].get(), p.window_layout = window_layout;
+    return p;
+  }
+  DemoteParams demote_params() const {
+    const PlanStepParams& planned = plan.params;
+    return {c.num_layers,        c.num_kv_heads,    layers.get(),  planned.max_demotions, planned.num_demotions,
+            planned.demote_from, planned.demote_to, window_layout, planned.page_shift,    page_stride};
+  }
+  DecodeParams decode_params(std::size_t layer) const {
+    DecodeParams p;
+    p.batch = plan.params.batch, p.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
+    p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    p.q = q.get(), p.q_stride = std::int64_t{p.num_q_heads} * dim;
+    p.out = out[layer].get(), p.out_stride = p.q_stride;
+    p.seq_lens = plan.params.seq_lens;
+    p.sink_tokens = c.step.sink_tokens, p.recent_tokens = c.step.recent_tokens;
+    p.pages = pages[layer].get(), p.page_shift = plan.params.page_shift, p.page_stride = page_stride;
+    p.page_table = plan.params.page_table, p.page_indptr = plan.params.page_indptr,
+    p.page_table_stride = plan.params.page_table_stride;
+    if (c.step.sink_tokens + c.step.recent_tokens > 0)
+      p.windows = windows[layer].get(), p.window_slots = plan.params.window_slots;
+    p.window_layout = window_layout;
+    p.rotation_k.order = p.rotation_v.order = c.order;
+    if (!c.center.empty()) p.center_k = p.center_v = center.get();
+    p.partials = partials.get(), p.arrivals = arrivals.get();
+    return p;
+  }
+
+  void run() const {
+    check(check_plan_step(plan.params));
+    check(run_plan_step(plan.params, stream));
+    check(check_demote(*c.demote, demote_params()));
+    if (plan.params.max_demotions > 0) check(c.demote->run(demote_params(), stream));
+    for (std::size_t l = 0; l < pages.size(); ++l) {
+      const WriteParams write = write_params(l);
+      check(check_write(*c.write, write));
+      check(c.write->run(write, stream));
+      if (!c.decode) continue;
+      const DecodeParams decode = decode_params(l);
+      check(check_decode(*c.decode, decode));
+      check(c.decode->run(launch, decode, stream));
+    }
+  }
+};
+
+WindowCache::WindowCache(const CacheCase& c) : device_(std::make_unique<Device>(c)) {}
+WindowCache::~WindowCache() = default;
+
+void WindowCache::step(const std::vector<int>& lengths, const std::vector<int>& new_tokens,
+                       const std::vector<std::vector<std::uint16_t>> (&rows)[2], bool tight) {
+  Device& d = *device_;
+  d.asked.seq_lens = lengths;
+  d.asked.token_indptr = {0};
+  for (const int n : new_tokens) d.asked.token_indptr.push_back(d.asked.token_indptr.back() + n);
+  d.asked.num_tokens = tight && !d.graph ? d.asked.token_indptr.back() : d.c.max_tokens;
+  d.plan.params.num_tokens = d.asked.num_tokens;
+  d.plan.seq_lens.put(lengths), d.plan.token_indptr.put(d.asked.token_indptr);
+  for (std::size_t l = 0; l < d.pages.size(); ++l) {
+    for (int side = 0; side < 2; ++side) d.x[side][l].put(rows[side][l]);
+    d.out[l].put(std::vector<std::uint16_t>(d.out[l].size(), 0xFFFF));
+  }
+  check(cudaDeviceSynchronize(), "before a step");
+  if (d.graph)
+    check(cudaGraphLaunch(d.graph, d.stream), "cudaGraphLaunch");
+  else
+    d.run();
+  check(cudaStreamSynchronize(d.stream), "step");
+}
+
+void WindowCache::capture() {
+  Device& d = *device_;
+  d.plan.params.num_tokens = d.c.max_tokens;
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamBeginCapture(d.stream, cudaStreamCaptureModeGlobal), "capture");
+  d.run();
+  check(cudaStreamEndCapture(d.stream, &graph), "capture");
+  check(cudaGraphInstantiate(&d.graph, graph, 0), "cudaGraphInstantiate");
+  cudaGraphDestroy(graph);
+}
+
+StepResult WindowCache::planned() const { return device_->plan.result(); }
+StepCase WindowCache::asked() const { return device_->asked; }
+std::vector<std::byte> WindowCache::pages(int layer) const {
+  return device_->pages[static_cast<std::size_t>(layer)].all();
+}
+std::vector<std::byte> WindowCache::windows(int layer) const {
+  return device_->windows[static_cast<std::size_t>(layer)].all();
+}
+std::int64_t WindowCache::page_stride() const { return device_->page_stride; }
+PageLayout WindowCache::page_layout() const { return device_->page_layout; }
+WindowLayout WindowCache::window_layout() const { return device_->window_layout; }
+
+DecodeResult WindowCache::decoded(int layer) const {
+  const Device& d = *device_;
+  const auto l = static_cast<std::size_t>(layer);
+  const DecodeParams p = d.decode_params(l);
+  const auto rows = static_cast<std::size_t>(p.batch * p.num_q_heads),
+             elements = rows * static_cast<std::size_t>(d.dim);
+  const int longest = std::max(1, *std::max_element(d.asked.seq_lens.begin(), d.asked.seq_lens.end()));
+  const bool bf16 = d.c.write->bf16;
+  const auto plain = [&](auto zero) {
+    using Float = decltype(zero);
+    const Buffer<Float> scores(rows * static_cast<std::size_t>(longest)), result(elements), sums(rows);
+    const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
+    if (bf16)
+      plain::plain_decode<Float, __nv_bfloat16><<<grid, 128>>>(p, d.page_layout, d.c.write->k_bfloat,
+                                                               d.c.write->v_bfloat, d.dim, scores.get(), longest,
+                                                               result.get(), sums.get());
+    else
+      plain::plain_decode<Float, __half><<<grid, 128>>>(p, d.page_layout, d.c.write->k_bfloat, d.c.write->v_bfloat,
+                                                        d.dim, scores.get(), longest, result.get(), sums.get());
+    check(cudaGetLastError(), "plain_decode");
+    check(cudaDeviceSynchronize(), "plain_decode");
+    return result.all();
+  };
+  const std::vector<double> truth = plain(0.0);
+  const std::vector<float> plain32 = plain(0.0f);
+  DecodeResult result{d.out[l].all()};
+  double error = 0.0, error32 = 0.0, size = 0.0;
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float x =
+        bf16 ? __bfloat162float(__ushort_as_bfloat16(result.out[i])) : __half2float(__ushort_as_half(result.out[i]));
+    const float y = bf16 ? __bfloat162float(__float2bfloat16(plain32[i])) : __half2float(__float2half(plain32[i]));
+    error += std::pow(static_cast<double>(x) - truth[i], 2), error32 += std::pow(static_cast<double>(y) - truth[i], 2);
+    size += truth[i] * truth[i];
+  }
+  result.error = std::sqrt(error / std::max(size, 1e-30)),
+  result.plain_error = std::sqrt(error32 / std::max(size, 1e-30));
+  return result;
+}
+
+}  // namespace kvq::test

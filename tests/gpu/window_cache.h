@@ -1,0 +1,83 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/runtime/kernels/demote/variant.h>
+#include <kvq/runtime/kernels/plan_step/params.h>
+#include <kvq/runtime/kernels/quantize_write/variant.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+/// Caches of several layers and sequences on the device, driven step by step.
+namespace kvq::test {
+
+/// What plan_step is asked, on the host.
+struct StepCase {
+  std::vector<int> seq_lens, token_indptr;
+  std::vector<std::vector<int>> page_tables;  ///< of each sequence
+  bool csr = false;                           ///< handed over as one list
+  std::vector<int> window_slots;
+  int page_size = 64, sink_tokens = 0, recent_tokens = 0, max_rollback = 0, ring_rows = 0;
+  int num_tokens = 0;  ///< rows, at least token_indptr.back()
+  int sink_rows() const { return (sink_tokens + 15) / 16 * 16; }
+};
+
+struct StepResult {
+  std::vector<std::int64_t> slot_mapping, window_mapping, demote_from, demote_to;
+  int num_demotions = 0;
+  bool operator==(const StepResult&) const = default;
+};
+
+/// plan_step alone. @throws std::runtime_error for a status or a CUDA error; so do the functions below
+StepResult run_step_case(const StepCase& c);
+
+struct CacheCase {
+  const WriteVariant* write = nullptr;
+  const DemoteVariant* demote = nullptr;
+  const DecodeVariant* decode = nullptr;  ///< null: no decoding
+  int num_layers = 2, num_kv_heads = 2, heads = 2;
+  ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
+  int order = 1;              ///< Hadamard blocks of keys and values
+  std::vector<float> center;  ///< [Hkv, D], of both sides, or empty
+  int num_pages = 0, num_window_slots = 0;
+  int max_tokens = 0;  ///< rows of a step at most
+  StepCase step;       ///< all but lengths and rows
+};
+
+/// Bits of decode's result in one layer, and how far it is from plain loops.
+struct DecodeResult {
+  std::vector<std::uint16_t> out;
+  double error = 0.0, plain_error = 0.0;
+};
+
+class WindowCache {
+ public:
+  explicit WindowCache(const CacheCase& c);
+  ~WindowCache();
+
+  /// One step: plan_step, demote, and for each layer quantize_write and decode.
+  /// @param lengths  after the step
+  /// @param rows     [layer][k, v] bits of [T, Hkv, D] of the new tokens
+  /// @param tight    the step's rows are as many as its tokens, else max_tokens. Replayed steps are not tight
+  void step(const std::vector<int>& lengths, const std::vector<int>& new_tokens,
+            const std::vector<std::vector<std::uint16_t>> (&rows)[2], bool tight);
+  /// From here on steps are replays of one captured step.
+  void capture();
+
+  StepResult planned() const;  ///< by the last step
+  StepCase asked() const;      ///< of the last step
+  std::vector<std::byte> pages(int layer) const;
+  std::vector<std::byte> windows(int layer) const;
+  DecodeResult decoded(int layer) const;
+  std::int64_t page_stride() const;
+  PageLayout page_layout() const;
+  WindowLayout window_layout() const;
+
+ private:
+  struct Device;
+  std::unique_ptr<Device> device_;
+};
+
+}  // namespace kvq::test
