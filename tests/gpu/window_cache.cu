@@ -97,6 +97,11 @@ struct PlanMemory {
     p.slot_mapping = slot_mapping.get();
     p.demote_from = demote_from.get(), p.demote_to = demote_to.get(), p.num_demotions = num_demotions.get();
   }
+  /// From here on steps have so many rows.
+  void resize(int num_tokens) {
+    params.num_tokens = num_tokens;
+    params.max_demotions = std::min(num_tokens, params.batch * params.recent_tokens);
+  }
   StepResult result() const {
     StepResult r{slot_mapping.all(), window_mapping.all(), demote_from.all(), demote_to.all(), 0};
     const auto rows = static_cast<std::size_t>(params.num_tokens),
@@ -260,7 +265,7 @@ void WindowCache::step(const std::vector<int>& lengths, const std::vector<int>& 
   d.asked.token_indptr = {0};
   for (const int n : new_tokens) d.asked.token_indptr.push_back(d.asked.token_indptr.back() + n);
   d.asked.num_tokens = tight && !d.graph ? d.asked.token_indptr.back() : d.c.max_tokens;
-  d.plan.params.num_tokens = d.asked.num_tokens;
+  d.plan.resize(d.asked.num_tokens);
   d.plan.seq_lens.put(lengths), d.plan.token_indptr.put(d.asked.token_indptr);
   for (std::size_t l = 0; l < d.pages.size(); ++l) {
     for (int side = 0; side < 2; ++side) d.x[side][l].put(rows[side][l]);
@@ -276,7 +281,7 @@ void WindowCache::step(const std::vector<int>& lengths, const std::vector<int>& 
 
 void WindowCache::capture() {
   Device& d = *device_;
-  d.plan.params.num_tokens = d.c.max_tokens;
+  d.plan.resize(d.c.max_tokens);
   cudaGraph_t graph = nullptr;
   check(cudaStreamBeginCapture(d.stream, cudaStreamCaptureModeGlobal), "capture");
   d.run();

@@ -93,8 +93,12 @@ TensorPlan plan_of(const TileSide& side, bool bfloat, ScaleRule rule, const Cach
   return plan;
 }
 
+/// Names from here on are tokens of the largest numbers there are, of both signs.
+constexpr std::uint64_t kHuge = std::uint64_t{1} << 50;
+
 /// A number of a token's row in 16 bits, by name of the token.
 std::uint16_t bits_of(std::uint64_t token, int layer, int head, int side, int channel, bool bf16) {
+  if (token >= kHuge) return static_cast<std::uint16_t>((bf16 ? 0x7F7F : 0x7BFF) | (channel % 2 ? 0x8000 : 0));
   std::uint64_t x = ((((token * 64 + static_cast<unsigned>(layer)) * 64 + static_cast<unsigned>(head)) * 2 +
                       static_cast<unsigned>(side)) *
                          1024 +
@@ -499,6 +503,18 @@ TEST_CASE("Rotated rows: exact in the windows, demoted as they are", "[runtime][
     c.num_layers = 1, c.order = variant->k.head_dim & -variant->k.head_dim;
     if (seed % 2) add_centers(c, seed);
     run_schedule(c, seed, false);
+  }
+}
+
+TEST_CASE("Rows beyond the largest bfloat16 saturate", "[runtime][gpu]") {
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name);
+    CacheCase c = cache_case(*variant, 16, 0, 32, 0, 88);
+    c.num_layers = 1, c.decode = nullptr;
+    for (int i = 0; i < c.num_kv_heads * variant->k.head_dim; ++i) c.center.push_back(i % 2 ? 1e36f : -1e36f);
+    Model model(c, 0);
+    model.step_named({{kHuge, 1}, {2}, {kHuge}});
+    CHECK(model.fault() == "");
   }
 }
 

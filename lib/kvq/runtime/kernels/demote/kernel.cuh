@@ -30,25 +30,32 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   write::quantise_rows<Side>(rows, from, slot, page_tile, value, lane);
 }
 
-/// Grid [ceil(M / 16), ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.
+/// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.
+/// Few steps demote as many tokens as there is room for, so that more blocks would mostly be launched for nothing.
+constexpr int kMaxRuns = 32;
+
 template <typename K, typename V>
 __global__ void __launch_bounds__(32 * write::kWarps) demote_kernel(const __grid_constant__ DemoteParams p) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  const int first = static_cast<int>(blockIdx.x) * kTileTokens, count = min(*p.num_demotions, p.max_demotions);
+  const int count = min(*p.num_demotions, p.max_demotions);
   const int side_head = static_cast<int>(blockIdx.y) * write::kWarps + warp;
-  if (first >= count || side_head >= 2 * p.num_kv_heads) return;
+  if (side_head >= 2 * p.num_kv_heads) return;
   const DemoteLayer& layer = p.layers[blockIdx.z];
   const int tiles = 1 << (p.page_shift - 4), head_bytes = tiles * (K::side().bytes() + V::side().bytes());
   const bool value = side_head >= p.num_kv_heads;
   const int head = side_head - (value ? p.num_kv_heads : 0), side_offset = value ? tiles * K::side().bytes() : 0;
-  if constexpr (std::is_same_v<K, V>) {
-    const WriteSide from = value ? layer.v : layer.k;
-    demote_side<K>(p, layer.windows, layer.pages, from, value, first, count, head, head_bytes, side_offset, lane);
-  } else {
-    if (value)
-      demote_side<V>(p, layer.windows, layer.pages, layer.v, true, first, count, head, head_bytes, side_offset, lane);
-    else
-      demote_side<K>(p, layer.windows, layer.pages, layer.k, false, first, count, head, head_bytes, side_offset, lane);
+  for (int first = static_cast<int>(blockIdx.x) * kTileTokens; first < count;
+       first += static_cast<int>(gridDim.x) * kTileTokens) {
+    if constexpr (std::is_same_v<K, V>) {
+      const WriteSide from = value ? layer.v : layer.k;
+      demote_side<K>(p, layer.windows, layer.pages, from, value, first, count, head, head_bytes, side_offset, lane);
+    } else {
+      if (value)
+        demote_side<V>(p, layer.windows, layer.pages, layer.v, true, first, count, head, head_bytes, side_offset, lane);
+      else
+        demote_side<K>(p, layer.windows, layer.pages, layer.k, false, first, count, head, head_bytes, side_offset,
+                       lane);
+    }
   }
 }
 

@@ -5,12 +5,15 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 namespace kvq {
 
 template <typename K, typename V>
 Status run_demote(const DemoteParams& params, CUstream_st* stream) {
   if (params.max_demotions == 0 || params.num_layers == 0) return {};
-  const dim3 grid(static_cast<unsigned>((params.max_demotions + kTileTokens - 1) / kTileTokens),
+  const int runs = (params.max_demotions + kTileTokens - 1) / kTileTokens;
+  const dim3 grid(static_cast<unsigned>(std::min(runs, demote::kMaxRuns)),
                   static_cast<unsigned>((2 * params.num_kv_heads + write::kWarps - 1) / write::kWarps),
                   static_cast<unsigned>(params.num_layers));
   demote::demote_kernel<K, V><<<grid, 32 * write::kWarps, 0, stream>>>(params);

@@ -13,6 +13,55 @@ __device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned
   out[2] = __byte_perm(ab1, cd1, 0x5410), out[3] = __byte_perm(ab1, cd1, 0x7632);
 }
 
+/// Stores keys of single tokens. A lane's piece lies in runs of kWide words.
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void store_single_keys(const unsigned (&words)[2][Side::kWords],
+                                                  const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
+  constexpr int kWide = Side::kWords % 4 == 0 ? 4 : Side::kWords % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (slot[r] < 0) continue;
+    std::byte* tile = tile_of(slot[r]);
+    const int token = static_cast<int>(slot[r]) & (kTileTokens - 1);
+#pragma unroll
+    for (int i = 0; i < Side::kWords; i += kWide) {
+      std::byte* to = tile + key_code_offset(Side::side(), token, lane & 3, 4 * i);
+      if constexpr (kWide == 4)
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[r][i], words[r][i + 1], words[r][i + 2], words[r][i + 3]);
+      else if constexpr (kWide == 2)
+        *reinterpret_cast<uint2*>(to) = make_uint2(words[r][i], words[r][i + 1]);
+      else
+        *reinterpret_cast<unsigned*>(to) = words[r][i];
+    }
+  }
+}
+
+/// Stores values of single tokens: the warp takes one token after the other, each lane a byte. A token has every fourth
+/// byte of its part of a tile, so that each store fills what it has of eight sectors.
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void store_single_values(const unsigned (&words)[2][Side::kWords],
+                                                    const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
+  const int piece = lane / 4 % 4, which = lane / 16;  // the word of a pair
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    for (unsigned tokens = __ballot_sync(kAll, slot[r] >= 0) & 0x11111111u; tokens; tokens &= tokens - 1) {
+      const int source = __ffs(static_cast<int>(tokens)) - 1;  // lane 4 g
+      const std::int64_t at = __shfl_sync(kAll, slot[r], source);
+      std::byte* tile = tile_of(at);
+      const int token = static_cast<int>(at) & (kTileTokens - 1);
+#pragma unroll
+      for (int i = 0; i < Side::kWords; i += 2) {
+        const int last = i + 1 < Side::kWords ? i + 1 : i;
+        const unsigned first = __shfl_sync(kAll, words[r][i], source + piece),
+                       second = __shfl_sync(kAll, words[r][last], source + piece);
+        const int byte = 4 * (i + which) + lane % 4;
+        if (i + which < Side::kWords)
+          tile[value_code_offset(Side::side(), token, piece, byte)] =
+              static_cast<std::byte>((which ? second : first) >> (8 * (lane % 4)) & 255);
+      }
+    }
+}
+
 /// Stores the codes of the tokens g and g + 8.
 /// @param slot     where the two tokens go; negative: nowhere
 /// @param tile_of  first byte of the tile that holds a slot
@@ -72,22 +121,24 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
         *reinterpret_cast<unsigned*>(to) = numbers[0][group] | numbers[1][group] << 16;
     }
   } else {
+    if (!value) {
+      store_single_keys<Side>(words, slot, tile_of, lane);
+    } else if (Side::kWords % 2 && whole) {  // neighbours fill the sectors
+      std::byte* tile = tile_of(tile_slot);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int byte = 0; byte < kSide.piece_bytes(); ++byte)
+          tile[value_code_offset(kSide, g + 8 * r, t, byte)] =
+              static_cast<std::byte>(words[r][byte / 4] >> (8 * (byte % 4)) & 255);
+    } else {
+      store_single_values<Side>(words, slot, tile_of, lane);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (slot[r] < 0) continue;
       std::byte* tile = tile_of(slot[r]);
       const int token = static_cast<int>(slot[r]) & (kTileTokens - 1);
-      // A word of a key's piece is a word of the tile; a value's bytes lie apart.
-      if (value) {
-#pragma unroll
-        for (int byte = 0; byte < kSide.piece_bytes(); ++byte)
-          tile[value_code_offset(kSide, token, t, byte)] =
-              static_cast<std::byte>(words[r][byte / 4] >> (8 * (byte % 4)) & 255);
-      } else {
-#pragma unroll
-        for (int i = 0; i < Side::kWords; ++i)
-          *reinterpret_cast<unsigned*>(tile + key_code_offset(kSide, token, t, 4 * i)) = words[r][i];
-      }
 #pragma unroll
       for (int group = 0; group < Side::kGroups; ++group) {
         if (t != group % 4) continue;
