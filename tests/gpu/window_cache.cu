@@ -176,7 +176,7 @@ struct WindowCache::Device {
       out.emplace_back(batch * heads * static_cast<std::size_t>(c.heads) * channels);
       demote.push_back({windows.back().get(), pages.back().get(), {}, {}});
       demote.back().k.rule = c.rule_k, demote.back().v.rule = c.rule_v;
-      check(check_demote_layer(*c.demote, demote.back()));
+      if (window_layout.rows() > 0) check(check_demote_layer(*c.demote, demote.back()));
     }
     layers = Buffer<DemoteLayer>(demote);
     std::mt19937 random(11);
