@@ -13,13 +13,11 @@ template <typename Side>
 __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::byte* windows, std::byte* pages,
                                             const WriteSide& from, bool value, int first, int count, int head,
                                             int head_bytes, int side_offset, int lane) {
-  std::int64_t row[2], slot[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  const auto listed = [&](const std::int64_t* list, int r) {
     const int i = first + (lane >> 2) + 8 * r;
-    row[r] = i < count ? p.demote_from[i] : -1;
-    slot[r] = row[r] >= 0 ? p.demote_to[i] : -1;
-  }
+    return i < count ? list[i] : -1;
+  };
+  const std::int64_t row[2] = {listed(p.demote_from, 0), listed(p.demote_from, 1)};
   const auto window_tile = [&](std::int64_t at) {
     return windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
   };
@@ -27,7 +25,7 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   write::load_exact<Side>(rows, row, window_tile, value, lane);
   const write::PageTiles page_tile{pages, p.page_stride, p.page_shift, head * head_bytes + side_offset,
                                    Side::side().bytes()};
-  write::quantise_rows<Side>(rows, from, slot, page_tile, value, lane);
+  write::quantise_rows<Side>(rows, from, [&](int r) { return listed(p.demote_to, r); }, page_tile, value, lane);
 }
 
 /// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.

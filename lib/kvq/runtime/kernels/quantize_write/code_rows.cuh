@@ -9,29 +9,19 @@
 namespace kvq::write {
 
 /// Quantises one warp's rows and stores them in pages.
-/// @param slot     page * page_size + slot of the tokens g and g + 8; negative: nowhere
+/// @param slot_of  page * page_size + slot of the token g + 8 r; negative: nowhere. Asked at last, since registers are
+///                 scarce before
 /// @param tile_of  first byte of the tile that holds a slot
-template <typename Side, typename TileOf>
-__device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, const std::int64_t (&slot)[2],
-                                              TileOf tile_of, bool value, int lane) {
+template <typename Side, typename SlotOf, typename TileOf>
+__device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, SlotOf slot_of, TileOf tile_of,
+                                              bool value, int lane) {
   if constexpr (Side::kExact) {
+    const std::int64_t slot[2] = {slot_of(0), slot_of(1)};
     store_exact<Side>(rows, slot, tile_of, false, lane);
   } else {
     unsigned words[2][Side::kWords] = {}, numbers[2][Side::kGroups] = {};
-    // Twice the same code rather than twice as much of it: a task is one pass through it, and it must come from the
-    // cache.
-#pragma unroll 1
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int i = 0; i < Side::kWords; ++i) words[0][i] = words[1][i];
-#pragma unroll
-      for (int i = 0; i < Side::kGroups; ++i) numbers[0][i] = numbers[1][i];
-      encode<Side>(rows.x[0], from.rule, words[1], numbers[1]);
-#pragma unroll
-      for (int j = 0; j < Rows<Side>::kSteps; ++j)
-#pragma unroll
-        for (int e = 0; e < 8; ++e) rows.x[0][j][e] = rows.x[1][j][e];
-    }
+    encode_rows<Side>(rows, from.rule, words, numbers);
+    const std::int64_t slot[2] = {slot_of(0), slot_of(1)};
     store_codes<Side>(words, numbers, slot, tile_of, value, lane);
   }
 }
@@ -51,30 +41,21 @@ struct PageTiles {
 template <typename Side>
 __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                           int first_token, int head, int head_bytes, int side_offset, int lane) {
-  const int g = lane >> 2;
-  std::int64_t slot[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int token = first_token + g + 8 * r;
-    slot[r] = token < p.num_tokens ? p.slot_mapping[token] : -1;
-  }
+  const auto mapped = [&](const std::int64_t* mapping, int r) {
+    const int token = first_token + (lane >> 2) + 8 * r;
+    return token < p.num_tokens ? mapping[token] : -1;
+  };
   if (p.window_mapping) {
-    std::int64_t row[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int token = first_token + g + 8 * r;
-      row[r] = token < p.num_tokens ? p.window_mapping[token] : -1;
-    }
+    const std::int64_t row[2] = {mapped(p.window_mapping, 0), mapped(p.window_mapping, 1)};
+    const bool coded = mapped(p.slot_mapping, 0) >= 0 || mapped(p.slot_mapping, 1) >= 0;
     const auto tile_of = [&](std::int64_t at) {
       return p.windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
     };
     store_exact<Side>(rows, row, tile_of, value, lane);
-    if (!__any_sync(kAll, slot[0] >= 0 || slot[1] >= 0)) return;  // most steps of decoding code nothing
+    if (!__any_sync(kAll, coded)) return;  // most steps of decoding code nothing
   }
-  quantise_rows<Side>(
-      rows, from, slot,
-      PageTiles{p.pages, p.page_stride, p.page_shift, head * head_bytes + side_offset, Side::side().bytes()}, value,
-      lane);
+  const PageTiles tile_of{p.pages, p.page_stride, p.page_shift, head * head_bytes + side_offset, Side::side().bytes()};
+  quantise_rows<Side>(rows, from, [&](int r) { return mapped(p.slot_mapping, r); }, tile_of, value, lane);
 }
 
 }  // namespace kvq::write
