@@ -18,8 +18,9 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @TYPE@ and @TEAM@ stand for the row's;
-# rows need an activation only for @TYPE@.
+# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @TEAM@ stand for the
+# row's. Rows of a kind that does not know the cache's format have neither k nor v; rows need an
+# activation only for @TYPE@.
 function(kvq_variant_kind table kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
   file(READ ${table} json)
@@ -29,10 +30,17 @@ function(kvq_variant_kind table kind out)
   set(declarations "")
   set(rows "")
   foreach(i RANGE ${last})
-    foreach(field IN ITEMS head_dim k v)
-      string(JSON ${field} GET "${json}" ${kind} ${i} ${field})
-    endforeach()
-    set(name ${kind}_d${head_dim}_${k}_${v})
+    string(JSON head_dim GET "${json}" ${kind} ${i} head_dim)
+    set(name ${kind}_d${head_dim})
+    set(k_side "")
+    set(v_side "")
+    string(JSON k ERROR_VARIABLE none GET "${json}" ${kind} ${i} k)
+    if(NOT none)
+      string(JSON v GET "${json}" ${kind} ${i} v)
+      kvq_side(${k} ${head_dim} k_side)
+      kvq_side(${v} ${head_dim} v_side)
+      string(APPEND name _${k}_${v})
+    endif()
     string(JSON heads ERROR_VARIABLE none GET "${json}" ${kind} ${i} heads)
     set(team 0)
     if(NOT none)
@@ -44,8 +52,6 @@ function(kvq_variant_kind table kind out)
       string(JSON activation GET "${json}" ${kind} ${i} activation)
       string(APPEND name _${activation})
     endif()
-    kvq_side(${k} ${head_dim} k_side)
-    kvq_side(${v} ${head_dim} v_side)
     set(type __nv_bfloat16)
     if(activation STREQUAL "fp16")
       set(type __half)
@@ -84,8 +90,8 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-# Files of the prefill kernels come apart: they are compiled for other architectures than the rest.
-function(kvq_variants table out prefill_out)
+# Files of the kernels that have warpgroup products come apart: they are compiled for other architectures than the rest.
+function(kvq_variants table out warpgroup_out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   kvq_variant_kind(${table} decode decode FOLDER decode TYPE_NAME DecodeVariant MAKER decode_variant
                    ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>" FUNCTION decode_variants)
@@ -93,5 +99,10 @@ function(kvq_variants table out prefill_out)
                    ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION write_variants)
   kvq_variant_kind(${table} demote demote FOLDER demote TYPE_NAME DemoteVariant MAKER demote_variant
                    ARGUMENTS "@K@, @V@" FUNCTION demote_variants)
-  set(${out} ${decode} ${write} ${demote} PARENT_SCOPE)
+  kvq_variant_kind(${table} dequantize dequantize FOLDER dequantize TYPE_NAME DequantizeVariant MAKER dequantize_variant
+                   ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION dequantize_variants)
+  kvq_variant_kind(${table} prefill prefill FOLDER prefill TYPE_NAME PrefillVariant MAKER prefill_variant
+                   ARGUMENTS "@HEAD_DIM@, @TYPE@" FUNCTION prefill_variants)
+  set(${out} ${decode} ${demote} ${dequantize} PARENT_SCOPE)
+  set(${warpgroup_out} ${write} ${prefill} PARENT_SCOPE)
 endfunction()

@@ -3,6 +3,7 @@
 #include "plain_attention.cuh"
 
 #include <kvq/runtime/kernels/plan_step/launch.h>
+#include <kvq/runtime/prepare.h>
 
 #include <cuda_runtime.h>
 
@@ -130,6 +131,22 @@ StepResult run_step_case(const StepCase& c) {
   return memory.result();
 }
 
+TensorPlan cache_plan(const CacheCase& c, bool value) {
+  const TileSide& side = value ? c.write->v : c.write->k;
+  TensorPlan plan;
+  plan.center = c.center;
+  if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
+  if (!c.matrix.empty()) plan.rotation = {.kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix};
+  if (side.exact()) return plan;
+  UniformCoder coder;
+  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
+  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.scale_type = (value ? c.write->v_bfloat : c.write->k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
+  plan.coder = coder;
+  if (coder.rule == ScaleRule::minmax) plan.clip_ratio = c.clip;
+  return plan;
+}
+
 struct WindowCache::Device {
   CacheCase c;
   int dim;
@@ -141,7 +158,9 @@ struct WindowCache::Device {
 
   std::vector<Buffer<std::byte>> pages, windows;
   std::vector<Buffer<std::uint16_t>> x[2], out;
-  Buffer<float> center;
+  Buffer<float> center, rotated_center;  ///< as decode and quantize_write want it
+  Buffer<std::int32_t> clip_ranks[2];
+  Buffer<std::byte> rotation;
   Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
   Buffer<float> partials;
@@ -168,6 +187,14 @@ struct WindowCache::Device {
     const auto batch = c.step.page_tables.size(), heads = static_cast<std::size_t>(c.num_kv_heads),
                channels = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(c.max_tokens) * heads;
     center = Buffer<float>(c.center);
+    rotated_center = Buffer<float>(kvq::rotated_center(cache_plan(c, false), c.num_kv_heads, dim));
+    if (!c.matrix.empty()) {
+      std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(dim)));
+      check(pack_rotations(c.matrix, dim, c.write->bf16, packed));
+      rotation = Buffer<std::byte>(packed);
+    }
+    for (const bool v : {false, true})
+      clip_ranks[v] = Buffer<std::int32_t>(kvq::clip_ranks(cache_plan(c, v), c.num_kv_heads, dim));
     std::vector<DemoteLayer> demote;
     for (int l = 0; l < c.num_layers; ++l) {
       pages.emplace_back(static_cast<std::size_t>(c.num_pages * page_stride));
@@ -176,6 +203,7 @@ struct WindowCache::Device {
       out.emplace_back(batch * heads * static_cast<std::size_t>(c.heads) * channels);
       demote.push_back({windows.back().get(), pages.back().get(), {}, {}});
       demote.back().k.rule = c.rule_k, demote.back().v.rule = c.rule_v;
+      demote.back().k.clip_ranks = clip_ranks[0].get(), demote.back().v.clip_ranks = clip_ranks[1].get();
       if (window_layout.rows() > 0) check(check_demote_layer(*c.demote, demote.back()));
     }
     layers = Buffer<DemoteLayer>(demote);
@@ -205,7 +233,9 @@ struct WindowCache::Device {
     const std::int64_t stride = std::int64_t{c.num_kv_heads} * dim;
     p.k.x = x[0][layer].get(), p.v.x = x[1][layer].get();
     for (WriteSide* side : {&p.k, &p.v})
-      side->token_stride = stride, side->center = c.center.empty() ? nullptr : center.get(), side->order = c.order;
+      side->token_stride = stride, side->center = rotated_center.get(), side->order = c.order;
+    p.k.rotation = p.v.rotation = rotation.get();
+    p.k.clip_ranks = clip_ranks[0].get(), p.v.clip_ranks = clip_ranks[1].get();
     p.k.rule = c.rule_k, p.v.rule = c.rule_v;
     p.slot_mapping = plan.params.slot_mapping;
     p.pages = pages[layer].get(), p.page_shift = plan.params.page_shift, p.page_stride = page_stride;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/plan/layer_plan.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/runtime/kernels/plan_step/params.h>
@@ -40,11 +41,16 @@ struct CacheCase {
   int num_layers = 2, num_kv_heads = 2, heads = 2;
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
   int order = 1;              ///< Hadamard blocks of keys and values
+  std::vector<float> matrix;  ///< [D, D] instead, of all heads and both sides; not for decode
   std::vector<float> center;  ///< [Hkv, D], of both sides, or empty
+  std::vector<double> clip;   ///< [Hkv] clip ratios of sides with rule minmax, or empty
   int num_pages = 0, num_window_slots = 0;
   int max_tokens = 0;  ///< rows of a step at most
   StepCase step;       ///< all but lengths and rows
 };
+
+/// The codec's words for one side of a cache.
+TensorPlan cache_plan(const CacheCase& c, bool value);
 
 /// Bits of decode's result in one layer, and how far it is from plain loops.
 struct DecodeResult {

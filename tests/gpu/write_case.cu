@@ -46,13 +46,7 @@ std::uint16_t to_16_bits(float x, bool bf16) {
 TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool value) {
   const TileSide& side = value ? variant.v : variant.k;
   TensorPlan plan;
-  UniformCoder coder;
-  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
-  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
-  coder.scale_type = (value ? variant.v_bfloat : variant.k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
-  plan.coder = coder;
   plan.center = value ? c.center_v : c.center_k;
-  if (coder.rule == ScaleRule::minmax) plan.clip_ratio = value ? c.clip_v : c.clip_k;
   const int order = value ? c.order_v : c.order_k;
   const std::vector<float>& matrix = value ? c.matrix_v : c.matrix_k;
   if (order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = order, .signs = c.signs};
@@ -60,6 +54,13 @@ TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool valu
     plan.rotation = {.kind = RotationKind::dense, .matrix = matrix};
     if (static_cast<int>(matrix.size()) == side.head_dim * side.head_dim) plan.rotation.scope = Scope::layer;
   }
+  if (side.exact()) return plan;
+  UniformCoder coder;
+  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
+  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.scale_type = (value ? variant.v_bfloat : variant.k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
+  plan.coder = coder;
+  if (coder.rule == ScaleRule::minmax) plan.clip_ratio = value ? c.clip_v : c.clip_k;
   return plan;
 }
 
@@ -82,7 +83,7 @@ struct SideOnDevice {
     s.x = rows.get(), s.token_stride = std::int64_t{num_kv_heads} * dim;
     s.center = center.get();
     s.signs = signs.get(), s.per_head = true, s.order = order;
-    s.rule = std::get<UniformCoder>(plan.coder).rule;
+    s.rule = scale_rule(plan.coder);
     s.clip_ranks = ranks.get();
     s.rotation = rotation.get();
     s.rotation_stride = plan.rotation.scope == Scope::layer ? 0 : packed_rotation_bytes(dim);

@@ -9,6 +9,8 @@ constexpr StatusCode kBad = StatusCode::invalid_argument;
 
 Status check_side(const char* side, const TileSide& tile, const WriteSide& w) {
   if (tile.exact()) return {};
+  if (w.clip_ranks && w.rule != ScaleRule::minmax)
+    return Status::fail(kBad, "demote: %s: a clip goes with scale rule minmax, found %s", side, to_string(w.rule));
   const bool affine = w.rule == ScaleRule::minmax;
   if (affine != (tile.numbers == 2) || w.rule == ScaleRule::rms)
     return Status::fail(kBad, "demote: %s: scale rule %s does not go with %s codes", side, to_string(w.rule),

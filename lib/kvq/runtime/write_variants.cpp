@@ -1,4 +1,5 @@
 #include <kvq/runtime/checks.h>
+#include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
 namespace kvq {
@@ -15,6 +16,24 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
     return Status::fail(kBad, "quantize_write: %s: a Hadamard order of %d, expected a power of two that divides %d",
                         side, w.order, tile.head_dim);
   if (!aligned_to_16(w.signs)) return Status::fail(kBad, "quantize_write: %s: signs must be aligned to 16 bytes", side);
+  if (!aligned_to_16(w.center))
+    return Status::fail(kBad, "quantize_write: %s: centres must be aligned to 16 bytes", side);
+  if (w.rotation) {
+    if (w.order != 1 || w.signs)
+      return Status::fail(kBad,
+                          "quantize_write: %s: a dense rotation beside Hadamard blocks of order %d%s; expected one",
+                          side, w.order, w.signs ? " and signs" : "");
+    const long long bytes = RotationLayout{tile.head_dim}.bytes();
+    if (!aligned_to_16(w.rotation) || w.rotation_stride % 16 != 0 ||
+        (w.rotation_stride != 0 && w.rotation_stride < bytes))
+      return Status::fail(kBad,
+                          "quantize_write: %s: packed rotations must be aligned to 16 bytes and %lld bytes apart, or "
+                          "one for all heads, found %lld",
+                          side, bytes, static_cast<long long>(w.rotation_stride));
+  }
+  if (w.clip_ranks && w.rule != ScaleRule::minmax)
+    return Status::fail(kBad, "quantize_write: %s: a clip goes with scale rule minmax, found %s", side,
+                        to_string(w.rule));
   if (tile.exact()) return {};
   const bool affine = w.rule == ScaleRule::minmax;
   if (affine != (tile.numbers == 2) || w.rule == ScaleRule::rms)

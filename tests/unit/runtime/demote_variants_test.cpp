@@ -80,7 +80,14 @@ TEST_CASE("Demotions that cannot be are refused by name", "[runtime]") {
   DemoteLayer layer = good_layer(variant);
   layer.v.rule = ScaleRule::norm;
   CHECK_THAT(check_demote_layer(variant, layer).message(), Contains("norm does not go with affine"));
+  layer = good_layer(*demote_variants()[1]);
+  REQUIRE(layer.k.rule == ScaleRule::norm);
+  static std::int32_t ranks[1];
+  layer.k.clip_ranks = ranks;
+  CHECK_THAT(check_demote_layer(*demote_variants()[1], layer).message(), Contains("k: a clip goes with"));
   layer = good_layer(variant);
+  layer.k.clip_ranks = ranks;
+  CHECK(check_demote_layer(variant, layer).ok());
   layer.windows = nullptr;
   CHECK_THAT(check_demote_layer(variant, layer).message(), Contains("windows and pages"));
 }

@@ -23,6 +23,7 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   };
   write::Rows<Side> rows;
   write::load_exact<Side>(rows, row, window_tile, value, lane);
+  if (from.clip_ranks) rows.clip_rank = from.clip_ranks[head];
   const write::PageTiles page_tile{pages, p.page_stride, p.page_shift, head * head_bytes + side_offset,
                                    Side::side().bytes()};
   write::quantise_rows<Side>(rows, from, [&](int r) { return listed(p.demote_to, r); }, page_tile, value, lane);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
-#include <kvq/runtime/kernels/quantize_write/encode.cuh>
+#include <kvq/runtime/kernels/quantize_write/encode_rotated.cuh>
 #include <kvq/runtime/kernels/quantize_write/exact.cuh>
 #include <kvq/runtime/kernels/quantize_write/store.cuh>
 

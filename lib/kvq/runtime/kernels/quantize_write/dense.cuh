@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 #include <kvq/runtime/kernels/quantize_write/params.h>
+#include <kvq/device/wgmma.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
 #include <kvq/runtime/kernels/quantize_write/kernel.cuh>
 #include <kvq/runtime/kernels/quantize_write/rotate.cuh>
@@ -67,18 +68,14 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
           const int offset = s * kLayout.slab_bytes() + part * kLayout.part_bytes() + piece * Block::kPieceColumns * 32;
           const unsigned long long square = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
           const bool add = kFirstSlab + s + part > 0;
-          if constexpr (Block::kPieceColumns == 128 && std::is_same_v<T, __half>)
-            ptx::wgmma_m64n128k16_fp16(c[piece], a, square, add);
-          else if constexpr (Block::kPieceColumns == 128)
-            ptx::wgmma_m64n128k16_bf16(c[piece], a, square, add);
-          else if constexpr (std::is_same_v<T, __half>)
-            ptx::wgmma_m64n64k16_fp16(c[piece], a, square, add);
+          if constexpr (std::is_same_v<T, __half>)
+            ptx::wgmma_m64k16_fp16<0>(c[piece], a[0], a[1], a[2], a[3], square, add);
           else
-            ptx::wgmma_m64n64k16_bf16(c[piece], a, square, add);
+            ptx::wgmma_m64k16_bf16<0>(c[piece], a[0], a[1], a[2], a[3], square, add);
         }
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait_all();
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
 #endif
   } else {
     if constexpr (kFirstSlab == 0) {
@@ -115,7 +112,9 @@ __device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from)
     const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
     if (at < kBytes) *reinterpret_cast<uint4*>(to + at) = __ldg(reinterpret_cast<const uint4*>(from + at));
   }
-  ptx::fence_async_shared();
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::fence_proxy_async();
+#endif
 }
 
 /// The slabs go by: while a stage is multiplied by, the next one comes in. Uniform in the block.

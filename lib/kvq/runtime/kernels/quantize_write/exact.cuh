@@ -38,18 +38,18 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
     std::byte* tile = tile_of(row[r]);
     const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
     const auto& x = rows.x[r];
+    const auto pack = [&](float low, float high) { return pack_bf16(low * rows.unit, high * rows.unit); };
     if (Side::kExact || !value) {
 #pragma unroll
       for (int j = 0; j < Rows<Side>::kSteps; ++j)
         *reinterpret_cast<uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t)) =
-            make_uint4(pack_bf16(x[j][0], x[j][1]), pack_bf16(x[j][2], x[j][3]), pack_bf16(x[j][4], x[j][5]),
-                       pack_bf16(x[j][6], x[j][7]));
+            make_uint4(pack(x[j][0], x[j][1]), pack(x[j][2], x[j][3]), pack(x[j][4], x[j][5]), pack(x[j][6], x[j][7]));
     } else if constexpr (!Side::kExact) {
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 8; ++chunk) {
         const TurnedChannel a = turned_channel<Side>(chunk, 0), b = turned_channel<Side>(chunk, 1);
         *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t)) =
-            pack_bf16(x[a.step][a.element], x[b.step][b.element]);
+            pack(x[a.step][a.element], x[b.step][b.element]);
       }
     }
   }

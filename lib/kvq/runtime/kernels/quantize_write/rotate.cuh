@@ -76,6 +76,22 @@ __device__ __forceinline__ void load_rotated(const WriteSide& side, const WriteP
   const int g = lane >> 2, t = lane & 3, order = side.order;
   uint4 raw[2][kSteps];
   load_rows<Side, T>(side, p, first_token, head, lane, raw);
+  if constexpr (Side::kExact) {
+    if (order <= 1 && !side.signs && !side.center) {  // as they are, -0 included, which a product would turn into +0
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) {
+          const unsigned words[4] = {raw[r][j].x, raw[r][j].y, raw[r][j].z, raw[r][j].w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 two = Pair<T>::to_float(words[i]);
+            rows.x[r][j][2 * i] = two.x, rows.x[r][j][2 * i + 1] = two.y;
+          }
+        }
+      return;
+    }
+  }
   if (side.signs) {
     const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
 #pragma unroll
