@@ -31,7 +31,7 @@ THIRD_PARTY = {
     r"cblas\.h": {"compute"},
     r"oneapi/|tbb/": {"compute"},
     r"nlohmann/|valijson/": {"container"},
-    r"cuda\w*\.h|cuda_\w+\.h": {"device", "runtime"},
+    r"cuda\w*\.h|cuda_\w+\.h": {"device", "runtime", "tools"},
     r"xxhash\.h": {"container", "dump", "stats", "tools"},
 }
 

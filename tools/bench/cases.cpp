@@ -1,0 +1,69 @@
+#include "cases.h"
+
+#include <algorithm>
+
+namespace kvq::bench {
+
+namespace {
+
+constexpr std::int64_t kLeastBytes = 300'000'000;  // several times the L2 cache of any GPU
+constexpr std::int64_t kGraphBytes = 3'000'000'000;
+constexpr std::int64_t kMostSets = 256, kMostCalls = 512;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+const char* to_string(CaseRotation rotation) {
+  return rotation == CaseRotation::none ? "none" : rotation == CaseRotation::hadamard ? "hadamard" : "dense";
+}
+
+int token_bytes(const TileSide& k, const TileSide& v) { return (k.bytes() + v.bytes()) / kTileTokens; }
+
+CacheBytes bytes_of(const DecodeCase& c) {
+  const std::int64_t exact = std::min(c.context, c.sink_tokens + c.recent_tokens),
+                     rows = std::int64_t{c.batch} * c.num_kv_heads;
+  return {rows * (c.context - exact) * token_bytes(c.variant->k, c.variant->v),
+          rows * exact * 2 * (c.variant->k.head_dim + c.variant->v.head_dim)};
+}
+
+int num_pages(const DecodeCase& c) { return (c.context + c.page_size - 1) / c.page_size; }
+
+std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
+  const int dim = c.variant->k.head_dim;
+  const TileSide exact{dim, 16, dim, 0};
+  DecodeCase baseline = c;
+  baseline.variant =
+      find_decode_variant({.k = exact, .v = exact, .heads = c.num_q_heads / c.num_kv_heads, .bf16 = c.variant->bf16});
+  baseline.sink_tokens = baseline.recent_tokens = 0, baseline.rotation = CaseRotation::none;
+  if (!baseline.variant) return std::nullopt;
+  return baseline;
+}
+
+ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
+  return side.numbers == 2 ? ScaleRule::minmax : c.symmetric_rule;
+}
+
+RowBytes bytes_of(const WriteCase& c) {
+  const std::int64_t rows = std::int64_t{c.tokens} * c.num_kv_heads;
+  const TileSide &k = c.variant->k, &v = c.variant->v;
+  return {rows * 2 * (k.head_dim + v.head_dim) + std::int64_t{c.tokens} * 8, rows * token_bytes(k, v)};
+}
+
+RowBytes unfused_bytes_of(const WriteCase& c) {
+  const std::int64_t rotated =
+      std::int64_t{c.tokens} * c.num_kv_heads * 2 * (c.variant->k.head_dim + c.variant->v.head_dim);
+  const RowBytes fused = bytes_of(c);
+  return {fused.read + rotated, fused.written + rotated};
+}
+
+int num_sets(std::int64_t bytes) {
+  return static_cast<int>(std::clamp<std::int64_t>(divide_up(kLeastBytes, bytes), 1, kMostSets));
+}
+
+int num_calls(std::int64_t bytes) {
+  const std::int64_t sets = num_sets(bytes);
+  return static_cast<int>(sets * std::max<std::int64_t>(1, std::min(kGraphBytes / (sets * bytes), kMostCalls / sets)));
+}
+
+}  // namespace kvq::bench

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/runtime/kernels/quantize_write/variant.h>
+
+#include <cstdint>
+#include <optional>
+
+/// What is measured, and how many bytes it has to move. No device is needed for this.
+namespace kvq::bench {
+
+enum class CaseRotation { none, hadamard, dense };
+const char* to_string(CaseRotation rotation);
+
+/// One new query token for each of `batch` sequences of `context` tokens.
+struct DecodeCase {
+  const DecodeVariant* variant = nullptr;
+  int num_q_heads = 32, num_kv_heads = 8;
+  int batch = 1, context = 1;
+  int page_size = 64;
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  CaseRotation rotation = CaseRotation::none;
+};
+
+/// Bytes of the cache that one call has to read.
+struct CacheBytes {
+  std::int64_t coded = 0, exact = 0;
+  std::int64_t total() const { return coded + exact; }
+};
+CacheBytes bytes_of(const DecodeCase& c);
+/// Bytes of one token and KV head, K and V, in pages.
+int token_bytes(const TileSide& k, const TileSide& v);
+/// Pages of one sequence.
+int num_pages(const DecodeCase& c);
+/// The bfloat16 kernel on as many tokens, all of them in pages; none if that variant is not built.
+std::optional<DecodeCase> bf16_baseline(const DecodeCase& c);
+
+/// New tokens of K and V that are rotated, quantised and written into pages.
+struct WriteCase {
+  const WriteVariant* variant = nullptr;
+  int num_kv_heads = 8, tokens = 1, page_size = 64;
+  int order = 1;                               ///< of the Hadamard blocks, both sides; 1 = none
+  ScaleRule symmetric_rule = ScaleRule::norm;  ///< of symmetric sides
+};
+ScaleRule rule_of(const WriteCase& c, const TileSide& side);
+
+/// Bytes that one call has to move.
+struct RowBytes {
+  std::int64_t read = 0, written = 0;
+  std::int64_t total() const { return read + written; }
+};
+RowBytes bytes_of(const WriteCase& c);
+/// The same where a kernel of its own rotates and writes rows that the next one reads.
+RowBytes unfused_bytes_of(const WriteCase& c);
+
+/// Copies of a call's data that are used in turn, so that none is in the L2 cache when its turn comes.
+int num_sets(std::int64_t bytes);
+/// Calls in a graph: whole rounds over the sets, about a millisecond's worth.
+int num_calls(std::int64_t bytes);
+
+}  // namespace kvq::bench

@@ -1,0 +1,70 @@
+#include "choose.h"
+
+#include "side_format.h"
+
+#include <kvq/core/error.h>
+
+#include <fmt/format.h>
+
+namespace kvq::bench {
+
+namespace {
+
+bool same(const TileSide& a, const TileSide& b) {
+  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.group_size == b.group_size;
+}
+
+/// "u2g128, u4g128/u2g128 (head_dim 128, bf16)", of rows of either table.
+template <typename Row>
+std::string built(std::span<const Row* const> rows) {
+  std::string text;
+  for (const Row* row : rows)
+    text +=
+        fmt::format("{}{} ({}, {})", text.empty() ? "" : ", ", cache_name(row->k, row->k_bfloat, row->v, row->v_bfloat),
+                    row->k.head_dim, row->bf16 ? "bf16" : "fp16");
+  return text;
+}
+
+Error not_built(const std::string& k, const std::string& v, int head_dim, bool bf16, const std::string& rows) {
+  return {ErrorKind::unsupported,
+          fmt::format("no kernel is built for {}{}{}, head_dim {}, {}", k, k == v ? "" : "/", k == v ? "" : v, head_dim,
+                      bf16 ? "bf16" : "fp16"),
+          "built: " + rows};
+}
+
+}  // namespace
+
+const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16) {
+  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  const DecodeVariant* row = find_decode_variant(
+      {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .heads = heads, .bf16 = bf16});
+  if (!row) throw not_built(k, v, head_dim, bf16, built(decode_variants()));
+  return *row;
+}
+
+const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
+  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  for (const WriteVariant* row : write_variants())
+    if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
+        row->v_bfloat == value.bfloat && row->bf16 == bf16)
+      return *row;
+  throw not_built(k, v, head_dim, bf16, built(write_variants()));
+}
+
+std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16) {
+  std::vector<const DecodeVariant*> rows;
+  for (const DecodeVariant* row : decode_variants())
+    if (row->k.head_dim == head_dim &&
+        find_decode_variant({row->k, row->v, row->k_bfloat, row->v_bfloat, heads, bf16}) == row)
+      rows.push_back(row);
+  return rows;
+}
+
+std::vector<const WriteVariant*> all_write(int head_dim, bool bf16) {
+  std::vector<const WriteVariant*> rows;
+  for (const WriteVariant* row : write_variants())
+    if (row->k.head_dim == head_dim && row->bf16 == bf16) rows.push_back(row);
+  return rows;
+}
+
+}  // namespace kvq::bench

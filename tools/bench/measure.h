@@ -1,0 +1,32 @@
+#pragma once
+
+#include "cases.h"
+#include "device.h"
+
+#include <optional>
+
+/// Measures cases on a device. Contents are random, pages in random order, and calls take turns on sets of data that
+/// together are larger than the L2 cache. Results are held against the reference codec before anything is timed.
+namespace kvq::bench {
+
+/// Bytes read and written in a second by a device-to-device copy of a gigabyte.
+double copy_bandwidth(const Device& device);
+
+struct DecodeResult {
+  Timing time;
+  Timing floor;        ///< of a plain read of as many bytes of the same pages and windows
+  double error = 0.0;  ///< relative, of one sequence and KV head
+};
+/// @throws Error{check_failed} if the result is not what the codec's attention gives
+DecodeResult measure_decode(const Device& device, const DecodeCase& c);
+
+struct WriteResult {
+  Timing time;
+  Timing copy;                    ///< of a device-to-device copy that moves as many bytes
+  std::optional<Timing> unfused;  ///< a kernel that rotates, then one that quantises; none for order 1
+  double differing_ratio = 0.0;   ///< of the codes, by one, where rotated rows round another way than the codec's
+};
+/// @throws Error{check_failed} if the pages hold other codes than the codec's
+WriteResult measure_write(const Device& device, const WriteCase& c);
+
+}  // namespace kvq::bench

@@ -1,0 +1,218 @@
+#include "report.h"
+
+#include "../table.h"
+#include "side_format.h"
+
+#include <fmt/format.h>
+
+namespace kvq::bench {
+
+namespace {
+
+using Table = std::vector<std::vector<std::string>>;
+
+template <typename Variant>
+std::string cache_of(const Variant& v) {
+  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
+}
+
+std::string percent(double ratio) { return fmt::format("{:.1f}%", 100.0 * ratio); }
+std::string microseconds(double us) { return us < 100.0 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us); }
+std::string times(const std::optional<double>& factor) { return factor ? fmt::format("{:.2f}x", *factor) : "-"; }
+std::string gigabytes(double bytes_per_second) { return fmt::format("{:.0f}", bytes_per_second / 1e9); }
+
+std::string machine_line(const Run& run) {
+  const Machine& m = *run.machine;
+  std::string text =
+      fmt::format("{}, {} SMs, driver {}, CUDA {}.{}; copy {} GB/s\n", m.gpu, m.multiprocessors, m.driver,
+                  m.cuda_runtime / 1000, m.cuda_runtime % 1000 / 10, gigabytes(run.copy_bytes_per_second));
+  if (!run.sdpa.is_null())
+    text +=
+        fmt::format("PyTorch {}, cuDNN {}\n", run.sdpa.at("torch").get<std::string>(), run.sdpa.at("cudnn").get<int>());
+  return text;
+}
+
+std::string decode_table(const Run& run) {
+  Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
+  for (const DecodeRow& row : run.decode)
+    table.push_back({cache_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
+                     format_bytes(static_cast<double>(bytes_of(row.c).total())),
+                     microseconds(row.result->time.median_us), percent(row.result->time.spread()),
+                     gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
+                     percent(row.read_floor_ratio()), times(row.speedup())});
+  return format_table(table, "lrrrrrrrr") +
+         "copy, floor: of the bandwidth of a copy, and of a plain read of the same bytes\n"
+         "bf16: how much faster than the best bfloat16 kernel of this run\n";
+}
+
+std::string write_table(const Run& run) {
+  Table table{{"write", "tokens", "order", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused"}};
+  for (const WriteRow& row : run.write) {
+    std::optional<double> unfused;
+    if (row.result->unfused) unfused = row.result->unfused->median_us / row.result->time.median_us;
+    table.push_back({cache_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+                     format_bytes(static_cast<double>(bytes_of(row.c).total())),
+                     microseconds(row.result->time.median_us), percent(row.result->time.spread()),
+                     gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
+                     percent(row.result->copy.median_us / row.result->time.median_us), times(unfused)});
+  }
+  return format_table(table, "lrrrrrrrrr") +
+         "copy, same: of the bandwidth of a large copy, and of one of as many bytes\n"
+         "unfused: how much longer a rotating kernel and a quantising one take\n";
+}
+
+std::string decode_plan(const Run& run) {
+  Table table{{"decode", "batch x ctx", "a token", "coded", "exact", "bytes", "sets"}};
+  for (const DecodeRow& row : run.decode) {
+    const CacheBytes bytes = bytes_of(row.c);
+    table.push_back({cache_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
+                     fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
+                     format_bytes(static_cast<double>(bytes.coded)), format_bytes(static_cast<double>(bytes.exact)),
+                     format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
+  }
+  return format_table(table, "lrrrrrr") + "a token: its bytes in the pages of one KV head, K and V\n";
+}
+
+std::string write_plan(const Run& run) {
+  Table table{{"write", "tokens", "order", "a token", "read", "written", "bytes", "sets"}};
+  for (const WriteRow& row : run.write) {
+    const RowBytes bytes = bytes_of(row.c);
+    table.push_back({cache_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+                     fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
+                     format_bytes(static_cast<double>(bytes.read)), format_bytes(static_cast<double>(bytes.written)),
+                     format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
+  }
+  return format_table(table, "lrrrrrrr");
+}
+
+Json timing_json(const Timing& t) { return {{"median_us", t.median_us}, {"min_us", t.min_us}, {"max_us", t.max_us}}; }
+
+Json machine_json(const Run& run) {
+  const Machine& m = *run.machine;
+  return {{"gpu", m.gpu},
+          {"driver", m.driver},
+          {"compute_capability", m.compute_capability},
+          {"cuda_runtime", m.cuda_runtime},
+          {"cuda_driver", m.cuda_driver},
+          {"multiprocessors", m.multiprocessors},
+          {"clock_mhz", m.clock_mhz},
+          {"memory_clock_mhz", m.memory_clock_mhz},
+          {"memory_bytes", m.memory_bytes},
+          {"l2_bytes", m.l2_bytes},
+          {"copy_bytes_per_second", run.copy_bytes_per_second}};
+}
+
+Json row_json(const Run& run, const DecodeRow& row) {
+  const DecodeCase& c = row.c;
+  const CacheBytes bytes = bytes_of(c);
+  Json json = {{"cache", cache_of(*c.variant)},
+               {"variant", c.variant->name},
+               {"head_dim", c.variant->k.head_dim},
+               {"num_q_heads", c.num_q_heads},
+               {"num_kv_heads", c.num_kv_heads},
+               {"batch", c.batch},
+               {"context", c.context},
+               {"page_size", c.page_size},
+               {"sink_tokens", c.sink_tokens},
+               {"recent_tokens", c.recent_tokens},
+               {"rotation", to_string(c.rotation)},
+               {"bytes_per_token", token_bytes(c.variant->k, c.variant->v)},
+               {"coded_bytes", bytes.coded},
+               {"exact_bytes", bytes.exact},
+               {"bytes", bytes.total()},
+               {"sets", num_sets(bytes.total())},
+               {"calls", num_calls(bytes.total())}};
+  if (!row.result) return json;
+  json["time"] = timing_json(row.result->time);
+  json["read_floor"] = timing_json(row.result->floor);
+  json["error"] = row.result->error;
+  json["bytes_per_second"] = row.bytes_per_second();
+  json["copy_ratio"] = row.bytes_per_second() / run.copy_bytes_per_second;
+  json["read_floor_ratio"] = row.read_floor_ratio();
+  if (row.bf16) json["bf16"] = timing_json(*row.bf16);
+  if (row.sdpa) json["sdpa"] = timing_json(*row.sdpa);
+  if (const auto speedup = row.speedup()) json["speedup"] = *speedup;
+  return json;
+}
+
+Json row_json(const Run& run, const WriteRow& row) {
+  const WriteCase& c = row.c;
+  const RowBytes bytes = bytes_of(c), unfused = unfused_bytes_of(c);
+  Json json = {{"cache", cache_of(*c.variant)},
+               {"variant", c.variant->name},
+               {"head_dim", c.variant->k.head_dim},
+               {"num_kv_heads", c.num_kv_heads},
+               {"tokens", c.tokens},
+               {"page_size", c.page_size},
+               {"hadamard_order", c.order},
+               {"scale_rule_k", to_string(rule_of(c, c.variant->k))},
+               {"scale_rule_v", to_string(rule_of(c, c.variant->v))},
+               {"bytes_per_token", token_bytes(c.variant->k, c.variant->v)},
+               {"read_bytes", bytes.read},
+               {"written_bytes", bytes.written},
+               {"bytes", bytes.total()},
+               {"sets", num_sets(bytes.total())},
+               {"calls", num_calls(bytes.total())}};
+  if (c.order > 1) json["unfused_bytes"] = unfused.total();
+  if (!row.result) return json;
+  json["time"] = timing_json(row.result->time);
+  json["same_size_copy"] = timing_json(row.result->copy);
+  json["differing_code_ratio"] = row.result->differing_ratio;
+  json["bytes_per_second"] = row.bytes_per_second();
+  json["copy_ratio"] = row.bytes_per_second() / run.copy_bytes_per_second;
+  if (row.result->unfused) json["unfused"] = timing_json(*row.result->unfused);
+  return json;
+}
+
+/// 0.9 as "90%" where it is a part or a multiple of something.
+std::string amount(const Target& target, double value) {
+  if (target.measure == "us") return microseconds(value);
+  return target.measure == "over best bf16" ? fmt::format("{:.2f}x", value) : percent(value);
+}
+
+}  // namespace
+
+std::string text_of(const Run& run) {
+  std::string text;
+  if (run.machine) text += machine_line(run) + "\n";
+  if (!run.decode.empty()) text += run.machine ? decode_table(run) : decode_plan(run);
+  if (!run.decode.empty() && !run.write.empty()) text += "\n";
+  if (!run.write.empty()) text += run.machine ? write_table(run) : write_plan(run);
+  return text;
+}
+
+std::string text_of(const std::vector<Target>& targets) {
+  Table table{{"target", "", "asked", "reached", ""}};
+  int met = 0;
+  for (const Target& target : targets) {
+    met += target.met() ? 1 : 0;
+    table.push_back({target.what, target.measure, (target.at_most ? "<= " : ">= ") + amount(target, target.asked),
+                     target.reached ? amount(target, *target.reached) : "-",
+                     !target.reached ? "not measured"
+                     : target.met()  ? "met"
+                                     : "MISSED"});
+  }
+  return format_table(table, "llrrl") + fmt::format("{} of {} targets met\n", met, targets.size());
+}
+
+Json json_of(const Run& run, const std::vector<Target>& targets) {
+  Json decode = Json::array(), write = Json::array();
+  for (const DecodeRow& row : run.decode) decode.push_back(row_json(run, row));
+  for (const WriteRow& row : run.write) write.push_back(row_json(run, row));
+  Json json = {{"schema_version", "1.0"}, {"tool", "kvq-bench " KVQ_VERSION}, {"decode", decode}, {"write", write}};
+  if (run.machine) json["machine"] = machine_json(run);
+  if (!run.sdpa.is_null()) json["sdpa"] = run.sdpa;
+  if (!targets.empty()) json["targets"] = Json::array();
+  for (const Target& target : targets) {
+    Json one = {{"what", target.what},
+                {"measure", target.measure},
+                {"asked", target.asked},
+                {"at_most", target.at_most},
+                {"met", target.met()}};
+    if (target.reached) one["reached"] = *target.reached;
+    json["targets"].push_back(one);
+  }
+  return json;
+}
+
+}  // namespace kvq::bench

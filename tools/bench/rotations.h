@@ -1,0 +1,22 @@
+#pragma once
+
+#include "cases.h"
+
+#include <kvq/plan/layer_plan.h>
+
+#include <random>
+#include <vector>
+
+namespace kvq::bench {
+
+/// Rotations of one side, one for each KV head, as the codec and as kernels take them.
+struct HeadRotations {
+  std::vector<TensorPlan> plans;   ///< [Hkv], each of a single head
+  std::vector<float> matrices;     ///< [Hkv, D, D], x_rot = x @ R; empty if not dense
+  std::vector<float> transposed;   ///< the same, each turned
+  std::vector<std::int8_t> signs;  ///< [Hkv, D] for Hadamard, else empty
+  int order = 0;                   ///< of the Hadamard blocks, 0 = none
+};
+HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random);
+
+}  // namespace kvq::bench

@@ -1,0 +1,91 @@
+#include "rows.h"
+
+#include "side_format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvq::bench {
+
+std::optional<double> DecodeRow::best_bf16_us() const {
+  if (!bf16 && !sdpa) return std::nullopt;
+  return std::min(bf16 ? bf16->median_us : sdpa->median_us, sdpa ? sdpa->median_us : bf16->median_us);
+}
+
+std::optional<double> DecodeRow::speedup() const {
+  const std::optional<double> best = best_bf16_us();
+  if (!best) return std::nullopt;
+  return *best / result->time.median_us;
+}
+
+double DecodeRow::bytes_per_second() const {
+  return static_cast<double>(bytes_of(c).total()) / (result->time.median_us * 1e-6);
+}
+
+double DecodeRow::read_floor_ratio() const { return result->floor.median_us / result->time.median_us; }
+
+double WriteRow::bytes_per_second() const {
+  return static_cast<double>(bytes_of(c).total()) / (result->time.median_us * 1e-6);
+}
+
+double work_of(const Run& run) {
+  double bytes = 0.0;
+  for (const DecodeRow& row : run.decode) bytes += static_cast<double>(bytes_of(row.c).total());
+  for (const WriteRow& row : run.write) bytes += static_cast<double>(bytes_of(row.c).total());
+  return bytes;
+}
+
+SdpaShape sdpa_shape(const DecodeCase& c) {
+  return {.batch = c.batch,
+          .context = c.context,
+          .q_len = 1,
+          .num_q_heads = c.num_q_heads,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.variant->k.head_dim};
+}
+
+void measure(int index, const std::string& python, Run& run, const OnProgress& on_progress) {
+  const Device device(index);
+  run.machine = device.machine();
+  Sdpa sdpa;
+  if (!python.empty()) {
+    std::vector<SdpaShape> shapes;
+    for (const DecodeRow& row : run.decode)
+      if (std::find(shapes.begin(), shapes.end(), sdpa_shape(row.c)) == shapes.end())
+        shapes.push_back(sdpa_shape(row.c));
+    on_progress(0.0, "PyTorch");
+    sdpa = Sdpa(python, shapes);
+    run.sdpa = sdpa.document();
+  }
+  run.copy_bytes_per_second = copy_bandwidth(device);
+
+  double done = 0.0;
+  std::vector<std::pair<SdpaShape, Timing>> baselines;  // of kvq's own kernel
+  const auto baseline_of = [&](const DecodeCase& c) -> std::optional<Timing> {
+    const std::optional<DecodeCase> baseline = bf16_baseline(c);
+    if (!baseline) return std::nullopt;
+    const SdpaShape shape = sdpa_shape(c);
+    for (const auto& [known, timing] : baselines)
+      if (known == shape) return timing;
+    baselines.emplace_back(shape, measure_decode(device, *baseline).time);
+    return baselines.back().second;
+  };
+  for (DecodeRow& row : run.decode) {
+    on_progress(done, fmt::format("decode {} {} x {}",
+                                  cache_name(row.c.variant->k, row.c.variant->k_bfloat, row.c.variant->v,
+                                             row.c.variant->v_bfloat),
+                                  row.c.batch, row.c.context));
+    row.result = measure_decode(device, row.c);
+    row.bf16 = baseline_of(row.c);
+    row.sdpa = sdpa.find(sdpa_shape(row.c));
+    done += static_cast<double>(bytes_of(row.c).total());
+  }
+  for (WriteRow& row : run.write) {
+    on_progress(done, fmt::format("write {} tokens, order {}", row.c.tokens, row.c.order));
+    row.result = measure_write(device, row.c);
+    done += static_cast<double>(bytes_of(row.c).total());
+  }
+}
+
+}  // namespace kvq::bench

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+
+#include <string>
+
+namespace kvq::bench {
+
+/// How one side is stored, in the words of runtime/variants.json: u2g128 = affine codes of 2 bits in groups of 128, s =
+/// symmetric, a trailing b = bfloat16 numbers; bf16 = exact rows.
+struct SideFormat {
+  TileSide side;
+  bool bfloat = false;
+};
+
+/// @throws Error{usage} that names `flag`
+SideFormat parse_side(const std::string& text, int head_dim, const char* flag);
+std::string side_name(const TileSide& side, bool bfloat);
+/// "u2g128", or "u4g128/u2g128" where K and V differ.
+std::string cache_name(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat);
+
+}  // namespace kvq::bench

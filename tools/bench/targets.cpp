@@ -1,0 +1,147 @@
+#include "targets.h"
+
+#include "choose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvq::bench {
+
+namespace {
+
+enum class Measure { read_floor, over_bf16, microseconds, of_affine };
+
+struct DecodeTarget {
+  const char *name, *cache;
+  int batch, context;
+  Measure measure;
+  double asked;
+};
+
+constexpr int k32 = 32768, k128 = 131072;
+constexpr DecodeTarget kDecode[] = {
+    {"INT2", "u2g128", 32, k32, Measure::read_floor, 0.90},
+    {"INT2", "u2g128", 32, k32, Measure::over_bf16, 6.2},
+    {"INT2", "u2g128", 128, k32, Measure::read_floor, 0.94},
+    {"INT2", "u2g128", 128, k32, Measure::over_bf16, 6.5},
+    {"INT2 symmetric", "s2g128", 32, k32, Measure::read_floor, 0.90},
+    {"INT2 symmetric", "s2g128", 32, k32, Measure::of_affine, 1.0},
+    {"INT2", "u2g128", 8, k32, Measure::over_bf16, 5.5},
+    {"INT2", "u2g128", 1, k128, Measure::microseconds, 24.0},
+    {"INT2", "u2g128", 1, k128, Measure::over_bf16, 5.0},
+    {"INT2", "u2g128", 1, k32, Measure::microseconds, 10.0},
+    {"INT2", "u2g128", 1, k32, Measure::over_bf16, 3.5},
+    {"INT4", "u4g128", 32, k32, Measure::read_floor, 0.90},
+    {"INT4", "u4g128", 32, k32, Measure::over_bf16, 3.4},
+    {"paged bf16", "bf16", 32, k32, Measure::read_floor, 0.92},
+};
+
+/// Fused Hadamard of order 128, K and V; parts of the copy bandwidth.
+struct WriteTarget {
+  const char *name, *cache;
+  int tokens;
+  double asked;
+};
+constexpr WriteTarget kWrite[] = {
+    {"INT4", "u4g128", 8192, 0.75},
+    {"INT4", "u4g128", 32768, 0.75},
+    {"INT2 norm", "s2g128", 8192, 0.70},
+    {"INT2 norm", "s2g128", 32768, 0.70},
+};
+
+DecodeCase case_of(const DecodeTarget& t) {
+  const bool exact = std::string(t.cache) == "bf16";
+  return {.variant = &choose_decode(t.cache, t.cache, 128, 4, true),
+          .num_q_heads = 32,
+          .num_kv_heads = 8,
+          .batch = t.batch,
+          .context = t.context,
+          .page_size = 64,
+          .sink_tokens = exact ? 0 : 64,
+          .recent_tokens = exact ? 0 : 256,
+          .rotation = exact ? CaseRotation::none : CaseRotation::dense};
+}
+
+WriteCase case_of(const WriteTarget& t) {
+  return {.variant = &choose_write(t.cache, t.cache, 128, true),
+          .num_kv_heads = 8,
+          .tokens = t.tokens,
+          .page_size = 64,
+          .order = 128,
+          .symmetric_rule = ScaleRule::norm};
+}
+
+const DecodeRow* find(const Run& run, const DecodeCase& c) {
+  const auto at = std::find_if(run.decode.begin(), run.decode.end(), [&](const DecodeRow& row) {
+    return row.c.variant == c.variant && row.c.batch == c.batch && row.c.context == c.context;
+  });
+  return at == run.decode.end() ? nullptr : &*at;
+}
+
+const WriteRow* find(const Run& run, const WriteCase& c) {
+  const auto at = std::find_if(run.write.begin(), run.write.end(), [&](const WriteRow& row) {
+    return row.c.variant == c.variant && row.c.tokens == c.tokens;
+  });
+  return at == run.write.end() ? nullptr : &*at;
+}
+
+const char* text_of(Measure measure) {
+  switch (measure) {
+    case Measure::read_floor: return "of read floor";
+    case Measure::over_bf16: return "over best bf16";
+    case Measure::microseconds: return "us";
+    case Measure::of_affine: return "of affine INT2's time";
+  }
+  return "";
+}
+
+std::optional<double> reached(const Run& run, const DecodeRow& row, Measure measure) {
+  if (!row.result) return std::nullopt;
+  switch (measure) {
+    case Measure::read_floor: return row.read_floor_ratio();
+    case Measure::over_bf16: return row.speedup();
+    case Measure::microseconds: return row.result->time.median_us;
+    case Measure::of_affine: {
+      DecodeCase affine = row.c;
+      affine.variant = &choose_decode("u2g128", "u2g128", 128, 4, true);
+      return row.result->time.median_us / find(run, affine)->result->time.median_us;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Run target_cases() {
+  Run run;
+  for (const DecodeTarget& t : kDecode)
+    if (const DecodeCase c = case_of(t); !find(run, c)) run.decode.push_back({c, {}, {}, {}});
+  for (const WriteTarget& t : kWrite) run.write.push_back({case_of(t), {}});
+  return run;
+}
+
+std::vector<Target> judge(const Run& run) {
+  std::vector<Target> targets;
+  for (const DecodeTarget& t : kDecode) {
+    const DecodeRow& row = *find(run, case_of(t));
+    targets.push_back({.what = fmt::format("{} decode {} x {}k", t.name, t.batch, t.context / 1024),
+                       .measure = text_of(t.measure),
+                       .asked = t.asked,
+                       .at_most = t.measure == Measure::microseconds || t.measure == Measure::of_affine,
+                       .reached = reached(run, row, t.measure)});
+  }
+  for (const WriteTarget& t : kWrite) {
+    const WriteRow& row = *find(run, case_of(t));
+    Target target{.what = fmt::format("{} write {}k tokens", t.name, t.tokens / 1024),
+                  .measure = "of copy bandwidth",
+                  .asked = t.asked,
+                  .at_most = false,
+                  .reached = {}};
+    if (row.result) target.reached = row.bytes_per_second() / run.copy_bytes_per_second;
+    targets.push_back(target);
+  }
+  return targets;
+}
+
+}  // namespace kvq::bench

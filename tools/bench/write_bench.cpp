@@ -1,0 +1,158 @@
+#include "decode_check.h"
+#include "kernels.h"
+#include "measure.h"
+
+#include <kvq/codec/codec.h>
+#include <kvq/codec/page_codec.h>
+#include <kvq/codec/row_codec.h>
+#include <kvq/core/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+
+namespace kvq::bench {
+
+namespace {
+
+constexpr double kMostDiffering = 2e-3;  // quotients within the rotation's rounding of an edge
+constexpr int kCheckedTokens = 16;
+
+std::size_t elements_of(const WriteCase& c, const TileSide& side) {
+  return static_cast<std::size_t>(c.tokens) * static_cast<std::size_t>(c.num_kv_heads) *
+         static_cast<std::size_t>(side.head_dim);
+}
+
+PageLayout layout_of(const WriteCase& c) { return {c.variant->k, c.variant->v, c.num_kv_heads, c.page_size}; }
+
+/// One set: rows as they come from the model, and the pages that they go to.
+struct Rows {
+  Rows(const Device& device, const WriteCase& c, unsigned seed) : count(bytes_of(c)) {
+    const std::size_t k_elements = elements_of(c, c.variant->k), v_elements = elements_of(c, c.variant->v);
+    k = memory.take<std::uint16_t>(k_elements), v = memory.take<std::uint16_t>(v_elements);
+    check(fill_rows(device.stream(), k, static_cast<std::int64_t>(k_elements), c.variant->bf16, seed));
+    check(fill_rows(device.stream(), v, static_cast<std::int64_t>(v_elements), c.variant->bf16, seed + 1));
+    const PageLayout layout = layout_of(c);
+    const std::int64_t num_pages = (c.tokens + c.page_size - 1) / c.page_size;
+    pages = memory.take<std::byte>(static_cast<std::size_t>(num_pages * layout.page_bytes()));
+    check(fill_rows(device.stream(), pages, num_pages * layout.page_bytes() / 2, true, seed + 2));
+    std::vector<std::int64_t> order(static_cast<std::size_t>(num_pages));
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random(seed);
+    std::shuffle(order.begin(), order.end(), random);
+    for (int t = 0; t < c.tokens; ++t)
+      slots.push_back(order[static_cast<std::size_t>(t / c.page_size)] * c.page_size + t % c.page_size);
+    slot_mapping = memory.put(slots);
+    const auto half = static_cast<std::size_t>(count.total() / 2);
+    from = memory.take<std::byte>(half), to = memory.take<std::byte>(half);
+    check(fill_rows(device.stream(), from, static_cast<std::int64_t>(half / 2), true, seed + 3));
+  }
+
+  void enter(WriteParams& p) const {
+    p.k.x = k, p.v.x = v;
+    p.pages = pages, p.slot_mapping = slot_mapping;
+  }
+
+  Memory memory;
+  RowBytes count;
+  std::uint16_t *k = nullptr, *v = nullptr;
+  std::byte *pages = nullptr, *from = nullptr, *to = nullptr;  ///< from, to: of the copy that moves as much
+  std::vector<std::int64_t> slots;
+  std::int64_t* slot_mapping = nullptr;
+};
+
+/// Part of the codes of one side's last tokens that are not the codec's; 1 if one is farther away than by one.
+double differing_ratio(const WriteCase& c, const Rows& rows, bool value) {
+  const PageLayout layout = layout_of(c);
+  const TileSide& side = value ? layout.v : layout.k;
+  const bool bfloat = value ? c.variant->v_bfloat : c.variant->k_bfloat;
+  const auto dim = static_cast<std::size_t>(side.head_dim);
+  TensorPlan plan;
+  plan.coder = coder_of(side, bfloat, rule_of(c, side));
+  if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
+  std::int64_t codes_seen = 0, differing = 0;
+  for (int token = std::max(0, c.tokens - kCheckedTokens); token < c.tokens; ++token) {
+    const std::int64_t slot = rows.slots[static_cast<std::size_t>(token)];
+    const std::vector<std::byte> page =
+        get(rows.pages + slot / c.page_size * layout.page_bytes(), static_cast<std::size_t>(layout.page_bytes()));
+    for (int head = 0; head < c.num_kv_heads; ++head) {
+      const RowCodec codec(plan, head, side.head_dim);
+      const std::size_t row = static_cast<std::size_t>(token * c.num_kv_heads + head) * dim;
+      const std::vector<std::byte> bits =
+          get(reinterpret_cast<const std::byte*>((value ? rows.v : rows.k) + row), 2 * dim);
+      std::vector<float> x(dim), rotated(dim), numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
+      std::vector<std::uint8_t> codes(dim), their_codes(dim);
+      load_numbers(c.variant->bf16 ? ScaleType::bf16 : ScaleType::fp16, bits, x);
+      rotate_row(plan, head, x, rotated);
+      codec.encode(rotated, codes, numbers);
+      load_page_row(layout, value ? CacheSide::v : CacheSide::k, bfloat ? ScaleType::bf16 : ScaleType::fp16, head,
+                    static_cast<int>(slot % c.page_size), page, their_codes, theirs);
+      for (std::size_t i = 0; i < dim; ++i) {
+        if (std::abs(codes[i] - their_codes[i]) > 1) return 1.0;
+        ++codes_seen, differing += codes[i] != their_codes[i];
+      }
+    }
+  }
+  return static_cast<double>(differing) / static_cast<double>(codes_seen);
+}
+
+}  // namespace
+
+WriteResult measure_write(const Device& device, const WriteCase& c) {
+  const WriteVariant& variant = *c.variant;
+  const RowBytes bytes = bytes_of(c);
+  std::vector<std::unique_ptr<Rows>> sets;
+  for (int i = 0; i < num_sets(bytes.total()); ++i)
+    sets.push_back(std::make_unique<Rows>(device, c, static_cast<unsigned>(4 * i + 1)));
+  const auto set = [&](int i) -> const Rows& { return *sets[static_cast<std::size_t>(i) % sets.size()]; };
+  const auto stride = [&](const TileSide& side) { return std::int64_t{c.num_kv_heads} * side.head_dim; };
+
+  WriteParams p;
+  p.num_tokens = c.tokens, p.num_kv_heads = c.num_kv_heads;
+  p.k.token_stride = stride(variant.k), p.v.token_stride = stride(variant.v);
+  p.k.rule = rule_of(c, variant.k), p.v.rule = rule_of(c, variant.v);
+  p.k.order = p.v.order = c.order;
+  p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.page_stride = layout_of(c).page_bytes();
+  const auto run = [&](int i) {
+    set(i).enter(p);
+    check(variant.run(p, device.stream()));
+  };
+  set(0).enter(p);
+  check(check_write(variant, p));
+
+  WriteResult result;
+  device.synchronize();
+  run(0);
+  for (const bool value : {false, true})
+    result.differing_ratio = std::max(result.differing_ratio, differing_ratio(c, set(0), value));
+  if (!(result.differing_ratio <= (c.order > 1 ? kMostDiffering : 0.0)))
+    throw Error{ErrorKind::check_failed,
+                fmt::format("{}: {} tokens, order {}: codes are not the codec's", variant.name, c.tokens, c.order)};
+  const int calls = num_calls(bytes.total());
+  result.time = device.time(calls, run);
+  result.copy = device.time(
+      calls, [&](int i) { copy_async(device, set(i).to, set(i).from, static_cast<std::size_t>(bytes.total() / 2)); });
+  if (c.order < 8) return result;
+
+  // One buffer for rotated rows, as an engine would have it: where it fits into the L2 cache it stays there.
+  Memory memory;
+  auto* k = memory.take<std::uint16_t>(elements_of(c, variant.k));
+  auto* v = memory.take<std::uint16_t>(elements_of(c, variant.v));
+  WriteParams plain = p;
+  plain.k.order = plain.v.order = 1;
+  result.unfused = device.time(calls, [&](int i) {
+    check(rotate_rows(device.stream(), set(i).k, set(i).v, k, v, static_cast<std::int64_t>(elements_of(c, variant.k)),
+                      static_cast<std::int64_t>(elements_of(c, variant.v)), c.order, variant.bf16));
+    set(i).enter(plain);
+    plain.k.x = k, plain.v.x = v;
+    check(variant.run(plain, device.stream()));
+  });
+  return result;
+}
+
+}  // namespace kvq::bench

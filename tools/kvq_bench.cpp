@@ -1,0 +1,216 @@
+#include "bench/choose.h"
+#include "bench/report.h"
+#include "bench/rows.h"
+#include "bench/targets.h"
+#include "cli.h"
+#include "progress.h"
+
+#include <kvq/core/error.h>
+
+#include <fmt/format.h>
+
+#include <map>
+
+namespace kvq::bench {
+
+namespace {
+
+struct BenchFlags {
+  std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python;
+  int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
+  std::vector<int> batch = {1, 8, 32}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
+                   hadamard = {1, 16, 32, 64, 128};
+  bool dry_run = false, json = false, quiet = false;
+};
+
+constexpr const char* kSides =
+    "u2g128 = affine codes of 2 bits in groups of 128, s2g128 = symmetric, a trailing b = bfloat16 scales, bf16 = "
+    "exact. "
+    "Without --k and --v: every kernel that is built for these sizes (lib/kvq/runtime/variants.json).";
+
+void add_shared(CLI::App& app, BenchFlags& f) {
+  app.add_flag("--dry-run", f.dry_run, "only say what would be measured, and its bytes; needs no GPU");
+  app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
+  app.add_flag("--json", f.json, "one JSON document on stdout (formats/bench.schema.json)");
+  app.add_flag("-q,--quiet", f.quiet, "no progress");
+}
+
+void add_sizes(CLI::App& app, BenchFlags& f) {
+  app.add_option("--k", f.k, "keys in pages, such as u2g128 [those of --v]");
+  app.add_option("--v", f.v, "values in pages [those of --k]");
+  app.add_option("--head-dim", f.head_dim)->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--kv-heads", f.kv_heads)->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--page-size", f.page_size, "tokens of a page")
+      ->check(CLI::IsMember({16, 32, 64}))
+      ->capture_default_str();
+  app.add_option("--activation", f.activation, "type of queries, rows and results")
+      ->check(CLI::IsMember({"bf16", "fp16"}))
+      ->capture_default_str();
+}
+
+CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
+  CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
+  decode->footer(std::string("\nFormats of K and V: ") + kSides);
+  add_sizes(*decode, f);
+  decode->add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
+  decode->add_option("--batch", f.batch, "sequences; a list, such as 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  decode->add_option("--context", f.context, "tokens of each sequence; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  decode->add_option("--sinks", f.sinks, "first tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  decode->add_option("--recent", f.recent, "last tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  decode->add_option("--rotation", f.rotation, "of queries and results, in the kernel")
+      ->check(CLI::IsMember({"none", "hadamard", "dense"}))
+      ->capture_default_str();
+  decode->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+  add_shared(*decode, f);
+  return decode;
+}
+
+CLI::App* add_write(CLI::App& app, BenchFlags& f) {
+  CLI::App* write =
+      app.add_subcommand("write", "rotate, quantise and write new tokens into pages, in one pass and in two");
+  write->footer(std::string("\nFormats of K and V: ") + kSides);
+  add_sizes(*write, f);
+  write->add_option("--tokens", f.tokens, "in one call; a list, such as 1,8192")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 22))
+      ->capture_default_str();
+  write->add_option("--hadamard", f.hadamard, "orders of the rotation's blocks, 1 = none; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  write->add_option("--rule", f.rule, "scales of symmetric codes")
+      ->check(CLI::IsMember({"absmax", "least_squares", "norm"}))
+      ->capture_default_str();
+  add_shared(*write, f);
+  return write;
+}
+
+CLI::App* add_targets(CLI::App& app, BenchFlags& f) {
+  CLI::App* targets =
+      app.add_subcommand("targets", "what the runtime is asked to reach on one H200, beside what it reaches");
+  targets->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+  add_shared(*targets, f);
+  return targets;
+}
+
+/// A side that is not given is like the other one.
+std::pair<std::string, std::string> sides(const BenchFlags& f) {
+  return {f.k.empty() ? f.v : f.k, f.v.empty() ? f.k : f.v};
+}
+
+Run decode_cases(const BenchFlags& f) {
+  if (f.q_heads % f.kv_heads != 0)
+    throw Error{ErrorKind::usage,
+                fmt::format("--q-heads {} is not a multiple of --kv-heads {}", f.q_heads, f.kv_heads)};
+  const std::map<std::string, CaseRotation> rotations = {
+      {"none", CaseRotation::none}, {"hadamard", CaseRotation::hadamard}, {"dense", CaseRotation::dense}};
+  const int heads = f.q_heads / f.kv_heads;
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const DecodeVariant*> variants = all_decode(f.head_dim, heads, bf16);
+  if (!k.empty()) variants = {&choose_decode(k, v, f.head_dim, heads, bf16)};
+  Run run;
+  for (const DecodeVariant* variant : variants)
+    for (const int batch : f.batch)
+      for (const int context : f.context) {
+        // Exact pages need neither windows nor a rotation.
+        const bool exact = variant->k.exact();
+        run.decode.push_back({{.variant = variant,
+                               .num_q_heads = f.q_heads,
+                               .num_kv_heads = f.kv_heads,
+                               .batch = batch,
+                               .context = context,
+                               .page_size = f.page_size,
+                               .sink_tokens = exact ? 0 : f.sinks,
+                               .recent_tokens = exact ? 0 : f.recent,
+                               .rotation = exact ? CaseRotation::none : rotations.at(f.rotation)},
+                              {},
+                              {},
+                              {}});
+      }
+  return run;
+}
+
+Run write_cases(const BenchFlags& f) {
+  const std::map<std::string, ScaleRule> rules = {
+      {"absmax", ScaleRule::absmax}, {"least_squares", ScaleRule::least_squares}, {"norm", ScaleRule::norm}};
+  for (const int order : f.hadamard)
+    if ((order & (order - 1)) != 0 || f.head_dim % order != 0)
+      throw Error{ErrorKind::usage,
+                  fmt::format("--hadamard {}: expected powers of two that divide --head-dim {}", order, f.head_dim)};
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
+  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16)};
+  Run run;
+  for (const WriteVariant* variant : variants)
+    for (const int tokens : f.tokens)
+      for (const int order : f.hadamard)
+        run.write.push_back({{.variant = variant,
+                              .num_kv_heads = f.kv_heads,
+                              .tokens = tokens,
+                              .page_size = f.page_size,
+                              .order = order,
+                              .symmetric_rule = rules.at(f.rule)},
+                             {}});
+  return run;
+}
+
+int bench(const BenchFlags& f, Run run, bool with_targets) {
+  if (run.decode.empty() && run.write.empty())
+    throw Error{ErrorKind::unsupported, fmt::format("no kernel is built for head_dim {}, {}{}", f.head_dim,
+                                                    f.activation, run.decode.empty() ? "" : ", these heads")};
+  if (!f.dry_run) {
+    Progress progress(work_of(run), f.quiet || f.json);
+    measure(f.device, f.python, run, [&](double done, const std::string& what) { progress.update(done, what); });
+  }
+  const std::vector<Target> targets = with_targets ? judge(run) : std::vector<Target>{};
+  if (f.json)
+    fmt::print("{}\n", json_of(run, targets).dump(2));
+  else
+    fmt::print("{}{}", text_of(run), targets.empty() ? "" : "\n" + text_of(targets));
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace kvq::bench
+
+int main(int argc, char** argv) {
+  using namespace kvq::bench;
+  CLI::App app(
+      "Times kvq's GPU kernels beside what they are to be compared with in the same run: the bandwidth of a copy, a "
+      "plain\n"
+      "read of the same bytes, bfloat16 kernels. Results are held against the reference codec first.\n\n"
+      "  kvq-bench decode --k u2g128 --batch 1,8,32 --context 32768   INT2 attention\n"
+      "  kvq-bench decode --batch 8 --sdpa python3                    every kernel, PyTorch beside it\n"
+      "  kvq-bench write --k u4g128 --tokens 8192 --hadamard 128      fused and unfused rotation\n"
+      "  kvq-bench targets --json                                     what is asked, what is reached");
+  app.footer(
+      "kvq-bench COMMAND --help explains its flags. Times are medians over replays of a CUDA graph; calls take turns "
+      "on\n"
+      "sets of random data that are together larger than the L2 cache.");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.require_subcommand(1);
+  BenchFlags flags;
+  const CLI::App* decode = add_decode(app, flags);
+  const CLI::App* write = add_write(app, flags);
+  const CLI::App* targets = add_targets(app, flags);
+  return kvq::run_tool("kvq-bench", app, argc, argv, [&] {
+    return bench(flags,
+                 decode->parsed()  ? decode_cases(flags)
+                 : write->parsed() ? write_cases(flags)
+                                   : target_cases(),
+                 targets->parsed());
+  });
+}
