@@ -47,21 +47,18 @@ def time_us(call, sets: int, set_bytes: int) -> list[float]:
     return sorted(times)
 
 
-def ways(shape: dict, q: torch.Tensor, k: list, v: list) -> dict:
+def ways(q: torch.Tensor, k: list, v: list) -> dict:
     """Equivalent calls by name; each takes the number of a set. q is [B, Hq, q_len, D], k and v [B, Hkv, context, D]."""
-    batch, heads, q_len, dim = q.shape
-    kv_heads, context = k[0].shape[1], k[0].shape[2]
-    if q_len == 1:  # query heads of a KV head may stand as its queries: no mask is needed
-        folded = q.view(batch, kv_heads, heads // kv_heads, dim)
-        return {"heads as queries": lambda i: sdpa(folded, k[i], v[i]),
-                "enable_gqa": lambda i: sdpa(q, k[i], v[i], enable_gqa=True)}
-    prefix = context - q_len
+    whole = lambda i: sdpa(q, k[i], v[i], enable_gqa=True)
+    if q.shape[2] == 1:
+        return {"whole": whole}
+    prefix = k[0].shape[2] - q.shape[2]
 
     def parts(i):  # without the merge of the two results, which would only add to the time
         sdpa(q, k[i][:, :, :prefix], v[i][:, :, :prefix], enable_gqa=True)
         sdpa(q, k[i][:, :, prefix:], v[i][:, :, prefix:], enable_gqa=True, is_causal=True)
 
-    return {"prefix, then causal chunk": parts, "without a mask": lambda i: sdpa(q, k[i], v[i], enable_gqa=True)}
+    return {"prefix, then causal chunk": parts, "whole, without a mask": whole}
 
 
 def measure(shape: dict) -> dict:
@@ -72,7 +69,7 @@ def measure(shape: dict) -> dict:
     q = tensor(shape["q_heads"], shape["q_len"])
     k, v = ([tensor(kv_heads, shape["context"]) for _ in range(sets)] for _ in range(2))
     timed, refused = {}, {}
-    for name, call in ways(shape, q, k, v).items():
+    for name, call in ways(q, k, v).items():
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 timed[name] = time_us(call, sets, set_bytes)

@@ -5,18 +5,20 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
 
 #include <fmt/format.h>
 
 #include <map>
+#include <span>
 
 namespace kvq::bench {
 
 namespace {
 
 struct BenchFlags {
-  std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python;
+  std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python, output;
   int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
   std::vector<int> batch = {1, 8, 32}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
                    hadamard = {1, 16, 32, 64, 128};
@@ -24,14 +26,18 @@ struct BenchFlags {
 };
 
 constexpr const char* kSides =
-    "u2g128 = affine codes of 2 bits in groups of 128, s2g128 = symmetric, a trailing b = bfloat16 scales, bf16 = "
-    "exact. "
-    "Without --k and --v: every kernel that is built for these sizes (lib/kvq/runtime/variants.json).";
+    "\nFormats of K and V in pages:\n"
+    "  u2g128   affine codes, 2 or 4 bits, groups of 32, 64, 128, ... channels\n"
+    "  s2g128   symmetric codes; either with a trailing b: bfloat16 scales\n"
+    "  bf16     exact rows (decode)\n"
+    "Without --k and --v: every kernel that is built for these sizes\n"
+    "(lib/kvq/runtime/variants.json).";
 
 void add_shared(CLI::App& app, BenchFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "only say what would be measured, and its bytes; needs no GPU");
   app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/bench.schema.json)");
+  app.add_option("-o,--output", f.output, "also write that document to this file");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
 
@@ -50,7 +56,7 @@ void add_sizes(CLI::App& app, BenchFlags& f) {
 
 CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
-  decode->footer(std::string("\nFormats of K and V: ") + kSides);
+  decode->footer(kSides);
   add_sizes(*decode, f);
   decode->add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
   decode->add_option("--batch", f.batch, "sequences; a list, such as 1,8,32")
@@ -78,7 +84,7 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
 CLI::App* add_write(CLI::App& app, BenchFlags& f) {
   CLI::App* write =
       app.add_subcommand("write", "rotate, quantise and write new tokens into pages, in one pass and in two");
-  write->footer(std::string("\nFormats of K and V: ") + kSides);
+  write->footer(kSides);
   add_sizes(*write, f);
   write->add_option("--tokens", f.tokens, "in one call; a list, such as 1,8192")
       ->delimiter(',')
@@ -168,15 +174,22 @@ Run write_cases(const BenchFlags& f) {
 
 int bench(const BenchFlags& f, Run run, bool with_targets) {
   if (run.decode.empty() && run.write.empty())
-    throw Error{ErrorKind::unsupported, fmt::format("no kernel is built for head_dim {}, {}{}", f.head_dim,
-                                                    f.activation, run.decode.empty() ? "" : ", these heads")};
+    throw Error{ErrorKind::unsupported,
+                fmt::format("no kernel is built for head_dim {} with {}", f.head_dim, f.activation),
+                "lib/kvq/runtime/variants.json lists what is"};
   if (!f.dry_run) {
     Progress progress(work_of(run), f.quiet || f.json);
     measure(f.device, f.python, run, [&](double done, const std::string& what) { progress.update(done, what); });
   }
   const std::vector<Target> targets = with_targets ? judge(run) : std::vector<Target>{};
+  const std::string document = json_of(run, targets).dump(2) + "\n";
+  if (!f.output.empty()) {
+    AtomicFile file(f.output);
+    file.write(std::as_bytes(std::span(document)));
+    file.commit();
+  }
   if (f.json)
-    fmt::print("{}\n", json_of(run, targets).dump(2));
+    fmt::print("{}", document);
   else
     fmt::print("{}{}", text_of(run), targets.empty() ? "" : "\n" + text_of(targets));
   return 0;
@@ -189,17 +202,17 @@ int bench(const BenchFlags& f, Run run, bool with_targets) {
 int main(int argc, char** argv) {
   using namespace kvq::bench;
   CLI::App app(
-      "Times kvq's GPU kernels beside what they are to be compared with in the same run: the bandwidth of a copy, a "
-      "plain\n"
-      "read of the same bytes, bfloat16 kernels. Results are held against the reference codec first.\n\n"
-      "  kvq-bench decode --k u2g128 --batch 1,8,32 --context 32768   INT2 attention\n"
-      "  kvq-bench decode --batch 8 --sdpa python3                    every kernel, PyTorch beside it\n"
-      "  kvq-bench write --k u4g128 --tokens 8192 --hadamard 128      fused and unfused rotation\n"
-      "  kvq-bench targets --json                                     what is asked, what is reached");
+      "Times kvq's GPU kernels beside what they compare with in the same run: a copy,\n"
+      "a plain read of the same bytes, bfloat16 kernels. Results are held against the\n"
+      "reference codec first.\n\n"
+      "  kvq-bench decode --k u2g128 --batch 1,8,32       INT2 attention\n"
+      "  kvq-bench decode --batch 8 --sdpa python3        all, PyTorch beside them\n"
+      "  kvq-bench write --k u4g128 --tokens 8192         fused and unfused rotation\n"
+      "  kvq-bench targets --output bench.json            what is asked and reached");
   app.footer(
-      "kvq-bench COMMAND --help explains its flags. Times are medians over replays of a CUDA graph; calls take turns "
-      "on\n"
-      "sets of random data that are together larger than the L2 cache.");
+      "kvq-bench COMMAND --help explains its flags. Times are medians over replays of\n"
+      "a CUDA graph, in which calls take turns on sets of random data that together\n"
+      "are larger than the L2 cache.");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
   app.require_subcommand(1);
   BenchFlags flags;

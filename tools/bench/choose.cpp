@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 namespace kvq::bench {
 
 namespace {
@@ -14,22 +16,25 @@ bool same(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.group_size == b.group_size;
 }
 
-/// "u2g128, u4g128/u2g128 (head_dim 128, bf16)", of rows of either table.
+/// What is built for a head_dim, or if nothing is, for which ones something is.
 template <typename Row>
-std::string built(std::span<const Row* const> rows) {
-  std::string text;
-  for (const Row* row : rows)
-    text +=
-        fmt::format("{}{} ({}, {})", text.empty() ? "" : ", ", cache_name(row->k, row->k_bfloat, row->v, row->v_bfloat),
-                    row->k.head_dim, row->bf16 ? "bf16" : "fp16");
-  return text;
+std::string built(std::span<const Row* const> rows, int head_dim) {
+  std::vector<std::string> caches;
+  std::set<int> dims;
+  for (const Row* row : rows) {
+    dims.insert(row->k.head_dim);
+    if (row->k.head_dim == head_dim)
+      caches.push_back(cache_name(row->k, row->k_bfloat, row->v, row->v_bfloat) + (row->bf16 ? "" : " with fp16"));
+  }
+  return caches.empty() ? fmt::format("built are head_dim {}", fmt::join(dims, ", "))
+                        : fmt::format("built for head_dim {}: {}", head_dim, fmt::join(caches, ", "));
 }
 
-Error not_built(const std::string& k, const std::string& v, int head_dim, bool bf16, const std::string& rows) {
+Error not_built(const std::string& k, const std::string& v, int head_dim, bool bf16, const std::string& hint) {
   return {ErrorKind::unsupported,
           fmt::format("no kernel is built for {}{}{}, head_dim {}, {}", k, k == v ? "" : "/", k == v ? "" : v, head_dim,
                       bf16 ? "bf16" : "fp16"),
-          "built: " + rows};
+          hint};
 }
 
 }  // namespace
@@ -38,7 +43,10 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
   const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
   const DecodeVariant* row = find_decode_variant(
       {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .heads = heads, .bf16 = bf16});
-  if (!row) throw not_built(k, v, head_dim, bf16, built(decode_variants()));
+  if (!row)
+    throw not_built(
+        k, v, head_dim, bf16,
+        fmt::format("{}; {} query heads of a KV head were asked for", built(decode_variants(), head_dim), heads));
   return *row;
 }
 
@@ -48,7 +56,7 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
-  throw not_built(k, v, head_dim, bf16, built(write_variants()));
+  throw not_built(k, v, head_dim, bf16, built(write_variants(), head_dim));
 }
 
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16) {

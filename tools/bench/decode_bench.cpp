@@ -183,14 +183,4 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   return result;
 }
 
-double copy_bandwidth(const Device& device) {
-  constexpr std::size_t kBytes = std::size_t{1} << 30;
-  Memory memory;
-  auto* from = memory.take<std::byte>(kBytes);
-  auto* to = memory.take<std::byte>(kBytes);
-  check(fill_rows(device.stream(), from, kBytes / 2, true, 1));
-  const Timing timing = device.time(4, [&](int) { copy_async(device, to, from, kBytes); });
-  return 2.0 * static_cast<double>(kBytes) / (timing.median_us * 1e-6);
-}
-
 }  // namespace kvq::bench

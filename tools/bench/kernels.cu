@@ -92,6 +92,17 @@ __global__ void read_kernel(const uint4* first, std::int64_t first_count, const 
   if (all == 0x12345u) *sink = all;  // so that no load is dropped
 }
 
+__global__ void copy_kernel(uint4* to, const uint4* from, std::int64_t count) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  std::int64_t i = global_thread();
+  for (; i + 3 * stride < count; i += 4 * stride) {
+    const uint4 a = __ldcs(from + i), b = __ldcs(from + i + stride), c = __ldcs(from + i + 2 * stride),
+                d = __ldcs(from + i + 3 * stride);
+    __stcs(to + i, a), __stcs(to + i + stride, b), __stcs(to + i + 2 * stride, c), __stcs(to + i + 3 * stride, d);
+  }
+  for (; i < count; i += stride) __stcs(to + i, __ldcs(from + i));
+}
+
 /// One thread has eight neighbouring channels; blocks of more are exchanged within the warp. blockIdx.y: K or V.
 __global__ void rotate_kernel(const uint4* k, const uint4* v, uint4* k_rotated, uint4* v_rotated, std::int64_t k_count,
                               std::int64_t v_count, int order, bool bf16) {
@@ -144,6 +155,12 @@ Status read_bytes(CUstream_st* stream, int multiprocessors, const std::byte* fir
       reinterpret_cast<const uint4*>(first), first_bytes / 16, reinterpret_cast<const uint4*>(second),
       second_bytes / 16, sink);
   return launched("read_bytes");
+}
+
+Status copy_bytes(CUstream_st* stream, int multiprocessors, std::byte* to, const std::byte* from, std::int64_t bytes) {
+  copy_kernel<<<static_cast<unsigned>(8 * multiprocessors), kThreads, 0, stream>>>(
+      reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), bytes / 16);
+  return launched("copy_bytes");
 }
 
 Status rotate_rows(CUstream_st* stream, const void* k, const void* v, void* k_rotated, void* v_rotated,

@@ -9,9 +9,6 @@
 /// together are larger than the L2 cache. Results are held against the reference codec before anything is timed.
 namespace kvq::bench {
 
-/// Bytes read and written in a second by a device-to-device copy of a gigabyte.
-double copy_bandwidth(const Device& device);
-
 struct DecodeResult {
   Timing time;
   Timing floor;        ///< of a plain read of as many bytes of the same pages and windows
@@ -22,7 +19,7 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c);
 
 struct WriteResult {
   Timing time;
-  Timing copy;                    ///< of a device-to-device copy that moves as many bytes
+  Timing copy;                    ///< of a copy that moves as many bytes
   std::optional<Timing> unfused;  ///< a kernel that rotates, then one that quantises; none for order 1
   double differing_ratio = 0.0;   ///< of the codes, by one, where rotated rows round another way than the codec's
 };

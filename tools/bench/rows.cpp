@@ -1,5 +1,6 @@
 #include "rows.h"
 
+#include "copies.h"
 #include "side_format.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+#include "copies.h"
 #include "decode_check.h"
 #include "kernels.h"
 #include "measure.h"
@@ -135,8 +136,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
                 fmt::format("{}: {} tokens, order {}: codes are not the codec's", variant.name, c.tokens, c.order)};
   const int calls = num_calls(bytes.total());
   result.time = device.time(calls, run);
-  result.copy = device.time(
-      calls, [&](int i) { copy_async(device, set(i).to, set(i).from, static_cast<std::size_t>(bytes.total() / 2)); });
+  result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
   if (c.order < 8) return result;
 
   // One buffer for rotated rows, as an engine would have it: where it fits into the L2 cache it stays there.

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# All that needs a GPU, in one call: tests, compute-sanitizer, benchmark targets; a table at the end.
+set -uo pipefail
+
+usage() {
+  cat <<'TEXT'
+gpu_check.sh [--bin DIR] [--out DIR] [--sdpa PYTHON]
+
+Runs kvq-test-gpu, a part of it under compute-sanitizer's four tools, and kvq-bench targets.
+
+  --bin DIR      take kvq-test-gpu and kvq-bench from DIR; otherwise they are built with nvcc
+  --out DIR      logs and targets.json go there [build/gpu_check]
+  --sdpa PYTHON  compare with the PyTorch of this interpreter too
+
+Exit code: 0 all passed (missed targets are shown, but fail nothing), 2 wrong flags, 5 no GPU here, 6 something failed.
+TEXT
+}
+
+bin="" out="" sdpa=()
+while (($#)); do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    --bin | --out | --sdpa)
+      (($# > 1)) || { echo "gpu_check.sh: error: $1 needs a value" >&2; exit 2; }
+      case $1 in --bin) bin=$2 ;; --out) out=$2 ;; *) sdpa=(--sdpa "$2") ;; esac
+      shift 2 ;;
+    *) echo "gpu_check.sh: error: unknown argument $1; see --help" >&2; exit 2 ;;
+  esac
+done
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=${out:-$root/build/gpu_check}
+
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+if [[ -z $gpu ]]; then
+  echo "gpu_check.sh: error: no GPU here: nvidia-smi finds none" >&2
+  exit 5
+fi
+mkdir -p "$out"
+
+names=() results=() seconds=() failed=0
+# step NAME COMMAND...: runs it with its output in a log, whose end is shown if it fails.
+step() {
+  local name=$1 log="$out/${1// /_}.log" begin=$SECONDS result=pass
+  shift
+  if ! "$@" >"$log" 2>&1; then
+    result=FAIL failed=1
+    printf '%s failed, last lines of %s:\n' "$name" "$log" >&2
+    tail -n 15 "$log" >&2
+  fi
+  names+=("$name") results+=("$result") seconds+=($((SECONDS - begin)))
+}
+
+build() {
+  cmake -S "$root" --preset cuda -DKVQ_TESTS=ON && cmake --build "$root/build/cuda" --target kvq-test-gpu kvq-bench
+}
+find_sanitizer() {
+  command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1
+}
+# Small cases of both kernels: an instrumented kernel is slow.
+selection='[sanitizer],Tokens go where the slot mapping says*,A captured call replays*'
+sanitize() {
+  local sanitizer
+  sanitizer=$(find_sanitizer)
+  [[ -n $sanitizer ]] || { echo "compute-sanitizer is not installed"; return 1; }
+  "$sanitizer" --tool "$1" --error-exitcode 9 "$bin/kvq-test-gpu" "$selection"
+}
+
+if [[ -z $bin ]]; then
+  step "build" build
+  tests=$root/build/cuda/tests tools=$root/build/cuda/tools bin=$out/bin
+  mkdir -p "$bin"
+  ln -sf "$tests/kvq-test-gpu" "$tools/kvq-bench" "$bin/"
+fi
+step "tests" "$bin/kvq-test-gpu"
+for tool in memcheck racecheck initcheck synccheck; do step "$tool" sanitize "$tool"; done
+step "bench" "$bin/kvq-bench" targets --quiet "${sdpa[@]}" --output "$out/targets.json"
+
+[[ -f $out/bench.log ]] && cat "$out/bench.log"
+printf '\n%s\n%-10s  %-6s  %7s\n' "$gpu" check result seconds
+for i in "${!names[@]}"; do printf '%-10s  %-6s  %7s\n' "${names[i]}" "${results[i]}" "${seconds[i]}"; done
+exit $((failed ? 6 : 0))

@@ -1,0 +1,158 @@
+"""kvq-bench and gpu_check.sh as far as no GPU is needed: what would be measured, and what they say where there is none."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvq_tools import BIN, ROOT, run, succeed
+
+UNSUPPORTED, CHECK_FAILED = 5, 6
+SINKS, RECENT, KV_HEADS = 64, 256, 8
+LEAST_BYTES, MOST_SETS = 300_000_000, 256
+VARIANTS = json.loads((ROOT / "lib/kvq/runtime/variants.json").read_text())
+
+needs_tool = pytest.mark.skipif(not (BIN / "kvq-bench").is_file(), reason="kvq-bench is built only where nvcc is")
+
+
+def plan(*flags: object) -> dict:
+    """The document of a dry run, which the schema allows."""
+    document = json.loads(succeed("kvq-bench", *flags, "--dry-run", "--json").stdout)
+    pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/bench.schema.json").read_text()))
+    assert "machine" not in document
+    return document
+
+
+def side_bytes(side: str, head_dim: int) -> int:
+    """Bytes of a row, as packing.md has it: codes and 16-bit numbers."""
+    if side == "bf16":
+        return 2 * head_dim
+    levels, bits, group = re.fullmatch("([us])([24])g([0-9]+)b?", side).groups()
+    return head_dim * int(bits) // 8 + head_dim // int(group) * (2 if levels == "u" else 1) * 2
+
+
+def token_bytes(row: dict) -> int:
+    return side_bytes(row["k"], row["head_dim"]) + side_bytes(row["v"], row["head_dim"])
+
+
+def sizes(row: dict) -> list:
+    return ["--k", row["k"], "--v", row["v"], "--head-dim", row["head_dim"], "--activation", row["activation"]]
+
+
+def id_of(row: dict) -> str:
+    return "-".join(str(value) for value in row.values())
+
+
+def check_sets(row: dict):
+    assert row["sets"] == max(1, min(MOST_SETS, -(-LEAST_BYTES // row["bytes"])))
+    assert row["calls"] % row["sets"] == 0
+
+
+@needs_tool
+@pytest.mark.parametrize("row", VARIANTS["decode"], ids=id_of)
+def test_decode_counts_the_bytes_of_pages_and_windows(row):
+    found = plan("decode", *sizes(row), "--q-heads", KV_HEADS * row["heads"], "--batch", "1,3", "--context", "100,32768")["decode"]
+    assert [(r["batch"], r["context"]) for r in found] == [(1, 100), (1, 32768), (3, 100), (3, 32768)]
+    for r in found:
+        exact = 0 if row["k"] == "bf16" else min(r["context"], SINKS + RECENT)
+        assert r["bytes_per_token"] == token_bytes(row)
+        assert r["coded_bytes"] == r["batch"] * KV_HEADS * (r["context"] - exact) * token_bytes(row)
+        assert r["exact_bytes"] == r["batch"] * KV_HEADS * exact * 4 * row["head_dim"]
+        assert r["bytes"] == r["coded_bytes"] + r["exact_bytes"]
+        check_sets(r)
+
+
+@needs_tool
+def test_int2_takes_72_bytes_a_token_and_head():
+    assert plan("decode", "--k", "u2g128", "--batch", 1)["decode"][0]["bytes_per_token"] == 72
+
+
+@needs_tool
+@pytest.mark.parametrize("row", VARIANTS["quantize_write"], ids=id_of)
+def test_write_counts_what_is_read_and_written(row):
+    found = plan("write", *sizes(row), "--tokens", "1,8192", "--hadamard", "1,32")["write"]
+    assert [(r["tokens"], r["hadamard_order"]) for r in found] == [(1, 1), (1, 32), (8192, 1), (8192, 32)]
+    for r in found:
+        rows = r["tokens"] * KV_HEADS * 4 * row["head_dim"]
+        assert r["bytes_per_token"] == token_bytes(row)
+        assert r["read_bytes"] == rows + 8 * r["tokens"]
+        assert r["written_bytes"] == r["tokens"] * KV_HEADS * token_bytes(row)
+        assert r["bytes"] == r["read_bytes"] + r["written_bytes"]
+        assert r.get("unfused_bytes") == (r["bytes"] + 2 * rows if r["hadamard_order"] > 1 else None)
+        assert (r["scale_rule_k"], r["scale_rule_v"]) == tuple("minmax" if row[side][0] == "u" else "norm" for side in "kv")
+        check_sets(r)
+
+
+@needs_tool
+def test_without_a_format_every_kernel_of_these_sizes_is_measured():
+    found = plan("decode", "--batch", 1)["decode"]
+    wanted = [row for row in VARIANTS["decode"] if row["head_dim"] == 128 and row["activation"] == "bf16"]
+    # One that has room for more heads than are asked for is taken only where none is nearer.
+    nearest = {(row["k"], row["v"]) for row in wanted if row["heads"] >= 4}
+    assert len(found) == len(nearest)
+    assert sum(row["cache"] == "bf16" for row in found) == 1
+
+
+@needs_tool
+def test_targets_are_asked_for_and_none_is_met_unmeasured():
+    document = plan("targets")
+    assert len(document["targets"]) >= 18
+    assert not any(target["met"] or "reached" in target for target in document["targets"])
+    assert {row["cache"] for row in document["decode"]} == {"u2g128", "s2g128", "u4g128", "bf16"}
+
+
+@needs_tool
+def test_output_holds_the_document(tmp_path):
+    path = tmp_path / "bench.json"
+    said = succeed("kvq-bench", "targets", "--dry-run", "--json", "--output", path).stdout
+    assert path.read_text() == said
+
+
+@needs_tool
+@pytest.mark.parametrize("flags", [("decode",), ("write",), ("targets", "--json"), ("decode", "--sdpa", "python3")], ids=" ".join)
+def test_without_a_gpu_it_says_so(flags, tmp_path):
+    result = run("kvq-bench", *flags, "--output", tmp_path / "none.json", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert result.code == UNSUPPORTED and result.stdout == "" and list(tmp_path.iterdir()) == []
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("kvq-bench: error: no CUDA device: ") and hint.startswith("hint: --dry-run")
+
+
+def gpu_check(tmp_path: Path, programs: dict[str, str], *flags: object) -> subprocess.CompletedProcess:
+    """Runs the script with stand-ins before everything else on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return subprocess.run([ROOT / "scripts/gpu_check.sh", "--bin", folder, "--out", tmp_path / "out", *map(str, flags)],
+                          env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}, capture_output=True, text=True, timeout=60)
+
+
+GPU, GOOD = "echo 'Some GPU, 1.2.3'", {"kvq-test-gpu": "exit 0", "kvq-bench": "echo 3 of 3 targets met", "compute-sanitizer": "exit 0"}
+
+
+def test_gpu_check_without_a_gpu(tmp_path):
+    done = gpu_check(tmp_path, {"nvidia-smi": "exit 9"})
+    assert (done.returncode, done.stdout) == (UNSUPPORTED, "")
+    assert done.stderr == "gpu_check.sh: error: no GPU here: nvidia-smi finds none\n"
+
+
+def test_gpu_check_passes(tmp_path):
+    done = gpu_check(tmp_path, GOOD | {"nvidia-smi": GPU})
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[:2] for line in lines[-6:]] == [[name, "pass"] for name in
+                                                 ("tests", "memcheck", "racecheck", "initcheck", "synccheck", "bench")]
+    assert "3 of 3 targets met" in done.stdout
+
+
+@pytest.mark.parametrize("broken, failed", [("kvq-test-gpu", {"tests"}), ("kvq-bench", {"bench"}),
+                                            ("compute-sanitizer", {"memcheck", "racecheck", "initcheck", "synccheck"})])
+def test_gpu_check_shows_what_failed(tmp_path, broken, failed):
+    done = gpu_check(tmp_path, GOOD | {"nvidia-smi": GPU, broken: "echo broken; exit 1"})
+    assert done.returncode == CHECK_FAILED
+    assert {line.split()[0] for line in done.stdout.splitlines() if " FAIL " in line} == failed
+    assert "broken" in done.stderr
