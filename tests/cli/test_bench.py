@@ -97,6 +97,25 @@ def test_without_a_format_every_kernel_of_these_sizes_is_measured():
 
 
 @needs_tool
+@pytest.mark.parametrize("kind, flags", [("decode", ("decode", "--k", "s4g64")), ("quantize_write", ("write", "--k", "s4g64")),
+                                         ("decode", ("decode", "--k", "u4g128", "--q-heads", 512))], ids=str)
+def test_what_is_not_built_is_answered_with_what_is(kind, flags):
+    result = run("kvq-bench", *flags, "--dry-run")
+    assert result.code == UNSUPPORTED and result.stdout == ""
+    error, hint = result.stderr.splitlines()
+    assert error.startswith(f"kvq-bench: error: no kernel is built for {flags[2]}, head_dim 128, bf16")
+    caches = {row["k"] if row["k"] == row["v"] else f"{row['k']}/{row['v']}" for row in VARIANTS[kind] if row["head_dim"] == 128}
+    assert hint.startswith("hint: built for head_dim 128: ") and caches <= set(re.findall(r"[\w/]+", hint))
+
+
+@needs_tool
+def test_a_head_dim_that_is_not_built_is_answered_with_those_that_are():
+    result = run("kvq-bench", "write", "--k", "u2g32", "--head-dim", 32, "--hadamard", 1, "--dry-run")
+    dims = sorted({row["head_dim"] for row in VARIANTS["quantize_write"]})
+    assert result.code == UNSUPPORTED and result.stderr.endswith(f"hint: built are head_dim {', '.join(map(str, dims))}\n")
+
+
+@needs_tool
 def test_targets_are_asked_for_and_none_is_met_unmeasured():
     document = plan("targets")
     assert len(document["targets"]) >= 18
@@ -109,6 +128,12 @@ def test_output_holds_the_document(tmp_path):
     path = tmp_path / "bench.json"
     said = succeed("kvq-bench", "targets", "--dry-run", "--json", "--output", path).stdout
     assert path.read_text() == said
+
+
+@needs_tool
+@pytest.mark.parametrize("command", ["decode", "write", "targets"])
+def test_tables_fit_80_columns(command):
+    assert max(map(len, succeed("kvq-bench", command, "--dry-run").stdout.splitlines())) <= 80
 
 
 @needs_tool

@@ -153,9 +153,6 @@ BENCH = [
     ("bench_page_size", "kvq-bench decode --page-size 48", USAGE),
     ("bench_heads", "kvq-bench decode --q-heads 30", USAGE),
     ("bench_order", "kvq-bench write --hadamard 3", USAGE),
-    ("bench_decode_not_built", "kvq-bench decode --k s4g64 --dry-run", UNSUPPORTED),
-    ("bench_decode_too_many_heads", "kvq-bench decode --k u4g128 --q-heads 512 --dry-run", UNSUPPORTED),
-    ("bench_write_not_built", "kvq-bench write --k u2g32 --head-dim 32 --hadamard 1 --dry-run", UNSUPPORTED),
 ]
 
 SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)

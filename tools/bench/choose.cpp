@@ -30,12 +30,12 @@ std::string built(std::span<const Row* const> rows, int head_dim) {
                         : fmt::format("built for head_dim {}: {}", head_dim, fmt::join(caches, ", "));
 }
 
-Error not_built(const std::string& k, const std::string& v, int head_dim, bool bf16, const std::string& hint) {
-  return {ErrorKind::unsupported,
-          fmt::format("no kernel is built for {}{}{}, head_dim {}, {}", k, k == v ? "" : "/", k == v ? "" : v, head_dim,
-                      bf16 ? "bf16" : "fp16"),
+Error not_built(const std::string& k, const std::string& v, const std::string& sizes, const std::string& hint) {
+  return {ErrorKind::unsupported, fmt::format("no kernel is built for {}{}, {}", k, k == v ? "" : "/" + v, sizes),
           hint};
 }
+
+const char* name_of(bool bf16) { return bf16 ? "bf16" : "fp16"; }
 
 }  // namespace
 
@@ -44,9 +44,8 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
   const DecodeVariant* row = find_decode_variant(
       {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .heads = heads, .bf16 = bf16});
   if (!row)
-    throw not_built(
-        k, v, head_dim, bf16,
-        fmt::format("{}; {} query heads of a KV head were asked for", built(decode_variants(), head_dim), heads));
+    throw not_built(k, v, fmt::format("head_dim {}, {}, {} query heads of a KV head", head_dim, name_of(bf16), heads),
+                    built(decode_variants(), head_dim));
   return *row;
 }
 
@@ -56,7 +55,7 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
-  throw not_built(k, v, head_dim, bf16, built(write_variants(), head_dim));
+  throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));
 }
 
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16) {

@@ -167,7 +167,7 @@ Json row_json(const Run& run, const WriteRow& row) {
 /// 0.9 as "90%" where it is a part or a multiple of something.
 std::string amount(const Target& target, double value) {
   if (target.measure == "us") return microseconds(value);
-  return target.measure == "over best bf16" ? fmt::format("{:.2f}x", value) : percent(value);
+  return target.measure == "over bf16" ? fmt::format("{:.2f}x", value) : percent(value);
 }
 
 }  // namespace

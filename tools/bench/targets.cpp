@@ -10,7 +10,7 @@ namespace kvq::bench {
 
 namespace {
 
-enum class Measure { read_floor, over_bf16, microseconds, of_affine };
+enum class Measure { read_floor, over_bf16, microseconds, of_int2 };
 
 struct DecodeTarget {
   const char *name, *cache;
@@ -26,7 +26,7 @@ constexpr DecodeTarget kDecode[] = {
     {"INT2", "u2g128", 128, k32, Measure::read_floor, 0.94},
     {"INT2", "u2g128", 128, k32, Measure::over_bf16, 6.5},
     {"INT2 symmetric", "s2g128", 32, k32, Measure::read_floor, 0.90},
-    {"INT2 symmetric", "s2g128", 32, k32, Measure::of_affine, 1.0},
+    {"INT2 symmetric", "s2g128", 32, k32, Measure::of_int2, 1.0},
     {"INT2", "u2g128", 8, k32, Measure::over_bf16, 5.5},
     {"INT2", "u2g128", 1, k128, Measure::microseconds, 24.0},
     {"INT2", "u2g128", 1, k128, Measure::over_bf16, 5.0},
@@ -89,9 +89,9 @@ const WriteRow* find(const Run& run, const WriteCase& c) {
 const char* text_of(Measure measure) {
   switch (measure) {
     case Measure::read_floor: return "of read floor";
-    case Measure::over_bf16: return "over best bf16";
+    case Measure::over_bf16: return "over bf16";
     case Measure::microseconds: return "us";
-    case Measure::of_affine: return "of affine INT2's time";
+    case Measure::of_int2: return "of INT2's time";
   }
   return "";
 }
@@ -102,7 +102,7 @@ std::optional<double> reached(const Run& run, const DecodeRow& row, Measure meas
     case Measure::read_floor: return row.read_floor_ratio();
     case Measure::over_bf16: return row.speedup();
     case Measure::microseconds: return row.result->time.median_us;
-    case Measure::of_affine: {
+    case Measure::of_int2: {
       DecodeCase affine = row.c;
       affine.variant = &choose_decode("u2g128", "u2g128", 128, 4, true);
       return row.result->time.median_us / find(run, affine)->result->time.median_us;
@@ -128,13 +128,13 @@ std::vector<Target> judge(const Run& run) {
     targets.push_back({.what = fmt::format("{} decode {} x {}k", t.name, t.batch, t.context / 1024),
                        .measure = text_of(t.measure),
                        .asked = t.asked,
-                       .at_most = t.measure == Measure::microseconds || t.measure == Measure::of_affine,
+                       .at_most = t.measure == Measure::microseconds || t.measure == Measure::of_int2,
                        .reached = reached(run, row, t.measure)});
   }
   for (const WriteTarget& t : kWrite) {
     const WriteRow& row = *find(run, case_of(t));
     Target target{.what = fmt::format("{} write {}k tokens", t.name, t.tokens / 1024),
-                  .measure = "of copy bandwidth",
+                  .measure = "of copy",
                   .asked = t.asked,
                   .at_most = false,
                   .reached = {}};

@@ -11,7 +11,7 @@ namespace kvq::bench {
 /// What the runtime is asked to reach on one H200.
 struct Target {
   std::string what;     ///< "INT2 decode 32 x 32k"
-  std::string measure;  ///< "of read floor", "over bf16", "us", ...
+  std::string measure;  ///< "of read floor", "over bf16" (the best of the run), "us", ...
   double asked = 0.0;
   bool at_most = false;           ///< smaller is better
   std::optional<double> reached;  ///< none: not measured
