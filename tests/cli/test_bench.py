@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,14 @@ def test_without_a_gpu_it_says_so(flags, tmp_path):
     assert result.code == UNSUPPORTED and result.stdout == "" and list(tmp_path.iterdir()) == []
     error, hint = result.stderr.splitlines()
     assert error.startswith("kvq-bench: error: no CUDA device: ") and hint.startswith("hint: --dry-run")
+
+
+def test_sdpa_baseline_needs_a_gpu():
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, ROOT / "scripts/sdpa_baseline.py", "[]"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                          capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (UNSUPPORTED, "")
+    assert done.stderr.splitlines()[-1] == "sdpa_baseline.py: error: PyTorch sees no CUDA device"
 
 
 def gpu_check(tmp_path: Path, programs: dict[str, str], *flags: object) -> subprocess.CompletedProcess:

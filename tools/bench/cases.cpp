@@ -1,6 +1,7 @@
 #include "cases.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace kvq::bench {
 
@@ -56,6 +57,8 @@ RowBytes unfused_bytes_of(const WriteCase& c) {
   const RowBytes fused = bytes_of(c);
   return {fused.read + rotated, fused.written + rotated};
 }
+
+int page_shift(int page_size) { return std::countr_zero(static_cast<unsigned>(page_size)); }
 
 int num_sets(std::int64_t bytes) {
   return static_cast<int>(std::clamp<std::int64_t>(divide_up(kLeastBytes, bytes), 1, kMostSets));

@@ -53,6 +53,9 @@ RowBytes bytes_of(const WriteCase& c);
 /// The same where a kernel of its own rotates and writes rows that the next one reads.
 RowBytes unfused_bytes_of(const WriteCase& c);
 
+/// log2 of a page's tokens.
+int page_shift(int page_size);
+
 /// Copies of a call's data that are used in turn, so that none is in the L2 cache when its turn comes.
 int num_sets(std::int64_t bytes);
 /// Calls in a graph: whole rounds over the sets, about a millisecond's worth.

@@ -1,9 +1,9 @@
 #include "decode_check.h"
 #include "kernels.h"
 #include "measure.h"
+#include "reference.h"
 #include "rotations.h"
 
-#include <kvq/codec/codec.h>
 #include <kvq/core/error.h>
 
 #include <fmt/format.h>
@@ -87,19 +87,6 @@ class Cache {
   int *table_on_device_ = nullptr, *slots_on_device_ = nullptr;
 };
 
-float from_16_bits(std::uint16_t bits, bool bf16) {
-  float value = 0.0f;
-  const std::uint8_t bytes[] = {static_cast<std::uint8_t>(bits & 0xFF), static_cast<std::uint8_t>(bits >> 8)};
-  load_numbers(bf16 ? ScaleType::bf16 : ScaleType::fp16, std::as_bytes(std::span(bytes)), std::span(&value, 1));
-  return value;
-}
-
-std::vector<float> from_16_bits(const std::vector<std::uint16_t>& bits, bool bf16) {
-  std::vector<float> values(bits.size());
-  std::transform(bits.begin(), bits.end(), values.begin(), [bf16](std::uint16_t b) { return from_16_bits(b, bf16); });
-  return values;
-}
-
 /// The last sequence's last KV head against the codec.
 double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k, const HeadRotations& v,
                 const std::uint16_t* q, const std::uint16_t* out, float softmax_scale) {
@@ -108,8 +95,8 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
              first = static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_q_heads) *
                          static_cast<std::size_t>(c.variant->k.head_dim) -
                      elements;
-  const std::vector<float> queries = from_16_bits(get(q + first, elements), c.variant->bf16),
-                           found = from_16_bits(get(out + first, elements), c.variant->bf16);
+  const std::vector<float> queries = floats_at(q + first, elements, c.variant->bf16),
+                           found = floats_at(out + first, elements, c.variant->bf16);
   const std::vector<double> expected =
       plain_decode(c, cache.windows_layout(), cache.sequence(c.batch - 1), c.num_kv_heads - 1, k.plans.back(),
                    v.plans.back(), queries, static_cast<double>(softmax_scale));
@@ -148,7 +135,7 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   p.seq_lens = memory.put(std::vector<std::int32_t>(static_cast<std::size_t>(c.batch), c.context));
   p.sink_tokens = c.sink_tokens, p.recent_tokens = c.recent_tokens;
-  p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.page_shift = page_shift(c.page_size);
   if (c.rotation == CaseRotation::hadamard) {
     p.rotation_k = {k.order, true, memory.put(k.signs), nullptr};
     p.rotation_v = {v.order, true, memory.put(v.signs), nullptr};

@@ -1,5 +1,7 @@
 #include "decode_check.h"
 
+#include "reference.h"
+
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>
 
@@ -38,9 +40,8 @@ class Rows {
     if (side_.exact()) {
       load_page_row(layout_, which_, head_, slot, page, row_);
     } else {
-      load_page_row(layout_, which_, bfloat_ ? ScaleType::bf16 : ScaleType::fp16, head_, slot, page, codes_, numbers_);
-      decode_row(coder_of(side_, bfloat_, side_.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm), codes_, numbers_,
-                 row_);
+      load_page_row(layout_, which_, number_type(bfloat_), head_, slot, page, codes_, numbers_);
+      decode_row(coder_of(side_, bfloat_), codes_, numbers_, row_);
     }
     return row_;
   }
@@ -60,14 +61,6 @@ class Rows {
 };
 
 }  // namespace
-
-UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule rule) {
-  return {.bits = side.bits,
-          .group_size = side.group_size,
-          .levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric,
-          .rule = rule,
-          .scale_type = bfloat ? ScaleType::bf16 : ScaleType::fp16};
-}
 
 std::vector<double> plain_decode(const DecodeCase& c, const WindowLayout& windows, const HostSequence& sequence,
                                  int kv_head, const TensorPlan& rotation_k, const TensorPlan& rotation_v,

@@ -24,7 +24,4 @@ std::vector<double> plain_decode(const DecodeCase& c, const WindowLayout& window
                                  int kv_head, const TensorPlan& rotation_k, const TensorPlan& rotation_v,
                                  std::span<const float> q, double softmax_scale);
 
-/// The coder of a side's codes.
-UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule rule);
-
 }  // namespace kvq::bench
