@@ -21,14 +21,34 @@ const char* to_string(CaseRotation rotation) {
 
 int token_bytes(const TileSide& k, const TileSide& v) { return (k.bytes() + v.bytes()) / kTileTokens; }
 
-CacheBytes bytes_of(const DecodeCase& c) {
-  const std::int64_t exact = std::min(c.context, c.sink_tokens + c.recent_tokens),
-                     rows = std::int64_t{c.batch} * c.num_kv_heads;
-  return {rows * (c.context - exact) * token_bytes(c.variant->k, c.variant->v),
-          rows * exact * 2 * (c.variant->k.head_dim + c.variant->v.head_dim)};
+WindowLayout CacheShape::windows() const {
+  const TileSide exact{k.head_dim, 16, k.head_dim, 0};
+  const auto tiles = [](int tokens) { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; };
+  return {
+      num_kv_heads, exact, exact, v, tiles(sink_tokens), recent_tokens > 0 ? tiles(recent_tokens) + kTileTokens : 0};
 }
 
-int num_pages(const DecodeCase& c) { return (c.context + c.page_size - 1) / c.page_size; }
+CacheShape cache_of(const DecodeCase& c) {
+  const DecodeVariant& variant = *c.variant;
+  return {.k = variant.k,
+          .v = variant.v,
+          .k_bfloat = variant.k_bfloat,
+          .v_bfloat = variant.v_bfloat,
+          .num_kv_heads = c.num_kv_heads,
+          .batch = c.batch,
+          .context = c.context,
+          .page_size = c.page_size,
+          .sink_tokens = c.sink_tokens,
+          .recent_tokens = c.recent_tokens};
+}
+
+CacheBytes bytes_of(const CacheShape& c) {
+  const std::int64_t exact = std::min(c.context, c.sink_tokens + c.recent_tokens),
+                     rows = std::int64_t{c.batch} * c.num_kv_heads;
+  return {rows * (c.context - exact) * token_bytes(c.k, c.v), rows * exact * 2 * (c.k.head_dim + c.v.head_dim)};
+}
+
+CacheBytes bytes_of(const DecodeCase& c) { return bytes_of(cache_of(c)); }
 
 std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
   const int dim = c.variant->k.head_dim;

@@ -12,6 +12,19 @@ namespace kvq::bench {
 enum class CaseRotation { none, hadamard, dense };
 const char* to_string(CaseRotation rotation);
 
+/// A cache of `batch` sequences of `context` tokens each.
+struct CacheShape {
+  TileSide k, v;
+  bool k_bfloat = false, v_bfloat = false;
+  int num_kv_heads = 8, batch = 1, context = 1;
+  int page_size = 64;
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+
+  int num_pages() const { return (context + page_size - 1) / page_size; }  ///< of one sequence
+  PageLayout pages() const { return {k, v, num_kv_heads, page_size}; }
+  WindowLayout windows() const;
+};
+
 /// One new query token for each of `batch` sequences of `context` tokens.
 struct DecodeCase {
   const DecodeVariant* variant = nullptr;
@@ -27,11 +40,11 @@ struct CacheBytes {
   std::int64_t coded = 0, exact = 0;
   std::int64_t total() const { return coded + exact; }
 };
+CacheShape cache_of(const DecodeCase& c);
+CacheBytes bytes_of(const CacheShape& cache);
 CacheBytes bytes_of(const DecodeCase& c);
 /// Bytes of one token and KV head, K and V, in pages.
 int token_bytes(const TileSide& k, const TileSide& v);
-/// Pages of one sequence.
-int num_pages(const DecodeCase& c);
 /// The bfloat16 kernel on as many tokens, all of them in pages; none if that variant is not built.
 std::optional<DecodeCase> bf16_baseline(const DecodeCase& c);
 

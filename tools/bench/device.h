@@ -76,6 +76,11 @@ class Memory {
   T* zeros(std::size_t count) {
     return static_cast<T*>(fill_bytes(take<T>(count), 0, count * sizeof(T)));
   }
+  /// Not a number, whatever it is read as.
+  template <typename T>
+  T* poisoned(std::size_t count) {
+    return static_cast<T*>(fill_bytes(take<T>(count), 0xFF, count * sizeof(T)));
+  }
 
  private:
   void* take_bytes(std::size_t bytes);

@@ -4,6 +4,9 @@
 
 #include <kvq/codec/codec.h>
 
+#include <algorithm>
+#include <cmath>
+
 namespace kvq::bench {
 
 UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rule) {
@@ -20,6 +23,85 @@ std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool 
   std::vector<float> values(count);
   load_numbers(number_type(bf16), bytes, values);
   return values;
+}
+
+StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, CacheSide side, int kv_head)
+    : shape_(shape),
+      windows_(shape.windows()),
+      sequence_(sequence),
+      which_(side),
+      head_(kv_head),
+      side_(side == CacheSide::k ? shape.k : shape.v),
+      bfloat_(side == CacheSide::k ? shape.k_bfloat : shape.v_bfloat),
+      row_(static_cast<std::size_t>(side_.head_dim)),
+      numbers_(static_cast<std::size_t>(side_.groups() * side_.numbers)),
+      codes_(row_.size()) {}
+
+std::span<const float> StoredRows::at(int position) {
+  if (position < shape_.sink_tokens || position >= shape_.context - shape_.recent_tokens) {
+    load_window_row(windows_, which_, head_, windows_.row(position, shape_.sink_tokens), sequence_.window, row_);
+    return row_;
+  }
+  const PageLayout layout = shape_.pages();
+  const auto bytes = static_cast<std::size_t>(layout.page_bytes());
+  const auto page =
+      std::span(sequence_.pages).subspan(static_cast<std::size_t>(position / shape_.page_size) * bytes, bytes);
+  const int slot = position % shape_.page_size;
+  if (side_.exact()) {
+    load_page_row(layout, which_, head_, slot, page, row_);
+  } else {
+    load_page_row(layout, which_, number_type(bfloat_), head_, slot, page, codes_, numbers_);
+    decode_row(coder_of(side_, bfloat_), codes_, numbers_, row_);
+  }
+  return row_;
+}
+
+std::vector<double> plain_attention(int tokens, const RowAt& keys, const RowAt& values, const TensorPlan& rotation_k,
+                                    const TensorPlan& rotation_v, std::span<const float> q, int head_dim,
+                                    double softmax_scale) {
+  const auto dim = static_cast<std::size_t>(head_dim), heads = q.size() / dim, count = static_cast<std::size_t>(tokens);
+  std::vector<float> rotated(q.size());
+  for (std::size_t h = 0; h < heads; ++h)
+    rotate_row(rotation_k, 0, q.subspan(h * dim, dim), std::span(rotated).subspan(h * dim, dim));
+  std::vector<double> weights(heads * count);
+  for (std::size_t t = 0; t < count; ++t) {
+    const std::span<const float> k = keys(static_cast<int>(t));
+    for (std::size_t h = 0; h < heads; ++h) {
+      double dot = 0.0;
+      for (std::size_t i = 0; i < dim; ++i)
+        dot += static_cast<double>(rotated[h * dim + i]) * static_cast<double>(k[i]);
+      weights[h * count + t] = softmax_scale * dot;
+    }
+  }
+  std::vector<double> sums(heads, 0.0), sum_of_values(heads * dim, 0.0);
+  for (std::size_t h = 0; h < heads; ++h) {
+    const auto row = std::span(weights).subspan(h * count, count);
+    const double most = *std::max_element(row.begin(), row.end());
+    for (double& w : row) sums[h] += w = std::exp(w - most);
+  }
+  for (std::size_t t = 0; t < count; ++t) {
+    const std::span<const float> v = values(static_cast<int>(t));
+    for (std::size_t h = 0; h < heads; ++h)
+      for (std::size_t i = 0; i < dim; ++i)
+        sum_of_values[h * dim + i] += weights[h * count + t] / sums[h] * static_cast<double>(v[i]);
+  }
+  std::vector<double> result;
+  std::vector<float> unrotated(dim);
+  for (std::size_t h = 0; h < heads; ++h) {
+    const auto row = std::span(sum_of_values).subspan(h * dim, dim);
+    unrotate_row(rotation_v, 0, std::vector<float>(row.begin(), row.end()), unrotated);
+    result.insert(result.end(), unrotated.begin(), unrotated.end());
+  }
+  return result;
+}
+
+double relative_error(std::span<const float> found, std::span<const double> expected) {
+  double error = 0.0, size = 0.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double difference = static_cast<double>(found[i]) - expected[i];
+    error += difference * difference, size += expected[i] * expected[i];
+  }
+  return std::sqrt(error / size);
 }
 
 }  // namespace kvq::bench

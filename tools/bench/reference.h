@@ -1,10 +1,14 @@
 #pragma once
 
-#include <kvq/plan/page_layout.h>
-#include <kvq/plan/scheme.h>
+#include "cases.h"
+
+#include <kvq/codec/page_codec.h>
+#include <kvq/plan/layer_plan.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 /// Between the device's words and those of the reference codec.
@@ -16,5 +20,44 @@ inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : Sc
 
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);
+
+/// One sequence's cache on the host.
+struct HostSequence {
+  std::vector<std::byte> pages;   ///< its pages in order
+  std::vector<std::byte> window;  ///< its slot of the windows
+};
+
+/// Rows of one side and KV head as the codec reads them from a cache: rotated, position by position.
+class StoredRows {
+ public:
+  StoredRows(const CacheShape& shape, const HostSequence& sequence, CacheSide side, int kv_head);
+  /// Valid until the next call.
+  std::span<const float> at(int position);
+
+ private:
+  CacheShape shape_;
+  WindowLayout windows_;
+  const HostSequence& sequence_;
+  CacheSide which_;
+  int head_;
+  TileSide side_;
+  bool bfloat_;
+  std::vector<float> row_, numbers_;
+  std::vector<std::uint8_t> codes_;
+};
+
+using RowAt = std::function<std::span<const float>(int)>;
+
+/// What one query sees of `tokens` rows, in double.
+/// @param keys, values            rotated rows by position
+/// @param rotation_k, rotation_v  of the KV head, as plans of a single head
+/// @param q                       [heads, D] unrotated queries of the heads that share the rows
+/// @return                        [heads, D] unrotated
+std::vector<double> plain_attention(int tokens, const RowAt& keys, const RowAt& values, const TensorPlan& rotation_k,
+                                    const TensorPlan& rotation_v, std::span<const float> q, int head_dim,
+                                    double softmax_scale);
+
+/// |found - expected| / |expected|
+double relative_error(std::span<const float> found, std::span<const double> expected);
 
 }  // namespace kvq::bench

@@ -25,6 +25,12 @@ std::vector<float> random_orthogonal(std::size_t dim, std::mt19937& random) {
   return {rows.begin(), rows.end()};
 }
 
+DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const std::vector<float>& matrices) {
+  if (!matrices.empty()) return {0, true, nullptr, memory.put(matrices)};
+  if (rotations.order > 0) return {rotations.order, true, memory.put(rotations.signs), nullptr};
+  return {};
+}
+
 }  // namespace
 
 HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random) {
@@ -46,6 +52,13 @@ HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim
     }
   }
   return all;
+}
+
+DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations) {
+  return on_device(memory, rotations, rotations.matrices);
+}
+DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
+  return on_device(memory, rotations, rotations.transposed);
 }
 
 }  // namespace kvq::bench

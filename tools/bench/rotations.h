@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cases.h"
+#include "device.h"
 
 #include <kvq/plan/layer_plan.h>
 
@@ -18,5 +19,9 @@ struct HeadRotations {
   int order = 0;                   ///< of the Hadamard blocks, 0 = none
 };
 HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random);
+
+/// As kernels that read a cache take them: those of keys as they are, those of values transposed.
+DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations);
+DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations);
 
 }  // namespace kvq::bench

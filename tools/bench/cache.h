@@ -1,0 +1,38 @@
+#pragma once
+
+#include "cases.h"
+#include "device.h"
+#include "reference.h"
+
+#include <vector>
+
+namespace kvq::bench {
+
+/// A cache on the device: random contents, pages and slots in random order.
+class Cache {
+ public:
+  Cache(const Device& device, const CacheShape& shape, unsigned seed);
+
+  /// Points a call's parameters at it; P has the fields of DecodeParams that describe a cache.
+  template <typename P>
+  void enter(P& p) const {
+    p.pages = pages_, p.page_stride = shape_.pages().page_bytes(), p.page_shift = page_shift(shape_.page_size);
+    p.page_table = table_on_device_, p.page_table_stride = shape_.num_pages();
+    p.windows = windows_, p.window_slots = slots_on_device_, p.window_layout = shape_.windows();
+    p.sink_tokens = shape_.sink_tokens, p.recent_tokens = shape_.recent_tokens;
+    p.seq_lens = lengths_on_device_;
+  }
+  /// A plain read of as many bytes as attention has to read of it.
+  void read(const Device& device, unsigned* sink) const;
+  /// Copies one sequence to the host.
+  HostSequence sequence(int index) const;
+
+ private:
+  Memory memory_;
+  CacheShape shape_;
+  std::vector<int> table_, slots_;
+  std::byte *pages_ = nullptr, *windows_ = nullptr;
+  int *table_on_device_ = nullptr, *slots_on_device_ = nullptr, *lengths_on_device_ = nullptr;
+};
+
+}  // namespace kvq::bench
