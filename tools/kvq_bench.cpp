@@ -20,7 +20,8 @@ namespace {
 struct BenchFlags {
   std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python, output;
   int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
-  std::vector<int> batch = {1, 8, 32}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
+  int prefix = 30720, chunk = 2048;
+  std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
                    hadamard = {1, 16, 32, 64, 128};
   bool dry_run = false, json = false, quiet = false;
 };
@@ -54,31 +55,49 @@ void add_sizes(CLI::App& app, BenchFlags& f) {
       ->capture_default_str();
 }
 
-CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
-  CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
-  decode->footer(kSides);
-  add_sizes(*decode, f);
-  decode->add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
-  decode->add_option("--batch", f.batch, "sequences; a list, such as 1,8,32")
+/// What a cache holds, and who reads it.
+void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
+  app.footer(kSides);
+  add_sizes(app, f);
+  app.add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--batch", batch, "sequences; a list, such as 1,8,32")
       ->delimiter(',')
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
+  app.add_option("--sinks", f.sinks, "first tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--recent", f.recent, "last tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--rotation", f.rotation, "of what is cached")
+      ->check(CLI::IsMember({"none", "hadamard", "dense"}))
+      ->capture_default_str();
+  app.add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+}
+
+CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
+  CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
+  add_cache(*decode, f, f.batch);
   decode->add_option("--context", f.context, "tokens of each sequence; a list")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  decode->add_option("--sinks", f.sinks, "first tokens that stay exact")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  decode->add_option("--recent", f.recent, "last tokens that stay exact")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  decode->add_option("--rotation", f.rotation, "of queries and results, in the kernel")
-      ->check(CLI::IsMember({"none", "hadamard", "dense"}))
-      ->capture_default_str();
-  decode->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
   add_shared(*decode, f);
   return decode;
+}
+
+CLI::App* add_prefill(CLI::App& app, BenchFlags& f) {
+  CLI::App* prefill = app.add_subcommand("prefill", "attention of a chunk of new tokens over a packed prefix");
+  add_cache(*prefill, f, f.prefill_batch);
+  prefill->add_option("--prefix", f.prefix, "tokens of each sequence in the cache")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  prefill->add_option("--chunk", f.chunk, "new tokens of each sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  add_shared(*prefill, f);
+  return prefill;
 }
 
 CLI::App* add_write(CLI::App& app, BenchFlags& f) {
@@ -114,13 +133,48 @@ std::pair<std::string, std::string> sides(const BenchFlags& f) {
   return {f.k.empty() ? f.v : f.k, f.v.empty() ? f.k : f.v};
 }
 
-Run decode_cases(const BenchFlags& f) {
+int heads_of_a_kv_head(const BenchFlags& f) {
   if (f.q_heads % f.kv_heads != 0)
     throw Error{ErrorKind::usage,
                 fmt::format("--q-heads {} is not a multiple of --kv-heads {}", f.q_heads, f.kv_heads)};
-  const std::map<std::string, CaseRotation> rotations = {
-      {"none", CaseRotation::none}, {"hadamard", CaseRotation::hadamard}, {"dense", CaseRotation::dense}};
-  const int heads = f.q_heads / f.kv_heads;
+  return f.q_heads / f.kv_heads;
+}
+
+CaseRotation rotation_of(const BenchFlags& f) {
+  return f.rotation == "none"    ? CaseRotation::none
+         : f.rotation == "dense" ? CaseRotation::dense
+                                 : CaseRotation::hadamard;
+}
+
+Run prefill_cases(const BenchFlags& f) {
+  heads_of_a_kv_head(f);
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const DequantizeVariant*> variants = all_prefill(f.head_dim, bf16);
+  if (!k.empty()) variants = {&choose_prefill(k, v, f.head_dim, bf16)};
+  Run run;
+  for (const DequantizeVariant* rows : variants)
+    for (const int batch : f.prefill_batch) {
+      const bool exact = rows->k.exact();
+      run.prefill.push_back({{.rows = rows,
+                              .attention = find_prefill_variant(*rows),
+                              .num_q_heads = f.q_heads,
+                              .num_kv_heads = f.kv_heads,
+                              .batch = batch,
+                              .prefix = f.prefix,
+                              .chunk = f.chunk,
+                              .page_size = f.page_size,
+                              .sink_tokens = exact ? 0 : f.sinks,
+                              .recent_tokens = exact ? 0 : f.recent,
+                              .rotation = exact ? CaseRotation::none : rotation_of(f)},
+                             {},
+                             {}});
+    }
+  return run;
+}
+
+Run decode_cases(const BenchFlags& f) {
+  const int heads = heads_of_a_kv_head(f);
   const bool bf16 = f.activation == "bf16";
   const auto [k, v] = sides(f);
   std::vector<const DecodeVariant*> variants = all_decode(f.head_dim, heads, bf16);
@@ -139,7 +193,7 @@ Run decode_cases(const BenchFlags& f) {
                                .page_size = f.page_size,
                                .sink_tokens = exact ? 0 : f.sinks,
                                .recent_tokens = exact ? 0 : f.recent,
-                               .rotation = exact ? CaseRotation::none : rotations.at(f.rotation)},
+                               .rotation = exact ? CaseRotation::none : rotation_of(f)},
                               {},
                               {},
                               {}});
@@ -173,7 +227,7 @@ Run write_cases(const BenchFlags& f) {
 }
 
 int bench(const BenchFlags& f, Run run, bool with_targets) {
-  if (run.decode.empty() && run.write.empty())
+  if (run.decode.empty() && run.write.empty() && run.prefill.empty())
     throw Error{ErrorKind::unsupported,
                 fmt::format("no kernel is built for head_dim {} with {}", f.head_dim, f.activation),
                 "lib/kvq/runtime/variants.json lists what is"};
@@ -207,6 +261,7 @@ int main(int argc, char** argv) {
       "reference codec first.\n\n"
       "  kvq-bench decode --k u2g128 --batch 1,8,32       INT2 attention\n"
       "  kvq-bench decode --batch 8 --sdpa python3        all, PyTorch beside them\n"
+      "  kvq-bench prefill --k u2g128 --sdpa python3      2048 tokens over 30k packed\n"
       "  kvq-bench write --k u4g128 --tokens 8192         fused and unfused rotation\n"
       "  kvq-bench targets --output bench.json            what is asked and reached");
   app.footer(
@@ -218,12 +273,14 @@ int main(int argc, char** argv) {
   BenchFlags flags;
   const CLI::App* decode = add_decode(app, flags);
   const CLI::App* write = add_write(app, flags);
+  const CLI::App* prefill = add_prefill(app, flags);
   const CLI::App* targets = add_targets(app, flags);
   return kvq::run_tool("kvq-bench", app, argc, argv, [&] {
     return bench(flags,
-                 decode->parsed()  ? decode_cases(flags)
-                 : write->parsed() ? write_cases(flags)
-                                   : target_cases(),
+                 decode->parsed()    ? decode_cases(flags)
+                 : write->parsed()   ? write_cases(flags)
+                 : prefill->parsed() ? prefill_cases(flags)
+                                     : target_cases(),
                  targets->parsed());
   });
 }

@@ -88,6 +88,19 @@ def test_write_counts_what_is_read_and_written(row):
 
 
 @needs_tool
+@pytest.mark.parametrize("row", [row for row in VARIANTS["dequantize"] if row["head_dim"] == 128], ids=id_of)
+def test_prefill_counts_the_keys_that_queries_see(row):
+    found = plan("prefill", *sizes(row), "--q-heads", 32, "--batch", "1,8", "--prefix", 1000, "--chunk", 48)["prefill"]
+    assert [(r["batch"], r["prefix"], r["chunk"]) for r in found] == [(1, 1000, 48), (8, 1000, 48)]
+    for r in found:
+        seen = sum(1000 + query + 1 for query in range(48))
+        exact = 0 if row["k"] == "bf16" else SINKS + RECENT
+        assert r["operations"] == 4 * 128 * 32 * r["batch"] * seen
+        assert r["bytes"] == r["batch"] * KV_HEADS * ((1000 - exact) * token_bytes(row) + exact * 4 * 128)
+        check_sets(r)
+
+
+@needs_tool
 def test_without_a_format_every_kernel_of_these_sizes_is_measured():
     found = plan("decode", "--batch", 1)["decode"]
     wanted = [row for row in VARIANTS["decode"] if row["head_dim"] == 128 and row["activation"] == "bf16"]
@@ -99,6 +112,7 @@ def test_without_a_format_every_kernel_of_these_sizes_is_measured():
 
 @needs_tool
 @pytest.mark.parametrize("kind, flags", [("decode", ("decode", "--k", "s4g64")), ("quantize_write", ("write", "--k", "s4g64")),
+                                         ("dequantize", ("prefill", "--k", "s4g64")),
                                          ("decode", ("decode", "--k", "u4g128", "--q-heads", 512))], ids=str)
 def test_what_is_not_built_is_answered_with_what_is(kind, flags):
     result = run("kvq-bench", *flags, "--dry-run")
@@ -119,7 +133,7 @@ def test_a_head_dim_that_is_not_built_is_answered_with_those_that_are():
 @needs_tool
 def test_targets_are_asked_for_and_none_is_met_unmeasured():
     document = plan("targets")
-    assert len(document["targets"]) >= 18
+    assert len(document["targets"]) >= 20
     assert not any(target["met"] or "reached" in target for target in document["targets"])
     assert {row["cache"] for row in document["decode"]} == {"u2g128", "s2g128", "u4g128", "bf16"}
 
@@ -132,13 +146,13 @@ def test_output_holds_the_document(tmp_path):
 
 
 @needs_tool
-@pytest.mark.parametrize("command", ["decode", "write", "targets"])
+@pytest.mark.parametrize("command", ["decode", "prefill", "write", "targets"])
 def test_tables_fit_80_columns(command):
     assert max(map(len, succeed("kvq-bench", command, "--dry-run").stdout.splitlines())) <= 80
 
 
 @needs_tool
-@pytest.mark.parametrize("flags", [("decode",), ("write",), ("targets", "--json"), ("decode", "--sdpa", "python3")], ids=" ".join)
+@pytest.mark.parametrize("flags", [("decode",), ("prefill",), ("write",), ("targets", "--json"), ("decode", "--sdpa", "python3")], ids=" ".join)
 def test_without_a_gpu_it_says_so(flags, tmp_path):
     result = run("kvq-bench", *flags, "--output", tmp_path / "none.json", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == UNSUPPORTED and result.stdout == "" and list(tmp_path.iterdir()) == []

@@ -32,6 +32,7 @@ HELP = [
     ("diff_no_arguments", "kvq-diff", USAGE),
     ("bench_help", "kvq-bench --help", 0),
     ("bench_decode_help", "kvq-bench decode --help", 0),
+    ("bench_prefill_help", "kvq-bench prefill --help", 0),
     ("bench_write_help", "kvq-bench write --help", 0),
     ("bench_no_arguments", "kvq-bench", USAGE),
 ]
@@ -145,6 +146,7 @@ DUMPS = [(f"dump_{name}", f"{C} --model {name}.h5", exit_code_of(name)) for name
 
 BENCH = [
     ("bench_decode_dry_run", "kvq-bench decode --k u2g128 --batch 1,32 --context 32768,131072 --dry-run", 0),
+    ("bench_prefill_dry_run", "kvq-bench prefill --k u4g128 --batch 1,8 --dry-run", 0),
     ("bench_write_dry_run", "kvq-bench write --k s2g128 --tokens 1,8192 --hadamard 1,128 --dry-run", 0),
     ("bench_targets_dry_run", "kvq-bench targets --dry-run", 0),
     ("bench_two_commands", "kvq-bench decode write", USAGE),

@@ -61,6 +61,25 @@ std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
   return baseline;
 }
 
+CacheShape cache_of(const PrefillCase& c) {
+  const DequantizeVariant& rows = *c.rows;
+  return {.k = rows.k,
+          .v = rows.v,
+          .k_bfloat = rows.k_bfloat,
+          .v_bfloat = rows.v_bfloat,
+          .num_kv_heads = c.num_kv_heads,
+          .batch = c.batch,
+          .context = c.prefix,
+          .page_size = c.page_size,
+          .sink_tokens = c.sink_tokens,
+          .recent_tokens = c.recent_tokens};
+}
+
+double operations_of(const PrefillCase& c) {
+  const double seen = static_cast<double>(c.chunk) * c.prefix + 0.5 * static_cast<double>(c.chunk) * (c.chunk + 1);
+  return 4.0 * c.rows->k.head_dim * c.num_q_heads * c.batch * seen;
+}
+
 ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
   return side.numbers == 2 ? ScaleRule::minmax : c.symmetric_rule;
 }

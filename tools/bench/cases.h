@@ -1,6 +1,8 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
 #include <cstdint>
@@ -47,6 +49,20 @@ CacheBytes bytes_of(const DecodeCase& c);
 int token_bytes(const TileSide& k, const TileSide& v);
 /// The bfloat16 kernel on as many tokens, all of them in pages; none if that variant is not built.
 std::optional<DecodeCase> bf16_baseline(const DecodeCase& c);
+
+/// A chunk of new queries for each of `batch` sequences, over `prefix` tokens in the cache and the chunk itself.
+struct PrefillCase {
+  const DequantizeVariant* rows = nullptr;
+  const PrefillVariant* attention = nullptr;
+  int num_q_heads = 32, num_kv_heads = 8;
+  int batch = 1, prefix = 1, chunk = 1;
+  int page_size = 64;
+  int sink_tokens = 0, recent_tokens = 0;
+  CaseRotation rotation = CaseRotation::none;
+};
+CacheShape cache_of(const PrefillCase& c);  ///< the prefix
+/// Operations of both products: 2 D each for every query head, query and key that it sees.
+double operations_of(const PrefillCase& c);
 
 /// New tokens of K and V that are rotated, quantised and written into pages.
 struct WriteCase {

@@ -58,6 +58,16 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
   throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));
 }
 
+const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16) {
+  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  const DequantizeVariant* row = find_dequantize_variant(
+      {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .bf16 = bf16});
+  if (!row || !find_prefill_variant(*row))
+    throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)),
+                    built(dequantize_variants(), head_dim));
+  return *row;
+}
+
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16) {
   std::vector<const DecodeVariant*> rows;
   for (const DecodeVariant* row : decode_variants())
@@ -71,6 +81,13 @@ std::vector<const WriteVariant*> all_write(int head_dim, bool bf16) {
   std::vector<const WriteVariant*> rows;
   for (const WriteVariant* row : write_variants())
     if (row->k.head_dim == head_dim && row->bf16 == bf16) rows.push_back(row);
+  return rows;
+}
+
+std::vector<const DequantizeVariant*> all_prefill(int head_dim, bool bf16) {
+  std::vector<const DequantizeVariant*> rows;
+  for (const DequantizeVariant* row : dequantize_variants())
+    if (row->k.head_dim == head_dim && row->bf16 == bf16 && find_prefill_variant(*row)) rows.push_back(row);
   return rows;
 }
 

@@ -17,6 +17,14 @@ struct DecodeResult {
 /// @throws Error{check_failed} if the result is not what the codec's attention gives
 DecodeResult measure_decode(const Device& device, const DecodeCase& c);
 
+struct PrefillResult {
+  Timing time;
+  double error = 0.0;  ///< relative, of the last query of one sequence and KV head
+  std::int64_t workspace_bytes = 0;
+};
+/// @throws Error{check_failed} if the result is not what the codec's attention gives
+PrefillResult measure_prefill(const Device& device, const PrefillCase& c);
+
 struct WriteResult {
   Timing time;
   Timing copy;                    ///< of a copy that moves as many bytes

@@ -12,7 +12,7 @@ namespace {
 using Table = std::vector<std::vector<std::string>>;
 
 template <typename Variant>
-std::string cache_of(const Variant& v) {
+std::string title_of(const Variant& v) {
   return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
 }
 
@@ -35,7 +35,7 @@ std::string machine_line(const Run& run) {
 std::string decode_table(const Run& run) {
   Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
   for (const DecodeRow& row : run.decode)
-    table.push_back({cache_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
+    table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
@@ -50,7 +50,7 @@ std::string write_table(const Run& run) {
   for (const WriteRow& row : run.write) {
     std::optional<double> unfused;
     if (row.result->unfused) unfused = row.result->unfused->median_us / row.result->time.median_us;
-    table.push_back({cache_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
@@ -61,11 +61,33 @@ std::string write_table(const Run& run) {
          "unfused: how much longer a rotating kernel and a quantising one take\n";
 }
 
+std::string prefill_table(const Run& run) {
+  Table table{{"prefill", "batch x prefix + chunk", "ms", "+-", "TFLOP/s", "cuDNN"}};
+  for (const PrefillRow& row : run.prefill)
+    table.push_back({title_of(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
+                     fmt::format("{:.2f}", row.result->time.median_us / 1e3), percent(row.result->time.spread()),
+                     fmt::format("{:.0f}", row.operations_per_second() / 1e12),
+                     row.sdpa_ratio() ? percent(*row.sdpa_ratio()) : "-"});
+  return format_table(table, "lrrrrr") + "cuDNN: speed as part of PyTorch's on bfloat16 K and V of the same lengths\n";
+}
+
+std::string prefill_plan(const Run& run) {
+  Table table{{"prefill", "batch x prefix + chunk", "a token", "prefix", "TFLOP", "sets"}};
+  for (const PrefillRow& row : run.prefill) {
+    const std::int64_t bytes = bytes_of(cache_of(row.c)).total();
+    table.push_back({title_of(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
+                     fmt::format("{}", token_bytes(row.c.rows->k, row.c.rows->v)),
+                     format_bytes(static_cast<double>(bytes)), fmt::format("{:.3f}", operations_of(row.c) / 1e12),
+                     fmt::format("{}", num_sets(bytes))});
+  }
+  return format_table(table, "lrrrrr");
+}
+
 std::string decode_plan(const Run& run) {
   Table table{{"decode", "batch x ctx", "a token", "coded", "exact", "bytes", "sets"}};
   for (const DecodeRow& row : run.decode) {
     const CacheBytes bytes = bytes_of(row.c);
-    table.push_back({cache_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
+    table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.coded)), format_bytes(static_cast<double>(bytes.exact)),
                      format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
@@ -77,7 +99,7 @@ std::string write_plan(const Run& run) {
   Table table{{"write", "tokens", "order", "a token", "read", "written", "bytes", "sets"}};
   for (const WriteRow& row : run.write) {
     const RowBytes bytes = bytes_of(row.c);
-    table.push_back({cache_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.read)), format_bytes(static_cast<double>(bytes.written)),
                      format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
@@ -105,7 +127,7 @@ Json machine_json(const Run& run) {
 Json row_json(const Run& run, const DecodeRow& row) {
   const DecodeCase& c = row.c;
   const CacheBytes bytes = bytes_of(c);
-  Json json = {{"cache", cache_of(*c.variant)},
+  Json json = {{"cache", title_of(*c.variant)},
                {"variant", c.variant->name},
                {"head_dim", c.variant->k.head_dim},
                {"num_q_heads", c.num_q_heads},
@@ -135,10 +157,41 @@ Json row_json(const Run& run, const DecodeRow& row) {
   return json;
 }
 
+Json row_json(const PrefillRow& row) {
+  const PrefillCase& c = row.c;
+  const CacheBytes bytes = bytes_of(cache_of(c));
+  Json json = {{"cache", title_of(*c.rows)},
+               {"variant", c.attention->name},
+               {"rows_variant", c.rows->name},
+               {"head_dim", c.rows->k.head_dim},
+               {"num_q_heads", c.num_q_heads},
+               {"num_kv_heads", c.num_kv_heads},
+               {"batch", c.batch},
+               {"prefix", c.prefix},
+               {"chunk", c.chunk},
+               {"page_size", c.page_size},
+               {"sink_tokens", c.sink_tokens},
+               {"recent_tokens", c.recent_tokens},
+               {"rotation", to_string(c.rotation)},
+               {"bytes_per_token", token_bytes(c.rows->k, c.rows->v)},
+               {"bytes", bytes.total()},
+               {"operations", operations_of(c)},
+               {"sets", num_sets(bytes.total())},
+               {"calls", num_sets(bytes.total())}};
+  if (!row.result) return json;
+  json["time"] = timing_json(row.result->time);
+  json["error"] = row.result->error;
+  json["workspace_bytes"] = row.result->workspace_bytes;
+  json["operations_per_second"] = row.operations_per_second();
+  if (row.sdpa) json["sdpa"] = timing_json(*row.sdpa);
+  if (const auto ratio = row.sdpa_ratio()) json["sdpa_ratio"] = *ratio;
+  return json;
+}
+
 Json row_json(const Run& run, const WriteRow& row) {
   const WriteCase& c = row.c;
   const RowBytes bytes = bytes_of(c), unfused = unfused_bytes_of(c);
-  Json json = {{"cache", cache_of(*c.variant)},
+  Json json = {{"cache", title_of(*c.variant)},
                {"variant", c.variant->name},
                {"head_dim", c.variant->k.head_dim},
                {"num_kv_heads", c.num_kv_heads},
@@ -175,10 +228,11 @@ std::string amount(const Target& target, double value) {
 std::string text_of(const Run& run) {
   std::string text;
   if (run.machine) text += machine_line(run) + "\n";
-  if (!run.decode.empty()) text += run.machine ? decode_table(run) : decode_plan(run);
-  if (!run.decode.empty() && !run.write.empty()) text += "\n";
-  if (!run.write.empty()) text += run.machine ? write_table(run) : write_plan(run);
-  return text;
+  std::vector<std::string> tables;
+  if (!run.decode.empty()) tables.push_back(run.machine ? decode_table(run) : decode_plan(run));
+  if (!run.write.empty()) tables.push_back(run.machine ? write_table(run) : write_plan(run));
+  if (!run.prefill.empty()) tables.push_back(run.machine ? prefill_table(run) : prefill_plan(run));
+  return text + fmt::format("{}", fmt::join(tables, "\n"));
 }
 
 std::string text_of(const std::vector<Target>& targets) {
@@ -196,10 +250,15 @@ std::string text_of(const std::vector<Target>& targets) {
 }
 
 Json json_of(const Run& run, const std::vector<Target>& targets) {
-  Json decode = Json::array(), write = Json::array();
+  Json decode = Json::array(), write = Json::array(), prefill = Json::array();
   for (const DecodeRow& row : run.decode) decode.push_back(row_json(run, row));
   for (const WriteRow& row : run.write) write.push_back(row_json(run, row));
-  Json json = {{"schema_version", "1.0"}, {"tool", "kvq-bench " KVQ_VERSION}, {"decode", decode}, {"write", write}};
+  for (const PrefillRow& row : run.prefill) prefill.push_back(row_json(row));
+  Json json = {{"schema_version", "1.0"},
+               {"tool", "kvq-bench " KVQ_VERSION},
+               {"decode", decode},
+               {"write", write},
+               {"prefill", prefill}};
   if (run.machine) json["machine"] = machine_json(run);
   if (!run.sdpa.is_null()) json["sdpa"] = run.sdpa;
   if (!targets.empty()) json["targets"] = Json::array();

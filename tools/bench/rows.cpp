@@ -30,11 +30,41 @@ double WriteRow::bytes_per_second() const {
   return static_cast<double>(bytes_of(c).total()) / (result->time.median_us * 1e-6);
 }
 
+double PrefillRow::operations_per_second() const { return operations_of(c) / (result->time.median_us * 1e-6); }
+
+std::optional<double> PrefillRow::sdpa_ratio() const {
+  if (!sdpa) return std::nullopt;
+  return sdpa->median_us / result->time.median_us;
+}
+
+namespace {
+
+constexpr double kOperationsPerByte = 150.0;  // in the time that a byte takes; for progress only
+
+double work_of(const PrefillCase& c) { return operations_of(c) / kOperationsPerByte; }
+
+template <typename Variant>
+std::string title_of(const Variant& v) {
+  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
+}
+
+}  // namespace
+
 double work_of(const Run& run) {
   double bytes = 0.0;
   for (const DecodeRow& row : run.decode) bytes += static_cast<double>(bytes_of(row.c).total());
   for (const WriteRow& row : run.write) bytes += static_cast<double>(bytes_of(row.c).total());
+  for (const PrefillRow& row : run.prefill) bytes += work_of(row.c);
   return bytes;
+}
+
+SdpaShape sdpa_shape(const PrefillCase& c) {
+  return {.batch = c.batch,
+          .context = c.prefix + c.chunk,
+          .q_len = c.chunk,
+          .num_q_heads = c.num_q_heads,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.rows->k.head_dim};
 }
 
 SdpaShape sdpa_shape(const DecodeCase& c) {
@@ -52,9 +82,11 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
   Sdpa sdpa;
   if (!python.empty()) {
     std::vector<SdpaShape> shapes;
-    for (const DecodeRow& row : run.decode)
-      if (std::find(shapes.begin(), shapes.end(), sdpa_shape(row.c)) == shapes.end())
-        shapes.push_back(sdpa_shape(row.c));
+    const auto add = [&](const SdpaShape& shape) {
+      if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+    };
+    for (const DecodeRow& row : run.decode) add(sdpa_shape(row.c));
+    for (const PrefillRow& row : run.prefill) add(sdpa_shape(row.c));
     on_progress(0.0, "PyTorch");
     sdpa = Sdpa(python, shapes);
     run.sdpa = sdpa.document();
@@ -73,10 +105,7 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     return baselines.back().second;
   };
   for (DecodeRow& row : run.decode) {
-    on_progress(done, fmt::format("decode {} {} x {}",
-                                  cache_name(row.c.variant->k, row.c.variant->k_bfloat, row.c.variant->v,
-                                             row.c.variant->v_bfloat),
-                                  row.c.batch, row.c.context));
+    on_progress(done, fmt::format("decode {} {} x {}", title_of(*row.c.variant), row.c.batch, row.c.context));
     row.result = measure_decode(device, row.c);
     row.bf16 = baseline_of(row.c);
     row.sdpa = sdpa.find(sdpa_shape(row.c));
@@ -86,6 +115,13 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     on_progress(done, fmt::format("write {} tokens, order {}", row.c.tokens, row.c.order));
     row.result = measure_write(device, row.c);
     done += static_cast<double>(bytes_of(row.c).total());
+  }
+  for (PrefillRow& row : run.prefill) {
+    on_progress(done,
+                fmt::format("prefill {} {} x {} + {}", title_of(*row.c.rows), row.c.batch, row.c.prefix, row.c.chunk));
+    row.result = measure_prefill(device, row.c);
+    row.sdpa = sdpa.find(sdpa_shape(row.c));
+    done += work_of(row.c);
   }
 }
 

@@ -23,6 +23,14 @@ struct DecodeRow {
   double read_floor_ratio() const;
 };
 
+struct PrefillRow {
+  PrefillCase c;
+  std::optional<PrefillResult> result;
+  std::optional<Timing> sdpa;  ///< PyTorch's, the same lengths
+  double operations_per_second() const;
+  std::optional<double> sdpa_ratio() const;  ///< speed as part of PyTorch's
+};
+
 struct WriteRow {
   WriteCase c;
   std::optional<WriteResult> result;
@@ -35,13 +43,15 @@ struct Run {
   Json sdpa = nullptr;
   std::vector<DecodeRow> decode;
   std::vector<WriteRow> write;
+  std::vector<PrefillRow> prefill;
 };
 
-/// How far it is: bytes of the cases that are done, and which one is on.
+/// How far it is: what the cases that are done have to move, and which one is on.
 using OnProgress = std::function<void(double, const std::string&)>;
 double work_of(const Run& run);
 
 SdpaShape sdpa_shape(const DecodeCase& c);
+SdpaShape sdpa_shape(const PrefillCase& c);
 /// Fills in what a run's cases give on this device.
 /// @param python  interpreter for PyTorch's baseline, or empty for none
 void measure(int device, const std::string& python, Run& run, const OnProgress& on_progress);

@@ -50,6 +50,13 @@ constexpr WriteTarget kWrite[] = {
     {"INT2 norm", "s2g128", 32768, 0.70},
 };
 
+/// Continuation of INT2 caches.
+struct PrefillTarget {
+  int batch, prefix, chunk;
+  double asked;
+};
+constexpr PrefillTarget kPrefill[] = {{1, 30720, 2048, 0.75}, {8, 30720, 2048, 0.75}};
+
 DecodeCase case_of(const DecodeTarget& t) {
   const bool exact = std::string(t.cache) == "bf16";
   return {.variant = &choose_decode(t.cache, t.cache, 128, 4, true),
@@ -70,6 +77,21 @@ WriteCase case_of(const WriteTarget& t) {
           .page_size = 64,
           .order = 128,
           .symmetric_rule = ScaleRule::norm};
+}
+
+PrefillCase case_of(const PrefillTarget& t) {
+  const DequantizeVariant& rows = choose_prefill("u2g128", "u2g128", 128, true);
+  return {.rows = &rows,
+          .attention = find_prefill_variant(rows),
+          .num_q_heads = 32,
+          .num_kv_heads = 8,
+          .batch = t.batch,
+          .prefix = t.prefix,
+          .chunk = t.chunk,
+          .page_size = 64,
+          .sink_tokens = 64,
+          .recent_tokens = 256,
+          .rotation = CaseRotation::dense};
 }
 
 const DecodeRow* find(const Run& run, const DecodeCase& c) {
@@ -118,6 +140,7 @@ Run target_cases() {
   for (const DecodeTarget& t : kDecode)
     if (const DecodeCase c = case_of(t); !find(run, c)) run.decode.push_back({c, {}, {}, {}});
   for (const WriteTarget& t : kWrite) run.write.push_back({case_of(t), {}});
+  for (const PrefillTarget& t : kPrefill) run.prefill.push_back({case_of(t), {}, {}});
   return run;
 }
 
@@ -140,6 +163,15 @@ std::vector<Target> judge(const Run& run) {
                   .reached = {}};
     if (row.result) target.reached = row.bytes_per_second() / run.copy_bytes_per_second;
     targets.push_back(target);
+  }
+  for (const PrefillTarget& t : kPrefill) {
+    const auto row =
+        std::find_if(run.prefill.begin(), run.prefill.end(), [&](const PrefillRow& r) { return r.c.batch == t.batch; });
+    targets.push_back({.what = fmt::format("INT2 prefill {} x {}k + {}k", t.batch, t.prefix / 1024, t.chunk / 1024),
+                       .measure = "of cuDNN",
+                       .asked = t.asked,
+                       .at_most = false,
+                       .reached = row->result ? row->sdpa_ratio() : std::nullopt});
   }
   return targets;
 }
