@@ -1,4 +1,6 @@
-#include "decode_case.h"
+#include "cache_case.h"
+
+#include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <catch2/catch.hpp>
 
@@ -20,5 +22,21 @@ TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks
                                                              .seed = 11});
     CHECK(outcome.failure == "");
     CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
+  }
+}
+
+TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
+  const CacheCase cache{.page_size = 32,
+                        .lengths = {90, 0},
+                        .sink_tokens = 4,
+                        .recent_tokens = 20,
+                        .rotation = CaseRotation::dense,
+                        .seed = 12};
+  for (const DequantizeVariant* rows : dequantize_variants()) {
+    CAPTURE(rows->name);
+    CHECK(run_dequantize_case(*rows, cache, {}).failure == "");
+    if (!find_prefill_variant(*rows)) continue;
+    for (const bool portable : {false, true})
+      CHECK(run_prefill_case(*rows, cache, {.chunks = {9, 3}, .portable = portable}).failure == "");
   }
 }
