@@ -23,6 +23,8 @@ struct BenchFlags {
   int prefix = 30720, chunk = 2048;
   std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
                    hadamard = {1, 16, 32, 64, 128};
+  bool dense = false;
+  double clip = 1.0;
   bool dry_run = false, json = false, quiet = false;
 };
 
@@ -112,6 +114,10 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
   write->add_option("--hadamard", f.hadamard, "orders of the rotation's blocks, 1 = none; a list")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  write->add_flag("--dense", f.dense, "dense rotations, one for each KV head, in place of Hadamard ones");
+  write->add_option("--clip", f.clip, "clip ratio of affine codes, 1 = none")
+      ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   write->add_option("--rule", f.rule, "scales of symmetric codes")
       ->check(CLI::IsMember({"absmax", "least_squares", "norm"}))
@@ -215,12 +221,14 @@ Run write_cases(const BenchFlags& f) {
   Run run;
   for (const WriteVariant* variant : variants)
     for (const int tokens : f.tokens)
-      for (const int order : f.hadamard)
+      for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
         run.write.push_back({{.variant = variant,
                               .num_kv_heads = f.kv_heads,
                               .tokens = tokens,
                               .page_size = f.page_size,
                               .order = order,
+                              .dense = f.dense,
+                              .clip_ratio = f.clip,
                               .symmetric_rule = rules.at(f.rule)},
                              {}});
   return run;

@@ -1,5 +1,7 @@
 #include "cases.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -82,6 +84,11 @@ double operations_of(const PrefillCase& c) {
 
 ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
   return side.numbers == 2 ? ScaleRule::minmax : c.symmetric_rule;
+}
+
+std::string rotation_name(const WriteCase& c) {
+  const std::string rotation = c.dense ? "dense" : fmt::format("{}", c.order);
+  return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 
 RowBytes bytes_of(const WriteCase& c) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 /// What is measured, and how many bytes it has to move. No device is needed for this.
 namespace kvq::bench {
@@ -69,9 +70,13 @@ struct WriteCase {
   const WriteVariant* variant = nullptr;
   int num_kv_heads = 8, tokens = 1, page_size = 64;
   int order = 1;                               ///< of the Hadamard blocks, both sides; 1 = none
+  bool dense = false;                          ///< a dense rotation of each KV head, both sides, in their place
+  double clip_ratio = 1.0;                     ///< of affine sides (packing.md, "Clip"); 1 = none
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< of symmetric sides
 };
 ScaleRule rule_of(const WriteCase& c, const TileSide& side);
+/// "dense", "dense, clip 0.96", "128"
+std::string rotation_name(const WriteCase& c);
 
 /// Bytes that one call has to move.
 struct RowBytes {

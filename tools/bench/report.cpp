@@ -46,11 +46,11 @@ std::string decode_table(const Run& run) {
 }
 
 std::string write_table(const Run& run) {
-  Table table{{"write", "tokens", "order", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused"}};
+  Table table{{"write", "tokens", "rotation", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused"}};
   for (const WriteRow& row : run.write) {
     std::optional<double> unfused;
     if (row.result->unfused) unfused = row.result->unfused->median_us / row.result->time.median_us;
-    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
@@ -96,10 +96,10 @@ std::string decode_plan(const Run& run) {
 }
 
 std::string write_plan(const Run& run) {
-  Table table{{"write", "tokens", "order", "a token", "read", "written", "bytes", "sets"}};
+  Table table{{"write", "tokens", "rotation", "a token", "read", "written", "bytes", "sets"}};
   for (const WriteRow& row : run.write) {
     const RowBytes bytes = bytes_of(row.c);
-    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), fmt::format("{}", row.c.order),
+    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.read)), format_bytes(static_cast<double>(bytes.written)),
                      format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
@@ -197,7 +197,9 @@ Json row_json(const Run& run, const WriteRow& row) {
                {"num_kv_heads", c.num_kv_heads},
                {"tokens", c.tokens},
                {"page_size", c.page_size},
-               {"hadamard_order", c.order},
+               {"hadamard_order", c.dense ? 1 : c.order},
+               {"dense_rotation", c.dense},
+               {"clip_ratio", c.clip_ratio},
                {"scale_rule_k", to_string(rule_of(c, c.variant->k))},
                {"scale_rule_v", to_string(rule_of(c, c.variant->v))},
                {"bytes_per_token", token_bytes(c.variant->k, c.variant->v)},
@@ -206,7 +208,7 @@ Json row_json(const Run& run, const WriteRow& row) {
                {"bytes", bytes.total()},
                {"sets", num_sets(bytes.total())},
                {"calls", num_calls(bytes.total())}};
-  if (c.order > 1) json["unfused_bytes"] = unfused.total();
+  if (c.order > 1 && !c.dense) json["unfused_bytes"] = unfused.total();
   if (!row.result) return json;
   json["time"] = timing_json(row.result->time);
   json["same_size_copy"] = timing_json(row.result->copy);

@@ -112,7 +112,7 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     done += static_cast<double>(bytes_of(row.c).total());
   }
   for (WriteRow& row : run.write) {
-    on_progress(done, fmt::format("write {} tokens, order {}", row.c.tokens, row.c.order));
+    on_progress(done, fmt::format("write {} tokens, rotation {}", row.c.tokens, rotation_name(row.c)));
     row.result = measure_write(device, row.c);
     done += static_cast<double>(bytes_of(row.c).total());
   }

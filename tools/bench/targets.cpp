@@ -37,17 +37,20 @@ constexpr DecodeTarget kDecode[] = {
     {"paged bf16", "bf16", 32, k32, Measure::read_floor, 0.92},
 };
 
-/// Fused Hadamard of order 128, K and V; parts of the copy bandwidth.
+/// Fused Hadamard of order 128, or dense rotation with clip, K and V; parts of the copy bandwidth.
 struct WriteTarget {
   const char *name, *cache;
   int tokens;
   double asked;
+  bool dense_and_clip = false;
 };
 constexpr WriteTarget kWrite[] = {
     {"INT4", "u4g128", 8192, 0.75},
     {"INT4", "u4g128", 32768, 0.75},
     {"INT2 norm", "s2g128", 8192, 0.70},
     {"INT2 norm", "s2g128", 32768, 0.70},
+    {"INT2 dense", "u2g128", 8192, 0.50, true},
+    {"INT2 dense", "u2g128", 32768, 0.50, true},
 };
 
 /// Continuation of INT2 caches.
@@ -75,7 +78,9 @@ WriteCase case_of(const WriteTarget& t) {
           .num_kv_heads = 8,
           .tokens = t.tokens,
           .page_size = 64,
-          .order = 128,
+          .order = t.dense_and_clip ? 1 : 128,
+          .dense = t.dense_and_clip,
+          .clip_ratio = t.dense_and_clip ? 0.96 : 1.0,
           .symmetric_rule = ScaleRule::norm};
 }
 

@@ -2,11 +2,13 @@
 #include "kernels.h"
 #include "measure.h"
 #include "reference.h"
+#include "rotations.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
+#include <kvq/runtime/prepare.h>
 
 #include <fmt/format.h>
 
@@ -66,6 +68,37 @@ struct Rows {
   std::int64_t* slot_mapping = nullptr;
 };
 
+/// The codec's words for one side.
+TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::mt19937& random) {
+  TensorPlan plan;
+  plan.coder = coder_of(side, bfloat, c.symmetric_rule);
+  if (c.clip_ratio < 1.0 && side.numbers == 2)
+    plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), c.clip_ratio);
+  if (c.dense)
+    plan.rotation = {.kind = RotationKind::dense,
+                     .matrix = random_rotations(CaseRotation::dense, c.num_kv_heads, side.head_dim, random).matrices};
+  else if (c.order > 1)
+    plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
+  return plan;
+}
+
+/// What a plan says beside where the rows are.
+WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& plan, Memory& memory) {
+  WriteSide w;
+  w.token_stride = std::int64_t{c.num_kv_heads} * side.head_dim;
+  w.rule = rule_of(c, side);
+  if (!c.dense) w.order = c.order;
+  if (const std::vector<std::int32_t> ranks = clip_ranks(plan, c.num_kv_heads, side.head_dim); !ranks.empty())
+    w.clip_ranks = memory.put(ranks);
+  if (c.dense) {
+    w.rotation_stride = packed_rotation_bytes(side.head_dim);
+    std::vector<std::byte> packed(static_cast<std::size_t>(c.num_kv_heads * w.rotation_stride));
+    check(pack_rotations(plan.rotation.matrix, side.head_dim, c.variant->bf16, packed));
+    w.rotation = memory.put(packed);
+  }
+  return w;
+}
+
 /// Codes that were looked at, and how many are not the codec's: at all, and by more than one.
 struct CodeCount {
   std::int64_t seen = 0, differing = 0, far = 0;
@@ -74,16 +107,14 @@ struct CodeCount {
 /// Rows of one side in the pages, held against the codec's codes of the same input.
 class WrittenRows {
  public:
-  WrittenRows(const WriteCase& c, const Rows& rows, CacheSide which)
+  WrittenRows(const WriteCase& c, const Rows& rows, CacheSide which, const TensorPlan& plan)
       : c_(c),
         rows_(rows),
         which_(which),
         layout_(layout_of(c)),
         side_(which == CacheSide::v ? layout_.v : layout_.k),
-        bfloat_(which == CacheSide::v ? c.variant->v_bfloat : c.variant->k_bfloat) {
-    plan_.coder = coder_of(side_, bfloat_, c.symmetric_rule);
-    if (c.order > 1) plan_.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
-  }
+        bfloat_(which == CacheSide::v ? c.variant->v_bfloat : c.variant->k_bfloat),
+        plan_(plan) {}
 
   void compare(int token, CodeCount& count) const {
     const std::int64_t slot = rows_.slots[static_cast<std::size_t>(token)];
@@ -114,22 +145,22 @@ class WrittenRows {
   PageLayout layout_;
   TileSide side_;
   bool bfloat_;
-  TensorPlan plan_;
+  const TensorPlan& plan_;
 };
 
 /// Part of the last tokens' codes that are not the codec's.
 /// @throws Error{check_failed} if that is more than rounding
-double differing_ratio(const WriteCase& c, const Rows& rows) {
+double differing_ratio(const WriteCase& c, const Rows& rows, const TensorPlan& k, const TensorPlan& v) {
   CodeCount count;
   for (const CacheSide which : {CacheSide::k, CacheSide::v}) {
-    const WrittenRows written(c, rows, which);
+    const WrittenRows written(c, rows, which, which == CacheSide::v ? v : k);
     for (int token = std::max(0, c.tokens - kCheckedTokens); token < c.tokens; ++token) written.compare(token, count);
   }
   const double ratio = static_cast<double>(count.differing) / static_cast<double>(count.seen);
-  if (count.far > 0 || ratio > (c.order > 1 ? kMostDiffering : 0.0))
+  if (count.far > 0 || ratio > (c.order > 1 || c.dense ? kMostDiffering : 0.0))
     throw Error{ErrorKind::check_failed,
-                fmt::format("{}: {} tokens, order {}: {} of {} codes are not the codec's, {} by more than one",
-                            c.variant->name, c.tokens, c.order, count.differing, count.seen, count.far)};
+                fmt::format("{}: {} tokens, rotation {}: {} of {} codes are not the codec's, {} by more than one",
+                            c.variant->name, c.tokens, rotation_name(c), count.differing, count.seen, count.far)};
   return ratio;
 }
 
@@ -142,13 +173,14 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   for (int i = 0; i < num_sets(bytes.total()); ++i)
     sets.push_back(std::make_unique<Rows>(device, c, static_cast<unsigned>(4 * i + 1)));
   const auto set = [&](int i) -> const Rows& { return *sets[static_cast<std::size_t>(i) % sets.size()]; };
-  const auto stride = [&](const TileSide& side) { return std::int64_t{c.num_kv_heads} * side.head_dim; };
 
+  Memory memory;
+  std::mt19937 random(1);
+  const TensorPlan k_plan = plan_of(c, variant.k, variant.k_bfloat, random),
+                   v_plan = plan_of(c, variant.v, variant.v_bfloat, random);
   WriteParams p;
   p.num_tokens = c.tokens, p.num_kv_heads = c.num_kv_heads;
-  p.k.token_stride = stride(variant.k), p.v.token_stride = stride(variant.v);
-  p.k.rule = rule_of(c, variant.k), p.v.rule = rule_of(c, variant.v);
-  p.k.order = p.v.order = c.order;
+  p.k = side_of(c, variant.k, k_plan, memory), p.v = side_of(c, variant.v, v_plan, memory);
   p.page_shift = page_shift(c.page_size);
   p.page_stride = layout_of(c).page_bytes();
   const auto run = [&](int i) {
@@ -161,14 +193,13 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   WriteResult result;
   device.synchronize();
   run(0);
-  result.differing_ratio = differing_ratio(c, set(0));
+  result.differing_ratio = differing_ratio(c, set(0), k_plan, v_plan);
   const int calls = num_calls(bytes.total());
   result.time = device.time(calls, run);
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
-  if (c.order < 8) return result;
+  if (c.dense || c.order < 8) return result;
 
   // One buffer for rotated rows, as an engine would have it: where it fits into the L2 cache it stays there.
-  Memory memory;
   auto* k = memory.take<std::uint16_t>(elements_of(c, variant.k));
   auto* v = memory.take<std::uint16_t>(elements_of(c, variant.v));
   WriteParams plain = p;
