@@ -1,0 +1,387 @@
+/**
+ * kvq runtime: low-bit paged KV caches for a serving engine. C interface, C99 and C++.
+ *
+ * In the life of an engine:
+ *
+ *     kvq_model_load          artifact + what the engine believes its model is -> host plan of one rank
+ *     kvq_model_upload        rotations and centres into the engine's memory, once for each device
+ *     kvq_selftest            golden rows of the artifact, on this device
+ *     kvq_cache_create        where the engine keeps each layer's pages and window slots
+ *     kvq_step_plan_create,   host work, once for each batch shape; layers of equal format share write and decode plans
+ *       kvq_write_plan_create,
+ *       kvq_decode_plan_create
+ *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run
+ *
+ * A step in the cache. The first and the last tokens of a sequence are exact and lie in its window slot; the others are
+ * coded in its pages. kvq_step_run finds where the step's new tokens go and codes those that leave the window, of all
+ * layers. Then each layer writes its new tokens and attends. Taking back the last tokens of a sequence (speculative
+ * decoding), up to max_step_tokens, is nothing but a smaller length in the next step.
+ *
+ * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
+ * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
+ * can be captured in a CUDA graph: whatever changes from step to step (lengths, page tables, slots) is read on the
+ * device.
+ *
+ * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
+ * A call works on the CUDA device that is current in its thread, and `stream` must belong to it. Calls that may run at
+ * the same time need workspaces of their own.
+ *
+ * Structures begin with `struct_size`. KVQ_INIT(object) zeroes one and sets that field; zero is every other field's
+ * default. A library takes structures of older callers, and those of newer ones if the fields that it does not know are
+ * zero.
+ *
+ * Errors. Functions return KVQ_OK or a code; if `error` is not null its message says what was expected, found and
+ * supported, in one line. Unless the code is KVQ_CUDA, nothing was launched and outputs are untouched. No exception
+ * leaves the library.
+ *
+ * Letters in shapes: B sequences of a batch, T tokens of a call, Hq query heads, Hkv KV heads (both of this rank), D
+ * head_dim.
+ */
+#ifndef KVQ_RUNTIME_H
+#define KVQ_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define KVQ_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version, status, errors ---- */
+
+/** Of this header: 100 * major + minor. The major number changes if older callers break. */
+#define KVQ_ABI_VERSION 100
+
+typedef struct kvq_version_info {
+  int32_t abi_version; /**< of the library */
+  const char* text;    /**< of the program, "0.1.0" */
+} kvq_version_info;
+
+/** Of the library that was loaded; works without a device. Never null. */
+KVQ_API const kvq_version_info* kvq_version(void);
+
+typedef enum kvq_status {
+  KVQ_OK = 0,
+  KVQ_INVALID_ARGUMENT = 1, /**< a size, pointer or stride that cannot be */
+  KVQ_UNSUPPORTED = 2,      /**< sound, but not built or not possible on this device */
+  KVQ_MISMATCH = 3,         /**< an artifact that does not fit the model, or golden rows that come out differently */
+  KVQ_IO = 4,               /**< a file that cannot be read, or is malformed */
+  KVQ_CUDA = 5,             /**< the CUDA runtime refused; the message holds its reason */
+  KVQ_INTERNAL = 6          /**< a bug in kvq, or no host memory */
+} kvq_status;
+
+/** One word for a status, "unsupported"; "unknown status" for numbers that are none. Never null. */
+KVQ_API const char* kvq_status_string(int32_t status);
+
+typedef struct kvq_error {
+  size_t struct_size;
+  char message[1024]; /**< empty after success, cut if it is longer */
+} kvq_error;
+
+#define KVQ_INIT(object) (memset(&(object), 0, sizeof(object)), (void)((object).struct_size = sizeof(object)))
+
+/** A cudaStream_t. */
+typedef struct CUstream_st* kvq_stream;
+
+/** 16-bit type of what a model computes in: queries, keys, values, results. */
+typedef enum kvq_activation { KVQ_BF16 = 0, KVQ_FP16 = 1 } kvq_activation;
+
+typedef enum kvq_kernel { KVQ_KERNEL_DECODE = 0, KVQ_KERNEL_WRITE = 1, KVQ_KERNEL_DEMOTE = 2 } kvq_kernel;
+
+/** Name of the i-th variant of a kvq_kernel that was built, or null behind the last one.
+ * "decode_d128_u2g128_u2g128_h4_bf16": head_dim 128; keys, then values in affine codes of 2 bits with groups of 128 (s
+ * = symmetric, a trailing b = bf16 numbers, bf16 = exact); at most 4 query heads of a KV head; bf16 activations. */
+KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
+
+/* ---- Model: what an artifact says, for one rank ---- */
+
+typedef enum kvq_rope { KVQ_ROPE_ANY = 0, KVQ_ROPE_NONE = 1, KVQ_ROPE_HALF = 2, KVQ_ROPE_INTERLEAVED = 3 } kvq_rope;
+
+/** Rotations that the model's weights already hold (fold_weights.h): the runtime then applies neither them nor centres.
+ */
+typedef enum kvq_fold { KVQ_FOLD_NONE = 0, KVQ_FOLD_V = 1, KVQ_FOLD_K = 2 } kvq_fold;
+
+/** What the engine believes one layer is: heads of the whole model, before any slicing. */
+typedef struct kvq_layer_geometry {
+  size_t struct_size;
+  int32_t num_q_heads, num_kv_heads;
+  int32_t head_dim;
+  int32_t v_head_dim;     /**< 0: as head_dim */
+  int32_t sliding_window; /**< keys that a query sees, itself included; 0: all */
+  int32_t rope;           /**< kvq_rope; KVQ_ROPE_ANY is not compared */
+  int32_t rotary_dim;     /**< 0: not compared */
+  uint32_t fold;          /**< KVQ_FOLD_... of the weights that are served, or-ed */
+  double softmax_scale;   /**< compared to 1e-6 of itself; 0: not compared */
+} kvq_layer_geometry;
+
+typedef enum kvq_model_flags {
+  /** Codes every token. The windows belong to what was calibrated: this is for measurements. */
+  KVQ_MODEL_WITHOUT_WINDOWS = 1
+} kvq_model_flags;
+
+typedef struct kvq_model_options {
+  size_t struct_size;
+  int32_t num_layers;                 /**< of the whole model */
+  int32_t num_geometries;             /**< 1: all layers are equal; else num_layers */
+  const kvq_layer_geometry* geometry; /**< [num_geometries] */
+  const char* fingerprint;            /**< SHA-256 of the model in hex; null: not compared */
+  int32_t first_layer, layer_count;   /**< what this rank serves (pipeline parallel); count 0: up to the last one */
+  int32_t tp_rank, tp_size;           /**< tensor parallel; size 0: 1 */
+  int32_t activation;                 /**< kvq_activation */
+  int32_t page_size;                  /**< tokens: 16, 32 or 64; 0: 64 */
+  int32_t max_step_tokens;            /**< most tokens of a sequence that are taken back at once (speculative decoding);
+                                           sizes the windows; 0: 1 */
+  uint32_t flags;                     /**< KVQ_MODEL_... */
+} kvq_model_options;
+
+typedef struct kvq_model kvq_model;
+
+/**
+ * Reads an artifact and keeps what one rank needs of it. Fails closed, naming all faults at once: KVQ_MISMATCH if
+ * geometry, fingerprint or layers are not those of the artifact, KVQ_UNSUPPORTED for formats that pages do not hold,
+ * KVQ_IO for a file that is missing, malformed or of an unknown version.
+ *
+ * Tensor parallel rank r of n has the query heads [r Hq/n, (r+1) Hq/n) and their KV heads: Hkv/n of them if n divides
+ * Hkv, or one, which n/Hkv ranks hold, if Hkv divides n.
+ */
+KVQ_API kvq_status kvq_model_load(const char* path, const kvq_model_options* options, kvq_model** model,
+                                  kvq_error* error);
+/** Null is allowed, as for all destroy functions. */
+KVQ_API void kvq_model_destroy(kvq_model* model);
+
+typedef struct kvq_model_info {
+  size_t struct_size;
+  int32_t num_layers, first_layer, layer_count;
+  int32_t tp_rank, tp_size;
+  int32_t activation; /**< kvq_activation */
+  int32_t page_size, max_step_tokens;
+  int32_t sink_tokens, recent_tokens; /**< exact tokens at both ends of every sequence */
+  int32_t golden_layers;              /**< of this rank's layers, those with golden rows */
+  const char* name;                   /**< the model's, lives as long as the handle */
+  const char* method;                 /**< that calibrated it */
+} kvq_model_info;
+
+/** @param info  with struct_size set */
+KVQ_API kvq_status kvq_model_query(const kvq_model* model, kvq_model_info* info, kvq_error* error);
+
+typedef enum kvq_rotation { KVQ_ROTATION_IDENTITY = 0, KVQ_ROTATION_HADAMARD = 1, KVQ_ROTATION_DENSE = 2 } kvq_rotation;
+
+/** One layer as this rank holds it. */
+typedef struct kvq_layer_info {
+  size_t struct_size;
+  int32_t layer;
+  int32_t num_q_heads, num_kv_heads;   /**< of this rank */
+  int32_t first_q_head, first_kv_head; /**< in the whole model */
+  int32_t head_dim, v_head_dim;
+  int32_t k_bits, v_bits;             /**< 2, 4, or 16 for exact rows */
+  int32_t k_group_size, v_group_size; /**< 0 for exact rows */
+  int32_t k_numbers, v_numbers;       /**< 16-bit numbers of a group: 2 affine, 1 symmetric, 0 exact */
+  int32_t k_rotation, v_rotation;     /**< kvq_rotation that the runtime applies: identity if folded */
+  uint32_t fold;                      /**< as claimed */
+  int32_t sliding_window;
+  int32_t sink_rows, ring_rows; /**< of a sequence's window slot */
+  int64_t page_bytes;           /**< of one page: page_size tokens of all KV heads of the rank, K and V */
+  int64_t window_slot_bytes;    /**< exact tokens of one sequence; 0 without windows */
+  double softmax_scale;
+  double k_effective_bits, v_effective_bits; /**< an element, numbers beside the codes included */
+} kvq_layer_info;
+
+/** @param layer  index in the whole model */
+KVQ_API kvq_status kvq_model_query_layer(const kvq_model* model, int32_t layer, kvq_layer_info* info, kvq_error* error);
+
+/* ---- Device model: rotations and centres on one device ---- */
+
+/** Bytes that kvq_model_upload() needs; 0 if there is nothing to upload. */
+KVQ_API kvq_status kvq_model_device_bytes(const kvq_model* model, size_t* bytes, kvq_error* error);
+
+typedef struct kvq_device_model kvq_device_model;
+
+/**
+ * Copies what kernels read to the current device, and waits until it is there.
+ * @param memory  of the device, 256-byte aligned, at least kvq_model_device_bytes(); stays the caller's, must outlive
+ * the handle and not change
+ * @param model   is not needed by the device model afterwards
+ */
+KVQ_API kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, kvq_stream stream,
+                                    kvq_device_model** device_model, kvq_error* error);
+KVQ_API void kvq_device_model_destroy(kvq_device_model* device_model);
+
+/* ---- Cache: where the caller keeps pages and windows ---- */
+
+/** One layer's pools on the device. Page i of a sequence's page table has the same number in all layers. */
+typedef struct kvq_layer_pools {
+  size_t struct_size;
+  void* pages;         /**< 16-byte aligned, [number of pages] page_stride apart */
+  int64_t page_stride; /**< bytes, a multiple of 16; 0: page_bytes */
+  void* windows;       /**< 16-byte aligned, [number of slots] window_slot_bytes apart; null without windows */
+} kvq_layer_pools;
+
+typedef struct kvq_cache kvq_cache;
+
+/** Bytes of device memory that kvq_cache_create() needs. */
+KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, size_t* bytes, kvq_error* error);
+
+/**
+ * Binds pools to a device model. Looks at no byte of them: what a cache holds before its first write does not matter.
+ * KVQ_UNSUPPORTED if a layer with a recent window has no demotion kernel for its format.
+ * @param pools   [count], one for each layer of the model, in order
+ * @param memory  of the device, 256-byte aligned; stays the caller's, must outlive the handle and not change; null if 0
+ * bytes are needed. Waits until it is filled
+ * @param device_model  must outlive the cache
+ */
+KVQ_API kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_layer_pools* pools, int32_t count,
+                                    void* memory, size_t bytes, kvq_stream stream, kvq_cache** cache, kvq_error* error);
+KVQ_API void kvq_cache_destroy(kvq_cache* cache);
+
+/* ---- Step: where new tokens go; what leaves the windows ---- */
+
+typedef struct kvq_step_options {
+  size_t struct_size;
+  int32_t max_batch;  /**< most sequences of a step, at least 1 */
+  int32_t max_tokens; /**< most new tokens of a step, of all sequences together, at least 1 */
+} kvq_step_options;
+
+typedef struct kvq_step_plan kvq_step_plan;
+
+/** The plan serves caches of this device model and of others with the same windows. */
+KVQ_API kvq_status kvq_step_plan_create(const kvq_device_model* device_model, const kvq_step_options* options,
+                                        kvq_step_plan** plan, kvq_error* error);
+KVQ_API void kvq_step_plan_destroy(kvq_step_plan* plan);
+
+/** Bytes of workspace; its contents do not matter before or after. */
+KVQ_API kvq_status kvq_step_workspace_bytes(const kvq_step_plan* plan, size_t* bytes, kvq_error* error);
+
+/** All pointers are to device memory. */
+typedef struct kvq_step_args {
+  size_t struct_size;
+  int32_t batch;      /**< B, at most max_batch */
+  int32_t num_tokens; /**< T rows of the step's keys and values, at most max_tokens; those behind the last sequence's
+                           are padding and get no place */
+  const int32_t* seq_lens;     /**< [B] tokens of each sequence after the step */
+  const int32_t* token_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens, which are its last ones */
+  const int32_t* page_table;   /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_indptr;  /**< [B + 1] where each sequence's pages begin in the list, or null */
+  int64_t page_table_stride;
+  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  int64_t* slot_mapping;       /**< result [T] page * page_size + slot of tokens that are coded, else negative */
+  int64_t* window_mapping;     /**< result [T] row in the windows of tokens that are exact, else negative; null without
+                                    windows */
+  void* workspace;             /**< 256-byte aligned */
+  size_t workspace_bytes;
+} kvq_step_args;
+
+/** Enqueues the beginning of a step, for all layers. */
+KVQ_API kvq_status kvq_step_run(const kvq_step_plan* plan, const kvq_cache* cache, const kvq_step_args* args,
+                                kvq_stream stream, kvq_error* error);
+
+/* ---- Write: rotate, quantise and store new tokens ---- */
+
+typedef struct kvq_write_plan kvq_write_plan;
+
+/** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models.
+ *  KVQ_UNSUPPORTED names the nearest kernels that were built. */
+KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, kvq_write_plan** plan,
+                                         kvq_error* error);
+KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
+
+/** All pointers are to device memory. */
+typedef struct kvq_write_args {
+  size_t struct_size;
+  int32_t num_tokens;                     /**< T; 0 does nothing */
+  const void* k;                          /**< [T, Hkv, D] after RoPE, 16-byte aligned; heads D apart */
+  const void* v;                          /**< [T, Hkv, D] */
+  int64_t k_token_stride, v_token_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
+  const int64_t* slot_mapping;   /**< [T] from kvq_step_run; without windows any page * page_size + slot, negative: not
+                                      written */
+  const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */
+} kvq_write_args;
+
+/** Enqueues the write of one layer's tokens. Slots that are not named keep their bytes. */
+KVQ_API kvq_status kvq_write_run(const kvq_write_plan* plan, const kvq_cache* cache, int32_t layer,
+                                 const kvq_write_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Decode: attention of one new token a sequence over the cache ---- */
+
+typedef struct kvq_decode_options {
+  size_t struct_size;
+  int32_t max_batch; /**< most sequences of a call, at least 1 */
+} kvq_decode_options;
+
+typedef struct kvq_decode_plan kvq_decode_plan;
+
+/** Finds the kernel for a layer's format and asks the current device how many blocks it runs. The plan serves every
+ * layer of the same format and head counts on devices of that kind. KVQ_UNSUPPORTED names the nearest kernels that were
+ * built. */
+KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer, const kvq_decode_options* options,
+                                          kvq_decode_plan** plan, kvq_error* error);
+KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
+
+/** Bytes of workspace. One is enough for all layers, one after the other; calls at the same time need one each. */
+KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
+
+/** Enqueues what makes memory a workspace: once, before its first call, and after a call that did not run to its end.
+ * Every call leaves the workspace ready for the next one. */
+KVQ_API kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspace, size_t bytes,
+                                             kvq_stream stream, kvq_error* error);
+
+/** All pointers are to device memory. */
+typedef struct kvq_decode_args {
+  size_t struct_size;
+  int32_t batch;                /**< B, at most max_batch; 0 does nothing */
+  const void* q;                /**< [B, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
+  void* out;                    /**< [B, Hq, D]; in the rotated basis if V is folded */
+  int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
+  float* lse;                   /**< [B, Hq] natural logarithm of the sum of exponentials, or null */
+  const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
+  const int32_t* seq_lens;      /**< [B] tokens of each sequence, the newest included; 0: result 0 */
+  const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
+  int64_t page_table_stride;
+  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  void* workspace;             /**< initialised, 256-byte aligned */
+  size_t workspace_bytes;
+} kvq_decode_args;
+
+/** Enqueues the attention of one layer. */
+KVQ_API kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, int32_t layer,
+                                  const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Self-test ---- */
+
+/** What became of one layer's golden rows. */
+typedef struct kvq_selftest_layer {
+  size_t struct_size;
+  int32_t layer;
+  int32_t status;        /**< kvq_status: the worse of the two below */
+  int32_t write_status;  /**< KVQ_OK: the write kernel makes the expected codes */
+  int32_t decode_status; /**< KVQ_OK: the decode kernel's attention over the expected codes is the expected one */
+  int64_t rows;          /**< K and V rows that were written and compared */
+  int64_t firm_rows;     /**< of them, those whose bytes must be equal */
+  int64_t firm_faults;   /**< firm rows with other bytes */
+  int64_t soft_faults;   /**< other rows that decode to something too far away */
+  double output_error;   /**< largest difference of an output from the truth, over the largest of its head */
+  char message[256];     /**< the first fault, or why a part was not run; else empty */
+} kvq_selftest_layer;
+
+/**
+ * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
+ * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
+ * 2^-7 of the largest of its head). Windows are off. Allocates device memory and waits for the stream.
+ *
+ * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
+ * run: no golden rows, or no kernel; never counted as passed. Other codes: the test could not be made.
+ *
+ * @param layers    [capacity] results in order of layer, with struct_size set in the first; may be null with capacity 0
+ * @param count     layers of this rank: how many results there are, also those beyond capacity; may be null
+ */
+KVQ_API kvq_status kvq_selftest(const kvq_model* model, kvq_selftest_layer* layers, int32_t capacity, int32_t* count,
+                                kvq_stream stream, kvq_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVQ_RUNTIME_H */

@@ -1,0 +1,196 @@
+#pragma once
+
+#include <kvq/runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// The C interface with owners and exceptions; C++17, header only. What makes a handle throws Error; what runs returns
+/// a status and never throws, allocates or waits. See <kvq/runtime.h> for everything that is not said here.
+namespace kvq::runtime {
+
+/// Why a handle could not be made.
+class Error : public std::runtime_error {
+ public:
+  Error(kvq_status status, const char* message) : std::runtime_error(message), status_(status) {}
+  kvq_status status() const noexcept { return status_; }
+
+ private:
+  kvq_status status_;
+};
+
+/// A structure with struct_size set and everything else zero, its default.
+template <typename T>
+T init() noexcept {
+  T object;
+  KVQ_INIT(object);
+  return object;
+}
+
+/// Calls `function` with its arguments and a place for the message. @throws Error
+template <typename Function, typename... Arguments>
+void call(Function function, Arguments... arguments) {
+  kvq_error error = init<kvq_error>();
+  if (const kvq_status status = function(arguments..., &error); status != KVQ_OK) throw Error(status, error.message);
+}
+
+namespace detail {
+
+/// A handle and the function that destroys it.
+template <typename T, void (*kDestroy)(T*)>
+struct Destroyer {
+  void operator()(T* handle) const noexcept { kDestroy(handle); }
+};
+template <typename T, void (*kDestroy)(T*)>
+using Owner = std::unique_ptr<T, Destroyer<T, kDestroy>>;
+
+}  // namespace detail
+
+/// One rank's part of an artifact, on the host.
+class Model {
+ public:
+  Model(const std::string& path, const kvq_model_options& options) {
+    kvq_model* model = nullptr;
+    call(kvq_model_load, path.c_str(), &options, &model);
+    handle_.reset(model);
+  }
+  const kvq_model* get() const noexcept { return handle_.get(); }
+
+  kvq_model_info info() const {
+    auto info = init<kvq_model_info>();
+    call(kvq_model_query, get(), &info);
+    return info;
+  }
+  kvq_layer_info layer(std::int32_t layer) const {
+    auto info = init<kvq_layer_info>();
+    call(kvq_model_query_layer, get(), layer, &info);
+    return info;
+  }
+  std::size_t device_bytes() const {
+    std::size_t bytes = 0;
+    call(kvq_model_device_bytes, get(), &bytes);
+    return bytes;
+  }
+
+  /// Results of all layers. @throws Error only if the test could not be made; see `status` of each layer
+  std::vector<kvq_selftest_layer> selftest(kvq_stream stream) const {
+    std::vector<kvq_selftest_layer> layers(static_cast<std::size_t>(info().layer_count), init<kvq_selftest_layer>());
+    kvq_error error = init<kvq_error>();
+    const kvq_status status =
+        kvq_selftest(get(), layers.data(), static_cast<std::int32_t>(layers.size()), nullptr, stream, &error);
+    if (status != KVQ_OK && status != KVQ_MISMATCH && status != KVQ_UNSUPPORTED) throw Error(status, error.message);
+    return layers;
+  }
+
+ private:
+  detail::Owner<kvq_model, kvq_model_destroy> handle_;
+};
+
+/// A model's rotations and centres on the current device, in the caller's memory.
+class DeviceModel {
+ public:
+  DeviceModel(const Model& model, void* memory, std::size_t bytes, kvq_stream stream) {
+    kvq_device_model* device_model = nullptr;
+    call(kvq_model_upload, model.get(), memory, bytes, stream, &device_model);
+    handle_.reset(device_model);
+  }
+  const kvq_device_model* get() const noexcept { return handle_.get(); }
+  std::size_t cache_bytes() const {
+    std::size_t bytes = 0;
+    call(kvq_cache_device_bytes, get(), &bytes);
+    return bytes;
+  }
+
+ private:
+  detail::Owner<kvq_device_model, kvq_device_model_destroy> handle_;
+};
+
+/// The caller's pools, bound to a device model, which must outlive it.
+class Cache {
+ public:
+  Cache(const DeviceModel& model, const std::vector<kvq_layer_pools>& pools, void* memory, std::size_t bytes,
+        kvq_stream stream) {
+    kvq_cache* cache = nullptr;
+    call(kvq_cache_create, model.get(), pools.data(), static_cast<std::int32_t>(pools.size()), memory, bytes, stream,
+         &cache);
+    handle_.reset(cache);
+  }
+  const kvq_cache* get() const noexcept { return handle_.get(); }
+
+ private:
+  detail::Owner<kvq_cache, kvq_cache_destroy> handle_;
+};
+
+class StepPlan {
+ public:
+  StepPlan(const DeviceModel& model, std::int32_t max_batch, std::int32_t max_tokens) {
+    auto options = init<kvq_step_options>();
+    options.max_batch = max_batch, options.max_tokens = max_tokens;
+    kvq_step_plan* plan = nullptr;
+    call(kvq_step_plan_create, model.get(), &options, &plan);
+    handle_.reset(plan);
+  }
+  const kvq_step_plan* get() const noexcept { return handle_.get(); }
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    call(kvq_step_workspace_bytes, get(), &bytes);
+    return bytes;
+  }
+  [[nodiscard]] kvq_status run(const Cache& cache, const kvq_step_args& args, kvq_stream stream,
+                               kvq_error* error = nullptr) const noexcept {
+    return kvq_step_run(get(), cache.get(), &args, stream, error);
+  }
+
+ private:
+  detail::Owner<kvq_step_plan, kvq_step_plan_destroy> handle_;
+};
+
+class WritePlan {
+ public:
+  WritePlan(const Model& model, std::int32_t layer) {
+    kvq_write_plan* plan = nullptr;
+    call(kvq_write_plan_create, model.get(), layer, &plan);
+    handle_.reset(plan);
+  }
+  const kvq_write_plan* get() const noexcept { return handle_.get(); }
+  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_write_args& args, kvq_stream stream,
+                               kvq_error* error = nullptr) const noexcept {
+    return kvq_write_run(get(), cache.get(), layer, &args, stream, error);
+  }
+
+ private:
+  detail::Owner<kvq_write_plan, kvq_write_plan_destroy> handle_;
+};
+
+class DecodePlan {
+ public:
+  DecodePlan(const Model& model, std::int32_t layer, std::int32_t max_batch) {
+    auto options = init<kvq_decode_options>();
+    options.max_batch = max_batch;
+    kvq_decode_plan* plan = nullptr;
+    call(kvq_decode_plan_create, model.get(), layer, &options, &plan);
+    handle_.reset(plan);
+  }
+  const kvq_decode_plan* get() const noexcept { return handle_.get(); }
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    call(kvq_decode_workspace_bytes, get(), &bytes);
+    return bytes;
+  }
+  void init_workspace(void* workspace, std::size_t bytes, kvq_stream stream) const {
+    call(kvq_decode_workspace_init, get(), workspace, bytes, stream);
+  }
+  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_decode_args& args, kvq_stream stream,
+                               kvq_error* error = nullptr) const noexcept {
+    return kvq_decode_run(get(), cache.get(), layer, &args, stream, error);
+  }
+
+ private:
+  detail::Owner<kvq_decode_plan, kvq_decode_plan_destroy> handle_;
+};
+
+}  // namespace kvq::runtime

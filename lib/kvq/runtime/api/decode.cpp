@@ -1,0 +1,115 @@
+#include <kvq/runtime/api/handles.h>
+
+using namespace kvq;
+using namespace kvq::abi;
+
+std::size_t kvq_decode_plan::partials_bytes() const {
+  const std::size_t bytes = std::size_t{2} * static_cast<std::size_t>(launch.blocks) *
+                            static_cast<std::size_t>(launch.record_floats) * sizeof(float);
+  return (bytes + 255) / 256 * 256;
+}
+
+std::size_t kvq_decode_plan::workspace_bytes() const {
+  return partials_bytes() +
+         static_cast<std::size_t>(max_batch) * static_cast<std::size_t>(num_kv_heads) * sizeof(std::int32_t);
+}
+
+namespace {
+
+void check_workspace(const kvq_decode_plan& plan, const void* workspace, std::size_t bytes) {
+  if (!workspace || !aligned(workspace, 256))
+    throw Error{ErrorKind::usage, "decode: workspace must be aligned to 256 bytes"};
+  if (bytes < plan.workspace_bytes())
+    throw Error{ErrorKind::usage,
+                fmt::format("decode: expected a workspace of {} bytes, found {}", plan.workspace_bytes(), bytes)};
+}
+
+Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, const kvq_decode_args* args,
+              kvq_stream stream) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  kvq_decode_args a;
+  if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
+  CacheLayer found;
+  if (const Status status = find_layer("decode", cache, layer, plan.key, found); !status.ok()) return status;
+  const auto& [l, pools] = found;
+  const kvq_device_model& model = *cache->model;
+  if (l->num_kv_heads != plan.num_kv_heads)
+    return Status::fail(kBad, "decode: layer %d has %d KV heads, the layer of the plan %d", layer, l->num_kv_heads,
+                        plan.num_kv_heads);
+  if (model.device != plan.device)
+    return Status::fail(kBad, "decode: the plan was made on device %d, the cache is on %d", plan.device, model.device);
+  if (a.batch > plan.max_batch)
+    return Status::fail(kBad, "decode: batch is %d, the plan's max_batch %d", a.batch, plan.max_batch);
+  if (a.batch > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < plan.workspace_bytes()))
+    return Status::fail(kBad, "decode: expected a workspace of %zu bytes, aligned to 256, found %zu bytes",
+                        plan.workspace_bytes(), a.workspace_bytes);
+  if (a.batch > 1 && !a.page_indptr && a.page_table_stride < 1)
+    return Status::fail(kBad, "decode: page_table_stride is %lld, expected 1 or more",
+                        static_cast<long long>(a.page_table_stride));
+
+  const std::int64_t row = std::int64_t{l->num_q_heads} * l->pages.k.head_dim;
+  DecodeParams p;
+  p.batch = a.batch, p.num_q_heads = l->num_q_heads, p.num_kv_heads = l->num_kv_heads;
+  p.softmax_scale = l->softmax_scale;
+  p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : row;
+  p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : row;
+  p.lse = a.lse;
+  p.seq_lens = a.seq_lens;
+  p.sink_tokens = model.windows.sink_tokens, p.recent_tokens = model.windows.recent_tokens;
+  p.sliding_window = l->sliding_window;
+  p.pages = pools->pages;
+  p.page_table = a.page_table, p.page_indptr = a.page_indptr, p.page_table_stride = a.page_table_stride;
+  p.page_shift = page_shift(l->pages);
+  p.page_stride = pools->page_stride;
+  p.windows = pools->windows, p.window_slots = a.window_slots;
+  p.window_layout = l->windows;
+  p.rotation_k = l->pointers.rotation_k, p.rotation_v = l->pointers.rotation_v;
+  p.center_k = l->pointers.center_k, p.center_v = l->pointers.center_v;
+  p.sink_logits = a.sink_logits;
+  p.partials = static_cast<float*>(a.workspace);
+  p.arrivals = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(a.workspace) + plan.partials_bytes());
+  if (const Status status = check_decode(*plan.variant, p); !status.ok()) return status;
+  return plan.variant->run(plan.launch, p, stream);
+}
+
+}  // namespace
+
+kvq_status kvq_decode_plan_create(const kvq_model* model, std::int32_t layer, const kvq_decode_options* options,
+                                  kvq_decode_plan** plan, kvq_error* error) {
+  return guarded(error, [&] {
+    const LoadedLayer& l = layer_of(model, layer);
+    required(plan, "plan");
+    kvq_decode_options o;
+    raise(read_struct(options, o, "options"));
+    if (o.max_batch < 1)
+      throw Error{ErrorKind::usage, fmt::format("decode: max_batch: expected 1 or more, found {}", o.max_batch)};
+    kvq_decode_plan made{.key = l.key, .num_kv_heads = l.heads.num_kv, .max_batch = o.max_batch};
+    made.variant = &choose_decode(made.key);
+    raise(cuda_status(cudaGetDevice(&made.device), "decode: plan"));
+    raise(made.variant->plan(made.launch));
+    *plan = new kvq_decode_plan{made};
+  });
+}
+
+void kvq_decode_plan_destroy(kvq_decode_plan* plan) { delete plan; }
+
+kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error) {
+  return guarded(error, [&] { required(bytes, "bytes") = required(plan, "plan").workspace_bytes(); });
+}
+
+kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspace, size_t bytes, kvq_stream stream,
+                                     kvq_error* error) {
+  return guarded(error, [&] {
+    check_workspace(required(plan, "plan"), workspace, bytes);
+    const std::size_t arrivals = plan->partials_bytes();
+    return cuda_status(
+        cudaMemsetAsync(static_cast<std::byte*>(workspace) + arrivals, 0, plan->workspace_bytes() - arrivals, stream),
+        "decode: workspace");
+  });
+}
+
+kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, std::int32_t layer,
+                          const kvq_decode_args* args, kvq_stream stream, kvq_error* error) {
+  if (!plan) return done(error, Status::fail(StatusCode::invalid_argument, "decode: plan must not be null"));
+  return done(error, decode(*plan, cache, layer, args, stream));
+}

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <kvq/runtime.h>
+#include <kvq/runtime/api/abi.h>
+#include <kvq/runtime/kernel_choice.h>
+#include <kvq/runtime/kernels/demote/variant.h>
+#include <kvq/runtime/loaded_model.h>
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+/// What the opaque handles hold. All are immutable once a caller has them.
+
+struct kvq_model {
+  kvq::LoadedModel model;
+};
+
+/// One layer on a device: all that a run needs to know of it.
+struct kvq_device_layer {
+  kvq::KernelKey key;
+  int num_q_heads = 0, num_kv_heads = 0;
+  float softmax_scale = 0.0f;
+  int sliding_window = 0;
+  kvq::PageLayout pages;
+  kvq::WindowLayout windows;
+  kvq::LayerPointers pointers;
+};
+
+struct kvq_device_model {
+  int device = 0;
+  int first_layer = 0;
+  int max_rollback = 0;
+  kvq::Windows windows;
+  std::vector<kvq_device_layer> layers;
+};
+
+/// Layers that one demotion takes: of equal format, sizes and distance of pages.
+struct kvq_demote_group {
+  const kvq::DemoteVariant* variant = nullptr;
+  kvq::DemoteParams params;  ///< without a step's lists
+};
+
+struct kvq_cache {
+  /// Where one layer's bytes are.
+  struct Pools {
+    std::byte* pages = nullptr;
+    std::int64_t page_stride = 0;
+    std::byte* windows = nullptr;
+  };
+  const kvq_device_model* model = nullptr;
+  std::vector<Pools> pools;                     ///< as model->layers
+  std::vector<kvq_demote_group> demote_groups;  ///< none without a recent window
+};
+
+struct kvq_step_plan {
+  int max_batch = 0, max_tokens = 0;
+  int max_demotions = 0;
+  kvq::Windows windows;
+  kvq::WindowLayout window_layout;  ///< of whose rows only the number is read
+
+  std::size_t list_bytes() const;  ///< of one of the two lists, from the workspace's beginning; then their length
+  std::size_t workspace_bytes() const;
+};
+
+struct kvq_write_plan {
+  const kvq::WriteVariant* variant = nullptr;
+  kvq::KernelKey key;
+};
+
+struct kvq_decode_plan {
+  const kvq::DecodeVariant* variant = nullptr;
+  kvq::KernelKey key;
+  kvq::DecodeLaunch launch = {};
+  int num_kv_heads = 0;
+  int max_batch = 0;
+  int device = 0;
+
+  std::size_t partials_bytes() const;  ///< from the workspace's beginning; `arrivals` follow
+  std::size_t workspace_bytes() const;
+};
+
+namespace kvq::abi {
+
+inline Status cuda_status(cudaError_t error, const char* what) {
+  return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
+}
+
+inline bool aligned(const void* pointer, std::uintptr_t to) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
+}
+
+inline Status check_device(const char* call, int device) {
+  int current = 0;
+  const Status status = cuda_status(cudaGetDevice(&current), call);
+  if (status.ok() && current != device)
+    return Status::fail(StatusCode::invalid_argument, "%s: the current device is %d, the cache is on %d", call, current,
+                        device);
+  return status;
+}
+
+/// One layer of a cache.
+struct CacheLayer {
+  const kvq_device_layer* layer = nullptr;
+  const kvq_cache::Pools* pools = nullptr;
+};
+
+/// The layer, or why it cannot run: no such layer, a plan for another format, another device is current.
+inline Status find_layer(const char* call, const kvq_cache* cache, int layer, const KernelKey& key, CacheLayer& found) {
+  if (!cache) return Status::fail(StatusCode::invalid_argument, "%s: cache must not be null", call);
+  const kvq_device_model& model = *cache->model;
+  const std::int64_t i = std::int64_t{layer} - model.first_layer,
+                     count = static_cast<std::int64_t>(model.layers.size());
+  if (i < 0 || i >= count)
+    return Status::fail(StatusCode::invalid_argument, "%s: layer: expected %d to %lld, found %d", call,
+                        model.first_layer, static_cast<long long>(model.first_layer + count - 1), layer);
+  found = {&model.layers[static_cast<std::size_t>(i)], &cache->pools[static_cast<std::size_t>(i)]};
+  if (!(found.layer->key == key))
+    return Status::fail(StatusCode::invalid_argument, "%s: layer %d has another format than the layer of the plan",
+                        call, layer);
+  return check_device(call, model.device);
+}
+
+inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }
+
+const LoadedLayer& layer_of(const kvq_model* model, int layer);
+
+}  // namespace kvq::abi

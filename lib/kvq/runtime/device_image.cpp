@@ -1,0 +1,112 @@
+#include <kvq/core/error.h>
+#include <kvq/runtime/device_image.h>
+#include <kvq/runtime/prepare.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvq {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+/// Each [D, D] of [H, D, D] turned.
+std::vector<float> transposed(const std::vector<float>& matrices, std::size_t dim) {
+  std::vector<float> turned(matrices.size());
+  for (std::size_t first = 0; first < matrices.size(); first += dim * dim)
+    for (std::size_t i = 0; i < dim; ++i)
+      for (std::size_t j = 0; j < dim; ++j) turned[first + j * dim + i] = matrices[first + i * dim + j];
+  return turned;
+}
+
+/// Centres of all KV heads [Hkv, D], also where the layer's heads share one; empty without.
+std::vector<float> centers(const TensorPlan& plan, int num_kv_heads, std::size_t dim) {
+  std::vector<float> all;
+  if (plan.center.empty()) return all;
+  for (int head = 0; head < num_kv_heads; ++head) {
+    const auto from = plan.center.begin() +
+                      static_cast<std::ptrdiff_t>(static_cast<std::size_t>(plan.rotation.head_index(head)) * dim);
+    all.insert(all.end(), from, from + static_cast<std::ptrdiff_t>(dim));
+  }
+  return all;
+}
+
+/// Dense matrices as the write kernels multiply by them.
+std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16) {
+  const std::size_t count = matrices.size() / (static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
+  std::vector<std::byte> bytes(count * static_cast<std::size_t>(packed_rotation_bytes(dim)));
+  if (const Status status = pack_rotations(matrices, dim, bf16, bytes); !status.ok())
+    throw Error{ErrorKind::unsupported, status.message()};
+  return bytes;
+}
+
+}  // namespace
+
+template <typename T>
+std::optional<std::size_t> DeviceImage::put(const std::vector<T>& values) {
+  if (values.empty()) return std::nullopt;
+  const std::size_t offset = bytes_.size(), size = values.size() * sizeof(T);
+  bytes_.resize((offset + size + kAlignment - 1) / kAlignment * kAlignment);
+  std::memcpy(bytes_.data() + offset, values.data(), size);
+  return offset;
+}
+
+DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads, int dim, bool folded, bool value,
+                                        bool bf16) {
+  const auto d = static_cast<std::size_t>(dim);
+  Side side{.per_head = plan.rotation.scope == Scope::kv_head, .rule = scale_rule(plan.coder)};
+  side.clip_ranks = put(clip_ranks(plan, num_kv_heads, dim));
+  const std::vector<float> center_rotated = rotated_center(plan, num_kv_heads, dim);
+  if (folded) {
+    // Queries come rotated: of keys the rotated centre enters LSE and sink logits. Values have theirs in o_proj.
+    if (!value) side.center = put(center_rotated);
+    return side;
+  }
+  side.center = put(centers(plan, num_kv_heads, d));
+  side.write_center = put(center_rotated);
+  if (plan.rotation.kind == RotationKind::dense) {
+    side.matrix = put(value ? transposed(plan.rotation.matrix, d) : plan.rotation.matrix);
+    side.packed = put(packed(plan.rotation.matrix, dim, bf16));
+    if (side.per_head) side.packed_stride = packed_rotation_bytes(dim);
+  }
+  if (plan.rotation.kind == RotationKind::block_hadamard) {
+    side.order = plan.rotation.order;
+    side.signs = put(plan.rotation.signs);
+  }
+  return side;
+}
+
+void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16) {
+  const LayerGeometry& g = plan.geometry;
+  Layer layer;
+  layer.k = add_side(plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
+  layer.v = add_side(*plan.v, g.num_kv_heads, g.v_head_dim, folded.v, true, bf16);
+  layers_.push_back(layer);
+}
+
+LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const {
+  const auto at = [&](std::optional<std::size_t> offset) { return offset ? base + *offset : nullptr; };
+  const auto floats = [&](std::optional<std::size_t> offset) { return reinterpret_cast<const float*>(at(offset)); };
+  const auto signs = [&](const Side& s) { return reinterpret_cast<const std::int8_t*>(at(s.signs)); };
+  const auto write = [&](const Side& s) {
+    WriteSide side;
+    side.center = floats(s.write_center);
+    side.signs = signs(s), side.per_head = s.per_head;
+    side.order = std::max(1, s.order);
+    side.rule = s.rule;
+    side.clip_ranks = reinterpret_cast<const std::int32_t*>(at(s.clip_ranks));
+    side.rotation = at(s.packed), side.rotation_stride = s.packed_stride;
+    return side;
+  };
+  const auto rotation = [&](const Side& s) { return DeviceRotation{s.order, s.per_head, signs(s), floats(s.matrix)}; };
+  const Layer& layer = layers_[i];
+  return {.write_k = write(layer.k),
+          .write_v = write(layer.v),
+          .rotation_k = rotation(layer.k),
+          .rotation_v = rotation(layer.v),
+          .center_k = floats(layer.k.center),
+          .center_v = floats(layer.v.center)};
+}
+
+}  // namespace kvq

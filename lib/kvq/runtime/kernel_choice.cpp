@@ -1,0 +1,92 @@
+#include <kvq/core/error.h>
+#include <kvq/runtime/checks.h>
+#include <kvq/runtime/kernel_choice.h>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace kvq {
+
+namespace {
+
+/// How far a row is from what was asked for: differing properties, those that no plan can change counting most.
+template <typename Variant>
+int distance(const Variant& row, const KernelKey& key) {
+  int far = 8 * (row.k.head_dim != key.k.head_dim);
+  if constexpr (requires { row.bf16; }) far += 4 * (row.bf16 != key.bf16);
+  const auto add = [&](const TileSide& a, bool a_bfloat, const TileSide& b, bool b_bfloat) {
+    far += 2 * (a.bits != b.bits) + (a.numbers != b.numbers) + (a.group_size != b.group_size) + (a_bfloat != b_bfloat);
+  };
+  add(row.k, row.k_bfloat, key.k, key.k_bfloat);
+  add(row.v, row.v_bfloat, key.v, key.v_bfloat);
+  return far;
+}
+
+template <typename Variant>
+std::string nearest(std::span<const Variant* const> rows, const KernelKey& key) {
+  std::vector<const Variant*> sorted(rows.begin(), rows.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](const Variant* a, const Variant* b) { return distance(*a, key) < distance(*b, key); });
+  std::vector<std::string> names;
+  for (const Variant* row : sorted)
+    if (names.size() < 4) names.push_back(row->name);
+  return fmt::format("nearest of {} that are built: {} (rows of variants.json)", rows.size(), fmt::join(names, ", "));
+}
+
+std::string description(const KernelKey& key) {
+  const std::string dim = key.k.head_dim == key.v.head_dim
+                              ? fmt::format("head_dim {}", key.k.head_dim)
+                              : fmt::format("head_dim {} of k and {} of v", key.k.head_dim, key.v.head_dim);
+  return fmt::format("{}, k {}, v {}, {} activations", dim, side_name(key.k, key.k_bfloat),
+                     side_name(key.v, key.v_bfloat), key.bf16 ? "bf16" : "fp16");
+}
+
+}  // namespace
+
+std::string side_name(const TileSide& side, bool bfloat) {
+  if (side.exact()) return "bf16";
+  return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
+}
+
+bool KernelKey::operator==(const KernelKey& other) const {
+  return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
+         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16;
+}
+
+KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
+  const auto bfloat = [](const TensorPlan& side) {
+    return !std::holds_alternative<ExactCoder>(side.coder) && scale_type(side.coder) == ScaleType::bf16;
+  };
+  return {.k = pages.k,
+          .v = pages.v,
+          .k_bfloat = bfloat(plan.k),
+          .v_bfloat = bfloat(*plan.v),
+          .heads = plan.geometry.queries_per_kv_head(),
+          .bf16 = bf16};
+}
+
+const DecodeVariant& choose_decode(const KernelKey& key) {
+  const DecodeVariant* row = find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16});
+  if (!row)
+    throw Error{ErrorKind::unsupported, fmt::format("decode: no kernel for {}, {} query heads of a KV head; {}",
+                                                    description(key), key.heads, nearest(decode_variants(), key))};
+  return *row;
+}
+
+const WriteVariant& choose_write(const KernelKey& key) {
+  for (const WriteVariant* row : write_variants())
+    if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, row->bf16} == key) return *row;
+  throw Error{ErrorKind::unsupported,
+              fmt::format("write: no kernel for {}; {}", description(key), nearest(write_variants(), key))};
+}
+
+const DemoteVariant& choose_demote(const KernelKey& key) {
+  for (const DemoteVariant* row : demote_variants())
+    if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, key.bf16} == key) return *row;
+  throw Error{ErrorKind::unsupported,
+              fmt::format("demote: no kernel for {}; {}", description(key), nearest(demote_variants(), key))};
+}
+
+}  // namespace kvq

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <kvq/plan/golden_rows.h>
+#include <kvq/plan/layer_plan.h>
+#include <kvq/plan/page_layout.h>
+#include <kvq/runtime/device_image.h>
+#include <kvq/runtime/head_slice.h>
+#include <kvq/runtime/kernel_choice.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// What an engine believes one layer is. Missing values are not compared.
+struct LayerClaim {
+  int num_q_heads = 0, num_kv_heads = 0, head_dim = 0, v_head_dim = 0, sliding_window = 0;
+  std::optional<RopeLayout> rope = {};
+  std::optional<int> rotary_dim = {};
+  std::optional<double> softmax_scale = {};
+  Folded folded = {};
+};
+
+/// What an engine believes its model is, and which part of it is to be served.
+struct ModelClaim {
+  int num_layers = 0;
+  std::vector<LayerClaim> layers = {};  ///< [num_layers]
+  std::optional<std::string> fingerprint = {};
+  int first_layer = 0, layer_count = 0;
+  int tp_rank = 0, tp_size = 1;
+  bool bf16 = true;  ///< activations, else fp16
+  int page_size = 64;
+  int max_step_tokens = 1;
+  bool without_windows = false;
+};
+
+/// One layer as one rank holds it.
+struct LoadedLayer {
+  LayerPlan plan;  ///< of this rank's heads
+  HeadSlice heads;
+  Folded folded;
+  PageLayout pages;
+  KernelKey key;
+  WindowLayout windows;
+  std::optional<GoldenRows> golden;
+};
+
+/// One rank's part of an artifact, checked against what the engine believes.
+struct LoadedModel {
+  ModelClaim claim;
+  std::string name, method;
+  Windows windows;
+  std::vector<LoadedLayer> layers;  ///< ascending without gaps
+  DeviceImage image;
+
+  const LoadedLayer* find(int layer) const;
+};
+
+/// @throws  Error{usage} for a claim that cannot be, Error{check_failed} for an artifact of another model,
+///          Error{unsupported} for what pages do not hold, each naming all its faults; what load_artifact() throws
+LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim);
+
+}  // namespace kvq

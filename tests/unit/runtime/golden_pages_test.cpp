@@ -1,0 +1,64 @@
+#include <kvq/plan/layer_pages.h>
+#include <kvq/runtime/golden_pages.h>
+
+#include "support/served_artifact.h"
+
+#include <catch2/catch.hpp>
+#include <fmt/core.h>
+
+using namespace kvq;
+using Catch::Matchers::Contains;
+
+TEST_CASE("Golden rows come back from their pages, at every page size", "[runtime]") {
+  const Artifact artifact = test::served_artifact({}, 37);
+  for (const LayerPlan& plan : artifact.layers)
+    for (const int page_size : {16, 32, 64}) {
+      CAPTURE(plan.layer, page_size);
+      const PageLayout layout = page_layout_of(plan, page_size);
+      const GoldenRows& rows = artifact.golden.at(plan.layer);
+      const std::vector<std::byte> pages = golden_pages(plan, layout, rows);
+      const PageDifference difference = compare_pages(plan, layout, rows, pages);
+      CHECK(difference.rows == 2 * 37 * 4);
+      CHECK(difference.firm_rows > difference.rows / 4);
+      CHECK(difference.first == "");
+      CHECK(difference.firm_faults + difference.soft_faults == 0);
+    }
+}
+
+TEST_CASE("Each damaged byte of a golden row is seen", "[runtime]") {
+  const Artifact artifact = test::served_artifact({}, 20);
+  const LayerPlan& plan = artifact.layers[0];
+  const PageLayout layout = page_layout_of(plan, 32);
+  GoldenRows rows = artifact.golden.at(0);
+  const std::vector<std::byte> pages = golden_pages(plan, layout, rows);
+  for (auto& side : {&rows.k, &rows.v})
+    for (std::size_t i = 0; i < side->bytes.size(); i += 7) {
+      const bool firm = side->firm[i / 36];
+      side->bytes[i] ^= 1;
+      const PageDifference difference = compare_pages(plan, layout, rows, pages);
+      CAPTURE(i, firm);
+      CHECK(difference.firm_faults == firm);
+      if (firm) CHECK_THAT(difference.first, Contains(fmt::format("of token {} head {}", i / 36 / 4, i / 36 % 4)));
+      side->bytes[i] ^= 1;
+    }
+}
+
+TEST_CASE("Rows that are not firm may be one step away, not further", "[runtime]") {
+  const Artifact artifact = test::served_artifact({}, 4);
+  const LayerPlan& plan = artifact.layers[1];  // symmetric: a code's step is its scale
+  const PageLayout layout = page_layout_of(plan, 16);
+  GoldenRows rows = artifact.golden.at(1);
+  std::fill(rows.k.firm.begin(), rows.k.firm.end(), std::uint8_t{0});
+  const std::vector<std::byte> pages = golden_pages(plan, layout, rows);
+  const std::uint8_t first = rows.k.bytes[0];
+  const auto faults = [&](unsigned code) {
+    rows.k.bytes[0] = static_cast<std::uint8_t>((first & ~3u) | code);
+    const PageDifference difference = compare_pages(plan, layout, rows, pages);
+    rows.k.bytes[0] = first;
+    return difference.soft_faults;
+  };
+  const unsigned code = first & 3u;
+  CHECK(faults(code) == 0);
+  CHECK(faults(code == 3 ? 2 : code + 1) == 0);
+  CHECK(faults(code < 2 ? 3 : 0) == 1);
+}

@@ -1,0 +1,323 @@
+#include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/prepare.h>
+#include <kvq/runtime.hpp>
+
+#include "support/container_edit.h"
+#include "support/error_of.h"
+#include "support/served_artifact.h"
+#include "support/temp_folder.h"
+
+#include <catch2/catch.hpp>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace kvq;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// An artifact in a file, and what an engine that fits it says.
+struct Served {
+  explicit Served(const Artifact& artifact = test::served_artifact({}, 0))
+      : path((folder / "served.safetensors").string()) {
+    save_artifact(artifact, path);
+    for (int layer = 0; layer < 6; ++layer) {
+      auto g = runtime::init<kvq_layer_geometry>();
+      g.num_q_heads = 16, g.num_kv_heads = 4, g.head_dim = 128;
+      g.sliding_window = layer == 5 ? 33 : 0;
+      g.rope = KVQ_ROPE_HALF, g.rotary_dim = 128, g.softmax_scale = 0.0883883;
+      geometry.push_back(g);
+    }
+    options = runtime::init<kvq_model_options>();
+    options.num_layers = options.num_geometries = 6;
+    options.geometry = geometry.data();
+  }
+
+  runtime::Model load() const { return runtime::Model(path, options); }
+  /// Status and message of loading.
+  std::string refusal() const {
+    try {
+      load();
+    } catch (const runtime::Error& error) {
+      return std::string(kvq_status_string(error.status())) + ": " + error.what();
+    }
+    return "loaded";
+  }
+
+  test::TempFolder folder;
+  std::string path;
+  std::vector<kvq_layer_geometry> geometry;
+  kvq_model_options options;
+};
+
+}  // namespace
+
+TEST_CASE("An artifact that fits is loaded, and tells what it holds", "[runtime]") {
+  Served served(test::served_artifact({.sink_tokens = 20, .recent_tokens = 40}, 3));
+  served.options.max_step_tokens = 8;
+  served.options.fingerprint = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+  const runtime::Model model = served.load();
+  const kvq_model_info info = model.info();
+  CHECK(info.layer_count == 6);
+  CHECK(info.golden_layers == 6);
+  CHECK(info.sink_tokens == 20);
+  CHECK(info.recent_tokens == 40);
+  CHECK(info.page_size == 64);
+  CHECK(std::string(info.name) == "served");
+  CHECK(std::string(info.method) == "saw-int4");
+  const kvq_layer_info layer = model.layer(2);
+  CHECK(layer.num_q_heads == 16);
+  CHECK(layer.k_bits == 4);
+  CHECK(layer.v_bits == 2);
+  CHECK(layer.k_effective_bits == 4.25);
+  CHECK(layer.v_effective_bits == 2.25);
+  CHECK(layer.k_rotation == KVQ_ROTATION_IDENTITY);
+  CHECK(layer.v_rotation == KVQ_ROTATION_HADAMARD);
+  CHECK(layer.page_bytes == 64 * 4 * (68 + 36));
+  CHECK(layer.sink_rows == 32);
+  CHECK(layer.ring_rows == 48);
+  CHECK(layer.window_slot_bytes == 80 * 4 * 512);
+  CHECK(model.layer(4).k_rotation == KVQ_ROTATION_DENSE);
+  CHECK(model.layer(3).k_bits == 16);
+  CHECK(model.layer(5).sliding_window == 33);
+  CHECK(model.device_bytes() % 256 == 0);
+  CHECK_THROWS_WITH(model.layer(6), Contains("layer: expected 0 to 5, found 6"));
+}
+
+TEST_CASE("One geometry stands for all layers, also of a newer caller's size", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  artifact.layers[5].geometry.sliding_window = 0;
+  Served served(artifact);
+  served.options.num_geometries = 1;
+  CHECK(served.load().info().layer_count == 6);
+
+  struct Newer {
+    kvq_layer_geometry known;
+    std::int64_t unknown;
+  };
+  std::vector<Newer> newer;
+  for (const kvq_layer_geometry& g : served.geometry) newer.push_back({g, 0});
+  for (Newer& g : newer) g.known.struct_size = sizeof(Newer), g.known.sliding_window = 0;
+  served.options.num_geometries = 6, served.options.geometry = &newer[0].known;
+  CHECK(served.refusal() == "loaded");
+  newer[3].known.head_dim = 64;
+  CHECK_THAT(served.refusal(), Contains("layer 3: head_dim: expected 64, found 128"));
+  newer[3].known.head_dim = 128, newer[4].unknown = 1;
+  CHECK_THAT(served.refusal(), Contains("unsupported: geometry: fields behind byte 48"));
+}
+
+TEST_CASE("An artifact of another model is refused, naming each difference", "[runtime]") {
+  const auto refusal = [](const std::function<void(Served&)>& change) {
+    Served served;
+    change(served);
+    return served.refusal();
+  };
+  CHECK(refusal([](Served&) {}) == "loaded");
+  CHECK_THAT(refusal([](Served& s) { s.geometry[1].num_q_heads = 32; }),
+             Contains("mismatch: ") && Contains("layer 1: num_q_heads: expected 32, found 16"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[1].num_kv_heads = 8; }),
+             Contains("layer 1: num_kv_heads: expected 8, found 4"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[2].head_dim = 64; }),
+             Contains("layer 2: head_dim: expected 64, found 128") && Contains("v_head_dim: expected 64"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[2].v_head_dim = 96; }),
+             Contains("layer 2: v_head_dim: expected 96, found 128"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[5].sliding_window = 0; }),
+             Contains("layer 5: sliding_window: expected 0, found 33"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[0].rope = KVQ_ROPE_INTERLEAVED; }),
+             Contains("layer 0: rope layout: expected interleaved, found half"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[0].rotary_dim = 64; }),
+             Contains("layer 0: rotary_dim: expected 64, found 128"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[0].softmax_scale = 0.1; }),
+             Contains("layer 0: softmax_scale: expected 0.1, found 0.088"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[0].fold = KVQ_FOLD_K; }),
+             Contains("layer 0: folded k: expected a layer without RoPE, found half"));
+  CHECK_THAT(refusal([](Served& s) { s.options.fingerprint = "bb"; }),
+             Contains("fingerprint: expected bb, found aaaa"));
+  CHECK_THAT(refusal([](Served& s) {
+               s.options.num_layers = 7, s.options.num_geometries = 1, s.geometry[0].sliding_window = 33;
+             }),
+             Contains("num_layers: expected 7, found 6") && Contains("layers without a plan: 6") &&
+                 Contains("layer 4: sliding_window"));
+  // What is not claimed is not compared.
+  CHECK(refusal([](Served& s) {
+          s.geometry[0].rope = KVQ_ROPE_ANY, s.geometry[0].rotary_dim = 0, s.geometry[0].softmax_scale = 0;
+        }) == "loaded");
+}
+
+TEST_CASE("Options that cannot be are refused by name", "[runtime]") {
+  const auto refusal = [](const std::function<void(Served&)>& change) {
+    Served served;
+    change(served);
+    const std::string text = served.refusal();
+    CHECK_THAT(text, Catch::StartsWith("invalid argument: "));
+    return text;
+  };
+  CHECK_THAT(refusal([](Served& s) { s.options.num_layers = 0; }), Contains("num_layers"));
+  CHECK_THAT(refusal([](Served& s) { s.options.num_geometries = 2; }),
+             Contains("expected 1 or num_layers (6), found 2"));
+  CHECK_THAT(refusal([](Served& s) { s.options.first_layer = 4, s.options.layer_count = 3; }),
+             Contains("layers [4, 7) are not within the model's 6"));
+  CHECK_THAT(refusal([](Served& s) { s.options.tp_rank = 2, s.options.tp_size = 2; }),
+             Contains("tp_rank 2 of tp_size 2"));
+  CHECK_THAT(refusal([](Served& s) { s.options.max_step_tokens = -1; }), Contains("max_step_tokens"));
+  CHECK_THAT(refusal([](Served& s) { s.options.activation = 2; }),
+             Contains("activation: expected KVQ_BF16 (0) or KVQ_FP16 (1), found 2"));
+  CHECK_THAT(refusal([](Served& s) { s.options.flags = 6; }), Contains("unknown bits in 0x6"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[3].rope = 9; }), Contains("expected a kvq_rope, found 9"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[3].fold = 8; }), Contains("unknown bits in 0x8"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[3].head_dim = 0; }), Contains("head_dim 0"));
+  CHECK_THAT(refusal([](Served& s) { s.options.struct_size = 8; }), Contains("struct_size is 8"));
+  CHECK_THAT(refusal([](Served& s) { s.geometry[3].struct_size = 1; }), Contains("struct_size is 1"));
+}
+
+TEST_CASE("What pages or ranks cannot hold is refused, all faults at once", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  std::get<UniformCoder>(artifact.layers[1].k.coder).bits = 3;
+  std::get<UniformCoder>(artifact.layers[2].v->coder).scale_type = ScaleType::fp32;
+  Served served(artifact);
+  served.options.tp_size = 3;
+  CHECK_THAT(served.refusal(), Contains("unsupported: ") &&
+                                   Contains("layer 1 k: bits: supported 2, 4 and 16 (exact), found 3") &&
+                                   Contains("layer 2 v: scale_type: supported fp16, bf16, found fp32") &&
+                                   Contains("layer 0: 16 query heads on 3 ranks"));
+  served.options.tp_size = 1, served.options.page_size = 48;
+  CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, found 48"));
+  // Layers that this rank does not serve do not matter.
+  served.options.page_size = 0, served.options.first_layer = 3;
+  CHECK(served.load().info().layer_count == 3);
+}
+
+TEST_CASE("Files that are missing, damaged or of an unknown version are refused", "[runtime]") {
+  Served served;
+  const std::string path = served.path;
+  served.path = path + ".gone";
+  CHECK_THAT(served.refusal(), Contains("io: ") && Contains(".gone"));
+  served.path = path;
+  {
+    test::EditableFile file = test::EditableFile::read(path);
+    file.metadata["version"] = file.manifest["version"] = "2.0";
+    file.write(path);
+  }
+  CHECK_THAT(served.refusal(), Contains("unsupported: ") && Contains("2.0"));
+}
+
+TEST_CASE("A rank's layers tell its heads, and its image holds their rotations and centres", "[runtime]") {
+  Served served;
+  const Artifact artifact = test::served_artifact({}, 0);
+  served.options.tp_size = 8, served.options.tp_rank = 5;  // KV head 2, query heads 10 and 11
+  const runtime::Model model = served.load();
+  const kvq_layer_info info = model.layer(0);
+  CHECK(info.num_kv_heads == 1);
+  CHECK(info.first_kv_head == 2);
+  CHECK(info.num_q_heads == 2);
+  CHECK(info.first_q_head == 10);
+  CHECK(info.page_bytes == 64 * 72);
+
+  const DeviceImage& image = model.get()->model.image;
+  const std::byte* base = image.bytes().data();
+  const LayerPointers layer0 = image.pointers(0, base);
+  REQUIRE(layer0.rotation_k.signs != nullptr);
+  CHECK(layer0.rotation_k.order == 128);
+  CHECK(std::memcmp(layer0.rotation_k.signs, artifact.layers[0].k.rotation.signs.data() + 2 * 128, 128) == 0);
+  CHECK(layer0.write_k.signs == layer0.rotation_k.signs);
+  CHECK(layer0.write_k.order == 128);
+  CHECK(layer0.rotation_v.signs == nullptr);
+  CHECK(std::memcmp(layer0.center_k, artifact.layers[0].k.center.data() + 2 * 128, 512) == 0);
+  // Rows are centred after their rotation.
+  double sum = 0.0;
+  for (std::size_t i = 2 * 128; i < 3 * 128; ++i)
+    sum +=
+        static_cast<double>(artifact.layers[0].k.center[i]) * artifact.layers[0].k.rotation.signs[i] / std::sqrt(128.0);
+  CHECK(layer0.write_k.center[0] == Approx(sum).margin(1e-5));
+  CHECK(layer0.write_k.clip_ranks == nullptr);
+  const LayerPointers layer2 = image.pointers(2, base);
+  CHECK(layer2.write_k.order == 1);
+  CHECK(layer2.rotation_k.order == 0);
+  CHECK_FALSE(layer2.write_v.per_head);
+  CHECK(image.pointers(1, base).write_k.rule == ScaleRule::norm);
+  const LayerPointers layer4 = image.pointers(4, base);
+  CHECK(std::memcmp(layer4.rotation_k.matrix, artifact.layers[4].k.rotation.matrix.data() + 2 * 128 * 128, 65536) == 0);
+  for (const int i : {0, 1, 77, 127})
+    for (const int j : {0, 5, 127})  // of values the other way round, and one for all heads
+      CHECK(layer4.rotation_v.matrix[i * 128 + j] ==
+            artifact.layers[4].v->rotation.matrix[static_cast<std::size_t>(j * 128 + i)]);
+  CHECK_FALSE(layer4.rotation_v.per_head);
+  REQUIRE(layer4.write_k.clip_ranks != nullptr);
+  CHECK(*layer4.write_k.clip_ranks == 128 - 122);  // 0.96 * 128
+  CHECK(layer4.write_k.order == 1);
+  CHECK(layer4.write_k.rotation != nullptr);
+  CHECK(layer4.write_k.rotation_stride == packed_rotation_bytes(128));
+  CHECK(layer4.write_v.rotation_stride == 0);
+  std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(128)));
+  REQUIRE(pack_rotations(std::span(artifact.layers[4].k.rotation.matrix).subspan(2 * 16384, 16384), 128, true, packed)
+              .ok());
+  CHECK(std::memcmp(layer4.write_k.rotation, packed.data(), packed.size()) == 0);
+  // Every pointer is within, and aligned for the widest loads.
+  for (const void* pointer :
+       {static_cast<const void*>(layer0.rotation_k.signs), static_cast<const void*>(layer4.rotation_v.matrix),
+        static_cast<const void*>(layer4.center_v)}) {
+    const std::ptrdiff_t offset = static_cast<const std::byte*>(pointer) - base;
+    CHECK(offset >= 0);
+    CHECK(offset < static_cast<std::ptrdiff_t>(image.bytes().size()));
+    CHECK(offset % 256 == 0);
+  }
+}
+
+TEST_CASE("A centre that heads share is there for each of them", "[runtime]") {
+  DeviceImage whole;
+  for (const LayerPlan& plan : test::served_artifact({}, 0).layers) whole.add(plan, {}, true);
+  const float* center = whole.pointers(4, whole.bytes().data()).center_v;
+  REQUIRE(whole.bytes().size() > 0);
+  const std::vector<float> given = test::served_artifact({}, 0).layers[4].v->center;
+  REQUIRE(given.size() == 128);
+  for (int head = 0; head < 4; ++head) CHECK(std::memcmp(given.data(), center + head * 128, 512) == 0);
+}
+
+TEST_CASE("Folded rotations are not applied again", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  for (LayerPlan& plan : artifact.layers) plan.geometry.rope = {};
+  Served served(artifact);
+  for (kvq_layer_geometry& g : served.geometry)
+    g.rope = KVQ_ROPE_NONE, g.rotary_dim = 0, g.fold = KVQ_FOLD_K | KVQ_FOLD_V;
+  const runtime::Model model = served.load();
+  CHECK(model.layer(0).fold == (KVQ_FOLD_K | KVQ_FOLD_V));
+  CHECK(model.layer(0).k_rotation == KVQ_ROTATION_IDENTITY);
+  CHECK(model.layer(4).v_rotation == KVQ_ROTATION_IDENTITY);
+  const DeviceImage& image = model.get()->model.image;
+  const LayerPointers p = image.pointers(0, image.bytes().data());
+  CHECK(p.write_k.order == 1);
+  CHECK(p.write_k.center == nullptr);
+  CHECK(image.pointers(4, image.bytes().data()).write_k.rotation == nullptr);
+  CHECK(image.pointers(4, image.bytes().data()).write_k.clip_ranks[0] == 128 - 115);
+  CHECK(p.write_v.center == nullptr);
+  CHECK(p.center_v == nullptr);
+  CHECK(p.rotation_k.order == 0);
+  CHECK(p.rotation_v.matrix == nullptr);
+  // Queries come rotated, so LSE needs q . center with the centre rotated too.
+  const TensorPlan& k = artifact.layers[0].k;
+  double sum = 0.0;
+  for (std::size_t i = 0; i < 128; ++i)
+    sum += static_cast<double>(k.center[i]) * k.rotation.signs[i] / std::sqrt(128.0);
+  CHECK(p.center_k[0] == Approx(sum).margin(1e-5));
+}
+
+TEST_CASE("Kernels that were not built are refused with the nearest ones", "[runtime]") {
+  Served served;
+  const runtime::Model model = served.load();
+  CHECK_NOTHROW(runtime::WritePlan(model, 0));
+  CHECK_NOTHROW(runtime::WritePlan(model, 3));
+  served.options.activation = KVQ_FP16;
+  const runtime::Model fp16 = served.load();
+  CHECK(fp16.info().activation == KVQ_FP16);
+  CHECK_THROWS_WITH(runtime::WritePlan(fp16, 1),
+                    Contains("write: no kernel for head_dim 128, k s2g128, v s2g128, fp16 activations") &&
+                        Contains("nearest of") && Contains("quantize_write_d128_s2g128_s2g128_bf16"));
+  CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
+  CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
+  CHECK_THROWS_WITH(
+      runtime::DecodePlan(fp16, 2, 4),
+      Contains("decode: no kernel for head_dim 128, k u4g128, v u2g128, fp16 activations, 4 query heads"));
+}
