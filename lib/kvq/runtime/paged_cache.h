@@ -1,0 +1,71 @@
+#pragma once
+
+#include <kvq/runtime/page_allocator.h>
+#include <kvq/runtime.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace kvq::runtime {
+
+/// What a PagedCache has room for.
+struct PagedCacheOptions {
+  std::int32_t num_pages = 0;      ///< of page_size tokens, in every layer
+  std::int32_t max_sequences = 0;  ///< that exist at once
+  std::int32_t max_batch = 0;      ///< sequences of a step; 0: max_sequences
+  std::int32_t max_tokens = 0;     ///< new tokens of a step, all sequences together; 0: max_batch
+};
+
+/// A cache that owns its memory: pages and windows of all layers, and who has which page. For tests, tools and small
+/// users; a serving engine has all this and uses <kvq/runtime.h>. All calls that take a stream enqueue their work
+/// there, and expect one stream for the life of the cache, or events between. Not for several threads at once.
+///
+///     PagedCache cache(model, device_model, {.num_pages = 100, .max_sequences = 2}, stream);
+///     const std::int32_t sequence = cache.create();
+///     cache.step({{{.sequence = sequence, .tokens = 1}}}, stream);
+///     for each layer:  auto w = cache.write_args(), d = cache.decode_args();  set k, v, q, out, workspace;  run both
+///     plans
+class PagedCache {
+ public:
+  /// Allocates on the current device. @throws Error
+  PagedCache(const Model& model, const DeviceModel& device_model, const PagedCacheOptions& options, kvq_stream stream);
+  ~PagedCache();
+
+  static constexpr std::int32_t kNone = PageAllocator::kNone;
+
+  /// A new empty sequence, or kNone if there are max_sequences.
+  std::int32_t create();
+  /// A new sequence with the same tokens, or kNone. Full pages are shared, the window is copied; the tokens of both are
+  /// committed.
+  std::int32_t fork(std::int32_t sequence, kvq_stream stream);
+  void destroy(std::int32_t sequence);
+  /// The sequence's tokens are no drafts any more.
+  void commit(std::int32_t sequence);
+  /// Takes the last tokens back, at most the model's max_step_tokens, none of them committed; the next step sees the
+  /// shorter sequence.
+  void rollback(std::int32_t sequence, std::int32_t tokens);
+
+  /// Begins a step: room for the new tokens, page tables and lengths to the device, kvq_step_run. Waits until the
+  /// tables are copied. @return  false, and nothing changed, if there are not enough pages
+  /// @throws  Error; kvq::Error{usage} for sequences that are not there, are there twice, or for more than there is
+  /// room for
+  [[nodiscard]] bool step(std::span<const Growth> batch, kvq_stream stream);
+
+  /// Arguments of the step's calls for any layer, complete but for rows, queries, results and workspace.
+  kvq_write_args write_args() const;
+  kvq_decode_args decode_args() const;
+
+  const Cache& handle() const;
+  const PageAllocator& allocator() const;
+
+  /// One layer's bytes on the device. @param layer  index in the whole model
+  std::byte* pages(std::int32_t layer) const;
+  std::byte* windows(std::int32_t layer) const;  ///< null without windows
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvq::runtime
