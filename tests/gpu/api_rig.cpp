@@ -1,0 +1,132 @@
+#include "api_rig.h"
+
+#include "support/random_data.h"
+
+#include <kvq/core/dtype.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <stdexcept>
+
+#include <stdlib.h>
+
+namespace kvq::test {
+
+namespace {
+
+std::vector<std::uint16_t> row(std::uint64_t seed, std::int64_t place, int kind, std::int32_t count) {
+  const std::vector<float> x =
+      gaussian(static_cast<std::size_t>(count),
+               (seed * 1000 + static_cast<std::uint64_t>(place)) * 4 + static_cast<std::uint64_t>(kind));
+  std::vector<std::uint16_t> bits(x.size());
+  std::transform(x.begin(), x.end(), bits.begin(), float_to_bf16);
+  return bits;
+}
+
+template <typename T>
+void append(std::vector<T>& to, const std::vector<T>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+kvq_layer_geometry geometry_of(const LayerPlan& plan) {
+  auto g = runtime::init<kvq_layer_geometry>();
+  g.num_q_heads = plan.geometry.num_q_heads, g.num_kv_heads = plan.geometry.num_kv_heads;
+  g.head_dim = plan.geometry.head_dim, g.sliding_window = plan.geometry.sliding_window;
+  return g;
+}
+
+}  // namespace
+
+void expect_ok(kvq_status status, const kvq_error& error) {
+  if (status != KVQ_OK) throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + error.message);
+}
+
+Engine::Engine(const Artifact& artifact, kvq_model_options options) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "kvq-engine-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
+  path = pattern + "/served.safetensors";
+  save_artifact(artifact, path);
+  std::vector<kvq_layer_geometry> geometry;
+  for (const LayerPlan& plan : artifact.layers) geometry.push_back(geometry_of(plan));
+  options.num_layers = options.num_geometries = static_cast<std::int32_t>(geometry.size());
+  options.geometry = geometry.data();
+  model = std::make_unique<runtime::Model>(path, options);
+  memory = DeviceMemory(model->device_bytes());
+  device_model = std::make_unique<runtime::DeviceModel>(*model, memory.get(), memory.bytes(), nullptr);
+}
+
+Engine::~Engine() {
+  std::error_code ignored;
+  std::filesystem::remove_all(std::filesystem::path(path).parent_path(), ignored);
+}
+
+LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime::PagedCacheOptions& options,
+                         kvq_stream stream)
+    : cache(*engine.model, *engine.device_model, options, stream),
+      info(engine.model->layer(layer)),
+      layer_(layer),
+      stream_(stream),
+      write_(*engine.model, layer),
+      decode_(*engine.model, layer, options.max_sequences),
+      workspace_(decode_.workspace_bytes()),
+      out_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads * info.head_dim) * 2),
+      lse_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads) * 4) {
+  decode_.init_workspace(workspace_.get(), workspace_.bytes(), stream);
+}
+
+std::vector<std::uint16_t> LayerRunner::key(std::uint64_t seed, std::int64_t position) const {
+  return row(seed, position, 0, info.num_kv_heads * info.head_dim);
+}
+std::vector<std::uint16_t> LayerRunner::value(std::uint64_t seed, std::int64_t position) const {
+  return row(seed, position, 1, info.num_kv_heads * info.head_dim);
+}
+std::vector<std::uint16_t> LayerRunner::query(std::uint64_t seed, std::int64_t length) const {
+  return row(seed, length, 2, info.num_q_heads * info.head_dim);
+}
+
+bool LayerRunner::begin(std::span<const Growth> batch) {
+  std::vector<std::uint16_t> q, k, v;
+  for (const Growth& g : batch) {
+    const std::int64_t length = cache.allocator().length(g.sequence);
+    for (int i = 0; i < g.tokens; ++i)
+      append(k, key(rows[g.sequence], length + i)), append(v, value(rows[g.sequence], length + i));
+    append(q, query(rows[g.sequence], length + g.tokens));
+  }
+  if (!cache.step(batch, stream_)) return false;
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  q_ = to_device<std::uint16_t>(q, stream_), k_ = to_device<std::uint16_t>(k, stream_),
+  v_ = to_device<std::uint16_t>(v, stream_);
+  batch_ = batch.size();
+  return true;
+}
+
+void LayerRunner::run() {
+  auto error = runtime::init<kvq_error>();
+  kvq_write_args write = cache.write_args();
+  write.k = k_.get(), write.v = v_.get();
+  expect_ok(write_.run(cache.handle(), layer_, write, stream_, &error), error);
+  kvq_decode_args decode = cache.decode_args();
+  decode.q = q_.get(), decode.out = out_.get(), decode.lse = lse_.get<float>();
+  decode.workspace = workspace_.get(), decode.workspace_bytes = workspace_.bytes();
+  expect_ok(decode_.run(cache.handle(), layer_, decode, stream_, &error), error);
+}
+
+std::vector<std::uint16_t> LayerRunner::results() {
+  std::vector<std::uint16_t> out(batch_ * static_cast<std::size_t>(info.num_q_heads * info.head_dim));
+  to_host<std::uint16_t>(out_, out, stream_);
+  return out;
+}
+
+std::vector<float> LayerRunner::lse() {
+  std::vector<float> values(batch_ * static_cast<std::size_t>(info.num_q_heads));
+  to_host<float>(lse_, values, stream_);
+  return values;
+}
+
+std::vector<std::uint16_t> LayerRunner::step(std::span<const Growth> batch) {
+  if (!begin(batch)) return {};
+  run();
+  return results();
+}
+
+}  // namespace kvq::test

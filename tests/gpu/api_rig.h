@@ -1,0 +1,67 @@
+#pragma once
+
+#include <kvq/artifact/artifact.h>
+#include <kvq/runtime/device_memory.h>
+#include <kvq/runtime/paged_cache.h>
+#include <kvq/runtime.hpp>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+/// An engine in small: everything through the public interface.
+namespace kvq::test {
+
+/// A served artifact in a file, loaded and uploaded.
+struct Engine {
+  explicit Engine(const Artifact& artifact, kvq_model_options options = runtime::init<kvq_model_options>());
+  ~Engine();
+  Engine(const Engine&) = delete;
+
+  std::string path;
+  std::unique_ptr<runtime::Model> model;
+  DeviceMemory memory;
+  std::unique_ptr<runtime::DeviceModel> device_model;
+};
+
+/// A PagedCache with plans and a workspace for one layer, and rows that depend on the token alone.
+class LayerRunner {
+ public:
+  LayerRunner(const Engine& engine, std::int32_t layer, const runtime::PagedCacheOptions& options, kvq_stream stream);
+
+  /// Grows sequences, writes rows and attends. Row of the i-th new token of a sequence: of `rows[sequence]` at its
+  /// position.
+  /// @return  [B, Hq, D] decoded results of the batch, in bfloat16; empty if there are not enough pages
+  std::vector<std::uint16_t> step(std::span<const Growth> batch);
+  /// The same in parts: everything but reading the results, which are then in `out`.
+  bool begin(std::span<const Growth> batch);
+  void run();
+  std::vector<std::uint16_t> results();
+
+  std::vector<float> lse();
+
+  runtime::PagedCache cache;
+  kvq_layer_info info;
+  std::map<std::int32_t, std::uint64_t> rows = {};  ///< seed of each sequence's rows
+
+  /// The rows of a token, [Hkv, D] bfloat16, and the queries that ask at a length, [Hq, D].
+  std::vector<std::uint16_t> key(std::uint64_t seed, std::int64_t position) const;
+  std::vector<std::uint16_t> value(std::uint64_t seed, std::int64_t position) const;
+  std::vector<std::uint16_t> query(std::uint64_t seed, std::int64_t length) const;
+
+ private:
+  std::int32_t layer_;
+  kvq_stream stream_;
+  runtime::WritePlan write_;
+  runtime::DecodePlan decode_;
+  DeviceMemory workspace_, out_, lse_, q_, k_, v_;
+  std::size_t batch_ = 0;
+};
+
+/// @throws std::runtime_error with the message unless status is KVQ_OK
+void expect_ok(kvq_status status, const kvq_error& error);
+
+}  // namespace kvq::test

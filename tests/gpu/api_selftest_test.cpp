@@ -1,0 +1,140 @@
+#include "api_rig.h"
+
+#include "support/served_artifact.h"
+
+#include <kvq/codec/golden_rows.h>
+
+#include <catch2/catch.hpp>
+
+#include <string>
+
+using namespace kvq;
+using namespace kvq::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// Layers [0, count) of a served artifact.
+Artifact first_layers(int count, std::int64_t golden_tokens = 50) {
+  Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 16}, golden_tokens);
+  artifact.model.num_layers = count;
+  artifact.layers.resize(static_cast<std::size_t>(count));
+  artifact.golden.erase(artifact.golden.lower_bound(count), artifact.golden.end());
+  return artifact;
+}
+
+struct Outcome {
+  kvq_status status;
+  std::string message;
+  std::vector<kvq_selftest_layer> layers;
+};
+
+Outcome selftest(const Artifact& artifact, kvq_model_options options = runtime::init<kvq_model_options>()) {
+  const Engine engine(artifact, options);
+  Outcome outcome{KVQ_OK, "",
+                  std::vector<kvq_selftest_layer>(artifact.layers.size(), runtime::init<kvq_selftest_layer>())};
+  auto error = runtime::init<kvq_error>();
+  std::int32_t count = 0;
+  outcome.status = kvq_selftest(engine.model->get(), outcome.layers.data(),
+                                static_cast<std::int32_t>(outcome.layers.size()), &count, nullptr, &error);
+  outcome.message = error.message;
+  CHECK(count == static_cast<std::int32_t>(artifact.layers.size()));
+  return outcome;
+}
+
+std::size_t firm_row(const GoldenSide& side) {
+  for (std::size_t row = 3; row < side.firm.size(); ++row)
+    if (side.firm[row]) return row;
+  FAIL("no firm row");
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("Golden rows come out right on this device, for every page size and rank", "[runtime][gpu][api]") {
+  const Artifact artifact = first_layers(6);
+  const int page_size = GENERATE(16, 64), tp_size = GENERATE(1, 8);
+  auto options = runtime::init<kvq_model_options>();
+  options.page_size = page_size, options.tp_size = tp_size, options.tp_rank = tp_size - 1;
+  const Outcome outcome = selftest(artifact, options);
+  CAPTURE(page_size, tp_size, outcome.message);
+  CHECK(outcome.status == KVQ_OK);
+  CHECK(outcome.message.empty());
+  for (const kvq_selftest_layer& layer : outcome.layers) {
+    CAPTURE(layer.layer, layer.message);
+    CHECK(layer.status == KVQ_OK);
+    CHECK(layer.rows == 2 * 50 * 4 / std::min(tp_size, 4));
+    CHECK(layer.firm_rows > layer.rows / 4);
+    CHECK(layer.firm_faults + layer.soft_faults == 0);
+    CHECK(layer.output_error > 0.0);
+    CHECK(layer.output_error < 0x1p-7);
+  }
+}
+
+TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runtime][gpu][api]") {
+  for (const int layer : {0, 1, 2, 3, 4, 5})
+    for (const bool value : {false, true}) {
+      Artifact artifact = first_layers(6);
+      GoldenSide& side = value ? artifact.golden[layer].v : artifact.golden[layer].k;
+      const std::size_t row = firm_row(side), row_size = side.bytes.size() / side.firm.size();
+      side.bytes[row * row_size + 5] ^= 0x40;
+      const Outcome outcome = selftest(artifact);
+      CAPTURE(layer, value, outcome.message);
+      CHECK(outcome.status == KVQ_MISMATCH);
+      CHECK_THAT(outcome.message, Contains("layer " + std::to_string(layer)) &&
+                                      Contains(std::string(value ? "v" : "k") + " of token " + std::to_string(row / 4) +
+                                               " head " + std::to_string(row % 4)));
+      for (const kvq_selftest_layer& result : outcome.layers) {
+        CHECK((result.status == KVQ_MISMATCH) == (result.layer == layer));
+        CHECK(result.firm_faults == (result.layer == layer));
+      }
+    }
+}
+
+TEST_CASE("A damaged golden output fails, and says where", "[runtime][gpu][api]") {
+  Artifact artifact = first_layers(2);
+  float largest = 0.0f;
+  std::vector<float>& out = artifact.golden[1].out;
+  for (std::size_t i = 5 * 128; i < 6 * 128; ++i) largest = std::max(largest, std::abs(out[i]));
+  out[5 * 128 + 17] += 0.02f * largest;
+  const Outcome outcome = selftest(artifact);
+  CHECK(outcome.status == KVQ_MISMATCH);
+  CHECK_THAT(outcome.message, Contains("layer 1: output of query head 5 channel 17"));
+  CHECK(outcome.layers[1].write_status == KVQ_OK);
+  CHECK(outcome.layers[1].decode_status == KVQ_MISMATCH);
+  CHECK(outcome.layers[0].status == KVQ_OK);
+}
+
+TEST_CASE("What was not run does not count as passed", "[runtime][gpu][api]") {
+  const Outcome none = selftest(first_layers(2, 0));
+  CHECK(none.status == KVQ_UNSUPPORTED);
+  CHECK_THAT(none.message, Contains("no golden rows") && Contains("1 more of 2 layers"));
+
+  // A format that pages hold but that has no row in variants.json.
+  Artifact unbuilt = first_layers(2, 0);
+  std::get<UniformCoder>(unbuilt.layers[1].k.coder).group_size = 32;
+  GoldenTokens tokens = served_artifact({}, 5).golden.at(1).tokens;
+  unbuilt.golden[0] = served_artifact({}, 5).golden.at(0);
+  unbuilt.golden[1] = code_golden_rows(unbuilt.layers[1], std::move(tokens));
+  auto options = runtime::init<kvq_model_options>();
+  options.flags = KVQ_MODEL_WITHOUT_WINDOWS;
+  const Outcome outcome = selftest(unbuilt, options);
+  CHECK(outcome.status == KVQ_UNSUPPORTED);
+  CHECK_THAT(outcome.message, Contains("layer 1") && Contains("no kernel for head_dim 128, k s2g32, v s2g128"));
+  CHECK(outcome.layers[1].write_status == KVQ_UNSUPPORTED);
+  CHECK(outcome.layers[1].decode_status == KVQ_UNSUPPORTED);
+  CHECK(outcome.layers[1].rows == 0);
+  CHECK(outcome.layers[0].status == KVQ_OK);
+}
+
+TEST_CASE("Results fit the room that a caller has", "[runtime][gpu][api]") {
+  const Engine engine(first_layers(3, 4));
+  std::vector<kvq_selftest_layer> two(2, runtime::init<kvq_selftest_layer>());
+  std::int32_t count = 0;
+  CHECK(kvq_selftest(engine.model->get(), two.data(), 2, &count, nullptr, nullptr) == KVQ_OK);
+  CHECK(count == 3);
+  CHECK(two[1].layer == 1);
+  CHECK(kvq_selftest(engine.model->get(), nullptr, 0, nullptr, nullptr, nullptr) == KVQ_OK);
+  CHECK(kvq_selftest(engine.model->get(), nullptr, 1, nullptr, nullptr, nullptr) == KVQ_INVALID_ARGUMENT);
+  CHECK(engine.model->selftest(nullptr).size() == 3);
+}

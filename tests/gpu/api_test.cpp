@@ -1,0 +1,453 @@
+#include "api_rig.h"
+
+#include "support/served_artifact.h"
+
+#include <kvq/codec/codec.h>
+#include <kvq/core/dtype.h>
+#include <kvq/runtime/api/handles.h>
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+using namespace kvq;
+using namespace kvq::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr std::size_t kDim = 128;
+
+std::vector<float> floats(std::span<const std::uint16_t> bits) {
+  std::vector<float> x(bits.size());
+  std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
+  return x;
+}
+
+/// What the cache gives back of a token's rows [Hkv, D] of one side.
+std::vector<float> stored(const TensorPlan& plan, std::span<const float> rows, bool rounded, bool coded) {
+  std::vector<float> all;
+  for (std::size_t head = 0; head < rows.size() / kDim; ++head) {
+    std::vector<float> x_rot(kDim), back(kDim);
+    rotate_row(plan, static_cast<int>(head), rows.subspan(head * kDim, kDim), x_rot);
+    if (rounded) quantize_exact(x_rot);
+    const std::size_t entry = static_cast<std::size_t>(plan.rotation.head_index(static_cast<int>(head)));
+    if (coded) quantize_row(plan.coder, plan.clip_ratio.empty() ? 1.0 : plan.clip_ratio[entry], x_rot);
+    unrotate_row(plan, static_cast<int>(head), x_rot, back);
+    all.insert(all.end(), back.begin(), back.end());
+  }
+  return all;
+}
+
+/// One side of a token while it is exact and when it is coded.
+struct ExpectedRow {
+  /// @param from_window  it is coded when it leaves the window, from bfloat16
+  ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bool from_window)
+      : exact(stored(plan, rows, true, false)), coded(stored(plan, rows, from_window, true)) {}
+  std::vector<float> exact, coded;
+};
+
+/// A sequence as it should be.
+struct Expected {
+  std::vector<ExpectedRow> k, v;
+};
+
+/// [Hq, D] attention of one query over the sequence, in double.
+std::vector<double> attend_expected(const LayerPlan& plan, const Windows& windows, const Expected& s,
+                                    std::span<const float> q) {
+  const LayerGeometry& g = plan.geometry;
+  const auto length = static_cast<std::int64_t>(s.k.size());
+  const std::int64_t first = g.sliding_window > 0 ? std::max<std::int64_t>(0, length - g.sliding_window) : 0;
+  const auto row = [&](const std::vector<ExpectedRow>& side, std::int64_t t, int head) {
+    const bool exact = t < windows.sink_tokens || t >= length - windows.recent_tokens;
+    const ExpectedRow& token = side[static_cast<std::size_t>(t)];
+    return std::span(exact ? token.exact : token.coded).subspan(static_cast<std::size_t>(head) * kDim, kDim);
+  };
+  std::vector<double> out;
+  for (int i = 0; i < g.num_q_heads; ++i) {
+    const int head = i / g.queries_per_kv_head();
+    const auto query = q.subspan(static_cast<std::size_t>(i) * kDim, kDim);
+    std::vector<double> sum(kDim);
+    double total = 0.0;
+    for (std::int64_t t = first; t < length; ++t) {
+      const auto k = row(s.k, t, head), v = row(s.v, t, head);
+      double dot = 0.0;
+      for (std::size_t c = 0; c < kDim; ++c) dot += static_cast<double>(query[c]) * static_cast<double>(k[c]);
+      const double weight = std::exp(dot * g.softmax_scale);
+      total += weight;
+      for (std::size_t c = 0; c < kDim; ++c) sum[c] += weight * static_cast<double>(v[c]);
+    }
+    for (const double x : sum) out.push_back(x / total);
+  }
+  return out;
+}
+
+double relative_error(std::span<const float> found, std::span<const double> expected) {
+  double error = 0.0, size = 0.0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    error += std::pow(static_cast<double>(found[i]) - expected[i], 2);
+    size += expected[i] * expected[i];
+  }
+  return std::sqrt(error / size);
+}
+
+/// Sequences beside their expected contents; every step's results are held against them.
+class Checked {
+ public:
+  Checked(const Engine& engine, const Artifact& artifact, int layer, const Windows& windows, cudaStream_t stream)
+      : plan_(artifact.layers[static_cast<std::size_t>(layer)]),
+        windows_(windows),
+        runner(engine, layer, {.num_pages = 64, .max_sequences = 4, .max_tokens = 400}, stream) {}
+
+  int create(std::uint64_t seed) {
+    const int made = runner.cache.create();
+    runner.rows[made] = seed;
+    sequences_[made] = {};
+    return made;
+  }
+  int fork(int from, cudaStream_t stream) {
+    const int made = runner.cache.fork(from, stream);
+    runner.rows[made] = runner.rows[from] + 100;  // other tokens from here on
+    sequences_[made] = sequences_[from];
+    return made;
+  }
+  void rollback(int sequence, int tokens) {
+    runner.cache.rollback(sequence, tokens);
+    Expected& s = sequences_[sequence];
+    s.k.erase(s.k.end() - tokens, s.k.end()), s.v.erase(s.v.end() - tokens, s.v.end());
+  }
+  void step(const std::vector<Growth>& batch) {
+    for (const Growth& g : batch) {
+      Expected& s = sequences_[g.sequence];
+      const std::int64_t before = static_cast<std::int64_t>(s.k.size()), length = before + g.tokens;
+      for (std::int64_t t = before; t < length; ++t) {
+        // Tokens that the step codes at once never were in the window.
+        const bool from_window = t < windows_.sink_tokens || t >= length - windows_.recent_tokens;
+        s.k.emplace_back(plan_.k, floats(runner.key(runner.rows[g.sequence], t)), from_window);
+        s.v.emplace_back(*plan_.v, floats(runner.value(runner.rows[g.sequence], t)), from_window);
+      }
+    }
+    const std::vector<float> out = floats(runner.step(batch));
+    REQUIRE_FALSE(out.empty());
+    const std::size_t each = static_cast<std::size_t>(plan_.geometry.num_q_heads) * kDim;
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      const Expected& s = sequences_[batch[b].sequence];
+      if (s.k.empty()) continue;
+      const std::vector<float> q =
+          floats(runner.query(runner.rows[batch[b].sequence], static_cast<std::int64_t>(s.k.size())));
+      CAPTURE(plan_.layer, batch[b].sequence, s.k.size());
+      // Results are bfloat16; a code within rounding of its edge may be its neighbour.
+      CHECK(relative_error(std::span(out).subspan(b * each, each), attend_expected(plan_, windows_, s, q)) < 8e-3);
+    }
+  }
+
+ private:
+  const LayerPlan& plan_;
+  Windows windows_;
+  std::map<int, Expected> sequences_ = {};
+
+ public:
+  LayerRunner runner;
+};
+
+struct Stream {
+  Stream() { check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate"); }
+  ~Stream() { cudaStreamDestroy(stream); }
+  Stream(const Stream&) = delete;
+  cudaStream_t stream = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("Write and decode through the interface are the kernels' own results", "[runtime][gpu][api]") {
+  const Artifact artifact = served_artifact({}, 0);
+  const Engine engine(artifact);
+  for (const int layer : {0, 1, 2, 3, 4, 5}) {
+    CAPTURE(layer);
+    const kvq_layer_info info = engine.model->layer(layer);
+    LayerRunner runner(engine, layer, {.num_pages = 8, .max_sequences = 2, .max_tokens = 300}, nullptr);
+    runner.cache.create(), runner.cache.create();
+    runner.rows = {{0, 1}, {1, 2}};
+    check_cuda(cudaMemset(runner.cache.pages(layer), 0xA5, static_cast<std::size_t>(8 * info.page_bytes)),
+               "cudaMemset");
+    const std::vector<Growth> batch = {{0, 130}, {1, 77}};
+    const std::vector<std::uint16_t> out = runner.step(batch);
+    REQUIRE(out.size() == 2 * 16 * kDim);
+
+    // The same by hand.
+    const LoadedLayer& loaded = engine.model->get()->model.layers[static_cast<std::size_t>(layer)];
+    const KernelKey key = kernel_key(loaded.plan, loaded.pages, true);
+    const LayerPointers pointers =
+        engine.model->get()->model.image.pointers(static_cast<std::size_t>(layer), engine.memory.get());
+    std::vector<std::uint16_t> k, v, q;
+    std::vector<std::int64_t> slots;
+    std::vector<std::int32_t> table(16, 7);
+    for (int s = 0; s < 2; ++s) {
+      const auto pages = runner.cache.allocator().pages(s);
+      std::copy(pages.begin(), pages.end(), table.begin() + 8 * s);
+      for (int t = 0; t < batch[static_cast<std::size_t>(s)].tokens; ++t) {
+        const auto one_k = runner.key(runner.rows[s], t), one_v = runner.value(runner.rows[s], t);
+        k.insert(k.end(), one_k.begin(), one_k.end()), v.insert(v.end(), one_v.begin(), one_v.end());
+        slots.push_back(std::int64_t{pages[static_cast<std::size_t>(t / 64)]} * 64 + t % 64);
+      }
+      const auto one_q = runner.query(runner.rows[s], batch[static_cast<std::size_t>(s)].tokens);
+      q.insert(q.end(), one_q.begin(), one_q.end());
+    }
+    const DeviceMemory d_k = to_device<std::uint16_t>(k, nullptr), d_v = to_device<std::uint16_t>(v, nullptr),
+                       d_q = to_device<std::uint16_t>(q, nullptr);
+    const DeviceMemory d_slots = to_device<std::int64_t>(slots, nullptr),
+                       d_table = to_device<std::int32_t>(table, nullptr);
+    const DeviceMemory lengths = to_device<std::int32_t>(std::vector<std::int32_t>{130, 77}, nullptr);
+    std::vector<std::byte> pages(static_cast<std::size_t>(8 * info.page_bytes), std::byte{0xA5});
+    const DeviceMemory pool = to_device<std::byte>(pages, nullptr), d_out(out.size() * 2), d_lse(2 * 16 * 4);
+    WriteParams w;
+    w.num_tokens = 207, w.num_kv_heads = 4;
+    w.k = pointers.write_k, w.v = pointers.write_v;
+    w.k.x = d_k.get(), w.v.x = d_v.get(), w.k.token_stride = w.v.token_stride = 512;
+    w.slot_mapping = d_slots.get<std::int64_t>(), w.pages = pool.get(), w.page_stride = info.page_bytes;
+    REQUIRE(choose_write(key).run(w, nullptr).ok());
+    DecodeLaunch launch;
+    const DecodeVariant& variant = choose_decode(key);
+    REQUIRE(variant.plan(launch).ok());
+    const DeviceMemory partials(static_cast<std::size_t>(launch.blocks) * 2 *
+                                static_cast<std::size_t>(launch.record_floats) * 4);
+    const DeviceMemory arrivals = to_device<std::int32_t>(std::vector<std::int32_t>(8, 0), nullptr);
+    DecodeParams d;
+    d.batch = 2, d.num_q_heads = 16, d.num_kv_heads = 4, d.softmax_scale = static_cast<float>(info.softmax_scale);
+    d.q = d_q.get(), d.out = d_out.get(), d.q_stride = d.out_stride = 2048, d.seq_lens = lengths.get<std::int32_t>();
+    d.lse = d_lse.get<float>();
+    d.sliding_window = info.sliding_window;
+    d.pages = pool.get(), d.page_stride = info.page_bytes, d.page_table = d_table.get<std::int32_t>(),
+    d.page_table_stride = 8;
+    d.rotation_k = pointers.rotation_k, d.rotation_v = pointers.rotation_v, d.center_k = pointers.center_k,
+    d.center_v = pointers.center_v;
+    d.partials = partials.get<float>(), d.arrivals = arrivals.get<std::int32_t>();
+    REQUIRE(std::string(check_decode(variant, d).message()) == "");
+    REQUIRE(variant.run(launch, d, nullptr).ok());
+    std::vector<std::uint16_t> direct(out.size());
+    to_host<std::uint16_t>(d_out, direct, nullptr);
+    CHECK(direct == out);
+    std::vector<float> direct_lse(2 * 16);
+    to_host<float>(d_lse, direct_lse, nullptr);
+    CHECK(direct_lse == runner.lse());
+    to_host<std::byte>(pool, pages, nullptr);
+    std::vector<std::byte> theirs(pages.size());
+    check_cuda(cudaMemcpy(theirs.data(), runner.cache.pages(layer), theirs.size(), cudaMemcpyDeviceToHost),
+               "cudaMemcpy");
+    CHECK(theirs == pages);
+  }
+}
+
+TEST_CASE("Sequences grow, take drafts back, fork and go on, with exact windows and without", "[runtime][gpu][api]") {
+  for (const Windows& windows :
+       {Windows{}, Windows{.sink_tokens = 20, .recent_tokens = 40}, Windows{.sink_tokens = 5, .recent_tokens = 0}}) {
+    const Artifact artifact = served_artifact(windows, 0);
+    auto options = runtime::init<kvq_model_options>();
+    options.page_size = 16, options.max_step_tokens = 6;
+    const Engine engine(artifact, options);
+    for (const int layer : {0, 1, 2, 3, 4, 5}) {
+      CAPTURE(windows.sink_tokens, windows.recent_tokens);
+      Stream s;
+      Checked checked(engine, artifact, layer, windows, s.stream);
+      const int a = checked.create(1), b = checked.create(2);
+      checked.step({{a, 150}, {b, 3}});
+      for (int i = 0; i < 4; ++i) checked.step({{b, 1}, {a, 1}});
+      checked.step({{a, 6}, {b, 5}});  // drafts
+      checked.rollback(a, 5), checked.rollback(b, 5);
+      checked.step({{a, 2}, {b, 30}});
+      const int c = checked.fork(a, s.stream);
+      for (int i = 0; i < 6; ++i) checked.step({{a, 1}, {c, 2}, {b, 17}});
+      checked.runner.cache.destroy(a);
+      checked.step({{c, 70}, {b, 0}});
+    }
+  }
+}
+
+TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime][gpu][api]") {
+  const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 16}, 0);
+  const Engine whole(artifact);
+  LayerRunner all(whole, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 200}, nullptr);
+  all.rows[all.cache.create()] = 9;
+  const std::vector<std::uint16_t> expected = all.step(std::vector<Growth>{{0, 111}});
+  for (const int size : {2, 8})
+    for (int rank = 0; rank < size; ++rank) {
+      CAPTURE(size, rank);
+      auto options = runtime::init<kvq_model_options>();
+      options.tp_rank = rank, options.tp_size = size;
+      const Engine part(artifact, options);
+      LayerRunner runner(part, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 200}, nullptr);
+      REQUIRE(runner.info.num_q_heads == 16 / size);
+      const int sequence = runner.cache.create();
+      // The rank's part of the same rows.
+      std::vector<std::uint16_t> k, v;
+      const auto cut = [](const std::vector<std::uint16_t>& x, int first, int count) {
+        return std::vector<std::uint16_t>(x.begin() + first * 128, x.begin() + (first + count) * 128);
+      };
+      for (int t = 0; t < 111; ++t) {
+        const auto one_k = cut(all.key(9, t), runner.info.first_kv_head, runner.info.num_kv_heads);
+        const auto one_v = cut(all.value(9, t), runner.info.first_kv_head, runner.info.num_kv_heads);
+        k.insert(k.end(), one_k.begin(), one_k.end()), v.insert(v.end(), one_v.begin(), one_v.end());
+      }
+      const DeviceMemory d_k = to_device<std::uint16_t>(k, nullptr), d_v = to_device<std::uint16_t>(v, nullptr);
+      const DeviceMemory q =
+          to_device<std::uint16_t>(cut(all.query(9, 111), runner.info.first_q_head, runner.info.num_q_heads), nullptr);
+      REQUIRE(runner.cache.step(std::vector<Growth>{{sequence, 111}}, nullptr));
+      const runtime::WritePlan write(*part.model, 0);
+      const runtime::DecodePlan decode(*part.model, 0, 1);
+      const DeviceMemory workspace(decode.workspace_bytes()), out(static_cast<std::size_t>(16 / size) * 256);
+      decode.init_workspace(workspace.get(), workspace.bytes(), nullptr);
+      auto error = runtime::init<kvq_error>();
+      kvq_write_args w = runner.cache.write_args();
+      w.k = d_k.get(), w.v = d_v.get();
+      expect_ok(write.run(runner.cache.handle(), 0, w, nullptr, &error), error);
+      kvq_decode_args d = runner.cache.decode_args();
+      d.q = q.get(), d.out = out.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
+      expect_ok(decode.run(runner.cache.handle(), 0, d, nullptr, &error), error);
+      std::vector<std::uint16_t> found(static_cast<std::size_t>(16 / size) * 128);
+      to_host<std::uint16_t>(out, found, nullptr);
+      const std::vector<float> mine = floats(found),
+                               theirs = floats(cut(expected, runner.info.first_q_head, runner.info.num_q_heads));
+      CHECK(relative_error(mine, std::vector<double>(theirs.begin(), theirs.end())) <
+            4e-3);  // the work is cut elsewhere
+    }
+}
+
+TEST_CASE("Two streams and two caches at once do not meet", "[runtime][gpu][api]") {
+  const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 32}, 0);
+  const Engine engine(artifact);
+  const auto fresh = [&](int layer, std::uint64_t seed, cudaStream_t stream) {
+    auto runner = std::make_unique<LayerRunner>(
+        engine, layer, runtime::PagedCacheOptions{.num_pages = 200, .max_sequences = 3, .max_tokens = 4000}, stream);
+    for (int i = 0; i < 3; ++i) runner->rows[runner->cache.create()] = seed + static_cast<std::uint64_t>(i);
+    return runner;
+  };
+  const std::vector<Growth> batch = {{0, 2000}, {1, 7}, {2, 900}};
+  Stream a, b;
+  const auto first = fresh(0, 1, a.stream), second = fresh(2, 50, b.stream);
+  const auto alone_first = fresh(0, 1, nullptr)->step(batch), alone_second = fresh(2, 50, nullptr)->step(batch);
+  REQUIRE(first->begin(batch));
+  REQUIRE(second->begin(batch));
+  for (int i = 0; i < 20; ++i) first->run(), second->run();
+  CHECK(first->results() == alone_first);
+  CHECK(second->results() == alone_second);
+}
+
+TEST_CASE("A whole step can be captured and replayed with other lengths", "[runtime][gpu][api]") {
+  const Windows windows{.sink_tokens = 4, .recent_tokens = 24};
+  const Artifact artifact = served_artifact(windows, 0);
+  const Engine engine(artifact);
+  Stream s;
+  // Two caches go the same way: one step by step, one by replaying a graph of a step of one token.
+  LayerRunner eager(engine, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 100}, s.stream);
+  LayerRunner replayed(engine, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 100}, s.stream);
+  for (LayerRunner* runner : {&eager, &replayed}) {
+    runner->rows[runner->cache.create()] = 3;
+    runner->step(std::vector<Growth>{{0, 60}});
+  }
+
+  const runtime::StepPlan step(*engine.device_model, 1, 1);
+  const runtime::WritePlan write(*engine.model, 0);
+  const runtime::DecodePlan decode(*engine.model, 0, 1);
+  const DeviceMemory step_workspace(step.workspace_bytes()), workspace(decode.workspace_bytes());
+  decode.init_workspace(workspace.get(), workspace.bytes(), s.stream);
+  const DeviceMemory k(4 * 256), v(4 * 256), q(16 * 256), out(16 * 256), slot(8), window(8);
+  const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{61}, s.stream),
+                     indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, 1}, s.stream);
+  // Pages for all that is to come.
+  std::vector<std::int32_t> pages(8);
+  std::iota(pages.begin(), pages.end(), 0);
+  const DeviceMemory table = to_device<std::int32_t>(pages, s.stream),
+                     slots = to_device<std::int32_t>(std::vector<std::int32_t>{0}, s.stream);
+  REQUIRE(replayed.cache.allocator().pages(0)[0] == 0);
+  auto error = runtime::init<kvq_error>();
+  const auto enqueue = [&] {
+    auto a = runtime::init<kvq_step_args>();
+    a.batch = a.num_tokens = 1;
+    a.seq_lens = length.get<std::int32_t>(), a.token_indptr = indptr.get<std::int32_t>();
+    a.page_table = table.get<std::int32_t>(), a.page_table_stride = 8, a.window_slots = slots.get<std::int32_t>();
+    a.slot_mapping = slot.get<std::int64_t>(), a.window_mapping = window.get<std::int64_t>();
+    a.workspace = step_workspace.get(), a.workspace_bytes = step_workspace.bytes();
+    expect_ok(step.run(replayed.cache.handle(), a, s.stream, &error), error);
+    auto w = runtime::init<kvq_write_args>();
+    w.num_tokens = 1, w.k = k.get(), w.v = v.get(), w.slot_mapping = a.slot_mapping,
+    w.window_mapping = a.window_mapping;
+    expect_ok(write.run(replayed.cache.handle(), 0, w, s.stream, &error), error);
+    auto d = runtime::init<kvq_decode_args>();
+    d.batch = 1, d.q = q.get(), d.out = out.get(), d.seq_lens = a.seq_lens;
+    d.page_table = a.page_table, d.page_table_stride = 8, d.window_slots = a.window_slots;
+    d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
+    expect_ok(decode.run(replayed.cache.handle(), 0, d, s.stream, &error), error);
+  };
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  check_cuda(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeGlobal), "capture");
+  enqueue();
+  check_cuda(cudaStreamEndCapture(s.stream, &graph), "capture");
+  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  const auto put = [&](const DeviceMemory& to, const auto& values) {
+    check_cuda(cudaMemcpy(to.get(), values.data(), values.size() * sizeof values[0], cudaMemcpyHostToDevice),
+               "cudaMemcpy");
+  };
+  for (int position = 60; position < 100; ++position) {
+    put(k, eager.key(3, position)), put(v, eager.value(3, position)), put(q, eager.query(3, position + 1));
+    put(length, std::vector<std::int32_t>{position + 1});
+    check_cuda(cudaGraphLaunch(exec, s.stream), "launch");
+    std::vector<std::uint16_t> found(16 * kDim);
+    to_host<std::uint16_t>(out, found, s.stream);
+    CAPTURE(position);
+    CHECK(found == eager.step(std::vector<Growth>{{0, 1}}));
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+TEST_CASE("Calls that cannot be are refused before anything is launched", "[runtime][gpu][api]") {
+  const Engine engine(served_artifact({.sink_tokens = 4, .recent_tokens = 16}, 0));
+  LayerRunner runner(engine, 0, {.num_pages = 8, .max_sequences = 2, .max_tokens = 100}, nullptr);
+  runner.cache.create();
+  REQUIRE(runner.begin(std::vector<Growth>{{0, 30}}));
+  const runtime::WritePlan write(*engine.model, 0);
+  const runtime::DecodePlan decode(*engine.model, 0, 2);
+  const DeviceMemory workspace(decode.workspace_bytes()), rows(1 << 20);
+  auto error = runtime::init<kvq_error>();
+  const auto decode_refusal = [&](int layer, auto change) {
+    kvq_decode_args d = runner.cache.decode_args();
+    d.q = d.out = rows.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
+    change(d);
+    CHECK(decode.run(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    return std::string(error.message);
+  };
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.batch = 3; }), Contains("batch is 3, the plan's max_batch 2"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.batch = -1; }), Contains("batch is -1"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { --d.workspace_bytes; }), Contains("expected a workspace of"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.window_slots = nullptr; }), Contains("window_slots"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.q = nullptr; }), Contains("must not be null"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.page_indptr = nullptr, d.batch = 2; }),
+             Contains("page_table_stride is 0"));
+  CHECK_THAT(decode_refusal(6, [](auto&) {}), Contains("layer: expected 0 to 5, found 6"));
+  CHECK_THAT(decode_refusal(2, [](auto&) {}), Contains("layer 2 has another format"));
+  const auto write_refusal = [&](int layer, auto change) {
+    kvq_write_args w = runner.cache.write_args();
+    w.k = w.v = rows.get();
+    change(w);
+    CHECK(write.run(runner.cache.handle(), layer, w, nullptr, &error) != KVQ_OK);
+    return std::string(error.message);
+  };
+  CHECK_THAT(write_refusal(0, [](auto& w) { w.window_mapping = nullptr; }), Contains("need a window_mapping"));
+  CHECK_THAT(write_refusal(0, [](auto& w) { w.num_tokens = -1; }), Contains("-1 tokens"));
+  CHECK_THAT(write_refusal(1, [](auto&) {}), Contains("another format"));
+  CHECK_THAT(write_refusal(0, [](auto& w) { w.k_token_stride = 8; }), Contains("k: rows"));
+  // The device model's own memory is checked, too.
+  kvq_device_model* device_model = nullptr;
+  CHECK(kvq_model_upload(engine.model->get(), engine.memory.get(), engine.memory.bytes() - 1, nullptr, &device_model,
+                         &error) == KVQ_INVALID_ARGUMENT);
+  CHECK_THAT(error.message, Contains("bytes of memory"));
+  CHECK_THROWS_WITH(runner.cache.step(std::vector<Growth>{{0, 101}}, nullptr),
+                    Contains("101 tokens, there is room for 2 and 100"));
+  for (int i = 0; i < 4; ++i) REQUIRE(runner.cache.step(std::vector<Growth>{{0, 100}}, nullptr));
+  CHECK_FALSE(runner.cache.step(std::vector<Growth>{{0, 100}}, nullptr));  // 8 pages of 64 tokens
+  CHECK(runner.cache.allocator().length(0) == 430);
+}
