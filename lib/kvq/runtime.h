@@ -10,7 +10,7 @@
  *     kvq_step_plan_create,   host work, once for each batch shape; layers of equal format share write and decode plans
  *       kvq_write_plan_create,
  *       kvq_decode_plan_create
- *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run
+ *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
  *
  * A step in the cache. The first and the last tokens of a sequence are exact and lie in its window slot; the others are
  * coded in its pages. kvq_step_run finds where the step's new tokens go and codes those that leave the window, of all
@@ -89,7 +89,13 @@ typedef struct CUstream_st* kvq_stream;
 /** 16-bit type of what a model computes in: queries, keys, values, results. */
 typedef enum kvq_activation { KVQ_BF16 = 0, KVQ_FP16 = 1 } kvq_activation;
 
-typedef enum kvq_kernel { KVQ_KERNEL_DECODE = 0, KVQ_KERNEL_WRITE = 1, KVQ_KERNEL_DEMOTE = 2 } kvq_kernel;
+typedef enum kvq_kernel {
+  KVQ_KERNEL_DECODE = 0,
+  KVQ_KERNEL_WRITE = 1,
+  KVQ_KERNEL_DEMOTE = 2,
+  KVQ_KERNEL_DEQUANTIZE = 3,
+  KVQ_KERNEL_PREFILL = 4
+} kvq_kernel;
 
 /** Name of the i-th variant of a kvq_kernel that was built, or null behind the last one.
  * "decode_d128_u2g128_u2g128_h4_bf16": head_dim 128; keys, then values in affine codes of 2 bits with groups of 128 (s
@@ -348,6 +354,91 @@ typedef struct kvq_decode_args {
 /** Enqueues the attention of one layer. */
 KVQ_API kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Prefill: attention of new tokens over what is cached and themselves ---- */
+
+typedef struct kvq_prefill_options {
+  size_t struct_size;
+  int32_t max_batch;      /**< most sequences of a call, at least 1 */
+  int32_t max_queries;    /**< most new tokens of a sequence, at least 1 */
+  int32_t max_keys;       /**< most tokens of a sequence, the new ones included; not less than max_queries */
+  size_t workspace_bytes; /**< to be kept within, as far as that is possible: sequences then go one after the other;
+                               0: room for all at once */
+} kvq_prefill_options;
+
+typedef struct kvq_prefill_plan kvq_prefill_plan;
+
+/** Finds the kernel for a layer's format on the current device. The plan serves every layer of the same format and head
+ *  counts. KVQ_UNSUPPORTED names the nearest kernels that were built. */
+KVQ_API kvq_status kvq_prefill_plan_create(const kvq_model* model, int32_t layer, const kvq_prefill_options* options,
+                                           kvq_prefill_plan** plan, kvq_error* error);
+KVQ_API void kvq_prefill_plan_destroy(kvq_prefill_plan* plan);
+
+/** Bytes of workspace; its contents do not matter before or after. */
+KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
+
+/** All pointers are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens 0 to i. */
+typedef struct kvq_prefill_args {
+  size_t struct_size;
+  int32_t batch;           /**< B, at most max_batch; 0 does nothing */
+  const int32_t* q_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens */
+  const void* q;           /**< [T, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
+  const void* k;           /**< [T, Hkv, D] as the model gives them; so is v */
+  const void* v;
+  void* out;                  /**< [T, Hq, D] */
+  int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
+  int64_t v_stride, out_stride;
+  float* lse;                 /**< [T, Hq] natural logarithm of the sum of exponentials, or null */
+  const float* sink_logits;   /**< [Hq] learned attention sinks, or null */
+  const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache, with the new ones if they are written */
+  const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
+  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
+  int64_t page_table_stride;
+  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  void* workspace;             /**< 256-byte aligned */
+  size_t workspace_bytes;
+} kvq_prefill_args;
+
+/** Enqueues the attention of one layer's new tokens. Of chunks and prefixes beyond the plan's sizes the end is ignored.
+ */
+KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, int32_t layer,
+                                   const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Dequantise: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
+
+typedef struct kvq_dequantize_plan kvq_dequantize_plan;
+
+/** Finds the kernel for a layer's format on the current device. KVQ_UNSUPPORTED names the nearest that were built. */
+KVQ_API kvq_status kvq_dequantize_plan_create(const kvq_model* model, int32_t layer, kvq_dequantize_plan** plan,
+                                              kvq_error* error);
+KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
+
+typedef enum kvq_dequantize_flags {
+  KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated and without their centre */
+} kvq_dequantize_flags;
+
+/** All pointers are to device memory. */
+typedef struct kvq_dequantize_args {
+  size_t struct_size;
+  int32_t batch;              /**< B; 0 does nothing */
+  uint32_t flags;             /**< KVQ_DEQUANTIZE_... */
+  const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache */
+  const int32_t* first;       /**< [B] position of the first token that is wanted, or null: 0 */
+  const int32_t* last;        /**< [B] position behind the last one, or null: all */
+  const int32_t* out_indptr;  /**< [B] row of each sequence's first token */
+  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
+  int64_t page_table_stride;
+  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  void* k;                     /**< [rows, Hkv, D] 16-byte aligned; heads are D apart; so is v */
+  void* v;
+  int64_t k_stride, v_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
+} kvq_dequantize_args;
+
+/** Enqueues the reading of one layer's tokens, as the model gave them: rotations are undone, unless they are folded. */
+KVQ_API kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, int32_t layer,
+                                      const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Self-test ---- */
 

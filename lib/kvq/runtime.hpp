@@ -193,4 +193,43 @@ class DecodePlan {
   detail::Owner<kvq_decode_plan, kvq_decode_plan_destroy> handle_;
 };
 
+class PrefillPlan {
+ public:
+  PrefillPlan(const Model& model, std::int32_t layer, const kvq_prefill_options& options) {
+    kvq_prefill_plan* plan = nullptr;
+    call(kvq_prefill_plan_create, model.get(), layer, &options, &plan);
+    handle_.reset(plan);
+  }
+  const kvq_prefill_plan* get() const noexcept { return handle_.get(); }
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    call(kvq_prefill_workspace_bytes, get(), &bytes);
+    return bytes;
+  }
+  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_prefill_args& args, kvq_stream stream,
+                               kvq_error* error = nullptr) const noexcept {
+    return kvq_prefill_run(get(), cache.get(), layer, &args, stream, error);
+  }
+
+ private:
+  detail::Owner<kvq_prefill_plan, kvq_prefill_plan_destroy> handle_;
+};
+
+class DequantizePlan {
+ public:
+  DequantizePlan(const Model& model, std::int32_t layer) {
+    kvq_dequantize_plan* plan = nullptr;
+    call(kvq_dequantize_plan_create, model.get(), layer, &plan);
+    handle_.reset(plan);
+  }
+  const kvq_dequantize_plan* get() const noexcept { return handle_.get(); }
+  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_dequantize_args& args,
+                               kvq_stream stream, kvq_error* error = nullptr) const noexcept {
+    return kvq_dequantize_run(get(), cache.get(), layer, &args, stream, error);
+  }
+
+ private:
+  detail::Owner<kvq_dequantize_plan, kvq_dequantize_plan_destroy> handle_;
+};
+
 }  // namespace kvq::runtime

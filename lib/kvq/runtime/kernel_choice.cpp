@@ -89,4 +89,20 @@ const DemoteVariant& choose_demote(const KernelKey& key) {
               fmt::format("demote: no kernel for {}; {}", description(key), nearest(demote_variants(), key))};
 }
 
+const DequantizeVariant& choose_dequantize(const KernelKey& key) {
+  if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
+    return *row;
+  throw Error{ErrorKind::unsupported,
+              fmt::format("dequantize: no kernel for {}; {}", description(key), nearest(dequantize_variants(), key))};
+}
+
+const PrefillVariant& choose_prefill(const DequantizeVariant& rows) {
+  if (const PrefillVariant* row = find_prefill_variant(rows)) return *row;
+  std::vector<std::string> names;
+  for (const PrefillVariant* row : prefill_variants()) names.push_back(row->name);
+  throw Error{ErrorKind::unsupported,
+              fmt::format("prefill: no kernel for head_dim {}, {} activations; built: {} (rows of variants.json)",
+                          rows.k.head_dim, rows.bf16 ? "bf16" : "fp16", fmt::join(names, ", "))};
+}
+
 }  // namespace kvq

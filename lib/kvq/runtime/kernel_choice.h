@@ -4,6 +4,8 @@
 #include <kvq/plan/layer_plan.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/demote/variant.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
 #include <string>
@@ -28,5 +30,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
 const DecodeVariant& choose_decode(const KernelKey& key);
 const WriteVariant& choose_write(const KernelKey& key);
 const DemoteVariant& choose_demote(const KernelKey& key);
+const DequantizeVariant& choose_dequantize(const KernelKey& key);
+/// The attention over what these rows become.
+const PrefillVariant& choose_prefill(const DequantizeVariant& rows);
 
 }  // namespace kvq

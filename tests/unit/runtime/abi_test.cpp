@@ -108,13 +108,13 @@ TEST_CASE("Version, words for statuses and names of kernels need no device", "[r
   CHECK(kvq_version()->abi_version == KVQ_ABI_VERSION);
   CHECK(std::string(kvq_version()->text) == KVQ_VERSION);
   std::set<std::string> words;
-  for (int code = 0; code <= KVQ_INTERNAL; ++code)
-    CHECK(words.insert(kvq_status_string(code)).second);
+  for (int code = 0; code <= KVQ_INTERNAL; ++code) CHECK(words.insert(kvq_status_string(code)).second);
   CHECK(std::string(kvq_status_string(99)) == "unknown status");
-  for (const kvq_kernel kernel : {KVQ_KERNEL_DECODE, KVQ_KERNEL_WRITE, KVQ_KERNEL_DEMOTE}) {
+  for (const kvq_kernel kernel :
+       {KVQ_KERNEL_DECODE, KVQ_KERNEL_WRITE, KVQ_KERNEL_DEMOTE, KVQ_KERNEL_DEQUANTIZE, KVQ_KERNEL_PREFILL}) {
     int count = 0;
     while (kvq_kernel_name(kernel, count)) ++count;
-    CHECK(count >= 5);
+    CHECK(count >= 4);
     CHECK(kvq_kernel_name(kernel, -1) == nullptr);
   }
   CHECK(std::string(kvq_kernel_name(KVQ_KERNEL_DECODE, 0)) == "decode_d128_u2g128_u2g128_h4_bf16");
@@ -151,6 +151,12 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_decode_workspace_bytes(nullptr, &bytes, &error), "plan");
   refused(kvq_decode_workspace_init(nullptr, nullptr, 0, nullptr, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
+  std::size_t more = 0;
+  refused(kvq_prefill_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
+  refused(kvq_prefill_workspace_bytes(nullptr, &more, &error), "plan");
+  refused(kvq_prefill_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
+  refused(kvq_dequantize_plan_create(nullptr, 0, nullptr, &error), "model");
+  refused(kvq_dequantize_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_selftest(nullptr, nullptr, 0, nullptr, nullptr, &error), "model");
   const kvq_write_plan write;
   refused(kvq_write_run(&write, nullptr, 0, nullptr, nullptr, &error), "args");
@@ -164,4 +170,5 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_step_run(&step, nullptr, &step_args, nullptr, &error), "cache");
   kvq_model_destroy(nullptr), kvq_device_model_destroy(nullptr), kvq_cache_destroy(nullptr);
   kvq_step_plan_destroy(nullptr), kvq_write_plan_destroy(nullptr), kvq_decode_plan_destroy(nullptr);
+  kvq_prefill_plan_destroy(nullptr), kvq_dequantize_plan_destroy(nullptr);
 }

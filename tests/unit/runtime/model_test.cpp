@@ -320,4 +320,10 @@ TEST_CASE("Kernels that were not built are refused with the nearest ones", "[run
   CHECK_THROWS_WITH(
       runtime::DecodePlan(fp16, 2, 4),
       Contains("decode: no kernel for head_dim 128, k u4g128, v u2g128, fp16 activations, 4 query heads"));
+  auto prefill = runtime::init<kvq_prefill_options>();
+  prefill.max_batch = 1, prefill.max_queries = 5, prefill.max_keys = 4;
+  CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
+  CHECK_THROWS_WITH(
+      runtime::DequantizePlan(fp16, 2),
+      Contains("dequantize: no kernel for head_dim 128, k u4g128, v u2g128, fp16") && Contains("nearest of"));
 }

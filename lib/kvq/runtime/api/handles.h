@@ -22,6 +22,7 @@ struct kvq_device_layer {
   int num_q_heads = 0, num_kv_heads = 0;
   float softmax_scale = 0.0f;
   int sliding_window = 0;
+  kvq::Folded folded;
   kvq::PageLayout pages;
   kvq::WindowLayout windows;
   kvq::LayerPointers pointers;
@@ -80,6 +81,21 @@ struct kvq_decode_plan {
   std::size_t workspace_bytes() const;
 };
 
+struct kvq_prefill_plan {
+  const kvq::DequantizeVariant* rows = nullptr;
+  const kvq::PrefillVariant* variant = nullptr;
+  kvq::KernelKey key;
+  kvq::PrefillLaunch launch = {};
+  int device = 0;
+};
+
+struct kvq_dequantize_plan {
+  const kvq::DequantizeVariant* variant = nullptr;
+  kvq::KernelKey key;
+  kvq::DequantizeLaunch launch = {};
+  int device = 0;
+};
+
 namespace kvq::abi {
 
 inline Status cuda_status(cudaError_t error, const char* what) {
@@ -122,6 +138,19 @@ inline Status find_layer(const char* call, const kvq_cache* cache, int layer, co
 }
 
 inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }
+
+/// One layer's cache for those who read rows as the model gave them. What is folded came without its centre.
+inline PackedCache packed_cache(const kvq_cache& cache, const CacheLayer& found) {
+  const auto& [l, pools] = found;
+  PackedCache c;
+  c.num_kv_heads = l->num_kv_heads;
+  c.sink_tokens = cache.model->windows.sink_tokens, c.recent_tokens = cache.model->windows.recent_tokens;
+  c.pages = pools->pages, c.page_stride = pools->page_stride, c.page_shift = page_shift(l->pages);
+  c.windows = pools->windows, c.window_layout = l->windows;
+  c.rotation_k = l->pointers.rotation_k, c.rotation_v = l->pointers.rotation_v;
+  c.center_k = l->folded.k ? nullptr : l->pointers.center_k, c.center_v = l->pointers.center_v;
+  return c;
+}
 
 const LoadedLayer& layer_of(const kvq_model* model, int layer);
 

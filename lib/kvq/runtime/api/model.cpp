@@ -175,6 +175,7 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
                               .num_kv_heads = l.heads.num_kv,
                               .softmax_scale = static_cast<float>(l.plan.geometry.softmax_scale),
                               .sliding_window = l.plan.geometry.sliding_window,
+                              .folded = l.folded,
                               .pages = l.pages,
                               .windows = l.windows,
                               .pointers = m.image.pointers(i, static_cast<const std::byte*>(memory))});

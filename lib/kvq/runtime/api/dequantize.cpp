@@ -1,0 +1,63 @@
+#include <kvq/runtime/api/handles.h>
+
+using namespace kvq;
+using namespace kvq::abi;
+
+namespace {
+
+Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int layer, const kvq_dequantize_args* args,
+                  kvq_stream stream) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  kvq_dequantize_args a;
+  if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
+  CacheLayer found;
+  if (const Status status = find_layer("dequantize", cache, layer, plan.key, found); !status.ok()) return status;
+  if (cache->model->device != plan.device)
+    return Status::fail(kBad, "dequantize: the plan was made on device %d, the cache is on %d", plan.device,
+                        cache->model->device);
+  if (a.flags & ~std::uint32_t{KVQ_DEQUANTIZE_ROTATED})
+    return Status::fail(kBad, "dequantize: flags: unknown bits in %#x", a.flags);
+  const kvq_device_layer& l = *found.layer;
+  DequantizeParams p;
+  p.cache = packed_cache(*cache, found);
+  if (a.flags & KVQ_DEQUANTIZE_ROTATED) {
+    p.cache.rotation_k = p.cache.rotation_v = {};
+    p.cache.center_k = p.cache.center_v = nullptr;
+  }
+  p.cache.batch = a.batch;
+  p.cache.seq_lens = a.seq_lens;
+  p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr,
+  p.cache.page_table_stride = a.page_table_stride;
+  p.cache.window_slots = a.window_slots;
+  p.first = a.first, p.last = a.last, p.out_indptr = a.out_indptr;
+  p.k = a.k, p.v = a.v;
+  const std::int64_t row = std::int64_t{l.num_kv_heads} * l.pages.k.head_dim;
+  p.k_stride = a.k_stride ? a.k_stride : row, p.v_stride = a.v_stride ? a.v_stride : row;
+  if (const Status status = check_dequantize(*plan.variant, p); !status.ok()) return status;
+  if (a.batch == 0) return {};
+  return plan.variant->run(plan.launch, p, stream);
+}
+
+}  // namespace
+
+kvq_status kvq_dequantize_plan_create(const kvq_model* model, std::int32_t layer, kvq_dequantize_plan** plan,
+                                      kvq_error* error) {
+  return guarded(error, [&] {
+    const LoadedLayer& l = layer_of(model, layer);
+    required(plan, "plan");
+    kvq_dequantize_plan made;
+    made.key = l.key;
+    made.variant = &choose_dequantize(l.key);
+    raise(cuda_status(cudaGetDevice(&made.device), "dequantize: plan"));
+    raise(made.variant->plan(made.launch));
+    *plan = new kvq_dequantize_plan{made};
+  });
+}
+
+void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan) { delete plan; }
+
+kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, std::int32_t layer,
+                              const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error) {
+  if (!plan) return done(error, Status::fail(StatusCode::invalid_argument, "dequantize: plan must not be null"));
+  return done(error, dequantize(*plan, cache, layer, args, stream));
+}
