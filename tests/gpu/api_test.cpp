@@ -47,6 +47,8 @@ struct ExpectedRow {
   /// @param from_window  it is coded when it leaves the window, from bfloat16
   ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bool from_window)
       : exact(stored(plan, rows, true, false)), coded(stored(plan, rows, from_window, true)) {}
+  /// A token that attends as the model gave it.
+  explicit ExpectedRow(std::span<const float> rows) : exact(rows.begin(), rows.end()), coded(exact) {}
   std::vector<float> exact, coded;
 };
 
@@ -56,13 +58,14 @@ struct Expected {
 };
 
 /// [Hq, D] attention of one query over the sequence, in double.
+/// @param cached  tokens in the cache, whose number decides who is exact; 0: all
 std::vector<double> attend_expected(const LayerPlan& plan, const Windows& windows, const Expected& s,
-                                    std::span<const float> q) {
+                                    std::span<const float> q, std::int64_t cached = 0) {
   const LayerGeometry& g = plan.geometry;
   const auto length = static_cast<std::int64_t>(s.k.size());
   const std::int64_t first = g.sliding_window > 0 ? std::max<std::int64_t>(0, length - g.sliding_window) : 0;
   const auto row = [&](const std::vector<ExpectedRow>& side, std::int64_t t, int head) {
-    const bool exact = t < windows.sink_tokens || t >= length - windows.recent_tokens;
+    const bool exact = t < windows.sink_tokens || t >= (cached ? cached : length) - windows.recent_tokens;
     const ExpectedRow& token = side[static_cast<std::size_t>(t)];
     return std::span(exact ? token.exact : token.coded).subspan(static_cast<std::size_t>(head) * kDim, kDim);
   };
@@ -402,6 +405,85 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   }
   cudaGraphExecDestroy(exec);
   cudaGraphDestroy(graph);
+}
+
+TEST_CASE("Cached rows come back as the model gave them, and chunks attend over them", "[runtime][gpu][api]") {
+  const Windows windows{.sink_tokens = 6, .recent_tokens = 40};
+  const Artifact artifact = served_artifact(windows, 0);
+  const Engine engine(artifact);
+  constexpr int kPrefix = 170, kChunk = 19;
+  for (const int layer : {0, 1, 2, 3, 4, 5}) {
+    CAPTURE(layer);
+    const LayerPlan& plan = artifact.layers[static_cast<std::size_t>(layer)];
+    LayerRunner runner(engine, layer, {.num_pages = 8, .max_sequences = 1, .max_tokens = 200}, nullptr);
+    runner.rows[runner.cache.create()] = 5;
+    runner.step(std::vector<Growth>{{0, kPrefix}});
+    Expected expected;
+    for (int t = 0; t < kPrefix; ++t) {
+      const bool exact = t < windows.sink_tokens || t >= kPrefix - windows.recent_tokens;
+      expected.k.emplace_back(plan.k, floats(runner.key(5, t)), exact);
+      expected.v.emplace_back(*plan.v, floats(runner.value(5, t)), exact);
+    }
+    const kvq_decode_args tables = runner.cache.decode_args();
+    auto error = runtime::init<kvq_error>();
+
+    const runtime::DequantizePlan dequantize(*engine.model, layer);
+    const DeviceMemory k(kPrefix * 1024), v(kPrefix * 1024),
+        zero = to_device<std::int32_t>(std::vector<std::int32_t>{0}, nullptr);
+    auto d = runtime::init<kvq_dequantize_args>();
+    d.batch = 1, d.seq_lens = tables.seq_lens, d.out_indptr = zero.get<std::int32_t>();
+    d.page_table = tables.page_table, d.page_indptr = tables.page_indptr, d.window_slots = tables.window_slots;
+    d.k = k.get(), d.v = v.get();
+    expect_ok(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error), error);
+    std::vector<std::uint16_t> rows(kPrefix * 512);
+    for (const bool value : {false, true}) {
+      to_host<std::uint16_t>(value ? v : k, rows, nullptr);
+      std::vector<double> wanted;
+      for (int t = 0; t < kPrefix; ++t) {
+        const ExpectedRow& row = (value ? expected.v : expected.k)[static_cast<std::size_t>(t)];
+        const bool exact = t < windows.sink_tokens || t >= kPrefix - windows.recent_tokens;
+        wanted.insert(wanted.end(), (exact ? row.exact : row.coded).begin(), (exact ? row.exact : row.coded).end());
+      }
+      CHECK(relative_error(floats(rows), wanted) < 8e-3);
+    }
+
+    auto options = runtime::init<kvq_prefill_options>();
+    options.max_batch = 1, options.max_queries = kChunk, options.max_keys = kPrefix + kChunk;
+    const runtime::PrefillPlan prefill(*engine.model, layer, options);
+    std::vector<std::uint16_t> new_q, new_k, new_v;
+    for (int t = kPrefix; t < kPrefix + kChunk; ++t) {
+      const auto one_q = runner.query(5, t), one_k = runner.key(5, t), one_v = runner.value(5, t);
+      new_q.insert(new_q.end(), one_q.begin(), one_q.end());
+      new_k.insert(new_k.end(), one_k.begin(), one_k.end()), new_v.insert(new_v.end(), one_v.begin(), one_v.end());
+    }
+    const DeviceMemory d_q = to_device<std::uint16_t>(new_q, nullptr), d_k = to_device<std::uint16_t>(new_k, nullptr),
+                       d_v = to_device<std::uint16_t>(new_v, nullptr);
+    const DeviceMemory indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, kChunk}, nullptr);
+    const DeviceMemory workspace(prefill.workspace_bytes()), out(kChunk * 4096);
+    auto p = runtime::init<kvq_prefill_args>();
+    p.batch = 1, p.q_indptr = indptr.get<std::int32_t>();
+    p.q = d_q.get(), p.k = d_k.get(), p.v = d_v.get(), p.out = out.get();
+    p.seq_lens = tables.seq_lens, p.page_table = tables.page_table, p.page_indptr = tables.page_indptr,
+    p.window_slots = tables.window_slots;
+    p.workspace = workspace.get(), p.workspace_bytes = workspace.bytes();
+    expect_ok(prefill.run(runner.cache.handle(), layer, p, nullptr, &error), error);
+    std::vector<std::uint16_t> found(kChunk * 2048);
+    to_host<std::uint16_t>(out, found, nullptr);
+    for (int i = 0; i < kChunk; ++i) {
+      CAPTURE(i);
+      expected.k.emplace_back(floats(runner.key(5, kPrefix + i))),
+          expected.v.emplace_back(floats(runner.value(5, kPrefix + i)));
+      const std::vector<float> mine = floats(std::span(found).subspan(static_cast<std::size_t>(i) * 2048, 2048));
+      CHECK(relative_error(
+                mine, attend_expected(plan, windows, expected, floats(runner.query(5, kPrefix + i)), kPrefix)) < 1e-2);
+    }
+    --p.workspace_bytes;
+    CHECK(prefill.run(runner.cache.handle(), layer, p, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK_THAT(error.message, Contains("expected a workspace of"));
+    d.flags = 4;
+    CHECK(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK_THAT(error.message, Contains("unknown bits in 0x4"));
+  }
 }
 
 TEST_CASE("Calls that cannot be are refused before anything is launched", "[runtime][gpu][api]") {
