@@ -13,7 +13,7 @@ foreach(module IN LISTS modules)
   list(APPEND objects $<TARGET_OBJECTS:kvq_${module}>)
 endforeach()
 
-list(APPEND objects $<TARGET_OBJECTS:kvq_prefill>)  # a library hands on only what it compiled itself
+list(APPEND objects $<TARGET_OBJECTS:kvq_warpgroup_kernels>)  # a library hands on only what it compiled itself
 
 add_library(kvq_runtime_shared SHARED ${objects})
 add_library(kvq_runtime_static STATIC ${objects})
