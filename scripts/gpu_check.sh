@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All that needs a GPU, in one call: tests, compute-sanitizer, benchmark targets; a table at the end.
-set -uo pipefail
+set -euo pipefail
 
 usage() {
   cat <<'TEXT'
@@ -30,7 +30,7 @@ done
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=${out:-$root/build/gpu_check}
 
-gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1) || gpu=""
 if [[ -z $gpu ]]; then
   echo "gpu_check.sh: error: no GPU here: nvidia-smi finds none" >&2
   exit 5
@@ -75,7 +75,7 @@ step "tests" "$bin/kvq-test-gpu"
 for tool in memcheck racecheck initcheck synccheck; do step "$tool" sanitize "$tool"; done
 step "bench" "$bin/kvq-bench" targets --quiet "${sdpa[@]}" --output "$out/targets.json"
 
-[[ -f $out/bench.log ]] && cat "$out/bench.log"
+if [[ -f $out/bench.log ]]; then cat "$out/bench.log"; fi
 printf '\n%s\n%-10s  %-6s  %7s\n' "$gpu" check result seconds
 for i in "${!names[@]}"; do printf '%-10s  %-6s  %7s\n' "${names[i]}" "${results[i]}" "${seconds[i]}"; done
 exit $((failed ? 6 : 0))
