@@ -15,7 +15,8 @@
  * A step in the cache. The first and the last tokens of a sequence are exact and lie in its window slot; the others are
  * coded in its pages. kvq_step_run finds where the step's new tokens go and codes those that leave the window, of all
  * layers. Then each layer writes its new tokens and attends. Taking back the last tokens of a sequence (speculative
- * decoding), up to max_step_tokens, is nothing but a smaller length in the next step.
+ * decoding), up to max_step_tokens and never to less than that below the greatest length the sequence has had, is
+ * nothing but a smaller length in the next step.
  *
  * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
  * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
@@ -325,7 +326,8 @@ KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer,
                                           kvq_decode_plan** plan, kvq_error* error);
 KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
 
-/** Bytes of workspace. One is enough for all layers, one after the other; calls at the same time need one each. */
+/** Bytes of workspace. One is enough for all layers of a plan, one after the other; another plan needs its own, even if
+ * it is smaller, and so do calls at the same time. */
 KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
 
 /** Enqueues what makes memory a workspace: once, before its first call, and after a call that did not run to its end.
@@ -340,7 +342,8 @@ typedef struct kvq_decode_args {
   const void* q;                /**< [B, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
   void* out;                    /**< [B, Hq, D]; in the rotated basis if V is folded */
   int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
-  float* lse;                   /**< [B, Hq] natural logarithm of the sum of exponentials, or null */
+  float* lse;                   /**< [B, Hq] natural logarithm of the sum of exponentials, the learned sink's included,
+                                     or null */
   const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
   const int32_t* seq_lens;      /**< [B] tokens of each sequence, the newest included; 0: result 0 */
   const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
@@ -385,10 +388,11 @@ typedef struct kvq_prefill_args {
   const void* q;           /**< [T, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
   const void* k;           /**< [T, Hkv, D] as the model gives them; so is v */
   const void* v;
-  void* out;                  /**< [T, Hq, D] */
+  void* out;                  /**< [T, Hq, D]; in the rotated basis if V is folded, as v is */
   int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
   int64_t v_stride, out_stride;
-  float* lse;                 /**< [T, Hq] natural logarithm of the sum of exponentials, or null */
+  float* lse;                 /**< [T, Hq] natural logarithm of the sum of exponentials, the learned sink's included, or
+                                   null */
   const float* sink_logits;   /**< [Hq] learned attention sinks, or null */
   const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache, with the new ones if they are written */
   const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
@@ -460,7 +464,8 @@ typedef struct kvq_selftest_layer {
 /**
  * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
  * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
- * 2^-7 of the largest of its head). Windows are off. Allocates device memory and waits for the stream.
+ * 2^-7 of the largest of its head). Windows are off. Golden rows are bfloat16: models that compute in fp16 are
+ * KVQ_UNSUPPORTED. Allocates device memory and waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
  * run: no golden rows, or no kernel; never counted as passed. Other codes: the test could not be made.

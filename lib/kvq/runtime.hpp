@@ -79,6 +79,8 @@ class Model {
   /// Results of all layers. @throws Error only if the test could not be made; see `status` of each layer
   std::vector<kvq_selftest_layer> selftest(kvq_stream stream) const {
     std::vector<kvq_selftest_layer> layers(static_cast<std::size_t>(info().layer_count), init<kvq_selftest_layer>());
+    for (kvq_selftest_layer& layer : layers)  // until the library says otherwise
+      layer.status = layer.write_status = layer.decode_status = KVQ_INTERNAL;
     kvq_error error = init<kvq_error>();
     const kvq_status status =
         kvq_selftest(get(), layers.data(), static_cast<std::int32_t>(layers.size()), nullptr, stream, &error);

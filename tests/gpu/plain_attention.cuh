@@ -62,7 +62,7 @@ __device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& r
       sum = 0;
       for (int k = 0; k < dim; ++k)
         sum += row[k] * static_cast<Float>(rotation.matrix[(static_cast<std::int64_t>(entry) * dim + k) * dim + c]);
-    } else if (rotation.order > 1) {
+    } else if (rotation.order >= 1) {
       sum = 0;
       const int first = c / rotation.order * rotation.order;
       for (int k = first; k < first + rotation.order; ++k) {
@@ -112,7 +112,9 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   Float sum = p.sink_logits && largest > -INFINITY
                   ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest)
                   : Float(0);
-  for (int t = first; t < length; ++t) sum += exp(mine[t] - largest);
+  Float tokens = 0;  // what they have of the sum, beside a learned sink
+  for (int t = first; t < length; ++t) tokens += exp(mine[t] - largest);
+  sum += tokens;
   __syncthreads();
   for (int c = thread; c < dim; c += threads) {
     Float value = 0;
@@ -124,7 +126,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   rotate_plain(row, scratch, p.rotation_v, head, dim, true);
   for (int c = thread; c < dim; c += threads)
     out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * dim + c] =
-        row[c] + (p.center_v && length > first ? static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
+        row[c] + (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
   if (thread == 0 && lse)
     lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }

@@ -303,7 +303,8 @@ class Model {
     }
     for (std::size_t i = 0; i < numbers.size(); ++i)
       if (same ? numbers[i] != found.numbers[i]
-               : std::abs(numbers[i] - found.numbers[i]) > 0.01f * std::abs(numbers[i]) + 1e-3f)
+               : std::abs(numbers[i] - found.numbers[i]) >
+                     (side.numbers == 1 ? 0.06f : 0.01f) * std::abs(numbers[i]) + 1e-3f)
         return "number " + std::to_string(i) + ": expected " + std::to_string(numbers[i]) + ", found " +
                std::to_string(found.numbers[i]);
     return "";

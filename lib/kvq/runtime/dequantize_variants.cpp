@@ -14,7 +14,7 @@ bool same(const TileSide& a, const TileSide& b) {
 bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
 Status check_rotation(const char* verb, const char* side, const DeviceRotation& rotation, int head_dim) {
-  if (rotation.matrix || rotation.order <= 1) return {};
+  if (rotation.matrix || rotation.order <= 0) return {};
   if ((rotation.order & (rotation.order - 1)) != 0 || head_dim % rotation.order != 0)
     return Status::fail(StatusCode::invalid_argument,
                         "%s: %s: a Hadamard order of %d, expected a power of two that divides %d", verb, side,
@@ -51,6 +51,9 @@ Status check_cache(const char* verb, const DequantizeVariant& variant, const Pac
   if (c.batch == 0) return {};
   if (!c.seq_lens || !c.pages || !c.page_table)
     return Status::fail(kBad, "%s: seq_lens, pages and page_table must not be null", verb);
+  if (c.batch > 1 && !c.page_indptr && c.page_table_stride < 1)
+    return Status::fail(kBad, "%s: page_table_stride is %lld, expected 1 or more", verb,
+                        static_cast<long long>(c.page_table_stride));
   const PageLayout layout{variant.k, variant.v, c.num_kv_heads, 1 << c.page_shift};
   if (!aligned(c.pages) || c.page_stride % 16 != 0 || c.page_stride < layout.page_bytes())
     return Status::fail(kBad, "%s: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld", verb,

@@ -119,6 +119,11 @@ const LoadedLayer* LoadedModel::find(int layer) const {
 LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim) {
   check_claim(claim);
   const Artifact artifact = load_artifact(path);
+  constexpr int kMostWindow = 1 << 20;  // rows of a slot, and their bytes, are counted in int
+  for (const int tokens : {artifact.windows.sink_tokens, artifact.windows.recent_tokens, claim.max_step_tokens})
+    if (tokens > kMostWindow)
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("{}: windows: expected at most {} tokens, found {}", path.string(), kMostWindow, tokens)};
   const std::vector<const LayerPlan*> plans = matching_layers(artifact, claim, path.string());
   const std::vector<PageLayout> layouts = page_layouts(plans, claim, path.string());
 

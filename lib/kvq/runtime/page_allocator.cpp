@@ -41,9 +41,9 @@ std::int32_t PageAllocator::create() {
 }
 
 std::int32_t PageAllocator::fork(std::int32_t sequence) {
-  commit(sequence);
   const std::int32_t made = create();
   if (made == kNone) return kNone;
+  commit(sequence);
   at(made) = at(sequence);
   for (const std::int32_t page : at(made).pages) ++users_[static_cast<std::size_t>(page)];
   return made;

@@ -62,6 +62,7 @@ struct PagedCache::State {
     for (const LayerMemory& layer : layers) {
       auto pools = init<kvq_layer_pools>();
       pools.pages = layer.pages.get(), pools.windows = layer.windows.get();
+      pools.page_stride = static_cast<std::int64_t>(layer.page_bytes);  // of `model`: another one's pages may not fit
       all.push_back(pools);
     }
     return all;

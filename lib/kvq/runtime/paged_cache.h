@@ -1,5 +1,7 @@
 #pragma once
 
+/// C++20; part of the static library alone (kvq::runtime_static): the shared one shows the C interface and nothing
+/// else.
 #include <kvq/runtime/page_allocator.h>
 #include <kvq/runtime.hpp>
 

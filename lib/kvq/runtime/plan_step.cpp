@@ -45,6 +45,9 @@ Status check_plan_step(const PlanStepParams& p) {
   if (!windows.ok()) return windows;
   if (p.batch > 0 && (!p.seq_lens || !p.token_indptr || !p.page_table))
     return Status::fail(kBad, "plan_step: seq_lens, token_indptr and page_table must not be null");
+  if (p.batch > 1 && !p.page_indptr && p.page_table_stride < 1)
+    return Status::fail(kBad, "plan_step: page_table_stride is %lld, expected 1 or more",
+                        static_cast<long long>(p.page_table_stride));
   if (p.num_tokens > 0 && !p.slot_mapping) return Status::fail(kBad, "plan_step: slot_mapping must not be null");
   const std::int64_t most = std::min<std::int64_t>(p.num_tokens, std::int64_t{p.batch} * p.recent_tokens);
   if (p.max_demotions < most)

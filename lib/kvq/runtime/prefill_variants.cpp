@@ -1,12 +1,14 @@
 #include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <cstdint>
+#include <limits>
 
 namespace kvq {
 
 namespace {
 
-constexpr int kMostHeads = 16;  ///< query heads of a KV head that are tested
+constexpr int kMostHeads = 16;       ///< query heads of a KV head that are tested
+constexpr int kLeastBlockRows = 64;  ///< rows of a block, in the kernel that takes the fewest
 
 bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
@@ -40,6 +42,16 @@ Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVarian
   if (s.num_q_heads / s.num_kv_heads > kMostHeads)
     return Status::fail(StatusCode::unsupported, "prefill: %d query heads for each KV head, supported are at most %d",
                         s.num_q_heads / s.num_kv_heads, kMostHeads);
+  // Rows of an item, and blocks of a launch, are counted in int.
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+  const std::int64_t item_rows = std::int64_t{s.max_queries} * (s.num_q_heads / s.num_kv_heads),
+                     items = std::int64_t{s.batch} * s.num_kv_heads;
+  if (s.max_keys > kMost / 2 || item_rows > kMost / 2 || items > kMost ||
+      (item_rows / kLeastBlockRows + 1) * items > kMost)
+    return Status::fail(StatusCode::unsupported,
+                        "prefill: a batch of %d, chunks of up to %d among up to %d keys, %d query heads: more than one "
+                        "launch holds",
+                        s.batch, s.max_queries, s.max_keys, s.num_q_heads);
   return {};
 }
 

@@ -46,7 +46,9 @@ class Replay {
     }
   }
   static void expect(const Status& status, const char* what) {
-    if (!status.ok()) throw Error{ErrorKind::internal, fmt::format("self-test: {}: {}", what, status.message())};
+    if (status.ok()) return;
+    throw Error{status.code() == StatusCode::unsupported ? ErrorKind::unsupported : ErrorKind::internal,
+                fmt::format("self-test: {}: {}", what, status.message())};
   }
   static void fail(StatusCode& status, std::string& message, std::string fault) {
     // A fault is worth more than a part that was not run.

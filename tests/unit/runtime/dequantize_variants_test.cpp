@@ -25,7 +25,7 @@ DequantizeParams good() {
   PackedCache& c = p.cache;
   c.batch = 2, c.num_kv_heads = 2;
   c.seq_lens = c.page_table = c.window_slots = numbers;
-  c.pages = c.windows = memory, c.page_stride = 2 * 64 * 72;
+  c.pages = c.windows = memory, c.page_stride = 2 * 64 * 72, c.page_table_stride = 4;
   c.sink_tokens = 64, c.recent_tokens = 256;
   c.window_layout = {2, kExact, kExact, kInt2, 64, 272};
   p.out_indptr = numbers;
@@ -58,6 +58,7 @@ TEST_CASE("Caches that cannot be read are refused by name", "[runtime]") {
   using P = DequantizeParams;
   using C = PackedCache;
   using Catch::Contains;
+  CHECK_THAT(refusal([](P&, C& c) { c.page_table_stride = 0; }), Contains("page_table_stride is 0"));
   REQUIRE(std::string(check_dequantize(int2(), good()).message()) == "");
   CHECK_THAT(refusal([](P&, C& c) { c.batch = -1; }), Contains("batch of -1"));
   CHECK_THAT(refusal([](P&, C& c) { c.num_kv_heads = 0; }), Contains("0 KV heads"));

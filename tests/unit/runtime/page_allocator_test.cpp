@@ -96,10 +96,9 @@ TEST_CASE("Sequences keep their tokens through any schedule of growing, forking,
         if (made != PageAllocator::kNone) REQUIRE(model.tokens.emplace(made, std::vector<int>{}).second);
       } else if (action == 1) {
         const int from = any(), made = model.allocator.fork(from);
-        drafts[from] = 0;
-        if (made != PageAllocator::kNone) {
+        if (made != PageAllocator::kNone) {  // else nothing is committed
           REQUIRE(model.tokens.emplace(made, model.tokens.at(from)).second);
-          drafts[made] = 0;
+          drafts[from] = drafts[made] = 0;
         }
       } else if (action == 2) {
         const int gone = any();

@@ -68,7 +68,7 @@ PlanStepParams good() {
   static std::int64_t longs[8];
   PlanStepParams p;
   p.batch = 2, p.num_tokens = 5, p.max_demotions = 5;
-  p.seq_lens = p.token_indptr = p.page_table = p.window_slots = ints;
+  p.seq_lens = p.token_indptr = p.page_table = p.window_slots = ints, p.page_table_stride = 4;
   p.sink_tokens = 4, p.recent_tokens = 30, p.max_rollback = 18;
   p.window_layout.sink_rows = 16, p.window_layout.ring_rows = 48;
   p.slot_mapping = p.window_mapping = p.demote_from = p.demote_to = longs;
@@ -139,6 +139,7 @@ TEST_CASE("Steps that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PlanStepParams& p) { p.window_slots = nullptr; }), Contains("window_slots"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.window_mapping = nullptr; }), Contains("window_mapping"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.seq_lens = nullptr; }), Contains("seq_lens"));
+  CHECK_THAT(refusal([](PlanStepParams& p) { p.page_table_stride = 0; }), Contains("page_table_stride is 0"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.slot_mapping = nullptr; }), Contains("slot_mapping"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.max_demotions = 4; }), Contains("room for 4 demotions, expected 5"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.demote_to = nullptr; }), Contains("demote_to"));

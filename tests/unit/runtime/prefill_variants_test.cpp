@@ -38,7 +38,7 @@ PrefillParams good() {
   PackedCache& c = p.cache;
   c.batch = 2, c.num_kv_heads = 2;
   c.seq_lens = c.page_table = numbers;
-  c.pages = memory, c.page_stride = 2 * 64 * 72;
+  c.pages = memory, c.page_stride = 2 * 64 * 72, c.page_table_stride = 4;
   p.num_q_heads = 8, p.softmax_scale = 0.1f;
   p.q_indptr = numbers;
   p.q = p.k = p.v = p.out = memory;
@@ -89,6 +89,7 @@ TEST_CASE("Shapes that cannot be planned are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PrefillShape& s) { s.workspace_bytes = -5; }), Contains("-5 bytes"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.num_q_heads = 7; }), Contains("7 query heads and 2 KV heads"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.num_q_heads = 34; }), Contains("at most 16"));
+  CHECK_THAT(refusal([](PrefillShape& s) { s.max_keys = s.max_queries = 1 << 30; }), Contains("more than one launch"));
   const DequantizeVariant* narrow = find_dequantize_variant({.k = {96, 4, 32, 2}, .v = {96, 4, 96, 2}});
   REQUIRE(narrow != nullptr);
   CHECK(find_prefill_variant(*narrow) == nullptr);

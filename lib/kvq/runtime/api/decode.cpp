@@ -47,6 +47,12 @@ Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, co
     return Status::fail(kBad, "decode: page_table_stride is %lld, expected 1 or more",
                         static_cast<long long>(a.page_table_stride));
 
+  if (l->center_in_o_proj && a.sink_logits)
+    return Status::fail(StatusCode::unsupported,
+                        "decode: layer %d: sink_logits with values whose centre is folded into o_proj, which takes "
+                        "weights to sum to 1; supported without a centre, or not folded",
+                        layer);
+
   const std::int64_t row = std::int64_t{l->num_q_heads} * l->pages.k.head_dim;
   DecodeParams p;
   p.batch = a.batch, p.num_q_heads = l->num_q_heads, p.num_kv_heads = l->num_kv_heads;

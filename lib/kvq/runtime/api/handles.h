@@ -23,6 +23,7 @@ struct kvq_device_layer {
   float softmax_scale = 0.0f;
   int sliding_window = 0;
   kvq::Folded folded;
+  bool center_in_o_proj = false;  ///< values are folded and have a centre: weights must sum to 1
   kvq::PageLayout pages;
   kvq::WindowLayout windows;
   kvq::LayerPointers pointers;

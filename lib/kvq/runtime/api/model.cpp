@@ -176,6 +176,7 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
                               .softmax_scale = static_cast<float>(l.plan.geometry.softmax_scale),
                               .sliding_window = l.plan.geometry.sliding_window,
                               .folded = l.folded,
+                              .center_in_o_proj = l.folded.v && !l.plan.v->center.empty(),
                               .pages = l.pages,
                               .windows = l.windows,
                               .pointers = m.image.pointers(i, static_cast<const std::byte*>(memory))});

@@ -27,6 +27,12 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
                         "not folded",
                         layer);
 
+  if (l.center_in_o_proj && a.sink_logits)
+    return Status::fail(StatusCode::unsupported,
+                        "prefill: layer %d: sink_logits with values whose centre is folded into o_proj, which takes "
+                        "weights to sum to 1; supported without a centre, or not folded",
+                        layer);
+
   const std::int64_t q_row = std::int64_t{l.num_q_heads} * l.pages.k.head_dim,
                      k_row = std::int64_t{l.num_kv_heads} * l.pages.k.head_dim;
   PrefillParams p;

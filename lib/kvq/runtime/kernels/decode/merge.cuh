@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
 /// What the attending warps of a block do together: rotate queries and results, merge partial results.
@@ -57,7 +57,7 @@ __device__ __forceinline__ void rotate(typename T::Shared& shared, const DeviceR
       }
       sync<T>();
     }
-  } else if (rotation.order > 1) {
+  } else if (rotation.order >= 1) {
     const std::int8_t* signs = rotation.signs ? rotation.signs + entry * kDim : nullptr;
     constexpr int kTotal = T::kHeads * kDim;
     if (signs && !transposed) {
@@ -156,6 +156,8 @@ __device__ __forceinline__ void finish(const DecodeParams& p, typename T::Shared
     const float sum = merged.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - merged.x) : 0.0f);
     const float inverse = 1.0f / sum;
     for (int c = lane; c < kDim; c += 32) shared.record.value[head][c] *= inverse;
+    __syncwarp();
+    if (lane == 0) shared.record.state[head].y = merged.y * inverse;  // what the tokens have, beside a learned sink
     if (p.lse && lane == 0)
       p.lse[static_cast<std::int64_t>(item.sequence) * p.num_q_heads + query_head] =
           (merged.x + shift + log2f(sum)) * kLn2;
@@ -164,7 +166,8 @@ __device__ __forceinline__ void finish(const DecodeParams& p, typename T::Shared
   rotate<T>(shared, p.rotation_v, item.head, true);
   Activation* out = static_cast<Activation*>(p.out) + item.sequence * p.out_stride + item.head * group_heads * kDim;
   for (int i = thread; i < group_heads * kDim; i += T::kThreads)
-    from_float(shared.record.value[i / kDim][i % kDim] + (p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f),
+    from_float(fmaf(shared.record.state[i / kDim].y, p.center_v ? p.center_v[item.head * kDim + i % kDim] : 0.0f,
+                    shared.record.value[i / kDim][i % kDim]),
                out[i]);
   sync<T>();
 }

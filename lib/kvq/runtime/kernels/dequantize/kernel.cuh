@@ -109,7 +109,7 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   }
   for (int i = thread; i < T::kColumns; i += T::kThreads) {
     const int to = first_column + i;
-    const float sign = rotation.signs && order > 1 ? static_cast<float>(rotation.signs[entry * kDim + to]) : 1.0f;
+    const float sign = rotation.signs && !matrix ? static_cast<float>(rotation.signs[entry * kDim + to]) : 1.0f;
     shared.factor[i] = sign * rsqrtf(static_cast<float>(order));
     shared.center[i] = center ? center[head * kDim + to] : 0.0f;
   }
