@@ -1,24 +1,16 @@
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 
 #include <cstdint>
 
 namespace kvq {
 
-namespace {
-
-bool same(const TileSide& a, const TileSide& b) {
-  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
-         (a.exact() || a.group_size == b.group_size);
-}
-
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-
-}  // namespace
-
 const DecodeVariant* find_decode_variant(const DecodeKey& key) {
   const DecodeVariant* best = nullptr;
   for (const DecodeVariant* row : decode_variants()) {
-    if (!same(row->k, key.k) || !same(row->v, key.v) || row->bf16 != key.bf16 || row->max_heads < key.heads) continue;
+    if (!same_format(row->k, key.k) || !same_format(row->v, key.v) || row->bf16 != key.bf16 ||
+        row->max_heads < key.heads)
+      continue;
     if (!key.k.exact() && (row->k_bfloat != key.k_bfloat || row->v_bfloat != key.v_bfloat)) continue;
     if (!best || row->max_heads < best->max_heads) best = row;
   }
@@ -44,19 +36,20 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim;
   if (!p.q || !p.out || !p.seq_lens || !p.pages || !p.page_table || !p.partials || !p.arrivals)
     return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table, partials and arrivals must not be null");
-  if (!aligned(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row) || (p.batch > 1 && p.out_stride < row))
+  if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row) ||
+      (p.batch > 1 && p.out_stride < row))
     return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
                         static_cast<long long>(row));
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
-  if (!aligned(p.pages) || p.page_stride % 16 != 0 || p.page_stride < layout.page_bytes())
+  if (!aligned_to_16(p.pages) || p.page_stride % 16 != 0 || p.page_stride < layout.page_bytes())
     return Status::fail(kBad, "decode: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
   if (p.sink_tokens + p.recent_tokens > 0) {
     const WindowLayout& w = p.window_layout;
-    if (!p.windows || !p.window_slots || !aligned(p.windows))
+    if (!p.windows || !p.window_slots || !aligned_to_16(p.windows))
       return Status::fail(kBad, "decode: exact windows need `windows`, aligned to 16 bytes, and `window_slots`");
-    if (w.num_kv_heads != p.num_kv_heads || !same(w.k, TileSide{variant.k.head_dim, 16, 0, 0}) ||
-        !same(w.v, TileSide{variant.v.head_dim, 16, 0, 0}) || !same(w.coded_v, variant.v))
+    if (w.num_kv_heads != p.num_kv_heads || !same_format(w.k, TileSide{variant.k.head_dim, 16, 0, 0}) ||
+        !same_format(w.v, TileSide{variant.v.head_dim, 16, 0, 0}) || !same_format(w.coded_v, variant.v))
       return Status::fail(kBad, "decode: the window layout is not that of %s", variant.name);
     if (w.sink_rows < p.sink_tokens || w.ring_rows < p.recent_tokens || w.sink_rows % kTileTokens ||
         w.ring_rows % kTileTokens || (p.recent_tokens > 0 && w.ring_rows == 0))

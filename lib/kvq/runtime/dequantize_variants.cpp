@@ -1,3 +1,4 @@
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 
 #include <cstdint>
@@ -5,13 +6,6 @@
 namespace kvq {
 
 namespace {
-
-bool same(const TileSide& a, const TileSide& b) {
-  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
-         (a.exact() || a.group_size == b.group_size);
-}
-
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
 Status check_rotation(const char* verb, const char* side, const DeviceRotation& rotation, int head_dim) {
   if (rotation.matrix || rotation.order <= 0) return {};
@@ -26,7 +20,7 @@ Status check_rotation(const char* verb, const char* side, const DeviceRotation& 
 
 const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key) {
   for (const DequantizeVariant* row : dequantize_variants()) {
-    if (!same(row->k, key.k) || !same(row->v, key.v) || row->bf16 != key.bf16) continue;
+    if (!same_format(row->k, key.k) || !same_format(row->v, key.v) || row->bf16 != key.bf16) continue;
     if (!key.k.exact() && (row->k_bfloat != key.k_bfloat || row->v_bfloat != key.v_bfloat)) continue;
     return row;
   }
@@ -55,15 +49,15 @@ Status check_cache(const char* verb, const DequantizeVariant& variant, const Pac
     return Status::fail(kBad, "%s: page_table_stride is %lld, expected 1 or more", verb,
                         static_cast<long long>(c.page_table_stride));
   const PageLayout layout{variant.k, variant.v, c.num_kv_heads, 1 << c.page_shift};
-  if (!aligned(c.pages) || c.page_stride % 16 != 0 || c.page_stride < layout.page_bytes())
+  if (!aligned_to_16(c.pages) || c.page_stride % 16 != 0 || c.page_stride < layout.page_bytes())
     return Status::fail(kBad, "%s: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld", verb,
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(c.page_stride));
   if (c.sink_tokens + c.recent_tokens > 0) {
     const WindowLayout& w = c.window_layout;
-    if (!c.windows || !c.window_slots || !aligned(c.windows))
+    if (!c.windows || !c.window_slots || !aligned_to_16(c.windows))
       return Status::fail(kBad, "%s: exact windows need `windows`, aligned to 16 bytes, and `window_slots`", verb);
-    if (w.num_kv_heads != c.num_kv_heads || !same(w.k, TileSide{variant.k.head_dim, 16, 0, 0}) ||
-        !same(w.v, TileSide{variant.v.head_dim, 16, 0, 0}) || !same(w.coded_v, variant.v))
+    if (w.num_kv_heads != c.num_kv_heads || !same_format(w.k, TileSide{variant.k.head_dim, 16, 0, 0}) ||
+        !same_format(w.v, TileSide{variant.v.head_dim, 16, 0, 0}) || !same_format(w.coded_v, variant.v))
       return Status::fail(kBad, "%s: the window layout is not that of %s", verb, variant.name);
     if (w.sink_rows < c.sink_tokens || w.ring_rows < c.recent_tokens || w.sink_rows % kTileTokens ||
         w.ring_rows % kTileTokens)
@@ -79,7 +73,7 @@ Status check_dequantize(const DequantizeVariant& variant, const DequantizeParams
   if (!cache.ok() || p.cache.batch == 0) return cache;
   if (!p.out_indptr || !p.k || !p.v) return Status::fail(kBad, "dequantize: out_indptr, k and v must not be null");
   const std::int64_t row = std::int64_t{p.cache.num_kv_heads} * variant.k.head_dim;
-  if (!aligned(p.k) || !aligned(p.v) || p.k_stride % 8 != 0 || p.v_stride % 8 != 0 || p.k_stride < row ||
+  if (!aligned_to_16(p.k) || !aligned_to_16(p.v) || p.k_stride % 8 != 0 || p.v_stride % 8 != 0 || p.k_stride < row ||
       p.v_stride < row)
     return Status::fail(kBad,
                         "dequantize: k and v must be aligned to 16 bytes, tokens a multiple of 8 and at least %lld "

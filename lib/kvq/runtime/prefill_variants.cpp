@@ -1,3 +1,4 @@
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <cstdint>
@@ -10,11 +11,9 @@ namespace {
 constexpr int kMostHeads = 16;       ///< query heads of a KV head that are tested
 constexpr int kLeastBlockRows = 64;  ///< rows of a block, in the kernel that takes the fewest
 
-bool aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-
 /// Rows of 16-bit numbers, one for each token.
 Status check_rows(const char* name, const void* rows, std::int64_t stride, std::int64_t least) {
-  if (rows && aligned(rows) && stride % 8 == 0 && stride >= least) return {};
+  if (rows && aligned_to_16(rows) && stride % 8 == 0 && stride >= least) return {};
   return Status::fail(StatusCode::invalid_argument,
                       "prefill: %s must not be null, aligned to 16 bytes, tokens a multiple of 8 and at least %lld "
                       "elements apart, found %lld",
@@ -77,7 +76,7 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
   for (const Status& status : {check_rows("q", p.q, p.q_stride, q_row), check_rows("k", p.k, p.k_stride, k_row),
                                check_rows("v", p.v, p.v_stride, k_row), check_rows("out", p.out, p.out_stride, q_row)})
     if (!status.ok()) return status;
-  if (launch.workspace_bytes > 0 && (!p.workspace || !aligned(p.workspace)))
+  if (launch.workspace_bytes > 0 && (!p.workspace || !aligned_to_16(p.workspace)))
     return Status::fail(kBad, "prefill: a workspace of %lld bytes is needed, aligned to 16",
                         static_cast<long long>(launch.workspace_bytes));
   return {};
