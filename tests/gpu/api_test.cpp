@@ -215,9 +215,8 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     DecodeLaunch launch;
     const DecodeVariant& variant = choose_decode(key);
     REQUIRE(variant.plan(launch).ok());
-    const DeviceMemory partials(static_cast<std::size_t>(launch.blocks) * 2 *
-                                static_cast<std::size_t>(launch.record_floats) * 4);
-    const DeviceMemory arrivals = to_device<std::int32_t>(std::vector<std::int32_t>(8, 0), nullptr);
+    const DeviceMemory workspace =
+        to_device<std::byte>(std::vector<std::byte>(decode_workspace_bytes(launch, 8)), nullptr);
     DecodeParams d;
     d.batch = 2, d.num_q_heads = 16, d.num_kv_heads = 4, d.softmax_scale = static_cast<float>(info.softmax_scale);
     d.q = d_q.get(), d.out = d_out.get(), d.q_stride = d.out_stride = 2048, d.seq_lens = lengths.get<std::int32_t>();
@@ -227,7 +226,7 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     d.page_table_stride = 8;
     d.rotation_k = pointers.rotation_k, d.rotation_v = pointers.rotation_v, d.center_k = pointers.center_k,
     d.center_v = pointers.center_v;
-    d.partials = partials.get<float>(), d.arrivals = arrivals.get<std::int32_t>();
+    d.workspace = workspace.get();
     REQUIRE(std::string(check_decode(variant, d).message()) == "");
     REQUIRE(variant.run(launch, d, nullptr).ok());
     std::vector<std::uint16_t> direct(out.size());

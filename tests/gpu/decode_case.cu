@@ -216,9 +216,9 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   DecodeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) {
-    p.partials = arena.take<float>(
-        static_cast<std::size_t>(launch.blocks) * 2 * static_cast<std::size_t>(launch.record_floats), 0xFF);
-    p.arrivals = arena.take<std::int32_t>(static_cast<std::size_t>(batch * c.num_kv_heads), 0);
+    p.workspace =
+        arena.take<std::byte>(decode_workspace_bytes(launch, static_cast<std::size_t>(batch * c.num_kv_heads)), 0xFF);
+    check(cudaMemset(p.workspace, 0, decode_zero_bytes), "cudaMemset");
     status = check_decode(variant, p);
   }
   if (!status.ok()) return {status.message(), 0, 0, 0, 0};

@@ -163,8 +163,7 @@ struct WindowCache::Device {
   Buffer<std::byte> rotation;
   Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
-  Buffer<float> partials;
-  Buffer<std::int32_t> arrivals;
+  Buffer<std::byte> decode_workspace;
   DecodeLaunch launch;
 
   cudaStream_t stream = nullptr;
@@ -216,9 +215,7 @@ struct WindowCache::Device {
     q = Buffer<std::uint16_t>(queries);
     if (c.decode) {
       check(c.decode->plan(launch));
-      partials =
-          Buffer<float>(static_cast<std::size_t>(launch.blocks) * 2 * static_cast<std::size_t>(launch.record_floats));
-      arrivals = Buffer<std::int32_t>(std::vector<std::int32_t>(batch * heads, 0));
+      decode_workspace = Buffer<std::byte>(std::vector<std::byte>(decode_workspace_bytes(launch, batch * heads)));
     }
     check(cudaStreamCreate(&stream), "cudaStreamCreate");
   }
@@ -264,7 +261,7 @@ struct WindowCache::Device {
     p.window_layout = window_layout;
     p.rotation_k.order = p.rotation_v.order = c.order;
     if (!c.center.empty()) p.center_k = p.center_v = center.get();
-    p.partials = partials.get(), p.arrivals = arrivals.get();
+    p.workspace = decode_workspace.get();
     return p;
   }
 

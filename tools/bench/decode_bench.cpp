@@ -60,9 +60,8 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   p.rotation_k = key_rotation(memory, k), p.rotation_v = value_rotation(memory, v);
-  p.partials =
-      memory.take<float>(static_cast<std::size_t>(launch.blocks) * 2 * static_cast<std::size_t>(launch.record_floats));
-  p.arrivals = memory.zeros<std::int32_t>(static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_kv_heads));
+  p.workspace = memory.zeros<std::byte>(
+      decode_workspace_bytes(launch, static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_kv_heads)));
   const auto run = [&](int i) {
     sets[static_cast<std::size_t>(i) % sets.size()]->enter(p);
     check(variant.run(launch, p, device.stream()));

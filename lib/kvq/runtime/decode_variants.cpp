@@ -17,6 +17,12 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
   return best;
 }
 
+std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items) {
+  return decode_zero_bytes +
+         (static_cast<std::size_t>(launch.shared_records) + items) * static_cast<std::size_t>(launch.record_bytes) +
+         items * static_cast<std::size_t>(launch.operand_bytes);
+}
+
 Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
   if (p.batch < 0) return Status::fail(kBad, "decode: batch is %d, expected 0 or more", p.batch);
@@ -34,12 +40,14 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     return Status::fail(kBad, "decode: sink_tokens, recent_tokens and sliding_window must be 0 or more");
   if (p.batch == 0) return {};
   const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim;
-  if (!p.q || !p.out || !p.seq_lens || !p.pages || !p.page_table || !p.partials || !p.arrivals)
-    return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table, partials and arrivals must not be null");
+  if (!p.q || !p.out || !p.seq_lens || !p.pages || !p.page_table || !p.workspace)
+    return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table and workspace must not be null");
   if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row) ||
       (p.batch > 1 && p.out_stride < row))
     return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
                         static_cast<long long>(row));
+  if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
+    return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
   if (!aligned_to_16(p.pages) || p.page_stride % 16 != 0 || p.page_stride < layout.page_bytes())
     return Status::fail(kBad, "decode: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",

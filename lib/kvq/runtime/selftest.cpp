@@ -97,14 +97,12 @@ class Replay {
     std::vector<std::int32_t> table(expected_pages_.size() / static_cast<std::size_t>(layer_.pages.page_bytes()));
     std::iota(table.begin(), table.end(), 0);
     const std::vector<std::int32_t> lengths = {static_cast<std::int32_t>(rows_.tokens.count)};
-    const std::vector<std::int32_t> arrivals(static_cast<std::size_t>(g.num_kv_heads), 0);
     const DeviceMemory q = to_device(std::span(rows_.tokens.q), stream_),
                        pool = to_device<std::byte>(expected_pages_, stream_);
     const DeviceMemory seq_lens = to_device<std::int32_t>(lengths, stream_),
                        pages = to_device<std::int32_t>(table, stream_);
-    const DeviceMemory zeros = to_device<std::int32_t>(arrivals, stream_);
-    const DeviceMemory partials(static_cast<std::size_t>(launch.blocks) * 2 *
-                                static_cast<std::size_t>(launch.record_floats) * sizeof(float));
+    const std::vector<std::byte> zeros(decode_workspace_bytes(launch, static_cast<std::size_t>(g.num_kv_heads)));
+    const DeviceMemory workspace = to_device<std::byte>(zeros, stream_);
     std::vector<std::uint16_t> out(elements, 0xFFFF);  // NaN
     const DeviceMemory result_memory = to_device<std::uint16_t>(out, stream_);
 
@@ -119,7 +117,7 @@ class Replay {
     p.window_layout = {};
     p.rotation_k = pointers_.rotation_k, p.rotation_v = pointers_.rotation_v;
     p.center_k = pointers_.center_k, p.center_v = pointers_.center_v;
-    p.partials = partials.get<float>(), p.arrivals = zeros.get<std::int32_t>();
+    p.workspace = workspace.get();
     expect(check_decode(variant, p), "decode");
     expect(variant.run(launch, p, stream_), "decode");
     to_host<std::uint16_t>(result_memory, out, stream_);

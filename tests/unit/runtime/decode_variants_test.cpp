@@ -19,14 +19,14 @@ const DecodeVariant& int2() {
 
 /// Parameters that pass; the pointers are never followed.
 DecodeParams good() {
-  alignas(16) static std::byte memory[16];
+  alignas(256) static std::byte memory[256];
   static std::int32_t numbers[4];
   DecodeParams p;
   p.batch = 2, p.num_q_heads = 8, p.num_kv_heads = 2, p.softmax_scale = 0.1f;
   p.q = memory, p.out = memory, p.q_stride = p.out_stride = 8 * 128;
   p.seq_lens = p.page_table = p.window_slots = numbers;
   p.pages = p.windows = memory, p.page_stride = 2 * 64 * 72;
-  p.partials = reinterpret_cast<float*>(memory), p.arrivals = numbers;
+  p.workspace = memory;
   p.sink_tokens = 64, p.recent_tokens = 256;
   p.window_layout = {2, kExact, kExact, kInt2, 64, 272};
   return p;

@@ -3,15 +3,8 @@
 using namespace kvq;
 using namespace kvq::abi;
 
-std::size_t kvq_decode_plan::partials_bytes() const {
-  const std::size_t bytes = std::size_t{2} * static_cast<std::size_t>(launch.blocks) *
-                            static_cast<std::size_t>(launch.record_floats) * sizeof(float);
-  return (bytes + 255) / 256 * 256;
-}
-
 std::size_t kvq_decode_plan::workspace_bytes() const {
-  return partials_bytes() +
-         static_cast<std::size_t>(max_batch) * static_cast<std::size_t>(num_kv_heads) * sizeof(std::int32_t);
+  return decode_workspace_bytes(launch, static_cast<std::size_t>(max_batch) * static_cast<std::size_t>(num_kv_heads));
 }
 
 namespace {
@@ -72,8 +65,7 @@ Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, co
   p.rotation_k = l->pointers.rotation_k, p.rotation_v = l->pointers.rotation_v;
   p.center_k = l->pointers.center_k, p.center_v = l->pointers.center_v;
   p.sink_logits = a.sink_logits;
-  p.partials = static_cast<float*>(a.workspace);
-  p.arrivals = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(a.workspace) + plan.partials_bytes());
+  p.workspace = a.workspace;
   if (const Status status = check_decode(*plan.variant, p); !status.ok()) return status;
   return plan.variant->run(plan.launch, p, stream);
 }
@@ -107,10 +99,7 @@ kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspac
                                      kvq_error* error) {
   return guarded(error, [&] {
     check_workspace(required(plan, "plan"), workspace, bytes);
-    const std::size_t arrivals = plan->partials_bytes();
-    return cuda_status(
-        cudaMemsetAsync(static_cast<std::byte*>(workspace) + arrivals, 0, plan->workspace_bytes() - arrivals, stream),
-        "decode: workspace");
+    return cuda_status(cudaMemsetAsync(workspace, 0, decode_zero_bytes, stream), "decode: workspace");
   });
 }
 

@@ -78,7 +78,6 @@ struct kvq_decode_plan {
   int max_batch = 0;
   int device = 0;
 
-  std::size_t partials_bytes() const;  ///< from the workspace's beginning; `arrivals` follow
   std::size_t workspace_bytes() const;
 };
 

@@ -14,10 +14,10 @@ constexpr unsigned kFullArrivals = 33;  ///< every lane's copies, and the announ
 constexpr unsigned kFullArrivals = 1;
 #endif
 
-/// Barrier of the warps that attend.
-template <typename T>
-__device__ __forceinline__ void sync() {
-  ptx::bar_sync(1, T::kThreads);
+/// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
+__device__ __forceinline__ unsigned half_of(float x, int part) {
+  const __nv_bfloat16 high = __float2bfloat16_rn(x);
+  return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
 }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

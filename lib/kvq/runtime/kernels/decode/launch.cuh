@@ -1,10 +1,13 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/runtime/kernels/decode/combine.cuh>
 #include <kvq/runtime/kernels/decode/kernel.cuh>
+#include <kvq/runtime/kernels/decode/queries.cuh>
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
@@ -17,27 +20,71 @@ inline Status status_of(cudaError_t error, const char* what) {
 template <typename T>
 Status plan_decode(DecodeLaunch& launch) {
   launch.shared_bytes = static_cast<int>(sizeof(typename T::Shared));
-  launch.record_floats = static_cast<int>(sizeof(typename T::Record) / sizeof(float));
+  launch.operand_bytes = static_cast<int>(sizeof(typename T::Operand));
+  launch.record_bytes = static_cast<int>(sizeof(typename T::Record));
   static_assert(sizeof(typename T::Shared) <= 99 * 1024, "what a block has on every architecture");
-  int device = 0, multiprocessors = 0, each = 0;
+  int device = 0, each = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(decode::decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  launch.shared_bytes);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
-  launch.blocks = each * multiprocessors;
+  launch.blocks = each * launch.multiprocessors;
+  launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
+  launch.overlapping = major >= 9;
   return status_of(error, "decode: plan");
+}
+
+/// One kernel of a call. @param overlaps  it may start while the one before still runs
+template <typename... Args>
+cudaError_t launch_part(void (*kernel)(Args...), int blocks, int threads, int shared_bytes, bool overlaps,
+                        CUstream_st* stream, std::type_identity_t<Args>... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlaps ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 template <typename T>
 Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
   if (params.batch == 0) return {};
-  decode::decode_kernel<T><<<static_cast<unsigned>(launch.blocks), T::kBlockThreads,
-                             static_cast<std::size_t>(launch.shared_bytes), stream>>>(params);
-  return status_of(cudaGetLastError(), "decode: launch");
+  const int items = params.batch * params.num_kv_heads, group_heads = params.num_q_heads / params.num_kv_heads;
+  DecodeParams p = params;
+  std::byte* at = static_cast<std::byte*>(p.workspace);
+  p.claims = reinterpret_cast<std::int32_t*>(at), at += decode_zero_bytes;
+  p.partials = at;
+  at += (static_cast<std::size_t>(launch.shared_records) + static_cast<std::size_t>(items)) *
+        static_cast<std::size_t>(launch.record_bytes);
+  p.operands = at;
+
+  // Blocks of the side kernels: enough to fill the device, a multiple of the heads, so that each needs one rotation.
+  const int fill = 2 * launch.multiprocessors;
+  const auto side_blocks = [&](int units) {
+    return units <= fill ? units : std::max(1, fill / params.num_kv_heads) * params.num_kv_heads;
+  };
+  const int heads_each = items >= launch.multiprocessors ? group_heads : 1;
+  const int splits = (group_heads + heads_each - 1) / heads_each;
+  cudaError_t error =
+      launch_part(decode::queries_kernel<T>, side_blocks(items), decode::kSideThreads, 0, false, stream, p);
+  if (error == cudaSuccess)
+    error = launch_part(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
+                        launch.overlapping, stream, p);
+  if (error == cudaSuccess)
+    error = launch_part(decode::combine_kernel<T>, side_blocks(items * splits), decode::kSideThreads, 0,
+                        launch.overlapping, stream, p, launch.blocks, heads_each);
+  return status_of(error, "decode: launch");
 }
 
 template <typename T>

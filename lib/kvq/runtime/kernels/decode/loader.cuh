@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -16,21 +16,20 @@ struct Loader {
   int lane;
   int stage = 0;
   unsigned parity = 1;       ///< the first round of the ring is free
-  unsigned waiting = 0;      ///< bit of each place in `items` whose partial result is not announced yet
-  unsigned left_parity = 0;  ///< bit of each place
-  int merge = 0;
+  int place = 0;             ///< of the next item
+  unsigned left_parity = 1;  ///< of the next item's place
 
   /// One stage, as one lane describes it.
   struct Job {
     typename T::StageInfo info;
     const std::byte* from[kPieces];  ///< exact: keys; coded: the head's tiles in each page
-    int values;                      ///< exact: byte of the values behind the keys
-    const void* queries;             ///< of the item, with its first stage; else null
+    int values;                      ///< exact or whole: byte of the values behind the keys, 0 if in one run with them
+    bool whole;                      ///< all coded tokens of the stage, in one page
   };
 
-  __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used, const void* queries) const {
+  __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used) const {
     const Span& span = walk.span;
-    Job job{{flags, 0, 0, 0}, {}, 0, queries};
+    Job job{{flags, 0, 0, 0}, {}, 0, false};
     if (!used) return job;
     const int page_tiles = 1 << (p.page_shift - 4);
     if (slot < span.coded_slots) {
@@ -44,6 +43,16 @@ struct Loader {
         const int token = first + (k << p.page_shift);
         if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < span.coded_end))
           job.from[k] = pages + table[token >> p.page_shift] * p.page_stride;
+      }
+      if constexpr (!T::kExact) {
+        job.whole =
+            page_tiles >= T::kStageTiles && first >= span.coded_begin && first + T::kStageTokens <= span.coded_end;
+        if (job.whole && page_tiles > T::kStageTiles) {
+          const int in_page = first / kTileTokens & (page_tiles - 1);
+          job.from[0] += in_page * T::KSide::side().bytes();
+          job.values =
+              page_tiles * T::KSide::side().bytes() + in_page * (T::VSide::side().bytes() - T::KSide::side().bytes());
+        }
       }
       if constexpr (T::kExact) {
         constexpr int kKeyBytes = T::KSide::side().bytes();
@@ -90,7 +99,12 @@ struct Loader {
   __device__ __forceinline__ void start(const Job& job, int at, bool announces) {
     unsigned char* to = shared.stages[at];
     const unsigned full = ptx::shared_address(&shared.full[at]);
-    const int query_bytes = job.queries ? p.num_q_heads / p.num_kv_heads * T::kHeadDim * 2 : 0;
+    if (job.whole) {  // as most are: few instructions, for this warp is what all others wait for
+      if (announces) announce(job.info, at, T::kCodedBytes);
+      copy(to, job.from[0], job.values ? T::kValuesAt : T::kCodedBytes, full);
+      if (job.values) copy(to + T::kValuesAt, job.from[0] + job.values, T::kCodedBytes - T::kValuesAt, full);
+      return;
+    }
     constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
     const int page_tiles = 1 << (p.page_shift - 4);
     const bool coded = !T::kExact && (job.info.flags & kStageCoded);
@@ -100,10 +114,8 @@ struct Loader {
     const int bytes = coded                          ? (to_tile - from_tile) * T::kTileBytes
                       : job.info.flags & kStageExact ? 2 * T::kExactBytes
                                                      : 0;
-    if (announces) announce(job.info, at, bytes + query_bytes);
-    if (coded && page_tiles == T::kStageTiles && bytes == T::kCodedBytes) {  // the stage is a page
-      copy(to, job.from[0], T::kCodedBytes, full);
-    } else if (coded) {
+    if (announces) announce(job.info, at, bytes);
+    if (coded) {
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         const int tile = max(from_tile, k * page_tiles), count = min(to_tile, (k + 1) * page_tiles) - tile;
@@ -117,7 +129,6 @@ struct Loader {
       copy(to, job.from[0], T::kExactBytes, full);
       copy(to + T::kExactBytes, job.from[0] + job.values, T::kExactBytes, full);
     }
-    if (query_bytes) copy(shared.raw_q[job.info.flags >> kStageItemShift], job.queries, query_bytes, full);
   }
 
   /// Loads the jobs that the first `count` lanes hold, in order.
@@ -127,10 +138,15 @@ struct Loader {
     constexpr int kAtOnce = T::kStages < 4 ? T::kStages : 4;
     for (int base = 0; base < count; base += kAtOnce) {
       const int n = min(kAtOnce, count - base), mine = lane - base;
+      // All lanes wait for each stage: lanes that wait for different barriers would do so in a busy loop.
+      for (int i = 0; i < n; ++i) {
+        const bool wraps = stage + i >= T::kStages;
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage + i - (wraps ? T::kStages : 0)]),
+                           parity ^ (wraps ? 1u : 0u));
+      }
+      __syncwarp();
       if (mine >= 0 && mine < n) {
-        const bool wraps = stage + mine >= T::kStages;
-        const int at = stage + mine - (wraps ? T::kStages : 0);
-        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at]), parity ^ (wraps ? 1u : 0u));
+        const int at = stage + mine - (stage + mine >= T::kStages ? T::kStages : 0);
         start(job, at, true);
       }
       __syncwarp();
@@ -144,8 +160,7 @@ struct Loader {
       theirs.info = {__shfl_sync(kAll, job.info.flags, i), __shfl_sync(kAll, job.info.first, i),
                      __shfl_sync(kAll, job.info.begin, i), __shfl_sync(kAll, job.info.end, i)};
       theirs.values = __shfl_sync(kAll, job.values, i);
-      theirs.queries =
-          reinterpret_cast<const void*>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(job.queries), i));
+      theirs.whole = __shfl_sync(kAll, static_cast<int>(job.whole), i) != 0;
 #pragma unroll
       for (int k = 0; k < kPieces; ++k)
         theirs.from[k] =
@@ -157,73 +172,68 @@ struct Loader {
 #endif
   }
 
-  /// Announces the partial result of the item at `place`, once the warps have left it. The last one to be announced is
-  /// merged by the block that announces it: one more job for the ring.
-  __device__ __forceinline__ void announce_partial(int place) {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity >> place & 1);
-    left_parity ^= 1u << place;
-    waiting &= ~(1u << place);
-    const typename T::Item item = shared.items[place];
-    int last = 0;
+  /// Loads an item's queries into its place.
+  __device__ __forceinline__ void load_queries(const Walk& walk) {
+    const typename T::Operand* from =
+        static_cast<const typename T::Operand*>(p.operands) + walk.sequence * p.num_kv_heads + walk.head;
+    const unsigned ready = ptx::shared_address(&shared.ready[place]);
+#if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-      std::int32_t* arrivals = p.arrivals + static_cast<std::int64_t>(item.sequence) * p.num_kv_heads + item.head;
-      __threadfence();  // covers what the warps wrote before the barrier
-      last = atomicAdd(arrivals, 1) == item.last_piece - item.first_piece;
-      if (last) {
-        *arrivals = 0;
-        shared.merges[merge] = item;
-      }
-      __threadfence();
+      ptx::mbarrier_arrive_expect_tx(ready, sizeof(typename T::Operand));
+      copy(&shared.operands[place], from, sizeof(typename T::Operand), ready);
     }
-    __syncwarp();  // any lane may announce the job that tells of it
-    if (__shfl_sync(kAll, last, 0)) {
-      load(Job{{kStageMerge | merge << kStageItemShift, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
-      if (++merge == T::kItems) merge = 0;
-    }
+    __syncwarp();
+#else
+    if (lane == 0) ptx::mbarrier_arrive(ready);
+    copy(&shared.operands[place], from, sizeof(typename T::Operand), ready);
+    ptx::cp_async_mbarrier_arrive_noinc(ready);
+#endif
   }
-  /// The oldest place that waits: places are used round and round, `next` is the one to be used next.
-  __device__ __forceinline__ int oldest(int next) const {
-    while (!(waiting >> next & 1)) next = next + 1 == T::kItems ? 0 : next + 1;
-    return next;
+  /// The next piece to load: the first ones go by the number of the block, the others to who asks.
+  __device__ __forceinline__ int claim(const Cut& cut) const {
+    if (cut.one_round) return cut.pieces();
+    int claimed = 0;
+    if (lane == 0) {
+      claimed = atomicAdd(p.claims, 1);
+      // Each block asks once in vain; the last one leaves the number as it was.
+      if (claimed == cut.pieces() - 1) *p.claims = 0;
+    }
+    return cut.each + __shfl_sync(kAll, claimed, 0);
   }
 
-  /// Loads the block's piece of the line.
+  /// Loads the block's pieces of the line.
   __device__ void run(const Cut& cut) {
-    const int piece = static_cast<int>(blockIdx.x), group_heads = p.num_q_heads / p.num_kv_heads;
-    const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
-    Walk walk;
-    walk.sequence = shared.first_sequence;
-    walk.span = span_of<T>(p, walk.sequence);
-    walk.head = static_cast<int>((begin - shared.first_slot) / walk.span.slots);
-    walk.slot = shared.first_slot + static_cast<long long>(walk.head) * walk.span.slots;
-    for (int place = 0;; next_item<T>(p, walk)) {
-      while (waiting >> place & 1) announce_partial(oldest(place));
-      const int n = walk.span.slots;
-      const int from = static_cast<int>(max(begin - walk.slot, 0LL));
-      const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
-      // A piece shares at most two items: the one it begins in (record 0) and the one that begins in it and does not
-      // end there (record 1).
-      const bool whole = from == 0 && to == n;
-      if (lane == 0)
-        shared.items[place] = {walk.sequence, walk.head, whole ? -1 : 2 * piece + (from == 0), cut.piece_of(walk.slot),
-                               cut.piece_of(walk.slot + n - 1)};
-      __syncwarp();  // any lane may announce the stages that refer to it
-      const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
-      const void* queries = static_cast<const typename T::Activation*>(p.q) + walk.sequence * p.q_stride +
-                            walk.head * group_heads * T::kHeadDim;
-      for (int base = 0; base < padded; base += 32) {
-        const int i = base + lane;
-        const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
-        load(describe(walk, from + i, flags, from + i < to, i == 0 ? queries : nullptr), min(32, padded - base));
-      }
-      if (!whole) waiting |= 1u << place;
-      if (++place == T::kItems) place = 0;
-      if (walk.slot + n >= end) {
-        while (waiting) announce_partial(oldest(place));
-        break;
+    bool first = true;
+    for (int piece = static_cast<int>(blockIdx.x); piece < cut.pieces(); piece = claim(cut)) {
+      const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
+      for (Walk walk = find_item<T>(p, shared.runs_before, begin, lane);; next_item<T>(p, walk)) {
+        const int n = walk.span.slots;
+        const int from = static_cast<int>(max(begin - walk.slot, 0LL));
+        const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
+        ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
+        if (lane == 0)
+          shared.record[place] = from == 0 && to == n ? whole_record(cut, walk.sequence * p.num_kv_heads + walk.head)
+                                                      : shared_record(piece, from == 0);
+        __syncwarp();  // any lane may announce the stages that refer to it
+        if (!first) load_queries(walk);
+        const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
+        for (int base = 0, count; base < padded; base += count) {
+          // Tokens need not wait for the kernel that prepares the queries, as far as the ring has room.
+          count = min(first ? T::kStages : 32, padded - base);
+          const int i = base + lane;
+          const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
+          load(describe(walk, from + i, flags, from + i < to), count);
+          if (first) {
+            ptx::wait_for_dependencies();
+            load_queries(walk);
+            first = false;
+          }
+        }
+        if (++place == T::kItems) place = 0, left_parity ^= 1;
+        if (walk.slot + n >= end) break;
       }
     }
-    load(Job{{kStageEnd, 0, 0, 0}, {}, 0, nullptr}, T::kTeams);
+    load(Job{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kTeams);
   }
 };
 

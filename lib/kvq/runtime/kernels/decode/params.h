@@ -53,9 +53,14 @@ struct DecodeParams {
   const float* center_v = nullptr;     ///< [Hkv, D] or null
   const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 
-  // workspace
-  float* partials = nullptr;         ///< [blocks, 2] records of DecodeLaunch::record_floats
-  std::int32_t* arrivals = nullptr;  ///< [B, Hkv], zero before the first call and after each
+  /// decode_workspace_bytes() (variant.h), aligned to 256; its first decode_zero_bytes are zero before the first call
+  /// and after each
+  void* workspace = nullptr;
+
+  // parts of the workspace; run_decode sets them
+  std::int32_t* claims = nullptr;  ///< pieces that were handed out
+  void* operands = nullptr;        ///< [B, Hkv] queries as the kernel takes them
+  void* partials = nullptr;        ///< partial results (schedule.cuh)
 };
 
 }  // namespace kvq

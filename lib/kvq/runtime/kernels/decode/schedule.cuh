@@ -5,8 +5,10 @@
 /// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one
 /// for each stage: first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by
 /// sequence, head by head, which is cut into equal pieces, one for each block. The cut depends on lengths that are read
-/// on the device, so that a captured graph stays right while sequences grow. (Handing out the last third of the line to
-/// who is done first was tried: the partial results that it adds cost more than the balance gains.)
+/// on the device, so that a captured graph stays right while sequences grow. Equal pieces do not take equal times: the
+/// oldest block of a multiprocessor is served first, and some multiprocessors are nearer to memory. So on a long line
+/// the equal pieces leave a rest, which is handed out in ever smaller pieces to who is done first. (More than a few of
+/// them cost more than they gain: each is one more item to begin and to end.)
 namespace kvq::decode {
 
 /// Slots of one item; equal for all heads of a sequence.
@@ -40,20 +42,61 @@ __device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
   return s;
 }
 
-/// How the line is cut: into equal pieces of at least one slot.
+/// How the line is cut. Round 0 gives each block one piece; the pieces of the later rounds, as many each, are handed
+/// out.
 struct Cut {
-  long long total;  ///< slots
-  int pieces;
+  static constexpr int kRounds = 3;
+  /// Slots of a block from which on the line has more than one round: what it takes for the last pieces to be worth
+  /// their partial results.
+  static constexpr int kLongShare = 128;
 
-  __device__ __forceinline__ Cut(long long line, int blocks)
-      : total(line), pieces(static_cast<int>(min(static_cast<long long>(blocks), line))) {}
-  /// First slot of a piece; `pieces` gives the end of the line.
-  __device__ __forceinline__ long long begin_of(int piece) const { return total * piece / pieces; }
+  long long total;  ///< slots
+  int blocks;
+  int each;  ///< pieces of a round
+  bool one_round;
+
+  __device__ __forceinline__ Cut(long long line, int grid)
+      : total(line),
+        blocks(grid),
+        each(static_cast<int>(min(static_cast<long long>(grid), line))),
+        one_round(line < static_cast<long long>(kLongShare) * grid) {}
+  __device__ __forceinline__ int pieces() const { return one_round ? each : kRounds * each; }
+  /// First slot of a round.
+  __device__ __forceinline__ long long round_begin(int round) const {
+    constexpr int kEnds[kRounds] = {56, 61, 64};  // in parts of 64 of the line
+    if (round == 0) return 0;
+    if (one_round) return total;
+    int end = kEnds[0];
+#pragma unroll
+    for (int r = 1; r < kRounds; ++r)
+      if (round > r) end = kEnds[r];
+    return total * end / 64;
+  }
+  /// First slot of a piece; pieces() gives the end of the line.
+  __device__ __forceinline__ long long begin_of(int piece) const {
+    const int round = piece / each;
+    const long long begin = round_begin(round);
+    return begin + (round_begin(round + 1) - begin) * (piece - round * each) / each;
+  }
   /// The piece that holds a slot.
   __device__ __forceinline__ int piece_of(long long slot) const {
-    return static_cast<int>(((slot + 1) * pieces - 1) / total);
+    int round = 0;
+    if (!one_round)
+#pragma unroll
+      for (int r = 1; r < kRounds; ++r) round += slot >= round_begin(r);
+    const long long begin = round_begin(round), size = round_begin(round + 1) - begin;
+    return round * each + static_cast<int>(((slot - begin + 1) * each - 1) / size);
   }
 };
+
+/// Records of partial results. A piece shares at most two items: the one it begins in, and one that begins in it and
+/// does not end there. Then one record for each item that is whole in one piece.
+__device__ __forceinline__ long long shared_record(int piece, bool begins_in_piece) {
+  return 2LL * piece + begins_in_piece;
+}
+__device__ __forceinline__ long long whole_record(const Cut& cut, int item) {
+  return 2LL * Cut::kRounds * cut.blocks + item;
+}
 
 /// An item on the line.
 struct Walk {
@@ -74,52 +117,77 @@ __device__ __forceinline__ void next_item(const DecodeParams& p, Walk& w) {
   } while (w.span.slots == 0);
 }
 
-/// Adds up the line and finds the sequence that holds the first slot of the block's own piece; by all threads, ends
-/// with a barrier.
+/// Adds up the line; by all threads, ends with a barrier. Each thread adds a run of sequences, the first warp adds the
+/// runs: `runs_before` tells for each how many slots of one head lie before it.
 template <typename T>
-__device__ __forceinline__ void survey(const DecodeParams& p, typename T::Shared& shared, int piece, int blocks) {
+__device__ __forceinline__ void survey(const DecodeParams& p, int (&runs_before)[T::kThreads + 1]) {
   const int thread = static_cast<int>(threadIdx.x);
   if (p.batch == 1) {
-    if (thread == 0) {
-      shared.total = static_cast<long long>(span_of<T>(p, 0).slots) * p.num_kv_heads;
-      shared.first_sequence = 0, shared.first_slot = 0;
-    }
+    if (thread == 0) runs_before[0] = 0, runs_before[T::kThreads] = span_of<T>(p, 0).slots;
     __syncthreads();
     return;
   }
-  // Each thread adds a run of sequences, the first warp adds the runs.
   const int run = (p.batch + T::kThreads - 1) / T::kThreads;
   int sum = 0;
   for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b) sum += span_of<T>(p, b).slots;
-  if (thread < T::kThreads) shared.run_sum[thread] = sum;
+  if (thread < T::kThreads) runs_before[thread] = sum;
   __syncthreads();
   if (thread < 32) {
     constexpr int kEach = T::kThreads / 32;
-    long long mine = 0;
-    for (int i = 0; i < kEach; ++i) mine += shared.run_sum[thread * kEach + i];
-    long long before = mine;
+    int mine[kEach], before = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine[i] = runs_before[thread * kEach + i], before += mine[i];
+    const int own = before;
     for (int step = 1; step < 32; step *= 2) {
-      const long long other = __shfl_up_sync(~0u, before, step);
+      const int other = __shfl_up_sync(~0u, before, step);
       if (thread >= step) before += other;
     }
-    const long long heads = p.num_kv_heads, total = __shfl_sync(~0u, before, 31) * heads;
-    before -= mine;
-    const Cut cut(total, blocks);
-    const long long begin = piece < cut.pieces ? cut.begin_of(piece) : total;
-    if (thread == 0) shared.total = total;
-    // The lane whose sequences hold the slot walks them.
-    if (begin < total && before * heads <= begin && begin < (before + mine) * heads) {
-      int r = thread * kEach;
-      while ((before + shared.run_sum[r]) * heads <= begin) before += shared.run_sum[r++];
-      int b = r * run;
-      if (run > 1)
-        for (int slots = span_of<T>(p, b).slots; (before + slots) * heads <= begin; slots = span_of<T>(p, b).slots)
-          before += slots, ++b;
-      shared.first_sequence = b;
-      shared.first_slot = before * heads;
+    before -= own;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      runs_before[thread * kEach + i] = before;
+      before += mine[i];
     }
+    if (thread == 31) runs_before[T::kThreads] = before;
   }
   __syncthreads();
+}
+
+/// Slots of one head before a sequence.
+template <typename T>
+__device__ __forceinline__ long long slots_before(const DecodeParams& p, const int (&runs_before)[T::kThreads + 1],
+                                                  int sequence) {
+  if (p.batch == 1) return 0;
+  const int run = (p.batch + T::kThreads - 1) / T::kThreads, r = sequence / run;
+  long long slots = runs_before[r];
+  for (int b = r * run; b < sequence; ++b) slots += span_of<T>(p, b).slots;
+  return slots;
+}
+
+/// The item that holds a slot of the line; by one warp.
+template <typename T>
+__device__ __forceinline__ Walk find_item(const DecodeParams& p, const int (&runs_before)[T::kThreads + 1],
+                                          long long slot, int lane) {
+  Walk walk;
+  walk.sequence = 0, walk.slot = 0;
+  if (p.batch > 1) {
+    constexpr int kEach = T::kThreads / 32;
+    int runs = 0;  // that begin at or before the slot
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      runs += __popc(__ballot_sync(~0u, static_cast<long long>(runs_before[i * 32 + lane]) * p.num_kv_heads <= slot));
+    // Runs without slots begin where the next one does; the last of them is the one that has some.
+    walk.sequence = (runs - 1) * ((p.batch + T::kThreads - 1) / T::kThreads);
+    walk.slot = static_cast<long long>(runs_before[runs - 1]) * p.num_kv_heads;
+  }
+  walk.span = span_of<T>(p, walk.sequence);
+  while (walk.slot + static_cast<long long>(walk.span.slots) * p.num_kv_heads <= slot) {
+    walk.slot += static_cast<long long>(walk.span.slots) * p.num_kv_heads;
+    walk.span = span_of<T>(p, ++walk.sequence);
+  }
+  walk.head = static_cast<int>((slot - walk.slot) / walk.span.slots);
+  walk.slot += static_cast<long long>(walk.head) * walk.span.slots;
+  return walk;
 }
 
 }  // namespace kvq::decode

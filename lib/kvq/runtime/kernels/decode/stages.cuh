@@ -14,12 +14,29 @@ struct State {
   float max;                        ///< largest score in the query's unit
   float sum;                        ///< this lane's tokens only
   float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
+  bool nested;                      ///< `out` of a slice of bytes has the slices above it too, all times a power of 2
 
   __device__ __forceinline__ void reset() {
     for (auto& block : out) block[0] = block[1] = 0.0f;
     for (float& m : minima) m = 0.0f;
     max = kMinusInf;
     sum = 0.0f;
+    nested = T::kNested;
+  }
+
+  /// Takes the slices of a byte apart.
+  __device__ __forceinline__ void separate() {
+    if (!nested) return;
+    nested = false;
+#pragma unroll
+    for (int block = 0; block < T::kBlocks; ++block) {
+      const int slice = block % T::VSide::kPerByte;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (slice + 1 < T::VSide::kPerByte) out[block][i] -= out[block + 1][i];
+        out[block][i] *= 1.0f / static_cast<float>(1 << (slice * T::VSide::kBits));
+      }
+    }
   }
 
   /// Takes over a stage's largest score of this lane: rescales what is there if it grew.
@@ -123,56 +140,25 @@ struct Step {
   }
 };
 
-/// The query as operand: 16-bit integers of each head in two bytes, and what turns integer products into scores.
+/// A warp's part of an item's queries: 16-bit integers of each head in two bytes, and what turns integer products into
+/// scores.
 template <typename T>
 struct Query {
   using Side = typename T::KSide;
-  static constexpr int kSteps = T::kHeadDim / 32;
-  unsigned fragment[T::kExact ? 1 : kSteps][2];
+  unsigned fragment[T::kSteps][2];
   float unit;                 ///< base-2 score of an integer product of 1, never 0
   float exact_unit;           ///< score of an exact product of 1, in `unit`
   float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the levels
 
-  /// param heads  rotated queries of this warp's four heads
-  __device__ __forceinline__ void load(const float (*heads)[T::kHeadDim], float scale, int lane) {
-    if constexpr (T::kExact) {
-      unit = scale * kLog2e, exact_unit = 1.0f;
-    } else {
-      const int g = lane >> 2, t = lane & 3;
-      const float* row = heads[g >> 1];
-      float largest = 1e-20f;
+  __device__ __forceinline__ void load(const typename T::Operand& operand, int member, int lane) {
+    const int head = 4 * member + (lane & 3);
+    unit = operand.unit[head], exact_unit = operand.exact_unit[head];
+    if constexpr (!T::kExact) {
 #pragma unroll
-      for (int j = 0; j < kSteps; ++j)
+      for (int j = 0; j < T::kSteps; ++j)
+        fragment[j][0] = operand.fragments[member][j][0][lane], fragment[j][1] = operand.fragments[member][j][1][lane];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) largest = fmaxf(largest, fabsf(row[32 * j + 8 * t + e]));
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-      const float inverse = 32512.0f / largest;
-      int sum[Side::kGroups] = {};
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-        for (int w = 0; w < 2; ++w) {
-          unsigned packed = 0;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int q = __float2int_rn(row[32 * j + 8 * t + 4 * w + i] * inverse);
-            const int high = (q + 128) >> 8, low = q - 256 * high;
-            sum[j / Side::kStepsInGroup] += q;
-            packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
-          }
-          fragment[j][w] = packed;
-        }
-#pragma unroll
-      for (int j = 0; j < Side::kGroups; ++j) {
-        sum[j] += __shfl_xor_sync(kAll, sum[j], 1);
-        sum[j] += __shfl_xor_sync(kAll, sum[j], 2);
-        // Up to here the lane held head g / 2, from here on head t.
-        sums[j] = __shfl_sync(kAll, static_cast<float>(sum[j]), 8 * t) * static_cast<float>(1 << Side::kBits);
-        if constexpr (!Side::kAffine) sums[j] *= 0.5f * Side::kLevels;
-      }
-      unit = __shfl_sync(kAll, largest, 8 * t) * (1.0f / 32512.0f / (1 << Side::kBits)) * scale * kLog2e;
-      exact_unit = scale * kLog2e / unit;
+      for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][head];
     }
   }
 };
@@ -296,11 +282,12 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       columns[2 * pair] = __byte_perm(even, odd, 0x5410);
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
-    // Codes of a slice are only masked, so they come times a power of 2.
-    float units[Side::kPerByte];
-#pragma unroll
-    for (int i = 0; i < Side::kPerByte; ++i) units[i] = unit * (1.0f / (1 << (i * Side::kBits)));
-    constexpr auto masked = [](unsigned word, int slice) { return word & (Side::kMask << (slice * Side::kBits)); };
+    // Codes of a slice are only masked, so they come times a power of 2; and with the slices above them if the
+    // differences can be taken at the end (settle).
+    constexpr auto masked = [](unsigned word, int slice) {
+      const unsigned below = static_cast<unsigned>(slice * Side::kBits);
+      return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
+    };
 #pragma unroll
     for (int block = 0; block < T::kBlocks; ++block) {
       if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
@@ -311,24 +298,21 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
         ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
                                masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice),
                                columns[2 * pair], columns[2 * pair + 1]);
-      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]), units[slice], state.out[block][0]);
-      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]), units[slice], state.out[block][1]);
+      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]),
+                                 T::kNested ? unit : unit * (1.0f / (1 << (slice * Side::kBits))), state.out[block][0]);
+      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]),
+                                 T::kNested ? unit : unit * (1.0f / (1 << (slice * Side::kBits))), state.out[block][1]);
     }
   }
 }
 
 // ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
 
-/// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
-__device__ __forceinline__ unsigned half_of(float x, int part) {
-  const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
-}
-
 template <typename T>
 __device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
                                              const unsigned (&fragments)[T::kBlocks][2][32], const Query<T>& query,
                                              State<T>& state, int lane) {
+  if constexpr (T::kNested) state.separate();  // exact tokens come after coded ones
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
   float sums[2][4] = {};

@@ -41,6 +41,18 @@ struct DecodeTraits {
   static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
   static constexpr int kBlocks = kHeadDim / 16;
 
+  /// Whether all slices of a byte of values are in one group, hence have the same weight: then a product may take in
+  /// the slices above its own, which saves a mask.
+  static constexpr bool nested() {
+    if (kExact) return false;
+    for (int block = 1; block < kBlocks; ++block)
+      if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
+                                              value_step(VSide::side(), block - 1) / VSide::kStepsInGroup)
+        return false;
+    return true;
+  }
+  static constexpr bool kNested = nested();
+
   // Stages: exact tokens by eight, coded ones as many steps of 32 as take about as many bytes; 4 KB at head_dim 128.
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
@@ -56,12 +68,18 @@ struct DecodeTraits {
   static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
                                                                              : kFit < 2 ? 2
                                                                                         : kFit;  ///< stages of a team
-  static constexpr int kStages = kTeams * kEach;  ///< stage s is team s mod kTeams'
-  static constexpr int kItems = kEach + 2;        ///< items that are loaded or attended to at once, at most
+  static constexpr int kStages = kTeams * kEach;          ///< stage s is team s mod kTeams'
+  static constexpr int kItems = kHeadDim <= 128 ? 4 : 3;  ///< items whose queries are there at once
 
-  static constexpr int kTable = kHeadDim <= 128 ? 64 : 32;  ///< records that are merged at once
-
-  /// A partial result: values of each head, to be divided by `sum`, and the reference of its exponentials, in base 2.
+  /// Queries of an item as the attending warps take them (queries.cuh): four heads a member of a team.
+  static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
+  struct alignas(16) Operand {
+    unsigned fragments[kTeam][kSteps][2][32];  ///< of 16-bit integers, for coded keys
+    unsigned halves[kTeam][kBlocks][2][32];    ///< of two bfloat16 halves, for exact ones
+    float unit[kHeads], exact_unit[kHeads];
+    float sums[KSide::kGroups][kHeads];
+  };
+  /// A partial result: values of each head, not divided by the sum, and the reference of its exponentials, in base 2.
   struct alignas(16) Record {
     float value[kHeads][kHeadDim];
     float2 state[kHeads];  ///< largest score, sum
@@ -71,33 +89,24 @@ struct DecodeTraits {
     int flags;              ///< kStage... and the item's place in `items`
     int first, begin, end;  ///< position of the first token; visible positions
   };
-  struct Item {
-    int sequence, head;
-    int record;                   ///< place of the partial result, -1 if the piece has the whole item
-    int first_piece, last_piece;  ///< pieces that share it
-  };
   struct Shared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
-    Record record;                          ///< values: first the rotated queries, at last the result
-    float merged[kWarps][4][kHeadDim + 1];  ///< each warp's values; padded against bank conflicts
-    float2 merged_state[kWarps][4];
-    float2 table[kTable][kHeads];
-    unsigned exact_q[kTeam][kBlocks][2][32];  ///< B fragments of bfloat16 halves
+    alignas(128) Operand operands[kItems];
+    float2 states[kItems][kWarps][4];  ///< of each warp's share of an item
     StageInfo info[kStages];
-    Item items[kItems];
-    alignas(16) unsigned short raw_q[kItems][kHeads][kHeadDim];  ///< queries as they come
-    Item merges[kItems];                                         ///< items whose partial results are all there
     alignas(8) unsigned long long full[kStages], empty[kStages];
-    unsigned long long left[kItems];  ///< barriers: the warps have left the item's partial result
-    long long total;                  ///< slots of the line
-    long long first_slot;             ///< of first_sequence
-    int first_sequence;
-    int run_sum[kThreads];
+    unsigned long long ready[kItems];    ///< barriers: the item's queries are there
+    unsigned long long left[kItems];     ///< barriers: its partial result has been left
+    unsigned long long settled[kItems];  ///< barriers: all shares of it are there
+    long long record[kItems];            ///< where it goes
+    int ends[kItems][kTeams];            ///< the stages that hold the warps' shares of an item
+    int shares[kItems];                  ///< how many of them are there
+    int runs_before[kThreads + 1];       ///< slots of one head before each run of sequences (schedule.cuh), and of all
   };
+  static_assert(kTeams == 1 || kTeam * 4 * kHeadDim * 4 <= kStageBytes, "a stage holds its team's share");
 };
 
 /// Flags of a stage. The first and the last ones of an item are marked for every team.
-constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageMerge = 16, kStageEnd = 32,
-              kStageItemShift = 8;
+constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageItemShift = 8;
 
 }  // namespace kvq

@@ -12,9 +12,18 @@ namespace kvq {
 /// What a launch needs to know of one variant on one device.
 struct DecodeLaunch {
   int blocks = 0;  ///< that run at once
+  int multiprocessors = 0;
   int shared_bytes = 0;
-  int record_floats = 0;  ///< of a partial result; a block leaves at most two
+  int operand_bytes = 0;     ///< queries of one item, which is one KV head of a sequence
+  int record_bytes = 0;      ///< of a partial result
+  int shared_records = 0;    ///< partial results beside one of each item
+  bool overlapping = false;  ///< kernels of a call may start before the one before has ended
 };
+
+/// Bytes of the workspace that are zero between calls, from its beginning.
+inline constexpr std::size_t decode_zero_bytes = 256;
+/// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
+std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
 
 /// One row of variants.json, compiled.
 struct DecodeVariant {

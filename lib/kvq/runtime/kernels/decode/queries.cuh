@@ -1,0 +1,98 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/rotate.cuh>
+#include <kvq/runtime/kernels/decode/stages.cuh>
+#include <kvq/runtime/kernels/decode/traits.cuh>
+
+/// Queries, before decode: rotated, and cut into operands of the tensor cores. A kernel of its own, since the blocks of
+/// decode share items: each would rotate the same queries once more.
+namespace kvq::decode {
+
+/// One warp cuts four rotated rows of queries.
+template <typename T>
+__device__ __forceinline__ void cut_queries(const float (*heads)[T::kHeadDim], float softmax_scale, int member,
+                                            int lane, typename T::Operand& to) {
+  using Side = typename T::KSide;
+  if constexpr (T::kExact) {
+    if (lane < 4) to.unit[4 * member + lane] = softmax_scale * kLog2e, to.exact_unit[4 * member + lane] = 1.0f;
+  } else {
+    constexpr int kSteps = T::kSteps;
+    const int g = lane >> 2, t = lane & 3;
+    const float* row = heads[g >> 1];
+    float values[kSteps][8], largest = 1e-20f;
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        values[j][e] = row[32 * j + 8 * t + e];
+        largest = fmaxf(largest, fabsf(values[j][e]));
+      }
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
+    const float inverse = 32512.0f / largest;
+    int sum[Side::kGroups] = {};
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        unsigned packed = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int q = __float2int_rn(values[j][4 * w + i] * inverse);
+          const int high = (q + 128) >> 8, low = q - 256 * high;
+          sum[j / Side::kStepsInGroup] += q;
+          packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
+        }
+        to.fragments[member][j][w][lane] = packed;
+      }
+    const bool writes = t == 0 && g % 2 == 0;  // lanes of a head hold the same numbers
+    const int head = 4 * member + (g >> 1);
+#pragma unroll
+    for (int j = 0; j < Side::kGroups; ++j) {
+      sum[j] += __shfl_xor_sync(kAll, sum[j], 1);
+      sum[j] += __shfl_xor_sync(kAll, sum[j], 2);
+      const float factor = static_cast<float>(1 << Side::kBits) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
+      if (writes) to.sums[j][head] = static_cast<float>(sum[j]) * factor;
+    }
+    const float unit = largest * (1.0f / 32512.0f / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    if (writes) to.unit[head] = unit, to.exact_unit[head] = softmax_scale * kLog2e / unit;
+  }
+}
+
+/// Grid: as many blocks as one likes, a multiple of the KV heads if there are more items than blocks.
+template <typename T>
+__global__ void __launch_bounds__(kSideThreads, 2) queries_kernel(const __grid_constant__ DecodeParams p) {
+  using Activation = typename T::Activation;
+  constexpr int kDim = T::kHeadDim;
+  __shared__ __align__(16) float rows[T::kHeads][kDim];
+  __shared__ __align__(16) typename DensePart<kDim>::Shared shared;
+  ptx::launch_dependents();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int group_heads = p.num_q_heads / p.num_kv_heads, items = p.batch * p.num_kv_heads;
+  DensePart<kDim> dense;
+  int opened = -1;
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+    const int sequence = item / p.num_kv_heads, head = item % p.num_kv_heads;
+    if (p.rotation_k.matrix && opened != head) dense.open(p.rotation_k, opened = head);
+    const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
+                          static_cast<std::int64_t>(head) * group_heads * kDim;
+    for (int i = thread; i < T::kHeads * kDim; i += kSideThreads)
+      rows[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
+    __syncthreads();
+    if (p.rotation_k.matrix)
+      dense.apply(rows, T::kHeads, shared);
+    else if (p.rotation_k.order >= 1)
+      rotate_hadamard<kDim>(rows, T::kHeads, p.rotation_k, head, false);
+    typename T::Operand& to = static_cast<typename T::Operand*>(p.operands)[item];
+    if (warp < T::kTeam) cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp, lane, to);
+    for (int i = thread; i < T::kTeam * T::kBlocks * 64; i += kSideThreads) {
+      const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
+      const float* row = rows[4 * m + (l >> 3)];
+      const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
+      to.halves[m][block][half][l] = half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace kvq::decode
