@@ -2,11 +2,15 @@
 
 #include "support/random_data.h"
 
+#include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
+#include <kvq/runtime/api/handles.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <stdexcept>
+#include <variant>
 
 #include <stdlib.h>
 
@@ -14,13 +18,67 @@ namespace kvq::test {
 
 namespace {
 
-std::vector<std::uint16_t> row(std::uint64_t seed, std::int64_t place, int kind, std::int32_t count) {
+/// More than any rotation in float32 errs, of a row's largest channel; the write kernels' dense one is the least exact.
+constexpr float kRotationError = 0x1p-17f;
+
+struct Coded {
+  explicit Coded(const UniformCoder& coder, double clip_ratio, std::span<const float> row)
+      : codes(row.size()), numbers(static_cast<std::size_t>(numbers_per_row(coder, static_cast<int>(row.size())))) {
+    encode_row(coder, clip_ratio, row, codes, numbers);
+  }
+  bool operator==(const Coded&) const = default;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> numbers;
+};
+
+/// Has the row the same codes and numbers wherever rounding in the rotation puts it, coded at once or from bfloat16?
+/// Up, down, wider and narrower move both extremes, on which numbers depend, in all ways, and every channel in both.
+bool firm(const TensorPlan& plan, int head, std::span<const float> x) {
+  const auto* coder = std::get_if<UniformCoder>(&plan.coder);
+  if (!coder || plan.rotation.kind == RotationKind::identity) return true;
+  const std::size_t entry = static_cast<std::size_t>(plan.rotation.head_index(head));
+  const double clip_ratio = plan.clip_ratio.empty() ? 1.0 : plan.clip_ratio[entry];
+  std::vector<float> rotated(x.size()), exact;
+  rotate_row(plan, head, x, rotated);
+  quantize_exact(exact = rotated);
+  const Coded at_once(*coder, clip_ratio, rotated), later(*coder, clip_ratio, exact);
+  float largest = 0.0f;
+  for (const float y : rotated) largest = std::max(largest, std::abs(y));
+  const float step = kRotationError * largest;
+  for (const bool outwards : {false, true})
+    for (const float by : {step, -step}) {
+      std::vector<float> moved = rotated;
+      for (float& y : moved) y += outwards && y < 0.0f ? -by : by;
+      if (Coded(*coder, clip_ratio, moved) != at_once) return false;
+      quantize_exact(moved);
+      if (Coded(*coder, clip_ratio, moved) != later) return false;
+    }
+  return true;
+}
+
+std::vector<std::uint16_t> row(std::uint64_t seed, std::int64_t place, std::uint64_t kind, std::int32_t count) {
   const std::vector<float> x =
-      gaussian(static_cast<std::size_t>(count),
-               (seed * 1000 + static_cast<std::uint64_t>(place)) * 4 + static_cast<std::uint64_t>(kind));
+      gaussian(static_cast<std::size_t>(count), (seed * 1000 + static_cast<std::uint64_t>(place)) * 4 + kind);
   std::vector<std::uint16_t> bits(x.size());
   std::transform(x.begin(), x.end(), bits.begin(), float_to_bf16);
   return bits;
+}
+
+/// Of each head the first row of many that is firm.
+std::vector<std::uint16_t> firm_rows(const TensorPlan& plan, std::uint64_t seed, std::int64_t place, std::uint64_t kind,
+                                     std::int32_t heads, std::int32_t dim) {
+  std::vector<std::uint16_t> all;
+  for (int head = 0; head < heads; ++head)
+    for (std::uint64_t draw = 0;; ++draw) {
+      const std::uint64_t stream = draw * static_cast<std::uint64_t>(heads) + static_cast<std::uint64_t>(head);
+      const std::vector<std::uint16_t> bits = row(seed, place, kind + (stream << 32), dim);
+      std::vector<float> x(bits.size());
+      std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
+      if (!firm(plan, head, x)) continue;
+      all.insert(all.end(), bits.begin(), bits.end());
+      break;
+    }
+  return all;
 }
 
 template <typename T>
@@ -34,6 +92,9 @@ kvq_layer_geometry geometry_of(const LayerPlan& plan) {
   g.head_dim = plan.geometry.head_dim, g.sliding_window = plan.geometry.sliding_window;
   return g;
 }
+
+/// As this rank holds it.
+const LayerPlan& layer_of(const runtime::Model& model, int layer) { return abi::layer_of(model.get(), layer).plan; }
 
 }  // namespace
 
@@ -65,6 +126,7 @@ LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime
     : cache(*engine.model, *engine.device_model, options, stream),
       info(engine.model->layer(layer)),
       layer_(layer),
+      plan_(layer_of(*engine.model, layer)),
       stream_(stream),
       write_(*engine.model, layer),
       decode_(*engine.model, layer, options.max_sequences),
@@ -75,10 +137,10 @@ LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime
 }
 
 std::vector<std::uint16_t> LayerRunner::key(std::uint64_t seed, std::int64_t position) const {
-  return row(seed, position, 0, info.num_kv_heads * info.head_dim);
+  return firm_rows(plan_.k, seed, position, 0, info.num_kv_heads, info.head_dim);
 }
 std::vector<std::uint16_t> LayerRunner::value(std::uint64_t seed, std::int64_t position) const {
-  return row(seed, position, 1, info.num_kv_heads * info.head_dim);
+  return firm_rows(*plan_.v, seed, position, 1, info.num_kv_heads, info.head_dim);
 }
 std::vector<std::uint16_t> LayerRunner::query(std::uint64_t seed, std::int64_t length) const {
   return row(seed, length, 2, info.num_q_heads * info.head_dim);

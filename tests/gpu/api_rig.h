@@ -27,7 +27,7 @@ struct Engine {
   std::unique_ptr<runtime::DeviceModel> device_model;
 };
 
-/// A PagedCache with plans and a workspace for one layer, and rows that depend on the token alone.
+/// A PagedCache with plans and a workspace for one layer, and rows that depend on the token and the layer's plan alone.
 class LayerRunner {
  public:
   LayerRunner(const Engine& engine, std::int32_t layer, const runtime::PagedCacheOptions& options, kvq_stream stream);
@@ -47,13 +47,15 @@ class LayerRunner {
   kvq_layer_info info;
   std::map<std::int32_t, std::uint64_t> rows = {};  ///< seed of each sequence's rows
 
-  /// The rows of a token, [Hkv, D] bfloat16, and the queries that ask at a length, [Hq, D].
+  /// The rows of a token, [Hkv, D] bfloat16, and the queries that ask at a length, [Hq, D]. Rows are such that their
+  /// codes are certain: none is so near an edge that rounding in the rotation could give it another one.
   std::vector<std::uint16_t> key(std::uint64_t seed, std::int64_t position) const;
   std::vector<std::uint16_t> value(std::uint64_t seed, std::int64_t position) const;
   std::vector<std::uint16_t> query(std::uint64_t seed, std::int64_t length) const;
 
  private:
   std::int32_t layer_;
+  const LayerPlan& plan_;
   kvq_stream stream_;
   runtime::WritePlan write_;
   runtime::DecodePlan decode_;

@@ -20,7 +20,8 @@ void run_all(DecodeCase c) {
     CHECK(outcome.failure == "");
     // What is left is the rounding of the result, which plain loops in float have too.
     CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
-    CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-3);
+    // Scores err as their queries are rounded, the more the sharper attention is: the plain loops' queries are, too.
+    CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-4);
   }
 }
 
@@ -78,7 +79,9 @@ TEST_CASE("Page tables as one list, shared prefixes", "[runtime][gpu]") {
 }
 
 TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") {
-  run_all({.heads = 0, .lengths = {3000, 77}, .sharpness = 20.0f, .seed = 7});
+  const int exact = GENERATE(0, 40);
+  run_all(
+      {.heads = 0, .lengths = {3000, 77}, .sink_tokens = exact, .recent_tokens = exact, .sharpness = 20.0f, .seed = 7});
 }
 
 TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {

@@ -5,8 +5,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 /// Decode attention in plain loops, from the same bytes: what the fast kernels are held against. In double it is the
-/// truth, in float the yardstick for rounding.
+/// truth, in float the yardstick for rounding: there queries that meet coded keys are rounded as in the fast kernels.
 namespace kvq::plain {
 
 template <typename Float>
@@ -79,6 +81,17 @@ __device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& r
   __syncthreads();
 }
 
+/// Rounds a rotated query to 16-bit integers of its largest channel: the step is largest / 32512.
+template <typename Float>
+__device__ void round_query(Float* row, int dim) {
+  Float largest = 0;
+  for (int c = 0; c < dim; ++c) largest = max(largest, abs(row[c]));
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
+    if (largest > 0) row[c] = rint(row[c] * (Float(32512) / largest)) * (largest / Float(32512));
+  __syncthreads();
+}
+
 /// Grid [batch, num_q_heads]; 128 threads; out [B, Hq, D], lse [B, Hq]. @param scores  [B, Hq, max_length]
 template <typename Float, typename Activation>
 __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, int dim, Float* scores,
@@ -96,6 +109,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   for (int c = thread; c < dim; c += threads) row[c] = static_cast<Float>(static_cast<float>(q[c]));
   __syncthreads();
   rotate_plain(row, scratch, p.rotation_k, head, dim, false);
+  if (std::is_same_v<Float, float> && !layout.k.exact()) round_query(row, dim);
   Float* mine = scores + (static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * max_length;
   const int first = p.sliding_window > 0 ? max(0, length - p.sliding_window) : 0;
   Float largest = p.sink_logits ? static_cast<Float>(p.sink_logits[query_head]) - shift : -INFINITY;
@@ -126,7 +140,8 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   rotate_plain(row, scratch, p.rotation_v, head, dim, true);
   for (int c = thread; c < dim; c += threads)
     out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * dim + c] =
-        row[c] + (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
+        row[c] +
+        (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
   if (thread == 0 && lse)
     lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }
