@@ -1,20 +1,20 @@
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>
 #include <kvq/codec/row_codec.h>
-#include <kvq/container/json.h>
 #include <kvq/core/dtype.h>
 #include <kvq/plan/layer_pages.h>
 
 #include "support/compare.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/page_vectors.h"
 #include "support/random_data.h"
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <set>
-#include <sstream>
 #include <string>
 
 using namespace kvq;
@@ -23,44 +23,6 @@ using Catch::Matchers::StartsWith;
 namespace {
 
 // Written vectors
-
-const Json& page_vectors() {
-  static const Json file = [] {
-    const std::string path = KVQ_SOURCE_DIR "/formats/page_vectors.json";
-    return parse_json(test::file_bytes(path), path);
-  }();
-  return file;
-}
-
-TensorPlan side_of(const Json& side) {
-  TensorPlan plan;
-  if (side.at("bits") == 16) return plan;
-  const bool affine = side.at("coder") == "affine";
-  plan.coder = UniformCoder{.bits = side.at("bits"), .group_size = side.at("group_size"),
-                            .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
-                            .rule = affine ? ScaleRule::minmax : ScaleRule::norm,
-                            .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16};
-  return plan;
-}
-
-LayerPlan plan_of(const Json& vector) {
-  const int heads = vector.at("num_kv_heads");
-  return {.layer = 0,
-          .geometry = {.num_q_heads = heads, .num_kv_heads = heads, .head_dim = vector.at("k").at("head_dim"),
-                       .v_head_dim = vector.at("v").at("head_dim"), .softmax_scale = 1.0},
-          .k = side_of(vector.at("k")),
-          .v = side_of(vector.at("v"))};
-}
-
-std::vector<std::byte> bytes_of(const Json& vector) {
-  std::vector<std::byte> bytes(vector.at("num_bytes").get<std::size_t>(), std::byte{0});
-  for (const Json& run : vector.at("bytes")) {
-    const auto offset = run.at(0).get<std::size_t>();
-    const std::string hex = run.at(1);
-    for (std::size_t i = 0; i < hex.size(); i += 2) bytes.at(offset + i / 2) = static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16));
-  }
-  return bytes;
-}
 
 /// "byte 7: 3 instead of 4", or empty.
 std::string first_difference(const std::vector<std::byte>& found, const std::vector<std::byte>& expected) {
@@ -71,81 +33,49 @@ std::string first_difference(const std::vector<std::byte>& found, const std::vec
   return "";
 }
 
-float number_of(const std::string& hex, ScaleType type) {
-  const auto pattern = static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16));
-  return type == ScaleType::bf16 ? bf16_to_float(pattern) : f16_to_float(pattern);
-}
-
-CacheSide which(const Json& row) { return row.at("side") == "v" ? CacheSide::v : CacheSide::k; }
-
-std::vector<float> exact_row_of(const Json& row) {
-  std::istringstream words(row.at("values").get<std::string>());
-  std::vector<float> values;
-  for (std::string word; words >> word;) values.push_back(number_of(word, ScaleType::bf16));
+std::vector<float> floats(const std::vector<std::uint16_t>& bits) {
+  std::vector<float> values(bits.size());
+  std::transform(bits.begin(), bits.end(), values.begin(), bf16_to_float);
   return values;
 }
 
-std::vector<std::uint8_t> codes_of(const Json& row) {
-  std::vector<std::uint8_t> codes;
-  for (const char digit : row.at("codes").get<std::string>())
-    codes.push_back(static_cast<std::uint8_t>(std::stoul(std::string(1, digit), nullptr, 16)));
-  return codes;
-}
-
-std::vector<float> numbers_of(const Json& row, ScaleType type) {
-  std::vector<float> numbers;
-  for (const char* field : {"scales", "minima"})
-    for (const Json& word : row.value(field, Json::array())) numbers.push_back(number_of(word, type));
-  return numbers;
-}
-
-void check_page(const Json& vector) {
-  const LayerPlan plan = plan_of(vector);
-  const PageLayout layout = page_layout_of(plan, vector.at("page_size"));
-  const std::vector<std::byte> expected = bytes_of(vector);
-  REQUIRE(static_cast<std::size_t>(layout.page_bytes()) == expected.size());
-  std::vector<std::byte> page(expected.size(), std::byte{0});
-  for (const Json& row : vector.at("rows")) {
-    const CacheSide side = which(row);
-    const TensorPlan& tensor = side == CacheSide::v ? *plan.v : plan.k;
-    const int head = row.at("head"), slot = row.at("slot");
-    if (row.contains("values")) {
-      const std::vector<float> values = exact_row_of(row);
-      store_page_row(layout, side, head, slot, values, page);
+void check_page(const test::PageVector& vector) {
+  const PageLayout& layout = vector.pages;
+  REQUIRE(static_cast<std::size_t>(layout.page_bytes()) == vector.bytes.size());
+  std::vector<std::byte> page(vector.bytes.size(), std::byte{0});
+  for (const test::PageVector::Row& row : vector.rows) {
+    if (!row.exact.empty()) {
+      const std::vector<float> values = floats(row.exact);
+      store_page_row(layout, row.side, row.head, row.place, values, page);
       std::vector<float> back(values.size());
-      load_page_row(layout, side, head, slot, expected, back);
+      load_page_row(layout, row.side, row.head, row.place, vector.bytes, back);
       CHECK(test::first_bit_difference(back, values) == "");
       continue;
     }
-    const ScaleType type = scale_type(tensor.coder);
-    const std::vector<std::uint8_t> codes = codes_of(row);
-    const std::vector<float> numbers = numbers_of(row, type);
-    store_page_row(layout, side, type, head, slot, codes, numbers, page);
-    std::vector<std::uint8_t> codes_back(codes.size(), 255);
-    std::vector<float> numbers_back(numbers.size());
-    load_page_row(layout, side, type, head, slot, expected, codes_back, numbers_back);
-    CHECK(codes_back == codes);
-    CHECK(test::first_bit_difference(numbers_back, numbers) == "");
+    const ScaleType type = scale_type(vector.side(row.side).coder);
+    store_page_row(layout, row.side, type, row.head, row.place, row.codes, row.numbers, page);
+    std::vector<std::uint8_t> codes_back(row.codes.size(), 255);
+    std::vector<float> numbers_back(row.numbers.size());
+    load_page_row(layout, row.side, type, row.head, row.place, vector.bytes, codes_back, numbers_back);
+    CHECK(codes_back == row.codes);
+    CHECK(test::first_bit_difference(numbers_back, row.numbers) == "");
   }
-  CHECK(first_difference(page, expected) == "");
+  CHECK(first_difference(page, vector.bytes) == "");
 }
 
-void check_windows(const Json& vector) {
-  WindowLayout layout = window_layout_of(page_layout_of(plan_of(vector), 16), {}, 0);
-  layout.sink_rows = vector.at("sink_rows");
-  layout.ring_rows = vector.at("ring_rows");
-  const std::vector<std::byte> expected = bytes_of(vector);
-  REQUIRE(static_cast<std::size_t>(layout.slot_bytes()) == expected.size());
-  std::vector<std::byte> slot(expected.size(), std::byte{0});
-  for (const Json& row : vector.at("rows")) {
-    const std::vector<float> values = exact_row_of(row);
-    const int head = row.at("head"), window_row = layout.row(row.at("position"), vector.at("sink_tokens"));
-    store_window_row(layout, which(row), head, window_row, values, slot);
+void check_windows(const test::PageVector& vector) {
+  const WindowLayout& layout = vector.windows;
+  REQUIRE(static_cast<std::size_t>(layout.slot_bytes()) == vector.bytes.size());
+  std::vector<std::byte> slot(vector.bytes.size(), std::byte{0});
+  for (const test::PageVector::Row& row : vector.rows) {
+    const std::vector<float> values = floats(row.exact);
+    const int window_row = layout.row(row.place, vector.sink_tokens);
+    store_window_row(layout, row.side, row.head, window_row, values, slot);
     std::vector<float> back(values.size());
-    load_window_row(layout, which(row), head, window_row, expected, back);
+    load_window_row(layout, row.side, row.head, window_row, vector.bytes, back);
     CHECK(test::first_bit_difference(back, values) == "");
   }
-  CHECK(first_difference(slot, expected) == "");
+  CHECK(first_difference(slot, vector.bytes) == "");
 }
 
 // Made-up plans
@@ -223,13 +153,12 @@ void check_own_bits(const std::vector<std::byte>& before, int row_bits, const St
 }  // namespace
 
 TEST_CASE("Pages and windows have the written bytes, and written bytes give the rows", "[codec][golden]") {
-  REQUIRE(page_vectors().at("format") == "kvq-page-vectors");
-  REQUIRE(page_vectors().at("version") == "1.0");
   std::set<std::string> names;
-  for (const Json& vector : page_vectors().at("vectors")) {
-    INFO(vector.at("name").get<std::string>() << ": " << vector.at("why").get<std::string>());
-    names.insert(vector.at("name"));
-    vector.at("kind") == "page" ? check_page(vector) : check_windows(vector);
+  const std::string path = KVQ_SOURCE_DIR "/formats/page_vectors.json";
+  for (const test::PageVector& vector : test::parse_page_vectors(test::file_bytes(path))) {
+    INFO(vector.name << ": " << vector.why);
+    names.insert(vector.name);
+    vector.in_pages ? check_page(vector) : check_windows(vector);
   }
   CHECK(names.size() >= 20);
 }

@@ -1,0 +1,99 @@
+#include "support/page_vectors.h"
+
+#include <kvq/container/json.h>
+#include <kvq/core/dtype.h>
+#include <kvq/core/error.h>
+
+#include <sstream>
+
+namespace kvq::test {
+
+namespace {
+
+TensorPlan side_of(const Json& side) {
+  TensorPlan plan;
+  if (side.at("bits") == 16) return plan;
+  const bool affine = side.at("coder") == "affine";
+  plan.coder = UniformCoder{.bits = side.at("bits"),
+                            .group_size = side.at("group_size"),
+                            .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
+                            .rule = affine ? ScaleRule::minmax : ScaleRule::absmax,
+                            .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16};
+  return plan;
+}
+
+LayerPlan plan_of(const Json& vector) {
+  const int heads = vector.at("num_kv_heads");
+  return {.layer = 0,
+          .geometry = {.num_q_heads = heads,
+                       .num_kv_heads = heads,
+                       .head_dim = vector.at("k").at("head_dim"),
+                       .v_head_dim = vector.at("v").at("head_dim"),
+                       .softmax_scale = 1.0},
+          .k = side_of(vector.at("k")),
+          .v = side_of(vector.at("v"))};
+}
+
+std::vector<std::byte> bytes_of(const Json& vector) {
+  std::vector<std::byte> bytes(vector.at("num_bytes").get<std::size_t>(), std::byte{0});
+  for (const Json& run : vector.at("bytes")) {
+    const auto offset = run.at(0).get<std::size_t>();
+    const std::string hex = run.at(1);
+    for (std::size_t i = 0; i < hex.size(); i += 2)
+      bytes.at(offset + i / 2) = static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16)); }
+
+PageVector::Row row_of(const Json& json, const PageVector& vector) {
+  PageVector::Row row{.side = json.at("side") == "v" ? CacheSide::v : CacheSide::k,
+                      .head = json.at("head"),
+                      .place = json.at(vector.in_pages ? "slot" : "position"),
+                      .codes = {},
+                      .numbers = {},
+                      .exact = {}};
+  if (json.contains("values")) {
+    std::istringstream words(json.at("values").get<std::string>());
+    for (std::string word; words >> word;) row.exact.push_back(pattern_of(word));
+    return row;
+  }
+  for (const char digit : json.at("codes").get<std::string>())
+    row.codes.push_back(static_cast<std::uint8_t>(pattern_of(std::string(1, digit))));
+  const bool bf16 = scale_type(vector.side(row.side).coder) == ScaleType::bf16;
+  for (const char* field : {"scales", "minima"})
+    for (const Json& word : json.value(field, Json::array())) {
+      const std::uint16_t pattern = pattern_of(word);
+      row.numbers.push_back(bf16 ? bf16_to_float(pattern) : f16_to_float(pattern));
+    }
+  return row;
+}
+
+}  // namespace
+
+std::vector<PageVector> parse_page_vectors(const std::string& text) {
+  const Json file = parse_json(text, "page_vectors.json");
+  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "1.0")
+    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 1.0"};
+  std::vector<PageVector> vectors;
+  for (const Json& json : file.at("vectors")) {
+    PageVector vector{.name = json.at("name"),
+                      .why = json.at("why"),
+                      .plan = plan_of(json),
+                      .in_pages = json.at("kind") == "page",
+                      .rows = {},
+                      .bytes = bytes_of(json)};
+    vector.pages = page_layout_of(vector.plan, vector.in_pages ? json.at("page_size").get<int>() : 16);
+    if (!vector.in_pages) {
+      vector.windows = window_layout_of(vector.pages, {}, 0);
+      vector.windows.sink_rows = json.at("sink_rows"), vector.windows.ring_rows = json.at("ring_rows");
+      vector.sink_tokens = json.at("sink_tokens");
+    }
+    for (const Json& row : json.at("rows")) vector.rows.push_back(row_of(row, vector));
+    vectors.push_back(std::move(vector));
+  }
+  return vectors;
+}
+
+}  // namespace kvq::test
