@@ -35,6 +35,8 @@ HELP = [
     ("bench_prefill_help", "kvq-bench prefill --help", 0),
     ("bench_write_help", "kvq-bench write --help", 0),
     ("bench_no_arguments", "kvq-bench", USAGE),
+    ("selftest_help", "kvq-selftest --help", 0),
+    ("selftest_no_arguments", "kvq-selftest", USAGE),
 ]
 
 RESULTS = [
@@ -157,6 +159,14 @@ BENCH = [
     ("bench_order", "kvq-bench write --hadamard 3", USAGE),
 ]
 
+SELFTEST = [
+    ("selftest_device_negative", "kvq-selftest artifact.safetensors --device -1", USAGE),
+    ("selftest_page_size", "kvq-selftest artifact.safetensors --page-size 48", USAGE),
+    ("selftest_missing", "kvq-selftest no.safetensors", INPUT),
+    ("selftest_dump", "kvq-selftest dump.h5", INPUT),
+    ("selftest_version_2", "kvq-selftest version_2.safetensors", UNSUPPORTED),
+]
+
 SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)
                 for name in ("wide", "one_layer", "other_model", "other_window", "other_type")]
 
@@ -178,7 +188,7 @@ ARTIFACTS = [
     ("artifact_no_manifest", "kvq-inspect no_manifest.safetensors", INPUT),
 ]
 
-CASES = HELP + RESULTS + WORDS + NUMBERS + CONTRADICTIONS + FILES + DUMPS + SECOND_FILES + ARTIFACTS + BENCH
+CASES = HELP + RESULTS + WORDS + NUMBERS + CONTRADICTIONS + FILES + DUMPS + SECOND_FILES + ARTIFACTS + BENCH + SELFTEST
 
 
 @pytest.fixture(scope="module")
