@@ -107,7 +107,8 @@ KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 
 typedef enum kvq_rope { KVQ_ROPE_ANY = 0, KVQ_ROPE_NONE = 1, KVQ_ROPE_HALF = 2, KVQ_ROPE_INTERLEAVED = 3 } kvq_rope;
 
-/** Rotations that the model's weights already hold (fold_weights.h): the runtime then applies neither them nor centres.
+/** Rotations that the model's weights already hold (kvq_fold_values): the runtime then applies neither them nor
+ * centres.
  */
 typedef enum kvq_fold { KVQ_FOLD_NONE = 0, KVQ_FOLD_V = 1, KVQ_FOLD_K = 2 } kvq_fold;
 
@@ -198,6 +199,59 @@ typedef struct kvq_layer_info {
 
 /** @param layer  index in the whole model */
 KVQ_API kvq_status kvq_model_query_layer(const kvq_model* model, int32_t layer, kvq_layer_info* info, kvq_error* error);
+
+/* ---- Folding: rotations into the model's weights, so that nothing has to be rotated while serving ---- */
+
+/** What weights are stored in once they are folded. */
+typedef enum kvq_weight_type { KVQ_WEIGHT_BF16 = 0, KVQ_WEIGHT_FP16 = 1, KVQ_WEIGHT_FP32 = 2 } kvq_weight_type;
+
+/** The projections of this rank's heads in host memory, in double, row-major [out, in] as PyTorch stores them; changed
+ * in place, and rounded to the model's type by the caller afterwards. */
+typedef struct kvq_fold_values_args {
+  size_t struct_size;
+  int32_t hidden;      /**< in_features of v_proj, out_features of o_proj */
+  int32_t weight_type; /**< kvq_weight_type, for the errors */
+  double* v_weight;    /**< [Hkv D, hidden] */
+  double* v_bias;   /**< [Hkv D], or null if there is none; a centre needs one, of zeros if need be, and o_bias too */
+  double* o_weight; /**< [hidden, Hq D] */
+  double* o_bias;   /**< [hidden] or null; each rank adds its own, so a model's bias goes to one of them */
+} kvq_fold_values_args;
+
+/** Relative Frobenius norms of what rounding to the weights' type changes: of the folded weights, and of those that
+ * were given. The price of folding is the difference. */
+typedef struct kvq_fold_error {
+  size_t struct_size;
+  double v_proj, v_proj_before;
+  double o_proj, o_proj_before;
+} kvq_fold_error;
+
+/**
+ * Folds a layer's rotation and centre of values: v_proj then gives (v - center) R, and o_proj takes attention's output
+ * over such values. Exact in real arithmetic for attention weights that sum to 1 (not with learned sinks and a centre).
+ * Serve them with KVQ_FOLD_V in the layer's geometry and the same artifact. Host work, single-threaded.
+ * KVQ_UNSUPPORTED for a centre without biases.
+ * @param result  with struct_size set, or null
+ */
+KVQ_API kvq_status kvq_fold_values(const kvq_model* model, int32_t layer, const kvq_fold_values_args* args,
+                                   kvq_fold_error* result, kvq_error* error);
+
+/** As kvq_fold_values_args. */
+typedef struct kvq_fold_keys_args {
+  size_t struct_size;
+  int32_t hidden;   /**< in_features of q_proj and k_proj */
+  double* q_weight; /**< [Hq D, hidden] */
+  double* q_bias;   /**< [Hq D] or null */
+  double* k_weight; /**< [Hkv D, hidden] */
+  double* k_bias;   /**< [Hkv D] or null; a centre needs one */
+} kvq_fold_keys_args;
+
+/**
+ * Folds a layer's rotation and centre of keys, for KVQ_FOLD_K. KVQ_UNSUPPORTED for a layer with RoPE: its keys are
+ * rotated after the positions, and R does not commute with the rotation of a position. A norm between projection and
+ * attention (QK-norm) forbids it too; an artifact does not know of them, so the caller must.
+ */
+KVQ_API kvq_status kvq_fold_keys(const kvq_model* model, int32_t layer, const kvq_fold_keys_args* args,
+                                 kvq_error* error);
 
 /* ---- Device model: rotations and centres on one device ---- */
 

@@ -76,6 +76,14 @@ class Model {
     return bytes;
   }
 
+  /// Folds a layer's values or keys into the caller's weights; see kvq_fold_values() and kvq_fold_keys().
+  kvq_fold_error fold_values(std::int32_t layer, const kvq_fold_values_args& args) const {
+    auto result = init<kvq_fold_error>();
+    call(kvq_fold_values, get(), layer, &args, &result);
+    return result;
+  }
+  void fold_keys(std::int32_t layer, const kvq_fold_keys_args& args) const { call(kvq_fold_keys, get(), layer, &args); }
+
   /// Results of all layers. @throws Error only if the test could not be made; see `status` of each layer
   std::vector<kvq_selftest_layer> selftest(kvq_stream stream) const {
     std::vector<kvq_selftest_layer> layers(static_cast<std::size_t>(info().layer_count), init<kvq_selftest_layer>());

@@ -20,6 +20,11 @@ int main(void) {
     printf("%s: %s\n", kvq_status_string(status), error.message);
     return 1;
   }
+  status = kvq_fold_keys(NULL, 0, NULL, &error);
+  if (status != KVQ_INVALID_ARGUMENT || strstr(error.message, "model") == NULL) {
+    printf("%s: %s\n", kvq_status_string(status), error.message);
+    return 1;
+  }
   printf("kvq %s, first kernel %s\n", version->text, kvq_kernel_name(KVQ_KERNEL_DECODE, 0));
   return 0;
 }

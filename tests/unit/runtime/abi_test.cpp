@@ -41,6 +41,9 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   CHECK(sizeof(kvq_write_args) == 64);
   CHECK(sizeof(kvq_decode_args) == 120);
   CHECK(sizeof(kvq_selftest_layer) == 320);
+  CHECK(sizeof(kvq_fold_values_args) == 48);
+  CHECK(sizeof(kvq_fold_error) == 40);
+  CHECK(sizeof(kvq_fold_keys_args) == 48);
   CHECK(offsetof(kvq_decode_args, workspace) == 104);
   CHECK(static_cast<int>(KVQ_INTERNAL) == static_cast<int>(StatusCode::internal));
   CHECK(static_cast<int>(KVQ_CUDA) == static_cast<int>(StatusCode::cuda));
@@ -158,6 +161,8 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_dequantize_plan_create(nullptr, 0, nullptr, &error), "model");
   refused(kvq_dequantize_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_selftest(nullptr, nullptr, 0, nullptr, nullptr, &error), "model");
+  refused(kvq_fold_values(nullptr, 0, nullptr, nullptr, &error), "model");
+  refused(kvq_fold_keys(nullptr, 0, nullptr, &error), "model");
   const kvq_write_plan write;
   refused(kvq_write_run(&write, nullptr, 0, nullptr, nullptr, &error), "args");
   auto args = runtime::init<kvq_write_args>();
