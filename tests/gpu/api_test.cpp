@@ -272,6 +272,37 @@ TEST_CASE("Sequences grow, take drafts back, fork and go on, with exact windows 
   }
 }
 
+TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime][gpu][api]") {
+  const Windows windows{.sink_tokens = 4, .recent_tokens = 16};
+  const Artifact artifact = served_artifact(windows, 0);
+  const Engine engine(artifact);
+  Stream s;
+  Checked checked(engine, artifact, 0, windows, s.stream);
+  const int a = checked.create(1);
+  checked.step({{a, 100}});
+  const int b = checked.fork(a, s.stream), c = checked.fork(a, s.stream);
+  checked.step({{a, 1}});  // the others still share their last page
+  runtime::PagedCache& cache = checked.runner.cache;
+  const auto state = [&] {
+    return std::vector<std::int64_t>{cache.allocator().length(a), cache.allocator().length(b),
+                                     cache.allocator().uncommitted(a), cache.allocator().free_pages(),
+                                     cache.allocator().pages(b).back()};
+  };
+  const std::vector<std::int64_t> before = state();
+  // While a stream is captured nobody can wait for it; and what was tried spoils the capture.
+  check_cuda(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+  CHECK_THROWS(cache.step(std::vector<Growth>{{a, 70}, {b, 1}}, s.stream));
+  CHECK(state() == before);
+  CHECK_THROWS(cache.fork(a, s.stream));
+  CHECK(state() == before);
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(s.stream, &graph) != cudaSuccess);
+  cudaGetLastError();
+  checked.step({{a, 70}, {b, 1}});
+  CHECK(checked.fork(a, s.stream) == 3);
+  checked.step({{c, 2}});
+}
+
 TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime][gpu][api]") {
   const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 16}, 0);
   const Engine whole(artifact);

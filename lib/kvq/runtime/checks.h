@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/core/status.h>
 #include <kvq/plan/page_layout.h>
 
 #include <cstdint>
@@ -8,6 +9,16 @@
 namespace kvq {
 
 inline bool aligned_to_16(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+/// Grids count the heads of both sides in a dimension that ends at 65535; and a page's bytes fit an int.
+constexpr int kMostKvHeads = 32767;
+
+/// @param verb  whom a message is from
+inline Status check_kv_heads(const char* verb, int num_kv_heads) {
+  if (num_kv_heads <= kMostKvHeads) return {};
+  return Status::fail(StatusCode::unsupported, "%s: %d KV heads; supported are at most %d", verb, num_kv_heads,
+                      kMostKvHeads);
+}
 
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&

@@ -29,6 +29,8 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   if (p.num_kv_heads < 1 || p.num_q_heads < p.num_kv_heads || p.num_q_heads % p.num_kv_heads != 0)
     return Status::fail(kBad, "decode: %d query heads and %d KV heads, expected a multiple", p.num_q_heads,
                         p.num_kv_heads);
+  const Status heads = check_kv_heads("decode", p.num_kv_heads);
+  if (!heads.ok()) return heads;
   if (p.num_q_heads / p.num_kv_heads > variant.max_heads)
     return Status::fail(StatusCode::unsupported, "decode: %d query heads for each KV head, %s has at most %d",
                         p.num_q_heads / p.num_kv_heads, variant.name, variant.max_heads);

@@ -24,6 +24,8 @@ Status check_demote(const DemoteVariant& variant, const DemoteParams& p) {
   if (p.num_layers < 0 || p.num_layers > 65535 || p.num_kv_heads < 1 || p.max_demotions < 0)
     return Status::fail(kBad, "demote: %d demotions of %d KV heads in %d layers", p.max_demotions, p.num_kv_heads,
                         p.num_layers);
+  const Status heads = check_kv_heads("demote", p.num_kv_heads);
+  if (!heads.ok()) return heads;
   if (p.page_shift < 4 || p.page_shift > 6)
     return Status::fail(StatusCode::unsupported, "demote: pages of 2^%d tokens; supported are 16, 32 and 64",
                         p.page_shift);

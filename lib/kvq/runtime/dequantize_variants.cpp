@@ -32,6 +32,8 @@ Status check_cache(const char* verb, const DequantizeVariant& variant, const Pac
   if (c.batch < 0 || c.num_kv_heads < 1)
     return Status::fail(kBad, "%s: a batch of %d and %d KV heads, expected 0 or more and 1 or more", verb, c.batch,
                         c.num_kv_heads);
+  const Status heads = check_kv_heads(verb, c.num_kv_heads);
+  if (!heads.ok()) return heads;
   if (c.page_shift < 4 || c.page_shift > 6)
     return Status::fail(StatusCode::unsupported, "%s: pages of 2^%d tokens; supported are 16, 32 and 64", verb,
                         c.page_shift);

@@ -3,6 +3,7 @@
 #include <kvq/runtime/paged_cache.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace kvq::runtime {
@@ -124,10 +125,12 @@ PagedCache::~PagedCache() = default;
 std::int32_t PagedCache::create() { return state_->allocator.create(); }
 
 std::int32_t PagedCache::fork(std::int32_t sequence, kvq_stream stream) {
-  const std::int32_t made = state_->allocator.fork(sequence);
+  PageAllocator forked = state_->allocator;  // becomes the cache's if nothing throws
+  const std::int32_t made = forked.fork(sequence);
   if (made == kNone) return kNone;
   for (const LayerMemory& layer : state_->layers)
     if (layer.slot_bytes > 0) copy(layer.windows.get(), layer.slot_bytes, {sequence, made}, stream);
+  state_->allocator = std::move(forked);
   return made;
 }
 
@@ -143,17 +146,18 @@ bool PagedCache::step(std::span<const Growth> batch, kvq_stream stream) {
     throw kvq::Error{ErrorKind::usage,
                      fmt::format("paged cache: a step of {} sequences and {} tokens, there is room for {} and {}",
                                  batch.size(), tokens, s.options.max_batch, s.options.max_tokens)};
+  PageAllocator grown = s.allocator;  // becomes the cache's if nothing throws
   std::vector<PageCopy> copies;
-  if (!s.allocator.grow(batch, copies)) return false;
+  if (!grown.grow(batch, copies)) return false;
   for (const LayerMemory& layer : s.layers)
     for (const PageCopy& c : copies) copy(layer.pages.get(), layer.page_bytes, c, stream);
 
   std::vector<std::int32_t> lengths, slots, rows = {0}, indptr = {0}, pages;
   for (const Growth& g : batch) {
-    lengths.push_back(static_cast<std::int32_t>(s.allocator.length(g.sequence)));
+    lengths.push_back(static_cast<std::int32_t>(grown.length(g.sequence)));
     slots.push_back(g.sequence);
     rows.push_back(rows.back() + g.tokens);
-    const auto own = s.allocator.pages(g.sequence);
+    const auto own = grown.pages(g.sequence);
     pages.insert(pages.end(), own.begin(), own.end());
     indptr.push_back(static_cast<std::int32_t>(pages.size()));
   }
@@ -176,6 +180,7 @@ bool PagedCache::step(std::span<const Growth> batch, kvq_stream stream) {
     args.window_slots = t.window_slots.get<std::int32_t>(), args.window_mapping = t.window_mapping.get<std::int64_t>();
   args.workspace = s.workspace.get(), args.workspace_bytes = s.workspace.bytes();
   call(kvq_step_run, s.plan.get(), s.cache.get(), &args, stream);
+  s.allocator = std::move(grown);
   return true;
 }
 

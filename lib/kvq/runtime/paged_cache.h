@@ -21,7 +21,9 @@ struct PagedCacheOptions {
 
 /// A cache that owns its memory: pages and windows of all layers, and who has which page. For tests, tools and small
 /// users; a serving engine has all this and uses <kvq/runtime.h>. All calls that take a stream enqueue their work
-/// there, and expect one stream for the life of the cache, or events between. Not for several threads at once.
+/// there, and expect one stream for the life of the cache, or events between. Not for several threads at once. A call
+/// that throws leaves all sequences as they were; after a step that threw, the arguments of its calls are worth
+/// nothing.
 ///
 ///     PagedCache cache(model, device_model, {.num_pages = 100, .max_sequences = 2}, stream);
 ///     const std::int32_t sequence = cache.create();

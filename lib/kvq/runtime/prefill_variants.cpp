@@ -38,6 +38,8 @@ Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVarian
   if (s.num_kv_heads < 1 || s.num_q_heads < s.num_kv_heads || s.num_q_heads % s.num_kv_heads != 0)
     return Status::fail(kBad, "prefill: %d query heads and %d KV heads, expected a multiple", s.num_q_heads,
                         s.num_kv_heads);
+  const Status heads = check_kv_heads("prefill", s.num_kv_heads);
+  if (!heads.ok()) return heads;
   if (s.num_q_heads / s.num_kv_heads > kMostHeads)
     return Status::fail(StatusCode::unsupported, "prefill: %d query heads for each KV head, supported are at most %d",
                         s.num_q_heads / s.num_kv_heads, kMostHeads);

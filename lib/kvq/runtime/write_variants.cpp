@@ -57,6 +57,8 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
   if (p.num_tokens < 0 || p.num_kv_heads < 1)
     return Status::fail(kBad, "quantize_write: %d tokens of %d KV heads", p.num_tokens, p.num_kv_heads);
+  const Status heads = check_kv_heads("quantize_write", p.num_kv_heads);
+  if (!heads.ok()) return heads;
   if (p.page_shift < 4 || p.page_shift > 6)
     return Status::fail(StatusCode::unsupported, "quantize_write: pages of 2^%d tokens; supported are 16, 32 and 64",
                         p.page_shift);

@@ -62,6 +62,8 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   REQUIRE(std::string(check_decode(int2(), good()).message()) == "");
   CHECK_THAT(refusal([](DecodeParams& p) { p.batch = -1; }), Contains("batch is -1"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 7; }), Contains("7 query heads and 2 KV heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = p.num_kv_heads = 32768; }),
+             Contains("decode: 32768 KV heads; supported are at most 32767"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 10; }), Contains("at most 4"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.softmax_scale = 0.0f; }), Contains("softmax_scale"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.page_shift = 7; }), Contains("16, 32 and 64"));

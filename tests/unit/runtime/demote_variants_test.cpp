@@ -71,6 +71,7 @@ TEST_CASE("Demotions that cannot be are refused by name", "[runtime]") {
   using Catch::Contains;
   CHECK_THAT(refusal([](DemoteParams& p) { p.max_demotions = -1; }), Contains("-1 demotions"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.num_layers = 70000; }), Contains("70000 layers"));
+  CHECK_THAT(refusal([](DemoteParams& p) { p.num_kv_heads = 32768; }), Contains("demote: 32768 KV heads; supported"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.page_shift = 3; }), Contains("16, 32 and 64"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.layers = nullptr; }), Contains("layers"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));

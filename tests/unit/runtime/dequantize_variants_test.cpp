@@ -62,6 +62,7 @@ TEST_CASE("Caches that cannot be read are refused by name", "[runtime]") {
   REQUIRE(std::string(check_dequantize(int2(), good()).message()) == "");
   CHECK_THAT(refusal([](P&, C& c) { c.batch = -1; }), Contains("batch of -1"));
   CHECK_THAT(refusal([](P&, C& c) { c.num_kv_heads = 0; }), Contains("0 KV heads"));
+  CHECK_THAT(refusal([](P&, C& c) { c.num_kv_heads = 32768; }), Contains("dequantize: 32768 KV heads; supported"));
   CHECK_THAT(refusal([](P&, C& c) { c.page_shift = 7; }), Contains("16, 32 and 64"));
   CHECK_THAT(refusal([](P&, C& c) { c.recent_tokens = -1; }), Contains("recent_tokens"));
   CHECK_THAT(refusal([](P&, C& c) { c.rotation_k.order = 48; }), Contains("k: a Hadamard order of 48"));

@@ -88,6 +88,8 @@ TEST_CASE("Shapes that cannot be planned are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PrefillShape& s) { s.max_keys = 99; }), Contains("up to 100 among up to 99 keys"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.workspace_bytes = -5; }), Contains("-5 bytes"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.num_q_heads = 7; }), Contains("7 query heads and 2 KV heads"));
+  CHECK_THAT(refusal([](PrefillShape& s) { s.num_q_heads = s.num_kv_heads = 32768; }),
+             Contains("prefill: 32768 KV heads; supported"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.num_q_heads = 34; }), Contains("at most 16"));
   CHECK_THAT(refusal([](PrefillShape& s) { s.max_keys = s.max_queries = 1 << 30; }), Contains("more than one launch"));
   const DequantizeVariant* narrow = find_dequantize_variant({.k = {96, 4, 32, 2}, .v = {96, 4, 96, 2}});

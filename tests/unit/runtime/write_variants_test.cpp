@@ -64,6 +64,8 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   using Catch::Contains;
   CHECK_THAT(refusal([](WriteParams& p) { p.num_tokens = -1; }), Contains("-1 tokens"));
   CHECK_THAT(refusal([](WriteParams& p) { p.num_kv_heads = 0; }), Contains("0 KV heads"));
+  CHECK_THAT(refusal([](WriteParams& p) { p.num_kv_heads = 32768; }),
+             Contains("quantize_write: 32768 KV heads; supported are at most 32767"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_shift = 3; }), Contains("16, 32 and 64"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));
   CHECK_THAT(refusal([](WriteParams& p) { p.slot_mapping = nullptr; }), Contains("pages"));
