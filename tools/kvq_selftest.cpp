@@ -10,9 +10,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdio>
-#include <optional>
 
 namespace kvq {
 
@@ -84,10 +83,13 @@ kvq_layer_geometry claim_of(const LayerPlan& plan) {
   return claim;
 }
 
-kvq_selftest_layer not_run(int layer, const char* why) {
+/// @param why  may name the layer, as the table does already
+kvq_selftest_layer not_run(int layer, std::string why) {
+  const std::string name = fmt::format("layer {} ", layer);
+  for (std::size_t at; (at = why.find(name)) != std::string::npos;) why.erase(at, name.size());
   auto result = runtime::init<kvq_selftest_layer>();
   result.layer = layer, result.status = result.write_status = result.decode_status = KVQ_UNSUPPORTED;
-  std::snprintf(result.message, sizeof result.message, "%s", why);
+  std::snprintf(result.message, sizeof result.message, "%s", why.c_str());
   return result;
 }
 
