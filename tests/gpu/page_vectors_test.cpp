@@ -295,18 +295,15 @@ void check_decode_pages(const DecodeVariant& variant, const PageVector& vector, 
                      d_lse(static_cast<std::size_t>(heads) * 4);
   DecodeLaunch launch;
   REQUIRE(variant.plan(launch).ok());
-  const DeviceMemory partials(static_cast<std::size_t>(launch.blocks) * 2 *
-                              static_cast<std::size_t>(launch.record_floats) * sizeof(float));
+  const DeviceMemory workspace = to_device<std::byte>(
+      std::vector<std::byte>(decode_workspace_bytes(launch, static_cast<std::size_t>(heads))), nullptr);
   const PackedCache cache = reading.cache();
   DecodeParams p;
   p.batch = 1, p.num_q_heads = p.num_kv_heads = heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
   p.q = d_q.get(), p.out = d_out.get(), p.lse = d_lse.get<float>(), p.q_stride = p.out_stride = heads * dim;
   p.seq_lens = cache.seq_lens, p.pages = cache.pages, p.page_table = cache.page_table, p.page_table_stride = 1;
   p.page_shift = cache.page_shift, p.page_stride = cache.page_stride;
-  p.partials = partials.get<float>();
-  const DeviceMemory arrivals =
-      to_device<std::int32_t>(std::vector<std::int32_t>(static_cast<std::size_t>(heads), 0), nullptr);
-  p.arrivals = arrivals.get<std::int32_t>();
+  p.workspace = workspace.get();
   REQUIRE(std::string(check_decode(variant, p).message()) == "");
   REQUIRE(variant.run(launch, p, nullptr).ok());
   std::vector<std::uint16_t> out(count);

@@ -44,12 +44,11 @@ struct DecodeTraits {
   /// Whether all slices of a byte of values are in one group, hence have the same weight: then a product may take in
   /// the slices above its own, which saves a mask.
   static constexpr bool nested() {
-    if (kExact) return false;
-    for (int block = 1; block < kBlocks; ++block)
+    for (int block = 1; block < (kExact ? 0 : kBlocks); ++block)
       if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
                                               value_step(VSide::side(), block - 1) / VSide::kStepsInGroup)
         return false;
-    return true;
+    return !kExact;
   }
   static constexpr bool kNested = nested();
 
