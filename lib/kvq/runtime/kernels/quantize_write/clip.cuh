@@ -3,40 +3,41 @@
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
 #include <cstdint>
+#include <type_traits>
 
 /// The threshold of the percentile clip (packing.md, "Clip"): the largest magnitude of a given rank in a row, exactly.
 ///
-/// Magnitudes are first told apart by *levels*: the range below the largest one's next power of two is cut into 256
-/// levels of equal size. Levels are counted as pairs of fp16 integers: one saturating addition compares two channels
-/// with a level, and a product of tensor cores with ones counts over the row's four lanes. A binary search finds the
-/// level that the rank falls into; it mostly holds one or two of the row's channels, and the one in question is the
-/// nearest to one of the level's ends. If it holds many, it is cut into levels itself.
+/// Magnitudes are first told apart by *levels*: the range up to the largest one is cut into about 128 of equal size,
+/// and a level is twice its number in a byte, so that a word holds four channels. A search by quarters finds the level
+/// that the rank falls into; it mostly holds one or two of the row's channels, and the one in question is the nearest
+/// to one of the level's ends.
+///
+/// A step of the search adds 256 less the level's byte to all bytes of a word at once. Bytes that are not below it run
+/// over, and what they hold falls by 256, or 255 if there is a byte above that takes the carry; even bytes never run
+/// over because of that. So the sum of all bytes, which a product of tensor cores with ones takes over the row's four
+/// lanes, tells how many there are.
 namespace kvq::write {
 
-constexpr unsigned kBoth = 0x00010001u;            ///< a number for both halves of a word
-constexpr unsigned kFirstLevel = 0x6400u;          ///< fp16 1024; one unit is the last bit
-constexpr unsigned kBeforeFirst = 0xE3FFu;         ///< fp16 -1023.5, one bit before -1024
-constexpr float kToLevel = 8388608.0f + 25600.0f;  ///< leaves the bits of kFirstLevel + n in a float's lower half
+constexpr unsigned kBytes = 0x01010101u;
+constexpr int kClipLevels = 128;
 
-/// How many channels of each row are at the level `key` or above it; key is in both halves and at least 1. All lanes of
-/// a row get the row's count.
-template <int kPairs>
-__device__ __forceinline__ void count_at_least(const unsigned (&levels)[2][kPairs], const unsigned (&key)[2],
-                                               float (&count)[2]) {
-  constexpr unsigned kOnes = 0x3C003C00u;
-  // 1024 + n - (1023 + key) is at least 1 where n >= key, and at most 0 elsewhere. -(1023 + key) has the bits of -1024
-  // and key - 1 units.
-  float c[2][4] = {};
-  const unsigned pivot[2] = {key[0] + kBoth * kBeforeFirst, key[1] + kBoth * kBeforeFirst};
-  const auto flags = [&](int r, int i) {
-    const __half2 sum =
-        __hadd2_sat(*reinterpret_cast<const __half2*>(&levels[r][i]), *reinterpret_cast<const __half2*>(&pivot[r]));
-    return *reinterpret_cast<const unsigned*>(&sum);
-  };
+/// Sum of the bytes of each row; all lanes of a row get the row's.
+template <int kWords>
+__device__ __forceinline__ void sum_bytes(const unsigned (&words)[2][kWords], const unsigned (&add)[2], int (&sum)[2]) {
+  int c[4] = {};
 #pragma unroll
-  for (int i = 0; i < kPairs; i += 2)
-    ptx::mma_m16n8k16_fp16(c[i / 2 % 2], flags(0, i), flags(1, i), flags(0, i + 1), flags(1, i + 1), kOnes, kOnes);
-  count[0] = c[0][0] + c[1][0], count[1] = c[0][2] + c[1][2];
+  for (int i = 0; i < kWords; i += 2)
+    ptx::mma_m16n8k32_u8u8(c, words[0][i] + add[0], words[1][i] + add[1], words[0][i + 1] + add[0],
+                           words[1][i + 1] + add[1], kBytes, kBytes);
+  sum[0] = c[0], sum[1] = c[2];
+}
+
+/// Smallest float y with y scale >= level. @param size  1 / scale up to 2^-21
+__device__ __forceinline__ float level_begin(int level, float scale, float size) {
+  const float n = static_cast<float>(level);
+  float y = n * size;
+  y = fmaf(fmaf(-y, scale, n), size, y);  // the quotient up to little more than half a unit
+  return fmaf(y, scale, -n) < 0.0f ? __uint_as_float(__float_as_uint(y) + 1u) : y;
 }
 
 /// Largest magnitude of rank `rank` in each of the two rows, 1 being the largest.
@@ -44,62 +45,60 @@ __device__ __forceinline__ void count_at_least(const unsigned (&levels)[2][kPair
 template <int kSteps>
 __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], int rank, const float (&most)[2],
                                                 float (&threshold)[2]) {
-  constexpr int kPairs = 4 * kSteps;
-  const float wanted = static_cast<float>(rank);
-  // The range: low .. low + 256 size, a power of two. at_low >= rank > above count the channels from `low` and from the
-  // range's end on.
-  float low[2], at_low[2], above[2];
-  unsigned exponent[2];  // of size, biased
+  constexpr int kWords = 2 * kSteps, kChannels = 32 * kSteps;
+  unsigned words[2][kWords];
+  float scale[2];  // levels of a unit; where all of a row lies in level 0 it is only slower
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    low[r] = 0.0f, at_low[r] = 32.0f * kSteps, above[r] = 0.0f;
-    exponent[r] = max(__float_as_uint(most[r]) >> 23, 8u) - 7u;
+    scale[r] = fminf(fmaxf(__fdividef(kClipLevels - 0.5f, most[r]), 0x1p-121f), 0x1p100f);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      unsigned level[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        level[e] = __float_as_uint(__fmaf_rd(fabsf(x[r][i / 2][i % 2 * 4 + e]), scale[r], 8388608.0f));
+      const unsigned four =
+          __byte_perm(__byte_perm(level[0], level[1], 0x0040), __byte_perm(level[2], level[3], 0x0040), 0x5410);
+      words[r][i] = four + four;
+    }
   }
-  for (int cut = 0;; ++cut) {
-    unsigned levels[2][kPairs];
-    const auto cut_range = [&](auto level) {
+  // All in the units of a sum, 255 for each channel at a level or above it, and one for each of them in the uppermost
+  // byte of its word: how many more than the rank there are at a row's level, and at the first one known to have fewer.
+  // As unsigned numbers, levels that have enough have the smaller the higher they are, then come those that do not.
+  unsigned key[2], at_low[2], above[2];  // key: 256 - 2 level in each byte
+  int sum[2], at_none[2];                // what a sum of no channels at the level or above it exceeds
+  const unsigned none[2] = {};
+  sum_bytes(words, none, sum);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    key[r] = 256u * kBytes, at_none[r] = sum[r] + 256 * kChannels - 255 * rank;
+    at_low[r] = static_cast<unsigned>(255 * (kChannels - rank)), above[r] = static_cast<unsigned>(-255 * rank);
+  }
+  const auto step = [&](auto keys, int width) {  // takes the last of the next `keys` levels, `width` apart, that may be
+    const unsigned apart = 2u * static_cast<unsigned>(width) * kBytes;
+    constexpr int kKeys = decltype(keys)::value;
+    int taken[2] = {kKeys, kKeys};
+#pragma unroll
+    for (int i = 1; i <= kKeys; ++i) {
+      const unsigned add[2] = {key[0] - static_cast<unsigned>(i) * apart, key[1] - static_cast<unsigned>(i) * apart};
+      sum_bytes(words, add, sum);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float per_size = __uint_as_float((254u - exponent[r]) << 23), start = -low[r] * (per_size * 0x1p-8f);
-#pragma unroll
-        for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-          for (int i = 0; i < 8; i += 2)
-            levels[r][4 * j + i / 2] =
-                __byte_perm(__float_as_uint(level(fabsf(x[r][j][i]), per_size, start)),
-                            __float_as_uint(level(fabsf(x[r][j][i + 1]), per_size, start)), 0x5410);
-      }
-    };
-    if (cut == 0)
-      cut_range([](float y, float per_size, float) { return __fmaf_rd(y, per_size, kToLevel); });
-    else  // of what lies outside, what is above is at level 256, and what is below at level 0, which is not counted
-      cut_range([](float y, float per_size, float start) {
-        return __fmaf_rd(__saturatef(fmaf(y, per_size * 0x1p-8f, start)), 256.0f, kToLevel);
-      });
-    unsigned base[2] = {};
-#pragma unroll 1
-    for (unsigned bit = 128u * kBoth; bit >= kBoth; bit >>= 1) {
-      const unsigned key[2] = {base[0] + bit, base[1] + bit};
-      float count[2];
-      count_at_least(levels, key, count);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool taken = count[r] >= wanted;
-        base[r] = taken ? key[r] : base[r];
-        at_low[r] = taken ? count[r] : at_low[r];
-        above[r] = taken ? above[r] : count[r];
+        const int found = at_none[r] - 2 * kChannels * width * i - sum[r];
+        at_low[r] = min(at_low[r], static_cast<unsigned>(found));
+        above[r] = max(above[r], static_cast<unsigned>(found));
+        taken[r] += found >> 31;
       }
     }
-    bool many = false, last = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      low[r] += static_cast<float>(base[r] & 0xFFFFu) * __uint_as_float(exponent[r] << 23);
-      many = many || fminf(wanted - above[r], at_low[r] - wanted + 1.0f) > 2.0f;
-      last = last || exponent[r] < 9 || (__float_as_uint(low[r]) >> 23) > exponent[r] + 15;
+      key[r] -= static_cast<unsigned>(taken[r]) * apart;
+      at_none[r] -= taken[r] * (2 * kChannels * width);
     }
-    if (cut == 2 || !__any_sync(kAll, many) || __any_sync(kAll, last)) break;
-    exponent[0] -= 8, exponent[1] -= 8;
-  }
+  };
+  step(std::integral_constant<int, 1>{}, kClipLevels / 2);
+#pragma unroll 1
+  for (int width = kClipLevels / 8; width > 0; width /= 4) step(std::integral_constant<int, 3>{}, width);
 
   // The level holds the ranks above + 1 .. at_low. Go to the one in question from the nearer end: numbers 2 y - 2 end
   // (from the upper end) or 2 end - 1 - 2 y (from the lower one), modulo 2^32, are largest for the magnitude y that is
@@ -108,12 +107,14 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
   unsigned factor[2], offset[2], nearest[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float from_above = wanted - above[r], from_below = at_low[r] - wanted + 1.0f;
+    const auto channels = [](unsigned of) { return static_cast<int>(of * 0x8081u >> 23); };  // of / 255
+    const int from_above = channels(254u - above[r]), from_below = channels(at_low[r]) + 1;
+    const int level = static_cast<int>(((0u - key[r]) & 255u) / 2u);
     const bool down = from_above <= from_below;
-    const float end = low[r] + __uint_as_float(exponent[r] << 23);
-    left[r] = static_cast<int>(fminf(from_above, from_below));
+    const float end = level_begin(level + (down ? 1 : 0), scale[r], __fdividef(1.0f, scale[r]));
+    left[r] = min(from_above, from_below);
     factor[r] = down ? 2u : ~1u;
-    offset[r] = down ? 0u - 2u * __float_as_uint(end) : 2u * __float_as_uint(low[r]) - 1u;
+    offset[r] = down ? 0u - 2u * __float_as_uint(end) : 2u * __float_as_uint(end) - 1u;
   }
   for (;;) {
 #pragma unroll
