@@ -530,12 +530,14 @@ TEST_CASE("Rows beyond the largest bfloat16 saturate", "[runtime][gpu]") {
 TEST_CASE("A cache that took tokens back is one that never saw them", "[runtime][gpu]") {
   const int recent = GENERATE(1, 5, 40);
   const int page_size = GENERATE(16, 64);
+  const bool rotated = GENERATE(false, true);
   unsigned seed = 90;
   for (const WriteVariant* variant : write_variants()) {
-    CAPTURE(variant->name, recent, page_size, ++seed);
+    CAPTURE(variant->name, recent, page_size, rotated, ++seed);
     constexpr int kDraft = 7;
     CacheCase c = cache_case(*variant, page_size, 3, recent, kDraft, seed);
     c.num_layers = 1;
+    if (rotated) c.order = variant->k.head_dim & -variant->k.head_dim;
     add_centers(c, seed);
     Model drafted(c, seed), plain(c, seed);
     std::mt19937 random(seed);

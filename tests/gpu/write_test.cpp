@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 using namespace kvq;
@@ -50,6 +51,25 @@ std::vector<float> random_center(int count, unsigned seed) {
   std::vector<float> center(static_cast<std::size_t>(count));
   for (float& x : center) x = normal(random);
   return center;
+}
+
+/// The same tokens in another order, each to where it went.
+WriteCase shuffled(const WriteVariant& variant, const WriteCase& c, unsigned seed) {
+  std::vector<std::size_t> order(c.slot_mapping.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  const auto heads = static_cast<std::size_t>(c.num_kv_heads);
+  const std::size_t k_token = heads * static_cast<std::size_t>(variant.k.head_dim),
+                    v_token = heads * static_cast<std::size_t>(variant.v.head_dim);
+  WriteCase other = c;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    std::copy_n(c.k.begin() + static_cast<std::ptrdiff_t>(order[i] * k_token), k_token,
+                other.k.begin() + static_cast<std::ptrdiff_t>(i * k_token));
+    std::copy_n(c.v.begin() + static_cast<std::ptrdiff_t>(order[i] * v_token), v_token,
+                other.v.begin() + static_cast<std::ptrdiff_t>(i * v_token));
+    other.slot_mapping[i] = c.slot_mapping[order[i]];
+  }
+  return other;
 }
 
 }  // namespace
@@ -149,6 +169,26 @@ TEST_CASE("Dense rotations, with centres and clips", "[runtime][gpu]") {
     if (centers) c.center_k = random_center(2 * dim, 14), c.center_v = random_center(2 * dim, 15);
     if (clips) c.clip_k = {0.96, 1.0}, c.clip_v = {0.9, 0.99};
     check_rotated(compare_codes(*variant, c, 0x1p-17));
+  }
+}
+
+TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[runtime][gpu]") {
+  const bool dense = GENERATE(false, true), clips = GENERATE(false, true);
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name, dense, clips);
+    const int dim = variant->k.head_dim;
+    WriteCase c = random_case(*variant, 209, 2, 32, 20, true);
+    if (dense)
+      c.matrix_k = random_rotations(2, dim, 21), c.matrix_v = random_rotations(2, dim, 22);
+    else
+      c.order_k = 32, c.order_v = 16;
+    if (clips) c.clip_k = {0.96, 0.5}, c.clip_v = {0.92, 1.0};
+    const auto written = [&](const WriteCase& order) {
+      const PageLayout layout{variant->k, variant->v, c.num_kv_heads, c.page_size};
+      return run_write_case(*variant, order,
+                            std::vector<std::byte>(static_cast<std::size_t>(layout.page_bytes() * c.num_pages)));
+    };
+    CHECK((written(c) == written(shuffled(*variant, c, 23))));
   }
 }
 

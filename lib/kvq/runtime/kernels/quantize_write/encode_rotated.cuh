@@ -205,19 +205,23 @@ __device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim /
   return both;
 }
 
+__device__ __forceinline__ void swap(unsigned& a, unsigned& b) {
+  const unsigned c = a;
+  a = b, b = c;
+}
+
 /// Codes and numbers of one warp's rows, clipped if they are to be.
 template <typename Side>
 __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, unsigned (&words)[2][Side::kWords],
                                             unsigned (&numbers)[2][Side::kGroups]) {
   constexpr int kSteps = Rows<Side>::kSteps;
   float threshold[2] = {};
-  bool ordinary = rows.rotated;
+  bool ordinary[2] = {rows.rotated, rows.rotated};  // each row's own affair, uniform in its lanes
   if constexpr (Side::kAffine) {
     float low[2][Side::kGroups], high[2][Side::kGroups];
-    bool both = true;
-    if (ordinary || rows.clip_rank > 0) {
+    if (rows.rotated || rows.clip_rank > 0) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) both &= group_extremes<Side>(rows.x[r], low[r], high[r]);
+      for (int r = 0; r < 2; ++r) ordinary[r] &= group_extremes<Side>(rows.x[r], low[r], high[r]);
     }
     if (rows.clip_rank > 0) {
       float most[2] = {};
@@ -228,8 +232,7 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
           most[r] = fmaxf(most[r], fmaxf(fabsf(low[r][group]), fabsf(high[r][group])));
       clip_thresholds<kSteps>(rows.x, rows.clip_rank, most, threshold);
     }
-    if (ordinary) {
-      ordinary = both;
+    if (rows.rotated) {
       if (rows.clip_rank > 0) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -237,26 +240,26 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
           for (int group = 0; group < Side::kGroups; ++group)
             low[r][group] = fmaxf(low[r][group], -threshold[r]) * rows.unit,
             high[r][group] = fminf(high[r][group], threshold[r]) * rows.unit;
-          ordinary &= encode_affine_row<Side, true>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+          ordinary[r] &= encode_affine_row<Side, true>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
         }
       } else {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
           for (int group = 0; group < Side::kGroups; ++group) low[r][group] *= rows.unit, high[r][group] *= rows.unit;
-          ordinary &= encode_affine_row<Side, false>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+          ordinary[r] &= encode_affine_row<Side, false>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
         }
       }
     }
   } else {
-    if (ordinary && rule == ScaleRule::norm) {
+    if (rows.rotated && rule == ScaleRule::norm) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) ordinary &= encode_norm_row<Side>(rows.x[r], rows.unit, words[r], numbers[r]);
+      for (int r = 0; r < 2; ++r) ordinary[r] &= encode_norm_row<Side>(rows.x[r], rows.unit, words[r], numbers[r]);
     } else {
-      ordinary = false;
+      ordinary[0] = ordinary[1] = false;
     }
   }
-  if (__all_sync(kAll, ordinary)) return;
+  if (__all_sync(kAll, ordinary[0] && ordinary[1])) return;
 
   if (rows.clip_rank > 0) {
 #pragma unroll
@@ -279,10 +282,16 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int i = 0; i < Side::kWords; ++i) words[0][i] = words[1][i];
+    for (int i = 0; i < Side::kWords; ++i) swap(words[0][i], words[1][i]);
 #pragma unroll
-    for (int i = 0; i < Side::kGroups; ++i) numbers[0][i] = numbers[1][i];
-    encode<Side>(rows.x[0], rule, words[1], numbers[1]);
+    for (int i = 0; i < Side::kGroups; ++i) swap(numbers[0][i], numbers[1][i]);
+    unsigned own_words[Side::kWords], own_numbers[Side::kGroups];
+    encode<Side>(rows.x[0], rule, own_words, own_numbers);
+    const bool keep = r == 0 ? ordinary[0] : ordinary[1];
+#pragma unroll
+    for (int i = 0; i < Side::kWords; ++i) words[1][i] = keep ? words[1][i] : own_words[i];
+#pragma unroll
+    for (int i = 0; i < Side::kGroups; ++i) numbers[1][i] = keep ? numbers[1][i] : own_numbers[i];
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
