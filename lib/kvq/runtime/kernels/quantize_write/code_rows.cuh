@@ -37,25 +37,34 @@ struct PageTiles {
   }
 };
 
+/// Where the warp's tokens go: lane i has that of token i, i = 0..15, of a mapping; negative: nowhere. Asked for early,
+/// since it comes from afar.
+__device__ __forceinline__ std::int64_t load_mapping(const WriteParams& p, const std::int64_t* mapping, int first_token,
+                                                     int lane) {
+  const int token = first_token + lane;
+  return lane < kTileTokens && token < p.num_tokens ? __ldg(mapping + token) : -1;
+}
+
 /// Stores one warp's rows: exactly in the windows, in codes in the pages, wherever their tokens are mapped.
+/// @param slots  load_mapping() of the slots
 template <typename Side>
 __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
-                                          int first_token, int head, int head_bytes, int side_offset, int lane) {
-  const auto mapped = [&](const std::int64_t* mapping, int r) {
-    const int token = first_token + (lane >> 2) + 8 * r;
-    return token < p.num_tokens ? mapping[token] : -1;
+                                          std::int64_t slots, int first_token, int head, int head_bytes,
+                                          int side_offset, int lane) {
+  const auto mapped = [&](std::int64_t held, int r) {
+    return static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(held), (lane >> 2) + 8 * r));
   };
   if (p.window_mapping) {
-    const std::int64_t row[2] = {mapped(p.window_mapping, 0), mapped(p.window_mapping, 1)};
-    const bool coded = mapped(p.slot_mapping, 0) >= 0 || mapped(p.slot_mapping, 1) >= 0;
+    const std::int64_t held = load_mapping(p, p.window_mapping, first_token, lane);
+    const std::int64_t row[2] = {mapped(held, 0), mapped(held, 1)};
     const auto tile_of = [&](std::int64_t at) {
       return p.windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
     };
     store_exact<Side>(rows, row, tile_of, value, lane);
-    if (!__any_sync(kAll, coded)) return;  // most steps of decoding code nothing
+    if (!__any_sync(kAll, slots >= 0)) return;  // most steps of decoding code nothing
   }
   const PageTiles tile_of{p.pages, p.page_stride, p.page_shift, head * head_bytes + side_offset, Side::side().bytes()};
-  quantise_rows<Side>(rows, from, [&](int r) { return mapped(p.slot_mapping, r); }, tile_of, value, lane);
+  quantise_rows<Side>(rows, from, [&](int r) { return mapped(slots, r); }, tile_of, value, lane);
 }
 
 }  // namespace kvq::write

@@ -23,7 +23,9 @@ struct DenseBlock {
   static constexpr int kWarps = kResident ? 16 : 8, kThreads = 32 * kWarps;
   static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< in shared memory at once, twice if not all
   static constexpr int kStageBytes = kStageSlabs * kLayout.slab_bytes();
-  static constexpr int kSharedBytes = kResident ? kStageBytes : 2 * kStageBytes;
+  static constexpr int kRowParts = kDim % 64 == 0 ? 2 : 1;  ///< a warp's rows come in halves, or at once
+  static constexpr int kRowBytes = kTileTokens * kDim * 2 / kRowParts;
+  static constexpr int kSharedBytes = kResident ? kStageBytes + kWarps * kRowBytes : 2 * kStageBytes;
   static constexpr int kPieceColumns = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
   static constexpr int kPieces = kDim / kPieceColumns;
   static_assert(kLayout.slabs() % kStageSlabs == 0);
@@ -155,16 +157,40 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
   const int own = Block::kResident ? warp / 4 : 0, in_run = Block::kResident ? warp % 4 : warp;
   const int stride = static_cast<int>(gridDim.x) * kRuns * kRunTokens;
-  for (int first = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens; first < p.num_tokens; first += stride) {
+  const int begin = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens;
+  // If R stays there is room for half of the next rows: it is on the way while these are coded, and the other half
+  // while the first one is multiplied.
+  uint4* fetched = reinterpret_cast<uint4*>(shared + Block::kStageBytes + warp * Block::kRowBytes);
+  const auto fetch = [&](int first_token, int part) {
+    fetch_rows<Side, T, Block::kRowParts>(from, p, first_token, head, lane, fetched, part);
+  };
+  if (Block::kResident && begin < p.num_tokens) fetch(begin + in_run * kTileTokens, 0);
+  for (int first = begin; first < p.num_tokens; first += stride) {
     const int first_token = first + in_run * kTileTokens;
+    const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
     uint4 raw[2][kDim / 32];
-    load_rows<Side, T>(from, p, first_token, head, lane, raw);
     prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;
-    if constexpr (Block::kResident)
-      multiply<T, kDim, 0, Block::kStageSlabs>(c, raw, ptx::shared_address(shared), lane);
-    else
+    if constexpr (Block::kResident) {
+      constexpr int kSlabs = Block::kStageSlabs / Block::kRowParts, kSteps = kDim / 32 / Block::kRowParts;
+      constexpr int kLast = Block::kStageSlabs - kSlabs;
+      const auto take = [&](int part) {
+        ptx::cp_async_wait_group<0>();
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][part * kSteps + i % kSteps] = fetched[i * 32 + lane];
+      };
+      take(0);
+      if constexpr (Block::kRowParts == 2) {
+        fetch(first_token, 1);
+        multiply<T, kDim, 0, kSlabs>(c, raw, ptx::shared_address(shared), lane);
+        take(1);
+      }
+      if (first + stride < p.num_tokens) fetch(first_token + stride, 0);
+      multiply<T, kDim, kLast, kSlabs>(c, raw, ptx::shared_address(shared) + kLast * Block::kLayout.slab_bytes(), lane);
+    } else {
+      load_rows<Side, T>(from, p, first_token, head, lane, raw);
       multiply_stages<T, kDim>(c, raw, rotation, shared, lane);
+    }
     Rows<Side> rows;
     rows.clip_rank = clip_rank, rows.rotated = true;
 #pragma unroll
@@ -172,7 +198,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kPieceTiles][n % kPieceTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
-    code_rows<Side>(p, from, rows, value, first_token, head, head_bytes, side_offset, lane);
+    code_rows<Side>(p, from, rows, value, slots, first_token, head, head_bytes, side_offset, lane);
   }
 }
 
@@ -182,6 +208,7 @@ template <typename K, typename V, typename T>
 __global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
     dense_write_kernel(const __grid_constant__ WriteParams p, int first_job) {
   static_assert(K::kHeadDim == V::kHeadDim);
+  wait_for_kernels_before();
   extern __shared__ __align__(128) std::byte shared[];
   const WriteJob job = write_job<K, V>(p, first_job + static_cast<int>(blockIdx.y));
   if constexpr (std::is_same_v<K, V>) {

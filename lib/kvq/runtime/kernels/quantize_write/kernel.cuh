@@ -13,16 +13,6 @@
 /// t + e, e = 0..7: what it loads as 16 bytes each, and what its pieces of the page's rows are made of.
 namespace kvq::write {
 
-/// One warp's task: 16 tokens of one head and side.
-template <typename Side, typename T>
-__device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, bool value, int first_token,
-                                           int head, int head_bytes, int side_offset, int lane) {
-  Rows<Side> rows;
-  load_rotated<Side, T>(from, p, first_token, head, lane, rows);
-  if (from.clip_ranks) rows.clip_rank = from.clip_ranks[head];
-  code_rows<Side>(p, from, rows, value, first_token, head, head_bytes, side_offset, lane);
-}
-
 /// Which head and side a job is: keys of all heads, then values.
 struct WriteJob {
   bool value;
@@ -36,22 +26,85 @@ __device__ __forceinline__ WriteJob write_job(const WriteParams& p, int job) {
           value ? tiles * K::side().bytes() : 0};
 }
 
-/// Grid [ceil(T / 16 / kWarps), jobs], from `first_job` on.
+constexpr int blocks_of_multiprocessor(int head_dim) { return head_dim > 128 ? 2 : 4; }
+
+/// What a warp keeps in shared memory; lanes read nothing but what they put there themselves.
+template <int kDim>
+struct WarpShared {
+  uint4 rows[2 * kDim / 32][32];  ///< the next rows
+  uint4 matrices[2][32];          ///< matrix_operand() of keys and values
+};
+
+/// A warp's place among the tasks: 16 tokens of one head and side each, of one side all runs of tokens, of which all
+/// heads, as rows lie in memory.
+struct WriteTask {
+  int run, head;  ///< runs of the second side follow those of the first
+  __device__ __forceinline__ void advance(const WriteTask& by, int heads) {
+    run += by.run, head += by.head;
+    if (head >= heads) ++run, head -= heads;
+  }
+};
+
+/// Rotates, codes and stores a warp's rows, which fetch_rows() has asked for.
+/// @param next  asks for the next ones, once these are out of the way
+template <typename Side, typename T, typename Next>
+__device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
+                                           int first_token, const WarpShared<Side::kHeadDim>& shared, Next next,
+                                           int lane) {
+  constexpr int kSteps = Side::kHeadDim / 32;
+  const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
+  uint4 raw[2][kSteps];
+  ptx::cp_async_wait_group<0>();
+#pragma unroll
+  for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
+  next();
+  Rows<Side> rows;
+  rotate_rows<Side, T>(from, raw, shared.matrices[job.value][lane], job.head, lane, rows);
+  if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
+  code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
+}
+
+/// Jobs from `first_job` on: of one side, or of both. Warps take turns, each with its next rows on the way. Grid: any.
+/// @param turn  as many tasks as the grid has warps
 template <typename K, typename V, typename T>
-__global__ void __launch_bounds__(32 * kWarps, K::kHeadDim > 128 ? 2 : 4)
-    quantize_write_kernel(const __grid_constant__ WriteParams p, int first_job) {
+__global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
+    quantize_write_kernel(const __grid_constant__ WriteParams p, int first_job, int jobs, WriteTask turn) {
+  static_assert(K::kHeadDim == V::kHeadDim);
+  __shared__ WarpShared<K::kHeadDim> all_shared[kWarps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  const int first_token = (static_cast<int>(blockIdx.x) * kWarps + warp) * kTileTokens;
-  if (first_token >= p.num_tokens) return;
-  const WriteJob job = write_job<K, V>(p, first_job + static_cast<int>(blockIdx.y));
-  if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
-    const WriteSide from = job.value ? p.v : p.k;
-    write_side<K, T>(p, from, job.value, first_token, job.head, job.head_bytes, job.side_offset, lane);
-  } else {
-    if (job.value)
-      write_side<V, T>(p, p.v, true, first_token, job.head, job.head_bytes, job.side_offset, lane);
-    else
-      write_side<K, T>(p, p.k, false, first_token, job.head, job.head_bytes, job.side_offset, lane);
+  WarpShared<K::kHeadDim>& shared = all_shared[warp];
+  const int heads = p.num_kv_heads, runs = (p.num_tokens + kTileTokens - 1) / kTileTokens;
+  const int end = jobs > heads ? 2 * runs : runs;
+  const auto job_of = [&](const WriteTask& task) {
+    return write_job<K, V>(p, first_job + task.head + (task.run >= runs ? heads : 0));
+  };
+  const auto first_token_of = [&](const WriteTask& task) {
+    return (task.run - (task.run >= runs ? runs : 0)) * kTileTokens;
+  };
+  const auto fetch = [&](const WriteTask& task) {
+    if (task.run >= end) return;
+    const WriteJob job = job_of(task);
+    fetch_rows<K, T>(job.value ? p.v : p.k, p, first_token_of(task), job.head, lane, shared.rows[0]);
+  };
+  const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
+  WriteTask task{first / heads, first % heads};
+  shared.matrices[0][lane] = matrix_operand<T>(p.k.order, lane);
+  shared.matrices[1][lane] = matrix_operand<T>(p.v.order, lane);
+  wait_for_kernels_before();
+  fetch(task);
+  while (task.run < end) {
+    const WriteJob job = job_of(task);
+    const int first_token = first_token_of(task);
+    task.advance(turn, heads);
+    const auto next = [&] { fetch(task); };
+    if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
+      write_side<K, T>(p, job.value ? p.v : p.k, job, first_token, shared, next, lane);
+    } else {
+      if (job.value)
+        write_side<V, T>(p, p.v, job, first_token, shared, next, lane);
+      else
+        write_side<K, T>(p, p.k, job, first_token, shared, next, lane);
+    }
   }
 }
 

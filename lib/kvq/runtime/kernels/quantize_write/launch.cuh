@@ -11,13 +11,37 @@
 
 namespace kvq {
 
+inline cudaError_t count_multiprocessors(int& count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error == cudaSuccess ? cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) : error;
+}
+
+/// Launches a kernel that begins with wait_for_kernels_before(): where the device can, its blocks come up while the
+/// stream's kernel before it ends.
+template <typename... Arguments>
+cudaError_t launch_early(void (*kernel)(Arguments...), dim3 grid, int threads, int shared_bytes, CUstream_st* stream,
+                         std::type_identity_t<Arguments>... arguments) {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes), config.stream = stream;
+  // Code for earlier devices, run on a later one, would not wait.
+  config.attrs = &early, config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 /// Blocks that share a job stay for as many tokens as come: as many as there are multiprocessors for.
 template <typename K, typename V, typename T>
 cudaError_t launch_dense_write(const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
   using Block = write::DenseBlock<K::kHeadDim>;
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors = 0;
+  cudaError_t error = count_multiprocessors(multiprocessors);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(write::dense_write_kernel<K, V, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  Block::kSharedBytes);
@@ -25,16 +49,22 @@ cudaError_t launch_dense_write(const WriteParams& params, int first_job, int job
   constexpr int kTokens = kTileTokens * Block::kWarps;
   const int runs = (params.num_tokens + kTokens - 1) / kTokens;
   const dim3 grid(static_cast<unsigned>(std::clamp(multiprocessors / jobs, 1, runs)), static_cast<unsigned>(jobs));
-  write::dense_write_kernel<K, V, T><<<grid, Block::kThreads, Block::kSharedBytes, stream>>>(params, first_job);
-  return cudaGetLastError();
+  return launch_early(write::dense_write_kernel<K, V, T>, grid, Block::kThreads, Block::kSharedBytes, stream, params,
+                      first_job);
 }
 
 template <typename K, typename V, typename T>
 cudaError_t launch_write(const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
-  constexpr int kTokens = kTileTokens * write::kWarps;
-  const dim3 grid(static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens), static_cast<unsigned>(jobs));
-  write::quantize_write_kernel<K, V, T><<<grid, 32 * write::kWarps, 0, stream>>>(params, first_job);
-  return cudaGetLastError();
+  int multiprocessors = 0;
+  const cudaError_t error = count_multiprocessors(multiprocessors);
+  if (error != cudaSuccess) return error;
+  const int tasks = (params.num_tokens + kTileTokens - 1) / kTileTokens * jobs;
+  const int blocks = std::min((tasks + write::kWarps - 1) / write::kWarps,
+                              multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim));
+  const int turn = blocks * write::kWarps;
+  return launch_early(write::quantize_write_kernel<K, V, T>, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0,
+                      stream, params, first_job, jobs,
+                      write::WriteTask{turn / params.num_kv_heads, turn % params.num_kv_heads});
 }
 
 /// Both sides in one launch if they are rotated in the same way, else one each.

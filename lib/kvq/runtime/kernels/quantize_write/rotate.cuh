@@ -20,6 +20,20 @@ __device__ __forceinline__ unsigned matrix_element(int row, int column, int orde
   return Pair<T>::kOne | (__popc(a & b & inside) & 1 ? 0x8000u : 0u);
 }
 
+/// The lane's part of the matrix, as the product's operand: of the columns' halves x and y, z and w.
+template <typename T>
+__device__ __forceinline__ uint4 matrix_operand(int order, int lane) {
+  unsigned b[2][2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 8 * half + 2 * (lane & 3), column = 8 * n + (lane >> 2);
+      b[n][half] = matrix_element<T>(row, column, order) | matrix_element<T>(row + 1, column, order) << 16;
+    }
+  return make_uint4(b[0][0], b[0][1], b[1][0], b[1][1]);
+}
+
 /// x_rot minus the centre, which is rotated as the rows are. @param t  lane mod 4
 template <typename Side>
 __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* center, int t) {
@@ -68,14 +82,35 @@ __device__ __forceinline__ void prefetch_rows(const WriteSide& side, const Write
   }
 }
 
-/// Loads the warp's rows and transforms them.
+/// The same, but into shared memory, where each lane has what is its own; without waiting for it.
+/// @tparam kParts  how many parts the channels are in
+/// @param to    [2, D / 32 / kParts, 32], of the warp
+/// @param part  of the channels
+template <typename Side, typename T, int kParts = 1>
+__device__ __forceinline__ void fetch_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
+                                           int lane, uint4* to, int part = 0) {
+  constexpr int kEach = Side::kHeadDim / 32 / kParts;
+  const unsigned own = ptx::shared_address(to + lane);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
+    const T* row = static_cast<const T*>(side.x) + token * side.token_stride + head * Side::kHeadDim;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      ptx::cp_async_16(own + (r * kEach + j) * 512,
+                       reinterpret_cast<const uint4*>(row) + 4 * (part * kEach + j) + (lane & 3));
+  }
+  ptx::cp_async_commit_group();
+}
+
+/// Transforms the warp's rows.
+/// @param raw     as load_rows() has them
+/// @param matrix  matrix_operand() of the side's order
 template <typename Side, typename T>
-__device__ __forceinline__ void load_rotated(const WriteSide& side, const WriteParams& p, int first_token, int head,
-                                             int lane, Rows<Side>& rows) {
+__device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[2][Side::kHeadDim / 32], uint4 matrix,
+                                            int head, int lane, Rows<Side>& rows) {
   constexpr int kSteps = Rows<Side>::kSteps, kDim = Side::kHeadDim;
-  const int g = lane >> 2, t = lane & 3, order = side.order;
-  uint4 raw[2][kSteps];
-  load_rows<Side, T>(side, p, first_token, head, lane, raw);
+  const int t = lane & 3, order = side.order;
   if constexpr (Side::kExact) {
     if (order <= 1 && !side.signs && !side.center) {  // as they are, -0 included, which a product would turn into +0
 #pragma unroll
@@ -108,13 +143,12 @@ __device__ __forceinline__ void load_rotated(const WriteSide& side, const WriteP
     }
   }
   // Without bit 5 the matrices for the way between two steps are zero.
-  unsigned b[2][2], across[2][2], second[2][2];
+  const unsigned b[2][2] = {{matrix.x, matrix.y}, {matrix.z, matrix.w}};
+  unsigned across[2][2], second[2][2];
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = 8 * half + 2 * t, column = 8 * n + g;
-      b[n][half] = matrix_element<T>(row, column, order) | matrix_element<T>(row + 1, column, order) << 16;
       across[n][half] = order >= 64 ? b[n][half] : 0u;
       second[n][half] = order >= 64 ? b[n][half] ^ 0x80008000u : b[n][half];
     }

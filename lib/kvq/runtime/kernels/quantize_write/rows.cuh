@@ -9,6 +9,13 @@ namespace kvq::write {
 constexpr unsigned kAll = ~0u;
 constexpr int kWarps = 4;
 
+/// Comes before anything is read or written but the arguments. Kernels that follow may come to this point while this
+/// one runs.
+__device__ __forceinline__ void wait_for_kernels_before() {
+  ptx::launch_dependents();
+  ptx::wait_for_dependencies();
+}
+
 template <typename Side>
 struct Rows {
   static constexpr int kSteps = Side::kHeadDim / 32;
