@@ -15,10 +15,15 @@ cmake --preset release -DKVQ_TESTS=ON >/dev/null
 cmake --build --preset release | tail -n 1
 ctest --preset release -j "$(nproc)"
 
-step "Python: second reader, dump scripts, tools, README"
-KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
-
-step "clang with AddressSanitizer and UBSan: C++ tests and fuzzing"
+step "Python: second reader, dump scripts, tools, README; beside it the build with clang, AddressSanitizer and UBSan"
+python_log=$(mktemp)
+KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli >"$python_log" 2>&1 &
+python_tests=$!
+trap 'kill "$python_tests" 2>/dev/null || true; rm -f "$python_log"' EXIT
 cmake --preset asan >/dev/null
 cmake --build --preset asan | tail -n 1
+wait "$python_tests" || { cat "$python_log"; exit 1; }
+tail -n 3 "$python_log"
+
+step "C++ tests under AddressSanitizer and UBSan, and fuzzing"
 ctest --preset asan -j "$(nproc)"

@@ -23,11 +23,12 @@ Status plan_decode(DecodeLaunch& launch) {
   launch.operand_bytes = static_cast<int>(sizeof(typename T::Operand));
   launch.record_bytes = static_cast<int>(sizeof(typename T::Record));
   static_assert(sizeof(typename T::Shared) <= 99 * 1024, "what a block has on every architecture");
-  int device = 0, each = 0, major = 0;
+  int device = 0, each = 0;
+  cudaFuncAttributes attributes = {};
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, decode::decode_kernel<T>);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(decode::decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  launch.shared_bytes);
@@ -36,7 +37,7 @@ Status plan_decode(DecodeLaunch& launch) {
                                                           static_cast<std::size_t>(launch.shared_bytes));
   launch.blocks = each * launch.multiprocessors;
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
-  launch.overlapping = major >= 9;
+  launch.overlapping = attributes.ptxVersion >= 90;  // code for earlier devices, run on a later one, would not wait
   return status_of(error, "decode: plan");
 }
 
