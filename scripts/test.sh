@@ -16,14 +16,14 @@ cmake --build --preset release | tail -n 1
 ctest --preset release -j "$(nproc)"
 
 step "Python: second reader, dump scripts, tools, README; beside it the build with clang, AddressSanitizer and UBSan"
-python_log=$(mktemp)
-KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli >"$python_log" 2>&1 &
-python_tests=$!
-trap 'kill "$python_tests" 2>/dev/null || true; rm -f "$python_log"' EXIT
-cmake --preset asan >/dev/null
-cmake --build --preset asan | tail -n 1
-wait "$python_tests" || { cat "$python_log"; exit 1; }
-tail -n 3 "$python_log"
+# The build is what goes to the background: a process there ignores interrupts, and so would the tools under test.
+build_log=$(mktemp)
+(cmake --preset asan && cmake --build --preset asan) >"$build_log" 2>&1 &
+build=$!
+trap 'kill "$build" 2>/dev/null || true; rm -f "$build_log"' EXIT
+KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
+wait "$build" || { tail -n 50 "$build_log"; exit 1; }
+tail -n 1 "$build_log"
 
 step "C++ tests under AddressSanitizer and UBSan, and fuzzing"
 ctest --preset asan -j "$(nproc)"
