@@ -374,7 +374,7 @@ typedef struct kvq_decode_options {
 typedef struct kvq_decode_plan kvq_decode_plan;
 
 /** Finds the kernel for a layer's format and asks the current device how many blocks it runs. The plan serves every
- * layer of the same format and head counts on devices of that kind. KVQ_UNSUPPORTED names the nearest kernels that were
+ * layer of the same format and head counts on this device. KVQ_UNSUPPORTED names the nearest kernels that were
  * built. */
 KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer, const kvq_decode_options* options,
                                           kvq_decode_plan** plan, kvq_error* error);

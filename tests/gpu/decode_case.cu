@@ -208,7 +208,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * dim)),
         logits(static_cast<std::size_t>(p.num_q_heads));
     for (float& x : center) x = normal(random);
-    for (float& x : logits) x = 3.0f * normal(random);
+    for (float& x : logits) x = c.sink_level + 3.0f * normal(random);
     p.center_k = arena.put(center), p.center_v = arena.put(center), p.sink_logits = arena.put(logits);
   }
 
@@ -218,7 +218,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   if (status.ok()) {
     p.workspace =
         arena.take<std::byte>(decode_workspace_bytes(launch, static_cast<std::size_t>(batch * c.num_kv_heads)), 0xFF);
-    check(cudaMemset(p.workspace, 0, decode_zero_bytes), "cudaMemset");
+    check(cudaMemset(p.workspace, 0, kDecodeZeroBytes), "cudaMemset");
     status = check_decode(variant, p);
   }
   if (!status.ok()) return {status.message(), 0, 0, 0, 0};

@@ -18,6 +18,7 @@ struct DecodeCase {
   int sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   CaseRotation rotation = CaseRotation::none;
   bool centers = false;          ///< centres of both sides and learned sink logits
+  float sink_level = 0.0f;       ///< added to these
   bool indptr = false;           ///< page table as one list
   bool shared_prefix = false;    ///< all sequences start with the pages of the first one
   float sharpness = 1.0f;        ///< factor on softmax_scale

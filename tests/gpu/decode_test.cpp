@@ -132,4 +132,13 @@ TEST_CASE("A captured call replays with other lengths", "[runtime][gpu]") {
            .seed = 10});
 }
 
+TEST_CASE("No sequence has a token", "[runtime][gpu]") {
+  run_all({.heads = 0, .lengths = {2000, 500, 64}, .centers = true, .replay = {0, 0, 0}, .seed = 14});
+}
+
+TEST_CASE("Learned sinks far above and below all scores", "[runtime][gpu]") {
+  const float level = GENERATE(-300.0f, 300.0f);
+  run_all({.heads = 0, .lengths = {700, 1}, .centers = true, .sink_level = level, .seed = 15});
+}
+
 TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

@@ -18,7 +18,7 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
 }
 
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items) {
-  return decode_zero_bytes +
+  return kDecodeZeroBytes +
          (static_cast<std::size_t>(launch.shared_records) + items) * static_cast<std::size_t>(launch.record_bytes) +
          items * static_cast<std::size_t>(launch.operand_bytes);
 }
@@ -44,10 +44,15 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim;
   if (!p.q || !p.out || !p.seq_lens || !p.pages || !p.page_table || !p.workspace)
     return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table and workspace must not be null");
-  if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row) ||
-      (p.batch > 1 && p.out_stride < row))
+  if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row))
     return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
                         static_cast<long long>(row));
+  if (p.batch > 1 && p.out_stride < row)
+    return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
+                        static_cast<long long>(row));
+  if (std::int64_t{p.batch} * p.num_q_heads > INT32_MAX)
+    return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",
+                        p.batch, p.num_q_heads, INT32_MAX);
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};

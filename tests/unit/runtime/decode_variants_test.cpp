@@ -70,6 +70,10 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DecodeParams& p) { p.recent_tokens = -1; }), Contains("recent_tokens"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.q = nullptr; }), Contains("must not be null"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.q_stride = 1; }), Contains("1024 elements apart"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.out_stride = 1000; }), Contains("out_stride is 1000, expected 1024"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.batch = 1 << 29; }), Contains("536870912 sequences of 8 query heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.workspace = static_cast<std::byte*>(p.workspace) + 16; }),
+             Contains("workspace must be aligned to 256 bytes"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.page_stride -= 16; }), Contains("9216 bytes apart, found 9200"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.pages = static_cast<const std::byte*>(p.pages) + 8; }),
              Contains("aligned"));

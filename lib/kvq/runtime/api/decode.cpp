@@ -99,7 +99,7 @@ kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspac
                                      kvq_error* error) {
   return guarded(error, [&] {
     check_workspace(required(plan, "plan"), workspace, bytes);
-    return cuda_status(cudaMemsetAsync(workspace, 0, decode_zero_bytes, stream), "decode: workspace");
+    return cuda_status(cudaMemsetAsync(workspace, 0, kDecodeZeroBytes, stream), "decode: workspace");
   });
 }
 

@@ -10,7 +10,7 @@ namespace kvq::decode {
 
 /// Adds up `count` partial results of the query heads [head, head + n); leaves values in `rows`, the reference of the
 /// exponentials and the sum in `states`.
-/// param record_of  number of the partial result -> pointer
+/// @param record_of  number of the partial result -> pointer
 template <typename T, typename RecordOf>
 __device__ __forceinline__ void add_up(float (*rows)[T::kHeadDim], float2* states, float4* part_values,
                                        float2* part_states, int head, int n, int count, RecordOf record_of) {
@@ -133,15 +133,17 @@ __global__ void __launch_bounds__(kSideThreads, 2)
         shift *= p.softmax_scale * kLog2e;
       }
       const float2 state = states[h];
-      const float sum = state.y + (p.sink_logits ? exp2f(p.sink_logits[query_head] * kLog2e - shift - state.x) : 0.0f);
-      const float inverse = 1.0f / sum;
+      const float sink = p.sink_logits ? p.sink_logits[query_head] * kLog2e - shift : kMinusInf;
+      const float reference = fmaxf(state.x, sink);  // a learned sink may be far above all scores
+      const float tokens = state.y * exp2f(state.x - reference), sum = tokens + exp2f(sink - reference);
+      const float inverse = exp2f(state.x - reference) / sum;
       for (int c = lane; c < kDim; c += 32) rows[h][c] *= inverse;
       __syncwarp();
       if (lane == 0) {
-        states[h].y = state.y * inverse;  // what the tokens have, beside a learned sink
+        states[h].y = tokens / sum;  // what the tokens have, beside a learned sink
         if (p.lse)
           p.lse[static_cast<std::int64_t>(sequence) * p.num_q_heads + query_head] =
-              (state.x + shift + log2f(sum)) * kLn2;
+              (reference + shift + log2f(sum)) * kLn2;
       }
     }
     __syncthreads();

@@ -17,7 +17,8 @@
 ///   warp lane 4 g + t      keys: tokens g, g + 8 of a tile x head t      values: rows g, g + 8 of a block x head t
 ///
 /// One warp of a block loads: it walks the block's pieces of the line (schedule.cuh) and fills a ring of stages, whose
-/// owners, teams of warps, it serves in turn. Warps wait for stages only, never for each other.
+/// owners, teams of warps, it serves in turn. Teams wait for stages and queries; who comes last at an
+/// item's end adds the shares up (share.cuh).
 namespace kvq::decode {
 
 template <typename T>
@@ -45,7 +46,10 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
 #endif
   survey<T>(p, shared.runs_before);
   const Cut cut(static_cast<long long>(shared.runs_before[T::kThreads]) * p.num_kv_heads, static_cast<int>(gridDim.x));
-  if (static_cast<int>(blockIdx.x) >= cut.each) return;
+  if (static_cast<int>(blockIdx.x) >= cut.each) {
+    ptx::wait_for_dependencies();  // the end of this grid stands for the end of the one before it
+    return;
+  }
   if (warp == T::kWarps) {
     Loader<T>{p, shared, lane}.run(cut);
     return;

@@ -35,6 +35,10 @@ Status plan_decode(DecodeLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
+  // All that a call needs is loaded here.
+  cudaFuncAttributes side;
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&side, decode::queries_kernel<T>);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&side, decode::combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
   launch.overlapping = attributes.ptxVersion >= 90;  // code for earlier devices, run on a later one, would not wait
@@ -64,7 +68,7 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   const int items = params.batch * params.num_kv_heads, group_heads = params.num_q_heads / params.num_kv_heads;
   DecodeParams p = params;
   std::byte* at = static_cast<std::byte*>(p.workspace);
-  p.claims = reinterpret_cast<std::int32_t*>(at), at += decode_zero_bytes;
+  p.claims = reinterpret_cast<std::int32_t*>(at), at += kDecodeZeroBytes;
   p.partials = at;
   at += (static_cast<std::size_t>(launch.shared_records) + static_cast<std::size_t>(items)) *
         static_cast<std::size_t>(launch.record_bytes);

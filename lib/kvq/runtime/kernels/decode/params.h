@@ -53,7 +53,7 @@ struct DecodeParams {
   const float* center_v = nullptr;     ///< [Hkv, D] or null
   const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 
-  /// decode_workspace_bytes() (variant.h), aligned to 256; its first decode_zero_bytes are zero before the first call
+  /// decode_workspace_bytes() (variant.h), aligned to 256; its first kDecodeZeroBytes are zero before the first call
   /// and after each
   void* workspace = nullptr;
 

@@ -8,7 +8,7 @@
 namespace kvq::decode {
 
 /// Sums over lanes, and the part of the codes' minimum, or of their middle, that the products left out.
-/// return  base-2 score of 1 in the unit of `state.max`
+/// @return  base-2 score of 1 in the unit of `state.max`
 template <typename T>
 __device__ __forceinline__ float settle(const Query<T>& query, State<T>& state) {
   using Side = typename T::VSide;
@@ -19,7 +19,6 @@ __device__ __forceinline__ float settle(const Query<T>& query, State<T>& state) 
     for (float& m : state.minima) m += __shfl_xor_sync(kAll, m, step);
   }
   if constexpr (!T::kExact) {
-    if constexpr (T::kNested) state.separate();
 #pragma unroll
     for (int block = 0; block < T::kBlocks; ++block)
 #pragma unroll

@@ -14,34 +14,17 @@ struct State {
   float max;                        ///< largest score in the query's unit
   float sum;                        ///< this lane's tokens only
   float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
-  bool nested;                      ///< `out` of a slice of bytes has the slices above it too, all times a power of 2
 
   __device__ __forceinline__ void reset() {
     for (auto& block : out) block[0] = block[1] = 0.0f;
     for (float& m : minima) m = 0.0f;
     max = kMinusInf;
     sum = 0.0f;
-    nested = T::kNested;
-  }
-
-  /// Takes the slices of a byte apart.
-  __device__ __forceinline__ void separate() {
-    if (!nested) return;
-    nested = false;
-#pragma unroll
-    for (int block = 0; block < T::kBlocks; ++block) {
-      const int slice = block % T::VSide::kPerByte;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (slice + 1 < T::VSide::kPerByte) out[block][i] -= out[block + 1][i];
-        out[block][i] *= 1.0f / static_cast<float>(1 << (slice * T::VSide::kBits));
-      }
-    }
   }
 
   /// Takes over a stage's largest score of this lane: rescales what is there if it grew.
-  /// param unit  score in base 2 of 1
-  /// return      what to subtract from scores in base 2
+  /// @param unit  score in base 2 of 1
+  /// @return      what to subtract from scores in base 2
   __device__ __forceinline__ float rescale(float stage_max, float unit) {
     stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
     stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
@@ -205,8 +188,8 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
 }
 
 /// Attends to one stage of coded tokens.
-/// param first       position of the stage's first token
-/// param begin, end  visible positions
+/// @param first       position of the stage's first token
+/// @param begin, end  visible positions
 template <typename T>
 __device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end,
                                              const Query<T>& query, State<T>& state, int lane) {
@@ -282,26 +265,34 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       columns[2 * pair] = __byte_perm(even, odd, 0x5410);
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
-    // Codes of a slice are only masked, so they come times a power of 2; and with the slices above them if the
-    // differences can be taken at the end (settle).
+    // Codes of a slice are only masked, so they come times a power of 2; if nested, with the slices above them too,
+    // which are taken off as integers.
     constexpr auto masked = [](unsigned word, int slice) {
       const unsigned below = static_cast<unsigned>(slice * Side::kBits);
       return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
     };
 #pragma unroll
-    for (int block = 0; block < T::kBlocks; ++block) {
-      if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
-      const int h = block / Side::kPerByte, slice = block % Side::kPerByte;
-      int sums[4] = {};
+    for (int h = 0; h < T::kBlocks / Side::kPerByte; ++h) {
+      int above[2] = {0, 0};
 #pragma unroll
-      for (int pair = 0; pair < kTiles / 2; ++pair)
-        ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
-                               masked(words[2 * pair + 1][2 * h], slice), masked(words[2 * pair + 1][2 * h + 1], slice),
-                               columns[2 * pair], columns[2 * pair + 1]);
-      state.out[block][0] = fmaf(static_cast<float>(sums[0] * 256 + sums[1]),
-                                 T::kNested ? unit : unit * (1.0f / (1 << (slice * Side::kBits))), state.out[block][0]);
-      state.out[block][1] = fmaf(static_cast<float>(sums[2] * 256 + sums[3]),
-                                 T::kNested ? unit : unit * (1.0f / (1 << (slice * Side::kBits))), state.out[block][1]);
+      for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
+        const int block = h * Side::kPerByte + slice;
+        if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
+        int sums[4] = {};
+#pragma unroll
+        for (int pair = 0; pair < kTiles / 2; ++pair)
+          ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
+                                 masked(words[2 * pair + 1][2 * h], slice),
+                                 masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
+                                 columns[2 * pair + 1]);
+        const float factor = unit * (1.0f / (1 << (slice * Side::kBits)));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
+          state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
+          if (T::kNested) above[i] = sum;
+        }
+      }
     }
   }
 }
@@ -312,7 +303,6 @@ template <typename T>
 __device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
                                              const unsigned (&fragments)[T::kBlocks][2][32], const Query<T>& query,
                                              State<T>& state, int lane) {
-  if constexpr (T::kNested) state.separate();  // exact tokens come after coded ones
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
   float sums[2][4] = {};

@@ -21,7 +21,7 @@ struct DecodeLaunch {
 };
 
 /// Bytes of the workspace that are zero between calls, from its beginning.
-inline constexpr std::size_t decode_zero_bytes = 256;
+inline constexpr std::size_t kDecodeZeroBytes = 256;
 /// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
 
