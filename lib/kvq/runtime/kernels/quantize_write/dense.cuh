@@ -138,7 +138,8 @@ __device__ __forceinline__ void multiply_stages(Products<kDim>& c, const uint4 (
     __syncthreads();
 }
 
-/// Rotates, codes and stores the tokens of one head and side: every `stride`-th run of 16 kWarps tokens from `run` on.
+/// Rotates, codes and stores the block's share of the tokens of one head and side: every gridDim.x-th run of 16 kWarps
+/// tokens.
 template <typename Side, typename T>
 __device__ __forceinline__ void write_dense_side(const WriteParams& p, const WriteSide& from, bool value, int head,
                                                  int head_bytes, int side_offset, std::byte* shared) {
