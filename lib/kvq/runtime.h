@@ -380,14 +380,9 @@ KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer,
                                           kvq_decode_plan** plan, kvq_error* error);
 KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
 
-/** Bytes of workspace. One is enough for all layers of a plan, one after the other; another plan needs its own, even if
- * it is smaller, and so do calls at the same time. */
+/** Bytes of workspace. It may hold anything before a call and does after it, so calls that follow each other may share
+ * one that is large enough for all of them, whatever their layers and plans; calls at the same time may not. */
 KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
-
-/** Enqueues what makes memory a workspace: once, before its first call, and after a call that did not run to its end.
- * Every call leaves the workspace ready for the next one. */
-KVQ_API kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspace, size_t bytes,
-                                             kvq_stream stream, kvq_error* error);
 
 /** All pointers are to device memory. */
 typedef struct kvq_decode_args {
@@ -404,7 +399,7 @@ typedef struct kvq_decode_args {
   const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
   const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
-  void* workspace;             /**< initialised, 256-byte aligned */
+  void* workspace;             /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_decode_args;
 

@@ -191,9 +191,6 @@ class DecodePlan {
     call(kvq_decode_workspace_bytes, get(), &bytes);
     return bytes;
   }
-  void init_workspace(void* workspace, std::size_t bytes, kvq_stream stream) const {
-    call(kvq_decode_workspace_init, get(), workspace, bytes, stream);
-  }
   [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_decode_args& args, kvq_stream stream,
                                kvq_error* error = nullptr) const noexcept {
     return kvq_decode_run(get(), cache.get(), layer, &args, stream, error);

@@ -132,9 +132,7 @@ LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime
       decode_(*engine.model, layer, options.max_sequences),
       workspace_(decode_.workspace_bytes()),
       out_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads * info.head_dim) * 2),
-      lse_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads) * 4) {
-  decode_.init_workspace(workspace_.get(), workspace_.bytes(), stream);
-}
+      lse_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads) * 4) {}
 
 std::vector<std::uint16_t> LayerRunner::key(std::uint64_t seed, std::int64_t position) const {
   return firm_rows(plan_.k, seed, position, 0, info.num_kv_heads, info.head_dim);

@@ -335,7 +335,6 @@ TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime]
       const runtime::WritePlan write(*part.model, 0);
       const runtime::DecodePlan decode(*part.model, 0, 1);
       const DeviceMemory workspace(decode.workspace_bytes()), out(static_cast<std::size_t>(16 / size) * 256);
-      decode.init_workspace(workspace.get(), workspace.bytes(), nullptr);
       auto error = runtime::init<kvq_error>();
       kvq_write_args w = runner.cache.write_args();
       w.k = d_k.get(), w.v = d_v.get();
@@ -389,7 +388,6 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   const runtime::WritePlan write(*engine.model, 0);
   const runtime::DecodePlan decode(*engine.model, 0, 1);
   const DeviceMemory step_workspace(step.workspace_bytes()), workspace(decode.workspace_bytes());
-  decode.init_workspace(workspace.get(), workspace.bytes(), s.stream);
   const DeviceMemory k(4 * 256), v(4 * 256), q(16 * 256), out(16 * 256), slot(8), window(8);
   const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{61}, s.stream),
                      indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, 1}, s.stream);

@@ -35,6 +35,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&c)[4], u32 a0, u32 a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/// Two floats as bfloat16, x in the low half.
+__device__ __forceinline__ u32 pack_bf16(float x, float y) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+
 /// c += a b; a [16, 16] and b [16, 8] fp16.
 __device__ __forceinline__ void mma_m16n8k16_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -136,7 +143,28 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                : "memory");
 }
+/// The same, of what nobody will read again soon: it leaves the L2 cache to others.
+__device__ __forceinline__ void cp_async_bulk_evict_first(u32 to, const void* from, u32 bytes, u32 barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 #endif
+
+/// Adds to a counter; what the thread wrote before is there for who acquires it.
+__device__ __forceinline__ void red_release_add(unsigned long long* counter, unsigned long long value) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "l"(value)
+               : "memory");
+}
+__device__ __forceinline__ unsigned long long ld_acquire(const unsigned long long* counter) {
+  unsigned long long value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(counter)) : "memory");
+  return value;
+}
 
 /// Asks for the 128 bytes that hold the address to be brought into the L2 cache.
 __device__ __forceinline__ void prefetch_l2(const void* pointer) {

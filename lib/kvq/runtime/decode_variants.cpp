@@ -18,7 +18,7 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
 }
 
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items) {
-  return kDecodeZeroBytes +
+  return kDecodeClaimBytes + (sizeof(unsigned long long) * items + 255) / 256 * 256 +
          (static_cast<std::size_t>(launch.shared_records) + items) * static_cast<std::size_t>(launch.record_bytes) +
          items * static_cast<std::size_t>(launch.operand_bytes);
 }

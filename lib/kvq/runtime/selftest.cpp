@@ -101,8 +101,7 @@ class Replay {
                        pool = to_device<std::byte>(expected_pages_, stream_);
     const DeviceMemory seq_lens = to_device<std::int32_t>(lengths, stream_),
                        pages = to_device<std::int32_t>(table, stream_);
-    const std::vector<std::byte> zeros(decode_workspace_bytes(launch, static_cast<std::size_t>(g.num_kv_heads)));
-    const DeviceMemory workspace = to_device<std::byte>(zeros, stream_);
+    const DeviceMemory workspace(decode_workspace_bytes(launch, static_cast<std::size_t>(g.num_kv_heads)));
     std::vector<std::uint16_t> out(elements, 0xFFFF);  // NaN
     const DeviceMemory result_memory = to_device<std::uint16_t>(out, stream_);
 

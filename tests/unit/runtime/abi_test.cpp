@@ -152,7 +152,6 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_write_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_decode_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_decode_workspace_bytes(nullptr, &bytes, &error), "plan");
-  refused(kvq_decode_workspace_init(nullptr, nullptr, 0, nullptr, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   std::size_t more = 0;
   refused(kvq_prefill_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");

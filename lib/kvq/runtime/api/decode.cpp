@@ -9,14 +9,6 @@ std::size_t kvq_decode_plan::workspace_bytes() const {
 
 namespace {
 
-void check_workspace(const kvq_decode_plan& plan, const void* workspace, std::size_t bytes) {
-  if (!workspace || !aligned(workspace, 256))
-    throw Error{ErrorKind::usage, "decode: workspace must be aligned to 256 bytes"};
-  if (bytes < plan.workspace_bytes())
-    throw Error{ErrorKind::usage,
-                fmt::format("decode: expected a workspace of {} bytes, found {}", plan.workspace_bytes(), bytes)};
-}
-
 Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, const kvq_decode_args* args,
               kvq_stream stream) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
@@ -93,14 +85,6 @@ void kvq_decode_plan_destroy(kvq_decode_plan* plan) { delete plan; }
 
 kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error) {
   return guarded(error, [&] { required(bytes, "bytes") = required(plan, "plan").workspace_bytes(); });
-}
-
-kvq_status kvq_decode_workspace_init(const kvq_decode_plan* plan, void* workspace, size_t bytes, kvq_stream stream,
-                                     kvq_error* error) {
-  return guarded(error, [&] {
-    check_workspace(required(plan, "plan"), workspace, bytes);
-    return cuda_status(cudaMemsetAsync(workspace, 0, kDecodeZeroBytes, stream), "decode: workspace");
-  });
 }
 
 kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, std::int32_t layer,

@@ -12,9 +12,9 @@ namespace kvq::decode {
 /// exponentials and the sum in `states`.
 /// @param record_of  number of the partial result -> pointer
 template <typename T, typename RecordOf>
-__device__ __forceinline__ void add_up(float (*rows)[T::kHeadDim], float2* states, float4* part_values,
+__device__ __forceinline__ void add_up(PaddedRow<T::kHeadDim>* rows, float2* states, float4* part_values,
                                        float2* part_states, int head, int n, int count, RecordOf record_of) {
-  constexpr int kQuads = T::kHeadDim / 4, kAtOnce = kSideThreads / kQuads, kBatch = 8;
+  constexpr int kQuads = T::kHeadDim / 4, kAtOnce = kSideThreads / kQuads, kBatch = 6;
   const int thread = static_cast<int>(threadIdx.x);
   for (int base = 0; base < n; base += kAtOnce) {
     const int heads = min(n - base, kAtOnce), splits = kSideThreads / (heads * kQuads);
@@ -79,30 +79,22 @@ __global__ void __launch_bounds__(kSideThreads, 2)
     combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, int heads_each) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim;
-  __shared__ __align__(16) float rows[T::kHeads][kDim];
-  __shared__ float2 states[T::kHeads];
-  __shared__ __align__(16) union {
-    typename DensePart<kDim>::Shared dense;
-    struct {
-      float4 values[kSideThreads];
-      float2 states[kSideThreads];
-    } parts;
-  } shared;
-  __shared__ int runs_before[T::kThreads + 1];
+  constexpr int kTiles = (T::kHeads + 7) / 8;
+  __shared__ __align__(16) PaddedRow<kDim> rows[8 * kTiles];
+  __shared__ __align__(16) float4 part_values[kSideThreads];
+  __shared__ float2 part_states[kSideThreads], states[T::kHeads];
+  __shared__ Arrivals arrivals;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int group_heads = p.num_q_heads / p.num_kv_heads;
   const int splits = (group_heads + heads_each - 1) / heads_each, units = p.batch * p.num_kv_heads * splits;
 
-  survey<T>(p, runs_before);
-  const Cut cut(static_cast<long long>(runs_before[T::kThreads]) * p.num_kv_heads, decode_blocks);
-  DensePart<kDim> dense;
-  int opened = -1;
-  bool waited = false;
+  ptx::launch_dependents();
+  DenseRotation<kDim> dense;
   for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
     const int head = unit % p.num_kv_heads, sequence = unit / p.num_kv_heads / splits;
     const int first_head = unit / p.num_kv_heads % splits * heads_each, n = min(heads_each, group_heads - first_head);
     const int first_row = head * group_heads + first_head;
-    if (p.rotation_v.matrix && opened != head) dense.open(p.rotation_v, opened = head);
+    if (p.rotation_v.matrix) dense.open(p.rotation_v, head);
     Activation* out =
         static_cast<Activation*>(p.out) + sequence * p.out_stride + static_cast<std::int64_t>(first_row) * kDim;
     const Span span = span_of<T>(p, sequence);
@@ -113,15 +105,20 @@ __global__ void __launch_bounds__(kSideThreads, 2)
             p.sink_logits ? p.sink_logits[first_row + thread] : kMinusInf;
       continue;
     }
-    const long long slot =
-        slots_before<T>(p, runs_before, sequence) * p.num_kv_heads + static_cast<long long>(head) * span.slots;
-    const int first_piece = cut.piece_of(slot), last_piece = cut.piece_of(slot + span.slots - 1);
-    const typename T::Record* records = static_cast<const typename T::Record*>(p.partials);
-    const long long whole = whole_record(cut, sequence * p.num_kv_heads + head);
-    const bool is_whole = first_piece == last_piece;
-    if (!waited) ptx::wait_for_dependencies(), waited = true;
-    add_up<T>(rows, states, shared.parts.values, shared.parts.states, first_head, n, last_piece - first_piece + 1,
-              [&](int r) { return records + (is_whole ? whole : shared_record(first_piece + r, r == 0)); });
+    const int item = sequence * p.num_kv_heads + head;
+    if (thread == 0) {
+      Arrivals now;
+      while (now.bits = ptx::ld_acquire(p.arrivals + item), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
+        __nanosleep(40);
+      arrivals = now;
+    }
+    __syncthreads();
+    const int count = arrivals.parts(), first_piece = arrivals.first_piece();
+    const auto record = [&](int r) {
+      return static_cast<const typename T::Record*>(p.partials) +
+             record_of(decode_blocks, Part{item, first_piece + r, r == 0, r == count - 1});
+    };
+    add_up<T>(rows, states, part_values, part_states, first_head, n, count, record);
 
     for (int h = warp; h < n; h += kSideThreads / 32) {
       const int query_head = first_row + h;
@@ -148,7 +145,7 @@ __global__ void __launch_bounds__(kSideThreads, 2)
     }
     __syncthreads();
     if (p.rotation_v.matrix)
-      dense.apply(rows, n, shared.dense);
+      dense.template apply<kTiles>(rows);
     else if (p.rotation_v.order >= 1)
       rotate_hadamard<kDim>(rows, n, p.rotation_v, head, true);
     for (int i = thread; i < n * kDim; i += kSideThreads)
@@ -157,7 +154,7 @@ __global__ void __launch_bounds__(kSideThreads, 2)
           out[i]);
     __syncthreads();
   }
-  if (!waited) ptx::wait_for_dependencies();  // the end of this grid stands for the end of those before it
+  ptx::wait_for_dependencies();  // the end of this grid stands for the end of those before it
 }
 
 }  // namespace kvq::decode

@@ -30,22 +30,24 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = __shfl_sync(kAll, thread >> 5, 0);
 
   // 1. The line, and who does what.
-  ptx::launch_dependents();
-  if (thread < T::kItems) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.ready[thread]), kFullArrivals);
-    ptx::mbarrier_init(ptx::shared_address(&shared.left[thread]), 32 * (T::kTeams == 1 ? T::kWarps : 1));
-    ptx::mbarrier_init(ptx::shared_address(&shared.settled[thread]), T::kThreads);
-    shared.shares[thread] = 0;
-  }
-  if (thread < T::kStages) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), kFullArrivals);
-    ptx::mbarrier_init(ptx::shared_address(&shared.empty[thread]), 32 * T::kTeam);
+  if (lane == 0) {  // the threads of one warp would do it one after the other
+    for (int i = warp; i < T::kItems; i += T::kWarps + 1) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.ready[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.left[i]), 32 * (T::kTeams == 1 ? T::kWarps : 1));
+      ptx::mbarrier_init(ptx::shared_address(&shared.settled[i]), T::kThreads);
+      shared.shares[i] = 0;
+    }
+    for (int i = warp; i < T::kStages; i += T::kWarps + 1) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kTeam);
+    }
   }
 #if __CUDA_ARCH__ >= 900
   ptx::fence_mbarrier_init();
 #endif
   survey<T>(p, shared.runs_before);
-  const Cut cut(static_cast<long long>(shared.runs_before[T::kThreads]) * p.num_kv_heads, static_cast<int>(gridDim.x));
+  const Cut cut(static_cast<long long>(shared.runs_before[T::kThreads]) * p.num_kv_heads, static_cast<int>(gridDim.x),
+                p.batch * p.num_kv_heads);
   if (static_cast<int>(blockIdx.x) >= cut.each) {
     ptx::wait_for_dependencies();  // the end of this grid stands for the end of the one before it
     return;

@@ -35,10 +35,16 @@ Status plan_decode(DecodeLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
-  // All that a call needs is loaded here.
-  cudaFuncAttributes side;
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&side, decode::queries_kernel<T>);
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&side, decode::combine_kernel<T>);
+  // A multiprocessor divides its memory anew only when it is empty, so all kernels of a call want the same division.
+  // (Setting it also loads them, as a captured call needs.)
+  const auto share_memory = [&](auto kernel) {
+    if (error == cudaSuccess)
+      error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  };
+  share_memory(decode::queries_kernel<T>);
+  share_memory(decode::decode_kernel<T>);
+  share_memory(decode::combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
   launch.overlapping = attributes.ptxVersion >= 90;  // code for earlier devices, run on a later one, would not wait
@@ -68,26 +74,29 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   const int items = params.batch * params.num_kv_heads, group_heads = params.num_q_heads / params.num_kv_heads;
   DecodeParams p = params;
   std::byte* at = static_cast<std::byte*>(p.workspace);
-  p.claims = reinterpret_cast<std::int32_t*>(at), at += kDecodeZeroBytes;
+  p.claims = reinterpret_cast<std::int32_t*>(at), at += kDecodeClaimBytes;
+  p.arrivals = reinterpret_cast<unsigned long long*>(at);
+  at += (sizeof *p.arrivals * static_cast<std::size_t>(items) + 255) / 256 * 256;
   p.partials = at;
   at += (static_cast<std::size_t>(launch.shared_records) + static_cast<std::size_t>(items)) *
         static_cast<std::size_t>(launch.record_bytes);
   p.operands = at;
 
-  // Blocks of the side kernels: enough to fill the device, a multiple of the heads, so that each needs one rotation.
-  const int fill = 2 * launch.multiprocessors;
-  const auto side_blocks = [&](int units) {
+  // A multiple of the heads, so that a block needs one rotation. Blocks of decode wait for the registers of those that
+  // prepare queries, hence one of these a multiprocessor; those that combine results wait for blocks of decode to end.
+  const auto side_blocks = [&](int units, int each) {
+    const int fill = each * launch.multiprocessors;
     return units <= fill ? units : std::max(1, fill / params.num_kv_heads) * params.num_kv_heads;
   };
   const int heads_each = items >= launch.multiprocessors ? group_heads : 1;
   const int splits = (group_heads + heads_each - 1) / heads_each;
-  cudaError_t error =
-      launch_part(decode::queries_kernel<T>, side_blocks(items), decode::kSideThreads, 0, false, stream, p);
+  cudaError_t error = launch_part(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads, 0,
+                                  launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_part(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
                         launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_part(decode::combine_kernel<T>, side_blocks(items * splits), decode::kSideThreads, 0,
+    error = launch_part(decode::combine_kernel<T>, side_blocks(items * splits, 2), decode::kSideThreads, 0,
                         launch.overlapping, stream, p, launch.blocks, heads_each);
   return status_of(error, "decode: launch");
 }

@@ -10,6 +10,9 @@ namespace kvq::decode {
 
 template <typename T>
 struct Loader {
+  /// Tokens need not wait for the kernel that prepares the queries, but many of them would stand before the queries in
+  /// the memory's line.
+  static constexpr int kFirstStages = T::kStages < 4 ? T::kStages : 4;
   static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< pages that a stage may lie in
   const DecodeParams& p;
   typename T::Shared& shared;
@@ -78,10 +81,11 @@ struct Loader {
     return job;
   }
 
-  /// Copies to shared memory; with bulk copies by one lane, else by all.
+  /// Copies of tokens to shared memory; with bulk copies by one lane, else by all.
   __device__ __forceinline__ void copy(void* to, const void* from, int bytes, unsigned full) {
 #if __CUDA_ARCH__ >= 900
-    ptx::cp_async_bulk(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
+    // What is small and read by all, tables, rotations, code, shall stay in the cache beside them.
+    ptx::cp_async_bulk_evict_first(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
 #else
     for (int i = lane * 16; i < bytes; i += 512)
       ptx::cp_async_16(ptx::shared_address(to) + static_cast<unsigned>(i), static_cast<const std::byte*>(from) + i);
@@ -180,7 +184,7 @@ struct Loader {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
       ptx::mbarrier_arrive_expect_tx(ready, sizeof(typename T::Operand));
-      copy(&shared.operands[place], from, sizeof(typename T::Operand), ready);
+      ptx::cp_async_bulk(ptx::shared_address(&shared.operands[place]), from, sizeof(typename T::Operand), ready);
     }
     __syncwarp();
 #else
@@ -195,8 +199,6 @@ struct Loader {
     int claimed = 0;
     if (lane == 0) {
       claimed = atomicAdd(p.claims, 1);
-      // Each block asks once in vain; the last one leaves the number as it was.
-      if (claimed == cut.pieces() - 1) *p.claims = 0;
     }
     return cut.each + __shfl_sync(kAll, claimed, 0);
   }
@@ -212,19 +214,18 @@ struct Loader {
         const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
         ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
         if (lane == 0)
-          shared.record[place] = from == 0 && to == n ? whole_record(cut, walk.sequence * p.num_kv_heads + walk.head)
-                                                      : shared_record(piece, from == 0);
+          shared.parts[place] = Part{walk.sequence * p.num_kv_heads + walk.head, piece, from == 0, to == n};
         __syncwarp();  // any lane may announce the stages that refer to it
         if (!first) load_queries(walk);
         const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
         for (int base = 0, count; base < padded; base += count) {
-          // Tokens need not wait for the kernel that prepares the queries, as far as the ring has room.
-          count = min(first ? T::kStages : 32, padded - base);
+          count = min(first ? kFirstStages : 32, padded - base);
           const int i = base + lane;
           const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
           load(describe(walk, from + i, flags, from + i < to), count);
           if (first) {
             ptx::wait_for_dependencies();
+            ptx::launch_dependents();
             load_queries(walk);
             first = false;
           }

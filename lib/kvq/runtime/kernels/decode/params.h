@@ -53,14 +53,14 @@ struct DecodeParams {
   const float* center_v = nullptr;     ///< [Hkv, D] or null
   const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 
-  /// decode_workspace_bytes() (variant.h), aligned to 256; its first kDecodeZeroBytes are zero before the first call
-  /// and after each
+  /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything
   void* workspace = nullptr;
 
   // parts of the workspace; run_decode sets them
-  std::int32_t* claims = nullptr;  ///< pieces that were handed out
-  void* operands = nullptr;        ///< [B, Hkv] queries as the kernel takes them
-  void* partials = nullptr;        ///< partial results (schedule.cuh)
+  std::int32_t* claims = nullptr;          ///< pieces that were handed out
+  unsigned long long* arrivals = nullptr;  ///< [B, Hkv] which parts of each item are in `partials` (schedule.cuh)
+  void* operands = nullptr;                ///< [B, Hkv] queries as the kernel takes them
+  void* partials = nullptr;                ///< partial results (schedule.cuh)
 };
 
 }  // namespace kvq

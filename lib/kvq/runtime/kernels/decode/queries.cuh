@@ -10,7 +10,7 @@ namespace kvq::decode {
 
 /// One warp cuts four rotated rows of queries.
 template <typename T>
-__device__ __forceinline__ void cut_queries(const float (*heads)[T::kHeadDim], float softmax_scale, int member,
+__device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int member,
                                             int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   if constexpr (T::kExact) {
@@ -59,37 +59,57 @@ __device__ __forceinline__ void cut_queries(const float (*heads)[T::kHeadDim], f
   }
 }
 
-/// Grid: as many blocks as one likes, a multiple of the KV heads if there are more items than blocks.
+/// Grid: as many blocks as one likes, a multiple of the KV heads if there are more items than blocks. Then a block has
+/// one head, and prepares the queries of several sequences at once.
 template <typename T>
 __global__ void __launch_bounds__(kSideThreads, 2) queries_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
-  constexpr int kDim = T::kHeadDim;
-  __shared__ __align__(16) float rows[T::kHeads][kDim];
-  __shared__ __align__(16) typename DensePart<kDim>::Shared shared;
-  ptx::launch_dependents();
+  constexpr int kDim = T::kHeadDim, kRows = 16, kAtOnce = kRows / T::kHeads;
+  __shared__ __align__(16) PaddedRow<kDim> rows[kRows];
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int group_heads = p.num_q_heads / p.num_kv_heads, items = p.batch * p.num_kv_heads;
-  DensePart<kDim> dense;
-  int opened = -1;
-  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    const int sequence = item / p.num_kv_heads, head = item % p.num_kv_heads;
-    if (p.rotation_k.matrix && opened != head) dense.open(p.rotation_k, opened = head);
-    const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
-                          static_cast<std::int64_t>(head) * group_heads * kDim;
-    for (int i = thread; i < T::kHeads * kDim; i += kSideThreads)
-      rows[i / kDim][i % kDim] = i / kDim < group_heads ? to_float(q[i]) : 0.0f;
+  const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
+  DenseRotation<kDim> dense;
+  if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
+  ptx::wait_for_dependencies();  // of what ran before this call; decode starts early only now, so that it need not wait
+  ptx::launch_dependents();
+  if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
+  for (int first = static_cast<int>(blockIdx.x); first < items; first += kAtOnce * grid) {
+    if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
+    const int n = min(kAtOnce, (items - first + grid - 1) / grid);
+    if (thread < n) p.arrivals[first + thread * grid] = 0;
+    constexpr int kPieces = kDim / 8;  // of 16 bytes
+    for (int i = thread; i < n * T::kHeads * kPieces; i += kSideThreads) {
+      const int row = i / kPieces, channel = i % kPieces * 8, in_group = row % T::kHeads;
+      const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);
+      const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
+                            static_cast<std::int64_t>(head * group_heads + in_group) * kDim + channel;
+      Activation eight[8] = {};
+      if (in_group < group_heads) *reinterpret_cast<uint4*>(eight) = *reinterpret_cast<const uint4*>(q);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rows[row][channel + e] = to_float(eight[e]);
+    }
     __syncthreads();
-    if (p.rotation_k.matrix)
-      dense.apply(rows, T::kHeads, shared);
-    else if (p.rotation_k.order >= 1)
-      rotate_hadamard<kDim>(rows, T::kHeads, p.rotation_k, head, false);
-    typename T::Operand& to = static_cast<typename T::Operand*>(p.operands)[item];
-    if (warp < T::kTeam) cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp, lane, to);
-    for (int i = thread; i < T::kTeam * T::kBlocks * 64; i += kSideThreads) {
+    if (p.rotation_k.matrix) {
+      if (n * T::kHeads <= 8)
+        dense.template apply<1>(rows);
+      else
+        dense.template apply<2>(rows);
+    } else if (p.rotation_k.order >= 1) {
+      rotate_hadamard<kDim>(rows, n * T::kHeads, p.rotation_k, head, false);
+    }
+    typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
+    constexpr int kCutters = kAtOnce * T::kTeam;
+    static_assert(kCutters < kSideThreads / 32);
+    if (warp < n * T::kTeam)
+      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kTeam, lane, operands[first + warp / T::kTeam * grid]);
+    constexpr int kWords = T::kTeam * T::kBlocks * 64;
+    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kWords; i += kSideThreads - 32 * kCutters) {
       const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
       const float* row = rows[4 * m + (l >> 3)];
       const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
-      to.halves[m][block][half][l] = half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
+      operands[first + m / T::kTeam * grid].halves[m % T::kTeam][block][half][l] =
+          half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
     }
     __syncthreads();
   }

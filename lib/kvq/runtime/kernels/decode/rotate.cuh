@@ -3,80 +3,118 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
-/// Rotations of a few rows by a whole block: of queries before decode, of results after it.
+/// Rotations of a few rows by a whole block: of queries before decode, of results after it. Both kernels are small
+/// enough to be there beside the blocks of decode (traits.cuh, kBlockRoom): neither waits for the other's place.
 namespace kvq::decode {
 
 constexpr int kSideThreads = 256;  ///< of a block that prepares queries or combines results
-
-/// A thread's part of a dense matrix: four columns, and a run of the inner dimension. It stays in registers if it is
-/// short, so that it can be read ahead.
+/// Rows in shared memory, padded so that the eight rows of a fragment lie in different banks.
 template <int kDim>
-struct DensePart {
-  static constexpr int kQuads = kDim / 4;
-  static constexpr int parts() {
-    int n = 1;
-    while (2 * n * kQuads <= kSideThreads) n *= 2;
-    return n;
+using PaddedRow = float[kDim + 16];
+
+/// Two neighbours as bfloat16, and what that leaves of them.
+__device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned& low) {
+  high = ptx::pack_bf16(x, y);
+  low = ptx::pack_bf16(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
+}
+
+/// Rows times a dense matrix, by tensor cores. Numbers of both are taken in two bfloat16 halves and the product of the
+/// low ones is dropped, which is right up to 2^-16 of |x| |R|.
+///
+/// A warp takes 16 columns at a time. They are the rows of its products: lane 4 g + t holds columns 2 g and 2 g + 1, in
+/// steps of sixteen rows of R, of which it holds the four from 4 t on. The first steps stay in registers, for head_dim
+/// 128 and less all of them, so that they can be read and cut ahead.
+template <int kDim>
+struct DenseRotation {
+  static constexpr int kPairs = kDim / 2, kSteps = kDim / 16, kHeld = kSteps <= 8 ? kSteps : kSteps / 2;
+  static constexpr int kWarps = kSideThreads / 32, kTurns = (kDim / 16 + kWarps - 1) / kWarps;
+  static constexpr bool kStays = kTurns == 1 && kHeld == kSteps;
+  static_assert(kDim % 32 == 0 && kSteps % kHeld == 0);
+
+  const float2* opened = nullptr;  ///< this lane's first numbers
+  unsigned high[kHeld][4], low[kHeld][4];
+
+  __device__ __forceinline__ int turns() const {  // of this warp
+    return (kDim / 16 - static_cast<int>(threadIdx.x) / 32 + kWarps - 1) / kWarps;
   }
-  static constexpr int kParts = parts(), kEach = kDim / kParts, kBatch = kEach <= 16 ? kEach : 16;
-  static constexpr bool kHeld = kBatch == kEach;
-  static_assert(kDim % kParts == 0 && kEach % kBatch == 0);
-
-  /// Sums over the parts meet here. The last columns are padding.
-  struct Shared {
-    float sums[kParts][4][kDim + 4];
-  };
-
-  const float4* matrix;
-  float4 m[kBatch];
-
-  __device__ __forceinline__ int part() const { return static_cast<int>(threadIdx.x) / kQuads; }
-  __device__ __forceinline__ void read(int k) {
+  __device__ __forceinline__ const float2* first_of(const DeviceRotation& rotation, int head) const {
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+    const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * kDim * kDim;
+    return reinterpret_cast<const float2*>(matrix) + 4 * (lane & 3) * kPairs + warp * 8 + (lane >> 2);
+  }
+  __device__ __forceinline__ void read(int turn, int first_step) {
+    float2 m[kHeld][4];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) m[i] = __ldg(matrix + (k + i) * kQuads);
+    for (int step = 0; step < kHeld; ++step)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        m[step][r] = __ldg(opened + (16 * (first_step + step) + r) * kPairs + turn * kWarps * 8);
+#pragma unroll
+    for (int step = 0; step < kHeld; ++step)
+#pragma unroll
+      for (int r = 0; r < 4; r += 2) {
+        split(m[step][r].x, m[step][r + 1].x, high[step][r], low[step][r]);
+        split(m[step][r].y, m[step][r + 1].y, high[step][r + 1], low[step][r + 1]);
+      }
   }
+  /// Reads what stays of a head's matrix.
+  __device__ __forceinline__ void read(const DeviceRotation& rotation, int head) {
+    opened = first_of(rotation, head);
+    if (turns() > 0) read(0, 0);
+  }
+  /// The same, if it is not there yet.
   __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
-    matrix = reinterpret_cast<const float4*>(rotation.matrix +
-                                             static_cast<std::int64_t>(rotation.per_head ? head : 0) * kDim * kDim) +
-             static_cast<int>(threadIdx.x) % kQuads;
-    if (kHeld && part() < kParts) read(part() * kEach);
+    if (!kStays || first_of(rotation, head) != opened) read(rotation, head);
   }
-  /// rows  [n, D], rotated in place; a multiple of four rows can be read
-  __device__ __forceinline__ void apply(float (*rows)[kDim], int n, Shared& shared) {
-    for (int base = 0; base < n; base += 4) {
-      if (part() < kParts) {
-        float4 sums[4] = {};
-#pragma unroll 1
-        for (int k = part() * kEach; k < (part() + 1) * kEach; k += kBatch) {
-          if (!kHeld) read(k);
+  /// After open().
+  /// rows  [8 kTiles], rotated in place. All of them are read; what is in one does not reach another
+  template <int kTiles>
+  __device__ __forceinline__ void apply(PaddedRow<kDim>* rows) {
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+    const int g = lane >> 2, t = lane & 3, mine = turns();
+    float c[kTurns][kTiles][3][4] = {};  // three products apart, so that they need not wait for each other
 #pragma unroll
-          for (int i = 0; i < kBatch; ++i)
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (turn >= mine) break;
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-              const float x = rows[base + r][k + i];
-              sums[r].x = fmaf(x, m[i].x, sums[r].x), sums[r].y = fmaf(x, m[i].y, sums[r].y);
-              sums[r].z = fmaf(x, m[i].z, sums[r].z), sums[r].w = fmaf(x, m[i].w, sums[r].w);
-            }
+      for (int first = 0; first < kSteps; first += kHeld) {
+        if (turn + first > 0) read(turn, first);
+#pragma unroll
+        for (int step = 0; step < kHeld; ++step) {
+          const unsigned (&h)[4] = high[step], (&l)[4] = low[step];
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            const float4 x = *reinterpret_cast<const float4*>(&rows[8 * tile + g][16 * (first + step) + 4 * t]);
+            unsigned high_x[2], low_x[2];
+            split(x.x, x.y, high_x[0], low_x[0]), split(x.z, x.w, high_x[1], low_x[1]);
+            auto& sums = c[turn][tile];
+            ptx::mma_m16n8k16_bf16(sums[0], h[0], h[1], h[2], h[3], high_x[0], high_x[1]);
+            ptx::mma_m16n8k16_bf16(sums[1], l[0], l[1], l[2], l[3], high_x[0], high_x[1]);
+            ptx::mma_m16n8k16_bf16(sums[2], h[0], h[1], h[2], h[3], low_x[0], low_x[1]);
+          }
         }
-        const int column = static_cast<int>(threadIdx.x) % kQuads * 4;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) *reinterpret_cast<float4*>(&shared.sums[part()][r][column]) = sums[r];
       }
-      __syncthreads();
-      for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kSideThreads) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) sum += shared.sums[part][i / kDim][i % kDim];
-        rows[base + i / kDim][i % kDim] = sum;
-      }
-      __syncthreads();
     }
+    __syncthreads();
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (turn >= mine) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const auto& sums = c[turn][tile];
+          *reinterpret_cast<float2*>(&rows[8 * tile + 2 * t + i][16 * (warp + kWarps * turn) + 2 * g]) =
+              make_float2(sums[0][i] + (sums[1][i] + sums[2][i]), sums[0][2 + i] + (sums[1][2 + i] + sums[2][2 + i]));
+        }
+    }
+    __syncthreads();
   }
 };
 
-/// A block Hadamard of rows [n, D] in place; `transposed`: the other way.
+/// A block Hadamard of n rows in place; `transposed`: the other way.
 template <int kDim>
-__device__ __forceinline__ void rotate_hadamard(float (*rows)[kDim], int n, const DeviceRotation& rotation, int head,
+__device__ __forceinline__ void rotate_hadamard(PaddedRow<kDim>* rows, int n, const DeviceRotation& rotation, int head,
                                                 bool transposed) {
   const std::int8_t* signs = rotation.signs ? rotation.signs + (rotation.per_head ? head : 0) * kDim : nullptr;
   const int thread = static_cast<int>(threadIdx.x);

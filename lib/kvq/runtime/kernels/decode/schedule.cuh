@@ -51,15 +51,16 @@ struct Cut {
   static constexpr int kLongShare = 128;
 
   long long total;  ///< slots
-  int blocks;
-  int each;  ///< pieces of a round
   bool one_round;
+  int each;  ///< pieces of a round
 
-  __device__ __forceinline__ Cut(long long line, int grid)
-      : total(line),
-        blocks(grid),
-        each(static_cast<int>(min(static_cast<long long>(grid), line))),
-        one_round(line < static_cast<long long>(kLongShare) * grid) {}
+  /// @param items  on the line. A few blocks stay idle if the pieces of a short line then end where items of equal
+  ///               length do: who has two items is late
+  __device__ __forceinline__ Cut(long long line, int blocks, int items)
+      : total(line), one_round(line < static_cast<long long>(kLongShare) * blocks) {
+    const int odd = one_round ? blocks % items : 0;
+    each = static_cast<int>(min(static_cast<long long>(odd <= blocks / 16 ? blocks - odd : blocks), line));
+  }
   __device__ __forceinline__ int pieces() const { return one_round ? each : kRounds * each; }
   /// First slot of a round.
   __device__ __forceinline__ long long round_begin(int round) const {
@@ -78,25 +79,39 @@ struct Cut {
     const long long begin = round_begin(round);
     return begin + (round_begin(round + 1) - begin) * (piece - round * each) / each;
   }
-  /// The piece that holds a slot.
-  __device__ __forceinline__ int piece_of(long long slot) const {
-    int round = 0;
-    if (!one_round)
-#pragma unroll
-      for (int r = 1; r < kRounds; ++r) round += slot >= round_begin(r);
-    const long long begin = round_begin(round), size = round_begin(round + 1) - begin;
-    return round * each + static_cast<int>(((slot - begin + 1) * each - 1) / size);
-  }
 };
 
-/// Records of partial results. A piece shares at most two items: the one it begins in, and one that begins in it and
-/// does not end there. Then one record for each item that is whole in one piece.
-__device__ __forceinline__ long long shared_record(int piece, bool begins_in_piece) {
-  return 2LL * piece + begins_in_piece;
+/// A piece's part of an item. It leaves one partial result, a record: a piece shares at most two items, the one it
+/// begins in and one that begins in it and does not end there; an item that is whole in one piece has a record of its
+/// own.
+struct Part {
+  int item;  ///< sequence * num_kv_heads + head
+  int piece;
+  bool begins, ends;  ///< the item
+};
+__device__ __forceinline__ long long shared_record(int piece, bool begins) { return 2LL * piece + begins; }
+__device__ __forceinline__ long long whole_record(int blocks, int item) { return 2LL * Cut::kRounds * blocks + item; }
+__device__ __forceinline__ long long record_of(int blocks, const Part& part) {
+  return part.begins && part.ends ? whole_record(blocks, part.item) : shared_record(part.piece, part.begins);
 }
-__device__ __forceinline__ long long whole_record(const Cut& cut, int item) {
-  return 2LL * Cut::kRounds * cut.blocks + item;
-}
+
+/// What has been left of an item, in one word that parts add to: their number, the piece that begins the item, and, in
+/// the uppermost bits, modulo 2^24, the number of the piece behind its end less that of the first. So the item is
+/// complete when that difference is the number of parts.
+struct Arrivals {
+  unsigned long long bits = 0;
+  /// @param counts  of several warps that leave the same part, only one tells of its piece
+  static __device__ __forceinline__ unsigned long long of(const Part& part, bool counts) {
+    const unsigned long long first = part.begins ? part.piece : 0, end = part.ends ? part.piece + 1 : 0;
+    return 1ull + (counts ? (first << 20) + ((end - first) << 40) : 0ull);
+  }
+  __device__ __forceinline__ int first_piece() const { return static_cast<int>(bits >> 20 & 0xFFFFF); }
+  __device__ __forceinline__ int parts() const { return static_cast<int>(bits >> 40); }
+  /// @param warps  that leave each part
+  __device__ __forceinline__ bool complete(int warps) const {
+    return (bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == (bits >> 40) * static_cast<unsigned>(warps);
+  }
+};
 
 /// An item on the line.
 struct Walk {
@@ -151,17 +166,6 @@ __device__ __forceinline__ void survey(const DecodeParams& p, int (&runs_before)
     if (thread == 31) runs_before[T::kThreads] = before;
   }
   __syncthreads();
-}
-
-/// Slots of one head before a sequence.
-template <typename T>
-__device__ __forceinline__ long long slots_before(const DecodeParams& p, const int (&runs_before)[T::kThreads + 1],
-                                                  int sequence) {
-  if (p.batch == 1) return 0;
-  const int run = (p.batch + T::kThreads - 1) / T::kThreads, r = sequence / run;
-  long long slots = runs_before[r];
-  for (int b = r * run; b < sequence; ++b) slots += span_of<T>(p, b).slots;
-  return slots;
 }
 
 /// The item that holds a slot of the line; by one warp.

@@ -37,6 +37,8 @@ struct DecodeTraits {
 
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< that attend; one more warp loads
   static constexpr int kBlockThreads = kThreads + 32;
+  /// Threads whose registers a block may take: it leaves some for the kernels before and after it (rotate.cuh).
+  static constexpr int kBlockRoom = kBlockThreads + 32;
   static constexpr int kTeam = kTeamArg, kTeams = kWarps / kTeam;
   static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
   static constexpr int kBlocks = kHeadDim / 16;
@@ -97,7 +99,7 @@ struct DecodeTraits {
     unsigned long long ready[kItems];    ///< barriers: the item's queries are there
     unsigned long long left[kItems];     ///< barriers: its partial result has been left
     unsigned long long settled[kItems];  ///< barriers: all shares of it are there
-    long long record[kItems];            ///< where it goes
+    decode::Part parts[kItems];          ///< what it is
     int ends[kItems][kTeams];            ///< the stages that hold the warps' shares of an item
     int shares[kItems];                  ///< how many of them are there
     int runs_before[kThreads + 1];       ///< slots of one head before each run of sequences (schedule.cuh), and of all

@@ -20,8 +20,8 @@ struct DecodeLaunch {
   bool overlapping = false;  ///< kernels of a call may start before the one before has ended
 };
 
-/// Bytes of the workspace that are zero between calls, from its beginning.
-inline constexpr std::size_t kDecodeZeroBytes = 256;
+/// Bytes of the workspace before the arrivals.
+inline constexpr std::size_t kDecodeClaimBytes = 256;
 /// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
 
