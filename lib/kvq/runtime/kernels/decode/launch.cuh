@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/decode/combine.cuh>
 #include <kvq/runtime/kernels/decode/kernel.cuh>
 #include <kvq/runtime/kernels/decode/queries.cuh>
@@ -12,10 +13,6 @@
 #include <type_traits>
 
 namespace kvq {
-
-inline Status status_of(cudaError_t error, const char* what) {
-  return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
-}
 
 template <typename T>
 Status plan_decode(DecodeLaunch& launch) {
@@ -51,23 +48,6 @@ Status plan_decode(DecodeLaunch& launch) {
   return status_of(error, "decode: plan");
 }
 
-/// One kernel of a call. @param overlaps  it may start while the one before still runs
-template <typename... Args>
-cudaError_t launch_part(void (*kernel)(Args...), int blocks, int threads, int shared_bytes, bool overlaps,
-                        CUstream_st* stream, std::type_identity_t<Args>... args) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
 template <typename T>
 Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
   if (params.batch == 0) return {};
@@ -90,14 +70,14 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   };
   const int heads_each = items >= launch.multiprocessors ? group_heads : 1;
   const int splits = (group_heads + heads_each - 1) / heads_each;
-  cudaError_t error = launch_part(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads, 0,
-                                  launch.overlapping, stream, p);
+  cudaError_t error = launch_kernel(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads, 0,
+                                    launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_part(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
-                        launch.overlapping, stream, p);
+    error = launch_kernel(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
+                          launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_part(decode::combine_kernel<T>, side_blocks(items * splits, 2), decode::kSideThreads, 0,
-                        launch.overlapping, stream, p, launch.blocks, heads_each);
+    error = launch_kernel(decode::combine_kernel<T>, side_blocks(items * splits, 2), decode::kSideThreads, 0,
+                          launch.overlapping, stream, p, launch.blocks, heads_each);
   return status_of(error, "decode: launch");
 }
 

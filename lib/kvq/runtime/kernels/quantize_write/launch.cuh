@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/variant.h>
+#include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/quantize_write/dense.cuh>
 #include <kvq/runtime/kernels/quantize_write/kernel.cuh>
 
@@ -22,18 +23,10 @@ inline cudaError_t count_multiprocessors(int& count) {
 template <typename... Arguments>
 cudaError_t launch_early(void (*kernel)(Arguments...), dim3 grid, int threads, int shared_bytes, CUstream_st* stream,
                          std::type_identity_t<Arguments>... arguments) {
-  cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes), config.stream = stream;
-  // Code for earlier devices, run on a later one, would not wait.
-  config.attrs = &early, config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  bool can_overlap = false;
+  const cudaError_t error = load_kernel(kernel, can_overlap);
+  return error != cudaSuccess ? error
+                              : launch_kernel(kernel, grid, threads, shared_bytes, can_overlap, stream, arguments...);
 }
 
 /// Blocks that share a job stay for as many tokens as come: as many as there are multiprocessors for.
