@@ -24,8 +24,10 @@
  * device.
  *
  * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
- * A call works on the CUDA device that is current in its thread, and `stream` must belong to it. Calls that may run at
- * the same time need workspaces of their own.
+ * A call works on the CUDA device that is current in its thread, and `stream` must belong to it. Device models, caches
+ * and plans, but those of steps, belong to the device that was current when they were made, and with another one they
+ * are refused. What will run is loaded there when plans and caches are made, not by the first run. Calls that may run
+ * at the same time need workspaces of their own.
  *
  * Structures begin with `struct_size`. KVQ_INIT(object) zeroes one and sets that field; zero is every other field's
  * default. A library takes structures of older callers, and those of newer ones if the fields that it does not know are
@@ -342,8 +344,8 @@ KVQ_API kvq_status kvq_step_run(const kvq_step_plan* plan, const kvq_cache* cach
 
 typedef struct kvq_write_plan kvq_write_plan;
 
-/** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models.
- *  KVQ_UNSUPPORTED names the nearest kernels that were built. */
+/** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
+ * the current device. KVQ_UNSUPPORTED names the nearest kernels that were built. */
 KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, kvq_write_plan** plan,
                                          kvq_error* error);
 KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);

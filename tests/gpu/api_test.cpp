@@ -215,7 +215,9 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     w.k = pointers.write_k, w.v = pointers.write_v;
     w.k.x = d_k.get(), w.v.x = d_v.get(), w.k.token_stride = w.v.token_stride = 512;
     w.slot_mapping = d_slots.get<std::int64_t>(), w.pages = pool.get(), w.page_stride = info.page_bytes;
-    REQUIRE(choose_write(key).run(w, nullptr).ok());
+    WriteLaunch write_launch;
+    REQUIRE(choose_write(key).plan(write_launch).ok());
+    REQUIRE(choose_write(key).run(write_launch, w, nullptr).ok());
     DecodeLaunch launch;
     const DecodeVariant& variant = choose_decode(key);
     REQUIRE(variant.plan(launch).ok());

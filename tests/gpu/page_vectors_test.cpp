@@ -124,7 +124,9 @@ void write(const WriteVariant& variant, const WriteCall& call, Bytes& page, Byte
   if (!call.window_rows.empty())
     p.window_mapping = rows.get<std::int64_t>(), p.windows = windows.get(), p.window_layout = call.windows;
   REQUIRE(std::string(check_write(variant, p).message()) == "");
-  REQUIRE(variant.run(p, nullptr).ok());
+  WriteLaunch launch;
+  REQUIRE(variant.plan(launch).ok());
+  REQUIRE(variant.run(launch, p, nullptr).ok());
   to_host<std::byte>(pages, page, nullptr);
   to_host<std::byte>(windows, window, nullptr);
 }

@@ -164,6 +164,7 @@ struct WindowCache::Device {
   Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
   Buffer<std::byte> decode_workspace;
+  WriteLaunch write_launch;
   DecodeLaunch launch;
 
   cudaStream_t stream = nullptr;
@@ -213,6 +214,7 @@ struct WindowCache::Device {
       value = c.write->bf16 ? __bfloat16_as_ushort(__float2bfloat16(normal(random)))
                             : __half_as_ushort(__float2half(normal(random)));
     q = Buffer<std::uint16_t>(queries);
+    check(c.write->plan(write_launch));
     if (c.decode) {
       check(c.decode->plan(launch));
       decode_workspace = Buffer<std::byte>(std::vector<std::byte>(decode_workspace_bytes(launch, batch * heads)));
@@ -273,7 +275,7 @@ struct WindowCache::Device {
     for (std::size_t l = 0; l < pages.size(); ++l) {
       const WriteParams write = write_params(l);
       check(check_write(*c.write, write));
-      check(c.write->run(write, stream));
+      check(c.write->run(write_launch, write, stream));
       if (!c.decode) continue;
       const DecodeParams decode = decode_params(l);
       check(check_decode(*c.decode, decode));

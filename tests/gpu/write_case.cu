@@ -121,8 +121,10 @@ std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCa
   p.slot_mapping = slots.get(), p.pages = pages.get();
   p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
   p.page_stride = static_cast<std::int64_t>(before.size()) / c.num_pages;
+  WriteLaunch launch;
   Status status = check_write(variant, p);
-  if (status.ok()) status = variant.run(p, nullptr);
+  if (status.ok()) status = variant.plan(launch);
+  if (status.ok()) status = variant.run(launch, p, nullptr);
   if (!status.ok()) throw std::runtime_error(status.message());
   check(cudaDeviceSynchronize(), "quantize_write");
   std::vector<std::byte> after(before.size());

@@ -178,6 +178,8 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   std::mt19937 random(1);
   const TensorPlan k_plan = plan_of(c, variant.k, variant.k_bfloat, random),
                    v_plan = plan_of(c, variant.v, variant.v_bfloat, random);
+  WriteLaunch launch;
+  check(variant.plan(launch));
   WriteParams p;
   p.num_tokens = c.tokens, p.num_kv_heads = c.num_kv_heads;
   p.k = side_of(c, variant.k, k_plan, memory), p.v = side_of(c, variant.v, v_plan, memory);
@@ -185,7 +187,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   p.page_stride = layout_of(c).page_bytes();
   const auto run = [&](int i) {
     set(i).enter(p);
-    check(variant.run(p, device.stream()));
+    check(variant.run(launch, p, device.stream()));
   };
   set(0).enter(p);
   check(check_write(variant, p));
@@ -209,7 +211,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
                       static_cast<std::int64_t>(elements_of(c, variant.v)), c.order, variant.bf16));
     set(i).enter(plain);
     plain.k.x = k, plain.v.x = v;
-    check(variant.run(plain, device.stream()));
+    check(variant.run(launch, plain, device.stream()));
   });
   return result;
 }

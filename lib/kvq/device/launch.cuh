@@ -26,6 +26,12 @@ cudaError_t load_kernel(void (*kernel)(Arguments...), bool& can_overlap) {
   return error;
 }
 
+template <typename... Arguments>
+cudaError_t load_kernel(void (*kernel)(Arguments...)) {
+  bool ignored;
+  return load_kernel(kernel, ignored);
+}
+
 /// Enqueues a kernel.
 /// @param overlaps  its blocks may come up while the stream's kernel before it still runs
 template <typename... Arguments>

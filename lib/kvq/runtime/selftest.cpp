@@ -60,6 +60,8 @@ class Replay {
 
   void write(SelftestLayer& result) {
     const WriteVariant& variant = choose_write(key_);
+    WriteLaunch launch;
+    expect(variant.plan(launch), "write");
     const auto count = static_cast<std::size_t>(rows_.tokens.count);
     std::vector<std::int64_t> slots(count);
     std::iota(slots.begin(), slots.end(), 0);
@@ -79,7 +81,7 @@ class Replay {
     p.slot_mapping = mapping.get<std::int64_t>();
     p.pages = pool.get(), p.page_shift = shift(), p.page_stride = layer_.pages.page_bytes();
     expect(check_write(variant, p), "write");
-    expect(variant.run(p, stream_), "write");
+    expect(variant.run(launch, p, stream_), "write");
     to_host<std::byte>(pool, pages, stream_);
 
     const PageDifference difference = compare_pages(layer_.plan, layer_.pages, rows_, pages);

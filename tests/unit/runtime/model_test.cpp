@@ -307,8 +307,11 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
 TEST_CASE("Kernels that were not built are refused with the nearest ones", "[runtime]") {
   Served served;
   const runtime::Model model = served.load();
-  CHECK_NOTHROW(runtime::WritePlan(model, 0));
-  CHECK_NOTHROW(runtime::WritePlan(model, 3));
+  const auto write_kernel = [&](int layer) {
+    return std::string(choose_write(abi::layer_of(model.get(), layer).key).name);
+  };
+  CHECK(write_kernel(0) == "quantize_write_d128_u2g128_u2g128_bf16");
+  CHECK(write_kernel(3) == "quantize_write_d128_bf16_bf16_bf16");
   served.options.activation = KVQ_FP16;
   const runtime::Model fp16 = served.load();
   CHECK(fp16.info().activation == KVQ_FP16);

@@ -1,4 +1,5 @@
 #include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/kernels/plan_step/launch.h>
 
 #include <algorithm>
 #include <memory>
@@ -56,6 +57,7 @@ std::vector<kvq_demote_group> demote_groups(const kvq_device_model& model, const
     }
     members[place].push_back({pools[i].windows, pools[i].pages, l.pointers.write_k, l.pointers.write_v});
     raise(check_demote_layer(*variant, members[place].back()));
+    raise(variant->load());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     groups[g].params.num_layers = static_cast<int>(members[g].size());
@@ -79,6 +81,7 @@ kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_laye
       throw Error{ErrorKind::usage,
                   fmt::format("cache: expected pools of {} layers, found {}", model.layers.size(), count)};
     raise(check_device("cache", model.device));
+    raise(load_plan_step());
     auto made = std::make_unique<kvq_cache>();
     made->model = &model;
     const auto* at = reinterpret_cast<const unsigned char*>(pools);

@@ -68,6 +68,8 @@ struct kvq_step_plan {
 struct kvq_write_plan {
   const kvq::WriteVariant* variant = nullptr;
   kvq::KernelKey key;
+  kvq::WriteLaunch launch = {};
+  int device = 0;
 };
 
 struct kvq_decode_plan {

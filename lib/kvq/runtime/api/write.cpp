@@ -7,7 +7,12 @@ kvq_status kvq_write_plan_create(const kvq_model* model, std::int32_t layer, kvq
   return guarded(error, [&] {
     const LoadedLayer& l = layer_of(model, layer);
     required(plan, "plan");
-    *plan = new kvq_write_plan{&choose_write(l.key), l.key};
+    kvq_write_plan made;
+    made.key = l.key;
+    made.variant = &choose_write(l.key);
+    raise(cuda_status(cudaGetDevice(&made.device), "write: plan"));
+    raise(made.variant->plan(made.launch));
+    *plan = new kvq_write_plan{made};
   });
 }
 
@@ -22,6 +27,9 @@ Status write(const kvq_write_plan& plan, const kvq_cache* cache, int layer, cons
   CacheLayer found;
   if (const Status status = find_layer("write", cache, layer, plan.key, found); !status.ok()) return status;
   const auto& [l, pools] = found;
+  if (cache->model->device != plan.device)
+    return Status::fail(StatusCode::invalid_argument, "write: the plan was made on device %d, the cache is on %d",
+                        plan.device, cache->model->device);
   const Windows& windows = cache->model->windows;
   if (windows != Windows{} && a.num_tokens > 0 && !a.window_mapping)
     return Status::fail(StatusCode::invalid_argument, "write: %d sink and %d recent tokens need a window_mapping",
@@ -38,7 +46,7 @@ Status write(const kvq_write_plan& plan, const kvq_cache* cache, int layer, cons
   if (windows != Windows{})
     p.window_mapping = a.window_mapping, p.windows = pools->windows, p.window_layout = l->windows;
   if (const Status status = check_write(*plan.variant, p); !status.ok()) return status;
-  return plan.variant->run(p, stream);
+  return plan.variant->run(plan.launch, p, stream);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct DemoteVariant {
   const char* name = "";
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
+  Status (*load)() = nullptr;               ///< onto the current device
   Status (*run)(const DemoteParams& params, CUstream_st* stream) = nullptr;
 };
 

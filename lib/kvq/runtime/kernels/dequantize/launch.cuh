@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/dequantize/variant.h>
+#include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/dequantize/kernel.cuh>
 
 #include <cuda_runtime.h>
@@ -11,11 +12,13 @@
 
 namespace kvq {
 
-/// Lets a kernel have its shared memory. @param each  blocks of it that a multiprocessor runs
+/// Loads a kernel and lets it have its shared memory. @param each  blocks of it that a multiprocessor runs
 template <typename T, typename Destination>
 cudaError_t prepare_dequantize(int shared_bytes, int& each) {
   const auto kernel = dequantize::dequantize_kernel<T, Destination>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  cudaError_t error = load_kernel(kernel);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   return error != cudaSuccess ? error
                               : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, T::kThreads,
                                                                               static_cast<std::size_t>(shared_bytes));
@@ -31,8 +34,7 @@ Status plan_dequantize(DequantizeLaunch& launch) {
   if constexpr (T::kHeadDim % 64 == 0)
     if (error == cudaSuccess) error = prepare_dequantize<T, dequantize::ToTiles<T>>(launch.shared_bytes, each);
   launch.blocks = each * multiprocessors;
-  return error == cudaSuccess ? Status{}
-                              : Status::fail(StatusCode::cuda, "dequantize: plan: %s", cudaGetErrorString(error));
+  return status_of(error, "dequantize: plan");
 }
 
 /// As many blocks as run at once, the same number for each head and side.
@@ -42,11 +44,9 @@ Status launch_dequantize(const DequantizeLaunch& launch, const Destination& dest
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, launch.blocks / (2 * heads * T::kParts))), T::kParts,
                   static_cast<unsigned>(2 * heads));
-  dequantize::dequantize_kernel<T, Destination>
-      <<<grid, T::kThreads, static_cast<std::size_t>(launch.shared_bytes), stream>>>(destination);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? Status{}
-                              : Status::fail(StatusCode::cuda, "dequantize: launch: %s", cudaGetErrorString(error));
+  return status_of(launch_kernel(dequantize::dequantize_kernel<T, Destination>, grid, T::kThreads, launch.shared_bytes,
+                                 false, stream, destination),
+                   "dequantize: launch");
 }
 
 template <typename T>

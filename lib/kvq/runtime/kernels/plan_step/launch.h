@@ -11,6 +11,9 @@ namespace kvq {
 /// memory.
 Status check_plan_step(const PlanStepParams& params);
 
+/// Loads the kernel onto the current device.
+Status load_plan_step();
+
 /// One launch, which may be captured.
 Status run_plan_step(const PlanStepParams& params, CUstream_st* stream);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/prefill/variant.h>
+#include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/prefill/kernel.cuh>
 #include <kvq/runtime/kernels/prefill/sm90_kernel.cuh>
 
@@ -19,6 +20,14 @@ constexpr bool kHaveSm90a = true;
 constexpr bool kHaveSm90a = false;
 #endif
 
+/// Loads a kernel and lets it have its shared memory.
+template <typename... Arguments>
+cudaError_t prepare_prefill(void (*kernel)(Arguments...), int shared_bytes) {
+  const cudaError_t error = load_kernel(kernel);
+  return error != cudaSuccess ? error
+                              : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+}
+
 template <int kDim, typename T>
 Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   using Sm90 = prefill::Sm90Traits<kDim, T>;
@@ -35,11 +44,9 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   launch.sm90 = kHaveSm90a && major == 9 && minor == 0 && !launch.shape.portable;
   launch.shared_bytes = static_cast<int>(launch.sm90 ? sizeof(typename Sm90::Shared) : sizeof(typename Any::Shared));
   if (error == cudaSuccess)
-    error = launch.sm90 ? cudaFuncSetAttribute(prefill::prefill_sm90_kernel<Sm90>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes)
-                        : cudaFuncSetAttribute(prefill::prefill_kernel<Any>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-  if (error != cudaSuccess) return Status::fail(StatusCode::cuda, "prefill: plan: %s", cudaGetErrorString(error));
+    error = launch.sm90 ? prepare_prefill(prefill::prefill_sm90_kernel<Sm90>, launch.shared_bytes)
+                        : prepare_prefill(prefill::prefill_kernel<Any>, launch.shared_bytes);
+  if (error != cudaSuccess) return status_of(error, "prefill: plan");
 
   const PrefillShape& shape = launch.shape;
   const int block_rows = launch.sm90 ? Sm90::kRows : Any::kRows;
@@ -68,14 +75,12 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
     slab.items = std::min(launch.slab.items, items - slab.first_item);
     const Status status = rows.to_tiles(launch.dequantize, params, slab, stream);
     if (!status.ok()) return status;
-    const auto blocks = static_cast<unsigned>(slab.items * slab.row_blocks);
-    const auto shared = static_cast<std::size_t>(launch.shared_bytes);
-    if (launch.sm90)
-      prefill::prefill_sm90_kernel<Sm90><<<blocks, Sm90::kThreads, shared, stream>>>(params, slab);
-    else
-      prefill::prefill_kernel<Any><<<blocks, Any::kThreads, shared, stream>>>(params, slab);
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) return Status::fail(StatusCode::cuda, "prefill: launch: %s", cudaGetErrorString(error));
+    const dim3 blocks(static_cast<unsigned>(slab.items * slab.row_blocks));
+    const cudaError_t error = launch.sm90 ? launch_kernel(prefill::prefill_sm90_kernel<Sm90>, blocks, Sm90::kThreads,
+                                                          launch.shared_bytes, false, stream, params, slab)
+                                          : launch_kernel(prefill::prefill_kernel<Any>, blocks, Any::kThreads,
+                                                          launch.shared_bytes, false, stream, params, slab);
+    if (error != cudaSuccess) return status_of(error, "prefill: launch");
   }
   return {};
 }
