@@ -1,3 +1,4 @@
+#include "api_expected.h"
 #include "api_rig.h"
 
 #include "support/served_artifact.h"
@@ -18,84 +19,6 @@ using namespace kvq::test;
 using Catch::Matchers::Contains;
 
 namespace {
-
-constexpr std::size_t kDim = 128;
-
-std::vector<float> floats(std::span<const std::uint16_t> bits) {
-  std::vector<float> x(bits.size());
-  std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
-  return x;
-}
-
-/// What the cache gives back of a token's rows [Hkv, D] of one side.
-std::vector<float> stored(const TensorPlan& plan, std::span<const float> rows, bool rounded, bool coded) {
-  std::vector<float> all;
-  for (std::size_t head = 0; head < rows.size() / kDim; ++head) {
-    std::vector<float> x_rot(kDim), back(kDim);
-    rotate_row(plan, static_cast<int>(head), rows.subspan(head * kDim, kDim), x_rot);
-    if (rounded) quantize_exact(x_rot);
-    const std::size_t entry = static_cast<std::size_t>(plan.rotation.head_index(static_cast<int>(head)));
-    if (coded) quantize_row(plan.coder, plan.clip_ratio.empty() ? 1.0 : plan.clip_ratio[entry], x_rot);
-    unrotate_row(plan, static_cast<int>(head), x_rot, back);
-    all.insert(all.end(), back.begin(), back.end());
-  }
-  return all;
-}
-
-/// One side of a token while it is exact and when it is coded.
-struct ExpectedRow {
-  /// @param from_window  it is coded when it leaves the window, from bfloat16
-  ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bool from_window)
-      : exact(stored(plan, rows, true, false)), coded(stored(plan, rows, from_window, true)) {}
-  /// A token that attends as the model gave it.
-  explicit ExpectedRow(std::span<const float> rows) : exact(rows.begin(), rows.end()), coded(exact) {}
-  std::vector<float> exact, coded;
-};
-
-/// A sequence as it should be.
-struct Expected {
-  std::vector<ExpectedRow> k, v;
-};
-
-/// [Hq, D] attention of one query over the sequence, in double.
-/// @param cached  tokens in the cache, whose number decides who is exact; 0: all
-std::vector<double> attend_expected(const LayerPlan& plan, const Windows& windows, const Expected& s,
-                                    std::span<const float> q, std::int64_t cached = 0) {
-  const LayerGeometry& g = plan.geometry;
-  const auto length = static_cast<std::int64_t>(s.k.size());
-  const std::int64_t first = g.sliding_window > 0 ? std::max<std::int64_t>(0, length - g.sliding_window) : 0;
-  const auto row = [&](const std::vector<ExpectedRow>& side, std::int64_t t, int head) {
-    const bool exact = t < windows.sink_tokens || t >= (cached ? cached : length) - windows.recent_tokens;
-    const ExpectedRow& token = side[static_cast<std::size_t>(t)];
-    return std::span(exact ? token.exact : token.coded).subspan(static_cast<std::size_t>(head) * kDim, kDim);
-  };
-  std::vector<double> out;
-  for (int i = 0; i < g.num_q_heads; ++i) {
-    const int head = i / g.queries_per_kv_head();
-    const auto query = q.subspan(static_cast<std::size_t>(i) * kDim, kDim);
-    std::vector<double> sum(kDim);
-    double total = 0.0;
-    for (std::int64_t t = first; t < length; ++t) {
-      const auto k = row(s.k, t, head), v = row(s.v, t, head);
-      double dot = 0.0;
-      for (std::size_t c = 0; c < kDim; ++c) dot += static_cast<double>(query[c]) * static_cast<double>(k[c]);
-      const double weight = std::exp(dot * g.softmax_scale);
-      total += weight;
-      for (std::size_t c = 0; c < kDim; ++c) sum[c] += weight * static_cast<double>(v[c]);
-    }
-    for (const double x : sum) out.push_back(x / total);
-  }
-  return out;
-}
-
-double relative_error(std::span<const float> found, std::span<const double> expected) {
-  double error = 0.0, size = 0.0;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    error += std::pow(static_cast<double>(found[i]) - expected[i], 2);
-    size += expected[i] * expected[i];
-  }
-  return std::sqrt(error / size);
-}
 
 /// Sequences beside their expected contents; every step's results are held against them.
 class Checked {
@@ -126,12 +49,9 @@ class Checked {
     for (const Growth& g : batch) {
       Expected& s = sequences_[g.sequence];
       const std::int64_t before = static_cast<std::int64_t>(s.k.size()), length = before + g.tokens;
-      for (std::int64_t t = before; t < length; ++t) {
-        // Tokens that the step codes at once never were in the window.
-        const bool from_window = t < windows_.sink_tokens || t >= length - windows_.recent_tokens;
-        s.k.emplace_back(plan_.k, floats(runner.key(runner.rows[g.sequence], t)), from_window);
-        s.v.emplace_back(*plan_.v, floats(runner.value(runner.rows[g.sequence], t)), from_window);
-      }
+      for (std::int64_t t = before; t < length; ++t)
+        s.grow(plan_, windows_, length, floats(runner.key(runner.rows[g.sequence], t)),
+               floats(runner.value(runner.rows[g.sequence], t)));
     }
     const std::vector<float> out = floats(runner.step(batch));
     REQUIRE_FALSE(out.empty());
@@ -142,12 +62,8 @@ class Checked {
       const std::vector<float> q =
           floats(runner.query(runner.rows[batch[b].sequence], static_cast<std::int64_t>(s.k.size())));
       CAPTURE(plan_.layer, batch[b].sequence, s.k.size());
-      const std::vector<double> expected = attend_expected(plan_, windows_, s, q);
-      std::vector<float> rounded(expected.begin(), expected.end());
-      quantize_exact(rounded);
-      // What is left is the rounding of results.
-      CHECK(relative_error(std::span(out).subspan(b * each, each), expected) <=
-            2.0 * relative_error(rounded, expected) + 1e-4);
+      const Comparison found = compare(std::span(out).subspan(b * each, each), attend_expected(plan_, windows_, s, q));
+      CHECK(found.error <= found.allowed);
     }
   }
 
