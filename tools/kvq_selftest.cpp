@@ -18,7 +18,7 @@ namespace kvq {
 namespace {
 
 struct SelftestFlags {
-  std::string artifact;
+  std::string artifact, activation = "bf16";
   int device = 0, page_size = 64;
   bool json = false;
 };
@@ -29,7 +29,8 @@ void add_flags(CLI::App& app, SelftestFlags& f) {
       "use: writes the rows and compares the bytes of the pages, then attends over the\n"
       "expected bytes and compares the result.\n\n"
       "  kvq-selftest out.safetensors                     on the first GPU\n"
-      "  kvq-selftest out.safetensors --device 3 --json   on another, for machines");
+      "  kvq-selftest out.safetensors --device 3 --json   on another, for machines\n"
+      "  kvq-selftest out.safetensors --activation fp16   for a model that computes in fp16");
   app.footer(
       "Exit codes: 0 every layer passed, 6 a layer failed, 5 none failed but some\n"
       "could not be run: no GPU, no golden rows, a format without kernel. Without a\n"
@@ -39,6 +40,9 @@ void add_flags(CLI::App& app, SelftestFlags& f) {
   app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")
       ->check(CLI::IsMember({16, 32, 64}))
+      ->capture_default_str();
+  app.add_option("--activation", f.activation, "type of queries, rows and results")
+      ->check(CLI::IsMember({"bf16", "fp16"}))
       ->capture_default_str();
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/selftest.schema.json)");
 }
@@ -103,6 +107,7 @@ std::vector<kvq_selftest_layer> replay(const SelftestFlags& flags, const Artifac
   options.geometry = claims.data();
   options.first_layer = first, options.layer_count = count;
   options.page_size = flags.page_size;
+  options.activation = flags.activation == "bf16" ? KVQ_BF16 : KVQ_FP16;
   try {
     return runtime::Model(flags.artifact, options).selftest(nullptr);
   } catch (const runtime::Error& error) {
@@ -117,6 +122,7 @@ SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
                         .device = flags.device,
                         .gpu = use_device(flags.device),
                         .page_size = flags.page_size,
+                        .bf16 = flags.activation == "bf16",
                         .layers = {}};
   std::size_t begin = 0;  // of the layers that wait: neighbours are loaded together
   const auto run_waiting = [&] {

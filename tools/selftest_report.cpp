@@ -72,8 +72,8 @@ std::string text_of(const SelftestReport& report) {
                      written ? fmt::to_string(result.firm_faults + result.soft_faults) : "-",
                      outcome(result.decode_status), read ? fmt::format("{:.4f}", result.output_error) : "-"});
   }
-  return fmt::format("{}, {}: golden rows on {} (device {}), pages of {} tokens\n\n", report.model, report.method,
-                     report.gpu, report.device, report.page_size) +
+  return fmt::format("{}, {}: golden rows on {} (device {}), {}, pages of {} tokens\n\n", report.model, report.method,
+                     report.gpu, report.device, report.bf16 ? "bf16" : "fp16", report.page_size) +
          format_table(table, "rlllrrrlr") + messages(report) +
          fmt::format("\n{} of {} layers passed, {} failed, {} not run\n", count(report, KVQ_OK), report.layers.size(),
                      count(report, KVQ_MISMATCH), count(report, KVQ_UNSUPPORTED));
@@ -95,10 +95,15 @@ Json json_of(const SelftestReport& report) {
     if (result.message[0]) layer["message"] = result.message;
     layers.push_back(std::move(layer));
   }
-  return {{"schema_version", "1.0"},       {"tool", "kvq-selftest " KVQ_VERSION},
-          {"artifact", report.artifact},   {"model", report.model},
-          {"method", report.method},       {"device", {{"index", report.device}, {"name", report.gpu}}},
-          {"page_size", report.page_size}, {"status", kvq_status_string(report.status())},
+  return {{"schema_version", "1.1"},
+          {"tool", "kvq-selftest " KVQ_VERSION},
+          {"artifact", report.artifact},
+          {"model", report.model},
+          {"method", report.method},
+          {"device", {{"index", report.device}, {"name", report.gpu}}},
+          {"activation", report.bf16 ? "bf16" : "fp16"},
+          {"page_size", report.page_size},
+          {"status", kvq_status_string(report.status())},
           {"layers", std::move(layers)}};
 }
 

@@ -18,6 +18,7 @@ struct SelftestReport {
   int device = 0;
   std::string gpu;
   int page_size = 64;
+  bool bf16 = true;  ///< what the kernels took and gave, else fp16
   std::vector<Layer> layers;
 
   /// KVQ_OK if every layer passed, KVQ_MISMATCH if one failed, else KVQ_UNSUPPORTED.

@@ -515,11 +515,11 @@ typedef struct kvq_selftest_layer {
 /**
  * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
  * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
- * 2^-7 of the largest of its head). Windows are off. Golden rows are bfloat16: models that compute in fp16 are
- * KVQ_UNSUPPORTED. Allocates device memory and waits for the stream.
+ * 2^-7 of the largest of its head). Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them
+ * in that type, and rows that it rounds are not firm. Allocates device memory and waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
- * run: no golden rows, or no kernel; never counted as passed. Other codes: the test could not be made.
+ * run: no golden rows, none that fp16 holds, or no kernel; never counted as passed. Other codes: the test could not be made.
  *
  * @param layers    [capacity] results in order of layer, with struct_size set in the first; may be null with capacity 0
  * @param count     layers of this rank: how many results there are, also those beyond capacity; may be null

@@ -37,4 +37,6 @@ def test_golden_rows_of_the_sample_pass_on_a_gpu(artifact):
     assert max(map(len, text.splitlines())) <= 80 and text.endswith("6 of 6 layers passed, 0 failed, 0 not run\n")
     document = json.loads(succeed("kvq-selftest", artifact, "--json").stdout)
     pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/selftest.schema.json").read_text()))
-    assert document["status"] == "ok" and [layer["layer"] for layer in document["layers"]] == list(range(6))
+    assert document["activation"] == "bf16" and document["status"] == "ok" and [layer["layer"] for layer in document["layers"]] == list(range(6))
+    half = json.loads(succeed("kvq-selftest", artifact, "--json", "--activation", "fp16").stdout)
+    assert half["activation"] == "fp16" and half["status"] == "ok"

@@ -3,6 +3,7 @@
 #include "support/served_artifact.h"
 
 #include <kvq/codec/golden_rows.h>
+#include <kvq/core/dtype.h>
 
 #include <catch2/catch.hpp>
 
@@ -69,6 +70,41 @@ TEST_CASE("Golden rows come out right on this device, for every page size and ra
     CHECK(layer.output_error > 0.0);
     CHECK(layer.output_error < 0x1p-7);
   }
+}
+
+TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runtime][gpu][api]") {
+  // Layers with kernels for fp16: Hadamard blocks with signs and centres, and dense rotations with clips.
+  Artifact artifact = first_layers(6);
+  auto options = runtime::init<kvq_model_options>();
+  options.activation = KVQ_FP16;
+  Outcome outcome = selftest(artifact, options);
+  for (const int layer : {0, 4, 5}) {
+    const kvq_selftest_layer& result = outcome.layers[static_cast<std::size_t>(layer)];
+    CAPTURE(layer, result.message);
+    CHECK(result.status == KVQ_OK);
+    CHECK(result.rows == 2 * 50 * 4);
+    CHECK(result.firm_rows > result.rows / 4);
+    CHECK(result.output_error > 0.0);
+    CHECK(result.output_error < 0x1p-9);  // less than results in bfloat16 have
+  }
+  CHECK(outcome.status == KVQ_UNSUPPORTED);
+  CHECK_THAT(outcome.message, Contains("layer 1: write: no kernel for") && Contains("fp16 activations"));
+
+  // The same rows as if they were larger: what bfloat16 holds, fp16 may not.
+  artifact.golden[4].tokens.v[0] = float_to_bf16(1e5f);
+  outcome = selftest(artifact, options);
+  CHECK(outcome.layers[4].status == KVQ_UNSUPPORTED);
+  CHECK_THAT(std::string(outcome.layers[4].message), Contains("beyond the largest number of fp16"));
+}
+
+TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api]") {
+  Artifact artifact = first_layers(1);
+  artifact.golden[0].k.bytes[firm_row(artifact.golden[0].k) * 36 + 5] ^= 0x40;
+  auto options = runtime::init<kvq_model_options>();
+  options.activation = KVQ_FP16;
+  const Outcome outcome = selftest(artifact, options);
+  CHECK(outcome.status == KVQ_MISMATCH);
+  CHECK(outcome.layers[0].firm_faults == 1);
 }
 
 TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runtime][gpu][api]") {

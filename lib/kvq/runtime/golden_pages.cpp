@@ -124,6 +124,33 @@ class Side {
   Row expected_, found_;
 };
 
+constexpr float kLargestF16 = 65504.0f;
+
+enum class Narrowed { exact, rounded, overflowed };
+
+/// From bfloat16 to fp16.
+Narrowed narrow(std::span<std::uint16_t> bits) {
+  Narrowed all = Narrowed::exact;
+  for (std::uint16_t& element : bits) {
+    const float x = bf16_to_float(element);
+    if (!(std::abs(x) <= kLargestF16)) return Narrowed::overflowed;
+    element = float_to_f16(x);
+    if (f16_to_float(element) != x) all = Narrowed::rounded;
+  }
+  return all;
+}
+
+/// @return  whether fp16 can hold them
+bool narrow_rows(std::vector<std::uint16_t>& rows, GoldenSide& side) {
+  const std::size_t count = side.firm.size(), size = count == 0 ? 0 : rows.size() / count;
+  for (std::size_t row = 0; row < count; ++row) switch (narrow(std::span(rows).subspan(row * size, size))) {
+      case Narrowed::exact: break;
+      case Narrowed::rounded: side.firm[row] = 0; break;
+      case Narrowed::overflowed: return false;
+    }
+  return true;
+}
+
 template <typename Visit>
 void for_each_side(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows, Visit visit) {
   Side k(plan.k, layout, rows.k, CacheSide::k), v(*plan.v, layout, rows.v, CacheSide::v);
@@ -138,6 +165,13 @@ std::vector<std::byte> golden_pages(const LayerPlan& plan, const PageLayout& lay
   std::vector<std::byte> bytes(static_cast<std::size_t>(pages * layout.page_bytes()));
   for_each_side(plan, layout, rows, [&](Side& side, std::size_t row) { side.store(row, bytes); });
   return bytes;
+}
+
+std::optional<GoldenRows> golden_in_fp16(GoldenRows rows) {
+  if (narrow(rows.tokens.q) == Narrowed::overflowed || !narrow_rows(rows.tokens.k, rows.k) ||
+      !narrow_rows(rows.tokens.v, rows.v))
+    return std::nullopt;
+  return rows;
 }
 
 PageDifference compare_pages(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows,

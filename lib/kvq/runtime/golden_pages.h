@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,11 @@ namespace kvq {
 /// Pages 0, 1, ... with the rows as their bytes say, token i at position i.
 /// @param plan  of the rows' heads
 std::vector<std::byte> golden_pages(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows);
+
+/// The rows for a model that computes in fp16, tokens in that type. Rows with numbers that fp16 rounds, which are very
+/// small, are not firm any more.
+/// @return  nothing if a number is beyond fp16's largest
+std::optional<GoldenRows> golden_in_fp16(GoldenRows rows);
 
 struct PageDifference {
   std::int64_t rows = 0, firm_rows = 0;

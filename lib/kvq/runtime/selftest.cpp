@@ -9,20 +9,21 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 namespace kvq {
 
 namespace {
 
-/// One layer's golden rows on the current device, in bfloat16.
+/// One layer's golden rows on the current device.
 class Replay {
  public:
-  Replay(const LoadedLayer& layer, const LayerPointers& pointers, cudaStream_t stream)
+  /// @param rows  tokens in the type of layer.key
+  Replay(const LoadedLayer& layer, const LayerPointers& pointers, const GoldenRows& rows, cudaStream_t stream)
       : layer_(layer),
         pointers_(pointers),
-        rows_(*layer.golden),
-        key_(kernel_key(layer.plan, layer.pages, true)),
+        rows_(rows),
         expected_pages_(golden_pages(layer.plan, layer.pages, rows_)),
         stream_(stream) {}
 
@@ -59,7 +60,7 @@ class Replay {
   int shift() const { return std::countr_zero(static_cast<unsigned>(layer_.pages.page_size)); }
 
   void write(SelftestLayer& result) {
-    const WriteVariant& variant = choose_write(key_);
+    const WriteVariant& variant = choose_write(layer_.key);
     WriteLaunch launch;
     expect(variant.plan(launch), "write");
     const auto count = static_cast<std::size_t>(rows_.tokens.count);
@@ -92,7 +93,7 @@ class Replay {
 
   void decode(SelftestLayer& result) {
     const LayerGeometry& g = layer_.plan.geometry;
-    const DecodeVariant& variant = choose_decode(key_);
+    const DecodeVariant& variant = choose_decode(layer_.key);
     DecodeLaunch launch;
     expect(variant.plan(launch), "decode");
     const auto elements = static_cast<std::size_t>(g.num_q_heads) * static_cast<std::size_t>(g.v_head_dim);
@@ -126,12 +127,13 @@ class Replay {
   }
 
   void compare_output(const std::vector<std::uint16_t>& out, std::size_t dim, SelftestLayer& result) const {
+    const auto to_float = layer_.key.bf16 ? bf16_to_float : f16_to_float;
     std::string fault;
     for (std::size_t first = 0; first < out.size(); first += dim) {
       float largest = 0.0f;
       for (std::size_t i = 0; i < dim; ++i) largest = std::max(largest, std::abs(rows_.out[first + i]));
       for (std::size_t i = 0; i < dim; ++i) {
-        const float expected = rows_.out[first + i], found = bf16_to_float(out[first + i]);
+        const float expected = rows_.out[first + i], found = to_float(out[first + i]);
         const double error = std::abs(static_cast<double>(found) - static_cast<double>(expected)) /
                              std::max(static_cast<double>(largest), 1e-30);
         if (std::isfinite(error)) result.output_error = std::max(result.output_error, error);
@@ -147,7 +149,6 @@ class Replay {
   const LoadedLayer& layer_;
   const LayerPointers& pointers_;
   const GoldenRows& rows_;
-  KernelKey key_;
   std::vector<std::byte> expected_pages_;
   cudaStream_t stream_;
 };
@@ -161,12 +162,16 @@ StatusCode SelftestLayer::status() const {
 }
 
 SelftestLayer selftest(const LoadedLayer& layer, const LayerPointers& pointers, CUstream_st* stream) {
+  const auto not_run = [&](const char* why) {
+    return SelftestLayer{
+        .layer = layer.plan.layer, .write = StatusCode::unsupported, .decode = StatusCode::unsupported, .message = why};
+  };
   if (!layer.golden)
-    return {.layer = layer.plan.layer,
-            .write = StatusCode::unsupported,
-            .decode = StatusCode::unsupported,
-            .message = "the artifact has no golden rows for this layer: kvq-calibrate --golden-tokens writes them"};
-  return Replay(layer, pointers, stream).run();
+    return not_run("the artifact has no golden rows for this layer: kvq-calibrate --golden-tokens writes them");
+  if (layer.key.bf16) return Replay(layer, pointers, *layer.golden, stream).run();
+  const std::optional<GoldenRows> rows = golden_in_fp16(*layer.golden);
+  if (!rows) return not_run("golden rows, which are bfloat16, are beyond the largest number of fp16");
+  return Replay(layer, pointers, *rows, stream).run();
 }
 
 }  // namespace kvq

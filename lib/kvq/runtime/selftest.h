@@ -22,12 +22,12 @@ struct SelftestLayer {
   StatusCode status() const;
 };
 
-/// Largest output_error that passes: results are rounded to bfloat16, which takes 2^-9 of it.
+/// Largest output_error that passes: results are rounded to bfloat16, which takes 2^-9 of it, or to fp16.
 inline constexpr double kSelftestOutputTolerance = 0x1p-7;
 
 /// Replays one layer's golden rows on the current device: allocates, waits for the stream. They are rows of weights
 /// that hold no rotation, so what the served weights hold is not looked at.
-/// @param pointers  into an image on the device, to which the layer was added as not folded
+/// @param pointers  into an image on the device, to which the layer was added as not folded, in its key's type
 /// @throws          CudaError, Error{internal}
 SelftestLayer selftest(const LoadedLayer& layer, const LayerPointers& pointers, CUstream_st* stream);
 

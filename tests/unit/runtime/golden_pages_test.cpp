@@ -1,10 +1,14 @@
+#include <kvq/core/dtype.h>
 #include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/golden_pages.h>
 
 #include "support/served_artifact.h"
 
-#include <catch2/catch.hpp>
 #include <fmt/core.h>
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <utility>
 
 using namespace kvq;
 using Catch::Matchers::Contains;
@@ -61,4 +65,35 @@ TEST_CASE("Rows that are not firm may be one step away, not further", "[runtime]
   CHECK(faults(code) == 0);
   CHECK(faults(code == 3 ? 2 : code + 1) == 0);
   CHECK(faults(code < 2 ? 3 : 0) == 1);
+}
+
+TEST_CASE("Golden rows in fp16 are the same numbers; rows that it rounds are not firm", "[runtime]") {
+  const Artifact artifact = test::served_artifact({}, 20);
+  GoldenRows rows = artifact.golden.at(0);
+  std::fill(rows.k.firm.begin(), rows.k.firm.end(), std::uint8_t{1});
+  const auto head = [](std::size_t row) { return row * 128; };  // its first element
+  rows.tokens.k[head(3)] = float_to_bf16(0x1.02p-17f);  // the smallest that fp16 has with all of bfloat16's bits
+  rows.tokens.k[head(5) + 127] = float_to_bf16(0x1.02p-18f);
+  rows.tokens.v[0] = float_to_bf16(0x1.fep15f);
+  const std::optional<GoldenRows> half = golden_in_fp16(rows);
+  REQUIRE(half);
+  for (std::size_t row = 0; row < rows.k.firm.size(); ++row) {
+    bool same = true;
+    for (std::size_t i = head(row); i < head(row + 1); ++i)
+      same = same && f16_to_float(half->tokens.k[i]) == bf16_to_float(rows.tokens.k[i]);
+    CAPTURE(row);
+    CHECK(half->k.firm[row] == same);
+    if (row == 3) CHECK(same);
+    if (row == 5) CHECK_FALSE(same);
+  }
+  CHECK(f16_to_float(half->tokens.v[0]) == 0x1.fep15f);
+  CHECK(half->k.bytes == rows.k.bytes);
+  CHECK(half->out == rows.out);
+
+  for (std::vector<std::uint16_t>* bits : {&rows.tokens.q, &rows.tokens.k, &rows.tokens.v}) {
+    const std::uint16_t before = std::exchange(bits->back(), float_to_bf16(-0x1p16f));
+    CHECK_FALSE(golden_in_fp16(rows));
+    bits->back() = before;
+    CHECK(golden_in_fp16(rows));
+  }
 }

@@ -52,7 +52,7 @@ TEST_CASE("The self-test's table says what was compared, and each message once",
                                            layer(4, KVQ_UNSUPPORTED, KVQ_UNSUPPORTED, "no kernel"),
                                            layer(5, KVQ_UNSUPPORTED, KVQ_UNSUPPORTED, "no kernel")}));
   CHECK(text ==
-        "tiny, oscar: golden rows on Some GPU (device 1), pages of 32 tokens\n"
+        "tiny, oscar: golden rows on Some GPU (device 1), bf16, pages of 32 tokens\n"
         "\n"
         "layer  keys    values  write    rows  firm  wrong  decode    error\n"
         "    0  u2g128  u2g128  ok        128   120      0  ok       0.0032\n"
@@ -85,6 +85,9 @@ TEST_CASE("The self-test's document is as its schema says", "[runtime]") {
   const Json document = json_of(all);
   check_schema(document, schema(), "document");
   CHECK(document.at("status") == "mismatch");
+  CHECK(document.at("activation") == "bf16");
+  all.bf16 = false;
+  CHECK(json_of(all).at("activation") == "fp16");
   CHECK(document.at("layers").at(1).at("write").at("firm_faults") == 2);
   CHECK(document.at("layers").at(1).at("message") == "k of token 7");
   CHECK_FALSE(document.at("layers").at(2).at("write").contains("rows"));
