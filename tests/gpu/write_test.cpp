@@ -172,6 +172,19 @@ TEST_CASE("Dense rotations, with centres and clips", "[runtime][gpu]") {
   }
 }
 
+TEST_CASE("Blocks of a dense write that take several rounds of tokens", "[runtime][gpu]") {
+  for (const WriteVariant* variant : write_variants()) {
+    WriteLaunch launch;
+    REQUIRE(variant->plan(launch).ok());
+    // More than half as many heads and sides as there are multiprocessors get one block each.
+    const int dim = variant->k.head_dim, heads = launch.multiprocessors / 4 + 1;
+    CAPTURE(variant->name, heads);
+    WriteCase c = random_case(*variant, 520, heads, 64, 24, false);
+    c.matrix_k = random_rotations(1, dim, 25), c.matrix_v = random_rotations(1, dim, 26);
+    check_rotated(compare_codes(*variant, c, 0x1p-17));
+  }
+}
+
 TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[runtime][gpu]") {
   const bool dense = GENERATE(false, true), clips = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
