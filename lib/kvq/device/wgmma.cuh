@@ -37,6 +37,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 
 // Lists of accumulators for the assembler: operands %0, %1, ...
+#define KVQ_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define KVQ_NAMES_32                                                                                               \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
@@ -52,6 +53,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 #define KVQ_SUMS_8(d, i)                                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
+#define KVQ_SUMS_16(d, i) KVQ_SUMS_8(d, i), KVQ_SUMS_8(d, i + 8)
 #define KVQ_SUMS_32(d, i) KVQ_SUMS_8(d, i), KVQ_SUMS_8(d, i + 8), KVQ_SUMS_8(d, i + 16), KVQ_SUMS_8(d, i + 24)
 #define KVQ_SUMS_64(d, i) KVQ_SUMS_32(d, i), KVQ_SUMS_32(d, i + 32)
 #define KVQ_SUMS_128(d, i) KVQ_SUMS_64(d, i), KVQ_SUMS_64(d, i + 64)
@@ -85,6 +87,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   KVQ_WGMMA(N, COUNT, "bf16", bf16, P0, P1, P2, P3, P4, P5, P6) \
   KVQ_WGMMA(N, COUNT, "f16", fp16, P0, P1, P2, P3, P4, P5, P6)
 
+KVQ_WGMMA_TYPES(32, 16, "16", "17", "18", "19", "20", "21", "22")
 KVQ_WGMMA_TYPES(64, 32, "32", "33", "34", "35", "36", "37", "38")
 KVQ_WGMMA_TYPES(128, 64, "64", "65", "66", "67", "68", "69", "70")
 KVQ_WGMMA_TYPES(256, 128, "128", "129", "130", "131", "132", "133", "134")
@@ -94,10 +97,12 @@ KVQ_WGMMA_TYPES(256, 128, "128", "129", "130", "131", "132", "133", "134")
 #undef KVQ_SUMS_128
 #undef KVQ_SUMS_64
 #undef KVQ_SUMS_32
+#undef KVQ_SUMS_16
 #undef KVQ_SUMS_8
 #undef KVQ_NAMES_128
 #undef KVQ_NAMES_64
 #undef KVQ_NAMES_32
+#undef KVQ_NAMES_16
 
 #endif
 

@@ -34,7 +34,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   using Any = prefill::Traits<kDim, T>;
   constexpr PrefillTiles kTiles{kDim};
   static_assert(sizeof(typename Any::Shared) <= 99 * 1024, "what a block has on every architecture");
-  static_assert(sizeof(typename Sm90::Shared) <= 227 * 1024, "what a block has on Hopper");
+  static_assert(sizeof(typename Sm90::Shared) <= 99 * 1024);
   const Status status = rows.plan(launch.dequantize);
   if (!status.ok()) return status;
   int device = 0, major = 0, minor = 0;

@@ -5,9 +5,11 @@
 
 #include <type_traits>
 
-/// Prefill attention for Hopper. Two warpgroups attend, 64 rows each, and a thread of a third one copies tiles of keys
-/// and values from the workspace into rings of shared memory, where the tensor cores read them. Tiles go from the last
-/// one to the first, so that those which are partly hidden come first.
+/// Prefill attention for Hopper. Two warpgroups attend, 64 rows each, and a thread of a third one copies the keys and
+/// the values of tiles from the workspace into slots of shared memory, where the tensor cores read them. Queries stay
+/// in registers, as many channels as there is room for, and leave shared memory to the slots. Tiles go from the last
+/// one to the first, so that those which are partly hidden come first; slots are filled in the order in which they are
+/// needed: the keys of a tile, then the values of the one after it.
 ///
 /// While the tensor cores multiply the keys of a tile and the values of the one before, the other warpgroup works on
 /// its exponentials: the two take turns, and a turn is passed on as soon as its products are under way.
@@ -23,14 +25,15 @@ struct Sm90Traits {
   static constexpr int kTile = kTiles.tokens();
   static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kStages = 2;
-  static constexpr int kRowPanel = kRows * 128;  ///< bytes of 64 channels of the queries
-  static_assert(kDim % 64 == 0);
+  static constexpr int kHeldDim = kDim < 192 ? kDim : 192;  ///< channels of the queries in registers
+  static constexpr int kRowPanel = kRows * 128;             ///< bytes of 64 channels of the others
+  static constexpr int kQueryBytes = (kDim - kHeldDim) / 64 * kRowPanel;
+  static constexpr int kSlots = (96 * 1024 - kQueryBytes) / kTiles.side_bytes();
+  static_assert(kDim % 64 == 0 && kSlots >= 3, "two are multiplied by while another one is filled");
   struct Shared {
-    alignas(1024) unsigned char q[kDim / 64 * kRowPanel];
-    alignas(1024) unsigned char k[kStages][kTiles.side_bytes()];
-    alignas(1024) unsigned char v[kStages][kTiles.side_bytes()];
-    alignas(8) unsigned long long full_k[kStages], full_v[kStages], empty_k[kStages], empty_v[kStages];
+    alignas(1024) unsigned char queries[kQueryBytes > 0 ? kQueryBytes : 1024];
+    alignas(1024) unsigned char slots[kSlots][kTiles.side_bytes()];
+    alignas(8) unsigned long long full[kSlots], empty[kSlots];
   };
 };
 
@@ -43,12 +46,13 @@ __device__ __forceinline__ void product(float (&c)[kCount], ptx::u64 a, ptx::u64
   else
     ptx::wgmma_m64k16_fp16(c, a, b, add);
 }
-template <typename T, int kCount>
+/// @param kTransposed  channels are the columns of the product, else its rows
+template <typename T, int kTransposed, int kCount>
 __device__ __forceinline__ void product(float (&c)[kCount], const unsigned* a, ptx::u64 b, int add) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    ptx::wgmma_m64k16_bf16(c, a[0], a[1], a[2], a[3], b, add);
+    ptx::wgmma_m64k16_bf16<kTransposed>(c, a[0], a[1], a[2], a[3], b, add);
   else
-    ptx::wgmma_m64k16_fp16(c, a[0], a[1], a[2], a[3], b, add);
+    ptx::wgmma_m64k16_fp16<kTransposed>(c, a[0], a[1], a[2], a[3], b, add);
 }
 /// Nothing that uses these registers moves across.
 template <int kCount>
@@ -57,13 +61,13 @@ __device__ __forceinline__ void pin(float (&c)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-/// Round the ring.
-template <int kStages>
+/// Round the slots.
+template <int kSlots>
 struct Ring {
-  int stage = 0;
+  int slot = 0;
   unsigned parity = 0;
   __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    if (++slot == kSlots) slot = 0, parity ^= 1;
   }
 };
 
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_sm90_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = typename Traits::T;
-  constexpr int kDim = Traits::kDim, kTile = Traits::kTile, kStages = Traits::kStages;
+  constexpr int kDim = Traits::kDim, kTile = Traits::kTile, kSlots = Traits::kSlots;
   constexpr PrefillTiles kTiles = Traits::kTiles;
   extern __shared__ __align__(1024) unsigned char memory[];
   typename Traits::Shared& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
@@ -115,11 +119,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const Work work(p, slab, static_cast<int>(blockIdx.x), Traits::kRows, kTile, slab.tiles);
   if (work.empty()) return;
 
-  if (thread < kStages) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.full_k[thread]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&shared.full_v[thread]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&shared.empty_k[thread]), 4 * Traits::kGroups);
-    ptx::mbarrier_init(ptx::shared_address(&shared.empty_v[thread]), 4 * Traits::kGroups);
+  if (thread < kSlots) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty[thread]), 4 * Traits::kGroups);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -129,62 +131,76 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::setmaxnreg_dec<24>();
     if (thread != 128 * Traits::kGroups) return;
     const std::byte* from = p.workspace + static_cast<std::int64_t>(work.item) * slab.tiles * kTiles.bytes();
-    Ring<kStages> ring;
-    for (int tile = work.tile_end - 1; tile >= work.first_tile; --tile, ring.next()) {
-      const std::byte* at = from + static_cast<std::int64_t>(tile) * kTiles.bytes();
-      const auto copy = [&](unsigned char* to, unsigned long long* full, unsigned long long* empty,
-                            const std::byte* side) {
-        const unsigned barrier = ptx::shared_address(full);
-        ptx::mbarrier_wait(ptx::shared_address(empty), ring.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(barrier, kTiles.side_bytes());
-        ptx::cp_async_bulk(ptx::shared_address(to), side, kTiles.side_bytes(), barrier);
-      };
-      copy(shared.k[ring.stage], &shared.full_k[ring.stage], &shared.empty_k[ring.stage], at);
-      copy(shared.v[ring.stage], &shared.full_v[ring.stage], &shared.empty_v[ring.stage], at + kTiles.side_bytes());
+    Ring<kSlots> ring;
+    const auto copy = [&](int tile, int offset) {
+      const unsigned barrier = ptx::shared_address(&shared.full[ring.slot]);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(barrier, kTiles.side_bytes());
+      ptx::cp_async_bulk(ptx::shared_address(shared.slots[ring.slot]),
+                         from + static_cast<std::int64_t>(tile) * kTiles.bytes() + offset, kTiles.side_bytes(),
+                         barrier);
+      ring.next();
+    };
+    for (int tile = work.tile_end - 1; tile >= work.first_tile; --tile) {
+      copy(tile, 0);
+      if (tile < work.tile_end - 1) copy(tile + 1, kTiles.side_bytes());
     }
+    copy(work.first_tile, kTiles.side_bytes());
   } else {
     ptx::setmaxnreg_inc<240>();
     const int lane = thread % 32, warp = thread / 32 % 4, g = lane / 4, t = lane % 4;
     const int first_row = work.first_row + group * Traits::kGroupRows;
 
-    // 2. Queries into shared memory, 16 bytes at a time; rows behind the last one are zeros.
-    for (int i = thread % 128; i < Traits::kGroupRows * kDim / 8; i += 128) {
-      const int row = i / (kDim / 8), chunk = i % (kDim / 8), in_block = group * Traits::kGroupRows + row;
-      uint4 eight = make_uint4(0, 0, 0, 0);
-      if (first_row + row < work.rows)
-        eight = *(reinterpret_cast<const uint4*>(static_cast<const T*>(p.q) +
-                                                 work.element(first_row + row, p.q_stride, kDim)) +
-                  chunk);
-      *reinterpret_cast<uint4*>(shared.q + chunk / 8 * Traits::kRowPanel + in_block * 128 +
-                                ((chunk ^ in_block) & 7) * 16) = eight;
-    }
-    ptx::fence_proxy_async();
-    ptx::bar_sync(1 + group, 128);
-
-    const unsigned queries = ptx::shared_address(shared.q) + static_cast<unsigned>(group * Traits::kGroupRows * 128);
-    const ptx::u64 q_panel = ptx::wgmma_panel(queries, 16);
-    const ptx::u64 k_panel = ptx::wgmma_panel(ptx::shared_address(shared.k), 16);
-    const ptx::u64 v_panel = ptx::wgmma_panel(ptx::shared_address(shared.v), kTiles.panel_bytes());
-    const float unit = p.softmax_scale * kLog2e;
+    // 2. Queries; rows behind the last one are zeros.
     const int row = first_row + 16 * warp + g;
+    unsigned queries[Traits::kHeldDim / 4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int mine = row + 8 * r;
+      const auto* from =
+          reinterpret_cast<const unsigned*>(static_cast<const T*>(p.q) + work.element(mine, p.q_stride, kDim)) + t;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const unsigned two = mine < work.rows ? from[4 * i] : 0;
+        if (8 * i < Traits::kHeldDim)
+          queries[2 * i + r] = two;
+        else
+          *reinterpret_cast<unsigned*>(shared.queries + (8 * i - Traits::kHeldDim) / 64 * Traits::kRowPanel +
+                                       (mine - work.first_row) * 128 + ((i ^ mine) & 7) * 16 + 4 * t) = two;
+      }
+    }
+    if constexpr (kDim > Traits::kHeldDim) ptx::fence_proxy_async(), ptx::bar_sync(1 + group, 128);
+    const ptx::u64 q_panel =
+        ptx::wgmma_panel(ptx::shared_address(shared.queries + group * Traits::kGroupRows * 128), 16);
+
+    const ptx::u64 k_panel = ptx::wgmma_panel(ptx::shared_address(shared.slots), 16);
+    const ptx::u64 v_panel = ptx::wgmma_panel(ptx::shared_address(shared.slots), kTiles.panel_bytes());
+    const float unit = p.softmax_scale * kLog2e;
     const int2 see[2] = {work.visible(row), work.visible(row + 8)};
 
     Softmax softmax;
     float scores[kTile / 2], out[kDim / 2], factor[2];
     unsigned weights[kTile / 4];
-    const auto multiply_keys = [&](int stage) {
-      const ptx::u64 k = k_panel + static_cast<ptx::u64>(stage * (kTiles.side_bytes() >> 4));
+    const auto multiply_keys = [&](int slot) {
+      const ptx::u64 k = k_panel + static_cast<ptx::u64>(slot * (kTiles.side_bytes() >> 4));
 #pragma unroll
-      for (int s = 0; s < kDim / 16; ++s)
-        product<T>(scores, q_panel + static_cast<ptx::u64>(s / 4 * (Traits::kRowPanel >> 4) + s % 4 * 2),
-                   k + static_cast<ptx::u64>(s / 4 * (kTiles.panel_bytes() >> 4) + s % 4 * 2), s > 0);
+      for (int s = 0; s < kDim / 16; ++s) {
+        const auto at = [s](int first, int panel_bytes) {
+          return static_cast<ptx::u64>((s - first) / 4 * (panel_bytes >> 4) + s % 4 * 2);
+        };
+        if (16 * s < Traits::kHeldDim)
+          product<T, 0>(scores, queries + 4 * s, k + at(0, kTiles.panel_bytes()), s > 0);
+        else
+          product<T>(scores, q_panel + at(Traits::kHeldDim / 16, Traits::kRowPanel), k + at(0, kTiles.panel_bytes()),
+                     1);
+      }
       ptx::wgmma_commit_group();
     };
-    const auto multiply_values = [&](int stage, int add) {
-      const ptx::u64 v = v_panel + static_cast<ptx::u64>(stage * (kTiles.side_bytes() >> 4));
+    const auto multiply_values = [&](int slot, int add) {
+      const ptx::u64 v = v_panel + static_cast<ptx::u64>(slot * (kTiles.side_bytes() >> 4));
 #pragma unroll
       for (int s = 0; s < kTile / 16; ++s)
-        product<T>(out, weights + 4 * s, v + static_cast<ptx::u64>(s * (2048 >> 4)), s > 0 || add);
+        product<T, 1>(out, weights + 4 * s, v + static_cast<ptx::u64>(s * (2048 >> 4)), s > 0 || add);
       ptx::wgmma_commit_group();
     };
     const auto hide = [&](int tile) {
@@ -204,9 +220,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kTile / 4; ++i) weights[i] = Pair<T>::pack(scores[2 * i], scores[2 * i + 1]);
     };
-    const auto release = [&](unsigned long long* empty) {
+    Ring<kSlots> ring;
+    const auto wait = [&](const Ring<kSlots>& at) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.slot]), at.parity);
+    };
+    const auto release = [&](int slot) {
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(empty));
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[slot]));
     };
     // Whose turn it is to start products: barriers 3 and 4.
     const auto take_turn = [&] { ptx::bar_sync(3 + group, 256); };
@@ -214,16 +234,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (group == 1) pass_turn();
 
     // 3. The last tile's scores.
-    Ring<kStages> keys, values;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full_k[0]), 0);
+    wait(ring);
     take_turn();
     ptx::wgmma_fence();
-    multiply_keys(0);
+    multiply_keys(ring.slot);
     pass_turn();
     ptx::wgmma_wait_group<0>();
     pin(scores);
-    release(&shared.empty_k[0]);
-    keys.next();
+    release(ring.slot);
+    ring.next();
     hide(work.tile_end - 1);
     softmax.weigh(scores, unit, factor);
     pack();
@@ -231,33 +250,34 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     // 4. The scores of each tile beside the values of the one after it.
     int add = 0;
     for (int tile = work.tile_end - 2; tile >= work.first_tile; --tile) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full_k[keys.stage]), keys.parity);
+      const Ring<kSlots> keys = ring;
+      ring.next();
+      wait(keys);
       take_turn();
       ptx::wgmma_fence();
-      multiply_keys(keys.stage);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full_v[values.stage]), values.parity);
+      multiply_keys(keys.slot);
+      wait(ring);
       ptx::wgmma_fence();
-      multiply_values(values.stage, add);
+      multiply_values(ring.slot, add);
       pass_turn();
       add = 1;
       ptx::wgmma_wait_group<1>();
       pin(scores);
-      release(&shared.empty_k[keys.stage]);
-      keys.next();
+      release(keys.slot);
       hide(tile);
       softmax.weigh(scores, unit, factor);
       ptx::wgmma_wait_group<0>();
       pin(out);
-      release(&shared.empty_v[values.stage]);
-      values.next();
+      release(ring.slot);
+      ring.next();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) out[i] *= factor[i / 2 % 2];
       pack();
     }
     if (group == 0) take_turn();  // which the other one has passed: no barrier is left half way
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full_v[values.stage]), values.parity);
+    wait(ring);
     ptx::wgmma_fence();
-    multiply_values(values.stage, add);
+    multiply_values(ring.slot, add);
     ptx::wgmma_wait_group<0>();
     pin(out);
 

@@ -11,7 +11,8 @@ namespace kvq {
 /// it: panels (device/wgmma.cuh) of 64 channels.
 struct PrefillTiles {
   int head_dim = 128;
-  KVQ_HD constexpr int tokens() const { return head_dim <= 128 ? 128 : 64; }
+  /// Shared memory has to hold three sides at once, and queries of wide heads.
+  KVQ_HD constexpr int tokens() const { return head_dim <= 128 ? 128 : 32; }
   KVQ_HD constexpr int panel_bytes() const { return tokens() * 128; }
   KVQ_HD constexpr int side_bytes() const { return head_dim / 64 * panel_bytes(); }
   KVQ_HD constexpr int bytes() const { return 2 * side_bytes(); }
