@@ -21,11 +21,9 @@ Status plan_decode(DecodeLaunch& launch) {
   launch.record_bytes = static_cast<int>(sizeof(typename T::Record));
   static_assert(sizeof(typename T::Shared) <= 99 * 1024, "what a block has on every architecture");
   int device = 0, each = 0;
-  cudaFuncAttributes attributes = {};
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, decode::decode_kernel<T>);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(decode::decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  launch.shared_bytes);
@@ -33,18 +31,17 @@ Status plan_decode(DecodeLaunch& launch) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
   // A multiprocessor divides its memory anew only when it is empty, so all kernels of a call want the same division.
-  // (Setting it also loads them, as a captured call needs.)
-  const auto share_memory = [&](auto kernel) {
+  const auto prepare = [&](auto kernel) {
+    if (error == cudaSuccess) error = load_kernel(kernel, launch.overlapping);
     if (error == cudaSuccess)
       error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   };
-  share_memory(decode::queries_kernel<T>);
-  share_memory(decode::decode_kernel<T>);
-  share_memory(decode::combine_kernel<T>);
+  prepare(decode::queries_kernel<T>);
+  prepare(decode::decode_kernel<T>);
+  prepare(decode::combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
-  launch.overlapping = attributes.ptxVersion >= 90;  // code for earlier devices, run on a later one, would not wait
   return status_of(error, "decode: plan");
 }
 
