@@ -114,13 +114,13 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #endif
 }
 /// Lets the next kernel of the stream start, if it was launched to overlap with this one; a thread of every block must.
-__device__ __forceinline__ void launch_dependents() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 /// Waits for the end of the kernel before, if this one was launched to overlap with it, and for what it wrote.
-__device__ __forceinline__ void wait_for_dependencies() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

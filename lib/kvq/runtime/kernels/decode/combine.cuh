@@ -5,7 +5,9 @@
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
 /// Results, after decode: the partial results of an item added up, divided by their sum and rotated back. A kernel of
-/// its own, whose blocks take the places of those of decode as they end, and read the rotation meanwhile.
+/// its own, whose blocks take the places of those of decode as they end, read the rotation, and take up each item when
+/// its last part arrives, not when the last block of decode has ended. They come up only after all blocks of decode
+/// have, so whom they wait for is at work.
 namespace kvq::decode {
 
 /// Adds up `count` partial results of the query heads [head, head + n); leaves values in `rows`, the reference of the
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kSideThreads, 2)
   const int group_heads = p.num_q_heads / p.num_kv_heads;
   const int splits = (group_heads + heads_each - 1) / heads_each, units = p.batch * p.num_kv_heads * splits;
 
-  ptx::launch_dependents();
+  ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense;
   for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
     const int head = unit % p.num_kv_heads, sequence = unit / p.num_kv_heads / splits;
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kSideThreads, 2)
           out[i]);
     __syncthreads();
   }
-  ptx::wait_for_dependencies();  // the end of this grid stands for the end of those before it
+  ptx::griddepcontrol_wait();  // the end of this grid stands for the end of those before it
 }
 
 }  // namespace kvq::decode

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
   const Cut cut(static_cast<long long>(shared.runs_before[T::kThreads]) * p.num_kv_heads, static_cast<int>(gridDim.x),
                 p.batch * p.num_kv_heads);
   if (static_cast<int>(blockIdx.x) >= cut.each) {
-    ptx::wait_for_dependencies();  // the end of this grid stands for the end of the one before it
+    ptx::griddepcontrol_wait();  // the end of this grid stands for the end of the one before it
     return;
   }
   if (warp == T::kWarps) {

@@ -197,9 +197,7 @@ struct Loader {
   __device__ __forceinline__ int claim(const Cut& cut) const {
     if (cut.one_round) return cut.pieces();
     int claimed = 0;
-    if (lane == 0) {
-      claimed = atomicAdd(p.claims, 1);
-    }
+    if (lane == 0) claimed = atomicAdd(p.claims, 1);
     return cut.each + __shfl_sync(kAll, claimed, 0);
   }
 
@@ -224,8 +222,8 @@ struct Loader {
           const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);
           load(describe(walk, from + i, flags, from + i < to), count);
           if (first) {
-            ptx::wait_for_dependencies();
-            ptx::launch_dependents();
+            ptx::griddepcontrol_wait();
+            ptx::griddepcontrol_launch_dependents();
             load_queries(walk);
             first = false;
           }

@@ -5,7 +5,7 @@
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
 /// Queries, before decode: rotated, and cut into operands of the tensor cores. A kernel of its own, since the blocks of
-/// decode share items: each would rotate the same queries once more.
+/// decode share items: each would rotate the same queries once more. It also clears what the blocks count on.
 namespace kvq::decode {
 
 /// One warp cuts four rotated rows of queries.
@@ -71,8 +71,9 @@ __global__ void __launch_bounds__(kSideThreads, 2) queries_kernel(const __grid_c
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
   DenseRotation<kDim> dense;
   if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
-  ptx::wait_for_dependencies();  // of what ran before this call; decode starts early only now, so that it need not wait
-  ptx::launch_dependents();
+  // What ran before this call has ended here. Decode comes up only now, so that it may read tokens without waiting.
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
   for (int first = static_cast<int>(blockIdx.x); first < items; first += kAtOnce * grid) {
     if (p.rotation_k.matrix) dense.open(p.rotation_k, head);

@@ -3,11 +3,11 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
-/// Rotations of a few rows by a whole block: of queries before decode, of results after it. Both kernels are small
-/// enough to be there beside the blocks of decode (traits.cuh, kBlockRoom): neither waits for the other's place.
+/// Rotations of a few rows by a whole block: of queries before decode, of results after it.
 namespace kvq::decode {
 
 constexpr int kSideThreads = 256;  ///< of a block that prepares queries or combines results
+
 /// Rows in shared memory, padded so that the eight rows of a fragment lie in different banks.
 template <int kDim>
 using PaddedRow = float[kDim + 16];
@@ -23,7 +23,7 @@ __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned
 ///
 /// A warp takes 16 columns at a time. They are the rows of its products: lane 4 g + t holds columns 2 g and 2 g + 1, in
 /// steps of sixteen rows of R, of which it holds the four from 4 t on. The first steps stay in registers, for head_dim
-/// 128 and less all of them, so that they can be read and cut ahead.
+/// 128 and less all of them, so that they can be read and cut before there are rows.
 template <int kDim>
 struct DenseRotation {
   static constexpr int kPairs = kDim / 2, kSteps = kDim / 16, kHeld = kSteps <= 8 ? kSteps : kSteps / 2;
@@ -36,11 +36,6 @@ struct DenseRotation {
 
   __device__ __forceinline__ int turns() const {  // of this warp
     return (kDim / 16 - static_cast<int>(threadIdx.x) / 32 + kWarps - 1) / kWarps;
-  }
-  __device__ __forceinline__ const float2* first_of(const DeviceRotation& rotation, int head) const {
-    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-    const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * kDim * kDim;
-    return reinterpret_cast<const float2*>(matrix) + 4 * (lane & 3) * kPairs + warp * 8 + (lane >> 2);
   }
   __device__ __forceinline__ void read(int turn, int first_step) {
     float2 m[kHeld][4];
@@ -57,14 +52,14 @@ struct DenseRotation {
         split(m[step][r].y, m[step][r + 1].y, high[step][r + 1], low[step][r + 1]);
       }
   }
-  /// Reads what stays of a head's matrix.
-  __device__ __forceinline__ void read(const DeviceRotation& rotation, int head) {
-    opened = first_of(rotation, head);
-    if (turns() > 0) read(0, 0);
-  }
-  /// The same, if it is not there yet.
+  /// Reads what stays of a head's matrix, if it is not there yet.
   __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
-    if (!kStays || first_of(rotation, head) != opened) read(rotation, head);
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+    const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * kDim * kDim;
+    const float2* first = reinterpret_cast<const float2*>(matrix) + 4 * (lane & 3) * kPairs + warp * 8 + (lane >> 2);
+    if (kStays && first == opened) return;
+    opened = first;
+    if (turns() > 0) read(0, 0);
   }
   /// After open().
   /// rows  [8 kTiles], rotated in place. All of them are read; what is in one does not reach another

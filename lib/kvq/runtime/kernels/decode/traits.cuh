@@ -37,8 +37,6 @@ struct DecodeTraits {
 
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< that attend; one more warp loads
   static constexpr int kBlockThreads = kThreads + 32;
-  /// Threads whose registers a block may take: it leaves some for the kernels before and after it (rotate.cuh).
-  static constexpr int kBlockRoom = kBlockThreads + 32;
   static constexpr int kTeam = kTeamArg, kTeams = kWarps / kTeam;
   static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
   static constexpr int kBlocks = kHeadDim / 16;

@@ -12,8 +12,8 @@ constexpr int kWarps = 4;
 /// Comes before anything is read or written but the arguments. Kernels that follow may come to this point while this
 /// one runs.
 __device__ __forceinline__ void wait_for_kernels_before() {
-  ptx::launch_dependents();
-  ptx::wait_for_dependencies();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
 }
 
 template <typename Side>
