@@ -54,13 +54,21 @@ KVQ_HD constexpr CodePlace code_place(const TileSide& side, int channel) {
   return {t, (side.words() - 1) * 4 + i, (j - paired) * 2 + w};
 }
 
+/// Inverse of code_place().
+KVQ_HD constexpr int code_channel(const TileSide& side, const CodePlace& place) {
+  const int word = place.byte / 4, per_byte = side.codes_per_byte(), pairs = side.words() / 2;
+  const bool paired = word < 2 * pairs;
+  const int step = paired ? word / 2 * per_byte + place.slice : pairs * per_byte + place.slice / 2;
+  return 32 * step + 8 * place.lane + 4 * (paired ? word % 2 : place.slice % 2) + place.byte % 4;
+}
+
 /// A lane reads the pieces of two rows, a run of bytes that is cut into chunks: chunk c of all lanes comes before chunk
 /// c + 1.
 KVQ_HD constexpr int chunk_bytes(const TileSide& side) { return side.piece_bytes() % 8 == 0 ? 16 : 8; }
 
 KVQ_HD constexpr int chunk_offset(const TileSide& side, int lane, int byte) {
-  const int chunk = chunk_bytes(side);
-  return byte / chunk * (32 * chunk) + lane * chunk + byte % chunk;
+  // Written out, so that nothing is divided by what is known at run time only.
+  return chunk_bytes(side) == 16 ? byte / 16 * 512 + lane * 16 + byte % 16 : byte / 8 * 256 + lane * 8 + byte % 8;
 }
 
 /// Byte of a key's piece in its tile. Lane 4 g + t reads the pieces t of the tokens g and g + 8.

@@ -51,6 +51,7 @@ TEST_CASE("Every code and number of a tile has bits of its own, and a tile has n
       for (int token = 0; token < kTileTokens; ++token) {
         for (int channel = 0; channel < side.head_dim; ++channel) {
           const CodePlace place = code_place(side, channel);
+          REQUIRE(code_channel(side, place) == channel);
           const int byte = is_value ? value_code_offset(side, token, place.lane, place.byte) : key_code_offset(side, token, place.lane, place.byte);
           REQUIRE(byte < side.code_bytes());
           taken.take(byte, place.slice * side.bits, side.bits);
