@@ -2,7 +2,7 @@
 #include "device_memory.h"
 #include "plain_attention.cuh"
 
-#include <kvq/runtime/kernels/prefill/variant.h>
+#include <kvq/runtime/kernels/plain/plain.h>
 
 #include <algorithm>
 #include <cmath>
@@ -119,7 +119,7 @@ struct MadeCache {
         v_bfloat(variant.v_bfloat),
         seed(c.seed * 7919) {
     std::mt19937 random(c.seed);
-    const int dim = variant.k.head_dim, batch = static_cast<int>(c.lengths.size());
+    const int dim = variant.k.head_dim, v_dim = variant.v.head_dim, batch = static_cast<int>(c.lengths.size());
     for (const int n : c.lengths) longest = std::max(longest, n);
     const int max_pages = (longest + c.page_size - 1) / c.page_size;
 
@@ -148,13 +148,9 @@ struct MadeCache {
     cache.page_stride = layout.page_bytes() + 16;
     pages = arena.take<std::byte>(order.size() * static_cast<std::size_t>(cache.page_stride), 0xFF);
     cache.pages = pages;
-    const TileSide exact{dim, 16, dim, 0};
-    cache.window_layout = {c.num_kv_heads,
-                           exact,
-                           exact,
-                           variant.v,
-                           (c.sink_tokens + 15) / 16 * 16,
-                           c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
+    cache.window_layout = {
+        c.num_kv_heads, TileSide{dim, 16, dim, 0},      TileSide{v_dim, 16, v_dim, 0},
+        variant.v,      (c.sink_tokens + 15) / 16 * 16, c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
     windows = arena.take<std::byte>(static_cast<std::size_t>(cache.window_layout.slot_bytes() * batch), 0xFF);
     cache.windows = windows;
     std::vector<int> slots;
@@ -162,20 +158,20 @@ struct MadeCache {
     cache.window_slots = arena.put(slots);
 
     if (c.rotation == CaseRotation::hadamard) {
-      std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * dim));
+      std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
       for (auto& s : signs) s = random() & 1 ? 1 : -1;
       cache.rotation_k = {dim & -dim, true, arena.put(signs), nullptr};
-      cache.rotation_v = {(dim & -dim) / 2, true, cache.rotation_k.signs, nullptr};
+      cache.rotation_v = {(v_dim & -v_dim) / 2, true, cache.rotation_k.signs, nullptr};
       undo_k = cache.rotation_k, undo_v = cache.rotation_v;
     } else if (c.rotation == CaseRotation::dense) {
       cache.rotation_k = {0, true, nullptr, arena.put(random_matrices(c.num_kv_heads, dim, false, c.seed))};
       undo_k = {0, true, nullptr, arena.put(random_matrices(c.num_kv_heads, dim, true, c.seed))};
-      cache.rotation_v = {0, false, nullptr, arena.put(random_matrices(1, dim, true, c.seed + 1))};
+      cache.rotation_v = {0, false, nullptr, arena.put(random_matrices(1, v_dim, true, c.seed + 1))};
       undo_v = cache.rotation_v;
     }
     if (c.centers) {
       std::normal_distribution<float> normal;
-      std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * dim));
+      std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
       for (float& x : center) x = normal(random);
       cache.center_k = arena.put(center), cache.center_v = arena.put(center);
     }
@@ -192,9 +188,10 @@ struct MadeCache {
 __global__ void plain_rows(PackedCache p, DeviceRotation undo_k, DeviceRotation undo_v, PageLayout layout,
                            bool k_bfloat, bool v_bfloat, int longest, double* k, double* v) {
   __shared__ double row[256], scratch[256];
-  const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y), dim = layout.k.head_dim;
+  const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2;
+  const int dim = (value ? layout.v : layout.k).head_dim;
   if (position >= p.seq_lens[b]) return;
   DecodeParams d;
   d.seq_lens = p.seq_lens, d.sink_tokens = p.sink_tokens, d.recent_tokens = p.recent_tokens;
@@ -215,10 +212,11 @@ struct Rows {
   std::vector<double> k, v;  ///< [B, longest, Hkv, D]
 };
 Rows rows_of(MadeCache& made) {
-  const std::size_t count = static_cast<std::size_t>(made.cache.batch * made.longest * made.cache.num_kv_heads) *
-                            static_cast<std::size_t>(made.layout.k.head_dim);
-  double* k = made.arena.take<double>(count, 0);
-  double* v = made.arena.take<double>(count, 0);
+  const auto rows = static_cast<std::size_t>(made.cache.batch * made.longest * made.cache.num_kv_heads);
+  const std::size_t k_count = rows * static_cast<std::size_t>(made.layout.k.head_dim),
+                    v_count = rows * static_cast<std::size_t>(made.layout.v.head_dim);
+  double* k = made.arena.take<double>(k_count, 0);
+  double* v = made.arena.take<double>(v_count, 0);
   if (made.cache.batch) {
     const dim3 grid(static_cast<unsigned>(made.longest), static_cast<unsigned>(made.cache.batch),
                     static_cast<unsigned>(2 * made.cache.num_kv_heads));
@@ -227,7 +225,7 @@ Rows rows_of(MadeCache& made) {
     check(cudaGetLastError(), "plain_rows");
     check(cudaDeviceSynchronize(), "plain_rows");
   }
-  return {get(k, count), get(v, count)};
+  return {get(k, k_count), get(v, v_count)};
 }
 
 /// Adds up squares of differences.
@@ -248,8 +246,9 @@ struct Distance {
 /// Attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys k, v [B, longest, Hkv, D].
 template <typename Float>
 __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batch, int num_q_heads, int num_kv_heads,
-                              int dim, int longest, double scale, int window, const float* sink_logits, const double* q,
-                              const double* k, const double* v, Float* scores, double* out, double* lse) {
+                              int dim, int v_dim, int longest, double scale, int window, const float* sink_logits,
+                              const double* q, const double* k, const double* v, Float* scores, double* out,
+                              double* lse) {
   __shared__ Float reduce[128];
   const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -258,12 +257,12 @@ __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batc
   const int end = prefixes[b] + token - q_indptr[b] + 1, first = window > 0 ? max(0, end - window) : 0;
   const int head = query_head / (num_q_heads / num_kv_heads);
   const double* row = q + (static_cast<std::int64_t>(token) * num_q_heads + query_head) * dim;
-  const auto at = [&](int t) { return ((static_cast<std::int64_t>(b) * longest + t) * num_kv_heads + head) * dim; };
+  const auto at = [&](int t) { return (static_cast<std::int64_t>(b) * longest + t) * num_kv_heads + head; };
   Float* mine = scores + (static_cast<std::int64_t>(token) * num_q_heads + query_head) * longest;
   Float largest = sink_logits ? static_cast<Float>(sink_logits[query_head]) : -INFINITY;
   for (int t = first + thread; t < end; t += threads) {
     Float sum = 0;
-    for (int c = 0; c < dim; ++c) sum += static_cast<Float>(row[c]) * static_cast<Float>(k[at(t) + c]);
+    for (int c = 0; c < dim; ++c) sum += static_cast<Float>(row[c]) * static_cast<Float>(k[at(t) * dim + c]);
     mine[t] = sum * static_cast<Float>(scale);
     largest = max(largest, mine[t]);
   }
@@ -272,10 +271,10 @@ __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batc
   for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
   Float sum = sink_logits ? exp(static_cast<Float>(sink_logits[query_head]) - largest) : Float(0);
   for (int t = first; t < end; ++t) sum += exp(mine[t] - largest);
-  for (int c = thread; c < dim; c += threads) {
+  for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
-    for (int t = first; t < end; ++t) value += exp(mine[t] - largest) * static_cast<Float>(v[at(t) + c]);
-    out[(static_cast<std::int64_t>(token) * num_q_heads + query_head) * dim + c] = static_cast<double>(value / sum);
+    for (int t = first; t < end; ++t) value += exp(mine[t] - largest) * static_cast<Float>(v[at(t) * v_dim + c]);
+    out[(static_cast<std::int64_t>(token) * num_q_heads + query_head) * v_dim + c] = static_cast<double>(value / sum);
   }
   if (thread == 0)
     lse[static_cast<std::int64_t>(token) * num_q_heads + query_head] = static_cast<double>(largest + log(sum));
@@ -286,23 +285,25 @@ __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batc
 CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCase& cache, const DequantizeCase& c) {
   MadeCache made(variant, cache);
   Arena& arena = made.arena;
-  const int dim = variant.k.head_dim, heads = cache.num_kv_heads;
+  const int heads = cache.num_kv_heads;
   const auto batch = cache.lengths.size();
   std::vector<int> indptr = {5};  // rows before the first one must stay what they are
   for (std::size_t b = 0; b < batch; ++b) {
     const int first = c.first.empty() ? 0 : c.first[b], last = c.last.empty() ? cache.lengths[b] : c.last[b];
     indptr.push_back(indptr.back() + std::max(0, last - first));
   }
-  const std::int64_t stride = heads * dim + c.gap;
-  const auto count = static_cast<std::size_t>((indptr.back() + 3) * stride);
-  auto* k = arena.take<unsigned short>(count, 0xFF);
-  auto* v = arena.take<unsigned short>(count, 0xFF);
+  const auto stride_of = [&](bool value) {
+    return std::int64_t{heads} * (value ? variant.v : variant.k).head_dim + c.gap;
+  };
+  const auto count_of = [&](bool value) { return static_cast<std::size_t>((indptr.back() + 3) * stride_of(value)); };
+  auto* k = arena.take<unsigned short>(count_of(false), 0xFF);
+  auto* v = arena.take<unsigned short>(count_of(true), 0xFF);
   DequantizeParams p;
   p.cache = made.cache;
   if (!c.first.empty()) p.first = arena.put(c.first);
   if (!c.last.empty()) p.last = arena.put(c.last);
   p.out_indptr = arena.put(indptr);
-  p.k = k, p.v = v, p.k_stride = p.v_stride = stride;
+  p.k = k, p.v = v, p.k_stride = stride_of(false), p.v_stride = stride_of(true);
   DequantizeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) status = check_dequantize(variant, p);
@@ -315,6 +316,9 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
   }
   const Rows truth = rows_of(made);
   for (const bool value : {false, true}) {
+    const std::size_t count = count_of(value);
+    const std::int64_t stride = stride_of(value);
+    const int dim = (value ? variant.v : variant.k).head_dim;
     const std::vector<unsigned short> found = get(value ? v : k, count);
     std::vector<bool> written(count);
     Distance distance;
@@ -344,11 +348,12 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
 CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& cache, const PrefillCase& c) {
   MadeCache made(rows, cache);
   Arena& arena = made.arena;
-  const PrefillVariant* variant = find_prefill_variant(rows);
-  if (!variant) return {"no row of prefill goes with it", 0, 0, 0, 0};
+  const PrefillVariant* row = find_prefill_variant(rows);
+  const PrefillVariant variant = row && !c.plain ? *row : plain_prefill(rows);
   std::mt19937 random(cache.seed + 1);
   std::normal_distribution<float> normal;
-  const int dim = rows.k.head_dim, kv_heads = cache.num_kv_heads, q_heads = kv_heads * c.heads;
+  const int dim = rows.k.head_dim, v_dim = rows.v.head_dim;
+  const int kv_heads = cache.num_kv_heads, q_heads = kv_heads * c.heads;
   const auto batch = cache.lengths.size();
   std::vector<int> prefixes = cache.lengths;
   for (std::size_t b = 0; b < c.written.size(); ++b) prefixes[b] -= c.written[b];
@@ -358,12 +363,13 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     longest_chunk = std::max(longest_chunk, c.chunks[b]);
     longest = std::max(longest, prefixes[b] + c.chunks[b]);
   }
-  const auto random_rows = [&](int heads) {
-    std::vector<unsigned short> all(static_cast<std::size_t>(tokens * heads * dim));
+  const auto random_rows = [&](int row) {
+    std::vector<unsigned short> all(static_cast<std::size_t>(tokens * row));
     for (auto& x : all) x = in_16_bits(static_cast<double>(normal(random)), rows.bf16);
     return all;
   };
-  const std::vector<unsigned short> q = random_rows(q_heads), k = random_rows(kv_heads), v = random_rows(kv_heads);
+  const std::vector<unsigned short> q = random_rows(q_heads * dim), k = random_rows(kv_heads * dim),
+                                    v = random_rows(kv_heads * v_dim);
 
   PrefillParams p;
   p.cache = made.cache;
@@ -376,9 +382,9 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   int* indptr = arena.take<int>(batch + 1, 0);
   p.q_indptr = indptr;
   p.q = arena.put(q), p.k = arena.put(k), p.v = arena.put(v);
-  p.q_stride = p.out_stride = q_heads * dim, p.k_stride = p.v_stride = kv_heads * dim;
-  const auto elements = static_cast<std::size_t>(tokens * q_heads * dim),
-             results = elements / static_cast<std::size_t>(dim);
+  p.q_stride = q_heads * dim, p.k_stride = kv_heads * dim;
+  p.v_stride = kv_heads * v_dim, p.out_stride = q_heads * v_dim;
+  const auto results = static_cast<std::size_t>(tokens * q_heads), elements = results * static_cast<std::size_t>(v_dim);
   auto* out = arena.take<unsigned short>(elements, 0xFF);
   p.out = out;
   p.lse = arena.take<float>(results, 0xFF);
@@ -387,11 +393,11 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   PrefillLaunch launch;
   launch.shape = {static_cast<int>(batch), q_heads, kv_heads, longest_chunk, longest, c.workspace_bytes, c.portable};
   CacheOutcome outcome;
-  Status status = check_prefill_shape(*variant, rows, launch.shape);
-  if (status.ok()) status = variant->plan(rows, launch);
+  Status status = check_prefill_shape(variant, rows, launch.shape);
+  if (status.ok()) status = variant.plan(rows, launch);
   if (status.ok()) {
     p.workspace = arena.take<std::byte>(static_cast<std::size_t>(launch.workspace_bytes), 0xFF);
-    status = check_prefill(*variant, rows, launch, p);
+    status = check_prefill(variant, rows, launch, p);
   }
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
@@ -409,30 +415,29 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     const int count = starts.back();
     if (count == 0) return;
     // Keys and values as they are, and as a kernel has them whose inputs are of 16 bits.
-    const auto row_count = batch * static_cast<std::size_t>(longest * kv_heads * dim);
     std::vector<double> keys[2], values[2];
-    for (int rounded = 0; rounded < 2; ++rounded) {
-      keys[rounded].resize(row_count), values[rounded].resize(row_count);
+    const auto fill = [&](bool rounded, int side_dim, const std::vector<double>& from_cache,
+                          const std::vector<unsigned short>& fresh) {
+      const auto row = static_cast<std::size_t>(kv_heads * side_dim);
+      std::vector<double> all(batch * static_cast<std::size_t>(longest) * row);
       for (std::size_t b = 0; b < batch; ++b)
         for (int t = 0; t < prefixes[b] + starts[b + 1] - starts[b]; ++t)
-          for (int j = 0; j < kv_heads * dim; ++j) {
-            const auto to = (b * static_cast<std::size_t>(longest) + static_cast<std::size_t>(t)) *
-                                static_cast<std::size_t>(kv_heads * dim) +
-                            static_cast<std::size_t>(j);
+          for (std::size_t j = 0; j < row; ++j) {
+            const auto at = [&](std::size_t tokens_each) {
+              return (b * tokens_each + static_cast<std::size_t>(t)) * row + j;
+            };
+            double& x = all[at(static_cast<std::size_t>(longest))];
             if (t < prefixes[b]) {
-              const auto from = (b * static_cast<std::size_t>(made.longest) + static_cast<std::size_t>(t)) *
-                                    static_cast<std::size_t>(kv_heads * dim) +
-                                static_cast<std::size_t>(j);
-              const auto round = [&](double x) {
-                return rounded ? of_16_bits(in_16_bits(x, rows.bf16), rows.bf16) : x;
-              };
-              keys[rounded][to] = round(cached.k[from]), values[rounded][to] = round(cached.v[from]);
+              x = from_cache[at(static_cast<std::size_t>(made.longest))];
+              if (rounded) x = of_16_bits(in_16_bits(x, rows.bf16), rows.bf16);
             } else {
-              const auto from = static_cast<std::size_t>((starts[b] + t - prefixes[b]) * kv_heads * dim + j);
-              keys[rounded][to] = of_16_bits(k[from], rows.bf16), values[rounded][to] = of_16_bits(v[from], rows.bf16);
+              x = of_16_bits(fresh[static_cast<std::size_t>(starts[b] + t - prefixes[b]) * row + j], rows.bf16);
             }
           }
-    }
+      return all;
+    };
+    for (int rounded = 0; rounded < 2; ++rounded)
+      keys[rounded] = fill(rounded, dim, cached.k, k), values[rounded] = fill(rounded, v_dim, cached.v, v);
     std::vector<double> queries;
     for (const unsigned short x : q) queries.push_back(of_16_bits(x, rows.bf16));
     Arena mine;
@@ -449,8 +454,8 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
       const auto go = [&](auto zero) {
         auto* scores = mine.take<decltype(zero)>(results * static_cast<std::size_t>(longest), 0);
         plain_prefill<<<grid, 128>>>(starts_there, prefixes_there, static_cast<int>(batch), q_heads, kv_heads, dim,
-                                     longest, static_cast<double>(p.softmax_scale), c.sliding_window, p.sink_logits,
-                                     queries_there, keys_there, values_there, scores, result, sums);
+                                     v_dim, longest, static_cast<double>(p.softmax_scale), c.sliding_window,
+                                     p.sink_logits, queries_there, keys_there, values_there, scores, result, sums);
       };
       if (rounded)
         go(0.0f);
@@ -463,7 +468,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     const std::vector<unsigned short> found = get(out, elements);
     const std::vector<float> found_lse = get(p.lse, results);
     Distance distance;
-    const auto used = static_cast<std::size_t>(count * q_heads * dim);
+    const auto used = static_cast<std::size_t>(count * q_heads * v_dim);
     for (std::size_t i = 0; i < used; ++i) {
       const double x = of_16_bits(found[i], rows.bf16);
       if (!std::isfinite(x) && outcome.failure.empty())
@@ -474,7 +479,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     for (std::size_t i = used; i < elements; ++i)
       if (found[i] != 0xFFFF && outcome.failure.empty())
         outcome.failure = "element " + std::to_string(i) + " was written";
-    for (std::size_t i = 0; i < used / static_cast<std::size_t>(dim); ++i) {
+    for (std::size_t i = 0; i < used / static_cast<std::size_t>(v_dim); ++i) {
       if (!std::isfinite(found_lse[i]) && outcome.failure.empty())
         outcome.failure = "lse " + std::to_string(i) + " is not finite";
       outcome.lse_error = std::max(outcome.lse_error, std::abs(static_cast<double>(found_lse[i]) - lse[0][i]));
@@ -485,7 +490,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   // Twice: a call must not depend on what an earlier one left in the workspace.
   for (int i = 0; i < 2 && status.ok(); ++i) {
     const std::vector<int> starts = prepare(c.chunks);
-    status = variant->run(rows, launch, p, stream);
+    status = variant.run(rows, launch, p, stream);
     check(cudaStreamSynchronize(stream), "prefill");
     if (i == 1 && status.ok()) compare(starts);
   }
@@ -493,7 +498,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t runnable = nullptr;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-    status = variant->run(rows, launch, p, stream);
+    status = variant.run(rows, launch, p, stream);
     check(cudaStreamEndCapture(stream, &graph), "capture");
     check(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
     const std::vector<int> starts = prepare(c.replay);

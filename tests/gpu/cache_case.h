@@ -37,6 +37,7 @@ struct PrefillCase {
   float sharpness = 1.0f;            ///< factor on softmax_scale
   std::int64_t workspace_bytes = 0;  ///< limit
   bool portable = false;
+  bool plain = false;  ///< plain attention, even where there is a row
 };
 
 struct CacheOutcome {

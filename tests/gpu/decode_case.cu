@@ -98,21 +98,20 @@ double rounded(double x, bool bf16) {
 }
 
 template <typename Activation>
-void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int dim, int longest,
-           Arena& arena, std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32,
-           std::vector<double>& lse32) {
-  const auto rows = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.num_q_heads);
+void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int longest, Arena& arena,
+           std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32, std::vector<double>& lse32) {
+  const auto rows = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.num_q_heads),
+             elements = rows * static_cast<std::size_t>(layout.v.head_dim);
   const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
   const auto go = [&](auto zero, std::vector<double>& o, std::vector<double>& l) {
     using Float = decltype(zero);
     Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
-    Float* result = arena.take<Float>(rows * static_cast<std::size_t>(dim), 0xFF);
+    Float* result = arena.take<Float>(elements, 0xFF);
     Float* sums = arena.take<Float>(rows, 0xFF);
-    plain::plain_decode<Float, Activation>
-        <<<grid, 128>>>(p, layout, bfloat_k, bfloat_v, dim, scores, longest, result, sums);
+    plain::plain_decode<Float, Activation><<<grid, 128>>>(p, layout, bfloat_k, bfloat_v, scores, longest, result, sums);
     check(cudaGetLastError(), "plain_decode");
     check(cudaDeviceSynchronize(), "plain_decode");
-    const std::vector<Float> a = get(result, rows * static_cast<std::size_t>(dim)), b = get(sums, rows);
+    const std::vector<Float> a = get(result, elements), b = get(sums, rows);
     o.assign(a.begin(), a.end());
     l.assign(b.begin(), b.end());
   };
@@ -130,7 +129,7 @@ bool have_device() {
 DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c) {
   Arena arena;
   std::mt19937 random(c.seed);
-  const int dim = variant.k.head_dim, batch = static_cast<int>(c.lengths.size());
+  const int dim = variant.k.head_dim, v_dim = variant.v.head_dim, batch = static_cast<int>(c.lengths.size());
   const PageLayout layout{variant.k, variant.v, c.num_kv_heads, c.page_size};
   const int longest = std::max(1, c.lengths.empty() ? 0 : *std::max_element(c.lengths.begin(), c.lengths.end()));
   const int max_pages = (longest + c.page_size - 1) / c.page_size;
@@ -170,13 +169,9 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   p.page_stride = layout.page_bytes() + 16;
   std::byte* pool = arena.take<std::byte>(static_cast<std::size_t>(pages * p.page_stride), 0xFF);
   p.pages = pool;
-  const TileSide exact{dim, 16, dim, 0};
-  p.window_layout = {c.num_kv_heads,
-                     exact,
-                     exact,
-                     variant.v,
-                     (c.sink_tokens + 15) / 16 * 16,
-                     c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
+  p.window_layout = {
+      c.num_kv_heads, TileSide{dim, 16, dim, 0},      TileSide{v_dim, 16, v_dim, 0},
+      variant.v,      (c.sink_tokens + 15) / 16 * 16, c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
   std::byte* windows = arena.take<std::byte>(static_cast<std::size_t>(p.window_layout.slot_bytes() * batch), 0xFF);
   p.windows = windows;
   std::vector<int> slots;
@@ -184,28 +179,27 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   p.window_slots = arena.put(slots);
 
   const auto rows = static_cast<std::size_t>(batch) * static_cast<std::size_t>(p.num_q_heads),
-             elements = rows * static_cast<std::size_t>(dim);
+             elements = rows * static_cast<std::size_t>(v_dim);
   std::normal_distribution<float> normal;
-  std::vector<unsigned short> q(elements);
+  std::vector<unsigned short> q(rows * static_cast<std::size_t>(dim));
   for (auto& x : q)
     x = variant.bf16 ? __bfloat16_as_ushort(__float2bfloat16(normal(random)))
                      : __half_as_ushort(__float2half(normal(random)));
   p.q = arena.put(q), p.q_stride = static_cast<std::int64_t>(p.num_q_heads) * dim;
   auto* out = arena.take<unsigned short>(elements, 0xFF);
-  p.out = out, p.out_stride = p.q_stride;
+  p.out = out, p.out_stride = static_cast<std::int64_t>(p.num_q_heads) * v_dim;
   p.lse = arena.take<float>(rows, 0xFF);
   if (c.rotation == CaseRotation::hadamard) {
-    std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * dim));
+    std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
     for (auto& s : signs) s = random() & 1 ? 1 : -1;
-    const int order_of_dim = dim & -dim;
-    p.rotation_k = {order_of_dim, true, arena.put(signs), nullptr};
-    p.rotation_v = {order_of_dim / 2, true, p.rotation_k.signs, nullptr};
+    p.rotation_k = {dim & -dim, true, arena.put(signs), nullptr};
+    p.rotation_v = {(v_dim & -v_dim) / 2, true, p.rotation_k.signs, nullptr};
   } else if (c.rotation == CaseRotation::dense) {
     p.rotation_k = {0, true, nullptr, arena.put(random_rotations(c.num_kv_heads, dim, false, random))};
-    p.rotation_v = {0, false, nullptr, arena.put(random_rotations(1, dim, true, random))};
+    p.rotation_v = {0, false, nullptr, arena.put(random_rotations(1, v_dim, true, random))};
   }
   if (c.centers) {
-    std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * dim)),
+    std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));
     for (float& x : center) x = normal(random);
     for (float& x : logits) x = c.sink_level + 3.0f * normal(random);
@@ -226,10 +220,9 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     if (batch == 0) return;
     std::vector<double> truth, lse, plain32, lse32;
     if (variant.bf16)
-      plain<__nv_bfloat16>(p, layout, variant.k_bfloat, variant.v_bfloat, dim, longest, arena, truth, lse, plain32,
-                           lse32);
+      plain<__nv_bfloat16>(p, layout, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);
     else
-      plain<__half>(p, layout, variant.k_bfloat, variant.v_bfloat, dim, longest, arena, truth, lse, plain32, lse32);
+      plain<__half>(p, layout, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);
     const std::vector<unsigned short> found = get(out, elements);
     const std::vector<float> found_lse = get(p.lse, rows);
     double error = 0.0, error32 = 0.0, size = 0.0;

@@ -94,8 +94,9 @@ __device__ void round_query(Float* row, int dim) {
 
 /// Grid [batch, num_q_heads]; 128 threads; out [B, Hq, D], lse [B, Hq]. @param scores  [B, Hq, max_length]
 template <typename Float, typename Activation>
-__global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, int dim, Float* scores,
+__global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, Float* scores,
                              int max_length, Float* out, Float* lse) {
+  const int dim = layout.k.head_dim, v_dim = layout.v.head_dim;
   __shared__ Float row[256], scratch[256], reduce[128];
   const int b = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -130,18 +131,18 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   for (int t = first; t < length; ++t) tokens += exp(mine[t] - largest);
   sum += tokens;
   __syncthreads();
-  for (int c = thread; c < dim; c += threads) {
+  for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
     for (int t = first; t < length; ++t)
       value += exp(mine[t] - largest) * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
     row[c] = length > first ? value / sum : Float(0);
   }
   __syncthreads();
-  rotate_plain(row, scratch, p.rotation_v, head, dim, true);
-  for (int c = thread; c < dim; c += threads)
-    out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * dim + c] =
+  rotate_plain(row, scratch, p.rotation_v, head, v_dim, true);
+  for (int c = thread; c < v_dim; c += threads)
+    out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * v_dim + c] =
         row[c] +
-        (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * dim + c]) : Float(0));
+        (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * v_dim + c]) : Float(0));
   if (thread == 0 && lse)
     lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }

@@ -344,12 +344,11 @@ DecodeResult WindowCache::decoded(int layer) const {
     const Buffer<Float> scores(rows * static_cast<std::size_t>(longest)), result(elements), sums(rows);
     const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
     if (bf16)
-      plain::plain_decode<Float, __nv_bfloat16><<<grid, 128>>>(p, d.page_layout, d.c.write->k_bfloat,
-                                                               d.c.write->v_bfloat, d.dim, scores.get(), longest,
-                                                               result.get(), sums.get());
+      plain::plain_decode<Float, __nv_bfloat16><<<grid, 128>>>(
+          p, d.page_layout, d.c.write->k_bfloat, d.c.write->v_bfloat, scores.get(), longest, result.get(), sums.get());
     else
       plain::plain_decode<Float, __half><<<grid, 128>>>(p, d.page_layout, d.c.write->k_bfloat, d.c.write->v_bfloat,
-                                                        d.dim, scores.get(), longest, result.get(), sums.get());
+                                                        scores.get(), longest, result.get(), sums.get());
     check(cudaGetLastError(), "plain_decode");
     check(cudaDeviceSynchronize(), "plain_decode");
     return result.all();

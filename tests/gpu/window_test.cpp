@@ -1,3 +1,4 @@
+#include "plain_formats.h"
 #include "window_cache.h"
 
 #include "write_case.h"
@@ -512,6 +513,25 @@ TEST_CASE("The same of dense rotations", "[runtime][gpu]") {
                          2.0f / square * u[static_cast<std::size_t>(i / dim)] * u[static_cast<std::size_t>(i % dim)]);
     if (seed % 2) c.clip = {0.97};
     run_schedule(c, seed, false);
+  }
+}
+
+TEST_CASE("The same of plain kernels: steps of random schedules in other formats", "[runtime][gpu][plain]") {
+  unsigned seed = 120;
+  for (const PlainFormat& format : plain_formats()) {
+    ++seed;
+    if (format.format.k.head_dim != format.format.v.head_dim || seed % 2) continue;
+    CAPTURE(format.name, seed);
+    const WriteVariant write = format.write();
+    const DemoteVariant demote = format.demote();
+    CacheCase c = cache_case(write, seed % 4 ? 16 : 64, 5, 21, 6, seed);
+    c.heads = format.heads, c.num_layers = 1 + static_cast<int>(seed / 2 % 2);
+    const DecodeVariant decode = format.decode();
+    c.demote = &demote, c.decode = &decode;
+    if (seed % 3 == 0) c.order = write.k.head_dim & -write.k.head_dim;
+    if (seed % 5 < 2) add_centers(c, seed);
+    if (seed % 3 == 1) c.clip = {0.96, 0.9};
+    run_schedule(c, seed, seed % 4 == 0);
   }
 }
 

@@ -92,6 +92,7 @@ struct SideOnDevice {
 
  private:
   static std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16) {
+    if (matrices.empty()) return {};
     const auto each = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
     std::vector<std::byte> out(matrices.size() / each * static_cast<std::size_t>(packed_rotation_bytes(dim)));
     const Status status = pack_rotations(matrices, dim, bf16, out);

@@ -41,15 +41,16 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   if (p.sink_tokens < 0 || p.recent_tokens < 0 || p.sliding_window < 0)
     return Status::fail(kBad, "decode: sink_tokens, recent_tokens and sliding_window must be 0 or more");
   if (p.batch == 0) return {};
-  const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim;
+  const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim,
+                     out_row = std::int64_t{p.num_q_heads} * variant.v.head_dim;
   if (!p.q || !p.out || !p.seq_lens || !p.pages || !p.page_table || !p.workspace)
     return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table and workspace must not be null");
   if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.batch > 1 && p.q_stride < row))
     return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
                         static_cast<long long>(row));
-  if (p.batch > 1 && p.out_stride < row)
+  if (p.batch > 1 && p.out_stride < out_row)
     return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
-                        static_cast<long long>(row));
+                        static_cast<long long>(out_row));
   if (std::int64_t{p.batch} * p.num_q_heads > INT32_MAX)
     return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",
                         p.batch, p.num_q_heads, INT32_MAX);

@@ -74,14 +74,15 @@ Status check_dequantize(const DequantizeVariant& variant, const DequantizeParams
   const Status cache = check_cache("dequantize", variant, p.cache);
   if (!cache.ok() || p.cache.batch == 0) return cache;
   if (!p.out_indptr || !p.k || !p.v) return Status::fail(kBad, "dequantize: out_indptr, k and v must not be null");
-  const std::int64_t row = std::int64_t{p.cache.num_kv_heads} * variant.k.head_dim;
-  if (!aligned_to_16(p.k) || !aligned_to_16(p.v) || p.k_stride % 8 != 0 || p.v_stride % 8 != 0 || p.k_stride < row ||
-      p.v_stride < row)
+  const std::int64_t k_row = std::int64_t{p.cache.num_kv_heads} * variant.k.head_dim,
+                     v_row = std::int64_t{p.cache.num_kv_heads} * variant.v.head_dim;
+  if (!aligned_to_16(p.k) || !aligned_to_16(p.v) || p.k_stride % 8 != 0 || p.v_stride % 8 != 0 || p.k_stride < k_row ||
+      p.v_stride < v_row)
     return Status::fail(kBad,
                         "dequantize: k and v must be aligned to 16 bytes, tokens a multiple of 8 and at least %lld "
-                        "elements apart, found %lld and %lld",
-                        static_cast<long long>(row), static_cast<long long>(p.k_stride),
-                        static_cast<long long>(p.v_stride));
+                        "and %lld elements apart, found %lld and %lld",
+                        static_cast<long long>(k_row), static_cast<long long>(v_row),
+                        static_cast<long long>(p.k_stride), static_cast<long long>(p.v_stride));
   return {};
 }
 

@@ -30,7 +30,7 @@ const PrefillVariant* find_prefill_variant(const DequantizeVariant& rows) {
 
 Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillShape& s) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
-  if (variant.head_dim != rows.k.head_dim || variant.bf16 != rows.bf16 || !rows.to_tiles)
+  if (variant.head_dim != rows.k.head_dim || variant.bf16 != rows.bf16 || (variant.tuned && !rows.to_tiles))
     return Status::fail(StatusCode::unsupported, "prefill: %s does not go with %s", rows.name, variant.name);
   if (s.batch < 0 || s.max_queries < 0 || s.max_keys < s.max_queries || s.workspace_bytes < 0)
     return Status::fail(kBad, "prefill: a batch of %d, chunks of up to %d among up to %d keys, %lld bytes of workspace",
@@ -73,10 +73,11 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
   const Status cache = check_cache("prefill", rows, p.cache);
   if (!cache.ok() || p.cache.batch == 0) return cache;
   if (!p.q_indptr) return Status::fail(kBad, "prefill: q_indptr must not be null");
-  const std::int64_t q_row = std::int64_t{p.num_q_heads} * variant.head_dim,
-                     k_row = std::int64_t{p.cache.num_kv_heads} * variant.head_dim;
-  for (const Status& status : {check_rows("q", p.q, p.q_stride, q_row), check_rows("k", p.k, p.k_stride, k_row),
-                               check_rows("v", p.v, p.v_stride, k_row), check_rows("out", p.out, p.out_stride, q_row)})
+  const std::int64_t q_heads = p.num_q_heads, kv_heads = p.cache.num_kv_heads;
+  for (const Status& status : {check_rows("q", p.q, p.q_stride, q_heads * rows.k.head_dim),
+                               check_rows("k", p.k, p.k_stride, kv_heads * rows.k.head_dim),
+                               check_rows("v", p.v, p.v_stride, kv_heads * rows.v.head_dim),
+                               check_rows("out", p.out, p.out_stride, q_heads * rows.v.head_dim)})
     if (!status.ok()) return status;
   if (launch.workspace_bytes > 0 && (!p.workspace || !aligned_to_16(p.workspace)))
     return Status::fail(kBad, "prefill: a workspace of %lld bytes is needed, aligned to 16",

@@ -2,6 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/plain/format.h>
 
 #include <span>
 
@@ -11,7 +12,9 @@ namespace kvq {
 
 /// What a launch needs to know of one variant on one device.
 struct DecodeLaunch {
-  int blocks = 0;  ///< that run at once
+  CacheFormat format = {};  ///< of the variant
+  int heads = 0;            ///< the variant's max_heads
+  int blocks = 0;           ///< that run at once
   int multiprocessors = 0;
   int shared_bytes = 0;
   int operand_bytes = 0;     ///< queries of one item, which is one KV head of a sequence
@@ -25,15 +28,22 @@ inline constexpr std::size_t kDecodeClaimBytes = 256;
 /// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
 
-/// One row of variants.json, compiled.
+/// One row of variants.json, compiled; or the plain kernels for one format.
 struct DecodeVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;         ///< the numbers beside the codes are bfloat16, else fp16
-  int max_heads = 0;                               ///< query heads of a KV head: 4, 8 or 16
-  bool bf16 = true;                                ///< queries and result are bfloat16, else fp16
-  Status (*plan)(DecodeLaunch& launch) = nullptr;  ///< for the current device
+  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
+  int max_heads = 0;                        ///< query heads of a KV head: of a row 4, 8 or 16
+  bool bf16 = true;                         ///< queries and result are bfloat16, else fp16
+  Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
+  bool tuned = true;  ///< a row of variants.json
+
+  /// For the current device.
+  Status plan(DecodeLaunch& launch) const {
+    launch.format = {k, v, k_bfloat, v_bfloat}, launch.heads = max_heads;
+    return plan_kernel(launch);
+  }
 };
 
 /// All rows that are built.

@@ -16,7 +16,7 @@ Status load_demote() {
 }
 
 template <typename K, typename V>
-Status run_demote(const DemoteParams& params, CUstream_st* stream) {
+Status run_demote(const DemoteVariant&, const DemoteParams& params, CUstream_st* stream) {
   if (params.max_demotions == 0 || params.num_layers == 0) return {};
   const int runs = (params.max_demotions + kTileTokens - 1) / kTileTokens;
   const dim3 grid(static_cast<unsigned>(std::min(runs, demote::kMaxRuns)),

@@ -2,6 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/runtime/kernels/demote/params.h>
+#include <kvq/runtime/kernels/plain/format.h>
 
 #include <span>
 
@@ -9,13 +10,17 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// One row of variants.json, compiled.
+/// One row of variants.json, compiled; or the plain kernel for one format.
 struct DemoteVariant {
   const char* name = "";
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
   Status (*load)() = nullptr;               ///< onto the current device
-  Status (*run)(const DemoteParams& params, CUstream_st* stream) = nullptr;
+  Status (*run_kernel)(const DemoteVariant& variant, const DemoteParams& params, CUstream_st* stream) = nullptr;
+  bool tuned = true;  ///< a row of variants.json
+
+  CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
+  Status run(const DemoteParams& params, CUstream_st* stream) const { return run_kernel(*this, params, stream); }
 };
 
 /// All rows that are built.

@@ -2,6 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/plain/format.h>
 #include <kvq/runtime/kernels/prefill/params.h>
 
 #include <span>
@@ -12,21 +13,30 @@ namespace kvq {
 
 /// What a launch needs to know of one variant on one device.
 struct DequantizeLaunch {
-  int blocks = 0;  ///< that run at once
+  CacheFormat format = {};  ///< of the variant
+  int blocks = 0;           ///< that run at once
   int shared_bytes = 0;
 };
 
-/// One row of variants.json, compiled.
+/// One row of variants.json, compiled; or the plain kernel for one format.
 struct DequantizeVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;             ///< the numbers beside the codes are bfloat16, else fp16
-  bool bf16 = true;                                    ///< rows come out as bfloat16, else fp16
-  Status (*plan)(DequantizeLaunch& launch) = nullptr;  ///< for the current device
+  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
+  bool bf16 = true;                         ///< rows come out as bfloat16, else fp16
+  Status (*plan_kernel)(DequantizeLaunch& launch) = nullptr;
   Status (*run)(const DequantizeLaunch& launch, const DequantizeParams& params, CUstream_st* stream) = nullptr;
   /// Prefix and chunk of a slab's items into the workspace of prefill attention; null if head_dim has no such tiles.
   Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
                      CUstream_st* stream) = nullptr;
+  bool tuned = true;  ///< a row of variants.json
+
+  CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
+  /// For the current device.
+  Status plan(DequantizeLaunch& launch) const {
+    launch.format = format();
+    return plan_kernel(launch);
+  }
 };
 
 /// All rows that are built.

@@ -27,7 +27,7 @@ struct PrefillLaunch {
   std::int64_t workspace_bytes = 0;  ///< that are needed
 };
 
-/// One row of variants.json, compiled: attention over the workspace, whatever the cache's format.
+/// One row of variants.json, compiled, or the plain kernels: attention over the workspace, whatever the cache's format.
 struct PrefillVariant {
   const char* name = "";
   int head_dim = 0;
@@ -38,6 +38,7 @@ struct PrefillVariant {
   /// Keys and values of a slab's items into the workspace, attention over these, slab after slab.
   Status (*run)(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
                 CUstream_st* stream) = nullptr;
+  bool tuned = true;  ///< a row of variants.json
 };
 
 /// All rows that are built.

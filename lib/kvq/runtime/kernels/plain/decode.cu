@@ -1,0 +1,297 @@
+#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/plain/decode_tiles.cuh>
+#include <kvq/runtime/kernels/plain/rotate.cuh>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+/// Decode attention over pages of any format, in three kernels: queries are rotated; splits of the tokens are attended
+/// to; their partial results are added up and rotated back. All arithmetic is in float.
+namespace kvq {
+
+namespace plain {
+
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
+constexpr int kMostSplits = 256;  ///< of an item
+
+/// What all kernels of a call get.
+struct DecodeWork {
+  DecodeParams p;
+  CacheFormat format;
+  int heads = 0;               ///< query heads of a KV head
+  int chunks = 0, splits = 0;  ///< blocks of an item: for its query heads, and at most for its tokens
+  float* queries = nullptr;    ///< [B, Hq, D of K] rotated, times scale, for base 2
+  float* partials = nullptr;   ///< [B Hkv, splits] records: values [heads, D of V] by place, then largest score and sum
+  KVQ_HD constexpr int record_floats() const { return heads * (format.v.head_dim + 2); }
+  __device__ __forceinline__ float* record(int item, int split) const {
+    return partials + (static_cast<std::int64_t>(item) * splits + split) * record_floats();
+  }
+  __device__ __forceinline__ int tiles_in_split(int tiles) const {
+    return max(kLeastTiles, (tiles + splits - 1) / splits);
+  }
+};
+
+/// Grid [B Hq].
+template <typename T>
+__global__ void __launch_bounds__(kThreads) plain_queries_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kPlainHeadDim];
+  const DecodeParams& p = work.p;
+  const int dim = work.format.k.head_dim, thread = static_cast<int>(threadIdx.x);
+  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
+            head = static_cast<int>(blockIdx.x) % p.num_q_heads;
+  const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + head * dim;
+  for (int c = thread; c < dim; c += kThreads) row[c] = to_float(q[c]) * (p.softmax_scale * kLog2e);
+  rotate_rows<1>(row, dim, dim, p.rotation_k, head / work.heads, false);
+  for (int c = thread; c < dim; c += kThreads) work.queries[static_cast<std::int64_t>(blockIdx.x) * dim + c] = row[c];
+}
+
+/// Shared memory of a block that attends: queries, then of each warp stages of coded tiles and the numbers of one side;
+/// these make room for the warps' results.
+constexpr int kStages = 2;
+KVQ_HD constexpr int query_bytes(const CacheFormat& format) { return kHeads * format.k.head_dim * 4; }
+KVQ_HD constexpr int stage_bytes(const CacheFormat& format) {
+  return (format.k.exact() ? 0 : format.k.bytes()) + (format.v.exact() ? 0 : format.v.bytes());
+}
+KVQ_HD constexpr int warp_bytes(const CacheFormat& format) {
+  const int k = format.k.groups(), v = format.v.groups();
+  return kStages * stage_bytes(format) + (k > v ? k : v) * kTileTokens * 8;
+}
+constexpr int attend_shared_bytes(const CacheFormat& format) {
+  return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
+}
+
+/// A block takes one split of an item, a KV head of a sequence, for up to kHeads of its query heads. Grid [items,
+/// splits, chunks], the last one first. @tparam kMaxDim  D of V at most
+template <int kMaxDim>
+__global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
+    plain_attend_kernel(const __grid_constant__ DecodeWork work) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const DecodeParams& p = work.p;
+  const TileSide &k_side = work.format.k, &v_side = work.format.v;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int chunk = static_cast<int>(blockIdx.x) % work.chunks, unit = static_cast<int>(blockIdx.x) / work.chunks;
+  const int split = unit % work.splits, item = unit / work.splits;
+  const int sequence = item / p.num_kv_heads, head = item % p.num_kv_heads;
+  const int first_head = chunk * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
+  const SeenTiles tiles(p, sequence);
+  const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
+  if (begin >= end) return;
+
+  // 1. Queries; those of heads that are not there are zeros.
+  float* queries = reinterpret_cast<float*>(memory);
+  const float* from =
+      work.queries +
+      (static_cast<std::int64_t>(sequence) * p.num_q_heads + head * work.heads + first_head) * k_side.head_dim;
+  for (int i = thread; i < kHeads * k_side.head_dim; i += kThreads)
+    queries[i] = i < heads * k_side.head_dim ? from[i] : 0.0f;
+  __syncthreads();
+
+  // 2. The warp's tiles, the next coded one always on its way, and the page of the one after it.
+  const TileReader reader(p, PageLayout{k_side, v_side, p.num_kv_heads, 1 << p.page_shift}, sequence, head);
+  const int bytes = reader.k_bytes + reader.v_bytes;
+  std::byte* stages = memory + query_bytes(work.format) + warp * warp_bytes(work.format);
+  float2* numbers = reinterpret_cast<float2*>(stages + kStages * bytes);
+  const auto page_of = [&](int i) { return i < end ? reader.page_of(tiles[i]) : 0; };
+  const auto fetch = [&](int i, int page, int stage) {
+    if (i < end) reader.fetch(tiles[i], page, stages + stage * bytes, lane);
+    ptx::cp_async_commit_group();
+  };
+  Softmax<kMaxDim> state;
+  int page = page_of(begin + warp), next_page = page_of(begin + warp + kWarps);
+  fetch(begin + warp, page, 0);
+  for (int i = begin + warp, stage = 0; i < end; i += kWarps, stage ^= 1) {
+    fetch(i + kWarps, next_page, stage ^ 1);
+    const int later_page = page_of(i + 2 * kWarps);
+    ptx::cp_async_wait_group<1>();
+    __syncwarp();
+    const SeenTile tile = tiles[i];
+    const std::byte *k_tile = stages + stage * bytes, *v_tile = k_tile + reader.k_bytes;
+    float scores[2][kHeads] = {}, weights[kHeads][4];
+    if (!tile.coded || k_side.exact()) {
+      score_exact(reader.in_memory(tile, page).k, k_side.head_dim, queries, lane, scores);
+    } else {
+      read_numbers(k_tile, k_side, work.format.k_bfloat, tile, numbers, lane);
+      if (k_side.bits == 2)
+        score_codes<2>(k_tile, k_side, numbers, queries, lane, scores);
+      else
+        score_codes<4>(k_tile, k_side, numbers, queries, lane, scores);
+    }
+    state.add_scores(scores, tile, lane, weights);
+    if (!tile.coded || v_side.exact()) {
+      add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
+    } else {
+      __syncwarp();  // the keys' numbers have been read
+      read_numbers(v_tile, v_side, work.format.v_bfloat, tile, numbers, lane);
+      if (v_side.bits == 2)
+        add_codes<2, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
+      else
+        add_codes<4, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
+    }
+    page = next_page, next_page = later_page;
+    __syncwarp();  // before the next copies into this stage
+  }
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();
+
+  // 3. Results of all warps, in place of the tiles: [kWarps, kHeads, D], then largest scores and sums [kWarps, kHeads].
+  const int dim = v_side.head_dim;
+  float* values = reinterpret_cast<float*>(memory + query_bytes(work.format));
+  float2* states = reinterpret_cast<float2*>(values + kWarps * kHeads * dim);
+  state.leave(values + warp * kHeads * dim, states + warp * kHeads, dim, lane);
+  __syncthreads();
+  float* record = work.record(item, split);
+  for (int i = thread; i < heads * dim; i += kThreads) {
+    const int h = i / dim;
+    float most = kMinusInf, sum = 0.0f, value = 0.0f;
+    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, states[w * kHeads + h].x);
+    for (int w = 0; w < kWarps; ++w) {
+      const float2 other = states[w * kHeads + h];
+      const float factor = ptx::ex2(other.x - most);
+      sum = fmaf(factor, other.y, sum), value = fmaf(factor, values[w * kHeads * dim + i], value);
+    }
+    record[first_head * dim + i] = value;
+    if (i % dim == 0) reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(most, sum);
+  }
+}
+
+/// Grid [B Hq].
+template <typename T>
+__global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kPlainHeadDim], of_warp[kWarps], weights[kMostSplits];
+  const DecodeParams& p = work.p;
+  const TileSide& side = work.format.v;
+  const int dim = side.head_dim, thread = static_cast<int>(threadIdx.x);
+  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
+            query_head = static_cast<int>(blockIdx.x) % p.num_q_heads;
+  const int head = query_head / work.heads, in_group = query_head % work.heads;
+  T* out = static_cast<T*>(p.out) + sequence * p.out_stride + query_head * dim;
+  const int tiles = SeenTiles(p, sequence).count(), each = work.tiles_in_split(tiles),
+            count = (tiles + each - 1) / each;
+  if (count == 0) {  // no visible token
+    for (int c = thread; c < dim; c += kThreads) from_float(0.0f, out[c]);
+    if (p.lse && thread == 0) p.lse[blockIdx.x] = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;
+    return;
+  }
+
+  // 1. q . center, the same for every key: the softmax does not see it, LSE and sink logits do.
+  const auto across = [&](float x, auto add) {  // of all threads
+    for (int step = 1; step < 32; step *= 2) x = add(x, __shfl_xor_sync(kAll, x, step));
+    __syncthreads();
+    if (thread % 32 == 0) of_warp[thread / 32] = x;
+    __syncthreads();
+    x = of_warp[0];
+    for (int w = 1; w < kWarps; ++w) x = add(x, of_warp[w]);
+    return x;
+  };
+  const auto sum_of = [](float a, float b) { return a + b; };
+  float shift = 0.0f;
+  if (p.center_k && (p.lse || p.sink_logits)) {
+    const int k_dim = work.format.k.head_dim;
+    const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + query_head * k_dim;
+    for (int c = thread; c < k_dim; c += kThreads) shift = fmaf(to_float(q[c]), p.center_k[head * k_dim + c], shift);
+    shift = across(shift, sum_of) * (p.softmax_scale * kLog2e);
+  }
+
+  // 2. The partial results; channels take the place of places.
+  const int item = sequence * p.num_kv_heads + head;
+  const auto state_of = [&](int split) {
+    return reinterpret_cast<const float2*>(work.record(item, split) + work.heads * dim)[in_group];
+  };
+  const float sink = p.sink_logits ? p.sink_logits[query_head] * kLog2e - shift : kMinusInf;
+  float most = kMinusInf, tokens = 0.0f;
+  for (int split = thread; split < count; split += kThreads) most = fmaxf(most, state_of(split).x);
+  most = across(most, [](float a, float b) { return fmaxf(a, b); });
+  const float reference = fmaxf(most, sink);  // a learned sink may be far above all scores
+  for (int split = thread; split < count; split += kThreads) {
+    const float2 state = state_of(split);
+    weights[split] = ptx::ex2(state.x - reference);
+    tokens = fmaf(weights[split], state.y, tokens);
+  }
+  tokens = across(tokens, sum_of);
+  const float sum = tokens + exp2f(sink - reference), inverse = 1.0f / sum;
+  for (int place = thread; place < dim; place += kThreads) {
+    float value = 0.0f;
+#pragma unroll 8
+    for (int split = 0; split < count; ++split)
+      value = fmaf(weights[split], work.record(item, split)[in_group * dim + place], value);
+    row[value_channel(side, place)] = value * inverse;
+  }
+  if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
+
+  // 3. Back to the model's basis. A learned sink has taken its share of the centre, too.
+  rotate_rows<1>(row, dim, dim, p.rotation_v, head, true);
+  for (int c = thread; c < dim; c += kThreads)
+    from_float(fmaf(tokens * inverse, p.center_v ? p.center_v[head * dim + c] : 0.0f, row[c]), out[c]);
+}
+
+namespace {
+
+auto attend_kernel(const CacheFormat& format) {
+  return format.v.head_dim <= 128 ? plain_attend_kernel<128> : plain_attend_kernel<kPlainHeadDim>;
+}
+
+template <typename T>
+Status plan(DecodeLaunch& launch) {
+  static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
+  const CacheFormat& format = launch.format;
+  launch.shared_bytes = attend_shared_bytes(format);
+  launch.operand_bytes = launch.heads * format.k.head_dim * 4;
+  launch.record_bytes = launch.heads * (format.v.head_dim + 2) * 4;
+  int device = 0, each = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
+                                                          static_cast<std::size_t>(launch.shared_bytes));
+  if (error == cudaSuccess) error = load_kernel(plain_queries_kernel<T>);
+  if (error == cudaSuccess) error = load_kernel(plain_combine_kernel<T>);
+  launch.blocks = each * launch.multiprocessors;
+  launch.shared_records = launch.blocks;  // see `splits` below
+  return status_of(error, "decode: plain: plan");
+}
+
+template <typename T>
+Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
+  const int items = params.batch * params.num_kv_heads;
+  if (items == 0) return {};
+  DecodeWork work{.p = params, .format = launch.format};
+  work.heads = params.num_q_heads / params.num_kv_heads;
+  work.chunks = (work.heads + kHeads - 1) / kHeads;
+  work.splits = std::clamp(launch.blocks / (items * work.chunks), 1, kMostSplits);  // items * splits <= blocks + items
+  std::byte* at = static_cast<std::byte*>(params.workspace);
+  work.partials = reinterpret_cast<float*>(at);
+  at += (static_cast<std::size_t>(launch.shared_records) + static_cast<std::size_t>(items)) *
+        static_cast<std::size_t>(launch.record_bytes);
+  work.queries = reinterpret_cast<float*>(at);
+  const auto rows = static_cast<unsigned>(params.batch * params.num_q_heads);
+  cudaError_t error = launch_kernel(plain_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
+  if (error == cudaSuccess)
+    error = launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(items * work.splits * work.chunks),
+                          kThreads, launch.shared_bytes, false, stream, work);
+  if (error == cudaSuccess) error = launch_kernel(plain_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
+  return status_of(error, "decode: plain: launch");
+}
+
+}  // namespace
+
+}  // namespace plain
+
+DecodeVariant plain_decode(const CacheFormat& format, int heads, bool bf16) {
+  DecodeVariant variant{.name = bf16 ? "decode_plain_bf16" : "decode_plain_fp16",
+                        .k = format.k,
+                        .v = format.v,
+                        .k_bfloat = format.k_bfloat,
+                        .v_bfloat = format.v_bfloat,
+                        .max_heads = heads,
+                        .bf16 = bf16};
+  variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
+  variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
+  variant.tuned = false;
+  return variant;
+}
+
+}  // namespace kvq

@@ -1,0 +1,287 @@
+#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/kernels/plain/prefill_rows.h>
+#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/plain/rotate.cuh>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+/// Cached rows of any format as numbers of 16 bits, with the rotation undone: a block takes 16 positions of one head
+/// and side at a time.
+namespace kvq {
+
+namespace plain {
+
+/// What is wanted of one head and side of a sequence.
+struct Part {
+  int begin = 0, end = 0;      ///< positions that are read from the cache
+  int first = 0, last = 0;     ///< tiles of 16 positions to go through
+  int keys = 0, fill_end = 0;  ///< positions from `end` to `keys` come from the caller, then zeros to fill_end
+  int first_fresh = 0;         ///< row of the caller's tokens that `end` is
+  std::byte* to = nullptr;
+  std::int64_t stride = 0;  ///< bytes from row to row, of rows
+};
+
+/// To the caller's rows [T, Hkv, D].
+template <typename T>
+struct ToRows {
+  DequantizeParams p;
+  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat& format) const {
+    const int length = max(0, p.cache.seq_lens[sequence]);
+    Part part;
+    part.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
+    part.end = p.last ? min(max(part.begin, p.last[sequence]), length) : length;
+    part.first = part.begin / kTileTokens;
+    part.last = part.begin < part.end ? (part.end - 1) / kTileTokens + 1 : part.first;
+    part.stride = (value ? p.v_stride : p.k_stride) * 2;
+    part.to = static_cast<std::byte*>(value ? p.v : p.k) +
+              (std::int64_t{p.out_indptr[sequence]} - part.begin) * part.stride +
+              head * format.side(value).head_dim * 2;
+    return part;
+  }
+  __device__ __forceinline__ std::byte* place(const Part& part, int position, int channel, bool, int) const {
+    return part.to + position * part.stride + channel * 2;
+  }
+  __device__ __forceinline__ const T* fresh(const Part&, int, int, bool, int) const { return nullptr; }
+};
+
+/// To the workspace of prefill attention: the prefix, then the new tokens, then zeros to the end of the last tile.
+/// @tparam kTuned  the workspace of a row of variants.json (PrefillTiles), else of plain attention (PrefillRows)
+template <typename T, bool kTuned>
+struct ToWorkspace {
+  PrefillParams p;
+  PrefillSlab slab;
+  int k_dim, v_dim;
+  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  __device__ __forceinline__ int tokens() const { return kTuned ? PrefillTiles{k_dim}.tokens() : PrefillRows::kTokens; }
+  __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat&) const {
+    Part part;
+    const int first_query = p.q_indptr[sequence], queries = p.q_indptr[sequence + 1] - first_query;
+    const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
+    const int limit = slab.tiles * tokens(), item = sequence * p.cache.num_kv_heads + head - slab.first_item;
+    if (queries <= 0 || item < 0 || item >= slab.items) return part;
+    part.keys = min(prefix + queries, limit);
+    part.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
+    part.begin = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), part.keys) : 0;
+    part.begin = part.begin / tokens() * tokens();
+    part.fill_end = (part.keys + tokens() - 1) / tokens() * tokens();
+    part.first = part.begin / kTileTokens, part.last = part.fill_end / kTileTokens;
+    part.first_fresh = first_query;
+    if constexpr (kTuned)
+      part.to = p.workspace + std::int64_t{item} * slab.tiles * PrefillTiles{k_dim}.bytes() +
+                (value ? PrefillTiles{k_dim}.side_bytes() : 0);
+    else
+      part.to = p.workspace + item * PrefillRows{k_dim, v_dim}.item_bytes(slab.tiles);
+    return part;
+  }
+  __device__ __forceinline__ std::byte* place(const Part& part, int position, int channel, bool value, int) const {
+    if constexpr (kTuned) {
+      const PrefillTiles tiles{k_dim};
+      return part.to + std::int64_t{position / tiles.tokens()} * tiles.bytes() +
+             tiles.offset(position % tiles.tokens(), channel);
+    } else {
+      return part.to + PrefillRows{k_dim, v_dim}.row(slab.tiles, position, value) + channel * 2;
+    }
+  }
+  /// The caller's row of a position, or null behind the last one.
+  __device__ __forceinline__ const T* fresh(const Part& part, int position, int head, bool value, int dim) const {
+    if (position >= part.keys) return nullptr;
+    return static_cast<const T*>(value ? p.v : p.k) +
+           (part.first_fresh + position - part.end) * (value ? p.v_stride : p.k_stride) + std::int64_t{head} * dim;
+  }
+};
+
+/// Reads a token of a coded tile; by a warp.
+__device__ __forceinline__ void read_codes(const std::byte* tile, const TileSide& side, bool bfloat, bool value,
+                                           int token, float* row, int lane) {
+  const GroupOfStep group_of(side);
+  const int piece_bytes = side.piece_bytes();
+  for (int i = lane; i < 4 * piece_bytes; i += 32) {
+    const int piece = i / piece_bytes, byte = i % piece_bytes;
+    const unsigned all = static_cast<unsigned>(
+        tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)]);
+    for (int slice = 0; slice < side.codes_per_byte(); ++slice) {
+      const int channel = code_channel(side, {piece, byte, slice});
+      const auto* at =
+          reinterpret_cast<const unsigned short*>(tile + number_offset(side, token, group_of(channel / 32), 0));
+      const Numbers numbers(at[0] | (side.numbers == 2 ? static_cast<unsigned>(at[1]) << 16 : 0u), side, bfloat);
+      const unsigned code = all >> (slice * side.bits) & ((1u << side.bits) - 1);
+      row[channel] = fmaf(static_cast<float>(code), numbers.scale, numbers.minimum);
+    }
+  }
+}
+
+/// Reads a token of an exact tile. @param order  as store_exact()
+__device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const TileSide& order, int token, float* row,
+                                           int lane) {
+  for (int c = lane; c < dim; c += 32)
+    row[c] = __bfloat162float(
+        *reinterpret_cast<const __nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))));
+}
+
+/// Reads a token wherever it is.
+__device__ __forceinline__ void read_token(const PackedCache& cache, const CacheFormat& format, int sequence, int head,
+                                           bool value, int position, float* row, int lane) {
+  const TileSide& side = format.side(value);
+  const TileSide in_order{side.head_dim, 16, side.head_dim, 0};
+  if (position < cache.sink_tokens || position >= cache.seq_lens[sequence] - cache.recent_tokens) {
+    const WindowLayout& w = cache.window_layout;
+    const int in_slot = w.row(position, cache.sink_tokens);
+    const std::byte* tile = cache.windows +
+                            w.tile_pair(std::int64_t{cache.window_slots[sequence]} * w.rows() + in_slot, head) +
+                            (value ? w.k.bytes() : 0);
+    read_exact(tile, side.head_dim, value ? format.v : in_order, in_slot % kTileTokens, row, lane);
+    return;
+  }
+  const PageLayout layout{format.k, format.v, cache.num_kv_heads, 1 << cache.page_shift};
+  const std::int64_t base = cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride;
+  const std::int64_t page = cache.page_table[base + (position >> cache.page_shift)];
+  const int slot = position & (layout.page_size - 1), token = slot % kTileTokens;
+  const std::byte* tile =
+      cache.pages + page * cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  if (side.exact())
+    read_exact(tile, side.head_dim, in_order, token, row, lane);
+  else
+    read_codes(tile, side, format.bfloat(value), value, token, row, lane);
+}
+
+/// Grid [workers, 2 Hkv]: keys of all heads, then values.
+template <typename T, typename Destination>
+__global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid_constant__ Destination destination,
+                                                                    const __grid_constant__ CacheFormat format) {
+  __shared__ __align__(16) float rows[kTileTokens][kPlainHeadDim];
+  const PackedCache& cache = destination.cache();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const bool value = static_cast<int>(blockIdx.y) >= cache.num_kv_heads;
+  const int head = static_cast<int>(blockIdx.y) - (value ? cache.num_kv_heads : 0);
+  const int dim = format.side(value).head_dim, chunks = dim / 8;
+  const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
+  const float* center = value ? cache.center_v : cache.center_k;
+  const int mine = static_cast<int>(blockIdx.x), all = static_cast<int>(gridDim.x);
+  int before = 0;  // tiles of the sequences so far: tile i of all goes to the block i mod `all`
+  for (int sequence = 0; sequence < cache.batch; ++sequence) {
+    const Part part = destination.part(sequence, head, value, format);
+    int tile = part.first + (mine - before % all + all) % all;
+    before += part.last - part.first;
+    for (; tile < part.last; tile += all) {
+      const int first = tile * kTileTokens;
+      for (int r = warp; r < kTileTokens; r += kWarps)
+        if (first + r >= part.begin && first + r < part.end)
+          read_token(cache, format, sequence, head, value, first + r, rows[r], lane);
+      __syncthreads();
+      if (first < part.end) {
+        if (rotation.matrix && !value) {  // of keys the matrix is stored as queries are multiplied by it
+          const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * dim * dim;
+          multiply_matrix<kTileTokens>(rows[0], dim, kPlainHeadDim,
+                                       [&](int k, int column) { return __ldg(matrix + column * dim + k); });
+        } else {
+          rotate_rows<kTileTokens>(rows[0], dim, kPlainHeadDim, rotation, head, true);
+        }
+      }
+      for (int i = thread; i < kTileTokens * chunks; i += kThreads) {
+        const int r = i / chunks, position = first + r, channel = i % chunks * 8;
+        __align__(16) T eight[8];
+        if (position >= part.begin && position < part.end) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e)
+            from_float(rows[r][channel + e] + (center ? center[head * dim + channel + e] : 0.0f), eight[e]);
+        } else if (position >= part.end && position < part.fill_end) {
+          const T* from = destination.fresh(part, position, head, value, dim);
+          *reinterpret_cast<uint4*>(eight) =
+              from ? __ldg(reinterpret_cast<const uint4*>(from + channel)) : make_uint4(0, 0, 0, 0);
+        } else {
+          continue;
+        }
+        *reinterpret_cast<uint4*>(destination.place(part, position, channel, value, dim)) =
+            *reinterpret_cast<const uint4*>(eight);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+namespace {
+
+/// Blocks that run at once.
+template <typename T, typename Destination>
+Status count_blocks(int& blocks) {
+  int device = 0, multiprocessors = 0, each = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, plain_dequantize_kernel<T, Destination>, kThreads, 0);
+  blocks = each * multiprocessors;
+  return status_of(error, "dequantize: plain: plan");
+}
+
+template <typename T, typename Destination>
+Status launch(const Destination& destination, const CacheFormat& format, int blocks, CUstream_st* stream) {
+  const int sides = 2 * destination.cache().num_kv_heads;
+  if (destination.cache().batch == 0) return {};
+  const dim3 grid(static_cast<unsigned>(std::max(1, blocks / sides)), static_cast<unsigned>(sides));
+  return status_of(
+      launch_kernel(plain_dequantize_kernel<T, Destination>, grid, kThreads, 0, false, stream, destination, format),
+      "dequantize: plain: launch");
+}
+
+template <typename T>
+Status plan(DequantizeLaunch& launch) {
+  Status status = count_blocks<T, ToRows<T>>(launch.blocks);
+  int blocks = 0;
+  return status.ok() ? count_blocks<T, ToWorkspace<T, true>>(blocks) : status;  // all that a call needs is loaded here
+}
+
+template <typename T>
+Status run(const DequantizeLaunch& planned, const DequantizeParams& params, CUstream_st* stream) {
+  return launch<T>(ToRows<T>{params}, planned.format, planned.blocks, stream);
+}
+
+template <typename T>
+Status to_tiles(const DequantizeLaunch& planned, const PrefillParams& params, const PrefillSlab& slab,
+                CUstream_st* stream) {
+  const CacheFormat& format = planned.format;
+  return launch<T>(ToWorkspace<T, true>{params, slab, format.k.head_dim, format.v.head_dim}, format, planned.blocks,
+                   stream);
+}
+
+template <typename T>
+Status to_rows(const CacheFormat& format, int blocks, const PrefillParams& params, const PrefillSlab& slab,
+               CUstream_st* stream) {
+  return launch<T>(ToWorkspace<T, false>{params, slab, format.k.head_dim, format.v.head_dim}, format, blocks, stream);
+}
+
+}  // namespace
+
+}  // namespace plain
+
+DequantizeVariant plain_dequantize(const CacheFormat& format, bool bf16) {
+  DequantizeVariant variant{.name = bf16 ? "dequantize_plain_bf16" : "dequantize_plain_fp16",
+                            .k = format.k,
+                            .v = format.v,
+                            .k_bfloat = format.k_bfloat,
+                            .v_bfloat = format.v_bfloat,
+                            .bf16 = bf16};
+  variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
+  variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
+  if (format.k.head_dim == format.v.head_dim && format.k.head_dim % 64 == 0)
+    variant.to_tiles = bf16 ? plain::to_tiles<__nv_bfloat16> : plain::to_tiles<__half>;
+  variant.tuned = false;
+  return variant;
+}
+
+Status plain_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
+                          const PrefillSlab& slab, CUstream_st* stream) {
+  return rows.bf16 ? plain::to_rows<__nv_bfloat16>(rows.format(), blocks, params, slab, stream)
+                   : plain::to_rows<__half>(rows.format(), blocks, params, slab, stream);
+}
+
+Status plain_prefill_rows_blocks(bool bf16, int& blocks) {
+  using namespace plain;
+  return bf16 ? count_blocks<__nv_bfloat16, ToWorkspace<__nv_bfloat16, false>>(blocks)
+              : count_blocks<__half, ToWorkspace<__half, false>>(blocks);
+}
+
+}  // namespace kvq

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <kvq/runtime/kernels/plain/format.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+
+/// What the plain kernels have in common: numbers, and tiles of run-time formats.
+namespace kvq::plain {
+
+constexpr unsigned kAll = ~0u;
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_float(float x, __half& y) {
+  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
+
+/// A number beside the codes.
+__device__ __forceinline__ float number(unsigned bits, bool bfloat) {
+  return bfloat ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+/// A group's codes c stand for c * scale + minimum.
+struct Numbers {
+  float scale, minimum;
+  /// @param bits  scale, and above it the minimum of affine codes
+  __device__ __forceinline__ Numbers(unsigned bits, const TileSide& side, bool bfloat)
+      : scale(number(bits & 0xFFFFu, bfloat)),
+        minimum(side.numbers == 2 ? number(bits >> 16, bfloat)
+                                  : scale * (-0.5f * static_cast<float>((1 << side.bits) - 1))) {}
+};
+
+/// Group of a step of 32 channels, 0..7, without the slow division.
+struct GroupOfStep {
+  unsigned factor;
+  __device__ __forceinline__ explicit GroupOfStep(const TileSide& side)
+      : factor((256u + static_cast<unsigned>(side.group_size) / 32 - 1) /
+               (static_cast<unsigned>(side.group_size) / 32)) {}
+  __device__ __forceinline__ int operator()(int step) const {
+    return static_cast<int>(static_cast<unsigned>(step) * factor >> 8);
+  }
+};
+
+}  // namespace kvq::plain
