@@ -37,8 +37,12 @@
  * supported, in one line. Unless the code is KVQ_CUDA, nothing was launched and outputs are untouched. No exception
  * leaves the library.
  *
+ * Formats. Whatever pages hold (formats/pages.md) is served, with a head_dim of up to 256. Formats that have kernels of
+ * their own are tuned; all others run on plain kernels, which read the format as they run and are slower. Plans say
+ * which they got (kvq_kernel_info).
+ *
  * Letters in shapes: B sequences of a batch, T tokens of a call, Hq query heads, Hkv KV heads (both of this rank), D
- * head_dim.
+ * head_dim: of queries and keys, or v_head_dim of values and results, which may be another.
  */
 #ifndef KVQ_RUNTIME_H
 #define KVQ_RUNTIME_H
@@ -100,10 +104,17 @@ typedef enum kvq_kernel {
   KVQ_KERNEL_PREFILL = 4
 } kvq_kernel;
 
-/** Name of the i-th variant of a kvq_kernel that was built, or null behind the last one.
+/** Name of the i-th tuned variant of a kvq_kernel that was built, or null behind the last one.
  * "decode_d128_u2g128_u2g128_h4_bf16": head_dim 128; keys, then values in affine codes of 2 bits with groups of 128 (s
  * = symmetric, a trailing b = bf16 numbers, bf16 = exact); at most 4 query heads of a KV head; bf16 activations. */
 KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
+
+/** Which kernel a plan got: kvq_write_plan_kernel() and the like. */
+typedef struct kvq_kernel_info {
+  size_t struct_size;
+  const char* name; /**< as kvq_kernel_name(), or a plain kernel's, "decode_plain_bf16"; lives as long as the library */
+  int32_t tuned;    /**< 1: compiled for this format; 0: plain */
+} kvq_kernel_info;
 
 /* ---- Model: what an artifact says, for one rank ---- */
 
@@ -289,7 +300,7 @@ KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, 
 
 /**
  * Binds pools to a device model. Looks at no byte of them: what a cache holds before its first write does not matter.
- * KVQ_UNSUPPORTED if a layer with a recent window has no demotion kernel for its format.
+ * KVQ_UNSUPPORTED if a layer with a recent window has a head_dim beyond what kernels take.
  * @param pools   [count], one for each layer of the model, in order
  * @param memory  of the device, 256-byte aligned; stays the caller's, must outlive the handle and not change; null if 0
  * bytes are needed. Waits until it is filled
@@ -298,6 +309,11 @@ KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, 
 KVQ_API kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_layer_pools* pools, int32_t count,
                                     void* memory, size_t bytes, kvq_stream stream, kvq_cache** cache, kvq_error* error);
 KVQ_API void kvq_cache_destroy(kvq_cache* cache);
+
+/** What codes a layer's tokens as they leave the recent window. KVQ_UNSUPPORTED if it has none.
+ * @param info  with struct_size set; so it is below */
+KVQ_API kvq_status kvq_cache_demote_kernel(const kvq_cache* cache, int32_t layer, kvq_kernel_info* info,
+                                           kvq_error* error);
 
 /* ---- Step: where new tokens go; what leaves the windows ---- */
 
@@ -345,10 +361,11 @@ KVQ_API kvq_status kvq_step_run(const kvq_step_plan* plan, const kvq_cache* cach
 typedef struct kvq_write_plan kvq_write_plan;
 
 /** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
- * the current device. KVQ_UNSUPPORTED names the nearest kernels that were built. */
+ * the current device. KVQ_UNSUPPORTED for a head_dim beyond what kernels take; so it is for the plans below. */
 KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, kvq_write_plan** plan,
                                          kvq_error* error);
 KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
+KVQ_API kvq_status kvq_write_plan_kernel(const kvq_write_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 /** All pointers are to device memory. */
 typedef struct kvq_write_args {
@@ -376,11 +393,11 @@ typedef struct kvq_decode_options {
 typedef struct kvq_decode_plan kvq_decode_plan;
 
 /** Finds the kernel for a layer's format and asks the current device how many blocks it runs. The plan serves every
- * layer of the same format and head counts on this device. KVQ_UNSUPPORTED names the nearest kernels that were
- * built. */
+ * layer of the same format and head counts on this device. */
 KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer, const kvq_decode_options* options,
                                           kvq_decode_plan** plan, kvq_error* error);
 KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
+KVQ_API kvq_status kvq_decode_plan_kernel(const kvq_decode_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 /** Bytes of workspace. It may hold anything before a call and does after it, so calls that follow each other may share
  * one that is large enough for all of them, whatever their layers and plans; calls at the same time may not. */
@@ -423,10 +440,12 @@ typedef struct kvq_prefill_options {
 typedef struct kvq_prefill_plan kvq_prefill_plan;
 
 /** Finds the kernel for a layer's format on the current device. The plan serves every layer of the same format and head
- *  counts. KVQ_UNSUPPORTED names the nearest kernels that were built. */
+ *  counts. KVQ_UNSUPPORTED for more than 16 query heads of a KV head, too. */
 KVQ_API kvq_status kvq_prefill_plan_create(const kvq_model* model, int32_t layer, const kvq_prefill_options* options,
                                            kvq_prefill_plan** plan, kvq_error* error);
 KVQ_API void kvq_prefill_plan_destroy(kvq_prefill_plan* plan);
+/** The attention's. If it is tuned, what is cached comes to it by the kernel of a dequantise plan. */
+KVQ_API kvq_status kvq_prefill_plan_kernel(const kvq_prefill_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 /** Bytes of workspace; its contents do not matter before or after. */
 KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
@@ -464,10 +483,12 @@ KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache
 
 typedef struct kvq_dequantize_plan kvq_dequantize_plan;
 
-/** Finds the kernel for a layer's format on the current device. KVQ_UNSUPPORTED names the nearest that were built. */
+/** Finds the kernel for a layer's format on the current device. */
 KVQ_API kvq_status kvq_dequantize_plan_create(const kvq_model* model, int32_t layer, kvq_dequantize_plan** plan,
                                               kvq_error* error);
 KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
+KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info,
+                                              kvq_error* error);
 
 typedef enum kvq_dequantize_flags {
   KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated and without their centre */

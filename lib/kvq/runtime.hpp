@@ -130,6 +130,11 @@ class Cache {
     handle_.reset(cache);
   }
   const kvq_cache* get() const noexcept { return handle_.get(); }
+  kvq_kernel_info demote_kernel(std::int32_t layer) const {
+    auto info = init<kvq_kernel_info>();
+    call(kvq_cache_demote_kernel, get(), layer, &info);
+    return info;
+  }
 
  private:
   detail::Owner<kvq_cache, kvq_cache_destroy> handle_;
@@ -167,6 +172,11 @@ class WritePlan {
     handle_.reset(plan);
   }
   const kvq_write_plan* get() const noexcept { return handle_.get(); }
+  kvq_kernel_info kernel() const {
+    auto info = init<kvq_kernel_info>();
+    call(kvq_write_plan_kernel, get(), &info);
+    return info;
+  }
   [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_write_args& args, kvq_stream stream,
                                kvq_error* error = nullptr) const noexcept {
     return kvq_write_run(get(), cache.get(), layer, &args, stream, error);
@@ -186,6 +196,11 @@ class DecodePlan {
     handle_.reset(plan);
   }
   const kvq_decode_plan* get() const noexcept { return handle_.get(); }
+  kvq_kernel_info kernel() const {
+    auto info = init<kvq_kernel_info>();
+    call(kvq_decode_plan_kernel, get(), &info);
+    return info;
+  }
   std::size_t workspace_bytes() const {
     std::size_t bytes = 0;
     call(kvq_decode_workspace_bytes, get(), &bytes);
@@ -208,6 +223,11 @@ class PrefillPlan {
     handle_.reset(plan);
   }
   const kvq_prefill_plan* get() const noexcept { return handle_.get(); }
+  kvq_kernel_info kernel() const {
+    auto info = init<kvq_kernel_info>();
+    call(kvq_prefill_plan_kernel, get(), &info);
+    return info;
+  }
   std::size_t workspace_bytes() const {
     std::size_t bytes = 0;
     call(kvq_prefill_workspace_bytes, get(), &bytes);
@@ -230,6 +250,11 @@ class DequantizePlan {
     handle_.reset(plan);
   }
   const kvq_dequantize_plan* get() const noexcept { return handle_.get(); }
+  kvq_kernel_info kernel() const {
+    auto info = init<kvq_kernel_info>();
+    call(kvq_dequantize_plan_kernel, get(), &info);
+    return info;
+  }
   [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_dequantize_args& args,
                                kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_dequantize_run(get(), cache.get(), layer, &args, stream, error);

@@ -165,6 +165,23 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
   }
 }
 
+/// A layer's sequences grow, take drafts back, fork and go on.
+void check_growth(const Engine& engine, const Artifact& artifact, int layer, const Windows& windows) {
+  CAPTURE(windows.sink_tokens, windows.recent_tokens);
+  Stream s;
+  Checked checked(engine, artifact, layer, windows, s.stream);
+  const int a = checked.create(1), b = checked.create(2);
+  checked.step({{a, 150}, {b, 3}});
+  for (int i = 0; i < 4; ++i) checked.step({{b, 1}, {a, 1}});
+  checked.step({{a, 6}, {b, 5}});  // drafts
+  checked.rollback(a, 5), checked.rollback(b, 5);
+  checked.step({{a, 2}, {b, 30}});
+  const int c = checked.fork(a, s.stream);
+  for (int i = 0; i < 6; ++i) checked.step({{a, 1}, {c, 2}, {b, 17}});
+  checked.runner.cache.destroy(a);
+  checked.step({{c, 70}, {b, 0}});
+}
+
 TEST_CASE("Sequences grow, take drafts back, fork and go on, with exact windows and without", "[runtime][gpu][api]") {
   for (const Windows& windows :
        {Windows{}, Windows{.sink_tokens = 20, .recent_tokens = 40}, Windows{.sink_tokens = 5, .recent_tokens = 0}}) {
@@ -172,21 +189,27 @@ TEST_CASE("Sequences grow, take drafts back, fork and go on, with exact windows 
     auto options = runtime::init<kvq_model_options>();
     options.page_size = 16, options.max_step_tokens = 6;
     const Engine engine(artifact, options);
-    for (const int layer : {0, 1, 2, 3, 4, 5}) {
-      CAPTURE(windows.sink_tokens, windows.recent_tokens);
-      Stream s;
-      Checked checked(engine, artifact, layer, windows, s.stream);
-      const int a = checked.create(1), b = checked.create(2);
-      checked.step({{a, 150}, {b, 3}});
-      for (int i = 0; i < 4; ++i) checked.step({{b, 1}, {a, 1}});
-      checked.step({{a, 6}, {b, 5}});  // drafts
-      checked.rollback(a, 5), checked.rollback(b, 5);
-      checked.step({{a, 2}, {b, 30}});
-      const int c = checked.fork(a, s.stream);
-      for (int i = 0; i < 6; ++i) checked.step({{a, 1}, {c, 2}, {b, 17}});
-      checked.runner.cache.destroy(a);
-      checked.step({{c, 70}, {b, 0}});
-    }
+    for (const int layer : {0, 1, 2, 3, 4, 5}) check_growth(engine, artifact, layer, windows);
+  }
+}
+
+TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gpu][api][plain]") {
+  const Windows windows{.sink_tokens = 20, .recent_tokens = 40};
+  Artifact artifact = served_artifact(windows, 0);
+  for (LayerPlan& layer : artifact.layers) {
+    if (auto* k = std::get_if<UniformCoder>(&layer.k.coder)) k->group_size = 32;
+    if (auto* v = std::get_if<UniformCoder>(&layer.v->coder)) v->group_size = 64;
+  }
+  auto options = runtime::init<kvq_model_options>();
+  options.page_size = 16, options.max_step_tokens = 6;
+  const Engine engine(artifact, options);
+  for (const int layer : {0, 1, 2, 4, 5}) {
+    CHECK(std::string(runtime::WritePlan(*engine.model, layer).kernel().name) == "quantize_write_plain_bf16");
+    const kvq_kernel_info decode = runtime::DecodePlan(*engine.model, layer, 4).kernel();
+    CHECK(std::string(decode.name) == "decode_plain_bf16");
+    CHECK(decode.tuned == 0);
+    CHECK(runtime::DequantizePlan(*engine.model, layer).kernel().tuned == 0);
+    check_growth(engine, artifact, layer, windows);
   }
 }
 

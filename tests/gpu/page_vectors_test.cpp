@@ -437,7 +437,7 @@ TEST_CASE("Hand-written pages and windows are what kernels write and read", "[ru
     }
     if (!taken.count(vector.name)) skipped += (skipped.empty() ? "" : ", ") + vector.name;
   }
-  WARN("page_vectors.json: no kernel is built for the formats of: " << skipped);
+  WARN("page_vectors.json: no row of variants.json for the formats of: " << skipped);
   CHECK(taken.size() >= 8);
   CHECK(written >= 32 + 16);
 }

@@ -2,6 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/plain/format.h>
 
 #include <cstdint>
 
@@ -23,6 +24,10 @@ inline Status check_kv_heads(const char* verb, int num_kv_heads) {
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
          (a.exact() || a.group_size == b.group_size);
+}
+
+inline bool same_format(const CacheFormat& a, const CacheFormat& b) {
+  return same_format(a.k, b.k) && same_format(a.v, b.v) && a.k_bfloat == b.k_bfloat && a.v_bfloat == b.v_bfloat;
 }
 
 /// Are these the windows of a layer with such sides?

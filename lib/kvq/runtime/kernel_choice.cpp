@@ -1,6 +1,7 @@
 #include <kvq/core/error.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
+#include <kvq/runtime/kernels/plain/plain.h>
 
 #include <fmt/ranges.h>
 
@@ -43,6 +44,16 @@ std::string description(const KernelKey& key) {
                      side_name(key.v, key.v_bfloat), key.bf16 ? "bf16" : "fp16");
 }
 
+/// What the plain kernels get, if they can.
+template <typename Variant>
+CacheFormat plain_format(const char* verb, std::span<const Variant* const> rows, const KernelKey& key) {
+  const CacheFormat format{key.k, key.v, key.k_bfloat, key.v_bfloat};
+  if (!plain_takes(format))
+    throw Error{ErrorKind::unsupported, fmt::format("{}: no kernel for {}; plain kernels take head_dim up to {}; {}",
+                                                    verb, description(key), kPlainHeadDim, nearest(rows, key))};
+  return format;
+}
+
 }  // namespace
 
 std::string side_name(const TileSide& side, bool bfloat) {
@@ -67,42 +78,33 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
           .bf16 = bf16};
 }
 
-const DecodeVariant& choose_decode(const KernelKey& key) {
-  const DecodeVariant* row = find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16});
-  if (!row)
-    throw Error{ErrorKind::unsupported, fmt::format("decode: no kernel for {}, {} query heads of a KV head; {}",
-                                                    description(key), key.heads, nearest(decode_variants(), key))};
-  return *row;
+DecodeVariant choose_decode(const KernelKey& key) {
+  if (const DecodeVariant* row = find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16}))
+    return *row;
+  return plain_decode(plain_format("decode", decode_variants(), key), key.heads, key.bf16);
 }
 
-const WriteVariant& choose_write(const KernelKey& key) {
+WriteVariant choose_write(const KernelKey& key) {
   for (const WriteVariant* row : write_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, row->bf16} == key) return *row;
-  throw Error{ErrorKind::unsupported,
-              fmt::format("write: no kernel for {}; {}", description(key), nearest(write_variants(), key))};
+  return plain_write(plain_format("write", write_variants(), key), key.bf16);
 }
 
-const DemoteVariant& choose_demote(const KernelKey& key) {
+DemoteVariant choose_demote(const KernelKey& key) {
   for (const DemoteVariant* row : demote_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, key.bf16} == key) return *row;
-  throw Error{ErrorKind::unsupported,
-              fmt::format("demote: no kernel for {}; {}", description(key), nearest(demote_variants(), key))};
+  return plain_demote(plain_format("demote", demote_variants(), key));
 }
 
-const DequantizeVariant& choose_dequantize(const KernelKey& key) {
+DequantizeVariant choose_dequantize(const KernelKey& key) {
   if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
     return *row;
-  throw Error{ErrorKind::unsupported,
-              fmt::format("dequantize: no kernel for {}; {}", description(key), nearest(dequantize_variants(), key))};
+  return plain_dequantize(plain_format("dequantize", dequantize_variants(), key), key.bf16);
 }
 
-const PrefillVariant& choose_prefill(const DequantizeVariant& rows) {
-  if (const PrefillVariant* row = find_prefill_variant(rows)) return *row;
-  std::vector<std::string> names;
-  for (const PrefillVariant* row : prefill_variants()) names.push_back(row->name);
-  throw Error{ErrorKind::unsupported,
-              fmt::format("prefill: no kernel for head_dim {}, {} activations; built: {} (rows of variants.json)",
-                          rows.k.head_dim, rows.bf16 ? "bf16" : "fp16", fmt::join(names, ", "))};
+PrefillVariant choose_prefill(const DequantizeVariant& rows) {
+  const PrefillVariant* row = find_prefill_variant(rows);
+  return row ? *row : plain_prefill(rows);
 }
 
 }  // namespace kvq

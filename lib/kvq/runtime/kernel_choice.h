@@ -26,12 +26,13 @@ struct KernelKey {
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
 
-/// @throws  Error{unsupported} naming what was asked for and the nearest rows
-const DecodeVariant& choose_decode(const KernelKey& key);
-const WriteVariant& choose_write(const KernelKey& key);
-const DemoteVariant& choose_demote(const KernelKey& key);
-const DequantizeVariant& choose_dequantize(const KernelKey& key);
+/// A row of variants.json if there is one, else plain kernels.
+/// @throws  Error{unsupported} naming what was asked for, what plain kernels take and the nearest rows
+DecodeVariant choose_decode(const KernelKey& key);
+WriteVariant choose_write(const KernelKey& key);
+DemoteVariant choose_demote(const KernelKey& key);
+DequantizeVariant choose_dequantize(const KernelKey& key);
 /// The attention over what these rows become.
-const PrefillVariant& choose_prefill(const DequantizeVariant& rows);
+PrefillVariant choose_prefill(const DequantizeVariant& rows);
 
 }  // namespace kvq

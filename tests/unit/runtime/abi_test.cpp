@@ -150,6 +150,11 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_step_run(nullptr, nullptr, nullptr, nullptr, &error), "plan");
   refused(kvq_write_plan_create(nullptr, 0, nullptr, &error), "model");
   refused(kvq_write_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
+  refused(kvq_write_plan_kernel(nullptr, nullptr, &error), "plan");
+  refused(kvq_decode_plan_kernel(nullptr, nullptr, &error), "plan");
+  refused(kvq_prefill_plan_kernel(nullptr, nullptr, &error), "plan");
+  refused(kvq_dequantize_plan_kernel(nullptr, nullptr, &error), "plan");
+  refused(kvq_cache_demote_kernel(nullptr, 0, nullptr, &error), "cache");
   refused(kvq_decode_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_decode_workspace_bytes(nullptr, &bytes, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
@@ -164,6 +169,7 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_fold_keys(nullptr, 0, nullptr, &error), "model");
   const kvq_write_plan write;
   refused(kvq_write_run(&write, nullptr, 0, nullptr, nullptr, &error), "args");
+  refused(kvq_write_plan_kernel(&write, nullptr, &error), "info");
   auto args = runtime::init<kvq_write_args>();
   refused(kvq_write_run(&write, nullptr, 0, &args, nullptr, &error), "cache");
   const kvq_decode_plan decode;

@@ -304,29 +304,61 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
   CHECK(p.center_k[0] == Approx(sum).margin(1e-5));
 }
 
-TEST_CASE("Kernels that were not built are refused with the nearest ones", "[runtime]") {
+TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]") {
   Served served;
   const runtime::Model model = served.load();
-  const auto write_kernel = [&](int layer) {
-    return std::string(choose_write(abi::layer_of(model.get(), layer).key).name);
+  const auto write_kernel = [](const runtime::Model& of, int layer) {
+    return choose_write(abi::layer_of(of.get(), layer).key);
   };
-  CHECK(write_kernel(0) == "quantize_write_d128_u2g128_u2g128_bf16");
-  CHECK(write_kernel(3) == "quantize_write_d128_bf16_bf16_bf16");
+  CHECK(std::string(write_kernel(model, 0).name) == "quantize_write_d128_u2g128_u2g128_bf16");
+  CHECK(write_kernel(model, 3).tuned);
   served.options.activation = KVQ_FP16;
   const runtime::Model fp16 = served.load();
   CHECK(fp16.info().activation == KVQ_FP16);
-  CHECK_THROWS_WITH(runtime::WritePlan(fp16, 1),
-                    Contains("write: no kernel for head_dim 128, k s2g128, v s2g128, fp16 activations") &&
-                        Contains("nearest of") && Contains("quantize_write_d128_s2g128_s2g128_bf16"));
+  CHECK(write_kernel(fp16, 0).tuned);
+  CHECK_FALSE(write_kernel(fp16, 1).tuned);
+  CHECK(std::string(write_kernel(fp16, 1).name) == "quantize_write_plain_fp16");
   CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
   CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
-  CHECK_THROWS_WITH(
-      runtime::DecodePlan(fp16, 2, 4),
-      Contains("decode: no kernel for head_dim 128, k u4g128, v u2g128, fp16 activations, 4 query heads"));
   auto prefill = runtime::init<kvq_prefill_options>();
   prefill.max_batch = 1, prefill.max_queries = 5, prefill.max_keys = 4;
   CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
-  CHECK_THROWS_WITH(
-      runtime::DequantizePlan(fp16, 2),
-      Contains("dequantize: no kernel for head_dim 128, k u4g128, v u2g128, fp16") && Contains("nearest of"));
+}
+
+TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the plain one", "[runtime]") {
+  const TileSide kInt2{128, 2, 128, 2}, kOdd{128, 2, 32, 1}, kNarrow{96, 4, 32, 2};
+  CHECK(choose_decode({.k = kInt2, .v = kInt2, .heads = 4}).tuned);
+  const DecodeVariant many = choose_decode({.k = kInt2, .v = kInt2, .heads = 17});
+  CHECK_FALSE(many.tuned);
+  CHECK(many.max_heads == 17);
+  const DecodeVariant plain = choose_decode({.k = kOdd, .v = kInt2, .v_bfloat = true, .heads = 3, .bf16 = false});
+  CHECK(std::string(plain.name) == "decode_plain_fp16");
+  CHECK(plain.k.group_size == 32);
+  CHECK(plain.v_bfloat);
+  CHECK(choose_write({.k = kInt2, .v = kInt2}).tuned);
+  CHECK_FALSE(choose_write({.k = kOdd, .v = kInt2}).tuned);
+  CHECK(choose_demote({.k = kInt2, .v = kInt2, .bf16 = false}).tuned);
+  CHECK_FALSE(choose_demote({.k = kOdd, .v = kInt2}).tuned);
+  CHECK(choose_dequantize({.k = kInt2, .v = kInt2}).tuned);
+  // Attention over plain rows is tuned, if it has a row; over rows of another size it is not, whoever made them.
+  const DequantizeVariant rows = choose_dequantize({.k = kOdd, .v = kInt2});
+  CHECK_FALSE(rows.tuned);
+  CHECK(choose_prefill(rows).tuned);
+  const DequantizeVariant tuned_rows = choose_dequantize({.k = kNarrow, .v = {96, 4, 96, 2}});
+  CHECK(tuned_rows.tuned);
+  CHECK(std::string(choose_prefill(tuned_rows).name) == "prefill_plain_bf16");
+  CHECK_FALSE(choose_prefill(choose_dequantize({.k = kInt2, .v = {64, 2, 64, 2}})).tuned);
+}
+
+TEST_CASE("What no kernel takes is refused with what they do and the nearest rows", "[runtime]") {
+  const KernelKey wide{.k = {512, 4, 128, 2}, .v = {512, 2, 128, 1}, .heads = 8};
+  const auto expected = Contains(
+      "no kernel for head_dim 512, k u4g128, v s2g128, bf16 activations; plain kernels take "
+      "head_dim up to 256; nearest of");
+  CHECK_THROWS_WITH(choose_decode(wide), Contains("decode: ") && expected);
+  CHECK_THROWS_WITH(choose_write(wide), Contains("write: ") && expected);
+  CHECK_THROWS_WITH(choose_demote(wide), Contains("demote: ") && expected);
+  CHECK_THROWS_WITH(choose_dequantize(wide), Contains("dequantize: ") && expected);
+  CHECK_THROWS_WITH(choose_decode({.k = {128, 2, 128, 2}, .v = {320, 4, 32, 2}}),
+                    Contains("head_dim 128 of k and 320 of v"));
 }

@@ -1,4 +1,5 @@
 #include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/plan_step/launch.h>
 
 #include <algorithm>
@@ -31,8 +32,8 @@ kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& give
 }
 
 bool demoted_together(const kvq_demote_group& group, const kvq_device_layer& l, const kvq_cache::Pools& pools,
-                      const DemoteVariant* variant) {
-  return group.variant == variant && group.params.num_kv_heads == l.num_kv_heads &&
+                      const DemoteVariant& variant) {
+  return same_format(group.variant.format(), variant.format()) && group.params.num_kv_heads == l.num_kv_heads &&
          group.params.page_stride == pools.page_stride;
 }
 
@@ -43,7 +44,7 @@ std::vector<kvq_demote_group> demote_groups(const kvq_device_model& model, const
   std::vector<std::vector<DemoteLayer>> members;
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     const kvq_device_layer& l = model.layers[i];
-    const DemoteVariant* variant = &choose_demote(l.key);
+    const DemoteVariant variant = choose_demote(l.key);
     const auto group = std::find_if(groups.begin(), groups.end(),
                                     [&](const auto& g) { return demoted_together(g, l, pools[i], variant); });
     const auto place = static_cast<std::size_t>(group - groups.begin());
@@ -56,8 +57,8 @@ std::vector<kvq_demote_group> demote_groups(const kvq_device_model& model, const
       members.emplace_back();
     }
     members[place].push_back({pools[i].windows, pools[i].pages, l.pointers.write_k, l.pointers.write_v});
-    raise(check_demote_layer(*variant, members[place].back()));
-    raise(variant->load());
+    raise(check_demote_layer(variant, members[place].back()));
+    raise(variant.load());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     groups[g].params.num_layers = static_cast<int>(members[g].size());

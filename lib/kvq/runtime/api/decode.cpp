@@ -38,12 +38,12 @@ Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, co
                         "weights to sum to 1; supported without a centre, or not folded",
                         layer);
 
-  const std::int64_t row = std::int64_t{l->num_q_heads} * l->pages.k.head_dim;
+  const std::int64_t heads = l->num_q_heads;
   DecodeParams p;
   p.batch = a.batch, p.num_q_heads = l->num_q_heads, p.num_kv_heads = l->num_kv_heads;
   p.softmax_scale = l->softmax_scale;
-  p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : row;
-  p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : row;
+  p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : heads * l->pages.k.head_dim;
+  p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : heads * l->pages.v.head_dim;
   p.lse = a.lse;
   p.seq_lens = a.seq_lens;
   p.sink_tokens = model.windows.sink_tokens, p.recent_tokens = model.windows.recent_tokens;
@@ -58,8 +58,8 @@ Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, co
   p.center_k = l->pointers.center_k, p.center_v = l->pointers.center_v;
   p.sink_logits = a.sink_logits;
   p.workspace = a.workspace;
-  if (const Status status = check_decode(*plan.variant, p); !status.ok()) return status;
-  return plan.variant->run(plan.launch, p, stream);
+  if (const Status status = check_decode(plan.variant, p); !status.ok()) return status;
+  return plan.variant.run(plan.launch, p, stream);
 }
 
 }  // namespace
@@ -73,10 +73,10 @@ kvq_status kvq_decode_plan_create(const kvq_model* model, std::int32_t layer, co
     raise(read_struct(options, o, "options"));
     if (o.max_batch < 1)
       throw Error{ErrorKind::usage, fmt::format("decode: max_batch: expected 1 or more, found {}", o.max_batch)};
-    kvq_decode_plan made{.key = l.key, .num_kv_heads = l.heads.num_kv, .max_batch = o.max_batch};
-    made.variant = &choose_decode(made.key);
+    kvq_decode_plan made{.variant = {}, .key = l.key, .num_kv_heads = l.heads.num_kv, .max_batch = o.max_batch};
+    made.variant = choose_decode(made.key);
     raise(cuda_status(cudaGetDevice(&made.device), "decode: plan"));
-    raise(made.variant->plan(made.launch));
+    raise(made.variant.plan(made.launch));
     *plan = new kvq_decode_plan{made};
   });
 }

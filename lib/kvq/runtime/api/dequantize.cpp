@@ -31,11 +31,12 @@ Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int l
   p.cache.window_slots = a.window_slots;
   p.first = a.first, p.last = a.last, p.out_indptr = a.out_indptr;
   p.k = a.k, p.v = a.v;
-  const std::int64_t row = std::int64_t{l.num_kv_heads} * l.pages.k.head_dim;
-  p.k_stride = a.k_stride ? a.k_stride : row, p.v_stride = a.v_stride ? a.v_stride : row;
-  if (const Status status = check_dequantize(*plan.variant, p); !status.ok()) return status;
+  const std::int64_t heads = l.num_kv_heads;
+  p.k_stride = a.k_stride ? a.k_stride : heads * l.pages.k.head_dim;
+  p.v_stride = a.v_stride ? a.v_stride : heads * l.pages.v.head_dim;
+  if (const Status status = check_dequantize(plan.variant, p); !status.ok()) return status;
   if (a.batch == 0) return {};
-  return plan.variant->run(plan.launch, p, stream);
+  return plan.variant.run(plan.launch, p, stream);
 }
 
 }  // namespace
@@ -47,9 +48,9 @@ kvq_status kvq_dequantize_plan_create(const kvq_model* model, std::int32_t layer
     required(plan, "plan");
     kvq_dequantize_plan made;
     made.key = l.key;
-    made.variant = &choose_dequantize(l.key);
+    made.variant = choose_dequantize(l.key);
     raise(cuda_status(cudaGetDevice(&made.device), "dequantize: plan"));
-    raise(made.variant->plan(made.launch));
+    raise(made.variant.plan(made.launch));
     *plan = new kvq_dequantize_plan{made};
   });
 }

@@ -39,7 +39,7 @@ struct kvq_device_model {
 
 /// Layers that one demotion takes: of equal format, sizes and distance of pages.
 struct kvq_demote_group {
-  const kvq::DemoteVariant* variant = nullptr;
+  kvq::DemoteVariant variant;
   kvq::DemoteParams params;  ///< without a step's lists
 };
 
@@ -66,14 +66,14 @@ struct kvq_step_plan {
 };
 
 struct kvq_write_plan {
-  const kvq::WriteVariant* variant = nullptr;
+  kvq::WriteVariant variant;
   kvq::KernelKey key;
   kvq::WriteLaunch launch = {};
   int device = 0;
 };
 
 struct kvq_decode_plan {
-  const kvq::DecodeVariant* variant = nullptr;
+  kvq::DecodeVariant variant;
   kvq::KernelKey key;
   kvq::DecodeLaunch launch = {};
   int num_kv_heads = 0;
@@ -84,15 +84,15 @@ struct kvq_decode_plan {
 };
 
 struct kvq_prefill_plan {
-  const kvq::DequantizeVariant* rows = nullptr;
-  const kvq::PrefillVariant* variant = nullptr;
+  kvq::DequantizeVariant rows;
+  kvq::PrefillVariant variant;
   kvq::KernelKey key;
   kvq::PrefillLaunch launch = {};
   int device = 0;
 };
 
 struct kvq_dequantize_plan {
-  const kvq::DequantizeVariant* variant = nullptr;
+  kvq::DequantizeVariant variant;
   kvq::KernelKey key;
   kvq::DequantizeLaunch launch = {};
   int device = 0;

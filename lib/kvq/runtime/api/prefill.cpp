@@ -33,16 +33,16 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
                         "weights to sum to 1; supported without a centre, or not folded",
                         layer);
 
-  const std::int64_t q_row = std::int64_t{l.num_q_heads} * l.pages.k.head_dim,
-                     k_row = std::int64_t{l.num_kv_heads} * l.pages.k.head_dim;
+  const std::int64_t q_heads = l.num_q_heads, kv_heads = l.num_kv_heads, k_dim = l.pages.k.head_dim,
+                     v_dim = l.pages.v.head_dim;
   PrefillParams p;
   p.num_q_heads = l.num_q_heads;
   p.softmax_scale = l.softmax_scale, p.sliding_window = l.sliding_window;
   p.sink_logits = a.sink_logits;
   p.q_indptr = a.q_indptr;
   p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse;
-  p.q_stride = a.q_stride ? a.q_stride : q_row, p.out_stride = a.out_stride ? a.out_stride : q_row;
-  p.k_stride = a.k_stride ? a.k_stride : k_row, p.v_stride = a.v_stride ? a.v_stride : k_row;
+  p.q_stride = a.q_stride ? a.q_stride : q_heads * k_dim, p.out_stride = a.out_stride ? a.out_stride : q_heads * v_dim;
+  p.k_stride = a.k_stride ? a.k_stride : kv_heads * k_dim, p.v_stride = a.v_stride ? a.v_stride : kv_heads * v_dim;
   p.cache = packed_cache(*cache, found);
   p.cache.batch = a.batch;
   p.cache.seq_lens = a.seq_lens, p.prefix_lens = a.prefix_lens;
@@ -50,8 +50,8 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   p.cache.page_table_stride = a.page_table_stride;
   p.cache.window_slots = a.window_slots;
   p.workspace = static_cast<std::byte*>(a.workspace);
-  if (const Status status = check_prefill(*plan.variant, *plan.rows, plan.launch, p); !status.ok()) return status;
-  return plan.variant->run(*plan.rows, plan.launch, p, stream);
+  if (const Status status = check_prefill(plan.variant, plan.rows, plan.launch, p); !status.ok()) return status;
+  return plan.variant.run(plan.rows, plan.launch, p, stream);
 }
 
 }  // namespace
@@ -71,17 +71,17 @@ kvq_status kvq_prefill_plan_create(const kvq_model* model, std::int32_t layer, c
               o.max_batch, o.max_queries, o.max_keys)};
     kvq_prefill_plan made;
     made.key = l.key;
-    made.rows = &choose_dequantize(l.key);
-    made.variant = &choose_prefill(*made.rows);
+    made.rows = choose_dequantize(l.key);
+    made.variant = choose_prefill(made.rows);
     made.launch.shape = {.batch = o.max_batch,
                          .num_q_heads = l.heads.num_q,
                          .num_kv_heads = l.heads.num_kv,
                          .max_queries = o.max_queries,
                          .max_keys = o.max_keys,
                          .workspace_bytes = static_cast<std::int64_t>(o.workspace_bytes)};
-    raise(check_prefill_shape(*made.variant, *made.rows, made.launch.shape));
+    raise(check_prefill_shape(made.variant, made.rows, made.launch.shape));
     raise(cuda_status(cudaGetDevice(&made.device), "prefill: plan"));
-    raise(made.variant->plan(*made.rows, made.launch));
+    raise(made.variant.plan(made.rows, made.launch));
     *plan = new kvq_prefill_plan{made};
   });
 }

@@ -57,10 +57,10 @@ Status step(const kvq_step_plan& plan, const kvq_cache* cache, const kvq_step_ar
     return d;
   };
   for (const kvq_demote_group& group : cache->demote_groups)
-    if (const Status status = check_demote(*group.variant, demotion(group)); !status.ok()) return status;
+    if (const Status status = check_demote(group.variant, demotion(group)); !status.ok()) return status;
   if (const Status status = run_plan_step(p, stream); !status.ok()) return status;
   for (const kvq_demote_group& group : cache->demote_groups)
-    if (const Status status = group.variant->run(demotion(group), stream); !status.ok()) return status;
+    if (const Status status = group.variant.run(demotion(group), stream); !status.ok()) return status;
   return {};
 }
 

@@ -9,9 +9,9 @@ kvq_status kvq_write_plan_create(const kvq_model* model, std::int32_t layer, kvq
     required(plan, "plan");
     kvq_write_plan made;
     made.key = l.key;
-    made.variant = &choose_write(l.key);
+    made.variant = choose_write(l.key);
     raise(cuda_status(cudaGetDevice(&made.device), "write: plan"));
-    raise(made.variant->plan(made.launch));
+    raise(made.variant.plan(made.launch));
     *plan = new kvq_write_plan{made};
   });
 }
@@ -45,8 +45,8 @@ Status write(const kvq_write_plan& plan, const kvq_cache* cache, int layer, cons
   p.page_shift = page_shift(l->pages);
   if (windows != Windows{})
     p.window_mapping = a.window_mapping, p.windows = pools->windows, p.window_layout = l->windows;
-  if (const Status status = check_write(*plan.variant, p); !status.ok()) return status;
-  return plan.variant->run(plan.launch, p, stream);
+  if (const Status status = check_write(plan.variant, p); !status.ok()) return status;
+  return plan.variant.run(plan.launch, p, stream);
 }
 
 }  // namespace
