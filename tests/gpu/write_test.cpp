@@ -1,5 +1,7 @@
 #include "write_compare.h"
 
+#include <kvq/core/dtype.h>
+
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -138,12 +140,64 @@ TEST_CASE("No tokens, nothing written", "[runtime][gpu]") {
 }
 
 TEST_CASE("Rows are clipped bit by bit as the codec does", "[runtime][gpu]") {
-  // Ranks 1, 2, 6, 20 and, of 128 channels, 64 and 127; and none.
-  const double ratio = GENERATE(0.999, 0.985, 0.96, 0.85, 0.5, 0.01);
+  // Of 128 channels the ranks 1, 2, 6, 7, 20, 64, 127 and 128; and none.
+  const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.85, 0.5, 0.01, 0.001);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, ratio);
     WriteCase c = random_case(*variant, 400, 3, 64, 9, true);
     c.clip_k = {ratio, 1.0, 0.92}, c.clip_v = {0.97, ratio, 1.0};
+    CHECK(compare_bytes(*variant, c).where == "");
+  }
+}
+
+TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far apart", "[runtime][gpu]") {
+  const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.5, 0.001);
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name, ratio);
+    WriteCase c = random_case(*variant, 208, 2, 64, 24, false);
+    c.clip_k = {ratio, 0.96}, c.clip_v = {0.96, ratio};
+    std::mt19937 random(25);
+    const auto fill = [&](std::vector<std::uint16_t>& rows, int dim) {
+      for (std::size_t first = 0; first < rows.size(); first += static_cast<std::size_t>(dim)) {
+        const int kind = static_cast<int>(random() % 8), outliers = static_cast<int>(random() % 12);
+        for (int i = 0; i < dim; ++i) {
+          const bool out = i * 37 % dim < outliers;
+          float x = from_16_bits(rows[first + static_cast<std::size_t>(i)], variant->bf16);
+          if (kind == 0) x = out ? 3.0f : 1.0f;                                 // two magnitudes
+          if (kind == 1) x = out ? 8.0f + x : 0.0f;                             // zeros beside outliers
+          if (kind == 2) x = 1.0f + static_cast<float>(random() % 8) / 128.0f;  // of one level, some equal
+          if (kind == 3) x = std::ldexp(1.0f, i % 24 - 12);                     // each far from the next
+          if (kind == 4) x = out ? x * 4096.0f : x / 4096.0f;                   // all but the outliers of one level
+          if (kind == 5) x = out ? 255.0f : 128.0f + static_cast<float>(i % 127);
+          if (kind == 6) x = out ? 1.0f : 1.0f / 256.0f;  // on a level's end
+          rows[first + static_cast<std::size_t>(i)] = to_16_bits(random() & 1 ? x : -x, variant->bf16);
+        }
+      }
+    };
+    fill(c.k, variant->k.head_dim), fill(c.v, variant->v.head_dim);
+    CHECK(compare_bytes(*variant, c).where == "");
+  }
+}
+
+TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime][gpu]") {
+  const bool clips = GENERATE(false, true);
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name, clips);
+    WriteCase c = random_case(*variant, 96, 2, 32, 26, true);
+    if (clips) c.clip_k = {0.96, 0.5}, c.clip_v = {0.001, 0.985};
+    const auto spoil = [&](std::vector<std::uint16_t>& rows, int dim) {
+      const auto token = static_cast<std::size_t>(c.num_kv_heads * dim);
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const std::size_t kind = i / token % 5, channel = i % static_cast<std::size_t>(dim);
+        if (kind == 1) rows[i] = 0x7FFF;                             // NaNs
+        if (kind == 2 && channel == 7) rows[i] = 0xFFFF;             // one of them
+        if (kind == 3) rows[i] = variant->bf16 ? 0x7F80u : 0x7C00u;  // infinities
+        if (kind == 4 && channel % 9 == 0) rows[i] = variant->bf16 ? 0xFF80u : 0xFC00u;
+      }
+    };
+    spoil(c.k, variant->k.head_dim), spoil(c.v, variant->v.head_dim);
+    for (std::size_t i = 0; i < c.slot_mapping.size(); ++i)
+      if (i % 5 != 0) c.slot_mapping[i] = -1;  // they are coded beside the others, but go nowhere
     CHECK(compare_bytes(*variant, c).where == "");
   }
 }
@@ -181,6 +235,7 @@ TEST_CASE("Blocks of a dense write that take several rounds of tokens", "[runtim
     CAPTURE(variant->name, heads);
     WriteCase c = random_case(*variant, 520, heads, 64, 24, false);
     c.matrix_k = random_rotations(1, dim, 25), c.matrix_v = random_rotations(1, dim, 26);
+    c.clip_k = {0.96}, c.clip_v = {0.92};
     check_rotated(compare_codes(*variant, c, 0x1p-17));
   }
 }

@@ -14,6 +14,19 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+/// (a & mask) | (b & ~mask), in one instruction.
+__device__ __forceinline__ u32 lop3_select(u32 mask, u32 a, u32 b) {
+  u32 c;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(c) : "r"(mask), "r"(a), "r"(b));
+  return c;
+}
+/// a & (b ^ c)
+__device__ __forceinline__ u32 lop3_and_xor(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x60;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 /// c += a b; a [16, 32] unsigned bytes, b [32, 8] signed bytes.
 __device__ __forceinline__ void mma_m16n8k32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -24,6 +37,13 @@ __device__ __forceinline__ void mma_m16n8k32_u8s8(int (&c)[4], u32 a0, u32 a1, u
 /// c += a b; a [16, 32] and b [32, 8] unsigned bytes.
 __device__ __forceinline__ void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/// c += bits set in both of a's rows and b's columns; a [16, 256] and b [256, 8] bits.
+__device__ __forceinline__ void mma_m16n8k256_and_popc(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

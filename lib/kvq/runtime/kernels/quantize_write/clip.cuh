@@ -3,41 +3,57 @@
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
 #include <cstdint>
-#include <type_traits>
 
 /// The threshold of the percentile clip (packing.md, "Clip"): the largest magnitude of a given rank in a row, exactly.
 ///
-/// Magnitudes are first told apart by *levels*: the range up to the largest one is cut into about 128 of equal size,
-/// and a level is twice its number in a byte, so that a word holds four channels. A search by quarters finds the level
-/// that the rank falls into; it mostly holds one or two of the row's channels, and the one in question is the nearest
-/// to one of the level's ends.
+/// Magnitudes are first told apart by *levels*: units of a power of two of which the largest one has 128 to 256, so
+/// that a level fits a byte and its ends are exact floats. Bits of equal weight are then gathered, a *plane* each: of
+/// 32 channels of a lane one word, of one weight. From the uppermost plane on, either those channels still in question
+/// that have the bit are enough for the rank, then it is among them, or it is among the others. What is counted at each
+/// plane is thus the bits of a word, over the row's four lanes: one binary product of tensor cores.
 ///
-/// A step of the search adds 256 less the level's byte to all bytes of a word at once. Bytes that are not below it run
-/// over, and what they hold falls by 256, or 255 if there is a byte above that takes the carry; even bytes never run
-/// over because of that. So the sum of all bytes, which a product of tensor cores with ones takes over the row's four
-/// lanes, tells how many there are.
+/// The level mostly holds one or two of the row's channels, and the one in question is the nearest to one of its ends.
 namespace kvq::write {
 
-constexpr unsigned kBytes = 0x01010101u;
-constexpr int kClipLevels = 128;
+constexpr int kLevelBits = 8;
 
-/// Sum of the bytes of each row; all lanes of a row get the row's.
-template <int kWords>
-__device__ __forceinline__ void sum_bytes(const unsigned (&words)[2][kWords], const unsigned (&add)[2], int (&sum)[2]) {
+/// Bits that are set in the words of each row, over the row's four lanes; all of them get the sum.
+template <int kBlocks>
+__device__ __forceinline__ void count_bits(const unsigned (&words)[2][kBlocks], int (&count)[2]) {
+  static_assert(kBlocks <= 2);
+#if __CUDA_ARCH__ < 1000
   int c[4] = {};
+  ptx::mma_m16n8k256_and_popc(c, words[0][0], words[1][0], kBlocks > 1 ? words[0][kBlocks - 1] : 0u,
+                              kBlocks > 1 ? words[1][kBlocks - 1] : 0u, kAll, kAll);
+  count[0] = c[0], count[1] = c[2];
+#else  // no such product, the assembler would write it out in many instructions
+  unsigned both = 0;
 #pragma unroll
-  for (int i = 0; i < kWords; i += 2)
-    ptx::mma_m16n8k32_u8u8(c, words[0][i] + add[0], words[1][i] + add[1], words[0][i + 1] + add[0],
-                           words[1][i + 1] + add[1], kBytes, kBytes);
-  sum[0] = c[0], sum[1] = c[2];
+  for (int b = 0; b < kBlocks; ++b)
+    both += static_cast<unsigned>(__popc(words[0][b])) + (static_cast<unsigned>(__popc(words[1][b])) << 16);
+  both += __shfl_xor_sync(kAll, both, 1);
+  both += __shfl_xor_sync(kAll, both, 2);
+  count[0] = static_cast<int>(both & 0xFFFFu), count[1] = static_cast<int>(both >> 16);
+#endif
 }
 
-/// Smallest float y with y scale >= level. @param size  1 / scale up to 2^-21
-__device__ __forceinline__ float level_begin(int level, float scale, float size) {
-  const float n = static_cast<float>(level);
-  float y = n * size;
-  y = fmaf(fmaf(-y, scale, n), size, y);  // the quotient up to little more than half a unit
-  return fmaf(y, scale, -n) < 0.0f ? __uint_as_float(__float_as_uint(y) + 1u) : y;
+/// Exchanges bits of two words: `a` gets the upper kWidth of every 2 kWidth bits of both, `b` the lower ones.
+template <int kWidth>
+__device__ __forceinline__ void part_bits(unsigned& a, unsigned& b) {
+  constexpr unsigned kUpper = kWidth == 4 ? 0xF0F0F0F0u : kWidth == 2 ? 0xCCCCCCCCu : 0xAAAAAAAAu;
+  const unsigned upper = ptx::lop3_select(kUpper, a, b >> kWidth);
+  b = ptx::lop3_select(kUpper, a << kWidth, b);
+  a = upper;
+}
+
+/// Eight words of four bytes to eight planes, the uppermost first.
+__device__ __forceinline__ void bytes_to_planes(unsigned (&words)[kLevelBits]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part_bits<4>(words[i], words[i + 4]);
+#pragma unroll
+  for (int i = 0; i < 8; i += i % 4 == 1 ? 3 : 1) part_bits<2>(words[i], words[i + 2]);
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) part_bits<1>(words[i], words[i + 1]);
 }
 
 /// Largest magnitude of rank `rank` in each of the two rows, 1 being the largest.
@@ -45,73 +61,70 @@ __device__ __forceinline__ float level_begin(int level, float scale, float size)
 template <int kSteps>
 __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], int rank, const float (&most)[2],
                                                 float (&threshold)[2]) {
-  constexpr int kWords = 2 * kSteps, kChannels = 32 * kSteps;
-  unsigned words[2][kWords];
-  float scale[2];  // levels of a unit; where all of a row lies in level 0 it is only slower
+  constexpr int kBlocks = (kSteps + 3) / 4;  // of 32 channels of a lane, the last one perhaps of fewer
+  unsigned planes[2][kBlocks][kLevelBits], in_question[2][kBlocks];
+  unsigned size[2];  // of a level, the float's bits
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    scale[r] = fminf(fmaxf(__fdividef(kClipLevels - 0.5f, most[r]), 0x1p-121f), 0x1p100f);
+    // Levels of a unit. Where rows are so small that all is in the lowest levels it is only slower.
+    const unsigned scale_bits = min(0x82800000u - (__float_as_uint(most[r]) & 0x7F800000u), 0x7E800000u);
+    const float scale = __uint_as_float(scale_bits);
+    size[r] = 0x7F000000u - scale_bits;
+    const auto level = [&](int word, int byte) {  // in the lowest byte
+      return __float_as_uint(__fmaf_rd(fabsf(x[r][word / 2][word % 2 * 4 + byte]), scale, 8388608.0f));
+    };
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      unsigned level[4];
+    for (int b = 0; b < kBlocks; ++b) {
+      constexpr int kAllWords = 2 * kSteps;
+      const int words = min(8, kAllWords - 8 * b);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        level[e] = __float_as_uint(__fmaf_rd(fabsf(x[r][i / 2][i % 2 * 4 + e]), scale[r], 8388608.0f));
-      const unsigned four =
-          __byte_perm(__byte_perm(level[0], level[1], 0x0040), __byte_perm(level[2], level[3], 0x0040), 0x5410);
-      words[r][i] = four + four;
-    }
-  }
-  // All in the units of a sum, 255 for each channel at a level or above it, and one for each of them in the uppermost
-  // byte of its word: how many more than the rank there are at a row's level, and at the first one known to have fewer.
-  // As unsigned numbers, levels that have enough have the smaller the higher they are, then come those that do not.
-  unsigned key[2], at_low[2], above[2];  // key: 256 - 2 level in each byte
-  int sum[2], at_none[2];                // what a sum of no channels at the level or above it exceeds
-  const unsigned none[2] = {};
-  sum_bytes(words, none, sum);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    key[r] = 256u * kBytes, at_none[r] = sum[r] + 256 * kChannels - 255 * rank;
-    at_low[r] = static_cast<unsigned>(255 * (kChannels - rank)), above[r] = static_cast<unsigned>(-255 * rank);
-  }
-  const auto step = [&](auto keys, int width) {  // takes the last of the next `keys` levels, `width` apart, that may be
-    const unsigned apart = 2u * static_cast<unsigned>(width) * kBytes;
-    constexpr int kKeys = decltype(keys)::value;
-    int taken[2] = {kKeys, kKeys};
-#pragma unroll
-    for (int i = 1; i <= kKeys; ++i) {
-      const unsigned add[2] = {key[0] - static_cast<unsigned>(i) * apart, key[1] - static_cast<unsigned>(i) * apart};
-      sum_bytes(words, add, sum);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int found = at_none[r] - 2 * kChannels * width * i - sum[r];
-        at_low[r] = min(at_low[r], static_cast<unsigned>(found));
-        above[r] = max(above[r], static_cast<unsigned>(found));
-        taken[r] += found >> 31;
+      for (int i = 0; i < 8; ++i) {
+        planes[r][b][i] = 0;
+        if (i < words) {
+          const int word = 8 * b + i;
+          const unsigned three = level(word, 3) * 65536u + (level(word, 2) * 256u + level(word, 1));
+          planes[r][b][i] = __byte_perm(three, level(word, 0), 0x4210);
+        }
       }
+      // A byte of a plane has a bit of each word, of word i bit 7 - i. Words that are missing are never in question.
+      in_question[r][b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
+      bytes_to_planes(planes[r][b]);
     }
+  }
+  // Less than no channels: how many are still missing among those in question.
+  unsigned missing[2] = {0u - static_cast<unsigned>(rank), 0u - static_cast<unsigned>(rank)};
+  int level[2] = {}, count[2];  // of the level first, how far it is from the last one
+#pragma unroll
+  for (int plane = 0; plane < kLevelBits; ++plane) {
+    unsigned have[2][kBlocks];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) have[r][b] = in_question[r][b] & planes[r][b][plane];
+    count_bits<kBlocks>(have, count);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      key[r] -= static_cast<unsigned>(taken[r]) * apart;
-      at_none[r] -= taken[r] * (2 * kChannels * width);
+      const unsigned with = missing[r] + static_cast<unsigned>(count[r]);
+      const int few = static_cast<int>(with) >> 31;  // all bits if those that have the bit are too few
+      missing[r] = max(missing[r], with);            // with is small if they are not
+      level[r] += level[r] + few;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+        in_question[r][b] = ptx::lop3_and_xor(in_question[r][b], planes[r][b][plane], static_cast<unsigned>(few));
     }
-  };
-  step(std::integral_constant<int, 1>{}, kClipLevels / 2);
-#pragma unroll 1
-  for (int width = kClipLevels / 8; width > 0; width /= 4) step(std::integral_constant<int, 3>{}, width);
+  }
+  count_bits<kBlocks>(in_question, count);
 
-  // The level holds the ranks above + 1 .. at_low. Go to the one in question from the nearer end: numbers 2 y - 2 end
-  // (from the upper end) or 2 end - 1 - 2 y (from the lower one), modulo 2^32, are largest for the magnitude y that is
-  // nearest to the end and inside. The factor 2 drops the sign.
+  // Go to the one in question from the nearer end of its level: numbers 2 y - 2 end (from the upper end) or 2 end - 1 -
+  // 2 y (from the lower one), modulo 2^32, are largest for the magnitude y that is nearest to the end and inside. The
+  // factor 2 drops the sign.
   int left[2];  // channels to pass, the last one is the one in question
   unsigned factor[2], offset[2], nearest[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const auto channels = [](unsigned of) { return static_cast<int>(of * 0x8081u >> 23); };  // of / 255
-    const int from_above = channels(254u - above[r]), from_below = channels(at_low[r]) + 1;
-    const int level = static_cast<int>(((0u - key[r]) & 255u) / 2u);
+    const int from_above = static_cast<int>(0u - missing[r]), from_below = count[r] - from_above + 1;
     const bool down = from_above <= from_below;
-    const float end = level_begin(level + (down ? 1 : 0), scale[r], __fdividef(1.0f, scale[r]));
+    const float end = static_cast<float>(255 + level[r] + (down ? 1 : 0)) * __uint_as_float(size[r]);
     left[r] = min(from_above, from_below);
     factor[r] = down ? 2u : ~1u;
     offset[r] = down ? 0u - 2u * __float_as_uint(end) : 2u * __float_as_uint(end) - 1u;
