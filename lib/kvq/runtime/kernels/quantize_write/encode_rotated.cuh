@@ -16,10 +16,6 @@ namespace kvq::write {
 
 constexpr float kFixed = 8388608.0f;  ///< 2^23: one unit is the last bit
 
-/// (a & mask) | (b & ~mask)
-__device__ __forceinline__ unsigned select_bits(unsigned mask, unsigned a, unsigned b) {
-  return (a & mask) | (b & ~mask);
-}
 /// Byte 2 of each word.
 __device__ __forceinline__ unsigned bytes_2(unsigned a, unsigned b, unsigned c, unsigned d) {
   return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
@@ -103,12 +99,12 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     unsigned inner[4], outer[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      inner[i] = select_bits(3u << 18, fixed(1, i), fixed(2, i));
-      outer[i] = select_bits(3u << 18, fixed(3, i), fixed(0, (i + 1) % 4));
+      inner[i] = ptx::lop3_select(3u << 18, fixed(1, i), fixed(2, i));
+      outer[i] = ptx::lop3_select(3u << 18, fixed(3, i), fixed(0, (i + 1) % 4));
     }
     const unsigned turned = bytes_2(outer[0], outer[1], outer[2], outer[3]);
-    return select_bits(0x3C3C3C3Cu, bytes_2(inner[0], inner[1], inner[2], inner[3]),
-                       __funnelshift_l(turned, turned, 4));
+    return ptx::lop3_select(0x3C3C3C3Cu, bytes_2(inner[0], inner[1], inner[2], inner[3]),
+                            __funnelshift_l(turned, turned, 4));
   }
 }
 
