@@ -29,6 +29,12 @@
  * are refused. What will run is loaded there when plans and caches are made, not by the first run. Calls that may run
  * at the same time need workspaces of their own.
  *
+ * Streams. Kernels of write and decode may come up while the stream's kernel before them ends, and let the next one
+ * come up while they end; each waits for what ran before it. So a kernel of the caller's that is launched with
+ * programmatic stream serialization among them must wait for the one before it (griddepcontrol.wait) too, whether it
+ * needs its results or not: else what follows it does not wait either. What a call reads must not change until it has
+ * ended.
+ *
  * Structures begin with `struct_size`. KVQ_INIT(object) zeroes one and sets that field; zero is every other field's
  * default. A library takes structures of older callers, and those of newer ones if the fields that it does not know are
  * zero.
@@ -37,7 +43,8 @@
  * supported, in one line. Unless the code is KVQ_CUDA, nothing was launched and outputs are untouched. No exception
  * leaves the library.
  *
- * Formats. Whatever pages hold (formats/pages.md) is served, with a head_dim of up to 256. Formats that have kernels of
+ * Formats. Whatever pages hold (formats/pages.md) is served, with a head_dim of up to 256, and dense rotations of
+ * multiples of 32. Formats that have kernels of
  * their own are tuned; all others run on plain kernels, which read the format as they run and are slower. Plans say
  * which they got (kvq_kernel_info).
  *
@@ -60,7 +67,7 @@ extern "C" {
 /* ---- Version, status, errors ---- */
 
 /** Of this header: 100 * major + minor. The major number changes if older callers break. */
-#define KVQ_ABI_VERSION 100
+#define KVQ_ABI_VERSION 200
 
 typedef struct kvq_version_info {
   int32_t abi_version; /**< of the library */
@@ -466,7 +473,8 @@ typedef struct kvq_prefill_args {
   const float* sink_logits;   /**< [Hq] learned attention sinks, or null */
   const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache, with the new ones if they are written */
   const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
-  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages; with a
+                                   sliding window those of the 127 tokens before it are read too, and must be pages */
   const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
   const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
@@ -487,8 +495,7 @@ typedef struct kvq_dequantize_plan kvq_dequantize_plan;
 KVQ_API kvq_status kvq_dequantize_plan_create(const kvq_model* model, int32_t layer, kvq_dequantize_plan** plan,
                                               kvq_error* error);
 KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
-KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info,
-                                              kvq_error* error);
+KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 typedef enum kvq_dequantize_flags {
   KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated and without their centre */
@@ -540,7 +547,8 @@ typedef struct kvq_selftest_layer {
  * in that type, and rows that it rounds are not firm. Allocates device memory and waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
- * run: no golden rows, none that fp16 holds, or no kernel; never counted as passed. Other codes: the test could not be made.
+ * run: no golden rows, none that fp16 holds, or no kernel; never counted as passed. Other codes: the test could not be
+ * made.
  *
  * @param layers    [capacity] results in order of layer, with struct_size set in the first; may be null with capacity 0
  * @param count     layers of this rank: how many results there are, also those beyond capacity; may be null

@@ -157,10 +157,10 @@ TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu
     const Current current(1);
     CHECK_THROWS_WITH(first->runner->run(),
                       Contains("invalid argument: write: the current device is 1, the cache is on 0"));
-    CHECK_THROWS_WITH(first->begin(1), Contains("step: the current device is 1, the cache is on 0"));
+    CHECK_THROWS_WITH(first->begin(1), Contains("step: the current device is 1, the model is on 0"));
     CHECK_THROWS_WITH(runtime::PagedCache(*first->engine.model, *first->engine.device_model,
                                           {.num_pages = 16, .max_sequences = 1}, nullptr),
-                      Contains("cache: the current device is 1, the cache is on 0"));
+                      Contains("cache: the current device is 1, the model is on 0"));
   }
   // The plan is of device 1, the cache of device 0, which is current.
   auto error = runtime::init<kvq_error>();

@@ -60,7 +60,7 @@ class Replay {
   int shift() const { return std::countr_zero(static_cast<unsigned>(layer_.pages.page_size)); }
 
   void write(SelftestLayer& result) {
-    const WriteVariant& variant = choose_write(layer_.key);
+    const WriteVariant variant = choose_write(layer_.key);
     WriteLaunch launch;
     expect(variant.plan(launch), "write");
     const auto count = static_cast<std::size_t>(rows_.tokens.count);
@@ -93,7 +93,7 @@ class Replay {
 
   void decode(SelftestLayer& result) {
     const LayerGeometry& g = layer_.plan.geometry;
-    const DecodeVariant& variant = choose_decode(layer_.key);
+    const DecodeVariant variant = choose_decode(layer_.key);
     DecodeLaunch launch;
     expect(variant.plan(launch), "decode");
     const auto elements = static_cast<std::size_t>(g.num_q_heads) * static_cast<std::size_t>(g.v_head_dim);

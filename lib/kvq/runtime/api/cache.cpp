@@ -81,7 +81,7 @@ kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_laye
     if (count != static_cast<std::int64_t>(model.layers.size()))
       throw Error{ErrorKind::usage,
                   fmt::format("cache: expected pools of {} layers, found {}", model.layers.size(), count)};
-    raise(check_device("cache", model.device));
+    raise(check_device("cache", model.device, "model"));
     raise(load_plan_step());
     auto made = std::make_unique<kvq_cache>();
     made->model = &model;

@@ -108,12 +108,13 @@ inline bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
 }
 
-inline Status check_device(const char* call, int device) {
+/// @param what  is on `device`
+inline Status check_device(const char* call, int device, const char* what) {
   int current = 0;
   const Status status = cuda_status(cudaGetDevice(&current), call);
   if (status.ok() && current != device)
-    return Status::fail(StatusCode::invalid_argument, "%s: the current device is %d, the cache is on %d", call, current,
-                        device);
+    return Status::fail(StatusCode::invalid_argument, "%s: the current device is %d, the %s is on %d", call, current,
+                        what, device);
   return status;
 }
 
@@ -136,7 +137,7 @@ inline Status find_layer(const char* call, const kvq_cache* cache, int layer, co
   if (!(found.layer->key == key))
     return Status::fail(StatusCode::invalid_argument, "%s: layer %d has another format than the layer of the plan",
                         call, layer);
-  return check_device(call, model.device);
+  return check_device(call, model.device, "cache");
 }
 
 inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }

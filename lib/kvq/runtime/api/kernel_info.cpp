@@ -28,7 +28,8 @@ kvq_status kvq_cache_demote_kernel(const kvq_cache* cache, std::int32_t layer, k
       throw Error{ErrorKind::usage, fmt::format("layer: expected {} to {}, found {}", model.first_layer,
                                                 model.first_layer + count - 1, layer)};
     if (model.windows.recent_tokens == 0)
-      throw Error{ErrorKind::unsupported, "cache: demotion without a recent window"};
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("cache: layer {}: recent_tokens is 0; tokens are demoted from a recent window", layer)};
     tell(choose_demote(model.layers[static_cast<std::size_t>(i)].key), info);
   });
 }

@@ -20,7 +20,7 @@ Status step(const kvq_step_plan& plan, const kvq_cache* cache, const kvq_step_ar
   if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
   if (!cache) return Status::fail(kBad, "step: cache must not be null");
   const kvq_device_model& model = *cache->model;
-  if (const Status status = check_device("step", model.device); !status.ok()) return status;
+  if (const Status status = check_device("step", model.device, "model"); !status.ok()) return status;
   if (model.windows != plan.windows || model.layers.front().windows.rows() != plan.window_layout.rows())
     return Status::fail(
         kBad,

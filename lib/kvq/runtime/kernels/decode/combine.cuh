@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kSideThreads, 2)
       float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
       if (p.center_k && (p.lse || p.sink_logits)) {
         const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride + query_head * kDim;
-        for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(q[c]), p.center_k[head * kDim + c], shift);
+        for (int c = lane; c < kDim; c += 32) shift = fmaf(to_float(__ldcg(q + c)), p.center_k[head * kDim + c], shift);
         for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
         shift *= p.softmax_scale * kLog2e;
       }

@@ -41,6 +41,9 @@ Status plan_decode(DecodeLaunch& launch) {
   prepare(decode::decode_kernel<T>);
   prepare(decode::combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
+  if (error == cudaSuccess && decode::Arrivals::kMost < T::kWarps * decode::Cut::kRounds * launch.blocks)
+    return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
+                        decode::Arrivals::kMost / (T::kWarps * decode::Cut::kRounds));
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
   return status_of(error, "decode: plan");
 }

@@ -39,13 +39,13 @@ struct Loader {
       const int first = (span.coded_stage + slot) * T::kStageTokens;
       job.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, span.coded_begin, span.coded_end};
       const std::int32_t* table =
-          p.page_table + (p.page_indptr ? p.page_indptr[walk.sequence] : walk.sequence * p.page_table_stride);
+          p.page_table + (p.page_indptr ? __ldcg(p.page_indptr + walk.sequence) : walk.sequence * p.page_table_stride);
       const std::byte* pages = p.pages + static_cast<std::int64_t>(walk.head) * page_tiles * T::kTileBytes;
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         const int token = first + (k << p.page_shift);
         if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < span.coded_end))
-          job.from[k] = pages + table[token >> p.page_shift] * p.page_stride;
+          job.from[k] = pages + __ldcg(table + (token >> p.page_shift)) * p.page_stride;
       }
       if constexpr (!T::kExact) {
         job.whole =
@@ -75,8 +75,9 @@ struct Loader {
         job.info = {flags | kStageExact, p.sink_tokens + (span.recent_part + recent) * T::kExactTokens,
                     span.recent_begin, span.length};
       job.values = kTileTokens * T::kHeadDim * 2;
-      job.from[0] = p.windows + p.window_slots[walk.sequence] * layout.slot_bytes() + walk.head * layout.head_bytes() +
-                    static_cast<std::int64_t>(part / 2) * (2 * job.values) + part % 2 * T::kExactBytes;
+      job.from[0] = p.windows + __ldcg(p.window_slots + walk.sequence) * layout.slot_bytes() +
+                    walk.head * layout.head_bytes() + static_cast<std::int64_t>(part / 2) * (2 * job.values) +
+                    part % 2 * T::kExactBytes;
     }
     return job;
   }

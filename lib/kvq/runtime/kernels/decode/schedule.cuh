@@ -11,7 +11,8 @@
 /// them cost more than they gain: each is one more item to begin and to end.)
 namespace kvq::decode {
 
-/// Slots of one item; equal for all heads of a sequence.
+/// Slots of one item; equal for all heads of a sequence. (Lengths and tables are read past the L1 cache: the kernel
+/// before, not this one, has waited for who wrote them.)
 struct Span {
   int length;                                   ///< tokens
   int first;                                    ///< first visible position
@@ -25,7 +26,7 @@ struct Span {
 template <typename T>
 __device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
   Span s;
-  s.length = max(0, p.seq_lens[sequence]);
+  s.length = max(0, __ldcg(p.seq_lens + sequence));
   s.first = p.sliding_window > 0 ? max(0, s.length - p.sliding_window) : 0;
   const int sinks = min(p.sink_tokens, s.length);
   s.coded_begin = max(sinks, s.first);
@@ -99,6 +100,7 @@ __device__ __forceinline__ long long record_of(int blocks, const Part& part) {
 /// the uppermost bits, modulo 2^24, the number of the piece behind its end less that of the first. So the item is
 /// complete when that difference is the number of parts.
 struct Arrivals {
+  static constexpr int kMost = (1 << 20) - 1;  ///< of parts, and of pieces
   unsigned long long bits = 0;
   /// @param counts  of several warps that leave the same part, only one tells of its piece
   static __device__ __forceinline__ unsigned long long of(const Part& part, bool counts) {

@@ -63,8 +63,8 @@ constexpr int attend_shared_bytes(const CacheFormat& format) {
   return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
 }
 
-/// A block takes one split of an item, a KV head of a sequence, for up to kHeads of its query heads. Grid [items,
-/// splits, chunks], the last one first. @tparam kMaxDim  D of V at most
+/// A block takes one split of an item, a KV head of a sequence, for up to kHeads of its query heads. Grid: items x
+/// splits x chunks, the last ones next to each other. @tparam kMaxDim  D of V at most
 template <int kMaxDim>
 __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     plain_attend_kernel(const __grid_constant__ DecodeWork work) {
@@ -247,6 +247,7 @@ Status plan(DecodeLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
+  if (error == cudaSuccess) error = load_kernel(attend_kernel(format));
   if (error == cudaSuccess) error = load_kernel(plain_queries_kernel<T>);
   if (error == cudaSuccess) error = load_kernel(plain_combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;

@@ -176,9 +176,10 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   if (!status.ok()) return status;
   launch.shared_bytes = prefill_shared_bytes(k_dim, v_dim);
   // The most that any call may want, since the attribute is the device's and other plans may want more.
-  const cudaError_t error =
-      cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           prefill_shared_bytes(kPlainHeadDim, v_dim <= 128 ? 128 : kPlainHeadDim));
+  cudaError_t error = load_kernel(prefill_kernel<T>(v_dim));
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 prefill_shared_bytes(kPlainHeadDim, v_dim <= 128 ? 128 : kPlainHeadDim));
   if (error != cudaSuccess) return status_of(error, "prefill: plain: plan");
   const PrefillShape& shape = launch.shape;
   const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);

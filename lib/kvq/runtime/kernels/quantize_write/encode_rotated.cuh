@@ -10,8 +10,8 @@
 ///
 /// A code is the integer part of q = x a + b. One fused multiply-add, rounded down, leaves q 2^f in the mantissa of a
 /// float, so that the code lies at bits f and above and the fraction below it, and bytes are picked from there. q
-/// errs by less than 2^-f beside the rounding of a. Where rows are clipped, or codes saturate, an addition to 0.5 that
-/// saturates at 0 and 1 comes first.
+/// errs by less than 2^-f beside the rounding of a. Where rows are clipped, or codes saturate, q as a share of
+/// all codes comes first, which saturates at 0 and 1.
 namespace kvq::write {
 
 constexpr float kFixed = 8388608.0f;  ///< 2^23: one unit is the last bit

@@ -43,9 +43,9 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
 template <typename K, typename V, typename T>
 cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                          CUstream_st* stream) {
-  const int tasks = (params.num_tokens + kTileTokens - 1) / kTileTokens * jobs;
-  const int blocks = std::min((tasks + write::kWarps - 1) / write::kWarps,
-                              launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim));
+  const std::int64_t tasks = (std::int64_t{params.num_tokens} + kTileTokens - 1) / kTileTokens * jobs;
+  const int most = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
+  const int blocks = static_cast<int>(std::min<std::int64_t>((tasks + write::kWarps - 1) / write::kWarps, most));
   const int turn = blocks * write::kWarps;
   return launch_kernel(write::quantize_write_kernel<K, V, T>, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps,
                        0, launch.overlapping, stream, params, first_job, jobs,
