@@ -1,6 +1,7 @@
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -26,6 +27,19 @@ const PrefillVariant* find_prefill_variant(const DequantizeVariant& rows) {
   for (const PrefillVariant* row : prefill_variants())
     if (row->head_dim == rows.k.head_dim && row->bf16 == rows.bf16 && rows.to_tiles) return row;
   return nullptr;
+}
+
+void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int64_t tile_bytes) {
+  const PrefillShape& shape = launch.shape;
+  const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);
+  PrefillSlab& slab = launch.slab;
+  slab.first_item = 0;
+  slab.tiles = (shape.max_keys + tile_tokens - 1) / tile_tokens;
+  slab.row_blocks = (most_rows + block_rows - 1) / block_rows;
+  const std::int64_t item_bytes = slab.tiles * tile_bytes, items = std::int64_t{shape.batch} * shape.num_kv_heads;
+  const std::int64_t fit = shape.workspace_bytes && item_bytes ? shape.workspace_bytes / item_bytes : items;
+  slab.items = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(items, 1), items));
+  launch.workspace_bytes = slab.items * item_bytes;
 }
 
 Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillShape& s) {

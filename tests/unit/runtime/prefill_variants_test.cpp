@@ -121,3 +121,25 @@ TEST_CASE("Prefills that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PrefillParams& p) { p.out_stride = 512; }), Contains("out must not"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.workspace = nullptr; }), Contains("workspace of 1048576 bytes"));
 }
+
+TEST_CASE("Slabs hold as many items as the workspace, one at least", "[runtime]") {
+  PrefillLaunch launch;
+  launch.shape = {.batch = 3, .num_q_heads = 8, .num_kv_heads = 2, .max_queries = 17, .max_keys = 129};
+  const auto slab_within = [&](std::int64_t bytes) {
+    launch.shape.workspace_bytes = bytes;
+    take_slab(launch, 64, 32, 1000);
+    return launch.slab.items;
+  };
+  CHECK(slab_within(0) == 6);  // as much as all take
+  CHECK(launch.slab.tiles == 5);
+  CHECK(launch.slab.row_blocks == 2);  // 17 tokens of four heads
+  CHECK(launch.workspace_bytes == 30000);
+  CHECK(slab_within(14999) == 2);
+  CHECK(launch.workspace_bytes == 10000);
+  CHECK(slab_within(15000) == 3);
+  CHECK(slab_within(1) == 1);
+  CHECK(slab_within(1'000'000) == 6);
+  launch.shape.batch = 0;
+  CHECK(slab_within(0) == 0);
+  CHECK(launch.workspace_bytes == 0);
+}

@@ -181,17 +181,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
     error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  prefill_shared_bytes(kPlainHeadDim, v_dim <= 128 ? 128 : kPlainHeadDim));
   if (error != cudaSuccess) return status_of(error, "prefill: plain: plan");
-  const PrefillShape& shape = launch.shape;
-  const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);
-  PrefillSlab& slab = launch.slab;
-  slab.first_item = 0;
-  slab.tiles = (shape.max_keys + kTokens - 1) / kTokens;
-  slab.row_blocks = (most_rows + kBlockRows - 1) / kBlockRows;
-  const std::int64_t item_bytes = PrefillRows{k_dim, v_dim}.item_bytes(slab.tiles),
-                     items = std::int64_t{shape.batch} * shape.num_kv_heads;
-  const std::int64_t fit = shape.workspace_bytes && item_bytes ? shape.workspace_bytes / item_bytes : items;
-  slab.items = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(items, 1), items));
-  launch.workspace_bytes = slab.items * item_bytes;
+  take_slab(launch, kBlockRows, kTokens, PrefillRows{k_dim, v_dim}.item_bytes(1));
   return {};
 }
 

@@ -48,18 +48,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
                         : prepare_prefill(prefill::prefill_kernel<Any>, launch.shared_bytes);
   if (error != cudaSuccess) return status_of(error, "prefill: plan");
 
-  const PrefillShape& shape = launch.shape;
-  const int block_rows = launch.sm90 ? Sm90::kRows : Any::kRows;
-  const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);
-  PrefillSlab& slab = launch.slab;
-  slab.first_item = 0;
-  slab.tiles = (shape.max_keys + kTiles.tokens() - 1) / kTiles.tokens();
-  slab.row_blocks = (most_rows + block_rows - 1) / block_rows;
-  const std::int64_t item_bytes = std::int64_t{slab.tiles} * kTiles.bytes(),
-                     items = std::int64_t{shape.batch} * shape.num_kv_heads;
-  const std::int64_t fit = shape.workspace_bytes && item_bytes ? shape.workspace_bytes / item_bytes : items;
-  slab.items = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(items, 1), items));
-  launch.workspace_bytes = slab.items * item_bytes;
+  take_slab(launch, launch.sm90 ? Sm90::kRows : Any::kRows, kTiles.tokens(), kTiles.bytes());
   return {};
 }
 

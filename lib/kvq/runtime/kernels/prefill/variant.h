@@ -27,6 +27,11 @@ struct PrefillLaunch {
   std::int64_t workspace_bytes = 0;  ///< that are needed
 };
 
+/// Divides the work of `launch.shape` into slabs that keep within its workspace, one item at least.
+/// @param block_rows  rows of an item that a block takes
+/// @param tile_bytes  of keys and values of `tile_tokens` tokens of an item
+void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int64_t tile_bytes);
+
 /// One row of variants.json, compiled, or the plain kernels: attention over the workspace, whatever the cache's format.
 struct PrefillVariant {
   const char* name = "";
