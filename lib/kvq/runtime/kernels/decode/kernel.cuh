@@ -63,6 +63,9 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
   int stage = team, next_place = 0;
   unsigned parity = 0, ready_parity = 0, item_parity = 0;  // of the ring; of the next place; of this item's
   for (;;) {
+    // Barriers tell odd rounds from even ones, no more, and copies end in any order: who comes to a stage that another
+    // team had before might be a round ahead of it, and waits for that team first.
+    if (!T::kOwned) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity ^ 1);
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const typename T::StageInfo info = shared.info[stage];
     if (info.flags & kStageEnd) return;
@@ -88,11 +91,11 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
 
     // 4. The item's end, or the end of the piece.
     if (info.flags & kStageLast) {
-      const float unit = settle<T>(query, state);
+      settle<T>(state);
       if constexpr (T::kTeams == 1)
-        leave_alone<T>(p, shared, place, stage, member, lane, state, unit);
+        leave_alone<T>(p, shared, place, stage, member, lane, state);
       else
-        leave_share<T>(p, shared, place, stage, team, member, lane, state, unit, item_parity);
+        leave_share<T>(p, shared, place, stage, team, member, lane, state, item_parity);
     } else {
       ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
     }

@@ -8,9 +8,8 @@
 namespace kvq::decode {
 
 /// Sums over lanes, and the part of the codes' minimum, or of their middle, that the products left out.
-/// @return  base-2 score of 1 in the unit of `state.max`
 template <typename T>
-__device__ __forceinline__ float settle(const Query<T>& query, State<T>& state) {
+__device__ __forceinline__ void settle(State<T>& state) {
   using Side = typename T::VSide;
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) {
@@ -26,7 +25,6 @@ __device__ __forceinline__ float settle(const Query<T>& query, State<T>& state) 
         value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
                  state.minima[value_step(Side::side(), block) / Side::kStepsInGroup];
   }
-  return query.unit;
 }
 
 template <typename T>
@@ -44,7 +42,7 @@ __device__ __forceinline__ void announce_part(const DecodeParams& p, const Part&
 /// The only team: each warp has all tokens of its heads.
 template <typename T>
 __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::Shared& shared, int place, int stage,
-                                            int member, int lane, const State<T>& state, float unit) {
+                                            int member, int lane, const State<T>& state) {
   const int g = lane >> 2, head = 4 * member + (lane & 3);
   typename T::Record& record = record_at<T>(p, shared, place);
 #pragma unroll
@@ -52,7 +50,7 @@ __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::S
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       record.value[head][value_channel(T::VSide::side(), 16 * block + 8 * i + g)] = state.out[block][i];
-  if (g == 0) record.state[head] = make_float2(state.max * unit, state.sum);
+  if (g == 0) record.state[head] = make_float2(state.max, state.sum);
   const Part part = shared.parts[place];
   ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.left[place]));
@@ -61,8 +59,7 @@ __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::S
 
 template <typename T>
 __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::Shared& shared, int place, int stage,
-                                            int team, int member, int lane, const State<T>& state, float unit,
-                                            unsigned parity) {
+                                            int team, int member, int lane, const State<T>& state, unsigned parity) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
   const int g = lane >> 2, t = lane & 3;
   if constexpr (T::kTeam > 1) ptx::bar_sync(1 + team, 32 * T::kTeam);  // all have read the stage
@@ -74,7 +71,7 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       share[t * kDim + (value_channel(T::VSide::side(), 16 * block + 8 * i + g) ^ (8 * t))] = state.out[block][i];
-  if (g == 0) shared.states[place][team * T::kTeam + member][t] = make_float2(state.max * unit, state.sum);
+  if (g == 0) shared.states[place][team * T::kTeam + member][t] = make_float2(state.max, state.sum);
   if (member == 0 && lane == 0) shared.ends[place][team] = stage;
 #if __CUDA_ARCH__ >= 900
   ptx::fence_proxy_async();  // the stage's next content comes by the copy engine

@@ -11,7 +11,7 @@ namespace kvq::decode {
 template <typename T>
 struct State {
   float out[T::kBlocks][2];         ///< block of 16 places, rows g and g + 8
-  float max;                        ///< largest score in the query's unit
+  float max;                        ///< what exponentials refer to, in base 2: a largest score so far
   float sum;                        ///< this lane's tokens only
   float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
 
@@ -22,22 +22,26 @@ struct State {
     sum = 0.0f;
   }
 
-  /// Takes over a stage's largest score of this lane: rescales what is there if it grew.
+  /// How far, in base 2, scores may rise above the reference before it follows them: what exponentials lose at the
+  /// other end is nothing, in floats, and lanes need not agree on each stage's largest score.
+  static constexpr float kSlack = 8.0f;
+
+  /// Takes over a stage's largest score of this lane: rescales what is there if it grew by much.
   /// @param unit  score in base 2 of 1
   /// @return      what to subtract from scores in base 2
   __device__ __forceinline__ float rescale(float stage_max, float unit) {
-    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
-    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
-    stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
-    if (__any_sync(kAll, stage_max > max)) {
-      const float larger = fmaxf(max, stage_max);
-      const float factor = larger > max ? ptx::ex2((max - larger) * unit) : 1.0f;
+    if (__any_sync(kAll, fmaf(stage_max, unit, -max) > kSlack)) {  // false where both are infinite
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
+      const float larger = fmaxf(max, stage_max * unit);
+      const float factor = larger > max ? ptx::ex2(max - larger) : 1.0f;
       for (auto& block : out) block[0] *= factor, block[1] *= factor;
       for (float& m : minima) m *= factor;
       sum *= factor;
       max = larger;
     }
-    return max == kMinusInf ? 0.0f : max * unit;
+    return max == kMinusInf ? 0.0f : max;
   }
 };
 

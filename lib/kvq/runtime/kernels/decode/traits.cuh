@@ -52,10 +52,13 @@ struct DecodeTraits {
   }
   static constexpr bool kNested = nested();
 
-  // Stages: exact tokens by eight, coded ones as many steps of 32 as take about as many bytes; 4 KB at head_dim 128.
+  // Stages: exact tokens by eight, 4 KB at head_dim 128; coded ones by steps of 32, as many as take about as many bytes,
+  // or, at head_dim 128, twice as many bytes: a warp has fewer instructions for a token if it takes 64 at once.
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
-  static constexpr int kStageTiles = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4 ? 4 : 2;
+  static constexpr bool kSmall = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
+  static constexpr bool kLarge = !kExact && !kSmall && kHeadDim == 128 && 4 * kTileBytes <= 9216;
+  static constexpr int kStageTiles = kSmall || kLarge ? 4 : 2;
   static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
   static constexpr int kValuesAt =
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
@@ -67,8 +70,10 @@ struct DecodeTraits {
   static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
                                                                              : kFit < 2 ? 2
                                                                                         : kFit;  ///< stages of a team
-  static constexpr int kStages = kTeams * kEach;          ///< stage s is team s mod kTeams'
-  static constexpr int kItems = kHeadDim <= 128 ? 4 : 3;  ///< items whose queries are there at once
+  /// Teams take loads in turn: load n is team n mod kTeams' and lies in stage n mod kStages.
+  static constexpr int kStages = kLarge && kTeams == 4 ? 7 : kTeams * kEach;
+  static constexpr bool kOwned = kStages % kTeams == 0;              ///< a stage is always the same team's
+  static constexpr int kItems = kHeadDim <= 128 && !kLarge ? 4 : 3;  ///< items whose queries are there at once
 
   /// Queries of an item as the attending warps take them (queries.cuh): four heads a member of a team.
   static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
