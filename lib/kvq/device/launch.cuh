@@ -1,19 +1,12 @@
 #pragma once
 
-#include <kvq/core/status.h>
-
-#include <cuda_runtime.h>
+#include <kvq/device/cuda_status.h>
 
 #include <cstddef>
 #include <type_traits>
 
 /// Kernels as the host sees them.
 namespace kvq {
-
-/// @param what  whom a message is from, "decode: launch"
-inline Status status_of(cudaError_t error, const char* what) {
-  return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
-}
 
 /// Loads a kernel on the current device, which else its first launch would do, be it captured or not.
 /// @param can_overlap  may be launched early if it waits itself (ptx.cuh): code for earlier devices, run on a later

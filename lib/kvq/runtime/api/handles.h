@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/device/cuda_status.h>
 #include <kvq/runtime.h>
 #include <kvq/runtime/api/abi.h>
 #include <kvq/runtime/kernel_choice.h>
@@ -99,10 +100,6 @@ struct kvq_dequantize_plan {
 };
 
 namespace kvq::abi {
-
-inline Status cuda_status(cudaError_t error, const char* what) {
-  return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
-}
 
 inline bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;

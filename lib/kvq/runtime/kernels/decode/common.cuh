@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/device/convert.cuh>
 #include <kvq/device/ptx.cuh>
 
 /// What every part of the decode kernel uses.
@@ -18,13 +19,6 @@ constexpr unsigned kFullArrivals = 1;
 __device__ __forceinline__ unsigned half_of(float x, int part) {
   const __nv_bfloat16 high = __float2bfloat16_rn(x);
   return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
-}
-
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
-__device__ __forceinline__ void from_float(float x, __half& y) {
-  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
 }
 
 }  // namespace kvq::decode

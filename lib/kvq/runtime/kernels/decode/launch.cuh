@@ -45,7 +45,7 @@ Status plan_decode(DecodeLaunch& launch) {
     return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
                         decode::Arrivals::kMost / (T::kWarps * decode::Cut::kRounds));
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
-  return status_of(error, "decode: plan");
+  return cuda_status(error, "decode: plan");
 }
 
 template <typename T>
@@ -78,7 +78,7 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   if (error == cudaSuccess)
     error = launch_kernel(decode::combine_kernel<T>, side_blocks(items * splits, 2), decode::kSideThreads, 0,
                           launch.overlapping, stream, p, launch.blocks, heads_each);
-  return status_of(error, "decode: launch");
+  return cuda_status(error, "decode: launch");
 }
 
 template <typename T>

@@ -12,7 +12,7 @@ namespace kvq {
 
 template <typename K, typename V>
 Status load_demote() {
-  return status_of(load_kernel(demote::demote_kernel<K, V>), "demote: load");
+  return cuda_status(load_kernel(demote::demote_kernel<K, V>), "demote: load");
 }
 
 template <typename K, typename V>
@@ -22,8 +22,8 @@ Status run_demote(const DemoteVariant&, const DemoteParams& params, CUstream_st*
   const dim3 grid(static_cast<unsigned>(std::min(runs, demote::kMaxRuns)),
                   static_cast<unsigned>((2 * params.num_kv_heads + write::kWarps - 1) / write::kWarps),
                   static_cast<unsigned>(params.num_layers));
-  return status_of(launch_kernel(demote::demote_kernel<K, V>, grid, 32 * write::kWarps, 0, false, stream, params),
-                   "demote: launch");
+  return cuda_status(launch_kernel(demote::demote_kernel<K, V>, grid, 32 * write::kWarps, 0, false, stream, params),
+                     "demote: launch");
 }
 
 template <typename K, typename V>

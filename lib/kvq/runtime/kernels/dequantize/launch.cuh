@@ -34,7 +34,7 @@ Status plan_dequantize(DequantizeLaunch& launch) {
   if constexpr (T::kHeadDim % 64 == 0)
     if (error == cudaSuccess) error = prepare_dequantize<T, dequantize::ToTiles<T>>(launch.shared_bytes, each);
   launch.blocks = each * multiprocessors;
-  return status_of(error, "dequantize: plan");
+  return cuda_status(error, "dequantize: plan");
 }
 
 /// As many blocks as run at once, the same number for each head and side.
@@ -44,9 +44,9 @@ Status launch_dequantize(const DequantizeLaunch& launch, const Destination& dest
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, launch.blocks / (2 * heads * T::kParts))), T::kParts,
                   static_cast<unsigned>(2 * heads));
-  return status_of(launch_kernel(dequantize::dequantize_kernel<T, Destination>, grid, T::kThreads, launch.shared_bytes,
-                                 false, stream, destination),
-                   "dequantize: launch");
+  return cuda_status(launch_kernel(dequantize::dequantize_kernel<T, Destination>, grid, T::kThreads,
+                                   launch.shared_bytes, false, stream, destination),
+                     "dequantize: launch");
 }
 
 template <typename T>

@@ -252,7 +252,7 @@ Status plan(DecodeLaunch& launch) {
   if (error == cudaSuccess) error = load_kernel(plain_combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
   launch.shared_records = launch.blocks;  // see `splits` below
-  return status_of(error, "decode: plain: plan");
+  return cuda_status(error, "decode: plain: plan");
 }
 
 template <typename T>
@@ -274,7 +274,7 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
     error = launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(items * work.splits * work.chunks),
                           kThreads, launch.shared_bytes, false, stream, work);
   if (error == cudaSuccess) error = launch_kernel(plain_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
-  return status_of(error, "decode: plain: launch");
+  return cuda_status(error, "decode: plain: launch");
 }
 
 }  // namespace

@@ -50,15 +50,15 @@ __global__ void __launch_bounds__(kThreads)
 
 namespace {
 
-Status load_demote() { return status_of(load_kernel(plain_demote_kernel), "demote: plain: load"); }
+Status load_demote() { return cuda_status(load_kernel(plain_demote_kernel), "demote: plain: load"); }
 
 Status run_demote(const DemoteVariant& variant, const DemoteParams& params, CUstream_st* stream) {
   if (params.max_demotions == 0 || params.num_layers == 0) return {};
   const int runs = (params.max_demotions + kTileTokens - 1) / kTileTokens;
   const dim3 grid(static_cast<unsigned>(std::min(runs, kMostRuns)), static_cast<unsigned>(2 * params.num_kv_heads),
                   static_cast<unsigned>(params.num_layers));
-  return status_of(launch_kernel(plain_demote_kernel, grid, kThreads, 0, false, stream, params, variant.format()),
-                   "demote: plain: launch");
+  return cuda_status(launch_kernel(plain_demote_kernel, grid, kThreads, 0, false, stream, params, variant.format()),
+                     "demote: plain: launch");
 }
 
 }  // namespace

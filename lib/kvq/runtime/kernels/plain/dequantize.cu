@@ -214,7 +214,7 @@ Status count_blocks(int& blocks) {
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, plain_dequantize_kernel<T, Destination>, kThreads, 0);
   blocks = each * multiprocessors;
-  return status_of(error, "dequantize: plain: plan");
+  return cuda_status(error, "dequantize: plain: plan");
 }
 
 template <typename T, typename Destination>
@@ -222,7 +222,7 @@ Status launch(const Destination& destination, const CacheFormat& format, int blo
   const int sides = 2 * destination.cache().num_kv_heads;
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, blocks / sides)), static_cast<unsigned>(sides));
-  return status_of(
+  return cuda_status(
       launch_kernel(plain_dequantize_kernel<T, Destination>, grid, kThreads, 0, false, stream, destination, format),
       "dequantize: plain: launch");
 }

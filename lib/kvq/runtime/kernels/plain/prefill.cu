@@ -180,7 +180,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  prefill_shared_bytes(kPlainHeadDim, v_dim <= 128 ? 128 : kPlainHeadDim));
-  if (error != cudaSuccess) return status_of(error, "prefill: plain: plan");
+  if (error != cudaSuccess) return cuda_status(error, "prefill: plain: plan");
   take_slab(launch, kBlockRows, kTokens, PrefillRows{k_dim, v_dim}.item_bytes(1));
   return {};
 }
@@ -198,7 +198,7 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
     const cudaError_t error =
         launch_kernel(prefill_kernel<T>(v_dim), static_cast<unsigned>(slab.items * slab.row_blocks), kPrefillThreads,
                       launch.shared_bytes, false, stream, params, slab, k_dim, v_dim);
-    if (error != cudaSuccess) return status_of(error, "prefill: plain: launch");
+    if (error != cudaSuccess) return cuda_status(error, "prefill: plain: launch");
   }
   return {};
 }

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/plain/format.h>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <kvq/device/convert.cuh>
 
 #include <cstddef>
 
@@ -12,13 +10,6 @@ namespace kvq::plain {
 
 constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
-__device__ __forceinline__ void from_float(float x, __half& y) {
-  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
-}
 
 /// A number beside the codes.
 __device__ __forceinline__ float number(unsigned bits, bool bfloat) {

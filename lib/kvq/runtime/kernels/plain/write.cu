@@ -108,7 +108,7 @@ namespace {
 
 template <typename T>
 Status plan_write(WriteLaunch&) {
-  return status_of(load_kernel(plain_write_kernel<T>), "quantize_write: plain: plan");
+  return cuda_status(load_kernel(plain_write_kernel<T>), "quantize_write: plain: plan");
 }
 
 template <typename T>
@@ -116,8 +116,8 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
   if (params.num_tokens == 0) return {};
   const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
                   static_cast<unsigned>(2 * params.num_kv_heads));
-  return status_of(launch_kernel(plain_write_kernel<T>, grid, kThreads, 0, false, stream, params, launch.format),
-                   "quantize_write: plain: launch");
+  return cuda_status(launch_kernel(plain_write_kernel<T>, grid, kThreads, 0, false, stream, params, launch.format),
+                     "quantize_write: plain: launch");
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   if (error == cudaSuccess)
     error = launch.sm90 ? prepare_prefill(prefill::prefill_sm90_kernel<Sm90>, launch.shared_bytes)
                         : prepare_prefill(prefill::prefill_kernel<Any>, launch.shared_bytes);
-  if (error != cudaSuccess) return status_of(error, "prefill: plan");
+  if (error != cudaSuccess) return cuda_status(error, "prefill: plan");
 
   take_slab(launch, launch.sm90 ? Sm90::kRows : Any::kRows, kTiles.tokens(), kTiles.bytes());
   return {};
@@ -69,7 +69,7 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
                                                           launch.shared_bytes, false, stream, params, slab)
                                           : launch_kernel(prefill::prefill_kernel<Any>, blocks, Any::kThreads,
                                                           launch.shared_bytes, false, stream, params, slab);
-    if (error != cudaSuccess) return status_of(error, "prefill: launch");
+    if (error != cudaSuccess) return cuda_status(error, "prefill: launch");
   }
   return {};
 }

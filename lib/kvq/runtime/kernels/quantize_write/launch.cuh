@@ -24,7 +24,7 @@ Status plan_write(WriteLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(dense, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  write::DenseBlock<K::kHeadDim>::kSharedBytes);
-  return status_of(error, "quantize_write: plan");
+  return cuda_status(error, "quantize_write: plan");
 }
 
 /// Blocks that share a job stay for as many tokens as come: as many as there are multiprocessors for.
@@ -64,7 +64,7 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
   const bool dense_k = params.k.rotation != nullptr, dense_v = params.v.rotation != nullptr;
   cudaError_t error = enqueue(dense_k, 0, dense_k == dense_v ? 2 * heads : heads);
   if (error == cudaSuccess && dense_k != dense_v) error = enqueue(dense_v, heads, heads);
-  return status_of(error, "quantize_write: launch");
+  return cuda_status(error, "quantize_write: launch");
 }
 
 template <typename K, typename V, typename T>

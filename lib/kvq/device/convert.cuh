@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/// Activations as floats and back. What is beyond the largest fp16 number becomes that number, not infinity.
+namespace kvq {
+
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_float(float x, __half& y) {
+  y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
+
+}  // namespace kvq

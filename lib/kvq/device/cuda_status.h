@@ -1,0 +1,14 @@
+#pragma once
+
+#include <kvq/core/status.h>
+
+#include <cuda_runtime.h>
+
+namespace kvq {
+
+/// @param what  whom a message is from, "decode: launch"
+inline Status cuda_status(cudaError_t error, const char* what) {
+  return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
+}
+
+}  // namespace kvq
