@@ -52,8 +52,9 @@ struct DecodeTraits {
   }
   static constexpr bool kNested = nested();
 
-  // Stages: exact tokens by eight, 4 KB at head_dim 128; coded ones by steps of 32, as many as take about as many bytes,
-  // or, at head_dim 128, twice as many bytes: a warp has fewer instructions for a token if it takes 64 at once.
+  // Stages: exact tokens by eight, 4 KB at head_dim 128; coded ones by steps of 32, as many as take about as many
+  // bytes. At head_dim 128 there may be twice as many bytes, so that a warp takes 64 tokens of four bits at once too:
+  // it has fewer instructions for each. (128 tokens of two bits at once were slower: the last ones come late.)
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
   static constexpr bool kSmall = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
@@ -64,7 +65,8 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  /// Three blocks a multiprocessor have room for about 55 KB of stages each, two (head_dim above 128) for 64 KB.
+  /// Three blocks a multiprocessor have room for about 55 KB of stages each, or 61 KB and queries of fewer items; two
+  /// (head_dim above 128) for 64 KB.
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
   static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
