@@ -29,6 +29,7 @@ struct DenseBlock {
   static constexpr int kPieceColumns = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
   static constexpr int kPieces = kDim / kPieceColumns;
   static_assert(kLayout.slabs() % kStageSlabs == 0);
+  static_assert(kSharedBytes <= 99 * 1024, "what a block has on every architecture");
 };
 
 /// What a warp holds of its product: of each piece, of each eight columns, two of row g and two of row g + 8.
