@@ -2,6 +2,8 @@
 #include "device_memory.h"
 #include "plain_attention.cuh"
 
+#include <kvq/runtime/prepare.h>
+
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -192,11 +194,13 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   if (c.rotation == CaseRotation::hadamard) {
     std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
     for (auto& s : signs) s = random() & 1 ? 1 : -1;
-    p.rotation_k = {dim & -dim, true, arena.put(signs), nullptr};
-    p.rotation_v = {(v_dim & -v_dim) / 2, true, p.rotation_k.signs, nullptr};
+    p.rotation_k = {dim & -dim, true, arena.put(signs)};
+    p.rotation_v = {(v_dim & -v_dim) / 2, true, p.rotation_k.signs};
   } else if (c.rotation == CaseRotation::dense) {
-    p.rotation_k = {0, true, nullptr, arena.put(random_rotations(c.num_kv_heads, dim, false, random))};
-    p.rotation_v = {0, false, nullptr, arena.put(random_rotations(1, v_dim, true, random))};
+    const std::vector<float> of_keys = random_rotations(c.num_kv_heads, dim, false, random),
+                             of_values = random_rotations(1, v_dim, true, random);
+    p.rotation_k = {0, true, nullptr, arena.put(of_keys), arena.put(rotation_fragments(of_keys, dim))};
+    p.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),

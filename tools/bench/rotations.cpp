@@ -1,5 +1,7 @@
 #include "rotations.h"
 
+#include <kvq/runtime/prepare.h>
+
 #include <cmath>
 
 namespace kvq::bench {
@@ -26,8 +28,9 @@ std::vector<float> random_orthogonal(std::size_t dim, std::mt19937& random) {
 }
 
 DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const std::vector<float>& matrices) {
-  if (!matrices.empty()) return {0, true, nullptr, memory.put(matrices)};
-  if (rotations.order > 0) return {rotations.order, true, memory.put(rotations.signs), nullptr};
+  if (!matrices.empty())
+    return {0, true, nullptr, memory.put(matrices), memory.put(rotation_fragments(matrices, rotations.head_dim))};
+  if (rotations.order > 0) return {rotations.order, true, memory.put(rotations.signs)};
   return {};
 }
 
@@ -36,6 +39,7 @@ DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const s
 HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random) {
   const auto dim = static_cast<std::size_t>(head_dim);
   HeadRotations all;
+  all.head_dim = head_dim;
   all.plans.resize(static_cast<std::size_t>(num_kv_heads));
   if (kind == CaseRotation::hadamard) all.order = hadamard_order(head_dim);
   for (TensorPlan& plan : all.plans) {

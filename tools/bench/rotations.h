@@ -17,6 +17,7 @@ struct HeadRotations {
   std::vector<float> transposed;   ///< the same, each turned
   std::vector<std::int8_t> signs;  ///< [Hkv, D] for Hadamard, else empty
   int order = 0;                   ///< of the Hadamard blocks, 0 = none
+  int head_dim = 0;
 };
 HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random);
 

@@ -2,6 +2,7 @@
 #include <kvq/runtime/kernels/decode/variant.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace kvq {
 
@@ -54,6 +55,9 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   if (std::int64_t{p.batch} * p.num_q_heads > INT32_MAX)
     return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",
                         p.batch, p.num_q_heads, INT32_MAX);
+  for (const auto& [side, rotation] : {std::pair{"k", &p.rotation_k}, std::pair{"v", &p.rotation_v}})
+    if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
+      return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};

@@ -66,7 +66,8 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
   side.center = put(centers(plan, num_kv_heads, d));
   side.write_center = put(center_rotated);
   if (plan.rotation.kind == RotationKind::dense) {
-    side.matrix = put(value ? transposed(plan.rotation.matrix, d) : plan.rotation.matrix);
+    const std::vector<float> matrix = value ? transposed(plan.rotation.matrix, d) : plan.rotation.matrix;
+    side.matrix = put(matrix), side.fragments = put(rotation_fragments(matrix, dim));
     side.packed = put(packed(plan.rotation.matrix, dim, bf16));
     if (side.per_head) side.packed_stride = packed_rotation_bytes(dim);
   }
@@ -99,7 +100,9 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     side.rotation = at(s.packed), side.rotation_stride = s.packed_stride;
     return side;
   };
-  const auto rotation = [&](const Side& s) { return DeviceRotation{s.order, s.per_head, signs(s), floats(s.matrix)}; };
+  const auto rotation = [&](const Side& s) {
+    return DeviceRotation{s.order, s.per_head, signs(s), floats(s.matrix), at(s.fragments)};
+  };
   const Layer& layer = layers_[i];
   return {.write_k = write(layer.k),
           .write_v = write(layer.v),

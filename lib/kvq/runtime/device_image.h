@@ -25,9 +25,9 @@ struct LayerPointers {
   const float* center_v = nullptr;
 };
 
-/// The bytes that kernels read of some layers: signs, matrices (for decoding those of values transposed, for writing
-/// packed), centres, clips. Made on the host; all offsets are multiples of 256, so one copy to aligned memory brings it
-/// to a device.
+/// The bytes that kernels read of some layers: signs, matrices (for decoding those of values transposed, and laid out
+/// for tensor cores too; for writing packed), centres, clips. Made on the host; all offsets are multiples of 256, so
+/// one copy to aligned memory brings it to a device.
 class DeviceImage {
  public:
   /// @param plan  one rank's (see slice()), valid, with values, of uniform or exact coders
@@ -44,7 +44,8 @@ class DeviceImage {
   /// Offsets of one side, and what goes with them.
   struct Side {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, packed = {};        ///< for decoding and for writing
+    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for decoding, twice
+    std::optional<std::size_t> packed = {};                     ///< for writing
     std::optional<std::size_t> center = {}, write_center = {};  ///< the same
     std::optional<std::size_t> clip_ranks = {};
     std::int64_t packed_stride = 0;

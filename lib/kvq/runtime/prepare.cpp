@@ -2,6 +2,7 @@
 
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
+#include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 
 #include <algorithm>
@@ -63,6 +64,24 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
           std::memcpy(to + layout.offset(slab, 1, k, n), &low, sizeof low);
         }
   return {};
+}
+
+std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim) {
+  if (head_dim < 32 || head_dim % 32 != 0) return {};
+  const DecodeRotationLayout layout{head_dim};
+  const auto dim = static_cast<std::size_t>(head_dim), count = matrices.size() / (dim * dim);
+  std::vector<std::byte> all(count * static_cast<std::size_t>(layout.bytes()));
+  for (std::size_t m = 0; m < count; ++m)
+    for (int row = 0; row < head_dim; ++row)
+      for (int column = 0; column < head_dim; ++column) {
+        const float element =
+            matrices[(m * dim + static_cast<std::size_t>(row)) * dim + static_cast<std::size_t>(column)];
+        const std::uint16_t high = float_to_bf16(element), low = float_to_bf16(element - bf16_to_float(high));
+        std::byte* to = all.data() + m * static_cast<std::size_t>(layout.bytes());
+        std::memcpy(to + layout.offset(row, column, 0), &high, sizeof high);
+        std::memcpy(to + layout.offset(row, column, 1), &low, sizeof low);
+      }
+  return all;
 }
 
 }  // namespace kvq

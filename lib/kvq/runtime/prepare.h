@@ -31,4 +31,9 @@ std::int64_t packed_rotation_bytes(int head_dim);
 /// @param out       n times packed_rotation_bytes()
 Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out);
 
+/// Lays dense rotations out for decode (DeviceRotation::fragments).
+/// @param matrices  [n, D, D] as in DeviceRotation::matrix; D a multiple of 32
+/// @return          n times 4 D D bytes; empty for other D
+std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim);
+
 }  // namespace kvq

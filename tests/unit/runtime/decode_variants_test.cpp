@@ -74,6 +74,12 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DecodeParams& p) { p.batch = 1 << 29; }), Contains("536870912 sequences of 8 query heads"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.workspace = static_cast<std::byte*>(p.workspace) + 16; }),
              Contains("workspace must be aligned to 256 bytes"));
+  const auto dense = [](DeviceRotation& rotation, const std::byte* fragments) {
+    static const float matrix = 1.0f;
+    rotation.matrix = &matrix, rotation.fragments = fragments;
+  };
+  CHECK_THAT(refusal([&](DecodeParams& p) { dense(p.rotation_k, nullptr); }), Contains("k: a dense rotation needs"));
+  CHECK_THAT(refusal([&](DecodeParams& p) { dense(p.rotation_v, p.pages + 8); }), Contains("v: a dense rotation"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.page_stride -= 16; }), Contains("9216 bytes apart, found 9200"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.pages = static_cast<const std::byte*>(p.pages) + 8; }),
              Contains("aligned"));

@@ -240,6 +240,11 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   CHECK(image.pointers(1, base).write_k.rule == ScaleRule::norm);
   const LayerPointers layer4 = image.pointers(4, base);
   CHECK(std::memcmp(layer4.rotation_k.matrix, artifact.layers[4].k.rotation.matrix.data() + 2 * 128 * 128, 65536) == 0);
+  const std::vector<std::byte> fragments =
+      rotation_fragments(std::span(artifact.layers[4].k.rotation.matrix).subspan(2 * 16384, 16384), 128);
+  CHECK(std::memcmp(layer4.rotation_k.fragments, fragments.data(), fragments.size()) == 0);
+  const std::vector<std::byte> of_values = rotation_fragments(std::span(layer4.rotation_v.matrix, 16384), 128);
+  CHECK(std::memcmp(layer4.rotation_v.fragments, of_values.data(), of_values.size()) == 0);
   for (const int i : {0, 1, 77, 127})
     for (const int j : {0, 5, 127})  // of values the other way round, and one for all heads
       CHECK(layer4.rotation_v.matrix[i * 128 + j] ==
@@ -258,7 +263,7 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   // Every pointer is within, and aligned for the widest loads.
   for (const void* pointer :
        {static_cast<const void*>(layer0.rotation_k.signs), static_cast<const void*>(layer4.rotation_v.matrix),
-        static_cast<const void*>(layer4.center_v)}) {
+        static_cast<const void*>(layer4.rotation_v.fragments), static_cast<const void*>(layer4.center_v)}) {
     const std::ptrdiff_t offset = static_cast<const std::byte*>(pointer) - base;
     CHECK(offset >= 0);
     CHECK(offset < static_cast<std::ptrdiff_t>(image.bytes().size()));

@@ -2,6 +2,7 @@
 
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
+#include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 
 #include <catch2/catch.hpp>
@@ -78,6 +79,39 @@ TEST_CASE("A packed rotation uses every byte once", "[runtime]") {
       for (int k = 0; k < 16; ++k)
         for (int n = 0; n < dim; ++n) ++used[static_cast<std::size_t>(layout.offset(slab, part, k, n) / 2)];
   CHECK(std::all_of(used.begin(), used.end(), [](int times) { return times == 1; }));
+}
+
+TEST_CASE("Rotations for decode lie as lanes take them, in two parts", "[runtime]") {
+  const int dim = GENERATE(32, 96, 128, 256);
+  CAPTURE(dim);
+  const auto d = static_cast<std::size_t>(dim);
+  const std::vector<float> matrices = random_numbers(2 * d * d, 4);
+  const std::vector<std::byte> all = rotation_fragments(matrices, dim);
+  REQUIRE(all.size() == 2 * 4 * d * d);
+
+  // In the order of the bytes: matrices, tiles of 16 columns, steps of 16 rows, high and low part, lanes 4 g + t, two
+  // pairs of the four rows from 4 t on, the columns 2 g and 2 g + 1, a pair's rows.
+  std::size_t at = 0, wrong = 0;
+  const auto next = [&](int part, float element) {
+    const float high = bf16_to_float(float_to_bf16(element));
+    const float expected = part == 0 ? high : bf16_to_float(float_to_bf16(element - high));
+    wrong += part_of(all, static_cast<int>(at), true) != expected;
+    at += 2;
+  };
+  for (std::size_t m = 0; m < 2; ++m)
+    for (std::size_t tile = 0; tile < d / 16; ++tile)
+      for (std::size_t step = 0; step < d / 16; ++step)
+        for (int part = 0; part < 2; ++part)
+          for (std::size_t lane = 0; lane < 32; ++lane)
+            for (std::size_t word = 0; word < 4; ++word)
+              for (std::size_t half = 0; half < 2; ++half) {
+                const std::size_t row = 16 * step + lane % 4 * 4 + word / 2 * 2 + half,
+                                  column = 16 * tile + lane / 4 * 2 + word % 2;
+                next(part, matrices[(m * d + row) * d + column]);
+              }
+  CHECK(at == all.size());
+  CHECK(wrong == 0);
+  CHECK(rotation_fragments(std::span(matrices).first(400), 20).empty());
 }
 
 TEST_CASE("Rotations that cannot be packed are refused by name", "[runtime]") {

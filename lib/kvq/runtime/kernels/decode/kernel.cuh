@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
 #if __CUDA_ARCH__ >= 900
   ptx::fence_mbarrier_init();
 #endif
-  survey<T>(p, shared.runs_before);
-  const Cut cut(static_cast<long long>(shared.runs_before[T::kThreads]) * p.num_kv_heads, static_cast<int>(gridDim.x),
-                p.batch * p.num_kv_heads);
+  survey<T>(p, shared.line);
+  const Cut cut(static_cast<long long>(shared.line.runs_before[T::kThreads]) * p.num_kv_heads,
+                static_cast<int>(gridDim.x), p.batch * p.num_kv_heads);
   if (static_cast<int>(blockIdx.x) >= cut.each) {
     ptx::griddepcontrol_wait();  // the end of this grid stands for the end of the one before it
     return;

@@ -19,27 +19,29 @@ Status plan_decode(DecodeLaunch& launch) {
   launch.shared_bytes = static_cast<int>(sizeof(typename T::Shared));
   launch.operand_bytes = static_cast<int>(sizeof(typename T::Operand));
   launch.record_bytes = static_cast<int>(sizeof(typename T::Record));
-  static_assert(sizeof(typename T::Shared) <= 99 * 1024, "what a block has on every architecture");
+  using QueriesShared = decode::QueriesShared<T::kHeadDim>;
+  using CombineShared = decode::CombineShared<T>;
+  static_assert(std::max({sizeof(typename T::Shared), sizeof(QueriesShared), sizeof(CombineShared)}) <= 99 * 1024,
+                "what a block has on every architecture");
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(decode::decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 launch.shared_bytes);
-  if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
-                                                          static_cast<std::size_t>(launch.shared_bytes));
   // A multiprocessor divides its memory anew only when it is empty, so all kernels of a call want the same division.
-  const auto prepare = [&](auto kernel) {
+  const auto prepare = [&](auto kernel, std::size_t bytes) {
     if (error == cudaSuccess) error = load_kernel(kernel, launch.overlapping);
+    if (error == cudaSuccess)
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (error == cudaSuccess)
       error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   };
-  prepare(decode::queries_kernel<T>);
-  prepare(decode::decode_kernel<T>);
-  prepare(decode::combine_kernel<T>);
+  prepare(decode::queries_kernel<T>, sizeof(QueriesShared));
+  prepare(decode::decode_kernel<T>, sizeof(typename T::Shared));
+  prepare(decode::combine_kernel<T>, sizeof(CombineShared));
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
+                                                          sizeof(typename T::Shared));
   launch.blocks = each * launch.multiprocessors;
   if (error == cudaSuccess && decode::Arrivals::kMost < T::kWarps * decode::Cut::kRounds * launch.blocks)
     return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
@@ -68,16 +70,26 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
     const int fill = each * launch.multiprocessors;
     return units <= fill ? units : std::max(1, fill / params.num_kv_heads) * params.num_kv_heads;
   };
-  const int heads_each = items >= launch.multiprocessors ? group_heads : 1;
+  // Few items: a block for each head. Many: as many at once as one product rotates.
+  const int heads_each = items >= launch.multiprocessors ? T::kHeads : 1, fill = 2 * launch.multiprocessors;
+  int sequences_each = 1;
+  while (2 * sequences_each * T::kHeads <= decode::CombineShared<T>::kRows && items / sequences_each > fill)
+    sequences_each *= 2;
   const int splits = (group_heads + heads_each - 1) / heads_each;
-  cudaError_t error = launch_kernel(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads, 0,
+  const int units = (params.batch + sequences_each - 1) / sequences_each * params.num_kv_heads * splits;
+  const auto side_bytes = [](std::size_t all, const DeviceRotation& rotation) {
+    return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
+  };
+  cudaError_t error = launch_kernel(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads,
+                                    side_bytes(sizeof(decode::QueriesShared<T::kHeadDim>), p.rotation_k),
                                     launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
                           launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_kernel(decode::combine_kernel<T>, side_blocks(items * splits, 2), decode::kSideThreads, 0,
-                          launch.overlapping, stream, p, launch.blocks, heads_each);
+    error = launch_kernel(decode::combine_kernel<T>, side_blocks(units, 2), decode::kSideThreads,
+                          side_bytes(sizeof(decode::CombineShared<T>), p.rotation_v), launch.overlapping, stream, p,
+                          launch.blocks, sequences_each, heads_each);
   return cuda_status(error, "decode: launch");
 }
 

@@ -207,7 +207,7 @@ struct Loader {
     bool first = true;
     for (int piece = static_cast<int>(blockIdx.x); piece < cut.pieces(); piece = claim(cut)) {
       const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
-      for (Walk walk = find_item<T>(p, shared.runs_before, begin, lane);; next_item<T>(p, walk)) {
+      for (Walk walk = find_item<T>(p, shared.line, begin, lane);; next_item<T>(p, shared.line, walk)) {
         const int n = walk.span.slots;
         const int from = static_cast<int>(max(begin - walk.slot, 0LL));
         const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));

@@ -11,8 +11,9 @@ namespace kvq {
 struct DeviceRotation {
   int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
-  const std::int8_t* signs = nullptr;  ///< [H, D] +1, -1, with `order`; may be null
-  const float* matrix = nullptr;       ///< [H, D, D] row-major; null if not dense. Wins over `order`
+  const std::int8_t* signs = nullptr;    ///< [H, D] +1, -1, with `order`; may be null
+  const float* matrix = nullptr;         ///< [H, D, D] row-major; null if not dense. Wins over `order`
+  const std::byte* fragments = nullptr;  ///< the matrix for decode (rotation_layout.h), aligned to 16; with `matrix`
 };
 
 /// One call of decode attention: one new query token a sequence. Strides are in elements.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/rotate.cuh>
+#include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -19,13 +20,14 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
     constexpr int kSteps = T::kSteps;
     const int g = lane >> 2, t = lane & 3;
     const float* row = heads[g >> 1];
-    float values[kSteps][8], largest = 1e-20f;
+    const auto four = [&](int j, int w) { return *reinterpret_cast<const float4*>(row + 32 * j + 8 * t + 4 * w); };
+    float largest = 1e-20f;
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        values[j][e] = row[32 * j + 8 * t + e];
-        largest = fmaxf(largest, fabsf(values[j][e]));
+      for (int w = 0; w < 2; ++w) {
+        const float4 x = four(j, w);
+        largest = fmaxf(fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
       }
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
@@ -36,9 +38,11 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
         unsigned packed = 0;
+        const float4 x = four(j, w);
+        const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int q = __float2int_rn(values[j][4 * w + i] * inverse);
+          const int q = __float2int_rn(values[i] * inverse);
           const int high = (q + 128) >> 8, low = q - 256 * high;
           sum[j / Side::kStepsInGroup] += q;
           packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
@@ -59,27 +63,39 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
   }
 }
 
+template <int kDim>
+struct QueriesShared {
+  static constexpr int kRows = 16;
+  alignas(16) PaddedRow<kDim> rows[kRows];
+  typename DenseRotation<kDim>::Held rotation;  ///< is there for dense ones
+};
+
 /// Grid: as many blocks as one likes, a multiple of the KV heads if there are more items than blocks. Then a block has
 /// one head, and prepares the queries of several sequences at once.
 template <typename T>
-__global__ void __launch_bounds__(kSideThreads, 2) queries_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
-  constexpr int kDim = T::kHeadDim, kRows = 16, kAtOnce = kRows / T::kHeads;
-  __shared__ __align__(16) PaddedRow<kDim> rows[kRows];
+  constexpr int kDim = T::kHeadDim, kAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
+  extern __shared__ __align__(16) unsigned char memory[];
+  QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
+  auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int group_heads = p.num_q_heads / p.num_kv_heads, items = p.batch * p.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
-  DenseRotation<kDim> dense;
+  DenseRotation<kDim> dense{shared.rotation};
   if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
   // What ran before this call has ended here. Decode comes up only now, so that it may read tokens without waiting.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
   for (int first = static_cast<int>(blockIdx.x); first < items; first += kAtOnce * grid) {
-    if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
     const int n = min(kAtOnce, (items - first + grid - 1) / grid);
-    if (thread < n) p.arrivals[first + thread * grid] = 0;
+    if (thread < n) {
+      const int item = first + thread * grid;
+      p.arrivals[item] = __ldcg(p.seq_lens + item / p.num_kv_heads) > 0 ? 0 : Arrivals::kNone;
+    }
     constexpr int kPieces = kDim / 8;  // of 16 bytes
+#pragma unroll 1
     for (int i = thread; i < n * T::kHeads * kPieces; i += kSideThreads) {
       const int row = i / kPieces, channel = i % kPieces * 8, in_group = row % T::kHeads;
       const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);

@@ -24,9 +24,9 @@ struct Span {
 };
 
 template <typename T>
-__device__ __forceinline__ Span span_of(const DecodeParams& p, int sequence) {
+__device__ __forceinline__ Span span_of(const DecodeParams& p, int length) {
   Span s;
-  s.length = max(0, __ldcg(p.seq_lens + sequence));
+  s.length = max(0, length);
   s.first = p.sliding_window > 0 ? max(0, s.length - p.sliding_window) : 0;
   const int sinks = min(p.sink_tokens, s.length);
   s.coded_begin = max(sinks, s.first);
@@ -100,7 +100,8 @@ __device__ __forceinline__ long long record_of(int blocks, const Part& part) {
 /// the uppermost bits, modulo 2^24, the number of the piece behind its end less that of the first. So the item is
 /// complete when that difference is the number of parts.
 struct Arrivals {
-  static constexpr int kMost = (1 << 20) - 1;  ///< of parts, and of pieces
+  static constexpr int kMost = (1 << 20) - 1;              ///< of parts, and of pieces
+  static constexpr unsigned long long kNone = 1ull << 20;  ///< an item without tokens, which nobody attends to
   unsigned long long bits = 0;
   /// @param counts  of several warps that leave the same part, only one tells of its piece
   static __device__ __forceinline__ unsigned long long of(const Part& part, bool counts) {
@@ -111,7 +112,18 @@ struct Arrivals {
   __device__ __forceinline__ int parts() const { return static_cast<int>(bits >> 40); }
   /// @param warps  that leave each part
   __device__ __forceinline__ bool complete(int warps) const {
-    return (bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == (bits >> 40) * static_cast<unsigned>(warps);
+    return bits == kNone || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == (bits >> 40) * static_cast<unsigned>(warps));
+  }
+};
+
+/// What a block knows of the line once it has added it up.
+template <int kThreads>
+struct Line {
+  int runs_before[kThreads + 1];  ///< slots of one head before each run of sequences, and of all
+  int lengths[kThreads];          ///< of the sequences, if they are no more
+
+  __device__ __forceinline__ int length(const DecodeParams& p, int sequence) const {
+    return p.batch <= kThreads ? lengths[sequence] : __ldcg(p.seq_lens + sequence);
   }
 };
 
@@ -124,36 +136,45 @@ struct Walk {
 
 /// The next item that has slots. There must be one.
 template <typename T>
-__device__ __forceinline__ void next_item(const DecodeParams& p, Walk& w) {
+__device__ __forceinline__ void next_item(const DecodeParams& p, const Line<T::kThreads>& line, Walk& w) {
   do {
     w.slot += w.span.slots;
     if (++w.head == p.num_kv_heads) {
       w.head = 0;
-      w.span = span_of<T>(p, ++w.sequence);
+      w.span = span_of<T>(p, line.length(p, ++w.sequence));
     }
   } while (w.span.slots == 0);
 }
 
 /// Adds up the line; by all threads, ends with a barrier. Each thread adds a run of sequences, the first warp adds the
-/// runs: `runs_before` tells for each how many slots of one head lie before it.
+/// runs.
 template <typename T>
-__device__ __forceinline__ void survey(const DecodeParams& p, int (&runs_before)[T::kThreads + 1]) {
+__device__ __forceinline__ void survey(const DecodeParams& p, Line<T::kThreads>& line) {
   const int thread = static_cast<int>(threadIdx.x);
-  if (p.batch == 1) {
-    if (thread == 0) runs_before[0] = 0, runs_before[T::kThreads] = span_of<T>(p, 0).slots;
-    __syncthreads();
-    return;
-  }
-  const int run = (p.batch + T::kThreads - 1) / T::kThreads;
   int sum = 0;
-  for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b) sum += span_of<T>(p, b).slots;
-  if (thread < T::kThreads) runs_before[thread] = sum;
+  if (p.batch <= T::kThreads) {
+    if (thread < p.batch) {
+      const int length = __ldcg(p.seq_lens + thread);
+      line.lengths[thread] = length;
+      sum = span_of<T>(p, length).slots;
+    }
+    if (p.batch == 1) {
+      if (thread == 0) line.runs_before[0] = 0, line.runs_before[T::kThreads] = sum;
+      __syncthreads();
+      return;
+    }
+  } else {
+    const int run = (p.batch + T::kThreads - 1) / T::kThreads;
+    for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b)
+      sum += span_of<T>(p, __ldcg(p.seq_lens + b)).slots;
+  }
+  if (thread < T::kThreads) line.runs_before[thread] = sum;
   __syncthreads();
   if (thread < 32) {
     constexpr int kEach = T::kThreads / 32;
     int mine[kEach], before = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) mine[i] = runs_before[thread * kEach + i], before += mine[i];
+    for (int i = 0; i < kEach; ++i) mine[i] = line.runs_before[thread * kEach + i], before += mine[i];
     const int own = before;
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, before, step);
@@ -162,18 +183,18 @@ __device__ __forceinline__ void survey(const DecodeParams& p, int (&runs_before)
     before -= own;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      runs_before[thread * kEach + i] = before;
+      line.runs_before[thread * kEach + i] = before;
       before += mine[i];
     }
-    if (thread == 31) runs_before[T::kThreads] = before;
+    if (thread == 31) line.runs_before[T::kThreads] = before;
   }
   __syncthreads();
 }
 
 /// The item that holds a slot of the line; by one warp.
 template <typename T>
-__device__ __forceinline__ Walk find_item(const DecodeParams& p, const int (&runs_before)[T::kThreads + 1],
-                                          long long slot, int lane) {
+__device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::kThreads>& line, long long slot,
+                                          int lane) {
   Walk walk;
   walk.sequence = 0, walk.slot = 0;
   if (p.batch > 1) {
@@ -181,15 +202,16 @@ __device__ __forceinline__ Walk find_item(const DecodeParams& p, const int (&run
     int runs = 0;  // that begin at or before the slot
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      runs += __popc(__ballot_sync(~0u, static_cast<long long>(runs_before[i * 32 + lane]) * p.num_kv_heads <= slot));
+      runs +=
+          __popc(__ballot_sync(~0u, static_cast<long long>(line.runs_before[i * 32 + lane]) * p.num_kv_heads <= slot));
     // Runs without slots begin where the next one does; the last of them is the one that has some.
     walk.sequence = (runs - 1) * ((p.batch + T::kThreads - 1) / T::kThreads);
-    walk.slot = static_cast<long long>(runs_before[runs - 1]) * p.num_kv_heads;
+    walk.slot = static_cast<long long>(line.runs_before[runs - 1]) * p.num_kv_heads;
   }
-  walk.span = span_of<T>(p, walk.sequence);
+  walk.span = span_of<T>(p, line.length(p, walk.sequence));
   while (walk.slot + static_cast<long long>(walk.span.slots) * p.num_kv_heads <= slot) {
     walk.slot += static_cast<long long>(walk.span.slots) * p.num_kv_heads;
-    walk.span = span_of<T>(p, ++walk.sequence);
+    walk.span = span_of<T>(p, line.length(p, ++walk.sequence));
   }
   walk.head = static_cast<int>((slot - walk.slot) / walk.span.slots);
   walk.slot += static_cast<long long>(walk.head) * walk.span.slots;

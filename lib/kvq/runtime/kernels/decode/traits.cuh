@@ -107,7 +107,7 @@ struct DecodeTraits {
     decode::Part parts[kItems];          ///< what it is
     int ends[kItems][kTeams];            ///< the stages that hold the warps' shares of an item
     int shares[kItems];                  ///< how many of them are there
-    int runs_before[kThreads + 1];       ///< slots of one head before each run of sequences (schedule.cuh), and of all
+    decode::Line<kThreads> line;
   };
   static_assert(kTeams == 1 || kTeam * 4 * kHeadDim * 4 <= kStageBytes, "a stage holds its team's share");
 };
