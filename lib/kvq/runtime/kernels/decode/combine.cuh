@@ -34,7 +34,7 @@ struct CombineShared {
 /// @param record_of  (item of the unit, number of the partial result) -> partial result
 template <typename T, typename RecordOf>
 __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordOf record_of) {
-  constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads, kBatch = 8;
+  constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads, kBatch = 9;
   constexpr int kAtOnce = kFit >= 16 ? 16 : kFit >= 8 ? 8 : 4;  // rows; all counts of rows are powers of two
   const int thread = static_cast<int>(threadIdx.x), quad = thread % kQuads, slot = thread / kQuads;
   const int n = unit.rows(), at_once = min(n, kAtOnce), splits = kAtOnce >> (31 - __clz(at_once));
@@ -78,20 +78,23 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
     if (splits > 1) {
       shared.part_values[thread] = values, shared.part_states[thread] = make_float2(max, sum);
       __syncthreads();
-      if (split == 0)
-#pragma unroll 1
-        for (int s = 1; s < splits; ++s) {
-          const int other = s * at_once * kQuads + thread;
-          const float2 state = shared.part_states[other];
-          const float larger = fmaxf(max, state.x);
-          if (state.x == kMinusInf) continue;
-          const float keep = ptx::ex2(max - larger), factor = ptx::ex2(state.x - larger);
-          const float4 v = shared.part_values[other];
-          values.x = fmaf(factor, v.x, values.x * keep), values.y = fmaf(factor, v.y, values.y * keep);
-          values.z = fmaf(factor, v.z, values.z * keep), values.w = fmaf(factor, v.w, values.w * keep);
-          sum = fmaf(factor, state.y, sum * keep);
-          max = larger;
+      if (split == 0) {
+        float2 state[kAtOnce];
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s) {
+          state[s] = s < splits ? shared.part_states[s * at_once * kQuads + thread] : make_float2(kMinusInf, 0.0f);
+          max = fmaxf(max, state[s].x);
         }
+        values = make_float4(0, 0, 0, 0), sum = 0.0f;
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s) {
+          const float factor = state[s].x == kMinusInf ? 0.0f : ptx::ex2(state[s].x - max);
+          const float4 v = s < splits ? shared.part_values[s * at_once * kQuads + thread] : make_float4(0, 0, 0, 0);
+          values.x = fmaf(factor, v.x, values.x), values.y = fmaf(factor, v.y, values.y);
+          values.z = fmaf(factor, v.z, values.z), values.w = fmaf(factor, v.w, values.w);
+          sum = fmaf(factor, state[s].y, sum);
+        }
+      }
     }
     if (split == 0) {
       reinterpret_cast<float4*>(shared.rows[row])[quad] = values;

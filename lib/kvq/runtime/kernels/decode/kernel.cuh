@@ -22,8 +22,7 @@
 namespace kvq::decode {
 
 template <typename T>
-__global__ void __launch_bounds__(T::kBlockThreads, T::kMinBlocks)
-    decode_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) unsigned char memory[];
   typename T::Shared& shared = *reinterpret_cast<typename T::Shared*>(memory);
   // The shuffle tells the compiler that a warp's lanes agree.

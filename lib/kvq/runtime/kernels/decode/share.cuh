@@ -84,6 +84,7 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
 
   ptx::mbarrier_wait(ptx::shared_address(&shared.settled[place]), parity);  // it is: for the order of memory
   typename T::Record& record = record_at<T>(p, shared, place);
+#pragma unroll 4
   for (int i = lane; i < T::kHeads * kQuads; i += 32) {
     const int head = i / kQuads, m = head / 4, h = head % 4, quad = i % kQuads;
     float max = kMinusInf, sum = 0.0f;

@@ -67,7 +67,8 @@ struct DecodeTraits {
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
   /// Three blocks a multiprocessor have room for about 55 KB of stages each, or 61 KB and queries of fewer items; two
   /// (head_dim above 128) for 64 KB.
-  static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
+  /// For as many blocks; and of three so few that where one has ended, a block that combines results comes up.
+  static constexpr int kRegisters = kHeadDim <= 128 ? 120 : 168;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
   static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
                                                                              : kFit < 2 ? 2
