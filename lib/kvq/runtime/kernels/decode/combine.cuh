@@ -10,14 +10,15 @@
 /// have, so whom they wait for is at work.
 namespace kvq::decode {
 
-/// What a block combines at once: some query heads of a KV head, of some sequences.
+/// What a block combines at once: of a KV head some query heads, of some sequences. A row each: the heads of the first
+/// sequence, of the second...
 struct Unit {
   int head, first_sequence, first_head, sequences, heads;
 
-  /// @param rows  of the unit: heads of the first sequence, of the second...
   __device__ __forceinline__ int rows() const { return sequences * heads; }
 };
 
+/// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< that are rotated at once
@@ -34,7 +35,8 @@ struct CombineShared {
 /// @param record_of  (item of the unit, number of the partial result) -> partial result
 template <typename T, typename RecordOf>
 __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordOf record_of) {
-  constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads, kBatch = 9;
+  constexpr int kBatch = 9;  // loads on the way: as many as registers allow, since each round of them waits once
+  constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads;
   constexpr int kAtOnce = kFit >= 16 ? 16 : kFit >= 8 ? 8 : 4;  // rows; all counts of rows are powers of two
   const int thread = static_cast<int>(threadIdx.x), quad = thread % kQuads, slot = thread / kQuads;
   const int n = unit.rows(), at_once = min(n, kAtOnce), splits = kAtOnce >> (31 - __clz(at_once));

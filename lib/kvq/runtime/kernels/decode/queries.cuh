@@ -63,6 +63,7 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
   }
 }
 
+/// Shared memory of a block that prepares queries.
 template <int kDim>
 struct QueriesShared {
   static constexpr int kRows = 16;
