@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <string>
+#include <vector>
 
 using namespace kvq;
 using namespace kvq::test;
@@ -92,6 +93,22 @@ TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
            .recent_tokens = 256,
            .seed = 8});
   run_all({.num_kv_heads = 1, .heads = 0, .lengths = std::vector<int>(300, 200), .recent_tokens = 16, .seed = 9});
+}
+
+TEST_CASE("Results of several sequences are combined at once, empty ones among them", "[runtime][gpu]") {
+  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
+  // More items than blocks, by factors that give two sequences to a block, and four; the last block has fewer.
+  const int batch = GENERATE(201, 601);
+  std::vector<int> lengths;
+  for (int i = 0; i < batch; ++i) lengths.push_back(i % 7 == 3 ? 0 : 1 + i * 37 % 190);
+  run_all({.num_kv_heads = 2,
+           .heads = 3,
+           .lengths = lengths,
+           .sink_tokens = 16,
+           .recent_tokens = 32,
+           .rotation = rotation,
+           .centers = true,
+           .seed = 16});
 }
 
 TEST_CASE("The rest of a long line is handed out, in captured calls too", "[runtime][gpu][slow]") {
