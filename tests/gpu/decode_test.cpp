@@ -85,6 +85,12 @@ TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") 
       {.heads = 0, .lengths = {3000, 77}, .sink_tokens = exact, .recent_tokens = exact, .sharpness = 20.0f, .seed = 7});
 }
 
+TEST_CASE("Largest scores that rise from stage to stage", "[runtime][gpu][slow]") {
+  // Long enough that a warp attends to several stages of an item, so sharp that exponentials must follow the scores.
+  const float sharpness = GENERATE(20.0f, 80.0f);
+  run_all({.num_kv_heads = 8, .heads = 0, .lengths = {40000, 3000}, .sharpness = sharpness, .seed = 17});
+}
+
 TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
   run_all({.num_kv_heads = 8,
            .heads = 0,
