@@ -10,6 +10,9 @@
 /// have, so whom they wait for is at work.
 namespace kvq::decode {
 
+/// Of a power of two.
+__device__ __forceinline__ int log2_of(int x) { return 31 - __clz(x); }
+
 /// What a block combines at once: of a KV head some query heads, of some sequences. A row each: the heads of the first
 /// sequence, of the second...
 struct Unit {
@@ -39,11 +42,11 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
   constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads;
   constexpr int kAtOnce = kFit >= 16 ? 16 : kFit >= 8 ? 8 : 4;  // rows; all counts of rows are powers of two
   const int thread = static_cast<int>(threadIdx.x), quad = thread % kQuads, slot = thread / kQuads;
-  const int n = unit.rows(), at_once = min(n, kAtOnce), splits = kAtOnce >> (31 - __clz(at_once));
-  const int split = slot >> (31 - __clz(at_once));
+  const int n = unit.rows(), at_once = min(n, kAtOnce), splits = kAtOnce >> log2_of(at_once);
+  const int split = slot >> log2_of(at_once);
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
-    const int row = base + (slot & (at_once - 1)), item = row >> (31 - __clz(unit.heads));
+    const int row = base + (slot & (at_once - 1)), item = row >> log2_of(unit.heads);
     const int count = split < splits ? shared.arrivals[item].parts() : 0,
               head = unit.first_head + (row & (unit.heads - 1));
     float max = kMinusInf, sum = 0.0f;
@@ -176,7 +179,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     });
 
     // Rows that are none, of idle heads or behind the last sequence, are rotated with the others and left alone else.
-    const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> (31 - __clz(unit.heads))); };
+    const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
     const auto is_row = [&](int row) { return sequence_of(row) < p.batch && head_of(row) < group_heads; };
 #pragma unroll 1

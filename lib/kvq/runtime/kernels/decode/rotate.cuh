@@ -57,6 +57,13 @@ struct DenseRotation {
     for (int i = 0; i < (kHeld ? 2 * kSteps : 0); ++i)
       ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]), at(0, i % kSteps, i / kSteps));
   }
+  /// Four words of this lane: where they were copied to, or straight from the matrix.
+  __device__ __forceinline__ uint4 words(int turn, int step, int part) const {
+    if constexpr (kHeld)
+      return held[part * kSteps + step][threadIdx.x];
+    else
+      return __ldg(at(turn, step, part));
+  }
   /// After open().
   /// rows  [8 kTiles], rotated in place. All of them are read; what is in one does not reach another
   template <int kTiles>
@@ -72,8 +79,7 @@ struct DenseRotation {
       float c[kTiles][kApart][4] = {};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const uint4 h = kHeld ? held[kHeld ? step : 0][threadIdx.x] : __ldg(at(turn, step, 0)),
-                    l = kHeld ? held[kHeld ? kSteps + step : 0][threadIdx.x] : __ldg(at(turn, step, 1));
+        const uint4 h = words(turn, step, 0), l = words(turn, step, 1);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           const float4 x = *reinterpret_cast<const float4*>(&rows[8 * tile + g][16 * step + 4 * t]);
