@@ -296,7 +296,7 @@ KVQ_API void kvq_device_model_destroy(kvq_device_model* device_model);
 typedef struct kvq_layer_pools {
   size_t struct_size;
   void* pages;         /**< 16-byte aligned, [number of pages] page_stride apart */
-  int64_t page_stride; /**< bytes, a multiple of 16; 0: page_bytes */
+  int64_t page_stride; /**< bytes, a multiple of 16, below 2^32; 0: page_bytes */
   void* windows;       /**< 16-byte aligned, [number of slots] window_slot_bytes apart; null without windows */
 } kvq_layer_pools;
 
@@ -380,7 +380,7 @@ typedef struct kvq_write_args {
   int32_t num_tokens;                     /**< T; 0 does nothing */
   const void* k;                          /**< [T, Hkv, D] after RoPE, 16-byte aligned; heads D apart */
   const void* v;                          /**< [T, Hkv, D] */
-  int64_t k_token_stride, v_token_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
+  int64_t k_token_stride, v_token_stride; /**< elements from token to token, multiples of 8 below 2^32; 0: Hkv D */
   const int64_t* slot_mapping;   /**< [T] from kvq_step_run; without windows any page * page_size + slot, negative: not
                                       written */
   const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */

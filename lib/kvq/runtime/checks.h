@@ -14,6 +14,9 @@ inline bool aligned_to_16(const void* pointer) { return reinterpret_cast<std::ui
 /// Grids count the heads of both sides in a dimension that ends at 65535; and a page's bytes fit an int.
 constexpr int kMostKvHeads = 32767;
 
+/// Bytes from page to page and elements from token to token, where kernels that write multiply by 32-bit numbers.
+constexpr std::int64_t kMostWriteStride = 0xFFFFFFFF;
+
 /// @param verb  whom a message is from
 inline Status check_kv_heads(const char* verb, int num_kv_heads) {
   if (num_kv_heads <= kMostKvHeads) return {};

@@ -12,6 +12,10 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
       w.token_stride < std::int64_t{num_kv_heads} * tile.head_dim)
     return Status::fail(kBad, "quantize_write: %s: rows must be aligned to 16 bytes, tokens at least %d elements apart",
                         side, num_kv_heads * tile.head_dim);
+  if (w.token_stride > kMostWriteStride)
+    return Status::fail(StatusCode::unsupported,
+                        "quantize_write: %s: tokens %lld elements apart; supported are fewer than 2^32", side,
+                        static_cast<long long>(w.token_stride));
   if (w.order < 1 || (w.order & (w.order - 1)) != 0 || tile.head_dim % w.order != 0)
     return Status::fail(kBad, "quantize_write: %s: a Hadamard order of %d, expected a power of two that divides %d",
                         side, w.order, tile.head_dim);
@@ -69,6 +73,10 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
     return Status::fail(kBad,
                         "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
+  if (p.page_stride > kMostWriteStride)
+    return Status::fail(StatusCode::unsupported,
+                        "quantize_write: pages %lld bytes apart; supported are fewer than 2^32",
+                        static_cast<long long>(p.page_stride));
   if (p.window_mapping) {
     const Status windows = check_windows(variant, p);
     if (!windows.ok()) return windows;

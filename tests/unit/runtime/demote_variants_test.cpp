@@ -75,6 +75,8 @@ TEST_CASE("Demotions that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DemoteParams& p) { p.page_shift = 3; }), Contains("16, 32 and 64"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.layers = nullptr; }), Contains("layers"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));
+  CHECK_THAT(refusal([](DemoteParams& p) { p.page_stride = std::int64_t{1} << 32; }),
+             Contains("pages 4294967296 bytes apart; supported are fewer than 2^32"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.window_layout.num_kv_heads = 3; }), Contains("window layout"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.window_layout.coded_v.bits = 4; }), Contains("window layout"));
   CHECK_THAT(refusal([](DemoteParams& p) { p.window_layout.ring_rows = 40; }), Contains("window layout"));

@@ -68,9 +68,13 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
              Contains("quantize_write: 32768 KV heads; supported are at most 32767"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_shift = 3; }), Contains("16, 32 and 64"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));
+  CHECK_THAT(refusal([](WriteParams& p) { p.page_stride = std::int64_t{1} << 32; }),
+             Contains("pages 4294967296 bytes apart; supported are fewer than 2^32"));
   CHECK_THAT(refusal([](WriteParams& p) { p.slot_mapping = nullptr; }), Contains("pages"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.x = nullptr; }), Contains("k: rows"));
   CHECK_THAT(refusal([](WriteParams& p) { p.v.token_stride = 100; }), Contains("v: rows"));
+  CHECK_THAT(refusal([](WriteParams& p) { p.k.token_stride = std::int64_t{1} << 32; }),
+             Contains("k: tokens 4294967296 elements apart; supported are fewer than 2^32"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.order = 3; }), Contains("order of 3"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.order = 256; }), Contains("order of 256"));
   CHECK_THAT(refusal([](WriteParams& p) { p.v.rule = ScaleRule::norm; }), Contains("norm does not go with affine"));
@@ -84,6 +88,9 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
              Contains("65536 bytes apart, or one for all heads, found 32768"));
   CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.order = 2; }), Contains("beside Hadamard blocks of order 2"));
   CHECK_THAT(refusal([&](WriteParams& p) { p.v.center = center + 1; }), Contains("v: centres must be aligned"));
+  WriteParams far = good(variant);
+  far.page_stride = (std::int64_t{1} << 32) - 16, far.v.token_stride = (std::int64_t{1} << 32) - 8;
+  CHECK(check_write(variant, far).ok());
   WriteParams sound = good(variant);
   dense(sound);
   CHECK(check_write(variant, sound).ok());

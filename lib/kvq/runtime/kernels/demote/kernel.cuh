@@ -24,9 +24,10 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   write::Rows<Side> rows;
   write::load_exact<Side>(rows, row, window_tile, value, lane);
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[head];
-  const write::PageTiles page_tile{pages, p.page_stride, p.page_shift, head * head_bytes + side_offset,
-                                   Side::side().bytes()};
-  write::quantise_rows<Side>(rows, from, [&](int r) { return listed(p.demote_to, r); }, page_tile, value, lane);
+  const write::PageTiles page_tile{pages, static_cast<unsigned>(p.page_stride), p.page_shift,
+                                   head * head_bytes + side_offset, Side::side().bytes()};
+  const std::int64_t slots = lane < kTileTokens && first + lane < count ? p.demote_to[first + lane] : -1;
+  write::quantise_rows<Side>(rows, from, slots, page_tile, value, lane);
 }
 
 /// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.

@@ -10,32 +10,13 @@
 /// that a level fits a byte and its ends are exact floats. Bits of equal weight are then gathered, a *plane* each: of
 /// 32 channels of a lane one word, of one weight. From the uppermost plane on, either those channels still in question
 /// that have the bit are enough for the rank, then it is among them, or it is among the others. What is counted at each
-/// plane is thus the bits of a word, over the row's four lanes: one binary product of tensor cores.
+/// plane is thus the bits of some words. (Binary products of tensor cores count them in fewer instructions, but wait
+/// for those that rotate other rows.)
 ///
 /// The level mostly holds one or two of the row's channels, and the one in question is the nearest to one of its ends.
 namespace kvq::write {
 
 constexpr int kLevelBits = 8;
-
-/// Bits that are set in the words of each row, over the row's four lanes; all of them get the sum.
-template <int kBlocks>
-__device__ __forceinline__ void count_bits(const unsigned (&words)[2][kBlocks], int (&count)[2]) {
-  static_assert(kBlocks <= 2);
-#if __CUDA_ARCH__ < 1000
-  int c[4] = {};
-  ptx::mma_m16n8k256_and_popc(c, words[0][0], words[1][0], kBlocks > 1 ? words[0][kBlocks - 1] : 0u,
-                              kBlocks > 1 ? words[1][kBlocks - 1] : 0u, kAll, kAll);
-  count[0] = c[0], count[1] = c[2];
-#else  // no such product, the assembler would write it out in many instructions
-  unsigned both = 0;
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b)
-    both += static_cast<unsigned>(__popc(words[0][b])) + (static_cast<unsigned>(__popc(words[1][b])) << 16);
-  both += __shfl_xor_sync(kAll, both, 1);
-  both += __shfl_xor_sync(kAll, both, 2);
-  count[0] = static_cast<int>(both & 0xFFFFu), count[1] = static_cast<int>(both >> 16);
-#endif
-}
 
 /// Exchanges bits of two words: `a` gets the upper kWidth of every 2 kWidth bits of both, `b` the lower ones.
 template <int kWidth>
@@ -62,7 +43,7 @@ template <int kSteps>
 __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], int rank, const float (&most)[2],
                                                 float (&threshold)[2]) {
   constexpr int kBlocks = (kSteps + 3) / 4;  // of 32 channels of a lane, the last one perhaps of fewer
-  unsigned planes[2][kBlocks][kLevelBits], in_question[2][kBlocks];
+  unsigned planes[2][kBlocks][kLevelBits], there[kBlocks];
   unsigned size[2];  // of a level, the float's bits
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -87,33 +68,46 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
         }
       }
       // A byte of a plane has a bit of each word, of word i bit 7 - i. Words that are missing are never in question.
-      in_question[r][b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
+      there[b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
       bytes_to_planes(planes[r][b]);
     }
   }
+  // From here on two lanes have one row, so that a count is one exchange away from its sum: lanes t < 2 the row of
+  // token g, the others that of g + 8. Of the two, each has the planes of two lanes.
+  const bool second = threadIdx.x & 2;
+  unsigned words[2 * kBlocks][kLevelBits], in_question[2 * kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kLevelBits; ++i) {
+      words[2 * b][i] = second ? planes[1][b][i] : planes[0][b][i];
+      words[2 * b + 1][i] = __shfl_xor_sync(kAll, second ? planes[0][b][i] : planes[1][b][i], 2);
+    }
+    in_question[2 * b] = in_question[2 * b + 1] = there[b];
+  }
+  const auto count = [&](auto word) {  // of bits in the row's words
+    int sum = 0;
+#pragma unroll
+    for (int b = 0; b < 2 * kBlocks; ++b) sum += __popc(word(b));
+    return static_cast<unsigned>(sum + __shfl_xor_sync(kAll, sum, 1));
+  };
   // Less than no channels: how many are still missing among those in question.
-  unsigned missing[2] = {0u - static_cast<unsigned>(rank), 0u - static_cast<unsigned>(rank)};
-  int level[2] = {}, count[2];  // of the level first, how far it is from the last one
+  unsigned missing = 0u - static_cast<unsigned>(rank);
+  int level = 255;  // the last one, less what is found out
 #pragma unroll
   for (int plane = 0; plane < kLevelBits; ++plane) {
-    unsigned have[2][kBlocks];
+    const unsigned with = missing + count([&](int b) { return in_question[b] & words[b][plane]; });
+    const int few = static_cast<int>(with) >> 31;  // all bits if those that have the bit are too few
+    missing = max(missing, with);                  // with is small if they are not
+    level -= few & (128 >> plane);
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) have[r][b] = in_question[r][b] & planes[r][b][plane];
-    count_bits<kBlocks>(have, count);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const unsigned with = missing[r] + static_cast<unsigned>(count[r]);
-      const int few = static_cast<int>(with) >> 31;  // all bits if those that have the bit are too few
-      missing[r] = max(missing[r], with);            // with is small if they are not
-      level[r] += level[r] + few;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-        in_question[r][b] = ptx::lop3_and_xor(in_question[r][b], planes[r][b][plane], static_cast<unsigned>(few));
-    }
+    for (int b = 0; b < 2 * kBlocks; ++b)
+      in_question[b] = ptx::lop3_and_xor(in_question[b], words[b][plane], static_cast<unsigned>(few));
   }
-  count_bits<kBlocks>(in_question, count);
+  // What both rows' lanes want to know: the level, how far down in it, of how many.
+  const unsigned mine =
+      static_cast<unsigned>(level) | (0u - missing) << 8 | count([&](int b) { return in_question[b]; }) << 20;
+  const unsigned theirs = __shfl_xor_sync(kAll, mine, 2), found[2] = {second ? theirs : mine, second ? mine : theirs};
 
   // Go to the one in question from the nearer end of its level: numbers 2 y - 2 end (from the upper end) or 2 end - 1 -
   // 2 y (from the lower one), modulo 2^32, are largest for the magnitude y that is nearest to the end and inside. The
@@ -122,9 +116,10 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
   unsigned factor[2], offset[2], nearest[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int from_above = static_cast<int>(0u - missing[r]), from_below = count[r] - from_above + 1;
+    const int from_above = static_cast<int>(found[r] >> 8 & 0xFFFu),
+              from_below = static_cast<int>(found[r] >> 20) - from_above + 1;
     const bool down = from_above <= from_below;
-    const float end = static_cast<float>(255 + level[r] + (down ? 1 : 0)) * __uint_as_float(size[r]);
+    const float end = static_cast<float>((found[r] & 0xFFu) + (down ? 1 : 0)) * __uint_as_float(size[r]);
     left[r] = min(from_above, from_below);
     factor[r] = down ? 2u : ~1u;
     offset[r] = down ? 0u - 2u * __float_as_uint(end) : 2u * __float_as_uint(end) - 1u;

@@ -9,31 +9,31 @@
 namespace kvq::write {
 
 /// Quantises one warp's rows and stores them in pages.
-/// @param slot_of  page * page_size + slot of the token g + 8 r; negative: nowhere. Asked at last, since registers are
-///                 scarce before
+/// @param slots    lane i has page * page_size + slot of token i, i = 0..15; negative: nowhere
 /// @param tile_of  first byte of the tile that holds a slot
-template <typename Side, typename SlotOf, typename TileOf>
-__device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, SlotOf slot_of, TileOf tile_of,
-                                              bool value, int lane) {
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, std::int64_t slots,
+                                              TileOf tile_of, bool value, int lane) {
   if constexpr (Side::kExact) {
-    const std::int64_t slot[2] = {slot_of(0), slot_of(1)};
+    std::int64_t slot[2];
+    of_own_tokens(slots, lane, slot);
     store_exact<Side>(rows, slot, tile_of, false, lane);
   } else {
     unsigned words[2][Side::kWords] = {}, numbers[2][Side::kGroups] = {};
     encode_rows<Side>(rows, from.rule, words, numbers);
-    const std::int64_t slot[2] = {slot_of(0), slot_of(1)};
-    store_codes<Side>(words, numbers, slot, tile_of, value, lane);
+    store_codes<Side>(words, numbers, slots, tile_of, value, lane);
   }
 }
 
 /// First byte of the tile of one head and side that holds a slot of the pages.
 struct PageTiles {
   std::byte* pages;
-  std::int64_t page_stride;
+  unsigned page_stride;
   int page_shift, offset, tile_bytes;
   __device__ __forceinline__ std::byte* operator()(std::int64_t slot) const {
     const int in_page = static_cast<int>(slot) & ((1 << page_shift) - 1);
-    return pages + (slot >> page_shift) * page_stride + offset + in_page / kTileTokens * tile_bytes;
+    return pages + ptx::times_wide(static_cast<unsigned>(slot >> page_shift), page_stride) + offset +
+           in_page / kTileTokens * tile_bytes;
   }
 };
 
@@ -51,20 +51,19 @@ template <typename Side>
 __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                           std::int64_t slots, int first_token, int head, int head_bytes,
                                           int side_offset, int lane) {
-  const auto mapped = [&](std::int64_t held, int r) {
-    return static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(held), (lane >> 2) + 8 * r));
-  };
   if (p.window_mapping) {
     const std::int64_t held = load_mapping(p, p.window_mapping, first_token, lane);
-    const std::int64_t row[2] = {mapped(held, 0), mapped(held, 1)};
+    std::int64_t row[2];
+    of_own_tokens(held, lane, row);
     const auto tile_of = [&](std::int64_t at) {
       return p.windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
     };
     store_exact<Side>(rows, row, tile_of, value, lane);
     if (!__any_sync(kAll, slots >= 0)) return;  // most steps of decoding code nothing
   }
-  const PageTiles tile_of{p.pages, p.page_stride, p.page_shift, head * head_bytes + side_offset, Side::side().bytes()};
-  quantise_rows<Side>(rows, from, [&](int r) { return mapped(slots, r); }, tile_of, value, lane);
+  const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
+                          Side::side().bytes()};
+  quantise_rows<Side>(rows, from, slots, tile_of, value, lane);
 }
 
 }  // namespace kvq::write

@@ -212,7 +212,9 @@ __global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
   static_assert(K::kHeadDim == V::kHeadDim);
   wait_for_kernels_before();
   extern __shared__ __align__(128) std::byte shared[];
-  const WriteJob job = write_job<K, V>(p, first_job + static_cast<int>(blockIdx.y));
+  const int side_head = first_job + static_cast<int>(blockIdx.y);
+  const bool value = side_head >= p.num_kv_heads;
+  const WriteJob job = write_job<K, V>(p, value, side_head - (value ? p.num_kv_heads : 0));
   if constexpr (std::is_same_v<K, V>) {
     const WriteSide from = job.value ? p.v : p.k;
     write_dense_side<K, T>(p, from, job.value, job.head, job.head_bytes, job.side_offset, shared);

@@ -125,7 +125,7 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
     const float minimum = stored<Side>(low[group], minimum_bits);
     if (minimum == 0.0f) minimum_bits = 0;
     numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
-    const float reciprocal = __fdividef(1.0f, step);
+    const float reciprocal = ptx::rcp_approx(step);
     a[group] = unit * reciprocal, b[group] = fmaf(-minimum, reciprocal, 0.5f);
     // The extremes must have the outermost codes with a margin, and numbers stay small enough for the fixed point.
     const float first = fmaf(low[group], reciprocal, b[group]), last = fmaf(high[group], reciprocal, b[group]);
@@ -137,44 +137,54 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
   return ordinary;
 }
 
-/// The same for symmetric codes of the rule `norm`.
+/// The same for symmetric codes of the rule `norm`, of both rows.
 template <typename Side>
-__device__ __forceinline__ bool encode_norm_row(const float (&x)[Side::kHeadDim / 32][8], float unit,
-                                                unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
+__device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigned (&words)[2][Side::kWords],
+                                                 unsigned (&numbers)[2][Side::kGroups], bool (&ordinary)[2]) {
   constexpr int kEach = Side::kStepsInGroup;
-  bool ordinary = true;
-  float a[Side::kGroups], b[Side::kGroups], energy[Side::kGroups];
+  float energy[2][Side::kGroups];
 #pragma unroll
-  for (int group = 0; group < Side::kGroups; ++group) {
-    float sum[2] = {};
+  for (int r = 0; r < 2; ++r) {
+    float a[Side::kGroups], b[Side::kGroups];
 #pragma unroll
-    for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+    for (int group = 0; group < Side::kGroups; ++group) {
+      float sum[2] = {};
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e % 2] = fmaf(x[j][e], x[j][e], sum[e % 2]);
-    energy[group] = sum[0] + sum[1];
-    energy[group] += __shfl_xor_sync(kAll, energy[group], 1);
-    energy[group] += __shfl_xor_sync(kAll, energy[group], 2);
-    unsigned short bits;
-    const float step =
-        stored<Side>(kGaussianStep<Side::kBits> * unit * ptx::sqrt_approx(energy[group] * (1.0f / Side::kGroup)), bits);
-    // Edges belong to the code above: 0 and, where rows have few digits, others are met exactly. Up by the rounding of
-    // a.
-    a[group] = unit * __fdividef(1.0f, step);
-    b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
-    ordinary = ordinary && step > 0x1p-12f && step < 0x1p14f && energy[group] > 0x1p-60f && energy[group] < 0x1p60f;
+      for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[e % 2] = fmaf(rows.x[r][j][e], rows.x[r][j][e], sum[e % 2]);
+      float& all = energy[r][group];
+      all = sum[0] + sum[1];
+      all += __shfl_xor_sync(kAll, all, 1);
+      all += __shfl_xor_sync(kAll, all, 2);
+      unsigned short bits;
+      const float step =
+          stored<Side>(kGaussianStep<Side::kBits> * rows.unit * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
+      // Edges belong to the code above: 0 and, where rows have few digits, others are met exactly. Up by the rounding
+      // of a.
+      a[group] = rows.unit * ptx::rcp_approx(step);
+      b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
+      // Sums that are far out, or none, make steps that are.
+      ordinary[r] = ordinary[r] && step > 0x1p-12f && step < 0x1p14f;
+    }
+#pragma unroll
+    for (int w = 0; w < Side::kWords; ++w) words[r][w] = code_word<Side, true>(rows.x[r], w, a, b);
   }
 #pragma unroll
-  for (int w = 0; w < Side::kWords; ++w) words[w] = code_word<Side, true>(x, w, a, b);
-#pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
-    int squares = sum_of_squared_levels<Side>(words, group);
+    static_assert(Side::kGroup * (Side::kLevels * Side::kLevels) < 1 << 16);
+    const int low = sum_of_squared_levels<Side>(words[0], group), high = sum_of_squared_levels<Side>(words[1], group);
+    unsigned squares = static_cast<unsigned>(low) | static_cast<unsigned>(high) << 16;  // of the two rows
     squares += __shfl_xor_sync(kAll, squares, 1);
     squares += __shfl_xor_sync(kAll, squares, 2);
-    unsigned short bits;
-    stored<Side>(2.0f * unit * ptx::sqrt_approx(__fdividef(energy[group], static_cast<float>(squares))), bits);
-    numbers[group] = bits;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto own = static_cast<float>(r == 0 ? squares & 0xFFFFu : squares >> 16);
+      unsigned short bits;
+      stored<Side>(2.0f * rows.unit * ptx::sqrt_approx(energy[r][group] * ptx::rcp_approx(own)), bits);
+      numbers[r][group] = bits;
+    }
   }
-  return ordinary;
 }
 
 /// Smallest and largest channel of each group of a row, by their bits: as unsigned integers negative floats are the
@@ -249,8 +259,7 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
     }
   } else {
     if (rows.rotated && rule == ScaleRule::norm) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) ordinary[r] &= encode_norm_row<Side>(rows.x[r], rows.unit, words[r], numbers[r]);
+      encode_norm_rows<Side>(rows, words, numbers, ordinary);
     } else {
       ordinary[0] = ordinary[1] = false;
     }

@@ -19,11 +19,9 @@ struct WriteJob {
   int head, head_bytes, side_offset;  ///< bytes of a head in a page; of the side in its head
 };
 template <typename K, typename V>
-__device__ __forceinline__ WriteJob write_job(const WriteParams& p, int job) {
+__device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, int head) {
   const int tiles = 1 << (p.page_shift - 4);
-  const bool value = job >= p.num_kv_heads;
-  return {value, job - (value ? p.num_kv_heads : 0), tiles * (K::side().bytes() + V::side().bytes()),
-          value ? tiles * K::side().bytes() : 0};
+  return {value, head, tiles * (K::side().bytes() + V::side().bytes()), value ? tiles * K::side().bytes() : 0};
 }
 
 constexpr int blocks_of_multiprocessor(int head_dim) { return head_dim > 128 ? 2 : 4; }
@@ -35,13 +33,15 @@ struct WarpShared {
   uint4 matrices[2][32];          ///< matrix_operand() of keys and values
 };
 
-/// A warp's place among the tasks: 16 tokens of one head and side each, of one side all runs of tokens, of which all
-/// heads, as rows lie in memory.
-struct WriteTask {
-  int run, head;  ///< runs of the second side follow those of the first
-  __device__ __forceinline__ void advance(const WriteTask& by, int heads) {
-    run += by.run, head += by.head;
-    if (head >= heads) ++run, head -= heads;
+/// The runs of 16 tokens of a head: of one side, or of keys and then of values. A warp has one head, and of its runs
+/// every `stride`-th.
+struct WriteRuns {
+  int of_side, end, stride;
+  bool values_only;
+
+  __device__ __forceinline__ bool is_value(int run) const { return values_only || run >= of_side; }
+  __device__ __forceinline__ int first_token(int run) const {
+    return (run - (run >= of_side ? of_side : 0)) * kTileTokens;
   }
 };
 
@@ -64,47 +64,41 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
 }
 
-/// Jobs from `first_job` on: of one side, or of both. Warps take turns, each with its next rows on the way. Grid: any.
-/// @param turn  as many tasks as the grid has warps
+/// Warps take turns, each with its next rows on the way. Grid: any that has a warp for each head; its last warps stay
+/// idle if they are fewer than heads.
 template <typename K, typename V, typename T>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
-    quantize_write_kernel(const __grid_constant__ WriteParams p, int first_job, int jobs, WriteTask turn) {
+    quantize_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ WriteRuns runs) {
   static_assert(K::kHeadDim == V::kHeadDim);
   __shared__ WarpShared<K::kHeadDim> all_shared[kWarps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   WarpShared<K::kHeadDim>& shared = all_shared[warp];
-  const int heads = p.num_kv_heads, runs = (p.num_tokens + kTileTokens - 1) / kTileTokens;
-  const int end = jobs > heads ? 2 * runs : runs;
-  const auto job_of = [&](const WriteTask& task) {
-    return write_job<K, V>(p, first_job + task.head + (task.run >= runs ? heads : 0));
-  };
-  const auto first_token_of = [&](const WriteTask& task) {
-    return (task.run - (task.run >= runs ? runs : 0)) * kTileTokens;
-  };
-  const auto fetch = [&](const WriteTask& task) {
-    if (task.run >= end) return;
-    const WriteJob job = job_of(task);
-    fetch_rows<K, T>(job.value ? p.v : p.k, p, first_token_of(task), job.head, lane, shared.rows[0]);
-  };
   const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
-  WriteTask task{first / heads, first % heads};
+  int run = first / p.num_kv_heads;
+  const int head = first - run * p.num_kv_heads;
+  if (run >= runs.stride) run = runs.end;
+  const auto fetch = [&](int at) {
+    if (at >= runs.end) return;
+    fetch_rows<K, T>(runs.is_value(at) ? p.v : p.k, p, runs.first_token(at), head, lane, shared.rows[0]);
+  };
   shared.matrices[0][lane] = matrix_operand<T>(p.k.order, lane);
   shared.matrices[1][lane] = matrix_operand<T>(p.v.order, lane);
   wait_for_kernels_before();
-  fetch(task);
-  while (task.run < end) {
-    const WriteJob job = job_of(task);
-    const int first_token = first_token_of(task);
-    task.advance(turn, heads);
-    const auto next = [&] { fetch(task); };
-    if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
-      write_side<K, T>(p, job.value ? p.v : p.k, job, first_token, shared, next, lane);
-    } else {
-      if (job.value)
-        write_side<V, T>(p, p.v, job, first_token, shared, next, lane);
-      else
-        write_side<K, T>(p, p.k, job, first_token, shared, next, lane);
+  fetch(run);
+  const auto write_runs = [&]<typename Side>(Side, bool value, int end) {
+    while (run < end) {
+      const bool is_value = std::is_same_v<K, V> ? runs.is_value(run) : value;
+      const WriteJob job = write_job<K, V>(p, is_value, head);
+      const int first_token = runs.first_token(run);
+      run += runs.stride;
+      write_side<Side, T>(p, is_value ? p.v : p.k, job, first_token, shared, [&] { fetch(run); }, lane);
     }
+  };
+  if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
+    write_runs(K{}, false, runs.end);
+  } else {
+    write_runs(K{}, false, runs.values_only ? 0 : runs.of_side);
+    write_runs(V{}, true, runs.end);
   }
 }
 

@@ -43,13 +43,15 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
 template <typename K, typename V, typename T>
 cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                          CUstream_st* stream) {
-  const std::int64_t tasks = (std::int64_t{params.num_tokens} + kTileTokens - 1) / kTileTokens * jobs;
-  const int most = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
-  const int blocks = static_cast<int>(std::min<std::int64_t>((tasks + write::kWarps - 1) / write::kWarps, most));
-  const int turn = blocks * write::kWarps;
+  const int heads = params.num_kv_heads, of_side = (params.num_tokens + kTileTokens - 1) / kTileTokens;
+  const int runs = jobs / heads * of_side;
+  const auto blocks_for = [](std::int64_t warps) { return (warps + write::kWarps - 1) / write::kWarps; };
+  const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
+  const auto blocks =
+      static_cast<int>(std::min(blocks_for(std::int64_t{runs} * heads), std::max(fill, blocks_for(heads))));
   return launch_kernel(write::quantize_write_kernel<K, V, T>, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps,
-                       0, launch.overlapping, stream, params, first_job, jobs,
-                       write::WriteTask{turn / params.num_kv_heads, turn % params.num_kv_heads});
+                       0, launch.overlapping, stream, params,
+                       write::WriteRuns{of_side, runs, blocks * write::kWarps / heads, first_job > 0});
 }
 
 /// Both sides in one launch if they are rotated in the same way, else one each.

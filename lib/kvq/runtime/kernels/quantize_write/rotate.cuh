@@ -54,6 +54,13 @@ __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* c
   rows.unit = 1.0f;
 }
 
+/// Where the lane's channels of a token's row begin.
+template <typename Side, typename T>
+__device__ __forceinline__ const uint4* row_of(const WriteSide& side, int token, int head, int lane) {
+  const std::uint64_t first = ptx::times_wide(static_cast<unsigned>(token), static_cast<unsigned>(side.token_stride));
+  return reinterpret_cast<const uint4*>(static_cast<const T*>(side.x) + first + head * Side::kHeadDim) + (lane & 3);
+}
+
 /// Loads the warp's rows: of the tokens g and g + 8, of each 32 channels, the lane's eight.
 template <typename Side, typename T>
 __device__ __forceinline__ void load_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
@@ -61,10 +68,9 @@ __device__ __forceinline__ void load_rows(const WriteSide& side, const WritePara
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
-    const T* row = static_cast<const T*>(side.x) + token * side.token_stride + head * Side::kHeadDim;
+    const uint4* row = row_of<Side, T>(side, token, head, lane);
 #pragma unroll
-    for (int j = 0; j < Side::kHeadDim / 32; ++j)
-      raw[r][j] = __ldg(reinterpret_cast<const uint4*>(row) + 4 * j + (lane & 3));
+    for (int j = 0; j < Side::kHeadDim / 32; ++j) raw[r][j] = __ldg(row + 4 * j);
   }
 }
 
@@ -94,11 +100,9 @@ __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WritePar
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
-    const T* row = static_cast<const T*>(side.x) + token * side.token_stride + head * Side::kHeadDim;
+    const uint4* row = row_of<Side, T>(side, token, head, lane) + 4 * part * kEach;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      ptx::cp_async_16(own + (r * kEach + j) * 512,
-                       reinterpret_cast<const uint4*>(row) + 4 * (part * kEach + j) + (lane & 3));
+    for (int j = 0; j < kEach; ++j) ptx::cp_async_16(own + (r * kEach + j) * 512, row + 4 * j);
   }
   ptx::cp_async_commit_group();
 }
@@ -149,8 +153,8 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      across[n][half] = order >= 64 ? b[n][half] : 0u;
-      second[n][half] = order >= 64 ? b[n][half] ^ 0x80008000u : b[n][half];
+      across[n][half] = b[n][half] & (order >= 64 ? ~0u : 0u);
+      second[n][half] = b[n][half] ^ (order >= 64 ? 0x80008000u : 0u);
     }
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -191,7 +195,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
         for (int e = 0; e < 8; ++e)
           if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
   }
-  rows.unit = order > 1 ? rsqrtf(static_cast<float>(order)) : 1.0f;
+  rows.unit = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
   rows.rotated = order > 1;
   if (side.center) subtract_center<Side>(rows, side.center + head * kDim, t);
 }

@@ -62,20 +62,27 @@ __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][S
     }
 }
 
+/// Of what lane i has for token i, i = 0..15, what it is for the tokens g and g + 8.
+__device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::int64_t (&own)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    own[r] = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(held), (lane >> 2) + 8 * r));
+}
+
 /// Stores the codes of the tokens g and g + 8.
-/// @param slot     where the two tokens go; negative: nowhere
+/// @param slots    lane i has where token i goes, i = 0..15; negative: nowhere
 /// @param tile_of  first byte of the tile that holds a slot
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWords],
-                                            const unsigned (&numbers)[2][Side::kGroups], const std::int64_t (&slot)[2],
+                                            const unsigned (&numbers)[2][Side::kGroups], std::int64_t slots,
                                             TileOf tile_of, bool value, int lane) {
   constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
   constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
   const int g = lane >> 2, t = lane & 3;
   // If all 16 tokens make one tile, a lane stores its run in whole chunks.
-  const std::int64_t tile_slot = __shfl_sync(kAll, slot[0], 0);
-  const bool whole = __all_sync(
-      kAll, tile_slot >= 0 && tile_slot % kTileTokens == 0 && slot[0] == tile_slot + g && slot[1] == tile_slot + g + 8);
+  const auto tile_slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), 0));
+  const bool in_place = lane >= kTileTokens || slots == tile_slot + lane;
+  const bool whole = __all_sync(kAll, in_place) && tile_slot >= 0 && tile_slot % kTileTokens == 0;
   if (whole && (!value || Side::kWords % 2 == 0)) {
     std::byte* tile = tile_of(tile_slot);
     unsigned run[kRun];
@@ -121,6 +128,8 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
         *reinterpret_cast<unsigned*>(to) = numbers[0][group] | numbers[1][group] << 16;
     }
   } else {
+    std::int64_t slot[2];
+    of_own_tokens(slots, lane, slot);
     if (!value) {
       store_single_keys<Side>(words, slot, tile_of, lane);
     } else if (Side::kWords % 2 && whole) {  // neighbours fill the sectors
