@@ -46,7 +46,7 @@ struct WriteRuns {
 };
 
 /// Rotates, codes and stores a warp's rows, which fetch_rows() has asked for.
-/// @param next  asks for the next ones, once these are out of the way
+/// @param next  asks for the next ones. After the rotation: earlier or later is slower
 template <typename Side, typename T, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
                                            int first_token, const WarpShared<Side::kHeadDim>& shared, Next next,
@@ -57,9 +57,9 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   ptx::cp_async_wait_group<0>();
 #pragma unroll
   for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
-  next();
   Rows<Side> rows;
   rotate_rows<Side, T>(from, raw, shared.matrices[job.value][lane], job.head, lane, rows);
+  next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
 }
