@@ -226,6 +226,17 @@ TEST_CASE("Dense rotations, with centres and clips", "[runtime][gpu]") {
   }
 }
 
+TEST_CASE("Warps that take several runs of tokens, of more heads than divide them", "[runtime][gpu]") {
+  for (const WriteVariant* variant : write_variants()) {
+    WriteLaunch launch;
+    REQUIRE(variant->plan(launch).ok());
+    // Sixteen warps a multiprocessor at most: seven for the twenty runs of a head, and some are left over.
+    const int heads = 2 * launch.multiprocessors + 7;
+    CAPTURE(variant->name, heads);
+    CHECK(compare_bytes(*variant, random_case(*variant, 152, heads, 64, 27, false)).where == "");
+  }
+}
+
 TEST_CASE("Blocks of a dense write that take several rounds of tokens", "[runtime][gpu]") {
   for (const WriteVariant* variant : write_variants()) {
     WriteLaunch launch;
