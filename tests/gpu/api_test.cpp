@@ -500,6 +500,23 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   CHECK(kvq_model_upload(engine.model->get(), engine.memory.get(), engine.memory.bytes() - 1, nullptr, &device_model,
                          &error) == KVQ_INVALID_ARGUMENT);
   CHECK_THAT(error.message, Contains("bytes of memory"));
+  // So are pools.
+  const auto pools_refusal = [&](auto change) {
+    std::vector<kvq_layer_pools> pools(6, runtime::init<kvq_layer_pools>());
+    for (kvq_layer_pools& p : pools) p.pages = p.windows = rows.get();
+    change(pools);
+    kvq_cache* cache = nullptr;
+    CHECK(kvq_cache_create(engine.device_model->get(), pools.data(), static_cast<std::int32_t>(pools.size()),
+                           workspace.get(), workspace.bytes(), nullptr, &cache, &error) == KVQ_INVALID_ARGUMENT);
+    return std::string(error.message);
+  };
+  CHECK_THAT(pools_refusal([](auto& pools) { pools.pop_back(); }), Contains("expected pools of 6 layers, found 5"));
+  CHECK_THAT(pools_refusal([](auto& pools) { pools[3].pages = nullptr; }), Contains("layer 3: pages must be there"));
+  CHECK_THAT(pools_refusal([](auto& pools) { pools[3].windows = nullptr; }), Contains("layer 3: 4 sink and 16 recent"));
+  CHECK_THAT(pools_refusal([](auto& pools) { pools[4].page_stride = 16; }),
+             Contains("layer 4: page_stride: expected a"));
+  CHECK_THAT(pools_refusal([](auto& pools) { pools[4].page_stride = std::int64_t{1} << 32; }),
+             Contains("layer 4: page_stride: expected less than 2^32 bytes, found 4294967296"));
   CHECK_THROWS_WITH(runner.cache.step(std::vector<Growth>{{0, 101}}, nullptr),
                     Contains("101 tokens, there is room for 2 and 100"));
   for (int i = 0; i < 4; ++i) REQUIRE(runner.cache.step(std::vector<Growth>{{0, 100}}, nullptr));

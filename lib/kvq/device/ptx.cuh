@@ -97,7 +97,7 @@ __device__ __forceinline__ float ex2(float x) {
 }
 
 /// a b, all 64 bits.
-__device__ __forceinline__ std::uint64_t times_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
+__device__ __forceinline__ std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
 /// 1 / x; subnormal numbers count as zeros.
 __device__ __forceinline__ float rcp_approx(float x) {
@@ -105,6 +105,7 @@ __device__ __forceinline__ float rcp_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// 1 / sqrt(x), likewise.
 __device__ __forceinline__ float rsqrt_approx(float x) {
   float y;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -25,6 +25,8 @@ kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& give
   if (pools.page_stride % 16 != 0 || pools.page_stride < l.pages.page_bytes())
     fail(fmt::format("page_stride: expected a multiple of 16, {} or more, found {}", l.pages.page_bytes(),
                      pools.page_stride));
+  if (pools.page_stride > kMostWriteStride)
+    fail(fmt::format("page_stride: expected less than 2^32 bytes, found {}", pools.page_stride));
   if (windows != Windows{} && (!pools.windows || !aligned(pools.windows, 16)))
     fail(fmt::format("{} sink and {} recent tokens need windows, aligned to 16 bytes", windows.sink_tokens,
                      windows.recent_tokens));

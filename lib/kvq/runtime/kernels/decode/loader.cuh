@@ -10,10 +10,10 @@ namespace kvq::decode {
 
 template <typename T>
 struct Loader {
-  /// Tokens need not wait for the kernel that prepares the queries. But many of them would stand before the queries in
-  /// the memory's line, which costs more than it gains where there are few: a part of the block's first piece goes
-  /// ahead.
-  static constexpr int kFirstStages = T::kStages < 4 ? T::kStages : 4, kFirstShare = 5;
+  /// Tokens need not wait for the kernel that prepares the queries. But all of them would stand before the queries in
+  /// the memory's line, which costs more than it gains where there are few: a part of the block's first tokens goes
+  /// ahead, a few stages at least.
+  static constexpr int kFirstShare = 5, kLeastFirst = 4;
   static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< pages that a stage may lie in
   const DecodeParams& p;
   typename T::Shared& shared;
@@ -219,7 +219,7 @@ struct Loader {
         if (!first) load_queries(walk);
         const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
         for (int base = 0, count; base < padded; base += count) {
-          const int most = first ? min(T::kStages, max(kFirstStages, (to - from) / kFirstShare)) : 32;
+          const int most = first ? min(T::kStages, max(kLeastFirst, (to - from) / kFirstShare)) : 32;
           count = min(most, padded - base);
           const int i = base + lane;
           const int flags = label | (i < T::kTeams ? kStageFirst : 0) | (i >= padded - T::kTeams ? kStageLast : 0);

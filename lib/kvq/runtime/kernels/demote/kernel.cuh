@@ -13,11 +13,10 @@ template <typename Side>
 __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::byte* windows, std::byte* pages,
                                             const WriteSide& from, bool value, int first, int count, int head,
                                             int head_bytes, int side_offset, int lane) {
-  const auto listed = [&](const std::int64_t* list, int r) {
-    const int i = first + (lane >> 2) + 8 * r;
-    return i < count ? list[i] : -1;
-  };
-  const std::int64_t row[2] = {listed(p.demote_from, 0), listed(p.demote_from, 1)};
+  // Lane i < 16 has where token i is and goes to.
+  const bool listed = lane < kTileTokens && first + lane < count;
+  std::int64_t row[2];
+  write::of_own_tokens(listed ? p.demote_from[first + lane] : -1, lane, row);
   const auto window_tile = [&](std::int64_t at) {
     return windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
   };
@@ -26,7 +25,7 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[head];
   const write::PageTiles page_tile{pages, static_cast<unsigned>(p.page_stride), p.page_shift,
                                    head * head_bytes + side_offset, Side::side().bytes()};
-  const std::int64_t slots = lane < kTileTokens && first + lane < count ? p.demote_to[first + lane] : -1;
+  const std::int64_t slots = listed ? p.demote_to[first + lane] : -1;
   write::quantise_rows<Side>(rows, from, slots, page_tile, value, lane);
 }
 

@@ -32,7 +32,7 @@ struct PageTiles {
   int page_shift, offset, tile_bytes;
   __device__ __forceinline__ std::byte* operator()(std::int64_t slot) const {
     const int in_page = static_cast<int>(slot) & ((1 << page_shift) - 1);
-    return pages + ptx::times_wide(static_cast<unsigned>(slot >> page_shift), page_stride) + offset +
+    return pages + ptx::mul_wide(static_cast<unsigned>(slot >> page_shift), page_stride) + offset +
            in_page / kTileTokens * tile_bytes;
   }
 };

@@ -204,8 +204,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   }
 }
 
-/// Grid [blocks of a job, jobs]: a job is the keys or the values of a head, from `first_job` on; see
-/// quantize_write_kernel.
+/// Grid [blocks of a job, jobs]: a job is a head's keys or values; keys of all heads, then values, from `first_job` on.
 template <typename K, typename V, typename T>
 __global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
     dense_write_kernel(const __grid_constant__ WriteParams p, int first_job) {

@@ -137,7 +137,7 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
   return ordinary;
 }
 
-/// The same for symmetric codes of the rule `norm`, of both rows.
+/// Codes and numbers of both rows, symmetric by the rule `norm`. @param ordinary  becomes false for rows that are not
 template <typename Side>
 __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigned (&words)[2][Side::kWords],
                                                  unsigned (&numbers)[2][Side::kGroups], bool (&ordinary)[2]) {
@@ -173,8 +173,9 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
     static_assert(Side::kGroup * (Side::kLevels * Side::kLevels) < 1 << 16);
-    const int low = sum_of_squared_levels<Side>(words[0], group), high = sum_of_squared_levels<Side>(words[1], group);
-    unsigned squares = static_cast<unsigned>(low) | static_cast<unsigned>(high) << 16;  // of the two rows
+    const int first = sum_of_squared_levels<Side>(words[0], group),
+              second = sum_of_squared_levels<Side>(words[1], group);
+    unsigned squares = static_cast<unsigned>(first) | static_cast<unsigned>(second) << 16;
     squares += __shfl_xor_sync(kAll, squares, 1);
     squares += __shfl_xor_sync(kAll, squares, 2);
 #pragma unroll
@@ -282,8 +283,8 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
 #pragma unroll
         for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.unit;
   }
-  // Twice the same code rather than twice as much of it: a task is one pass through it, and it must come from the
-  // cache.
+  // Twice the same code rather than twice as much of it: a run of tokens is one pass through it, and it must come from
+  // the cache.
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
 #pragma unroll

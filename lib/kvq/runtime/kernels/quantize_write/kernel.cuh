@@ -13,7 +13,7 @@
 /// t + e, e = 0..7: what it loads as 16 bytes each, and what its pieces of the page's rows are made of.
 namespace kvq::write {
 
-/// Which head and side a job is: keys of all heads, then values.
+/// Which head and side a warp or block writes, and where these are in a page.
 struct WriteJob {
   bool value;
   int head, head_bytes, side_offset;  ///< bytes of a head in a page; of the side in its head

@@ -33,7 +33,7 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
                                CUstream_st* stream) {
   using Block = write::DenseBlock<K::kHeadDim>;
   constexpr int kTokens = kTileTokens * Block::kWarps;
-  const int runs = (params.num_tokens + kTokens - 1) / kTokens;
+  const int runs = (params.num_tokens - 1) / kTokens + 1;
   const dim3 grid(static_cast<unsigned>(std::clamp(launch.multiprocessors / jobs, 1, runs)),
                   static_cast<unsigned>(jobs));
   return launch_kernel(write::dense_write_kernel<K, V, T>, grid, Block::kThreads, Block::kSharedBytes,
@@ -43,7 +43,7 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
 template <typename K, typename V, typename T>
 cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                          CUstream_st* stream) {
-  const int heads = params.num_kv_heads, of_side = (params.num_tokens + kTileTokens - 1) / kTileTokens;
+  const int heads = params.num_kv_heads, of_side = (params.num_tokens - 1) / kTileTokens + 1;
   const int runs = jobs / heads * of_side;
   const auto blocks_for = [](std::int64_t warps) { return (warps + write::kWarps - 1) / write::kWarps; };
   const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);

@@ -57,7 +57,7 @@ __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* c
 /// Where the lane's channels of a token's row begin.
 template <typename Side, typename T>
 __device__ __forceinline__ const uint4* row_of(const WriteSide& side, int token, int head, int lane) {
-  const std::uint64_t first = ptx::times_wide(static_cast<unsigned>(token), static_cast<unsigned>(side.token_stride));
+  const std::uint64_t first = ptx::mul_wide(static_cast<unsigned>(token), static_cast<unsigned>(side.token_stride));
   return reinterpret_cast<const uint4*>(static_cast<const T*>(side.x) + first + head * Side::kHeadDim) + (lane & 3);
 }
 
