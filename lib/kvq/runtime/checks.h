@@ -24,6 +24,13 @@ inline Status check_kv_heads(const char* verb, int num_kv_heads) {
                       kMostKvHeads);
 }
 
+/// @param verb  whom a message is from
+inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
+  if (page_stride <= kMostWriteStride) return {};
+  return Status::fail(StatusCode::unsupported, "%s: pages %lld bytes apart; supported are fewer than 2^32", verb,
+                      static_cast<long long>(page_stride));
+}
+
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
          (a.exact() || a.group_size == b.group_size);

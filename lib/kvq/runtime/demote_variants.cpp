@@ -36,9 +36,8 @@ Status check_demote(const DemoteVariant& variant, const DemoteParams& p) {
   if (p.page_stride % 16 != 0 || p.page_stride < layout.page_bytes())
     return Status::fail(kBad, "demote: pages must be a multiple of 16 and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
-  if (p.page_stride > kMostWriteStride)
-    return Status::fail(StatusCode::unsupported, "demote: pages %lld bytes apart; supported are fewer than 2^32",
-                        static_cast<long long>(p.page_stride));
+  const Status stride = check_write_stride("demote", p.page_stride);
+  if (!stride.ok()) return stride;
   if (!windows_of(p.window_layout, variant.k, variant.v, p.num_kv_heads))
     return Status::fail(kBad, "demote: the window layout is not that of %s", variant.name);
   return {};

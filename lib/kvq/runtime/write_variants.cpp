@@ -73,10 +73,8 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
     return Status::fail(kBad,
                         "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
-  if (p.page_stride > kMostWriteStride)
-    return Status::fail(StatusCode::unsupported,
-                        "quantize_write: pages %lld bytes apart; supported are fewer than 2^32",
-                        static_cast<long long>(p.page_stride));
+  const Status stride = check_write_stride("quantize_write", p.page_stride);
+  if (!stride.ok()) return stride;
   if (p.window_mapping) {
     const Status windows = check_windows(variant, p);
     if (!windows.ok()) return windows;
