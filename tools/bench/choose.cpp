@@ -35,12 +35,20 @@ Error not_built(const std::string& k, const std::string& v, const std::string& s
           hint};
 }
 
+struct Sides {
+  SideFormat key, value;
+};
+
+Sides parse_sides(const std::string& k, const std::string& v, int head_dim) {
+  return {parse_side(k, head_dim, "--k"), parse_side(v, head_dim, "--v")};
+}
+
 const char* name_of(bool bf16) { return bf16 ? "bf16" : "fp16"; }
 
 }  // namespace
 
 const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16) {
-  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  const auto [key, value] = parse_sides(k, v, head_dim);
   const DecodeVariant* row = find_decode_variant(
       {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .heads = heads, .bf16 = bf16});
   if (!row)
@@ -50,7 +58,7 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
 }
 
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
-  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  const auto [key, value] = parse_sides(k, v, head_dim);
   for (const WriteVariant* row : write_variants())
     if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
@@ -59,7 +67,7 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
 }
 
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16) {
-  const SideFormat key = parse_side(k, head_dim, "--k"), value = parse_side(v, head_dim, "--v");
+  const auto [key, value] = parse_sides(k, v, head_dim);
   const DequantizeVariant* row = find_dequantize_variant(
       {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .bf16 = bf16});
   if (!row || !find_prefill_variant(*row))
