@@ -4,7 +4,9 @@
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// Results, after decode: the partial results of an item added up, divided by their sum and rotated back. A kernel of
+#include <type_traits>
+
+/// Results, after decode: the partial results of an item added up, rotated back and divided by their sum. A kernel of
 /// its own, whose blocks take the places of those of decode as they end, read the rotation, and take up each item when
 /// its last part arrives, not when the last block of decode has ended. They come up only after all blocks of decode
 /// have, so whom they wait for is at work.
@@ -27,117 +29,161 @@ struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
-  alignas(16) float4 part_values[kSideThreads];
-  float2 part_states[kSideThreads], states[kRows];
-  Arrivals arrivals[kRows / T::kHeads];
+  alignas(16) float4 part_values[kSideWarps][T::kHeadDim / 4];
+  float2 part_states[kSideWarps];
+  float2 weights[kRows];                                           ///< weigh() of each row
+  float shifts[kRows];                                             ///< center_score() of each row
   alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< is there for dense ones
 };
 
-/// The rows of a unit: of each, the partial results of a query head added up. Leaves values in `rows`, the reference of
-/// the exponentials and the sum in `states`.
-/// @param record_of  (item of the unit, number of the partial result) -> partial result
-template <typename T, typename RecordOf>
-__device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordOf record_of) {
-  constexpr int kBatch = 9;  // loads on the way: as many as registers allow, since each round of them waits once
-  constexpr int kQuads = T::kHeadDim / 4, kFit = kSideThreads / kQuads;
-  constexpr int kAtOnce = kFit >= 16 ? 16 : kFit >= 8 ? 8 : 4;  // rows; all counts of rows are powers of two
-  const int thread = static_cast<int>(threadIdx.x), quad = thread % kQuads, slot = thread / kQuads;
-  const int n = unit.rows(), at_once = min(n, kAtOnce), splits = kAtOnce >> log2_of(at_once);
-  const int split = slot >> log2_of(at_once);
+/// Partial results of an item, in the order of its parts.
+template <typename T>
+struct Records {
+  int count;
+  const typename T::Record* first;
+  const typename T::Record* others;  ///< of part r > 0 the one 2 r further
+
+  __device__ __forceinline__ Records(const DecodeParams& p, int decode_blocks, int item, const Arrivals& arrivals)
+      : count(arrivals.parts()) {
+    const auto* all = static_cast<const typename T::Record*>(p.partials);
+    first = all + record_of(decode_blocks, Part{item, arrivals.first_piece(), true, count == 1});
+    others = all + shared_record(arrivals.first_piece(), false);
+  }
+  __device__ __forceinline__ const typename T::Record& operator[](int part) const {
+    return part == 0 ? *first : others[2 * part];
+  }
+};
+
+/// The rows of a unit: of each, the partial results of a query head added up, by a warp, or by several that share the
+/// parts if there are fewer rows than warps. Leaves values in `rows` and weights in `weights`.
+/// @param wait_for  item of the unit -> its Records, once they are there
+/// @param weigh     (row, reference of the exponentials and sum) -> weight
+template <typename T, typename WaitFor, typename Weigh>
+__device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, WaitFor wait_for, Weigh weigh) {
+  constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; of a lane
+  // Parts on the way at once. 17, as many as a warp has of the longest items of a call, were slower for all others.
+  constexpr int kBatch = kTurns == 1 ? 9 : 6;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int n = unit.rows(), at_once = min(n, kSideWarps), splits = kSideWarps >> log2_of(at_once);
+  const int split = warp >> log2_of(at_once);  // all counts are powers of two
+  const auto has = [&](int turn) { return kQuads % 32 == 0 || lane + 32 * turn < kQuads; };
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
-    const int row = base + (slot & (at_once - 1)), item = row >> log2_of(unit.heads);
-    const int count = split < splits ? shared.arrivals[item].parts() : 0,
-              head = unit.first_head + (row & (unit.heads - 1));
-    float max = kMinusInf, sum = 0.0f;
-    float4 values = make_float4(0, 0, 0, 0);
-    for (int first = split; first < count; first += splits * kBatch) {
-      float2 state[kBatch];
-      float4 v[kBatch];
+    const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
+    const Records<T> records = wait_for(row >> log2_of(unit.heads));
+    float max = kMinusInf, sum = 0.0f;  // the sum is the lane's
+    float4 values[kTurns] = {};
+#pragma unroll 1
+    for (int first = split; first < records.count; first += splits * kBatch) {
+      const int here = (records.count - first + splits - 1) >> log2_of(splits);
+      float2 state = make_float2(kMinusInf, 0.0f);  // of part `lane` of these
+      if (lane < min(here, kBatch)) state = __ldcg(&records[first + lane * splits].state[head]);
+      const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);  // the values of others may be anything
+      // Only the first of these may be the item's first.
+      const auto values_of = [&](const typename T::Record& record) {
+        return reinterpret_cast<const std::byte*>(record.value[head]) + lane * 16;
+      };
+      const std::byte *zeroth = values_of(records[first]), *others = values_of(records.others[2 * first]);
+      const unsigned apart = static_cast<unsigned>(2 * splits * static_cast<int>(sizeof(typename T::Record)));
+      float4 v[kBatch][kTurns];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int r = first + i * splits;
-        state[i] = make_float2(kMinusInf, 0.0f), v[i] = make_float4(0, 0, 0, 0);
-        if (r < count) {
-          const typename T::Record& record = record_of(item, r);
-          state[i] = __ldcg(&record.state[head]);
-          v[i] = __ldcg(reinterpret_cast<const float4*>(record.value[head]) + quad);
-        }
+        if (i >= here) break;
+        const auto* from =
+            reinterpret_cast<const float4*>(i == 0 ? zeroth : others + ptx::mul_wide(apart, static_cast<unsigned>(i)));
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn)
+          if (has(turn)) v[i][turn] = __ldcg(from + 32 * turn);
       }
-      float larger = max;
+      float larger = fmaxf(max, state.x);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) larger = fmaxf(larger, state[i].x);
+      for (int step = 1; step < 32; step *= 2) larger = fmaxf(larger, __shfl_xor_sync(kAll, larger, step));
       if (larger == kMinusInf) continue;
-      const float keep = ptx::ex2(max - larger);
-      values.x *= keep, values.y *= keep, values.z *= keep, values.w *= keep, sum *= keep;
-      max = larger;
+      const float keep = ptx::ex2(max - larger), factor = ptx::ex2(state.x - larger);  // 0 for -inf
+      max = larger, sum = fmaf(sum, keep, with_tokens >> lane & 1 ? factor * state.y : 0.0f);
+#pragma unroll
+      for (float4& x : values) x.x *= keep, x.y *= keep, x.z *= keep, x.w *= keep;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (state[i].x == kMinusInf) continue;  // its values may be anything
-        const float factor = ptx::ex2(state[i].x - larger);
-        values.x = fmaf(factor, v[i].x, values.x), values.y = fmaf(factor, v[i].y, values.y);
-        values.z = fmaf(factor, v[i].z, values.z), values.w = fmaf(factor, v[i].w, values.w);
-        sum = fmaf(factor, state[i].y, sum);
+        if (i >= here) break;
+        const float f = __shfl_sync(kAll, factor, i);
+        if (!(with_tokens >> i & 1)) continue;
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) add_scaled(values[turn], f, v[i][turn]);
       }
     }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
     if (splits > 1) {
-      shared.part_values[thread] = values, shared.part_states[thread] = make_float2(max, sum);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn)
+        if (has(turn)) shared.part_values[warp][lane + 32 * turn] = values[turn];
+      if (lane == 0) shared.part_states[warp] = make_float2(max, sum);
       __syncthreads();
       if (split == 0) {
-        float2 state[kAtOnce];
+        float2 state[kSideWarps];
 #pragma unroll
-        for (int s = 0; s < kAtOnce; ++s) {
-          state[s] = s < splits ? shared.part_states[s * at_once * kQuads + thread] : make_float2(kMinusInf, 0.0f);
+        for (int s = 0; s < kSideWarps; ++s) {
+          state[s] = s < splits ? shared.part_states[row + s * at_once] : make_float2(kMinusInf, 0.0f);
           max = fmaxf(max, state[s].x);
         }
-        values = make_float4(0, 0, 0, 0), sum = 0.0f;
+        sum = 0.0f;
 #pragma unroll
-        for (int s = 0; s < kAtOnce; ++s) {
-          const float factor = state[s].x == kMinusInf ? 0.0f : ptx::ex2(state[s].x - max);
-          const float4 v = s < splits ? shared.part_values[s * at_once * kQuads + thread] : make_float4(0, 0, 0, 0);
-          values.x = fmaf(factor, v.x, values.x), values.y = fmaf(factor, v.y, values.y);
-          values.z = fmaf(factor, v.z, values.z), values.w = fmaf(factor, v.w, values.w);
-          sum = fmaf(factor, state[s].y, sum);
+        for (float4& x : values) x = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int s = 0; s < kSideWarps; ++s) {
+          if (state[s].x == kMinusInf) continue;
+          const float f = ptx::ex2(state[s].x - max);
+          sum = fmaf(f, state[s].y, sum);
+#pragma unroll
+          for (int turn = 0; turn < kTurns; ++turn)
+            if (has(turn)) add_scaled(values[turn], f, shared.part_values[row + s * at_once][lane + 32 * turn]);
         }
       }
     }
     if (split == 0) {
-      reinterpret_cast<float4*>(shared.rows[row])[quad] = values;
-      if (quad == 0) shared.states[row] = make_float2(max, sum);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn)
+        if (has(turn)) reinterpret_cast<float4*>(shared.rows[row])[lane + 32 * turn] = values[turn];
+      if (lane == 0) shared.weights[row] = weigh(row, make_float2(max, sum));
     }
   }
   __syncthreads();
 }
 
-/// Divides a row by its sum, a learned sink included, and tells its LSE; by a warp.
-/// @param state  the row's; its sum becomes the part of it that tokens have
+/// q . center of a query head, in units of scores to the base 2, the same for every key: the softmax does not see it,
+/// LSE and sink logits do. By a warp.
 template <typename T>
-__device__ __forceinline__ void normalize(const DecodeParams& p, int sequence, int head, int query_head, float* row,
-                                          float2& state, int lane) {
-  float shift = 0.0f;  // q . center, the same for every key: the softmax does not see it, LSE and sink logits do
-  if (p.center_k && (p.lse || p.sink_logits)) {
-    const typename T::Activation* q =
-        static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
-    const float* center = p.center_k + head * T::kHeadDim;
+__device__ __forceinline__ float center_score(const DecodeParams& p, int sequence, int head, int query_head, int lane) {
+  const typename T::Activation* q =
+      static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
+  const float* center = p.center_k + head * T::kHeadDim;
+  float score = 0.0f;
 #pragma unroll 1
-    for (int c = lane; c < T::kHeadDim; c += 32) shift = fmaf(to_float(__ldcg(q + c)), center[c], shift);
-    for (int step = 1; step < 32; step *= 2) shift += __shfl_xor_sync(kAll, shift, step);
-    shift *= p.softmax_scale * kLog2e;
+  for (int c = lane; c < T::kHeadDim; c += 32) score = fmaf(to_float(__ldcg(q + c)), center[c], score);
+  for (int step = 1; step < 32; step *= 2) score += __shfl_xor_sync(kAll, score, step);
+  return score * (p.softmax_scale * kLog2e);
+}
+
+/// What a row of added up values is multiplied by, and the part of its sum that tokens have, a learned sink included.
+/// Tells the row's LSE; by one thread.
+/// @param state  reference of the exponentials, sum
+/// @param shift  center_score()
+__device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int query_head, float2 state,
+                                        float shift) {
+  float reference = state.x, factor = 1.0f, sum = state.y;
+  if (p.sink_logits) {
+    const float sink = p.sink_logits[query_head] * kLog2e - shift;
+    reference = fmaxf(state.x, sink);  // a learned sink may be far above all scores
+    factor = state.x == kMinusInf ? 0.0f : exp2f(state.x - reference);
+    sum = fmaf(state.y, factor, sink == kMinusInf ? 0.0f : exp2f(sink - reference));
   }
-  const float sink = p.sink_logits ? p.sink_logits[query_head] * kLog2e - shift : kMinusInf;
-  const float reference = fmaxf(state.x, sink);  // a learned sink may be far above all scores
-  const bool any = reference > kMinusInf;        // a token, or a sink
-  const float factor = any ? exp2f(state.x - reference) : 0.0f;
-  const float tokens = state.y * factor, sum = tokens + (any ? exp2f(sink - reference) : 1.0f);
-  const float inverse = factor / sum;
-  for (int c = lane; c < T::kHeadDim; c += 32) row[c] *= inverse;
-  __syncwarp();
-  if (lane == 0) {
-    state.y = tokens / sum;
-    if (p.lse)
-      p.lse[static_cast<std::int64_t>(sequence) * p.num_q_heads + query_head] =
-          any ? (reference + shift + log2f(sum)) * kLn2 : kMinusInf;
-  }
+  const bool any = reference > kMinusInf;  // a token, or a sink
+  if (p.lse)
+    p.lse[static_cast<std::int64_t>(sequence) * p.num_q_heads + query_head] =
+        any ? (reference + shift + log2f(sum)) * kLn2 : kMinusInf;
+  const float weight = any ? factor * ptx::rcp_approx(sum) : 0.0f;
+  return make_float2(weight, p.sink_logits ? state.y * weight : any ? 1.0f : 0.0f);
 }
 
 /// Grid: as many blocks as one likes, a multiple of the KV heads if there are more units than blocks.
@@ -151,8 +197,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
   extern __shared__ __align__(16) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
-  auto& states = shared.states;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int group_heads = p.num_q_heads / p.num_kv_heads, splits = (group_heads + heads_each - 1) / heads_each;
   const int units = (p.batch + sequences_each - 1) / sequences_each * splits * p.num_kv_heads;
 
@@ -162,48 +207,77 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads;
     const Unit unit = {head, rest / splits * sequences_each, rest % splits * heads_each, sequences_each, heads_each};
     if (p.rotation_v.matrix) dense.open(p.rotation_v, unit.head);
-    if (thread < sequences_each) {
-      const int sequence = unit.first_sequence + thread;
-      Arrivals now;
-      if (sequence < p.batch)
-        while (now.bits = ptx::ld_acquire(p.arrivals + sequence * p.num_kv_heads + unit.head),
-               !now.complete(T::kTeams == 1 ? T::kWarps : 1))
-          __nanosleep(40);
-      shared.arrivals[thread] = now;
-    }
-    __syncthreads();
-    add_up<T>(shared, unit, [&](int i, int r) -> const typename T::Record& {
-      const int item = (unit.first_sequence + i) * p.num_kv_heads + unit.head;
-      const Part part{item, shared.arrivals[i].first_piece() + r, r == 0, r == shared.arrivals[i].parts() - 1};
-      return static_cast<const typename T::Record*>(p.partials)[record_of(decode_blocks, part)];
-    });
-
     // Rows that are none, of idle heads or behind the last sequence, are rotated with the others and left alone else.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
+    const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
     const auto is_row = [&](int row) { return sequence_of(row) < p.batch && head_of(row) < group_heads; };
+    const unsigned negatives = negated<kDim>(p.rotation_v, unit.head, lane);
+    const bool shifted = p.center_k && (p.lse || p.sink_logits);
+    if (shifted) {
 #pragma unroll 1
-    for (int row = warp; row < unit.rows(); row += kSideThreads / 32)
-      if (is_row(row))
-        normalize<T>(p, sequence_of(row), unit.head, unit.head * group_heads + head_of(row), rows[row], states[row],
-                     lane);
-    __syncthreads();
-    if (p.rotation_v.matrix) {
-      if (kTiles == 1 || unit.rows() <= 8)
-        dense.template apply<1>(rows);
-      else
-        dense.template apply<kTiles>(rows);
-    } else if (p.rotation_v.order >= 1) {
-      rotate_hadamard<kDim>(rows, unit.rows(), p.rotation_v, unit.head, true);
+      for (int row = warp; row < unit.rows(); row += kSideWarps) {
+        if (!is_row(row)) continue;
+        const float shift = center_score<T>(p, sequence_of(row), unit.head, query_head_of(row), lane);
+        if (lane == 0) shared.shifts[row] = shift;
+      }
+      __syncthreads();
     }
-#pragma unroll 1
-    for (int i = thread; i < unit.rows() * kDim; i += kSideThreads) {
-      const int row = i / kDim, channel = i % kDim;
-      if (!is_row(row)) continue;
-      Activation* out = static_cast<Activation*>(p.out) + sequence_of(row) * p.out_stride +
-                        static_cast<std::int64_t>(unit.head * group_heads + head_of(row)) * kDim;
+    add_up<T>(
+        shared, unit,
+        [&](int i) {
+          const int item = (unit.first_sequence + i) * p.num_kv_heads + unit.head;
+          Arrivals now;
+          if (unit.first_sequence + i < p.batch)
+            while (now.bits = ptx::ld_acquire(p.arrivals + item), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
+              __nanosleep(40);
+          return Records<T>(p, decode_blocks, item, now);
+        },
+        [&](int row, float2 state) {
+          return is_row(row)
+                     ? weigh(p, sequence_of(row), query_head_of(row), state, shifted ? shared.shifts[row] : 0.0f)
+                     : float2{};
+        });
+
+    const auto out_of = [&](int row) {
+      return static_cast<Activation*>(p.out) + sequence_of(row) * p.out_stride +
+             static_cast<std::int64_t>(query_head_of(row)) * kDim;
+    };
+    const auto finished = [&](int row, int channel, float x) {
       const float center = p.center_v ? p.center_v[unit.head * kDim + channel] : 0.0f;
-      from_float(fmaf(states[row].y, center, rows[row][channel]), out[channel]);
+      return fmaf(shared.weights[row].y, center, x * shared.weights[row].x);
+    };
+    if (p.rotation_v.matrix) {
+      const auto rotate = [&](auto tiles) {
+        typename DenseRotation<kDim>::template Product<tiles.value> product;
+        dense.template multiply<tiles.value>(rows, product);
+        dense.template for_each<tiles.value>(product, [&](int row, int channel, float2 two) {
+          if (row >= unit.rows() || !is_row(row)) return;
+          Activation* out = out_of(row) + channel;
+          from_float(finished(row, channel, two.x), out[0]), from_float(finished(row, channel + 1, two.y), out[1]);
+        });
+      };
+      if (kTiles == 1 || unit.rows() <= 8)
+        rotate(std::integral_constant<int, 1>{});
+      else
+        rotate(std::integral_constant<int, kTiles>{});
+    } else {
+#pragma unroll 1
+      for (int row = warp; row < unit.rows(); row += kSideWarps) {
+        if (!is_row(row)) continue;
+        LaneRow<kDim> x;
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) x[j] = rows[row][lane + 32 * j];
+        if (p.rotation_v.order >= 1) {
+          transform<kDim>(x, p.rotation_v.order, lane);
+          const float scale = rsqrtf(static_cast<float>(p.rotation_v.order));
+#pragma unroll
+          for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;
+          negate<kDim>(x, negatives);
+        }
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) from_float(finished(row, lane + 32 * j, x[j]), out_of(row)[lane + 32 * j]);
+      }
     }
     __syncthreads();
   }

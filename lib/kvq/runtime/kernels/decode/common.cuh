@@ -15,6 +15,12 @@ constexpr unsigned kFullArrivals = 33;  ///< every lane's copies, and the announ
 constexpr unsigned kFullArrivals = 1;
 #endif
 
+/// sum += factor x
+__device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {
+  sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
+  sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
+}
+
 /// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
 __device__ __forceinline__ unsigned half_of(float x, int part) {
   const __nv_bfloat16 high = __float2bfloat16_rn(x);

@@ -45,8 +45,9 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   ptx::fence_mbarrier_init();
 #endif
   survey<T>(p, shared.line);
-  const Cut cut(static_cast<long long>(shared.line.runs_before[T::kThreads]) * p.num_kv_heads,
-                static_cast<int>(gridDim.x), p.batch * p.num_kv_heads);
+  const Cut cut(
+      ptx::mul_wide(static_cast<unsigned>(shared.line.runs_before[T::kThreads]), static_cast<unsigned>(p.num_kv_heads)),
+      static_cast<int>(gridDim.x), p.short_blocks);
   if (static_cast<int>(blockIdx.x) >= cut.each) {
     ptx::griddepcontrol_wait();  // the end of this grid stands for the end of the one before it
     return;

@@ -80,7 +80,15 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   const auto side_bytes = [](std::size_t all, const DeviceRotation& rotation) {
     return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
   };
-  cudaError_t error = launch_kernel(decode::queries_kernel<T>, side_blocks(items, 1), decode::kSideThreads,
+  // A few blocks stay idle on a short line: as many as come up late, where one that prepares queries has ended, and so
+  // many that pieces end where items of equal length do, since who has two items is late too.
+  const int query_blocks = side_blocks(items, 1), late = launch.overlapping ? query_blocks : 0;
+  p.short_blocks = launch.blocks;
+  for (const int blocks : {launch.blocks, launch.blocks - late}) {
+    const int whole = blocks - blocks % items;
+    if (launch.blocks - whole <= launch.blocks / 16) p.short_blocks = whole;
+  }
+  cudaError_t error = launch_kernel(decode::queries_kernel<T>, query_blocks, decode::kSideThreads,
                                     side_bytes(sizeof(decode::QueriesShared<T::kHeadDim>), p.rotation_k),
                                     launch.overlapping, stream, p);
   if (error == cudaSuccess)

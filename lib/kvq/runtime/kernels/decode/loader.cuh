@@ -207,11 +207,11 @@ struct Loader {
   __device__ void run(const Cut& cut) {
     bool first = true;
     for (int piece = static_cast<int>(blockIdx.x); piece < cut.pieces(); piece = claim(cut)) {
-      const long long begin = cut.begin_of(piece), end = cut.begin_of(piece + 1);
+      const auto [begin, end] = cut.range_of(piece);
       for (Walk walk = find_item<T>(p, shared.line, begin, lane);; next_item<T>(p, shared.line, walk)) {
         const int n = walk.span.slots;
-        const int from = static_cast<int>(max(begin - walk.slot, 0LL));
-        const int to = static_cast<int>(min(end - walk.slot, static_cast<long long>(n)));
+        const int from = static_cast<int>(max(begin, walk.slot) - walk.slot);
+        const int to = static_cast<int>(min(end - walk.slot, static_cast<unsigned>(n)));
         ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
         if (lane == 0)
           shared.parts[place] = Part{walk.sequence * p.num_kv_heads + walk.head, piece, from == 0, to == n};

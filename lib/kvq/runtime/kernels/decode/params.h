@@ -7,7 +7,8 @@
 
 namespace kvq {
 
-/// Rotation of one side as kernels apply it; per KV head, or one for all if `per_head` is false.
+/// Rotation of one side as kernels apply it; per KV head, or one for all if `per_head` is false. It stays as it is
+/// while work is enqueued: kernels read it before those ahead of them have ended.
 struct DeviceRotation {
   int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
@@ -62,6 +63,8 @@ struct DecodeParams {
   unsigned long long* arrivals = nullptr;  ///< [B, Hkv] which parts of each item are in `partials` (schedule.cuh)
   void* operands = nullptr;                ///< [B, Hkv] queries as the kernel takes them
   void* partials = nullptr;                ///< partial results (schedule.cuh)
+
+  int short_blocks = 0;  ///< that a line of one round is cut for (schedule.cuh); run_decode sets it
 };
 
 }  // namespace kvq

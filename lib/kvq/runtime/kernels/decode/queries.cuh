@@ -85,6 +85,8 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
+  const unsigned negatives = negated<kDim>(p.rotation_k, head, lane);
+  const float scale = rsqrtf(static_cast<float>(max(1, p.rotation_k.order)));
   // What ran before this call has ended here. Decode comes up only now, so that it may read tokens without waiting.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -95,17 +97,28 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
       const int item = first + thread * grid;
       p.arrivals[item] = __ldcg(p.seq_lens + item / p.num_kv_heads) > 0 ? 0 : Arrivals::kNone;
     }
-    constexpr int kPieces = kDim / 8;  // of 16 bytes
-#pragma unroll 1
-    for (int i = thread; i < n * T::kHeads * kPieces; i += kSideThreads) {
-      const int row = i / kPieces, channel = i % kPieces * 8, in_group = row % T::kHeads;
+    constexpr int kTurns = QueriesShared<kDim>::kRows / kSideWarps;  // rows of a warp
+    LaneRow<kDim> x[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int row = warp + turn * kSideWarps, in_group = row % T::kHeads;
       const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);
       const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
-                            static_cast<std::int64_t>(head * group_heads + in_group) * kDim + channel;
-      Activation eight[8] = {};
-      if (in_group < group_heads) *reinterpret_cast<uint4*>(eight) = *reinterpret_cast<const uint4*>(q);
+                            static_cast<std::int64_t>(head * group_heads + in_group) * kDim + lane;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) rows[row][channel + e] = to_float(eight[e]);
+      for (int j = 0; j < kDim / 32; ++j)
+        x[turn][j] = row < n * T::kHeads && in_group < group_heads ? to_float(__ldcg(q + 32 * j)) : 0.0f;
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (p.rotation_k.order >= 1 && !p.rotation_k.matrix) {
+        negate<kDim>(x[turn], negatives);
+        transform<kDim>(x[turn], p.rotation_k.order, lane);
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) x[turn][j] *= scale;
+      }
+#pragma unroll
+      for (int j = 0; j < kDim / 32; ++j) rows[warp + turn * kSideWarps][lane + 32 * j] = x[turn][j];
     }
     __syncthreads();
     if (p.rotation_k.matrix) {
@@ -113,12 +126,10 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
         dense.template apply<1>(rows);
       else
         dense.template apply<2>(rows);
-    } else if (p.rotation_k.order >= 1) {
-      rotate_hadamard<kDim>(rows, n * T::kHeads, p.rotation_k, head, false);
     }
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
     constexpr int kCutters = kAtOnce * T::kTeam;
-    static_assert(kCutters < kSideThreads / 32);
+    static_assert(kCutters < kSideWarps);
     if (warp < n * T::kTeam)
       cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kTeam, lane, operands[first + warp / T::kTeam * grid]);
     constexpr int kWords = T::kTeam * T::kBlocks * 64;

@@ -4,10 +4,12 @@
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
-/// Rotations of a few rows by a whole block: of queries before decode, of results after it.
+/// Rotations of a few rows: of queries before decode, of results after it. Dense ones by a whole block, others by a
+/// warp for each row.
 namespace kvq::decode {
 
 constexpr int kSideThreads = 256;  ///< of a block that prepares queries or combines results
+constexpr int kSideWarps = kSideThreads / 32;
 /// Up to head_dim 128 so few that such a block comes up beside two of the three blocks of decode.
 template <int kDim>
 constexpr int kSideRegisters = kDim <= 128 ? 104 : 128;
@@ -30,8 +32,8 @@ __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned
 /// read it when they want it.
 template <int kDim>
 struct DenseRotation {
-  static constexpr int kSteps = kDim / 16, kTileCount = kDim / 16, kWarps = kSideThreads / 32;
-  static constexpr int kTurns = (kTileCount + kWarps - 1) / kWarps;
+  static constexpr int kSteps = kDim / 16, kTileCount = kDim / 16;
+  static constexpr int kTurns = (kTileCount + kSideWarps - 1) / kSideWarps;
   static constexpr bool kHeld = kTurns == 1;
   static_assert(kDim % 32 == 0);
   using Held = uint4[kHeld ? 2 * kSteps : 1][kSideThreads];  ///< high parts, low parts
@@ -42,7 +44,7 @@ struct DenseRotation {
   /// Warps without a tile read the last one.
   __device__ __forceinline__ const uint4* at(int turn, int step, int part) const {
     constexpr DecodeRotationLayout kLayout{kDim};
-    const int warp = static_cast<int>(threadIdx.x) >> 5, tile = min(warp + turn * kWarps, kTileCount - 1);
+    const int warp = static_cast<int>(threadIdx.x) >> 5, tile = min(warp + turn * kSideWarps, kTileCount - 1);
     return reinterpret_cast<const uint4*>(opened + kLayout.lane_offset(tile, step, part, 0));
   }
   /// Asks for what stays of a head's matrix, if it is not there yet.
@@ -64,17 +66,35 @@ struct DenseRotation {
     else
       return __ldg(at(turn, step, part));
   }
-  /// After open().
-  /// rows  [8 kTiles], rotated in place. All of them are read; what is in one does not reach another
+  /// What a lane has of rotated rows.
   template <int kTiles>
-  __device__ __forceinline__ void apply(PaddedRow<kDim>* rows) const {
+  using Product = float[kTurns][kTiles][4];
+
+  /// Calls take(row, channel, that channel and the next one) for what the lane has.
+  template <int kTiles, typename Take>
+  __device__ __forceinline__ void for_each(const Product<kTiles>& product, Take take) const {
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (warp + turn * kSideWarps >= kTileCount) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          take(8 * tile + 2 * (lane & 3) + i, 16 * (warp + kSideWarps * turn) + 2 * (lane >> 2),
+               make_float2(product[turn][tile][i], product[turn][tile][2 + i]));
+    }
+  }
+  /// Rows times the matrix, after open(); warps of the block have different columns.
+  /// @param rows  [8 kTiles]; all of them are read; what is in one does not reach another
+  template <int kTiles>
+  __device__ __forceinline__ void multiply(const PaddedRow<kDim>* rows, Product<kTiles>& rotated) const {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
     const int g = lane >> 2, t = lane & 3;
-    float rotated[kTurns][kTiles][4];
     ptx::cp_async_wait_all();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (warp + turn * kWarps >= kTileCount) break;
+      if (warp + turn * kSideWarps >= kTileCount) break;
       constexpr int kApart = kTiles == 1 ? 3 : 2;  // sums of products, so that they need not wait for each other
       float c[kTiles][kApart][4] = {};
 #pragma unroll
@@ -97,49 +117,62 @@ struct DenseRotation {
         for (int i = 0; i < 4; ++i)
           rotated[turn][tile][i] = c[tile][0][i] + (kApart == 3 ? c[tile][1][i] + c[tile][2][i] : c[tile][1][i]);
     }
+  }
+  /// multiply() in place.
+  template <int kTiles>
+  __device__ __forceinline__ void apply(PaddedRow<kDim>* rows) const {
+    Product<kTiles> product;
+    multiply<kTiles>(rows, product);
     __syncthreads();
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      if (warp + turn * kWarps >= kTileCount) break;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          *reinterpret_cast<float2*>(&rows[8 * tile + 2 * t + i][16 * (warp + kWarps * turn) + 2 * g]) =
-              make_float2(rotated[turn][tile][i], rotated[turn][tile][2 + i]);
-    }
+    for_each<kTiles>(product,
+                     [&](int row, int channel, float2 two) { *reinterpret_cast<float2*>(&rows[row][channel]) = two; });
     __syncthreads();
   }
 };
 
-/// A block Hadamard of n rows in place; `transposed`: the other way.
+/// A row as one warp holds it: lane l has the channels l + 32 j.
 template <int kDim>
-__device__ __forceinline__ void rotate_hadamard(PaddedRow<kDim>* rows, int n, const DeviceRotation& rotation, int head,
-                                                bool transposed) {
-  const std::int8_t* signs = rotation.signs ? rotation.signs + (rotation.per_head ? head : 0) * kDim : nullptr;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (signs && !transposed) {
-#pragma unroll 1
-    for (int i = thread; i < n * kDim; i += kSideThreads)
-      rows[i / kDim][i % kDim] *= static_cast<float>(signs[i % kDim]);
-    __syncthreads();
-  }
-#pragma unroll 1
-  for (int half = 1; half < rotation.order; half *= 2) {
-#pragma unroll 1
-    for (int i = thread; i < n * (kDim / 2); i += kSideThreads) {
-      const int r = i / (kDim / 2), x = i % (kDim / 2), at = (x & ~(half - 1)) * 2 + (x & (half - 1));
-      const float a = rows[r][at], b = rows[r][at + half];
-      rows[r][at] = a + b;
-      rows[r][at + half] = a - b;
+using LaneRow = float[kDim / 32];
+
+/// Which of a lane's channels a rotation negates: channel l + 32 j in bit j.
+template <int kDim>
+__device__ __forceinline__ unsigned negated(const DeviceRotation& rotation, int head, int lane) {
+  if (!rotation.signs) return 0;
+  unsigned bits = 0;
+#pragma unroll
+  for (int j = 0; j < kDim / 32; ++j)
+    bits |= (rotation.signs[(rotation.per_head ? head : 0) * kDim + lane + 32 * j] < 0 ? 1u : 0u) << j;
+  return bits;
+}
+template <int kDim>
+__device__ __forceinline__ void negate(LaneRow<kDim>& x, unsigned bits) {
+#pragma unroll
+  for (int j = 0; j < kDim / 32; ++j) x[j] = __uint_as_float(__float_as_uint(x[j]) ^ (bits >> j << 31));
+}
+
+/// Hadamard transforms of each `order` channels of a row, but for their factor; by a warp.
+template <int kDim>
+__device__ __forceinline__ void transform(LaneRow<kDim>& x, int order, int lane) {
+  constexpr int kEach = kDim / 32;
+#pragma unroll
+  for (int half = 1; half < 32; half *= 2) {
+    if (half >= order) break;
+#pragma unroll
+    for (float& own : x) {
+      const float other = __shfl_xor_sync(kAll, own, half);
+      own = lane & half ? other - own : own + other;
     }
-    __syncthreads();
   }
-  const float scale = rsqrtf(static_cast<float>(rotation.order));
-#pragma unroll 1
-  for (int i = thread; i < n * kDim; i += kSideThreads)
-    rows[i / kDim][i % kDim] *= signs && transposed ? scale * static_cast<float>(signs[i % kDim]) : scale;
-  __syncthreads();
+#pragma unroll
+  for (int step = 1; step < kEach; step *= 2) {
+    if (32 * step >= order) break;
+#pragma unroll
+    for (int j = 0; j + step < kEach; ++j) {
+      if (j & step) continue;
+      const float a = x[j], b = x[j + step];
+      x[j] = a + b, x[j + step] = a - b;
+    }
+  }
 }
 
 }  // namespace kvq::decode

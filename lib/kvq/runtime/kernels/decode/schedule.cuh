@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/device/ptx.cuh>
 
 /// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one
 /// for each stage: first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by
@@ -8,7 +9,8 @@
 /// on the device, so that a captured graph stays right while sequences grow. Equal pieces do not take equal times: the
 /// oldest block of a multiprocessor is served first, and some multiprocessors are nearer to memory. So on a long line
 /// the equal pieces leave a rest, which is handed out in ever smaller pieces to who is done first. (More than a few of
-/// them cost more than they gain: each is one more item to begin and to end.)
+/// them cost more than they gain: each is one more item to begin and to end.) On a short line blocks that would come up
+/// late stay idle (launch.cuh).
 namespace kvq::decode {
 
 /// Slots of one item; equal for all heads of a sequence. (Lengths and tables are read past the L1 cache: the kernel
@@ -51,20 +53,20 @@ struct Cut {
   /// their partial results.
   static constexpr int kLongShare = 128;
 
-  long long total;  ///< slots
+  unsigned total;  ///< slots
   bool one_round;
   int each;  ///< pieces of a round
 
-  /// @param items  on the line. A few blocks stay idle if the pieces of a short line then end where items of equal
-  ///               length do: who has two items is late
-  __device__ __forceinline__ Cut(long long line, int blocks, int items)
-      : total(line), one_round(line < static_cast<long long>(kLongShare) * blocks) {
-    const int odd = one_round ? blocks % items : 0;
-    each = static_cast<int>(min(static_cast<long long>(odd <= blocks / 16 ? blocks - odd : blocks), line));
+  /// Traps if the line has 2^32 slots or more: 10 TB of tokens, pages that sequences share counted anew.
+  /// @param short_blocks  that a line of one round is cut for
+  __device__ __forceinline__ Cut(unsigned long long line, int blocks, int short_blocks)
+      : total(static_cast<unsigned>(line)), one_round(total < static_cast<unsigned>(kLongShare * blocks)) {
+    if (line >> 32) __trap();
+    each = static_cast<int>(min(static_cast<unsigned>(one_round ? short_blocks : blocks), total));
   }
   __device__ __forceinline__ int pieces() const { return one_round ? each : kRounds * each; }
   /// First slot of a round.
-  __device__ __forceinline__ long long round_begin(int round) const {
+  __device__ __forceinline__ unsigned round_begin(int round) const {
     constexpr int kEnds[kRounds] = {56, 61, 64};  // in parts of 64 of the line
     if (round == 0) return 0;
     if (one_round) return total;
@@ -72,13 +74,23 @@ struct Cut {
 #pragma unroll
     for (int r = 1; r < kRounds; ++r)
       if (round > r) end = kEnds[r];
-    return total * end / 64;
+    return static_cast<unsigned>(ptx::mul_wide(total, static_cast<unsigned>(end)) >> 6);
   }
-  /// First slot of a piece; pieces() gives the end of the line.
-  __device__ __forceinline__ long long begin_of(int piece) const {
-    const int round = piece / each;
-    const long long begin = round_begin(round);
-    return begin + (round_begin(round + 1) - begin) * (piece - round * each) / each;
+  /// First slot of a piece, and the one behind its last.
+  struct Range {
+    unsigned begin, end;
+  };
+  __device__ __forceinline__ Range range_of(int piece) const {
+    int round = 0;
+#pragma unroll
+    for (int r = 1; r < kRounds; ++r)
+      if (piece >= r * each) round = r;
+    const unsigned begin = round_begin(round), size = round_begin(round + 1) - begin;
+    const auto at = static_cast<unsigned>(piece - round * each);
+    const auto part = [&](unsigned i) {
+      return begin + static_cast<unsigned>(ptx::mul_wide(size, i) / static_cast<unsigned>(each));
+    };
+    return {part(at), part(at + 1)};
   }
 };
 
@@ -129,7 +141,7 @@ struct Line {
 
 /// An item on the line.
 struct Walk {
-  long long slot;  ///< the item's first slot
+  unsigned slot;  ///< the item's first slot
   int sequence, head;
   Span span;
 };
@@ -193,8 +205,9 @@ __device__ __forceinline__ void survey(const DecodeParams& p, Line<T::kThreads>&
 
 /// The item that holds a slot of the line; by one warp.
 template <typename T>
-__device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::kThreads>& line, long long slot,
+__device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::kThreads>& line, unsigned slot,
                                           int lane) {
+  const auto heads = static_cast<unsigned>(p.num_kv_heads);
   Walk walk;
   walk.sequence = 0, walk.slot = 0;
   if (p.batch > 1) {
@@ -202,19 +215,18 @@ __device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::k
     int runs = 0;  // that begin at or before the slot
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      runs +=
-          __popc(__ballot_sync(~0u, static_cast<long long>(line.runs_before[i * 32 + lane]) * p.num_kv_heads <= slot));
+      runs += __popc(__ballot_sync(~0u, static_cast<unsigned>(line.runs_before[i * 32 + lane]) * heads <= slot));
     // Runs without slots begin where the next one does; the last of them is the one that has some.
     walk.sequence = (runs - 1) * ((p.batch + T::kThreads - 1) / T::kThreads);
-    walk.slot = static_cast<long long>(line.runs_before[runs - 1]) * p.num_kv_heads;
+    walk.slot = static_cast<unsigned>(line.runs_before[runs - 1]) * heads;
   }
   walk.span = span_of<T>(p, line.length(p, walk.sequence));
-  while (walk.slot + static_cast<long long>(walk.span.slots) * p.num_kv_heads <= slot) {
-    walk.slot += static_cast<long long>(walk.span.slots) * p.num_kv_heads;
+  while (walk.slot + static_cast<unsigned>(walk.span.slots) * heads <= slot) {
+    walk.slot += static_cast<unsigned>(walk.span.slots) * heads;
     walk.span = span_of<T>(p, line.length(p, ++walk.sequence));
   }
-  walk.head = static_cast<int>((slot - walk.slot) / walk.span.slots);
-  walk.slot += static_cast<long long>(walk.head) * walk.span.slots;
+  const auto slots = static_cast<unsigned>(walk.span.slots), head = (slot - walk.slot) / slots;
+  walk.head = static_cast<int>(head), walk.slot += head * slots;
   return walk;
 }
 

@@ -97,8 +97,7 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
       const float factor = theirs.x == kMinusInf ? 0.0f : ptx::ex2(theirs.x - max);
       const float* from = reinterpret_cast<const float*>(shared.stages[shared.ends[place][w]]) + m * 4 * kDim;
       const float4 v = *reinterpret_cast<const float4*>(from + h * kDim + ((4 * quad) ^ (8 * h)));
-      values.x = fmaf(factor, v.x, values.x), values.y = fmaf(factor, v.y, values.y);
-      values.z = fmaf(factor, v.z, values.z), values.w = fmaf(factor, v.w, values.w);
+      add_scaled(values, factor, v);
       sum = fmaf(factor, theirs.y, sum);
     }
     reinterpret_cast<float4*>(record.value[head])[quad] = values;
