@@ -31,6 +31,7 @@ struct CombineShared {
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
   alignas(16) float4 part_values[kSideWarps][T::kHeadDim / 4];
   float2 part_states[kSideWarps];
+  Arrivals arrivals[kRows / T::kHeads];
   float2 weights[kRows];                                           ///< weigh() of each row
   float shifts[kRows];                                             ///< center_score() of each row
   alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< is there for dense ones
@@ -56,10 +57,10 @@ struct Records {
 
 /// The rows of a unit: of each, the partial results of a query head added up, by a warp, or by several that share the
 /// parts if there are fewer rows than warps. Leaves values in `rows` and weights in `weights`.
-/// @param wait_for  item of the unit -> its Records, once they are there
-/// @param weigh     (row, reference of the exponentials and sum) -> weight
-template <typename T, typename WaitFor, typename Weigh>
-__device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, WaitFor wait_for, Weigh weigh) {
+/// @param records_of  item of the unit -> its Records
+/// @param weigh       (row, reference of the exponentials and sum) -> weight
+template <typename T, typename RecordsOf, typename Weigh>
+__device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordsOf records_of, Weigh weigh) {
   constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; of a lane
   // Parts on the way at once. 17, as many as a warp has of the longest items of a call, were slower for all others.
   constexpr int kBatch = kTurns == 1 ? 9 : 6;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
-    const Records<T> records = wait_for(row >> log2_of(unit.heads));
+    const Records<T> records = records_of(row >> log2_of(unit.heads));
     float max = kMinusInf, sum = 0.0f;  // the sum is the lane's
     float4 values[kTurns] = {};
 #pragma unroll 1
@@ -197,7 +198,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
   extern __shared__ __align__(16) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int group_heads = p.num_q_heads / p.num_kv_heads, splits = (group_heads + heads_each - 1) / heads_each;
   const int units = (p.batch + sequences_each - 1) / sequences_each * splits * p.num_kv_heads;
 
@@ -221,18 +222,18 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
         const float shift = center_score<T>(p, sequence_of(row), unit.head, query_head_of(row), lane);
         if (lane == 0) shared.shifts[row] = shift;
       }
-      __syncthreads();
     }
+    const auto item_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
+    if (thread < sequences_each) {  // more who ask were slower: parts are added to the same word
+      Arrivals now;
+      if (unit.first_sequence + thread < p.batch)
+        while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
+          __nanosleep(40);
+      shared.arrivals[thread] = now;
+    }
+    __syncthreads();
     add_up<T>(
-        shared, unit,
-        [&](int i) {
-          const int item = (unit.first_sequence + i) * p.num_kv_heads + unit.head;
-          Arrivals now;
-          if (unit.first_sequence + i < p.batch)
-            while (now.bits = ptx::ld_acquire(p.arrivals + item), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
-              __nanosleep(40);
-          return Records<T>(p, decode_blocks, item, now);
-        },
+        shared, unit, [&](int i) { return Records<T>(p, decode_blocks, item_of(i), shared.arrivals[i]); },
         [&](int row, float2 state) {
           return is_row(row)
                      ? weigh(p, sequence_of(row), query_head_of(row), state, shifted ? shared.shifts[row] : 0.0f)

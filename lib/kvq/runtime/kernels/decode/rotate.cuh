@@ -10,9 +10,9 @@ namespace kvq::decode {
 
 constexpr int kSideThreads = 256;  ///< of a block that prepares queries or combines results
 constexpr int kSideWarps = kSideThreads / 32;
-/// Up to head_dim 128 so few that such a block comes up beside two of the three blocks of decode.
+/// So few that such a block comes up beside two of the three blocks of decode; above head_dim 128, beside one of two.
 template <int kDim>
-constexpr int kSideRegisters = kDim <= 128 ? 104 : 128;
+constexpr int kSideRegisters = kDim <= 128 ? 104 : 144;
 
 /// Rows in shared memory, padded so that the eight rows of a fragment lie in different banks.
 template <int kDim>
@@ -97,7 +97,8 @@ struct DenseRotation {
       if (warp + turn * kSideWarps >= kTileCount) break;
       constexpr int kApart = kTiles == 1 ? 3 : 2;  // sums of products, so that they need not wait for each other
       float c[kTiles][kApart][4] = {};
-#pragma unroll
+      // What is not held comes from afar: 16 words are on the way at once, which registers allow without spilling.
+#pragma unroll kHeld ? kSteps : 8
       for (int step = 0; step < kSteps; ++step) {
         const uint4 h = words(turn, step, 0), l = words(turn, step, 1);
 #pragma unroll
