@@ -79,7 +79,6 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
       const int here = (records.count - first + splits - 1) >> log2_of(splits);
       float2 state = make_float2(kMinusInf, 0.0f);  // of part `lane` of these
       if (lane < min(here, kBatch)) state = __ldcg(&records[first + lane * splits].state[head]);
-      const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);  // the values of others may be anything
       // Only the first of these may be the item's first.
       const auto values_of = [&](const typename T::Record& record) {
         return reinterpret_cast<const std::byte*>(record.value[head]) + lane * 16;
@@ -96,6 +95,8 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
         for (int turn = 0; turn < kTurns; ++turn)
           if (has(turn)) v[i][turn] = __ldcg(from + 32 * turn);
       }
+      // Behind the loads, since it waits for the first of them. Values of parts without tokens may be anything.
+      const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);
       float larger = fmaxf(max, state.x);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) larger = fmaxf(larger, __shfl_xor_sync(kAll, larger, step));
