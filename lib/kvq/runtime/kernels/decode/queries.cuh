@@ -91,35 +91,45 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
-  for (int first = static_cast<int>(blockIdx.x); first < items; first += kAtOnce * grid) {
+  constexpr int kTurns = QueriesShared<kDim>::kRows / kSideWarps;  // rows of a warp
+  Activation fetched[kTurns][kDim / 32];
+  int length = 0;  // of the sequence of item `thread`
+  const auto fetch = [&](int first) {
     const int n = min(kAtOnce, (items - first + grid - 1) / grid);
-    if (thread < n) {
-      const int item = first + thread * grid;
-      p.arrivals[item] = __ldcg(p.seq_lens + item / p.num_kv_heads) > 0 ? 0 : Arrivals::kNone;
-    }
-    constexpr int kTurns = QueriesShared<kDim>::kRows / kSideWarps;  // rows of a warp
-    LaneRow<kDim> x[kTurns];
+    if (thread < n) length = __ldcg(p.seq_lens + (first + thread * grid) / p.num_kv_heads);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row = warp + turn * kSideWarps, in_group = row % T::kHeads;
+      if (row >= n * T::kHeads) break;
       const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);
       const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
                             static_cast<std::int64_t>(head * group_heads + in_group) * kDim + lane;
 #pragma unroll
-      for (int j = 0; j < kDim / 32; ++j)
-        x[turn][j] = row < n * T::kHeads && in_group < group_heads ? to_float(__ldcg(q + 32 * j)) : 0.0f;
+      for (int j = 0; j < kDim / 32; ++j) fetched[turn][j] = in_group < group_heads ? __ldcg(q + 32 * j) : Activation{};
     }
+    return n;
+  };
+  int first = static_cast<int>(blockIdx.x);
+  for (int n = fetch(first), next = 0; n > 0; first += kAtOnce * grid, n = next) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (p.rotation_k.order >= 1 && !p.rotation_k.matrix) {
-        negate<kDim>(x[turn], negatives);
-        transform<kDim>(x[turn], p.rotation_k.order, lane);
+      const int row = warp + turn * kSideWarps;
+      if (row >= n * T::kHeads) break;
+      LaneRow<kDim> x;
 #pragma unroll
-        for (int j = 0; j < kDim / 32; ++j) x[turn][j] *= scale;
+      for (int j = 0; j < kDim / 32; ++j) x[j] = to_float(fetched[turn][j]);
+      if (p.rotation_k.order >= 1 && !p.rotation_k.matrix) {
+        negate<kDim>(x, negatives);
+        transform<kDim>(x, p.rotation_k.order, lane);
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;
       }
 #pragma unroll
-      for (int j = 0; j < kDim / 32; ++j) rows[warp + turn * kSideWarps][lane + 32 * j] = x[turn][j];
+      for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
+    if (thread < n) p.arrivals[first + thread * grid] = length > 0 ? 0 : Arrivals::kNone;
+    // The next ones are asked for now: soon they would stand behind all that the blocks of decode ask for.
+    next = first + kAtOnce * grid < items ? fetch(first + kAtOnce * grid) : 0;
     __syncthreads();
     if (p.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
@@ -132,13 +142,14 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
     static_assert(kCutters < kSideWarps);
     if (warp < n * T::kTeam)
       cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kTeam, lane, operands[first + warp / T::kTeam * grid]);
-    constexpr int kWords = T::kTeam * T::kBlocks * 64;
-    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kWords; i += kSideThreads - 32 * kCutters) {
-      const int l = i % 32, half = i / 32 % 2, block = i / 64 % T::kBlocks, m = i / 64 / T::kBlocks;
-      const float* row = rows[4 * m + (l >> 3)];
-      const int channel = 16 * block + 8 * half + 2 * (l & 3), part = l >> 2 & 1;
-      operands[first + m / T::kTeam * grid].halves[m % T::kTeam][block][half][l] =
-          half_of(row[channel], part) | half_of(row[channel + 1], part) << 16;
+    constexpr int kPairs = T::kTeam * T::kBlocks * 32;  // of words: two channels' high parts, and their low ones
+    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kSideThreads - 32 * kCutters) {
+      const int l = i % 16 / 4 * 8 + i % 4, half = i / 16 % 2, block = i / 32 % T::kBlocks, m = i / 32 / T::kBlocks;
+      const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * half + 2 * (l & 3)]);
+      unsigned high, low;
+      split(x.x, x.y, high, low);
+      unsigned* to = operands[first + m / T::kTeam * grid].halves[m % T::kTeam][block][half];
+      to[l] = high, to[l + 4] = low;
     }
     __syncthreads();
   }
