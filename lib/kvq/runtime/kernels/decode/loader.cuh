@@ -197,7 +197,7 @@ struct Loader {
   }
   /// The next piece to load: the first ones go by the number of the block, the others to who asks.
   __device__ __forceinline__ int claim(const Cut& cut) const {
-    if (cut.one_round) return cut.pieces();
+    if (cut.rounds == 1) return cut.pieces();
     int claimed = 0;
     if (lane == 0) claimed = atomicAdd(p.claims, 1);
     return cut.each + __shfl_sync(kAll, claimed, 0);

@@ -48,31 +48,34 @@ __device__ __forceinline__ Span span_of(const DecodeParams& p, int length) {
 /// How the line is cut. Round 0 gives each block one piece; the pieces of the later rounds, as many each, are handed
 /// out.
 struct Cut {
-  static constexpr int kRounds = 3;
-  /// Slots of a block from which on the line has more than one round: what it takes for the last pieces to be worth
+  static constexpr int kRounds = 4;  ///< at most
+  /// Slots of a block from which on the line has three rounds, or four: what it takes for the last pieces to be worth
   /// their partial results.
-  static constexpr int kLongShare = 128;
+  static constexpr int kLongShare = 128, kVeryLongShare = 1024;
 
   unsigned total;  ///< slots
-  bool one_round;
+  int rounds;
   int each;  ///< pieces of a round
 
   /// Traps if the line has 2^32 slots or more: 10 TB of tokens, pages that sequences share counted anew.
   /// @param short_blocks  that a line of one round is cut for
   __device__ __forceinline__ Cut(unsigned long long line, int blocks, int short_blocks)
-      : total(static_cast<unsigned>(line)), one_round(total < static_cast<unsigned>(kLongShare * blocks)) {
+      : total(static_cast<unsigned>(line)),
+        rounds(total < static_cast<unsigned>(kLongShare * blocks)       ? 1
+               : total < static_cast<unsigned>(kVeryLongShare * blocks) ? 3
+                                                                        : 4) {
     if (line >> 32) __trap();
-    each = static_cast<int>(min(static_cast<unsigned>(one_round ? short_blocks : blocks), total));
+    each = static_cast<int>(min(static_cast<unsigned>(rounds == 1 ? short_blocks : blocks), total));
   }
-  __device__ __forceinline__ int pieces() const { return one_round ? each : kRounds * each; }
+  __device__ __forceinline__ int pieces() const { return rounds * each; }
   /// First slot of a round.
   __device__ __forceinline__ unsigned round_begin(int round) const {
-    constexpr int kEnds[kRounds] = {56, 61, 64};  // in parts of 64 of the line
+    constexpr int kEnds[kRounds - 1] = {56, 61, 63};  // in parts of 64 of the line
     if (round == 0) return 0;
-    if (one_round) return total;
+    if (round == rounds) return total;
     int end = kEnds[0];
 #pragma unroll
-    for (int r = 1; r < kRounds; ++r)
+    for (int r = 1; r < kRounds - 1; ++r)
       if (round > r) end = kEnds[r];
     return static_cast<unsigned>(ptx::mul_wide(total, static_cast<unsigned>(end)) >> 6);
   }
