@@ -23,11 +23,30 @@ struct Unit {
   __device__ __forceinline__ int rows() const { return sequences * heads; }
 };
 
+/// How items are divided into units. Few: each query head is a unit, so that all blocks have some. Many: all heads of
+/// one sequence, or of several. But items at the end of a line of several rounds may have many parts, and are the last
+/// ones: there a team's heads are a unit, or, once it shows that the parts are few, all heads are the first one's.
+struct Units {
+  int sequences_each, heads_each;  ///< of a unit, but for the end; powers of two
+  int splits;                      ///< units of an item there
+  int before_end;                  ///< units of a KV head there
+  int end, end_sequences;          ///< first sequence of the end, number of them
+  int end_splits;                  ///< units of an item at the end
+
+  /// Of a KV head.
+  __host__ __device__ int count() const { return before_end + end_sequences * end_splits; }
+};
+
 /// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
+  /// Parts of a row that a warp has on the way at once. 17, as many as a warp has of the longest items of a call, were
+  /// slower for all others.
+  static constexpr int kBatch = T::kHeadDim <= 128 ? 9 : 6;
+  /// So many parts of an item are on the way at once if a block has all heads.
+  static constexpr int kAtOnce = kBatch * (T::kHeads < kSideWarps ? kSideWarps / T::kHeads : 1);
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
   alignas(16) float4 part_values[kSideWarps][T::kHeadDim / 4];
   float2 part_states[kSideWarps];
@@ -62,8 +81,7 @@ struct Records {
 template <typename T, typename RecordsOf, typename Weigh>
 __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordsOf records_of, Weigh weigh) {
   constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; of a lane
-  // Parts on the way at once. 17, as many as a warp has of the longest items of a call, were slower for all others.
-  constexpr int kBatch = kTurns == 1 ? 9 : 6;
+  constexpr int kBatch = CombineShared<T>::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int n = unit.rows(), at_once = min(n, kSideWarps), splits = kSideWarps >> log2_of(at_once);
   const int split = warp >> log2_of(at_once);  // all counts are powers of two
@@ -189,25 +207,28 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
 }
 
 /// Grid: as many blocks as one likes, a multiple of the KV heads if there are more units than blocks.
-/// @param sequences_each, heads_each  of a unit: several sequences with all heads, or one with all or one; powers of
-/// two
 template <typename T>
 __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
-    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, int sequences_each, int heads_each) {
+    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units of) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
   extern __shared__ __align__(16) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.num_kv_heads, splits = (group_heads + heads_each - 1) / heads_each;
-  const int units = (p.batch + sequences_each - 1) / sequences_each * splits * p.num_kv_heads;
+  const int group_heads = p.num_q_heads / p.num_kv_heads, units = of.count() * p.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < units; number += static_cast<int>(gridDim.x)) {
-    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads;
-    const Unit unit = {head, rest / splits * sequences_each, rest % splits * heads_each, sequences_each, heads_each};
+    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, at_end = rest - of.before_end;
+    Unit unit = {head, 0, 0, of.sequences_each, of.heads_each};
+    if (at_end < 0) {
+      unit.first_sequence = rest / of.splits * of.sequences_each, unit.first_head = rest % of.splits * of.heads_each;
+    } else {
+      unit.first_sequence = of.end + at_end % of.end_sequences, unit.first_head = at_end / of.end_sequences * T::kTeam;
+      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : T::kTeam;
+    }
     if (p.rotation_v.matrix) dense.open(p.rotation_v, unit.head);
     // Rows that are none, of idle heads or behind the last sequence, are rotated with the others and left alone else.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
@@ -225,7 +246,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
       }
     }
     const auto item_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
-    if (thread < sequences_each) {  // more who ask were slower: parts are added to the same word
+    if (thread < unit.sequences) {  // more who ask were slower: parts are added to the same word
       Arrivals now;
       if (unit.first_sequence + thread < p.batch)
         while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
@@ -233,6 +254,14 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
       shared.arrivals[thread] = now;
     }
     __syncthreads();
+    if (at_end >= 0) {
+      if (shared.arrivals[0].parts() > CombineShared<T>::kAtOnce) {
+        unit.heads = T::kTeam;
+      } else if (unit.first_head > 0) {
+        __syncthreads();
+        continue;
+      }
+    }
     add_up<T>(
         shared, unit, [&](int i) { return Records<T>(p, decode_blocks, item_of(i), shared.arrivals[i]); },
         [&](int row, float2 state) {

@@ -71,12 +71,21 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
     return units <= fill ? units : std::max(1, fill / params.num_kv_heads) * params.num_kv_heads;
   };
   // Few items: a block for each head. Many: as many at once as one product rotates.
-  const int heads_each = items >= launch.multiprocessors ? T::kHeads : 1, fill = 2 * launch.multiprocessors;
-  int sequences_each = 1;
-  while (2 * sequences_each * T::kHeads <= decode::CombineShared<T>::kRows && items / sequences_each > fill)
-    sequences_each *= 2;
-  const int splits = (group_heads + heads_each - 1) / heads_each;
-  const int units = (params.batch + sequences_each - 1) / sequences_each * params.num_kv_heads * splits;
+  using CombineShared = decode::CombineShared<T>;
+  const bool many = items >= launch.multiprocessors;
+  const int fill = 2 * launch.multiprocessors;
+  decode::Units units = {1, many ? T::kHeads : 1};
+  while (2 * units.sequences_each * T::kHeads <= CombineShared::kRows && items / units.sequences_each > fill)
+    units.sequences_each *= 2;
+  units.splits = (group_heads + units.heads_each - 1) / units.heads_each;
+  // A round has a piece for each block, so no more than these have many parts of one.
+  const int long_items = many ? launch.blocks / CombineShared::kAtOnce : 0;
+  const int last_sequences = (long_items + params.num_kv_heads - 1) / params.num_kv_heads;
+  units.end = std::max(0, params.batch - last_sequences) / units.sequences_each * units.sequences_each;
+  if (!many) units.end = params.batch;
+  units.end_sequences = params.batch - units.end;
+  units.end_splits = (group_heads + T::kTeam - 1) / T::kTeam;
+  units.before_end = units.end / units.sequences_each * units.splits;
   const auto side_bytes = [](std::size_t all, const DeviceRotation& rotation) {
     return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
   };
@@ -95,9 +104,9 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
     error = launch_kernel(decode::decode_kernel<T>, launch.blocks, T::kBlockThreads, launch.shared_bytes,
                           launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_kernel(decode::combine_kernel<T>, side_blocks(units, 2), decode::kSideThreads,
-                          side_bytes(sizeof(decode::CombineShared<T>), p.rotation_v), launch.overlapping, stream, p,
-                          launch.blocks, sequences_each, heads_each);
+    error = launch_kernel(decode::combine_kernel<T>, side_blocks(units.count() * params.num_kv_heads, 2),
+                          decode::kSideThreads, side_bytes(sizeof(decode::CombineShared<T>), p.rotation_v),
+                          launch.overlapping, stream, p, launch.blocks, units);
   return cuda_status(error, "decode: launch");
 }
 
