@@ -249,8 +249,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     if (thread < unit.sequences) {  // more who ask were slower: parts are added to the same word
       Arrivals now;
       if (unit.first_sequence + thread < p.batch)
-        while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete(T::kTeams == 1 ? T::kWarps : 1))
-          __nanosleep(40);
+        while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete()) __nanosleep(40);
       shared.arrivals[thread] = now;
     }
     __syncthreads();

@@ -43,9 +43,9 @@ Status plan_decode(DecodeLaunch& launch) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           sizeof(typename T::Shared));
   launch.blocks = each * launch.multiprocessors;
-  if (error == cudaSuccess && decode::Arrivals::kMost < T::kWarps * decode::Cut::kRounds * launch.blocks)
+  if (error == cudaSuccess && decode::Arrivals::kMost < decode::Cut::kRounds * launch.blocks)
     return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
-                        decode::Arrivals::kMost / (T::kWarps * decode::Cut::kRounds));
+                        decode::Arrivals::kMost / decode::Cut::kRounds);
   launch.shared_records = 2 * decode::Cut::kRounds * launch.blocks;
   return cuda_status(error, "decode: plan");
 }

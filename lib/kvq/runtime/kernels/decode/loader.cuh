@@ -22,6 +22,7 @@ struct Loader {
   unsigned parity = 1;       ///< the first round of the ring is free
   int place = 0;             ///< of the next item
   unsigned left_parity = 1;  ///< of the next item's place
+  int items = 0;             ///< before the next one
 
   /// One stage, as one lane describes it.
   struct Job {
@@ -195,6 +196,21 @@ struct Loader {
     ptx::cp_async_mbarrier_arrive_noinc(ready);
 #endif
   }
+  /// Waits until the partial result of the item that had the next item's place has been left, and tells the kernel that
+  /// combines results. That takes until memory has all of it: a microsecond, which those who left it had better attend
+  /// to tokens.
+  __device__ __forceinline__ void free_place() {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
+    if (items >= T::kItems && lane == 0) {
+      const Part part = shared.parts[place];
+      ptx::red_release_add(p.arrivals + part.item, Arrivals::of(part));
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void next_place() {
+    ++items;
+    if (++place == T::kItems) place = 0, left_parity ^= 1;
+  }
   /// The next piece to load: the first ones go by the number of the block, the others to who asks.
   __device__ __forceinline__ int claim(const Cut& cut) const {
     if (cut.rounds == 1) return cut.pieces();
@@ -212,7 +228,7 @@ struct Loader {
         const int n = walk.span.slots;
         const int from = static_cast<int>(max(begin, walk.slot) - walk.slot);
         const int to = static_cast<int>(min(end - walk.slot, static_cast<unsigned>(n)));
-        ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
+        free_place();
         if (lane == 0)
           shared.parts[place] = Part{walk.sequence * p.num_kv_heads + walk.head, piece, from == 0, to == n};
         __syncwarp();  // any lane may announce the stages that refer to it
@@ -231,11 +247,12 @@ struct Loader {
             first = false;
           }
         }
-        if (++place == T::kItems) place = 0, left_parity ^= 1;
+        next_place();
         if (walk.slot + n >= end) break;
       }
     }
     load(Job{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kTeams);
+    for (int i = 0; i < T::kItems; ++i) free_place(), next_place();
   }
 };
 

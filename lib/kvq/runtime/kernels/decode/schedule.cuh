@@ -118,16 +118,14 @@ struct Arrivals {
   static constexpr int kMost = (1 << 20) - 1;              ///< of parts, and of pieces
   static constexpr unsigned long long kNone = 1ull << 20;  ///< an item without tokens, which nobody attends to
   unsigned long long bits = 0;
-  /// @param counts  of several warps that leave the same part, only one tells of its piece
-  static __device__ __forceinline__ unsigned long long of(const Part& part, bool counts) {
+  static __device__ __forceinline__ unsigned long long of(const Part& part) {
     const unsigned long long first = part.begins ? part.piece : 0, end = part.ends ? part.piece + 1 : 0;
-    return 1ull + (counts ? (first << 20) + ((end - first) << 40) : 0ull);
+    return 1ull + (first << 20) + ((end - first) << 40);
   }
   __device__ __forceinline__ int first_piece() const { return static_cast<int>(bits >> 20 & 0xFFFFF); }
   __device__ __forceinline__ int parts() const { return static_cast<int>(bits >> 40); }
-  /// @param warps  that leave each part
-  __device__ __forceinline__ bool complete(int warps) const {
-    return bits == kNone || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == (bits >> 40) * static_cast<unsigned>(warps));
+  __device__ __forceinline__ bool complete() const {
+    return bits == kNone || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == bits >> 40);
   }
 };
 

@@ -33,12 +33,6 @@ __device__ __forceinline__ typename T::Record& record_at(const DecodeParams& p, 
   return static_cast<typename T::Record*>(p.partials)[record_of(static_cast<int>(gridDim.x), shared.parts[place])];
 }
 
-/// Tells the kernel that combines results that this warp has left a part of an item.
-__device__ __forceinline__ void announce_part(const DecodeParams& p, const Part& part, bool counts, int lane) {
-  __syncwarp();
-  if (lane == 0) ptx::red_release_add(p.arrivals + part.item, Arrivals::of(part, counts));
-}
-
 /// The only team: each warp has all tokens of its heads.
 template <typename T>
 __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::Shared& shared, int place, int stage,
@@ -51,10 +45,8 @@ __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::S
     for (int i = 0; i < 2; ++i)
       record.value[head][value_channel(T::VSide::side(), 16 * block + 8 * i + g)] = state.out[block][i];
   if (g == 0) record.state[head] = make_float2(state.max, state.sum);
-  const Part part = shared.parts[place];
   ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.left[place]));
-  announce_part(p, part, member == 0, lane);
 }
 
 template <typename T>
@@ -103,13 +95,11 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
     reinterpret_cast<float4*>(record.value[head])[quad] = values;
     if (quad == 0) record.state[head] = make_float2(max, sum);
   }
-  const Part part = shared.parts[place];
   if (lane == 0) shared.shares[place] = 0;
 #pragma unroll
   for (int w = 0; w < T::kTeams; ++w)
     for (int i = 0; i < T::kTeam; ++i) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[shared.ends[place][w]]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.left[place]));
-  announce_part(p, part, true, lane);
 }
 
 }  // namespace kvq::decode
