@@ -212,7 +212,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units of) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;

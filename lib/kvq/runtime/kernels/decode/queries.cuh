@@ -77,7 +77,7 @@ template <typename T>
 __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
