@@ -1,6 +1,7 @@
 #include "bench/choose.h"
 #include "bench/report.h"
 #include "bench/rows.h"
+#include "bench/side_format.h"
 #include "bench/targets.h"
 #include "cli.h"
 #include "progress.h"
@@ -134,8 +135,10 @@ CLI::App* add_targets(CLI::App& app, BenchFlags& f) {
   return targets;
 }
 
-/// A side that is not given is like the other one.
+/// A side that is not given is like the other one, but errors name the one that is.
 std::pair<std::string, std::string> sides(const BenchFlags& f) {
+  if (!f.k.empty()) parse_side(f.k, f.head_dim, "--k");
+  if (!f.v.empty()) parse_side(f.v, f.head_dim, "--v");
   return {f.k.empty() ? f.v : f.k, f.v.empty() ? f.k : f.v};
 }
 

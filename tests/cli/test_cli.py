@@ -153,6 +153,7 @@ BENCH = [
     ("bench_targets_dry_run", "kvq-bench targets --dry-run", 0),
     ("bench_two_commands", "kvq-bench decode write", USAGE),
     ("bench_unknown_side", "kvq-bench decode --k u3g128", USAGE),
+    ("bench_unknown_value_side", "kvq-bench write --v u3g128", USAGE),
     ("bench_batch_0", "kvq-bench decode --batch 1,0", USAGE),
     ("bench_page_size", "kvq-bench decode --page-size 48", USAGE),
     ("bench_heads", "kvq-bench decode --q-heads 30", USAGE),
