@@ -31,7 +31,7 @@ void run_all(DecodeCase c) {
 }
 
 /// Sequences that share their pages, at least `share` stages of at most 64 tokens for each block, and once more with
-/// nine tenths of the tokens: on the way there is a line that is too short for as many rounds.
+/// three quarters of the tokens: too short a line for as many rounds.
 DecodeCase long_line(int blocks, int share, int longest) {
   constexpr int kHeads = 8;
   const long long tokens = static_cast<long long>(blocks) * share * 64 / kHeads;
@@ -48,7 +48,7 @@ DecodeCase long_line(int blocks, int share, int longest) {
     all += c.lengths.back();
   }
   c.replay = c.lengths;
-  for (int& length : c.replay) length = static_cast<int>(length * 9LL / 10);
+  for (int& length : c.replay) length = length * 3 / 4;
   return c;
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
 
 TEST_CASE("Results of several sequences are combined at once, empty ones among them", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
-  // More items than blocks, by factors that give two sequences to a block, and four; the last block has fewer.
+  // More items than blocks, by factors that give two sequences to a unit, and four, but for the last ones.
   const int batch = GENERATE(201, 601);
   std::vector<int> lengths;
   for (int i = 0; i < batch; ++i) lengths.push_back(i % 7 == 3 ? 0 : 1 + i * 37 % 190);

@@ -186,7 +186,7 @@ __device__ __forceinline__ void cp_async_bulk_evict_first(u32 to, const void* fr
 }
 #endif
 
-/// Adds to a counter; what the thread wrote before is there for who acquires it.
+/// Adds to a counter. What the thread wrote before, or has waited for on a barrier, is there for who acquires it.
 __device__ __forceinline__ void red_release_add(unsigned long long* counter, unsigned long long value) {
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "l"(value)
                : "memory");

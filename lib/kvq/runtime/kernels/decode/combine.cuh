@@ -8,8 +8,8 @@
 
 /// Results, after decode: the partial results of an item added up, rotated back and divided by their sum. A kernel of
 /// its own, whose blocks take the places of those of decode as they end, read the rotation, and take up each item when
-/// its last part arrives, not when the last block of decode has ended. They come up only after all blocks of decode
-/// have, so whom they wait for is at work.
+/// they are told of its last part, not when the last block of decode has ended. They come up only after all blocks of
+/// decode have, so whom they wait for is at work.
 namespace kvq::decode {
 
 /// Of a power of two.
@@ -25,7 +25,8 @@ struct Unit {
 
 /// How items are divided into units. Few: each query head is a unit, so that all blocks have some. Many: all heads of
 /// one sequence, or of several. But items at the end of a line of several rounds may have many parts, and are the last
-/// ones: there a team's heads are a unit, or, once it shows that the parts are few, all heads are the first one's.
+/// ones: there a quarter of an item's heads is a unit, or, once it shows that the parts are few, all are the first
+/// one's.
 struct Units {
   int sequences_each, heads_each;  ///< of a unit, but for the end; powers of two
   int splits;                      ///< units of an item there
@@ -42,8 +43,8 @@ template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
-  /// Parts of a row that a warp has on the way at once. 17, as many as a warp has of the longest items of a call, were
-  /// slower for all others.
+  static constexpr int kEndHeads = T::kHeads / 4;  ///< of a unit at the end
+  /// Parts of a row that a warp has on the way at once. 17, which would do for almost all, were slower.
   static constexpr int kBatch = T::kHeadDim <= 128 ? 9 : 6;
   /// So many parts of an item are on the way at once if a block has all heads.
   static constexpr int kAtOnce = kBatch * (T::kHeads < kSideWarps ? kSideWarps / T::kHeads : 1);
@@ -209,25 +210,27 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
 /// Grid: as many blocks as one likes, a multiple of the KV heads if there are more units than blocks.
 template <typename T>
 __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
-    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units of) {
+    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units units) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
   extern __shared__ __align__(128) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.num_kv_heads, units = of.count() * p.num_kv_heads;
+  const int group_heads = p.num_q_heads / p.num_kv_heads, count = units.count() * p.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
-  for (int number = static_cast<int>(blockIdx.x); number < units; number += static_cast<int>(gridDim.x)) {
-    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, at_end = rest - of.before_end;
-    Unit unit = {head, 0, 0, of.sequences_each, of.heads_each};
+  for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
+    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, at_end = rest - units.before_end;
+    Unit unit = {head, 0, 0, units.sequences_each, units.heads_each};
     if (at_end < 0) {
-      unit.first_sequence = rest / of.splits * of.sequences_each, unit.first_head = rest % of.splits * of.heads_each;
+      unit.first_sequence = rest / units.splits * units.sequences_each;
+      unit.first_head = rest % units.splits * units.heads_each;
     } else {
-      unit.first_sequence = of.end + at_end % of.end_sequences, unit.first_head = at_end / of.end_sequences * T::kTeam;
-      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : T::kTeam;
+      unit.first_sequence = units.end + at_end % units.end_sequences;
+      unit.first_head = at_end / units.end_sequences * CombineShared<T>::kEndHeads;
+      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kEndHeads;
     }
     if (p.rotation_v.matrix) dense.open(p.rotation_v, unit.head);
     // Rows that are none, of idle heads or behind the last sequence, are rotated with the others and left alone else.
@@ -255,7 +258,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     __syncthreads();
     if (at_end >= 0) {
       if (shared.arrivals[0].parts() > CombineShared<T>::kAtOnce) {
-        unit.heads = T::kTeam;
+        unit.heads = CombineShared<T>::kEndHeads;
       } else if (unit.first_head > 0) {
         __syncthreads();
         continue;

@@ -17,8 +17,8 @@
 ///   warp lane 4 g + t      keys: tokens g, g + 8 of a tile x head t      values: rows g, g + 8 of a block x head t
 ///
 /// One warp of a block loads: it walks the block's pieces of the line (schedule.cuh) and fills a ring of stages, for
-/// teams of warps in turn. Teams wait for stages and queries; who comes last at an item's end adds the shares up
-/// (share.cuh).
+/// teams of warps in turn. Teams wait for stages and queries; who comes last at an item's end adds the shares up and
+/// leaves the sum (share.cuh), of which the loading warp tells.
 namespace kvq::decode {
 
 template <typename T>

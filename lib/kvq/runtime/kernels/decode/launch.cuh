@@ -78,13 +78,14 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   while (2 * units.sequences_each * T::kHeads <= CombineShared::kRows && items / units.sequences_each > fill)
     units.sequences_each *= 2;
   units.splits = (group_heads + units.heads_each - 1) / units.heads_each;
-  // A round has a piece for each block, so no more than these have many parts of one.
+  // A round has a piece for each block, so no more items than these have many parts of the last one. (A few may have
+  // many of the round before, which is soon enough.)
   const int long_items = many ? launch.blocks / CombineShared::kAtOnce : 0;
   const int last_sequences = (long_items + params.num_kv_heads - 1) / params.num_kv_heads;
   units.end = std::max(0, params.batch - last_sequences) / units.sequences_each * units.sequences_each;
   if (!many) units.end = params.batch;
   units.end_sequences = params.batch - units.end;
-  units.end_splits = (group_heads + T::kTeam - 1) / T::kTeam;
+  units.end_splits = (group_heads + CombineShared::kEndHeads - 1) / CombineShared::kEndHeads;
   units.before_end = units.end / units.sequences_each * units.splits;
   const auto side_bytes = [](std::size_t all, const DeviceRotation& rotation) {
     return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));

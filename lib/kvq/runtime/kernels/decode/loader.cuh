@@ -5,7 +5,8 @@
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// Loading: one warp walks the line and fills the ring of stages.
+/// Loading: one warp walks the line and fills the ring of stages. It also tells the kernel that combines results of
+/// partial results that the others have left.
 namespace kvq::decode {
 
 template <typename T>
@@ -196,10 +197,9 @@ struct Loader {
     ptx::cp_async_mbarrier_arrive_noinc(ready);
 #endif
   }
-  /// Waits until the partial result of the item that had the next item's place has been left, and tells the kernel that
-  /// combines results. That takes until memory has all of it: a microsecond, which those who left it had better attend
-  /// to tokens.
-  __device__ __forceinline__ void free_place() {
+  /// Waits until the partial result of the item that has the next place, if any, has been left, and tells of it. That
+  /// takes until memory has all of it: a microsecond, in which those who left it had better attend to tokens.
+  __device__ __forceinline__ void finish_item() {
     ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
     if (items >= T::kItems && lane == 0) {
       const Part part = shared.parts[place];
@@ -228,7 +228,7 @@ struct Loader {
         const int n = walk.span.slots;
         const int from = static_cast<int>(max(begin, walk.slot) - walk.slot);
         const int to = static_cast<int>(min(end - walk.slot, static_cast<unsigned>(n)));
-        free_place();
+        finish_item();
         if (lane == 0)
           shared.parts[place] = Part{walk.sequence * p.num_kv_heads + walk.head, piece, from == 0, to == n};
         __syncwarp();  // any lane may announce the stages that refer to it
@@ -252,7 +252,7 @@ struct Loader {
       }
     }
     load(Job{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kTeams);
-    for (int i = 0; i < T::kItems; ++i) free_place(), next_place();
+    for (int i = 0; i < T::kItems; ++i) finish_item(), next_place();
   }
 };
 
