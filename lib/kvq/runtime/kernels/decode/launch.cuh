@@ -83,7 +83,6 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   const int long_items = many ? launch.blocks / CombineShared::kAtOnce : 0;
   const int last_sequences = (long_items + params.num_kv_heads - 1) / params.num_kv_heads;
   units.end = std::max(0, params.batch - last_sequences) / units.sequences_each * units.sequences_each;
-  if (!many) units.end = params.batch;
   units.end_sequences = params.batch - units.end;
   units.end_splits = (group_heads + CombineShared::kEndHeads - 1) / CombineShared::kEndHeads;
   units.before_end = units.end / units.sequences_each * units.splits;
