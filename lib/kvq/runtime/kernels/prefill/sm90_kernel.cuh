@@ -54,13 +54,6 @@ __device__ __forceinline__ void product(float (&c)[kCount], const unsigned* a, p
   else
     ptx::wgmma_m64k16_fp16<kTransposed>(c, a[0], a[1], a[2], a[3], b, add);
 }
-/// Nothing that uses these registers moves across.
-template <int kCount>
-__device__ __forceinline__ void pin(float (&c)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
-}
-
 /// Round the slots.
 template <int kSlots>
 struct Ring {
@@ -240,7 +233,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     multiply_keys(ring.slot);
     pass_turn();
     ptx::wgmma_wait_group<0>();
-    pin(scores);
+    ptx::pin(scores);
     release(ring.slot);
     ring.next();
     hide(work.tile_end - 1);
@@ -262,12 +255,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       pass_turn();
       add = 1;
       ptx::wgmma_wait_group<1>();
-      pin(scores);
+      ptx::pin(scores);
       release(keys.slot);
       hide(tile);
       softmax.weigh(scores, unit, factor);
       ptx::wgmma_wait_group<0>();
-      pin(out);
+      ptx::pin(out);
       release(ring.slot);
       ring.next();
 #pragma unroll
@@ -279,7 +272,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::wgmma_fence();
     multiply_values(ring.slot, add);
     ptx::wgmma_wait_group<0>();
-    pin(out);
+    ptx::pin(out);
 
     // 5. Results.
 #pragma unroll
