@@ -178,9 +178,8 @@ struct MadeCache {
     if (batch == 0) return;
     const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
                     static_cast<unsigned>(2 * c.num_kv_heads));
-    fill_cached_token<<<grid, 128>>>(cache, layout, k_bfloat, v_bfloat, pages, windows, seed);
-    check(cudaGetLastError(), "fill_cached_token");
-    check(cudaDeviceSynchronize(), "fill_cached_token");
+    run_kernel("fill_cached_token", fill_cached_token, grid, 128, cache, layout, k_bfloat, v_bfloat, pages, windows,
+               seed);
   }
 };
 
@@ -220,10 +219,8 @@ Rows rows_of(MadeCache& made) {
   if (made.cache.batch) {
     const dim3 grid(static_cast<unsigned>(made.longest), static_cast<unsigned>(made.cache.batch),
                     static_cast<unsigned>(2 * made.cache.num_kv_heads));
-    plain_rows<<<grid, 128>>>(made.cache, made.undo_k, made.undo_v, made.layout, made.k_bfloat, made.v_bfloat,
-                              made.longest, k, v);
-    check(cudaGetLastError(), "plain_rows");
-    check(cudaDeviceSynchronize(), "plain_rows");
+    run_kernel("plain_rows", plain_rows, grid, 128, made.cache, made.undo_k, made.undo_v, made.layout, made.k_bfloat,
+               made.v_bfloat, made.longest, k, v);
   }
   return {get(k, k_count), get(v, v_count)};
 }
@@ -269,11 +266,13 @@ __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batc
   reduce[thread] = largest;
   __syncthreads();
   for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
+  for (int t = first + thread; t < end; t += threads) mine[t] = exp(mine[t] - largest);
+  __syncthreads();
   Float sum = sink_logits ? exp(static_cast<Float>(sink_logits[query_head]) - largest) : Float(0);
-  for (int t = first; t < end; ++t) sum += exp(mine[t] - largest);
+  for (int t = first; t < end; ++t) sum += mine[t];
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
-    for (int t = first; t < end; ++t) value += exp(mine[t] - largest) * static_cast<Float>(v[at(t) * v_dim + c]);
+    for (int t = first; t < end; ++t) value += mine[t] * static_cast<Float>(v[at(t) * v_dim + c]);
     out[(static_cast<std::int64_t>(token) * num_q_heads + query_head) * v_dim + c] = static_cast<double>(value / sum);
   }
   if (thread == 0)
@@ -453,16 +452,15 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
       const double* values_there = mine.put(values[rounded]);
       const auto go = [&](auto zero) {
         auto* scores = mine.take<decltype(zero)>(results * static_cast<std::size_t>(longest), 0);
-        plain_prefill<<<grid, 128>>>(starts_there, prefixes_there, static_cast<int>(batch), q_heads, kv_heads, dim,
-                                     v_dim, longest, static_cast<double>(p.softmax_scale), c.sliding_window,
-                                     p.sink_logits, queries_there, keys_there, values_there, scores, result, sums);
+        run_kernel("plain_prefill", plain_prefill<decltype(zero)>, grid, 128, starts_there, prefixes_there,
+                   static_cast<int>(batch), q_heads, kv_heads, dim, v_dim, longest,
+                   static_cast<double>(p.softmax_scale), c.sliding_window, p.sink_logits, queries_there, keys_there,
+                   values_there, scores, result, sums);
       };
       if (rounded)
         go(0.0f);
       else
         go(0.0);
-      check(cudaGetLastError(), "plain_prefill");
-      check(cudaDeviceSynchronize(), "plain_prefill");
       truth[rounded] = get(result, elements), lse[rounded] = get(sums, results);
     }
     const std::vector<unsigned short> found = get(out, elements);

@@ -1,17 +1,28 @@
 #pragma once
 
+#include <kvq/device/launch.cuh>
+
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace kvq::test {
 
 inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Runs a kernel to its end.
+template <typename... Parameters>
+void run_kernel(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,
+                std::type_identity_t<Parameters>... arguments) {
+  check(launch_kernel(kernel, grid, threads, 0, false, nullptr, arguments...), what);
+  check(cudaDeviceSynchronize(), what);
 }
 
 /// Device memory of one call.

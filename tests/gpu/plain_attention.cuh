@@ -124,17 +124,18 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   reduce[thread] = largest;
   __syncthreads();
   for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
+  for (int t = first + thread; t < length; t += threads) mine[t] = exp(mine[t] - largest);
+  __syncthreads();
   Float sum = p.sink_logits && largest > -INFINITY
                   ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest)
                   : Float(0);
   Float tokens = 0;  // what they have of the sum, beside a learned sink
-  for (int t = first; t < length; ++t) tokens += exp(mine[t] - largest);
+  for (int t = first; t < length; ++t) tokens += mine[t];
   sum += tokens;
-  __syncthreads();
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
     for (int t = first; t < length; ++t)
-      value += exp(mine[t] - largest) * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
+      value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
     row[c] = length > first ? value / sum : Float(0);
   }
   __syncthreads();

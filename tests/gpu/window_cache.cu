@@ -4,6 +4,7 @@
 
 #include <kvq/runtime/kernels/plan_step/launch.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/device/launch.cuh>
 
 #include <cuda_runtime.h>
 
@@ -343,13 +344,10 @@ DecodeResult WindowCache::decoded(int layer) const {
     using Float = decltype(zero);
     const Buffer<Float> scores(rows * static_cast<std::size_t>(longest)), result(elements), sums(rows);
     const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
-    if (bf16)
-      plain::plain_decode<Float, __nv_bfloat16><<<grid, 128>>>(
-          p, d.page_layout, d.c.write->k_bfloat, d.c.write->v_bfloat, scores.get(), longest, result.get(), sums.get());
-    else
-      plain::plain_decode<Float, __half><<<grid, 128>>>(p, d.page_layout, d.c.write->k_bfloat, d.c.write->v_bfloat,
-                                                        scores.get(), longest, result.get(), sums.get());
-    check(cudaGetLastError(), "plain_decode");
+    const auto kernel = bf16 ? plain::plain_decode<Float, __nv_bfloat16> : plain::plain_decode<Float, __half>;
+    check(launch_kernel(kernel, grid, 128, 0, false, nullptr, p, d.page_layout, d.c.write->k_bfloat,
+                        d.c.write->v_bfloat, scores.get(), longest, result.get(), sums.get()),
+          "plain_decode");
     check(cudaDeviceSynchronize(), "plain_decode");
     return result.all();
   };
