@@ -2,6 +2,9 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,26 +33,44 @@ void run_all(DecodeCase c) {
   }
 }
 
-/// Sequences that share their pages, at least `share` stages of at most 64 tokens for each block, and once more with
-/// three quarters of the tokens: too short a line for as many rounds.
-DecodeCase long_line(int blocks, int share, int longest) {
-  constexpr int kHeads = 8;
-  const long long tokens = static_cast<long long>(blocks) * share * 64 / kHeads;
-  DecodeCase c{.num_kv_heads = kHeads,
-               .lengths = {longest, 0},
+/// Sequences that share their pages, so many that there are about `items`, so long that there are at least `share`
+/// stages of at most 64 tokens for each block; and once more with three quarters of the tokens: too short a line for as
+/// many rounds.
+DecodeCase long_line(int blocks, int share, int items) {
+  const int heads = items >= 64 ? 8 : 1, sequences = (items + heads - 1) / heads;
+  const auto tokens = static_cast<std::int64_t>(blocks) * share * 64;
+  constexpr int kStep = 77, kSteps = 40;
+  const int longest = static_cast<int>(tokens / heads / sequences) + kStep * kSteps;
+  DecodeCase c{.num_kv_heads = heads,
                .sink_tokens = 64,
                .recent_tokens = 256,
                .rotation = CaseRotation::dense,
                .shared_prefix = true,
                .seed = 13};
-  long long all = longest;
-  for (int i = 0; all < tokens; ++i) {
-    c.lengths.push_back(longest - 77 * (i % 40));
-    all += c.lengths.back();
-  }
+  for (int i = 0; i < sequences; ++i) c.lengths.push_back(longest - kStep * (i % kSteps));
+  c.lengths.insert(c.lengths.begin() + 1, 0);
   c.replay = c.lengths;
   for (int& length : c.replay) length = length * 3 / 4;
   return c;
+}
+
+/// A line of several rounds: few items, of which each query head is combined by itself; or so many that all heads of
+/// one are combined at once, but for the last items, which have many parts.
+void check_long_line(const DecodeVariant& variant, bool many) {
+  DecodeLaunch launch;
+  REQUIRE(variant.plan(launch).ok());
+  DecodeCase c = long_line(launch.blocks, 128, many ? 2 * launch.multiprocessors : launch.multiprocessors * 7 / 8);
+  c.heads = many ? std::max(1, variant.max_heads - 1) : variant.max_heads;
+  c.centers = many;
+  if (!many) c.rotation = CaseRotation::hadamard;
+  CAPTURE(variant.name, many);
+  check(variant, c);
+}
+
+const DecodeVariant& two_bits() {
+  for (const DecodeVariant* variant : decode_variants())
+    if (variant->name == std::string("decode_d128_u2g128_u2g128_h4_bf16")) return *variant;
+  throw std::runtime_error("no variant of two bits");
 }
 
 const std::vector<int> kRagged = {1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500};
@@ -144,28 +165,18 @@ TEST_CASE("Results of several sequences are combined at once, empty ones among t
 }
 
 TEST_CASE("The rest of a long line is handed out, in captured calls too", "[runtime][gpu][slow]") {
-  // Few items, or so many that all heads of one are combined at once, but for the last items, which have many parts.
-  const int longest = GENERATE(30000, 12000);
-  for (const DecodeVariant* variant : decode_variants()) {
-    if (variant->k.head_dim != 128 || (longest == 30000 && variant->max_heads != 4)) continue;
-    CAPTURE(variant->name, longest);
-    DecodeLaunch launch;
-    REQUIRE(variant->plan(launch).ok());
-    DecodeCase c = long_line(launch.blocks, 128, longest);
-    c.heads = variant->max_heads;
-    check(*variant, c);
-  }
+  const bool many = GENERATE(false, true);
+  for (const DecodeVariant* variant : decode_variants()) check_long_line(*variant, many);
+}
+
+TEST_CASE("The rest of a long line is handed out, of one format", "[runtime][gpu][emulated]") {
+  check_long_line(two_bits(), GENERATE(false, true));
 }
 
 TEST_CASE("A very long line has one round more", "[runtime][gpu][slow]") {
-  for (const DecodeVariant* variant : decode_variants()) {
-    if (variant->name != std::string("decode_d128_u2g128_u2g128_h4_bf16")) continue;
-    DecodeLaunch launch;
-    REQUIRE(variant->plan(launch).ok());
-    check(*variant, long_line(launch.blocks, 1024, 100000));
-    return;
-  }
-  FAIL("no such variant");
+  DecodeLaunch launch;
+  REQUIRE(two_bits().plan(launch).ok());
+  check(two_bits(), long_line(launch.blocks, 1024, 2 * launch.multiprocessors));
 }
 
 TEST_CASE("A captured call replays with other lengths", "[runtime][gpu]") {

@@ -25,6 +25,19 @@ TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks
   }
 }
 
+TEST_CASE("Decode in small: blocks with more items than they have places for", "[runtime][gpu][sanitizer]") {
+  for (const DecodeVariant* variant : decode_variants()) {
+    CAPTURE(variant->name);
+    DecodeLaunch launch;
+    REQUIRE(variant->plan(launch).ok());
+    DecodeCase c{.num_kv_heads = 8, .heads = 1, .page_size = 16, .sink_tokens = 8, .recent_tokens = 16, .seed = 18};
+    for (int i = 0; i < 6 * launch.blocks / c.num_kv_heads + 1; ++i) c.lengths.push_back(1 + i * 37 % 50);
+    const DecodeOutcome outcome = run_decode_case(*variant, c);
+    CHECK(outcome.failure == "");
+    CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
+  }
+}
+
 TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
   const CacheCase cache{.page_size = 32,
                         .lengths = {90, 0},
