@@ -1,0 +1,308 @@
+#include <emulator/machine.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+// A block of the emulated device: what its threads do together, and what its shared memory is.
+
+namespace kvq::emulator {
+
+namespace {
+
+// ---- Barriers in shared memory -----------------------------------------------------------------------------------
+
+struct Barrier {
+  std::int32_t bytes;            ///< expected, less those that came
+  std::uint16_t count, pending;  ///< of arrivals; the top bit of `pending` is the phase's parity
+};
+static_assert(sizeof(Barrier) == 8);
+constexpr unsigned kParity = 0x8000;
+
+Barrier& barrier_at(Block& block, std::uint32_t address) {
+  if (address % 8 || address >= kSharedBytes) fail("mbarrier: address %u", address);
+  return *reinterpret_cast<Barrier*>(block.shared + address);
+}
+void complete(Barrier& barrier) {
+  if (barrier.bytes != 0 || (barrier.pending & ~kParity) != 0) return;
+  barrier.pending = static_cast<std::uint16_t>(((barrier.pending & kParity) ^ kParity) | barrier.count);
+  ++progress;
+}
+void arrive(Block& block, std::uint32_t address, std::uint32_t bytes) {
+  Barrier& barrier = barrier_at(block, address);
+  if (barrier.count == 0 || barrier.count > 1024) fail("mbarrier: one that nobody has initialised, at %u", address);
+  if ((barrier.pending & ~kParity) == 0)
+    fail("mbarrier: more arrivals than its count, %u, at %u", barrier.count, address);
+  barrier.bytes += static_cast<std::int32_t>(bytes);
+  --barrier.pending;
+  complete(barrier);
+}
+
+// ---- Copies ------------------------------------------------------------------------------------------------------
+
+void carry_out(Block& block, const Copy& copy) {
+  std::memcpy(block.shared + copy.to, copy.from, copy.bytes);
+  ++progress;
+}
+void spoil(std::uint32_t to, std::uint32_t bytes) { std::memset(running->block->shared + to, 0xFF, bytes); }
+void check_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
+  if (to % 16 || bytes % 16 || reinterpret_cast<std::uintptr_t>(from) % 16)
+    fail("copy: %u bytes from %p to %u: no multiples of 16", bytes, from, to);
+  if (to + bytes > kSharedBytes) fail("copy: %u bytes to %u: not in shared memory", bytes, to);
+}
+
+/// The thread's oldest copy or arrival.
+void advance(Thread& thread) {
+  const Copy copy = thread.copies.front();
+  thread.copies.erase(thread.copies.begin());
+  if (copy.bytes)
+    carry_out(*thread.block, copy);
+  else
+    arrive(*thread.block, copy.to, 0);
+}
+
+}  // namespace
+
+bool ready(const Thread& thread) {
+  switch (thread.state) {
+    case Thread::State::runs: return true;
+    case Thread::State::meets: return false;
+    case Thread::State::at_block_barrier: return *thread.generation != thread.seen_generation;
+    case Thread::State::at_mbarrier: {
+      const Barrier& barrier = barrier_at(*thread.block, thread.address);
+      return (barrier.pending & kParity ? 1u : 0u) != thread.parity;
+    }
+    case Thread::State::waits_for_kernels: return !thread.block->grid->before || thread.block->grid->before->ended;
+    case Thread::State::ended: return false;
+  }
+  return false;
+}
+
+// ---- Collectives -------------------------------------------------------------------------------------------------
+
+std::byte* shared_window() { return running->block->shared; }
+int lane() { return static_cast<int>(running->place.thread.x) % kWarpThreads; }
+
+namespace {
+
+template <int kLanes>
+void meet(Meetings<kLanes>& meetings, int first, int lane, const char* what, const std::bitset<kLanes>& mask,
+          void* mine, void (*finish)(void* const (&)[kLanes])) {
+  const auto at = static_cast<std::size_t>(lane);
+  if (!mask[at]) fail("%s: a lane that its mask leaves out", what);
+  std::size_t i = 0;
+  while (i < meetings.size() && meetings[i].mask != mask) ++i;
+  if (i == meetings.size()) meetings.push_back({what, mask, {}, {}});
+  Meeting<kLanes>& meeting = meetings[i];
+  if (meeting.what != what && std::strcmp(meeting.what, what) != 0)
+    fail("lanes of a warp meet at %s and at %s", meeting.what, what);
+  meeting.came[at] = true, meeting.lanes[at] = mine;
+  if (meeting.came != mask) {
+    running->state = Thread::State::meets;
+    yield();
+    return;
+  }
+  finish(meeting.lanes);
+  ++progress;
+  for (std::size_t other = 0; other < kLanes; ++other)
+    if (mask[other]) running->block->threads[static_cast<std::size_t>(first) + other].state = Thread::State::runs;
+  meetings.erase(meetings.begin() + static_cast<std::ptrdiff_t>(i));
+}
+
+}  // namespace
+
+void meet_warp(const char* what, unsigned mask, void* mine, void (*finish)(void* const (&)[kWarpThreads])) {
+  const int thread = static_cast<int>(running->place.thread.x), warp = thread / kWarpThreads;
+  meet<kWarpThreads>(running->block->meetings[static_cast<std::size_t>(warp)], warp * kWarpThreads,
+                     thread % kWarpThreads, what, mask, mine, finish);
+}
+void meet_warpgroup(const char* what, void* mine, void (*finish)(void* const (&)[4 * kWarpThreads])) {
+  constexpr int kThreads = 4 * kWarpThreads;
+  const int thread = static_cast<int>(running->place.thread.x), group = thread / kThreads;
+  meet<kThreads>(running->block->group_meetings[static_cast<std::size_t>(group)], group * kThreads, thread % kThreads,
+                 what, ~std::bitset<kThreads>(), mine, finish);
+}
+
+bool block_barrier(int name, int threads, bool waits, bool vote) {
+  Block& block = *running->block;
+  NamedBarrier& barrier = block.barriers[name];
+  const int count = threads ? threads : static_cast<int>(block.threads.size());
+  if (barrier.arrived == 0) barrier.count = count;
+  if (barrier.count != count) fail("barrier %d: of %d threads, and of %d", name, barrier.count, count);
+  barrier.vote = barrier.vote || vote;
+  if (++barrier.arrived == count) {
+    barrier.arrived = 0;
+    barrier.last_vote = barrier.vote, barrier.vote = false;
+    ++barrier.generation;
+    ++progress;
+    return barrier.last_vote;
+  }
+  if (!waits) return false;
+  running->generation = &barrier.generation, running->seen_generation = barrier.generation;
+  running->state = Thread::State::at_block_barrier;
+  yield();
+  return barrier.last_vote;
+}
+
+void mbarrier_init(std::uint32_t address, std::uint32_t count) {
+  if (count == 0 || count > 1024) fail("mbarrier: a count of %u", count);
+  barrier_at(*running->block, address) = {0, static_cast<std::uint16_t>(count), static_cast<std::uint16_t>(count)};
+}
+void mbarrier_arrive(std::uint32_t address, std::uint32_t expected_bytes) {
+  arrive(*running->block, address, expected_bytes);
+}
+void mbarrier_wait(std::uint32_t address, std::uint32_t parity) {
+  running->address = address, running->parity = parity;
+  running->state = Thread::State::at_mbarrier;
+  if (ready(*running) && random_below(4)) {
+    running->state = Thread::State::runs;
+    return;
+  }
+  yield();
+}
+
+void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier) {
+  check_copy(to, from, bytes);
+  if (bytes == 0) fail("bulk copy: no bytes");
+  spoil(to, bytes);
+  running->block->copies.push_back({to, from, bytes, barrier});
+}
+void thread_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
+  check_copy(to, from, bytes);
+  spoil(to, bytes);
+  running->copies.push_back({to, from, bytes, 0, running->group});
+}
+void thread_copy_commit() { ++running->group; }
+void thread_copy_wait(int pending_groups) {
+  // Waiting for all includes what belongs to no group yet.
+  while (!running->copies.empty() &&
+         (pending_groups == 0 || running->copies.front().group < running->group - pending_groups))
+    advance(*running);
+}
+void thread_copy_arrive(std::uint32_t barrier) { running->copies.push_back({barrier, nullptr, 0, 0, running->group}); }
+
+void launch_dependents() { running->block->launched_dependents = true; }
+void wait_for_kernels_before() {
+  running->state = Thread::State::waits_for_kernels;
+  if (ready(*running)) {
+    running->state = Thread::State::runs;
+    return;
+  }
+  yield();
+}
+
+// ---- Blocks ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+auto& free_windows = *new std::vector<std::byte*>;
+
+}  // namespace
+
+Block::Block(Grid& of, uint3 index, int on) : grid(&of), multiprocessor(on) {
+  const dim3 size = of.launch.block;
+  const std::size_t count = std::size_t{size.x} * size.y * size.z, warps = (count + kWarpThreads - 1) / kWarpThreads;
+  if (size.y != 1 || size.z != 1 || count == 0 || count > 1024)
+    fail("a block of %u x %u x %u threads", size.x, size.y, size.z);
+  if (free_windows.empty())
+    shared = static_cast<std::byte*>(std::aligned_alloc(kSharedBytes, kSharedBytes));
+  else
+    shared = free_windows.back(), free_windows.pop_back();
+  // What it asked for, what static variables may take, and a bit behind each.
+  static_begin = static_end = (of.launch.shared_bytes + kGuardBytes + 1023) / 1024 * 1024;
+  std::memset(shared, 0xFF, std::min(static_begin + kStaticBytes, kSharedBytes));
+  threads.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    threads[i].block = this;
+    threads[i].place = {{static_cast<unsigned>(i), 0, 0}, index, size, of.launch.grid};
+  }
+  alive = static_cast<int>(count);
+  meetings.resize(warps);
+  group_meetings.resize((warps + 3) / 4);
+}
+
+Block::~Block() { free_windows.push_back(shared); }
+
+void Block::end() {
+  if (!copies.empty()) fail("a block ended while %zu of its bulk copies were on their way", copies.size());
+  for (std::size_t i = 0; i < kGuardBytes; ++i)
+    if (shared[grid->launch.shared_bytes + i] != std::byte{0xFF})
+      fail("a block wrote behind the %zu bytes of shared memory that it had asked for", grid->launch.shared_bytes);
+}
+
+namespace {
+
+/// Lets a warp's lanes run until each waits for something, or for a while.
+/// @return false if none could
+bool run_warp(Block& block, int warp, int turns) {
+  bool any = false;
+  const int first = warp * kWarpThreads;
+  const int count = std::min(kWarpThreads, static_cast<int>(block.threads.size()) - first);
+  for (; turns > 0; --turns) {
+    bool ran = false;
+    const int turn = static_cast<int>(random_below(static_cast<std::size_t>(count)));
+    const bool backwards = random_below(2);
+    for (int i = 0; i < count; ++i) {
+      const int at = (turn + (backwards ? count - i : i)) % count;
+      Thread& thread = block.threads[static_cast<std::size_t>(first + at)];
+      if (!ready(thread)) continue;
+      const bool polls = thread.polls;
+      thread.polls = false;
+      if (!polls) ++progress;
+      thread.state = Thread::State::runs;
+      resume(thread);
+      if (thread.state == Thread::State::ended) --block.alive;
+      ran = ran || !thread.polls;
+      any = true;
+    }
+    if (!ran) break;
+  }
+  return any;
+}
+
+}  // namespace
+
+bool Block::run() {
+  const int warps = static_cast<int>(meetings.size());
+  const int first = static_cast<int>(random_below(static_cast<std::size_t>(warps)));
+  bool any = false;
+  for (int i = 0; i < warps && alive > 0; ++i)
+    any = run_warp(*this, (first + i) % warps, 1 + static_cast<int>(random_below(64))) || any;
+  return any;
+}
+
+bool Block::land_a_copy() {
+  if (!copies.empty()) {
+    const std::size_t i = random_below(copies.size());
+    const BulkCopy copy = copies[i];
+    copies[i] = copies.back(), copies.pop_back();
+    std::memcpy(shared + copy.to, copy.from, copy.bytes);
+    Barrier& barrier = barrier_at(*this, copy.barrier);
+    barrier.bytes -= static_cast<std::int32_t>(copy.bytes);
+    complete(barrier);
+    ++progress;
+    return true;
+  }
+  const std::size_t first = random_below(threads.size());
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    Thread& thread = threads[(first + i) % threads.size()];
+    if (thread.copies.empty()) continue;
+    advance(thread);
+    return true;
+  }
+  return false;
+}
+
+void* static_shared(const void* variable, std::size_t bytes, std::size_t alignment) {
+  Block& block = *running->block;
+  for (const auto& [known, address] : block.statics)
+    if (known == variable) return block.shared + address;
+  const std::size_t at = (block.static_end + alignment - 1) / alignment * alignment;
+  if (at + bytes > std::min(block.static_begin + kStaticBytes, kSharedBytes))
+    fail("static variables take more shared memory than is emulated");
+  block.static_end = at + bytes;
+  block.statics.emplace_back(variable, at);
+  return block.shared + at;
+}
+
+}  // namespace kvq::emulator

@@ -1,0 +1,235 @@
+#include <kvq/device/launch.cuh>
+#include <kvq/device/ptx.cuh>
+
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
+#include <catch2/catch.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <random>
+#include <string>
+#include <vector>
+
+// The emulated device itself: that it does what the instructions are defined to do, and that it tells of mistakes.
+
+namespace kvq::emulator {
+namespace {
+
+/// Orders are a test case's own, whichever others run: --rng-seed 7 gives others than --rng-seed 8.
+struct Seeds : Catch::TestEventListenerBase {
+  using TestEventListenerBase::TestEventListenerBase;
+  void testCaseStarting(const Catch::TestCaseInfo&) override { set_seed(Catch::rngSeed()); }
+};
+CATCH_REGISTER_LISTENER(Seeds)
+
+template <typename... Parameters>
+void run(void (*kernel)(Parameters...), dim3 grid, int threads, std::type_identity_t<Parameters>... arguments) {
+  REQUIRE(kvq::launch_kernel(kernel, grid, threads, 16384, false, nullptr, arguments...) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+/// What the emulated device says before it ends the program; empty if it does not.
+template <typename Act>
+std::string complaint(Act act) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], 2);
+    signal(SIGABRT, SIG_DFL);  // not Catch's
+    act();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  char piece[4096];
+  for (ssize_t n; (n = read(ends[0], piece, sizeof piece)) > 0;) said.append(piece, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status) == !said.empty());
+  return said;
+}
+using Catch::Matchers::Contains;
+
+/// Of 16 KiB.
+std::byte* dynamic_shared() { return shared_window(); }
+
+__global__ void exchange_kernel(int* out) {
+  const int lane = static_cast<int>(threadIdx.x);
+  out[lane] = __shfl_sync(~0u, lane * lane, (lane + 5) & 31);
+  out[32 + lane] = __shfl_xor_sync(~0u, lane, 3);
+  out[64 + lane] = __shfl_up_sync(~0u, lane, 2);
+  out[96 + lane] = static_cast<int>(__ballot_sync(~0u, lane % 3 == 0));
+  out[128 + lane] = __reduce_add_sync(~0u, lane);
+  if (lane < 8) out[160 + lane] = __any_sync(0xFFu, lane == 7) + 2 * __all_sync(0xFFu, lane < 7);
+}
+
+/// c [16, 8] = a [16, 32] b [32, 8], each lane loading what the instruction's definition gives it.
+__global__ void product_kernel(const unsigned char* a, const signed char* b, int* c) {
+  const int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
+  const auto four = [](const auto* from, int stride) {
+    unsigned word = 0;
+    for (int i = 0; i < 4; ++i) word |= static_cast<unsigned>(static_cast<unsigned char>(from[i * stride])) << (8 * i);
+    return word;
+  };
+  int sums[4] = {1, 2, 3, 4};
+  ptx::mma_m16n8k32_u8s8(sums, four(a + g * 32 + 4 * t, 1), four(a + (g + 8) * 32 + 4 * t, 1),
+                         four(a + g * 32 + 16 + 4 * t, 1), four(a + (g + 8) * 32 + 16 + 4 * t, 1),
+                         four(b + 4 * t * 8 + g, 8), four(b + (16 + 4 * t) * 8 + g, 8));
+  for (int i = 0; i < 4; ++i) c[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
+}
+
+/// A ring of one stage: the first thread copies, all others add up. @param waits  for the copy
+__global__ void copy_kernel(const float* from, int rounds, float* sums, bool waits) {
+  std::byte* shared = dynamic_shared();
+  const ptx::u32 full = ptx::shared_address(shared), empty = full + 8, stage = full + 128;
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  if (thread == 0) ptx::mbarrier_init(full, 1), ptx::mbarrier_init(empty, static_cast<unsigned>(threads - 1));
+  __syncthreads();
+  for (int round = 0; round < rounds; ++round) {
+    const unsigned parity = static_cast<unsigned>(round & 1);
+    if (thread == 0) {
+      if (round > 0) ptx::mbarrier_wait(empty, parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, 64);
+      ptx::cp_async_bulk(stage, from + 16 * round, 64, full);
+    } else {
+      if (waits) ptx::mbarrier_wait(full, parity);
+      const float* stored = reinterpret_cast<const float*>(shared + 128);
+      for (int i = 0; i < 16; ++i) sums[thread] += stored[i];
+      ptx::mbarrier_arrive(empty);
+    }
+  }
+  if (thread == 0) ptx::mbarrier_wait(full, static_cast<unsigned>((rounds & 1) ^ 1));
+}
+
+__global__ void ticket_kernel(int* ticket, int* order) {
+  __syncwarp();
+  order[atomicAdd(ticket, 1)] = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+}
+
+__global__ void first_kernel(int* value) {
+  ptx::griddepcontrol_launch_dependents();
+  for (int i = 0; i < 50; ++i) __nanosleep(1);
+  if (threadIdx.x == 0) atomicAdd(value, 1);
+}
+__global__ void second_kernel(const int* value, int* early, int* late) {
+  if (threadIdx.x == 0) early[blockIdx.x] = *value;
+  ptx::griddepcontrol_wait();
+  if (threadIdx.x == 0) late[blockIdx.x] = *value;
+}
+
+// Mistakes.
+__global__ void lonely_barrier_kernel() {
+  if (threadIdx.x != 5) __syncthreads();
+}
+__global__ void two_places_kernel() {
+  if (threadIdx.x < 16)
+    __shfl_sync(~0u, 1, 0);
+  else
+    __ballot_sync(~0u, 1);
+}
+__global__ void left_copy_kernel(const float* from) {
+  const ptx::u32 full = ptx::shared_address(dynamic_shared());
+  ptx::mbarrier_init(full, 1);
+  ptx::mbarrier_arrive_expect_tx(full, 64);
+  ptx::cp_async_bulk(full + 128, from, 64, full);
+}
+__global__ void crooked_copy_kernel(const float* from) {
+  ptx::cp_async_16(ptx::shared_address(dynamic_shared()), from + 1);
+}
+__global__ void arrivals_kernel() {
+  const ptx::u32 barrier = ptx::shared_address(dynamic_shared());
+  ptx::mbarrier_init(barrier, 1);
+  ptx::mbarrier_arrive_expect_tx(barrier, 64);
+  ptx::mbarrier_arrive(barrier);
+}
+__global__ void behind_kernel() { dynamic_shared()[16384 + threadIdx.x] = std::byte{1}; }
+
+}  // namespace
+
+TEST_CASE("Lanes of a warp exchange what they have", "[emulated]") {
+  std::vector<int> out(192, -1);
+  run(exchange_kernel, 1, 32, out.data());
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto at = [&](int i) { return out[static_cast<std::size_t>(i + lane)]; };
+    CHECK(at(0) == ((lane + 5) & 31) * ((lane + 5) & 31));
+    CHECK(at(32) == (lane ^ 3));
+    CHECK(at(64) == (lane < 2 ? lane : lane - 2));
+    CHECK(at(96) == 0x49249249);
+    CHECK(at(128) == 496);
+    CHECK(at(160) == (lane < 8 ? 1 : -1));
+  }
+}
+
+TEST_CASE("A product of a warp is the product of the matrices", "[emulated]") {
+  std::mt19937 random(1);
+  std::vector<unsigned char> a(16 * 32);
+  std::vector<signed char> b(32 * 8);
+  for (auto& x : a) x = static_cast<unsigned char>(random());
+  for (auto& x : b) x = static_cast<signed char>(random());
+  std::vector<int> c(16 * 8);
+  run(product_kernel, 1, 32, a.data(), b.data(), c.data());
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      int sum = 1 + row / 8 * 2 + column % 2;
+      for (int k = 0; k < 32; ++k)
+        sum += a[static_cast<std::size_t>(row * 32 + k)] * b[static_cast<std::size_t>(k * 8 + column)];
+      CHECK(c[static_cast<std::size_t>(row * 8 + column)] == sum);
+    }
+}
+
+TEST_CASE("A copy is there for who waits, and shows who does not", "[emulated]") {
+  alignas(16) static float from[16 * 9];
+  for (int i = 0; i < 16 * 9; ++i) from[i] = static_cast<float>(i);
+  std::vector<float> sums(40);
+  run(copy_kernel, 1, 40, from, 9, sums.data(), true);
+  for (std::size_t i = 1; i < sums.size(); ++i) CHECK(sums[i] == 143.0f * 144.0f / 2);
+  std::fill(sums.begin(), sums.end(), 0.0f);
+  run(copy_kernel, 1, 40, from, 1, sums.data(), false);
+  CHECK(std::count(sums.begin() + 1, sums.end(), 120.0f) < 39);
+}
+
+TEST_CASE("A seed decides the order of all threads", "[emulated]") {
+  const auto order_of = [](std::uint64_t seed) {
+    set_seed(seed);
+    int ticket = 0;
+    std::vector<int> order(8 * 64);
+    run(ticket_kernel, 8, 64, &ticket, order.data());
+    return order;
+  };
+  CHECK(order_of(1) == order_of(1));
+  CHECK(order_of(1) != order_of(2));
+}
+
+TEST_CASE("A kernel that may overlap starts early, and waits where it says so", "[emulated]") {
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  int value = 0;
+  std::vector<int> early(4, -1), late(4, -1);
+  const bool overlaps = GENERATE(false, true);
+  REQUIRE(kvq::launch_kernel(first_kernel, 4, 32, 0, false, stream, &value) == cudaSuccess);
+  REQUIRE(kvq::launch_kernel(second_kernel, 4, 32, 0, overlaps, stream, &value, early.data(), late.data()) ==
+          cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+  CHECK((*std::min_element(early.begin(), early.end()) < 4) == overlaps);
+  CHECK(late == std::vector<int>(4, 4));
+  REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
+TEST_CASE("Mistakes end the program and are named", "[emulated]") {
+  alignas(16) static float from[32] = {};
+  CHECK_THAT(complaint([] { run(lonely_barrier_kernel, 1, 64); }), Contains("nothing goes on any more"));
+  CHECK_THAT(complaint([] { run(two_places_kernel, 1, 32); }), Contains("lanes of a warp meet at"));
+  CHECK_THAT(complaint([] { run(left_copy_kernel, 1, 1, from); }), Contains("copies were on their way"));
+  CHECK_THAT(complaint([] { run(crooked_copy_kernel, 1, 1, from); }), Contains("no multiples of 16"));
+  CHECK_THAT(complaint([] { run(arrivals_kernel, 1, 1); }), Contains("more arrivals than its count"));
+  CHECK_THAT(complaint([] { run(behind_kernel, 1, 32); }), Contains("wrote behind"));
+  int ticket = 0, order[32];
+  CHECK(complaint([&] { run(ticket_kernel, 1, 32, &ticket, order); }).empty());
+}
+
+}  // namespace kvq::emulator

@@ -1,0 +1,180 @@
+#pragma once
+
+#include <emulator/language.h>
+
+#include <cstdint>
+
+/// What the instructions of lib/kvq/device/ptx.cuh do, in its place: on an emulated device.
+namespace kvq::ptx {
+
+using u32 = std::uint32_t;
+
+inline u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+inline std::byte* shared_at(u32 address, u32 alignment) {
+  if (address % alignment) emulator::fail("shared memory: address %u is no multiple of %u", address, alignment);
+  if (address >= emulator::kSharedBytes) emulator::fail("shared memory: address %u is not in there", address);
+  return emulator::shared_window() + address;
+}
+
+inline u32 lop3_select(u32 mask, u32 a, u32 b) { return (a & mask) | (b & ~mask); }
+inline u32 lop3_and_xor(u32 a, u32 b, u32 c) { return a & (b ^ c); }
+
+// ---- Products ----------------------------------------------------------------------------------------------------
+
+/// Lane 4 g + t of a product of a warp holds, of a [16, k], b [k, 8] and c [16, 8], in words of four bytes: rows g and
+/// g + 8 of a, column g of b, from channel t times as many as a word has, the second half of the channels after the
+/// first; of c rows g and g + 8, columns 2 t and 2 t + 1.
+template <typename Sum>
+struct ProductLane {
+  Sum* c;
+  u32 a[4], b[2];
+};
+
+/// @param Read  element `i` of a word as a number of type Number
+template <int kInWord, int kHalves, typename Number, typename Sum, typename ReadA, typename ReadB>
+void multiply(ProductLane<Sum>* const (&lanes)[32], ReadA read_a, ReadB read_b) {
+  constexpr int kHalf = 4 * kInWord, kDepth = kHalves * kHalf;
+  Number a[16][kDepth], b[kDepth][8];
+  for (int lane = 0; lane < 32; ++lane)
+    for (int half = 0; half < kHalves; ++half)
+      for (int i = 0; i < kInWord; ++i) {
+        const int g = lane / 4, channel = half * kHalf + lane % 4 * kInWord + i;
+        a[g][channel] = read_a(lanes[lane]->a[2 * half], i);
+        a[g + 8][channel] = read_a(lanes[lane]->a[2 * half + 1], i);
+        b[channel][g] = read_b(lanes[lane]->b[half], i);
+      }
+  for (int row = 0; row < 16; ++row) {
+    Number sums[8] = {};
+    for (int channel = 0; channel < kDepth; ++channel)
+      for (int column = 0; column < 8; ++column) sums[column] += a[row][channel] * b[channel][column];
+    for (int column = 0; column < 8; ++column) {
+      Sum& c = lanes[row % 8 * 4 + column / 2]->c[row / 8 * 2 + column % 2];
+      c = static_cast<Sum>(static_cast<Number>(c) + sums[column]);
+    }
+  }
+}
+
+inline int unsigned_byte(u32 word, int i) { return static_cast<int>(word >> (8 * i) & 0xFF); }
+inline int signed_byte(u32 word, int i) { return static_cast<std::int8_t>(word >> (8 * i)); }
+inline double bfloat_half(u32 word, int i) {
+  return static_cast<double>(__uint_as_float(i ? word & 0xFFFF0000u : word << 16));
+}
+inline double fp16_half(u32 word, int i) {
+  return static_cast<double>(__half2float(__ushort_as_half(static_cast<unsigned short>(word >> (16 * i)))));
+}
+
+inline void mma_m16n8k32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma u8 s8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, unsigned_byte, signed_byte); });
+}
+inline void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma u8 u8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, unsigned_byte, unsigned_byte); });
+}
+inline void mma_m16n8k16_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma bf16", ~0u, ProductLane<float>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<float>*(&lanes)[32]) { multiply<2, 2, double>(lanes, bfloat_half, bfloat_half); });
+}
+inline void mma_m16n8k16_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma fp16", ~0u, ProductLane<float>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<float>*(&lanes)[32]) { multiply<2, 2, double>(lanes, fp16_half, fp16_half); });
+}
+inline void mma_m16n8k8_bf16(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+  emulator::exchange("mma bf16 k8", ~0u, ProductLane<float>{c, {a0, a1, 0, 0}, {b0, 0}},
+                     [](ProductLane<float>*(&lanes)[32]) { multiply<2, 1, double>(lanes, bfloat_half, bfloat_half); });
+}
+
+inline u32 pack_bf16(float x, float y) {
+  const u32 low = __bfloat16_as_ushort(__float2bfloat16_rn(x)), high = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  return low | high << 16;
+}
+
+// ---- Fragments ---------------------------------------------------------------------------------------------------
+
+struct MatrixLane {
+  u32 address;
+  u32* r;
+};
+/// Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i; lane 4 g + t gets row g, columns 2 t and 2 t + 1,
+/// or, if transposed, column g, rows 2 t and 2 t + 1.
+template <bool kTransposed>
+void load_matrices(u32 (&r)[4], u32 address) {
+  emulator::exchange(kTransposed ? "ldmatrix.trans" : "ldmatrix", ~0u, MatrixLane{address, r},
+                     [](MatrixLane*(&lanes)[32]) {
+                       for (int i = 0; i < 4; ++i) {
+                         unsigned short rows[8][8];
+                         for (int row = 0; row < 8; ++row)
+                           std::memcpy(rows[row], shared_at(lanes[8 * i + row]->address, 16), 16);
+                         for (int lane = 0; lane < 32; ++lane) {
+                           const int g = lane / 4, t = lane % 4;
+                           const u32 low = kTransposed ? rows[2 * t][g] : rows[g][2 * t],
+                                     high = kTransposed ? rows[2 * t + 1][g] : rows[g][2 * t + 1];
+                           lanes[lane]->r[i] = low | high << 16;
+                         }
+                       }
+                     });
+}
+inline void ldmatrix_x4(u32 (&r)[4], u32 address) { load_matrices<false>(r, address); }
+inline void ldmatrix_x4_trans(u32 (&r)[4], u32 address) { load_matrices<true>(r, address); }
+inline u32 movmatrix_trans(u32 x) {
+  return emulator::exchange("movmatrix", ~0u, x, [](u32*(&lanes)[32]) {
+    u32 rows[8][8];
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 2; ++i) rows[lane / 4][lane % 4 * 2 + i] = *lanes[lane] >> (16 * i) & 0xFFFF;
+    for (int lane = 0; lane < 32; ++lane)
+      *lanes[lane] = rows[lane % 4 * 2][lane / 4] | rows[lane % 4 * 2 + 1][lane / 4] << 16;
+  });
+}
+
+// ---- Approximations ----------------------------------------------------------------------------------------------
+
+/// Subnormal numbers count as zeros, and come out as such.
+inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+inline float ex2(float x) { return flushed(std::exp2(flushed(x))); }
+inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
+inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
+inline float sqrt_approx(float x) { return std::sqrt(flushed(x)); }
+inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
+
+// ---- Barriers and copies -----------------------------------------------------------------------------------------
+
+inline void mbarrier_init(u32 barrier, u32 count) { emulator::mbarrier_init(barrier, count); }
+inline void mbarrier_arrive(u32 barrier) { emulator::mbarrier_arrive(barrier); }
+inline void mbarrier_wait(u32 barrier, u32 parity) { emulator::mbarrier_wait(barrier, parity); }
+#if __CUDA_ARCH__ >= 900
+inline void griddepcontrol_launch_dependents() { emulator::launch_dependents(); }
+inline void griddepcontrol_wait() { emulator::wait_for_kernels_before(); }
+inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { emulator::mbarrier_arrive(barrier, bytes); }
+inline void fence_mbarrier_init() {}
+inline void fence_proxy_async() {}
+inline void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+  emulator::bulk_copy(to, from, bytes, barrier);
+}
+inline void cp_async_bulk_evict_first(u32 to, const void* from, u32 bytes, u32 barrier) {
+  emulator::bulk_copy(to, from, bytes, barrier);
+}
+#else
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {}
+#endif
+
+inline void red_release_add(unsigned long long* counter, unsigned long long value) { *counter += value; }
+inline unsigned long long ld_acquire(const unsigned long long* counter) {
+  emulator::pause();
+  return *counter;
+}
+inline void prefetch_l2(const void*) {}
+
+inline void cp_async_16(u32 to, const void* from) { emulator::thread_copy(to, from, 16); }
+inline void cp_async_commit_group() { emulator::thread_copy_commit(); }
+template <int kPending>
+void cp_async_wait_group() {
+  emulator::thread_copy_wait(kPending);
+}
+inline void cp_async_wait_all() { emulator::thread_copy_wait(0); }
+inline void cp_async_mbarrier_arrive_noinc(u32 barrier) { emulator::thread_copy_arrive(barrier); }
+
+inline void bar_sync(int name, int threads) { emulator::block_barrier(name, threads, true); }
+inline void bar_arrive(int name, int threads) { emulator::block_barrier(name, threads, false); }
+
+}  // namespace kvq::ptx

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <emulator/device.h>
+
+#include <bitset>
+#include <deque>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+/// The parts of an emulated device: what device.cpp runs and runtime_api.cpp fills.
+namespace kvq::emulator {
+
+// A small Hopper: a few multiprocessors, each as large as a real one.
+constexpr int kDevices = 2, kMultiprocessors = 3;
+constexpr std::size_t kSharedPerMultiprocessor = 228 * 1024, kSharedReserved = 1024, kSharedPerBlock = 227 * 1024;
+constexpr int kThreadsPerMultiprocessor = 2048, kBlocksPerMultiprocessor = 32;
+/// A block's window: what it asks for, a guard behind it, and its static variables.
+constexpr std::size_t kGuardBytes = 256, kStaticBytes = 48 * 1024;
+
+struct Block;
+struct Grid;
+
+/// What a thread knows of itself.
+struct Place {
+  uint3 thread, block;
+  dim3 block_dim, grid_dim;
+};
+
+/// A copy by the thread itself, or, if of no bytes, an arrival on a barrier behind the copies before it.
+struct Copy {
+  std::uint32_t to;
+  const void* from;
+  std::uint32_t bytes, barrier;
+  int group = 0;
+};
+struct BulkCopy {
+  std::uint32_t to;
+  const void* from;
+  std::uint32_t bytes, barrier;
+};
+
+struct Thread {
+  enum class State { runs, meets, at_block_barrier, at_mbarrier, waits_for_kernels, ended };
+  Block* block = nullptr;
+  Place place = {};
+  State state = State::runs;
+  void* stack = nullptr;
+  bool polls = false;
+  // What it waits for.
+  const long long* generation = nullptr;
+  long long seen_generation = 0;
+  std::uint32_t address = 0, parity = 0;
+  std::vector<Copy> copies;
+  int group = 0;
+};
+
+/// Lanes that come to a collective, of a warp or a warpgroup.
+template <int kLanes>
+struct Meeting {
+  const char* what;
+  std::bitset<kLanes> mask, came;
+  void* lanes[kLanes];
+};
+template <int kLanes>
+using Meetings = std::vector<Meeting<kLanes>>;
+
+struct NamedBarrier {
+  int arrived = 0, count = 0;
+  bool vote = false, last_vote = false;
+  long long generation = 0;
+};
+
+struct Block {
+  Block(Grid& of, uint3 index, int on);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  /// Lets each warp run for a while. @return false if none could
+  bool run();
+  /// Carries out one of the copies that are on their way, if any.
+  bool land_a_copy();
+  void end();
+
+  Grid* grid;
+  int multiprocessor, alive = 0;
+  std::byte* shared;
+  std::vector<Thread> threads;
+  std::vector<Meetings<kWarpThreads>> meetings;            ///< of each warp
+  std::vector<Meetings<4 * kWarpThreads>> group_meetings;  ///< of each warpgroup
+  NamedBarrier barriers[16];
+  std::vector<BulkCopy> copies;
+  bool launched_dependents = false;
+  std::vector<std::pair<const void*, std::size_t>> statics;  ///< variables, where they lie
+  std::size_t static_begin, static_end;
+};
+
+struct Grid {
+  Launch launch;
+  std::shared_ptr<Grid> before;  ///< whose end wait_for_kernels_before() waits for, if this one started early
+  std::uint64_t placed = 0, retired = 0;
+  bool ended = false;
+};
+
+/// What a stream is to do: a kernel, or something that is done at once.
+struct Operation {
+  std::shared_ptr<Grid> grid;
+  std::function<void()> on_host;
+};
+struct Stream {
+  std::deque<Operation> queue;
+};
+struct Multiprocessor {
+  std::size_t shared_bytes = 0;
+  int threads = 0, blocks = 0;
+};
+struct Device {
+  std::map<const void*, Stream> streams;
+  std::vector<std::unique_ptr<Block>> blocks;
+  Multiprocessor multiprocessors[kMultiprocessors];
+};
+
+extern Thread* running;
+extern long long progress;  ///< counts what happens: where nothing does, all wait for each other
+
+/// Lets a thread run until it yields or ends.
+void resume(Thread& thread);
+/// Back to who resumed the thread that runs.
+void yield();
+/// Whether a thread that yielded has what it waits for.
+bool ready(const Thread& thread);
+unsigned random_below(std::size_t count);
+
+/// Runs until all streams are empty.
+void finish_work(Device& device);
+
+/// Where the running block has a static variable.
+void* static_shared(const void* variable, std::size_t bytes, std::size_t alignment);
+
+}  // namespace kvq::emulator

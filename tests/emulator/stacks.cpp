@@ -1,0 +1,131 @@
+#include <emulator/machine.h>
+
+#include <sys/mman.h>
+
+#if __has_feature(address_sanitizer)
+#define KVQ_EMULATOR_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// Threads of the emulated device, each on a stack of its own, of which one runs.
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// Leaves one stack for another: pushes what a function must keep, and pops it there. (swapcontext would do, but asks
+// the kernel each time, and a collective of a warp is 32 times.)
+#ifndef __x86_64__
+#error "the emulated device runs on x86-64: another architecture needs its own kvq_emulator_switch"
+#endif
+extern "C" void kvq_emulator_switch(void** left, void* to);
+extern "C" void kvq_emulator_begin();
+extern "C" void kvq_emulator_work(void* stack);
+asm(R"(
+.text
+.globl kvq_emulator_switch
+kvq_emulator_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+.globl kvq_emulator_begin
+kvq_emulator_begin:
+  movq %rbx, %rdi
+  call kvq_emulator_work
+)");
+
+namespace kvq::emulator {
+
+Thread* running = nullptr;
+
+namespace {
+
+/// A stack, on which one thread runs at a time. Those that run to their end without waiting need no other one.
+struct Stack {
+  static constexpr std::size_t kBytes = 128 * 1024;
+  void* at = nullptr;  ///< where it was left
+  Thread* thread = nullptr;
+  void* bottom = nullptr;
+  std::size_t bytes = kBytes;
+  void* fake = nullptr;  ///< AddressSanitizer's own
+};
+Stack scheduler;
+// Kept until the program ends, and found by leak detectors.
+auto& idle_stacks = *new std::vector<Stack*>;
+
+#ifdef KVQ_EMULATOR_ASAN
+/// Behind a switch: where it came from. Only the scheduler's stack is another one each time a host thread waits.
+void arrived(Stack& on) {
+  const void* bottom = nullptr;
+  std::size_t bytes = 0;
+  __sanitizer_finish_switch_fiber(on.fake, &bottom, &bytes);
+  if (&on != &scheduler) scheduler.bottom = const_cast<void*>(bottom), scheduler.bytes = bytes;
+}
+void leave(Stack& from, Stack& to) {
+  __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.bytes);
+  kvq_emulator_switch(&from.at, to.at);
+  arrived(from);
+}
+#else
+void arrived(Stack&) {}
+void leave(Stack& from, Stack& to) { kvq_emulator_switch(&from.at, to.at); }
+#endif
+
+void work(Stack& stack) {
+  arrived(stack);
+  for (;;) {
+    Thread& thread = *stack.thread;
+    thread.block->grid->launch.thread();
+    thread.state = Thread::State::ended;
+    thread.stack = nullptr;
+    idle_stacks.push_back(&stack);
+    leave(stack, scheduler);
+  }
+}
+
+}  // namespace
+}  // namespace kvq::emulator
+
+extern "C" void kvq_emulator_work(void* stack) { kvq::emulator::work(*static_cast<kvq::emulator::Stack*>(stack)); }
+
+namespace kvq::emulator {
+namespace {
+
+Stack& new_stack() {
+  auto* stack = new Stack;
+  void* memory =
+      mmap(nullptr, Stack::kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED || mprotect(memory, 4096, PROT_NONE) != 0) fail("no memory for another stack");
+  // As if it had been left: six registers, of which kvq_emulator_begin looks at one, and where to go on.
+  auto* top = reinterpret_cast<void**>(static_cast<std::byte*>(memory) + Stack::kBytes) - 2;
+  *top = nullptr;
+  *--top = reinterpret_cast<void*>(kvq_emulator_begin);
+  for (int i = 0; i < 6; ++i) *--top = stack;
+  stack->at = top, stack->bottom = memory;
+  return *stack;
+}
+
+}  // namespace
+
+void resume(Thread& thread) {
+  running = &thread;
+  threadIdx = thread.place.thread, blockIdx = thread.place.block;
+  blockDim = thread.place.block_dim, gridDim = thread.place.grid_dim;
+  if (!thread.stack) {
+    if (idle_stacks.empty()) idle_stacks.push_back(&new_stack());
+    thread.stack = idle_stacks.back(), idle_stacks.pop_back();
+    static_cast<Stack*>(thread.stack)->thread = &thread;
+  }
+  leave(scheduler, *static_cast<Stack*>(thread.stack));
+  running = nullptr;
+}
+
+void yield() { leave(*static_cast<Stack*>(running->stack), scheduler); }
+
+void pause() {
+  running->polls = true;
+  yield();
+}
+
+}  // namespace kvq::emulator
