@@ -30,12 +30,14 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
 
   // 1. The line, and who does what.
   if (lane == 0) {  // the threads of one warp would do it one after the other
+#pragma unroll 1
     for (int i = warp; i < T::kItems; i += T::kWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.ready[i]), kFullArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.left[i]), 32 * (T::kTeams == 1 ? T::kWarps : 1));
       ptx::mbarrier_init(ptx::shared_address(&shared.settled[i]), T::kThreads);
       shared.shares[i] = 0;
     }
+#pragma unroll 1
     for (int i = warp; i < T::kStages; i += T::kWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), kFullArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kTeam);

@@ -16,6 +16,8 @@ struct Loader {
   /// ahead, a few stages at least.
   static constexpr int kFirstShare = 5, kLeastFirst = 4;
   static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< pages that a stage may lie in
+  /// Of exact tokens in windows: constants, since what the layout would compute stands before a block's first copy.
+  static constexpr int kTileSide = kTileTokens * T::kHeadDim * 2, kTilePair = 2 * kTileSide;
   const DecodeParams& p;
   typename T::Shared& shared;
   int lane;
@@ -77,10 +79,12 @@ struct Loader {
       else
         job.info = {flags | kStageExact, p.sink_tokens + (span.recent_part + recent) * T::kExactTokens,
                     span.recent_begin, span.length};
-      job.values = kTileTokens * T::kHeadDim * 2;
-      job.from[0] = p.windows + __ldcg(p.window_slots + walk.sequence) * layout.slot_bytes() +
-                    walk.head * layout.head_bytes() + static_cast<std::int64_t>(part / 2) * (2 * job.values) +
-                    part % 2 * T::kExactBytes;
+      job.values = kTileSide;
+      const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kTilePair;
+      job.from[0] = p.windows +
+                    (static_cast<std::int64_t>(__ldcg(p.window_slots + walk.sequence)) * p.num_kv_heads + walk.head) *
+                        head_bytes +
+                    static_cast<std::int64_t>(part / 2) * kTilePair + part % 2 * T::kExactBytes;
     }
     return job;
   }
