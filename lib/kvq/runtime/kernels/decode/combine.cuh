@@ -232,12 +232,14 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
       unit.first_head = at_end / units.end_sequences * CombineShared<T>::kEndHeads;
       unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kEndHeads;
     }
-    if (p.rotation_v.matrix) dense.open(p.rotation_v, unit.head);
-    // Rows that are none, of idle heads or behind the last sequence, are rotated with the others and left alone else.
+    // Units of the end that may turn out to be none ask for nothing before they know.
+    const bool certain = unit.first_head == 0 || at_end < 0;
+    if (p.rotation_v.matrix && certain) dense.open(p.rotation_v, unit.head);
+    // Rows of idle heads are rotated with the others and left alone else.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
     const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
-    const auto is_row = [&](int row) { return sequence_of(row) < p.batch && head_of(row) < group_heads; };
+    const auto is_row = [&](int row) { return head_of(row) < group_heads; };
     const unsigned negatives = negated<kDim>(p.rotation_v, unit.head, lane);
     const bool shifted = p.center_k && (p.lse || p.sink_logits);
     if (shifted) {
@@ -251,15 +253,15 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     const auto item_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
     if (thread < unit.sequences) {  // more who ask were slower: parts are added to the same word
       Arrivals now;
-      if (unit.first_sequence + thread < p.batch)
-        while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete()) __nanosleep(40);
+      while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete()) __nanosleep(40);
       shared.arrivals[thread] = now;
     }
     __syncthreads();
     if (at_end >= 0) {
       if (shared.arrivals[0].parts() > CombineShared<T>::kAtOnce) {
         unit.heads = CombineShared<T>::kEndHeads;
-      } else if (unit.first_head > 0) {
+        if (p.rotation_v.matrix && !certain) dense.open(p.rotation_v, unit.head);
+      } else if (!certain) {
         __syncthreads();
         continue;
       }
