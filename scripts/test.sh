@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every test, as CI runs them: set-up, layering, C++, Python, tools, the C++ tests again under clang's AddressSanitizer and
-# UBSan, and brief fuzzing of every parser.
+# UBSan, with the kernels on an emulated device, and brief fuzzing of every parser.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,5 +25,5 @@ KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
 wait "$build" || { tail -n 50 "$build_log"; exit 1; }
 tail -n 1 "$build_log"
 
-step "C++ tests under AddressSanitizer and UBSan, and fuzzing"
+step "C++ tests under AddressSanitizer and UBSan, kernels on an emulated device, and fuzzing"
 ctest --preset asan -j "$(nproc)"

@@ -165,7 +165,7 @@ void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes, std::uin
   check_copy(to, from, bytes);
   if (bytes == 0) fail("bulk copy: no bytes");
   spoil(to, bytes);
-  running->block->copies.push_back({to, from, bytes, barrier});
+  running->block->copies.push_back({to, from, bytes, barrier, random_below(4) == 0});
 }
 void thread_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
   check_copy(to, from, bytes);
@@ -233,7 +233,7 @@ void Block::end() {
 namespace {
 
 /// Lets a warp's lanes run until each waits for something, or for a while.
-/// @return false if none could
+/// @return false if all that any did was to poll
 bool run_warp(Block& block, int warp, int turns) {
   bool any = false;
   const int first = warp * kWarpThreads;
@@ -253,9 +253,9 @@ bool run_warp(Block& block, int warp, int turns) {
       resume(thread);
       if (thread.state == Thread::State::ended) --block.alive;
       ran = ran || !thread.polls;
-      any = true;
     }
     if (!ran) break;
+    any = true;
   }
   return any;
 }
@@ -271,11 +271,11 @@ bool Block::run() {
   return any;
 }
 
-bool Block::land_a_copy() {
-  if (!copies.empty()) {
-    const std::size_t i = random_below(copies.size());
-    const BulkCopy copy = copies[i];
-    copies[i] = copies.back(), copies.pop_back();
+bool Block::land_a_copy(bool late_ones) {
+  const std::size_t any = copies.empty() ? 0 : random_below(copies.size());
+  if (!copies.empty() && (late_ones || !copies[any].late)) {
+    const BulkCopy copy = copies[any];
+    copies[any] = copies.back(), copies.pop_back();
     std::memcpy(shared + copy.to, copy.from, copy.bytes);
     Barrier& barrier = barrier_at(*this, copy.barrier);
     barrier.bytes -= static_cast<std::int32_t>(copy.bytes);

@@ -161,14 +161,12 @@ void finish_work(Device& device) {
     const std::size_t at = random_below(device.blocks.size());
     Block& block = *device.blocks[at];
     const bool ran = block.run();
-    // Copies land now and then, and at the latest when nobody can go on without.
-    if (!ran || random_below(4) == 0)
-      for (unsigned i = 1 + random_below(8); i > 0 && block.land_a_copy(); --i) {
-      }
     if (block.alive == 0) {
-      while (block.copies.empty() && block.land_a_copy()) {
-      }
+      while (block.copies.empty() && block.land_a_copy(true)) continue;
       retire(device, at);
+    } else if (!ran || random_below(4) == 0) {
+      // Copies land now and then, and at the latest when nobody can go on without.
+      for (unsigned i = 1 + random_below(8); i > 0 && block.land_a_copy(!ran); --i) continue;
     }
     without_progress = progress == before ? without_progress + 1 : 0;
     if (without_progress > kPatience) report_deadlock(device);

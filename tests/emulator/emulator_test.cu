@@ -88,22 +88,22 @@ __global__ void copy_kernel(const float* from, int rounds, float* sums, bool wai
   std::byte* shared = dynamic_shared();
   const ptx::u32 full = ptx::shared_address(shared), empty = full + 8, stage = full + 128;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  if (thread == 0) ptx::mbarrier_init(full, 1), ptx::mbarrier_init(empty, static_cast<unsigned>(threads - 1));
+  if (thread == 0) mbarrier_init(full, 1), mbarrier_init(empty, static_cast<unsigned>(threads - 1));
   __syncthreads();
   for (int round = 0; round < rounds; ++round) {
     const unsigned parity = static_cast<unsigned>(round & 1);
     if (thread == 0) {
-      if (round > 0) ptx::mbarrier_wait(empty, parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, 64);
-      ptx::cp_async_bulk(stage, from + 16 * round, 64, full);
+      if (round > 0) mbarrier_wait(empty, parity ^ 1);
+      mbarrier_arrive(full, 64);
+      bulk_copy(stage, from + 16 * round, 64, full);
     } else {
-      if (waits) ptx::mbarrier_wait(full, parity);
+      if (waits) mbarrier_wait(full, parity);
       const float* stored = reinterpret_cast<const float*>(shared + 128);
       for (int i = 0; i < 16; ++i) sums[thread] += stored[i];
-      ptx::mbarrier_arrive(empty);
+      mbarrier_arrive(empty);
     }
   }
-  if (thread == 0) ptx::mbarrier_wait(full, static_cast<unsigned>((rounds & 1) ^ 1));
+  if (thread == 0) mbarrier_wait(full, static_cast<unsigned>((rounds & 1) ^ 1));
 }
 
 __global__ void ticket_kernel(int* ticket, int* order) {
@@ -112,13 +112,13 @@ __global__ void ticket_kernel(int* ticket, int* order) {
 }
 
 __global__ void first_kernel(int* value) {
-  ptx::griddepcontrol_launch_dependents();
+  launch_dependents();
   for (int i = 0; i < 50; ++i) __nanosleep(1);
   if (threadIdx.x == 0) atomicAdd(value, 1);
 }
 __global__ void second_kernel(const int* value, int* early, int* late) {
   if (threadIdx.x == 0) early[blockIdx.x] = *value;
-  ptx::griddepcontrol_wait();
+  wait_for_kernels_before();
   if (threadIdx.x == 0) late[blockIdx.x] = *value;
 }
 
@@ -134,18 +134,18 @@ __global__ void two_places_kernel() {
 }
 __global__ void left_copy_kernel(const float* from) {
   const ptx::u32 full = ptx::shared_address(dynamic_shared());
-  ptx::mbarrier_init(full, 1);
-  ptx::mbarrier_arrive_expect_tx(full, 64);
-  ptx::cp_async_bulk(full + 128, from, 64, full);
+  mbarrier_init(full, 1);
+  mbarrier_arrive(full, 64);
+  bulk_copy(full + 128, from, 64, full);
 }
 __global__ void crooked_copy_kernel(const float* from) {
   ptx::cp_async_16(ptx::shared_address(dynamic_shared()), from + 1);
 }
 __global__ void arrivals_kernel() {
   const ptx::u32 barrier = ptx::shared_address(dynamic_shared());
-  ptx::mbarrier_init(barrier, 1);
-  ptx::mbarrier_arrive_expect_tx(barrier, 64);
-  ptx::mbarrier_arrive(barrier);
+  mbarrier_init(barrier, 1);
+  mbarrier_arrive(barrier, 64);
+  mbarrier_arrive(barrier);
 }
 __global__ void behind_kernel() { dynamic_shared()[16384 + threadIdx.x] = std::byte{1}; }
 

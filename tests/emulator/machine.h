@@ -39,6 +39,7 @@ struct BulkCopy {
   std::uint32_t to;
   const void* from;
   std::uint32_t bytes, barrier;
+  bool late;  ///< lands only when the block's threads can do nothing else
 };
 
 struct Thread {
@@ -77,10 +78,10 @@ struct Block {
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  /// Lets each warp run for a while. @return false if none could
+  /// Lets each warp run for a while. @return false if none got anywhere
   bool run();
-  /// Carries out one of the copies that are on their way, if any.
-  bool land_a_copy();
+  /// Carries out one of the copies that are on their way, if any; late ones too if nothing else is left to do.
+  bool land_a_copy(bool late_ones);
   void end();
 
   Grid* grid;

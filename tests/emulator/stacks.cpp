@@ -2,8 +2,7 @@
 
 #include <sys/mman.h>
 
-#if __has_feature(address_sanitizer)
-#define KVQ_EMULATOR_ASAN
+#ifdef KVQ_EMULATOR_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
 

@@ -87,7 +87,7 @@ bool two_devices() {
 
 }  // namespace
 
-TEST_CASE("Two threads work on a device each", "[runtime][gpu][api][devices]") {
+TEST_CASE("Two threads work on a device each", "[runtime][gpu][api][devices][emulated]") {
   if (!two_devices()) return;
   const Artifact artifact = served_artifact(kWindows, 0);
   for (const int layer : kLayers) {
@@ -130,7 +130,7 @@ TEST_CASE("One thread switches between two devices that are both at work", "[run
   }
 }
 
-TEST_CASE("Golden rows on a device that is not the first", "[runtime][gpu][api][devices]") {
+TEST_CASE("Golden rows on a device that is not the first", "[runtime][gpu][api][devices][emulated]") {
   if (!two_devices()) return;
   const Current current(1);
   const Engine engine(served_artifact({}, 20));
@@ -140,7 +140,7 @@ TEST_CASE("Golden rows on a device that is not the first", "[runtime][gpu][api][
   }
 }
 
-TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu][api][devices]") {
+TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu][api][devices][emulated]") {
   if (!two_devices()) return;
   const Artifact artifact = served_artifact(kWindows, 0);
   const auto first = on_device(0, artifact, 0), second = on_device(1, artifact, 0);

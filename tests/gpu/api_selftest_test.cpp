@@ -52,7 +52,7 @@ std::size_t firm_row(const GoldenSide& side) {
 
 }  // namespace
 
-TEST_CASE("Golden rows come out right on this device, for every page size and rank", "[runtime][gpu][api]") {
+TEST_CASE("Golden rows come out right on this device, for every page size and rank", "[runtime][gpu][api][emulated]") {
   const Artifact artifact = first_layers(6);
   const int page_size = GENERATE(16, 64), tp_size = GENERATE(1, 8);
   auto options = runtime::init<kvq_model_options>();
@@ -72,7 +72,7 @@ TEST_CASE("Golden rows come out right on this device, for every page size and ra
   }
 }
 
-TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runtime][gpu][api]") {
+TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runtime][gpu][api][emulated]") {
   // Layers with tuned kernels for fp16: Hadamard blocks with signs and centres, and dense rotations with clips.
   Artifact artifact = first_layers(6);
   auto options = runtime::init<kvq_model_options>();
@@ -97,7 +97,7 @@ TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runt
   CHECK_THAT(std::string(outcome.layers[4].message), Contains("beyond the largest number of fp16"));
 }
 
-TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api]") {
+TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api][emulated]") {
   Artifact artifact = first_layers(1);
   artifact.golden[0].k.bytes[firm_row(artifact.golden[0].k) * 36 + 5] ^= 0x40;
   auto options = runtime::init<kvq_model_options>();
@@ -107,7 +107,7 @@ TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api]") {
   CHECK(outcome.layers[0].firm_faults == 1);
 }
 
-TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runtime][gpu][api]") {
+TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runtime][gpu][api][emulated]") {
   for (const int layer : {0, 1, 2, 3, 4, 5})
     for (const bool value : {false, true}) {
       Artifact artifact = first_layers(6);
@@ -127,7 +127,7 @@ TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runti
     }
 }
 
-TEST_CASE("A damaged golden output fails, and says where", "[runtime][gpu][api]") {
+TEST_CASE("A damaged golden output fails, and says where", "[runtime][gpu][api][emulated]") {
   Artifact artifact = first_layers(2);
   float largest = 0.0f;
   std::vector<float>& out = artifact.golden[1].out;
@@ -141,14 +141,14 @@ TEST_CASE("A damaged golden output fails, and says where", "[runtime][gpu][api]"
   CHECK(outcome.layers[0].status == KVQ_OK);
 }
 
-TEST_CASE("What was not run does not count as passed", "[runtime][gpu][api]") {
+TEST_CASE("What was not run does not count as passed", "[runtime][gpu][api][emulated]") {
   const Outcome none = selftest(first_layers(2, 0));
   CHECK(none.status == KVQ_UNSUPPORTED);
   CHECK_THAT(none.message, Contains("no golden rows") && Contains("1 more of 2 layers"));
 
 }
 
-TEST_CASE("A format that has no row in variants.json passes on plain kernels", "[runtime][gpu][api][plain]") {
+TEST_CASE("A format that has no row in variants.json passes on plain kernels", "[runtime][gpu][api][plain][emulated]") {
   Artifact unbuilt = first_layers(2, 0);
   std::get<UniformCoder>(unbuilt.layers[1].k.coder).group_size = 32;
   GoldenTokens tokens = served_artifact({}, 5).golden.at(1).tokens;
@@ -164,7 +164,7 @@ TEST_CASE("A format that has no row in variants.json passes on plain kernels", "
   CHECK(outcome.layers[0].status == KVQ_OK);
 }
 
-TEST_CASE("Results fit the room that a caller has", "[runtime][gpu][api]") {
+TEST_CASE("Results fit the room that a caller has", "[runtime][gpu][api][emulated]") {
   const Engine engine(first_layers(3, 4));
   std::vector<kvq_selftest_layer> two(2, runtime::init<kvq_selftest_layer>());
   std::int32_t count = 0;

@@ -85,7 +85,7 @@ struct Stream {
 
 }  // namespace
 
-TEST_CASE("Write and decode through the interface are the kernels' own results", "[runtime][gpu][api]") {
+TEST_CASE("Write and decode through the interface are the kernels' own results", "[runtime][gpu][api][emulated]") {
   const Artifact artifact = served_artifact({}, 0);
   const Engine engine(artifact);
   for (const int layer : {0, 1, 2, 3, 4, 5}) {
@@ -213,7 +213,7 @@ TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gp
   }
 }
 
-TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime][gpu][api]") {
+TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime][gpu][api][emulated]") {
   const Windows windows{.sink_tokens = 4, .recent_tokens = 16};
   const Artifact artifact = served_artifact(windows, 0);
   const Engine engine(artifact);
@@ -244,7 +244,7 @@ TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime]
   checked.step({{c, 2}});
 }
 
-TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime][gpu][api]") {
+TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime][gpu][api][emulated]") {
   const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 16}, 0);
   const Engine whole(artifact);
   LayerRunner all(whole, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 200}, nullptr);
@@ -312,7 +312,7 @@ TEST_CASE("Two streams and two caches at once do not meet", "[runtime][gpu][api]
   CHECK(second->results() == alone_second);
 }
 
-TEST_CASE("A whole step can be captured and replayed with other lengths", "[runtime][gpu][api]") {
+TEST_CASE("A whole step can be captured and replayed with other lengths", "[runtime][gpu][api][emulated]") {
   const Windows windows{.sink_tokens = 4, .recent_tokens = 24};
   const Artifact artifact = served_artifact(windows, 0);
   const Engine engine(artifact);
@@ -380,7 +380,7 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   cudaGraphDestroy(graph);
 }
 
-TEST_CASE("Cached rows come back as the model gave them, and chunks attend over them", "[runtime][gpu][api]") {
+TEST_CASE("Cached rows come back as the model gave them, and chunks attend over them", "[runtime][gpu][api][emulated]") {
   const Windows windows{.sink_tokens = 6, .recent_tokens = 40};
   const Artifact artifact = served_artifact(windows, 0);
   const Engine engine(artifact);
@@ -459,7 +459,7 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
   }
 }
 
-TEST_CASE("Calls that cannot be are refused before anything is launched", "[runtime][gpu][api]") {
+TEST_CASE("Calls that cannot be are refused before anything is launched", "[runtime][gpu][api][emulated]") {
   const Engine engine(served_artifact({.sink_tokens = 4, .recent_tokens = 16}, 0));
   LayerRunner runner(engine, 0, {.num_pages = 8, .max_sequences = 2, .max_tokens = 100}, nullptr);
   runner.cache.create();

@@ -56,11 +56,11 @@ DecodeCase long_line(int blocks, int share, int items) {
 
 /// A line of several rounds: few items, of which each query head is combined by itself; or so many that all heads of
 /// one are combined at once, but for the last items, which have many parts.
-void check_long_line(const DecodeVariant& variant, bool many) {
+void check_long_line(const DecodeVariant& variant, bool many, int heads) {
   DecodeLaunch launch;
   REQUIRE(variant.plan(launch).ok());
   DecodeCase c = long_line(launch.blocks, 128, many ? 2 * launch.multiprocessors : launch.multiprocessors * 7 / 8);
-  c.heads = many ? std::max(1, variant.max_heads - 1) : variant.max_heads;
+  c.heads = heads;
   c.centers = many;
   if (!many) c.rotation = CaseRotation::hadamard;
   CAPTURE(variant.name, many);
@@ -71,6 +71,22 @@ const DecodeVariant& two_bits() {
   for (const DecodeVariant* variant : decode_variants())
     if (variant->name == std::string("decode_d128_u2g128_u2g128_h4_bf16")) return *variant;
   throw std::runtime_error("no variant of two bits");
+}
+
+/// More items than blocks, by factors that give two sequences to a unit, and four, but for the last ones.
+DecodeCase several_sequences(CaseRotation rotation) {
+  DecodeLaunch launch;
+  REQUIRE(two_bits().plan(launch).ok());
+  const int batch = GENERATE(3, 9) * launch.multiprocessors / 2;
+  DecodeCase c{.num_kv_heads = 2,
+               .heads = 3,
+               .sink_tokens = 16,
+               .recent_tokens = 32,
+               .rotation = rotation,
+               .centers = true,
+               .seed = 16};
+  for (int i = 0; i < batch; ++i) c.lengths.push_back(i % 7 == 3 ? 0 : 1 + i * 37 % 190);
+  return c;
 }
 
 const std::vector<int> kRagged = {1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500};
@@ -149,28 +165,21 @@ TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
 }
 
 TEST_CASE("Results of several sequences are combined at once, empty ones among them", "[runtime][gpu]") {
-  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
-  // More items than blocks, by factors that give two sequences to a unit, and four, but for the last ones.
-  const int batch = GENERATE(201, 601);
-  std::vector<int> lengths;
-  for (int i = 0; i < batch; ++i) lengths.push_back(i % 7 == 3 ? 0 : 1 + i * 37 % 190);
-  run_all({.num_kv_heads = 2,
-           .heads = 3,
-           .lengths = lengths,
-           .sink_tokens = 16,
-           .recent_tokens = 32,
-           .rotation = rotation,
-           .centers = true,
-           .seed = 16});
+  run_all(several_sequences(GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense)));
+}
+
+TEST_CASE("Results of several sequences are combined at once, of one format", "[runtime][gpu][emulated]") {
+  check(two_bits(), several_sequences(GENERATE(CaseRotation::hadamard, CaseRotation::dense)));
 }
 
 TEST_CASE("The rest of a long line is handed out, in captured calls too", "[runtime][gpu][slow]") {
   const bool many = GENERATE(false, true);
-  for (const DecodeVariant* variant : decode_variants()) check_long_line(*variant, many);
+  for (const DecodeVariant* variant : decode_variants())
+    check_long_line(*variant, many, many ? variant->max_heads - 1 : variant->max_heads);
 }
 
 TEST_CASE("The rest of a long line is handed out, of one format", "[runtime][gpu][emulated]") {
-  check_long_line(two_bits(), GENERATE(false, true));
+  check_long_line(two_bits(), GENERATE(false, true), 2);
 }
 
 TEST_CASE("A very long line has one round more", "[runtime][gpu][slow]") {

@@ -40,7 +40,7 @@ TEST_CASE("Decode in small: blocks with more items than they have places for", "
 
 TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
   const CacheCase cache{.page_size = 32,
-                        .lengths = {90, 0},
+                        .lengths = {150, 0},
                         .sink_tokens = 4,
                         .recent_tokens = 20,
                         .rotation = CaseRotation::dense,

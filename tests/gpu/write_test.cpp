@@ -87,7 +87,7 @@ TEST_CASE("Unrotated rows are coded bit by bit as the codec does", "[runtime][gp
   }
 }
 
-TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][gpu]") {
+TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][gpu][emulated]") {
   const int tokens = GENERATE(1, 15, 16, 17, 83);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, tokens);
@@ -102,7 +102,7 @@ TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][
   }
 }
 
-TEST_CASE("Centres are subtracted first", "[runtime][gpu]") {
+TEST_CASE("Centres are subtracted first", "[runtime][gpu][emulated]") {
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name);
     WriteCase c = random_case(*variant, 48, 2, 64, 4, false);
@@ -134,7 +134,7 @@ TEST_CASE("Hadamard blocks of every order", "[runtime][gpu]") {
   }
 }
 
-TEST_CASE("No tokens, nothing written", "[runtime][gpu]") {
+TEST_CASE("No tokens, nothing written", "[runtime][gpu][emulated]") {
   for (const WriteVariant* variant : write_variants())
     CHECK(compare_bytes(*variant, random_case(*variant, 0, 1, 16, 8, false)).where == "");
 }
@@ -150,7 +150,7 @@ TEST_CASE("Rows are clipped bit by bit as the codec does", "[runtime][gpu]") {
   }
 }
 
-TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far apart", "[runtime][gpu]") {
+TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far apart", "[runtime][gpu][emulated]") {
   const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.5, 0.001);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, ratio);
@@ -179,7 +179,7 @@ TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far a
   }
 }
 
-TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime][gpu]") {
+TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime][gpu][emulated]") {
   const bool clips = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, clips);
@@ -202,7 +202,7 @@ TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime]
   }
 }
 
-TEST_CASE("Rotated rows are clipped", "[runtime][gpu]") {
+TEST_CASE("Rotated rows are clipped", "[runtime][gpu][emulated]") {
   const double ratio = GENERATE(0.985, 0.96, 0.9);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, ratio);
@@ -275,7 +275,7 @@ TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[run
   }
 }
 
-TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu]") {
+TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu][emulated]") {
   const bool value = GENERATE(false, true);
   const int tokens = GENERATE(1, 17, 300);
   for (const WriteVariant* variant : write_variants()) {
@@ -290,7 +290,7 @@ TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu]") {
   }
 }
 
-TEST_CASE("A dense rotation that is a permutation is exact", "[runtime][gpu]") {
+TEST_CASE("A dense rotation that is a permutation is exact", "[runtime][gpu][emulated]") {
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name);
     const auto dim = static_cast<std::size_t>(variant->k.head_dim);
