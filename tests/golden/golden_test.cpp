@@ -196,11 +196,14 @@ TEST_CASE("the golden dump still gives the golden statistics", "[golden]") {
     CHECK(now.content_hash == then.content_hash);
     CHECK(now.sample.key == then.sample.key);
     CHECK(now.sample.k.raw == then.sample.k.raw);
-    for (const Moment moment : kAllMoments)
+    for (const Moment moment : kAllMoments) {
+      // Products are exact and summed in double. Scores are float32, and those of another CPU are summed in another order.
+      const bool of_scores = moment != Moment::query && moment != Moment::key && moment != Moment::value;
       for (std::size_t h = 0; h < 2; ++h) {
         CAPTURE(i, to_string(moment), h);
-        CHECK(largest_difference(now.moment(moment)[h].sum, then.moment(moment)[h].sum) < 1e-6);
+        CHECK(largest_difference(now.moment(moment)[h].sum, then.moment(moment)[h].sum) < (of_scores ? 1e-5 : 1e-12));
       }
+    }
     REQUIRE(then.held_out.has_value() == (held_out_tokens > 0));
     if (!then.held_out) continue;
     REQUIRE(now.held_out);
