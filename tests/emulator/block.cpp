@@ -170,7 +170,7 @@ void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes, std::uin
 void thread_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
   check_copy(to, from, bytes);
   spoil(to, bytes);
-  running->copies.push_back({to, from, bytes, 0, running->group});
+  running->copies.push_back({to, from, bytes, running->group});
 }
 void thread_copy_commit() { ++running->group; }
 void thread_copy_wait(int pending_groups) {
@@ -179,7 +179,7 @@ void thread_copy_wait(int pending_groups) {
          (pending_groups == 0 || running->copies.front().group < running->group - pending_groups))
     advance(*running);
 }
-void thread_copy_arrive(std::uint32_t barrier) { running->copies.push_back({barrier, nullptr, 0, 0, running->group}); }
+void thread_copy_arrive(std::uint32_t barrier) { running->copies.push_back({barrier, nullptr, 0, running->group}); }
 
 void launch_dependents() { running->block->launched_dependents = true; }
 void wait_for_kernels_before() {

@@ -40,39 +40,34 @@ void fail(const char* format, ...) {
 
 namespace {
 
-/// Places blocks of a grid on multiprocessors that have room. @return whether it placed any
-bool place(Device& device, const std::shared_ptr<Grid>& grid) {
-  const dim3 size = grid->launch.grid;
-  const std::uint64_t count = std::uint64_t{size.x} * size.y * size.z;
-  bool any = false;
-  while (grid->placed < count) {
+/// Places blocks of a grid on multiprocessors that have room.
+void place(Device& device, Grid& grid) {
+  const dim3 size = grid.launch.grid;
+  const std::size_t shared_bytes = grid.launch.shared_bytes + kSharedReserved;
+  const int threads = static_cast<int>(grid.launch.block.x);
+  while (grid.placed < grid.blocks()) {
     int best = -1;
     for (int i = 0; i < kMultiprocessors; ++i) {
-      Multiprocessor& m = device.multiprocessors[i];
-      if (m.shared_bytes + grid->launch.shared_bytes + kSharedReserved > kSharedPerMultiprocessor) continue;
-      if (m.threads + static_cast<int>(grid->launch.block.x) > kThreadsPerMultiprocessor ||
+      const Multiprocessor& m = device.multiprocessors[i];
+      if (m.shared_bytes + shared_bytes > kSharedPerMultiprocessor || m.threads + threads > kThreadsPerMultiprocessor ||
           m.blocks >= kBlocksPerMultiprocessor)
         continue;
       if (best < 0 || m.blocks < device.multiprocessors[best].blocks) best = i;
     }
     if (best < 0) break;
     Multiprocessor& m = device.multiprocessors[best];
-    m.shared_bytes += grid->launch.shared_bytes + kSharedReserved, m.threads += static_cast<int>(grid->launch.block.x),
-        ++m.blocks;
-    const std::uint64_t i = grid->placed++;
-    device.blocks.push_back(
-        std::make_unique<Block>(*grid,
-                                uint3{static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
-                                      static_cast<unsigned>(i / size.x / size.y)},
-                                best));
-    ++progress, any = true;
+    m.shared_bytes += shared_bytes, m.threads += threads, ++m.blocks;
+    const std::uint64_t i = grid.placed++;
+    const uint3 index = {static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+                         static_cast<unsigned>(i / size.x / size.y)};
+    device.blocks.push_back(std::make_unique<Block>(grid, index, best));
+    ++progress;
   }
-  return any;
 }
 
 /// Whether the next kernel of the stream, if it may overlap, may start.
 bool lets_next_start(const Device& device, const Grid& grid) {
-  if (grid.placed < std::uint64_t{grid.launch.grid.x} * grid.launch.grid.y * grid.launch.grid.z) return false;
+  if (grid.placed < grid.blocks()) return false;
   for (const auto& block : device.blocks)
     if (block->grid == &grid && !block->launched_dependents) return false;
   return true;
@@ -97,7 +92,7 @@ bool start(Device& device) {
         if (!operation.grid->launch.overlaps || !before.grid || !lets_next_start(device, *before.grid)) break;
       }
       if (!operation.grid->before && i > 0) operation.grid->before = stream.queue[i - 1].grid;
-      place(device, operation.grid);
+      place(device, *operation.grid);
     }
   }
   return any;
@@ -108,11 +103,11 @@ void retire(Device& device, std::size_t at) {
   Grid& grid = *block.grid;
   block.end();
   Multiprocessor& m = device.multiprocessors[block.multiprocessor];
-  m.shared_bytes -= grid.launch.shared_bytes + kSharedReserved, m.threads -= static_cast<int>(grid.launch.block.x),
-      --m.blocks;
+  m.shared_bytes -= grid.launch.shared_bytes + kSharedReserved;
+  m.threads -= static_cast<int>(grid.launch.block.x), --m.blocks;
   ++grid.retired, ++progress;
   device.blocks[at] = std::move(device.blocks.back()), device.blocks.pop_back();
-  if (grid.retired < std::uint64_t{grid.launch.grid.x} * grid.launch.grid.y * grid.launch.grid.z) return;
+  if (grid.retired < grid.blocks()) return;
   grid.ended = true;
   for (auto& [id, stream] : device.streams)
     while (!stream.queue.empty() && stream.queue.front().grid && stream.queue.front().grid->ended)

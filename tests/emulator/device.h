@@ -13,8 +13,12 @@
 /// collective to the next; warps, blocks and kernels that may overlap take turns at random; copies by copy engines land
 /// late and in any order, and what they will overwrite is spoilt at once; shared memory begins with garbage. So a
 /// missing barrier, a barrier of a wrong count or parity, or a copy that nobody waits for shows as a wrong result, as a
-/// deadlock, which is reported, or as a broken rule, likewise. It says nothing about time, and memory keeps order here:
-/// a missing fence does not show. Of the thread that runs.
+/// deadlock, which is reported, or as a broken rule, likewise.
+///
+/// It says nothing about time; memory keeps order here, so that a missing fence does not show; warpgroup products are
+/// done when they are begun; and registers do not limit how many blocks a multiprocessor takes.
+
+// Of the thread that runs.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 

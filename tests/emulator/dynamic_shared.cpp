@@ -6,9 +6,8 @@
 // variable has, by which runtime_api.cpp knows them. Compiled with -femulated-tls, like the kernels.
 namespace kvq {
 namespace decode {
-
 thread_local unsigned char memory[emulator::kSharedBytes];
-}  // namespace decode
+}
 namespace dequantize {
 thread_local unsigned char memory[emulator::kSharedBytes];
 }

@@ -28,12 +28,12 @@ struct Place {
   dim3 block_dim, grid_dim;
 };
 
-/// A copy by the thread itself, or, if of no bytes, an arrival on a barrier behind the copies before it.
+/// A copy by the thread itself, or, if of no bytes, an arrival on the barrier at `to` behind the copies before it.
 struct Copy {
   std::uint32_t to;
   const void* from;
-  std::uint32_t bytes, barrier;
-  int group = 0;
+  std::uint32_t bytes;
+  int group;
 };
 struct BulkCopy {
   std::uint32_t to;
@@ -98,6 +98,8 @@ struct Block {
 };
 
 struct Grid {
+  std::uint64_t blocks() const { return std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z; }
+
   Launch launch;
   std::shared_ptr<Grid> before;  ///< whose end wait_for_kernels_before() waits for, if this one started early
   std::uint64_t placed = 0, retired = 0;

@@ -25,7 +25,6 @@ struct CUstream_st {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool spoilt = false;  ///< what was captured, by a call that cannot be in a graph
 };
-struct CUevent_st {};
 
 namespace kvq::emulator {
 
