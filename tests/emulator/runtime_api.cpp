@@ -152,16 +152,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   }
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device < 0 || device >= kDevices) return failed(cudaErrorInvalidDevice);
-  *properties = {};
-  std::strcpy(properties->name, "kvq emulated device");
-  properties->major = KVQ_EMULATED_ARCH / 100, properties->minor = KVQ_EMULATED_ARCH / 10 % 10;
-  properties->multiProcessorCount = kMultiprocessors;
-  return cudaSuccess;
-}
-cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess                 ? "no error"
@@ -169,9 +159,6 @@ const char* cudaGetErrorString(cudaError_t error) {
                                               : "error of an emulated device";
 }
 cudaError_t cudaDeviceSynchronize() { return synchronize(); }
-cudaError_t cudaMemGetInfo(std::size_t* available, std::size_t* total) {
-  return *available = *total = std::size_t{1} << 34, cudaSuccess;
-}
 
 // ---- Memory ------------------------------------------------------------------------------------------------------
 
@@ -195,17 +182,13 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   return enqueue(stream, {nullptr, [=] { std::memmove(to, from, bytes); }});
 }
-cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
-  return enqueue(stream, {nullptr, [=] { std::memset(to, value, bytes); }});
-}
 
 // ---- Streams, graphs, events --------------------------------------------------------------------------------------
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new CUstream_st{current};
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return at_once([&] {
     device_of(stream).streams.erase(stream);

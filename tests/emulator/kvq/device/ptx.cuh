@@ -30,7 +30,7 @@ struct ProductLane {
   u32 a[4], b[2];
 };
 
-/// @param Read  element `i` of a word as a number of type Number
+/// @param read_a, read_b  element `i` of a word, as a number
 template <int kInWord, int kHalves, typename Number, typename Sum, typename ReadA, typename ReadB>
 void multiply(ProductLane<Sum>* const (&lanes)[32], ReadA read_a, ReadB read_b) {
   constexpr int kHalf = 4 * kInWord, kDepth = kHalves * kHalf;
