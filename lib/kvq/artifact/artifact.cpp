@@ -7,7 +7,9 @@
 #include <kvq/core/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 namespace kvq {
@@ -38,6 +40,8 @@ void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPla
     if (!values.empty()) writer.add<float>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const float>{values});
   };
   add_floats("rotation", plan.rotation.matrix, {heads, dim, dim});
+  add_floats("inverse", plan.rotation.inverse, {heads, dim, dim});
+  add_floats("channel_scale", plan.rotation.channel_scale, {heads, dim});
   add_floats("eigenbasis", plan.rotation.eigenbasis, {heads, dim, dim});
   add_floats("spectrum", plan.rotation.spectrum, {heads, dim});
   add_floats("center", plan.center, {heads, dim});
@@ -76,6 +80,8 @@ class Reader {
     const auto [heads, dim] = extents(geometry, plan.rotation, side);
     if (plan.rotation.kind == RotationKind::dense) plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
     const Json& rotation = json.at("rotation");
+    if (rotation.value("inverse", false)) plan.rotation.inverse = floats(tensor_name(layer, side, "inverse"), {heads, dim, dim});
+    if (rotation.value("channel_scale", false)) plan.rotation.channel_scale = floats(tensor_name(layer, side, "channel_scale"), {heads, dim});
     if (rotation.value("eigenbasis", false)) {
       plan.rotation.eigenbasis = floats(tensor_name(layer, side, "eigenbasis"), {heads, dim, dim});
       plan.rotation.spectrum = floats(tensor_name(layer, side, "spectrum"), {heads, dim});
@@ -228,6 +234,16 @@ Artifact load_artifact(const SafetensorsFile& file) {
   return artifact;
 }
 
+namespace {
+
+/// The lowest version that has these features.
+const char* version_of(const Json& required, bool golden) {
+  if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
+  return required.empty() && !golden ? "1.0" : "1.1";
+}
+
+}  // namespace
+
 Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
   Json layers = Json::array();
@@ -247,7 +263,7 @@ Json artifact_manifest(const Artifact& artifact) {
   if (!c.budget.is_null()) calibration["budget"] = c.budget;
   const Json required = required_features(artifact.layers);
   return {{"format", "kvq-artifact"},
-          {"version", required.empty() && artifact.golden.empty() ? "1.0" : "1.1"},
+          {"version", version_of(required, !artifact.golden.empty())},
           {"requires", required},
           {"model", model_to_json(artifact.model)},
           {"calibration", std::move(calibration)},
@@ -294,6 +310,34 @@ Check check_golden_rows(const Artifact& artifact) {
 
 }  // namespace
 
+namespace {
+
+/// A^-1 A = I and the condition numbers that a manifest claims, of all transforms; nothing where there are none.
+void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) {
+  constexpr double kClaimTolerance = 1e-3;  // relative
+  double worst = 0.0, largest = 0.0;
+  std::string wrong_claim;
+  bool any = false;
+  for (const LayerPlan& plan : artifact.layers)
+    for (const auto& [side, name, dim] : {std::tuple{&plan.k, 'k', plan.geometry.head_dim}, {plan.v ? &*plan.v : nullptr, 'v', plan.geometry.v_head_dim}}) {
+      if (side == nullptr || !side->transform) continue;
+      any = true;
+      for (int h = 0; h < static_cast<int>(side->transform->condition.size()); ++h) {
+        const double condition = transform_condition(side->rotation, h, dim), claimed = side->transform->condition[static_cast<std::size_t>(h)];
+        worst = std::max(worst, inverse_error(side->rotation, h, dim) / condition);
+        largest = std::max(largest, condition);
+        if (wrong_claim.empty() && std::abs(condition - claimed) > kClaimTolerance * condition)
+          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name, h, condition, claimed);
+      }
+    }
+  if (!any) return;
+  checks.push_back({"inverses", worst <= kInverseTolerance, fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", worst, kInverseTolerance)});
+  const bool passed = wrong_claim.empty() && largest <= kMostCondition;
+  checks.push_back({"condition", passed, wrong_claim.empty() ? fmt::format("largest {:.3g}, allowed {:.0f}", largest, kMostCondition) : wrong_claim});
+}
+
+}  // namespace
+
 std::vector<Check> verify_artifact(const std::filesystem::path& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   const Artifact artifact = load_artifact(file);  // structure, schema, shapes and finite values, or an error
@@ -311,6 +355,7 @@ std::vector<Check> verify_artifact(const std::filesystem::path& path) {
     if (plan.v) worst = std::max(worst, orthogonality_error(plan.v->rotation, plan.geometry.v_head_dim));
   }
   checks.push_back({"orthogonality", worst <= 1e-6, fmt::format("max |R^T R - I| = {:.2e}, allowed 1e-6", worst)});
+  add_transform_checks(artifact, checks);
   if (!artifact.golden.empty()) checks.push_back(check_golden_rows(artifact));
   return checks;
 }

@@ -45,6 +45,8 @@ Json centroids_to_json(const Centroids& c) {
 Json rotation_to_json(const Rotation& rotation) {
   Json json = {{"kind", to_string(rotation.kind)}, {"scope", to_string(rotation.scope)}, {"recipe", rotation.recipe},
                {"signs", !rotation.signs.empty()}, {"eigenbasis", !rotation.eigenbasis.empty()}};
+  if (!rotation.inverse.empty()) json["inverse"] = true;
+  if (!rotation.channel_scale.empty()) json["channel_scale"] = true;
   if (rotation.order > 0) json["order"] = rotation.order;
   if (!rotation.target.empty()) json["target"] = rotation.target;
   if (!rotation.sign_choice.empty()) json["sign_choice"] = rotation.sign_choice;
@@ -125,6 +127,7 @@ std::vector<std::string> features(const TensorPlan& plan) {
   if (std::holds_alternative<TrellisCoder>(plan.coder)) words.push_back("trellis");
   if (plan.allocation) words.push_back("mixed_widths");
   if (plan.centroids) words.push_back("centroids");
+  if (plan.transform) words.push_back("transform");
   return words;
 }
 
@@ -133,6 +136,8 @@ Json plan_to_json(const TensorPlan& plan, int dim) {
   coder_to_json(plan.coder, json);
   if (plan.allocation) json["allocation"] = allocation_to_json(plan, dim);
   if (plan.centroids) json["centroids"] = centroids_to_json(*plan.centroids);
+  if (plan.transform)
+    json["transform"] = {{"kind", plan.transform->kind}, {"outlier_gain", plan.transform->outlier_gain}, {"condition", plan.transform->condition}};
   if (!plan.clip_ratio.empty()) json["clip_ratio"] = plan.clip_ratio;
   if (plan.error) json["error"] = {{"metric", plan.error->metric}, {"before", plan.error->before}, {"after", plan.error->after}};
   return json;
@@ -144,6 +149,10 @@ TensorPlan plan_from_json(const Json& json) {
   plan.coder = coder_from_json(json);
   if (json.contains("allocation")) plan.allocation = allocation_from_json(json.at("allocation"));
   if (json.contains("centroids")) plan.centroids = centroids_from_json(json.at("centroids"));
+  if (json.contains("transform")) {
+    const Json& transform = json.at("transform");
+    plan.transform = MetricTransform{transform.at("kind"), transform.at("outlier_gain"), transform.at("condition")};
+  }
   plan.clip_ratio = json.value("clip_ratio", std::vector<double>{});
   if (json.contains("error")) {
     const Json& error = json.at("error");

@@ -13,8 +13,8 @@ Json plan_to_json(const TensorPlan& plan, int dim);
 /// @param json  fits the schema
 TensorPlan plan_from_json(const Json& json);
 
-/// Features of 1.1 that a plan uses: words of `requires`, in the order of kFeatures.
+/// Features since 1.1 that a plan uses: words of `requires`, in the order of kFeatures.
 std::vector<std::string> features(const TensorPlan& plan);
-inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed_widths", "centroids"};
+inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed_widths", "centroids", "transform"};
 
 }  // namespace kvq

@@ -40,6 +40,8 @@ void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, s
   std::vector<double> y(x.begin(), x.end());
   if (const auto offset = offset_of(plan, h, d, centroid); !offset.empty())
     for (std::size_t j = 0; j < d; ++j) y[j] = x[j] - offset[j];  // float32, as the formula says
+  if (!plan.rotation.channel_scale.empty())
+    for (std::size_t j = 0; j < d; ++j) y[j] *= double{plan.rotation.channel_scale[h * d + j]};
   if (plan.rotation.kind == RotationKind::block_hadamard) {
     if (!plan.rotation.signs.empty())
       for (std::size_t j = 0; j < d; ++j) y[j] *= plan.rotation.signs[h * d + j];
@@ -64,12 +66,15 @@ void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_
     if (!plan.rotation.signs.empty())
       for (std::size_t j = 0; j < d; ++j) y[j] *= plan.rotation.signs[h * d + j];
   } else if (plan.rotation.kind == RotationKind::dense) {
-    const float* r = plan.rotation.matrix.data() + h * d * d;
+    const bool orthogonal = plan.rotation.inverse.empty();
+    const float* r = (orthogonal ? plan.rotation.matrix : plan.rotation.inverse).data() + h * d * d;
     std::vector<double> out(d, 0.0);
     for (std::size_t i = 0; i < d; ++i)
-      for (std::size_t j = 0; j < d; ++j) out[i] += y[j] * r[i * d + j];
+      for (std::size_t j = 0; j < d; ++j) out[i] += y[j] * double{orthogonal ? r[i * d + j] : r[j * d + i]};
     y.swap(out);
   }
+  if (!plan.rotation.channel_scale.empty())
+    for (std::size_t j = 0; j < d; ++j) y[j] /= double{plan.rotation.channel_scale[h * d + j]};
   const auto offset = offset_of(plan, h, d, centroid);
   for (std::size_t j = 0; j < d; ++j) x[j] = static_cast<float>(y[j] + (offset.empty() ? 0.0 : double{offset[j]}));
 }

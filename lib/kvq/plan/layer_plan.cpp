@@ -31,6 +31,14 @@ struct Checker {
     const auto d = static_cast<std::size_t>(dim);
     expect_size(rotation.matrix.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "rotation");
     if (!rotation.signs.empty()) expect_size(rotation.signs.size(), heads * d, "hadamard_signs");
+    if (!rotation.inverse.empty()) expect_size(rotation.inverse.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "inverse");
+    if (!rotation.channel_scale.empty()) expect_size(rotation.channel_scale.size(), rotation.kind == RotationKind::dense ? 0 : heads * d, "channel_scale");
+    for (const float scale : rotation.channel_scale) {
+      int exponent = 0;
+      if (!(scale >= kLeastChannelScale && scale <= kMostChannelScale) || std::frexp(scale, &exponent) != 0.5f)
+        fail(fmt::format("channel_scale: expected powers of two from 2^-24 to 2^24, found {}", scale));
+    }
+    expect_finite(rotation.inverse, "inverse");
     for (const auto sign : rotation.signs)
       if (sign != 1 && sign != -1) fail(fmt::format("hadamard_signs: expected +1 or -1, found {}", int{sign}));
     if (rotation.kind == RotationKind::block_hadamard &&
@@ -44,6 +52,23 @@ struct Checker {
     expect_finite(rotation.matrix, "rotation");
     expect_finite(rotation.eigenbasis, "eigenbasis");
     expect_finite(rotation.spectrum, "spectrum");
+  }
+
+  void check_transform(const TensorPlan& plan, std::size_t heads) const {
+    if (plan.rotation.is_orthogonal() == plan.transform.has_value())
+      fail(plan.transform ? "transform: expected a channel_scale or an inverse beside it, found neither" : "channel_scale or inverse without a transform");
+    if (!plan.transform) return;
+    if (plan.centroids) fail("transform and centroids: expected one of both");
+    if (std::holds_alternative<ExactCoder>(plan.coder)) fail("a transform does not go with coder exact");
+    const MetricTransform& t = *plan.transform;
+    if (t.kind != "diagonal" && t.kind != "balanced" && t.kind != "klt" && t.kind != "mixed")
+      fail(fmt::format("transform: expected diagonal, balanced, klt or mixed, found {}", t.kind));
+    expect_size(t.outlier_gain.size(), heads, "outlier_gain");
+    expect_size(t.condition.size(), heads, "condition");
+    for (const double gain : t.outlier_gain)
+      if (!(std::isfinite(gain) && gain >= 1.0)) fail(fmt::format("outlier_gain: expected finite numbers of at least 1, found {}", gain));
+    for (const double condition : t.condition)
+      if (!(condition >= 1.0 && condition <= kMostCondition)) fail(fmt::format("condition: expected 1 to {}, found {}", kMostCondition, condition));
   }
 
   void check_clip(const TensorPlan& plan, std::size_t heads, bool minmax) const {
@@ -159,6 +184,7 @@ void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, 
   const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
   const auto heads = static_cast<std::size_t>(plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads);
   checker.check_rotation(plan.rotation, geometry.num_kv_heads, dim);
+  checker.check_transform(plan, heads);
   if (!plan.center.empty()) checker.expect_size(plan.center.size(), heads * static_cast<std::size_t>(dim), "center");
   checker.expect_finite(plan.center, "center");
   checker.check_coder(plan.coder, plan.allocation.has_value(), heads, dim);
@@ -174,7 +200,7 @@ void validate(const LayerPlan& plan) {
 }
 
 double orthogonality_error(const Rotation& rotation, int dim) {
-  if (rotation.kind != RotationKind::dense) return 0.0;
+  if (rotation.kind != RotationKind::dense || !rotation.inverse.empty()) return 0.0;
   const auto d = static_cast<std::size_t>(dim);
   const std::size_t heads = rotation.matrix.size() / (d * d);
   std::vector<double> row(d);
@@ -191,6 +217,41 @@ double orthogonality_error(const Rotation& rotation, int dim) {
       for (const double value : row)
         if (std::isnan(value) || std::abs(value) > worst) worst = std::abs(value);
     }
+  }
+  return worst;
+}
+
+double transform_condition(const Rotation& rotation, int entry, int dim) {
+  if (rotation.inverse.empty()) return 1.0;
+  const auto d = static_cast<std::size_t>(dim), first = static_cast<std::size_t>(entry) * d * d;
+  double total = 0.0;
+  for (std::size_t i = 0; i < d; ++i) {
+    double row = 0.0, column = 0.0;
+    for (std::size_t j = 0; j < d; ++j) {
+      const double a = rotation.matrix[first + i * d + j], b = rotation.inverse[first + j * d + i];
+      row += a * a;
+      column += b * b;
+    }
+    total += row * column;
+  }
+  // The root of the mean of products of at least 1; rounding may leave it a little below.
+  return std::max(1.0, std::sqrt(total / static_cast<double>(d)));
+}
+
+double inverse_error(const Rotation& rotation, int entry, int dim) {
+  if (rotation.inverse.empty()) return 0.0;
+  const auto d = static_cast<std::size_t>(dim), first = static_cast<std::size_t>(entry) * d * d;
+  std::vector<double> row(d);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < d; ++i) {  // row i of A^-1 A
+    std::fill(row.begin(), row.end(), 0.0);
+    for (std::size_t c = 0; c < d; ++c) {
+      const double left = rotation.inverse[first + i * d + c];
+      for (std::size_t j = 0; j < d; ++j) row[j] += left * rotation.matrix[first + c * d + j];
+    }
+    row[i] -= 1.0;
+    for (const double value : row)
+      if (std::isnan(value) || std::abs(value) > worst) worst = std::abs(value);
   }
   return worst;
 }

@@ -40,9 +40,17 @@ struct Centroids {
   std::vector<double> inertia = {};  ///< [H] mean squared residual over mean squared distance from the mean
 };
 
+/// Which metric transform is inside a rotation, and how far each head was from needing none.
+struct MetricTransform {
+  std::string kind = "balanced";             ///< "diagonal", "balanced" or "klt"; "mixed": of these and orthogonal, head by head
+  std::vector<double> outlier_gain = {};     ///< [H] tr W tr C over its optimum (tr (C^1/2 W C^1/2)^1/2)^2: 1 = balanced as it was
+  std::vector<double> condition = {};        ///< [H] transform_condition(), at most kMostCondition
+};
+
 /// How one layer's keys, or its values, are stored.
 struct TensorPlan {
   Rotation rotation = {};
+  std::optional<MetricTransform> transform = {}; ///< missing: the rotation is orthogonal
   std::vector<float> center = {};                ///< [H, D], or empty for none
   std::optional<Centroids> centroids = {};       ///< never together with a centre
   std::optional<BitAllocation> allocation = {};  ///< missing: one width for all channels
@@ -71,8 +79,21 @@ struct Windows {
 void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, char side);
 void validate(const LayerPlan& plan);
 
-/// Largest |R^T R - I| over all heads of a dense rotation, in double; 0 for the other kinds.
+/// Largest |R^T R - I| over all heads of an orthogonal dense rotation, in double; 0 for all others.
 double orthogonality_error(const Rotation& rotation, int dim);
+
+/// How much a transform amplifies rounding: the root mean square over channels i of |row i of A| |column i of A^-1|. At least 1;
+/// 1 for orthogonal maps and for diagonal ones times orthogonal ones, since scaling a channel costs a float nothing.
+double transform_condition(const Rotation& rotation, int entry, int dim);
+inline constexpr double kMostCondition = 4096.0;
+
+/// Largest |A^-1 A - I| of one entry of [H, D, D] with an inverse, in double; 0 without. Rounding A and A^-1 to float32 leaves
+/// less than kInverseTolerance * transform_condition().
+double inverse_error(const Rotation& rotation, int entry, int dim);
+inline constexpr double kInverseTolerance = 1e-6;
+
+/// Bounds of Rotation::channel_scale.
+inline constexpr float kLeastChannelScale = 0x1p-24f, kMostChannelScale = 0x1p24f;
 
 /// RoPE blocks of a head of `dim` channels; an odd one leaves a block of one channel.
 inline int num_blocks(int dim) { return (dim + 1) / 2; }
