@@ -229,6 +229,11 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--exact-layers", f.exact_layers, "layers to keep in 16 bit, such as 0,35")->group(how);
   app.add_option("--share", f.share, "kv_head (own rotation per head) or layer (average over heads) [kv_head]")->group(how);
 
+  const std::string map = "Transforms: coordinates that do not depend on how a model is scaled";
+  app.add_option("--transform", f.transform, "before rotation: orthogonal (none), diagonal, balanced or klt, see below [orthogonal; kvq: chosen]")->group(map);
+  app.add_option("--transform-k", f.transform_k, "of keys")->group(map);
+  app.add_option("--transform-v", f.transform_v, "of values")->group(map);
+
   const std::string rot = "Rotations";
   app.add_option("--composition", f.composition, "oscar: factors of the rotation, see below [uhp]")->group(rot);
   app.add_option("--target-k", f.target_k, "oscar: query (C_Q), scored_query (C_SQ) or key (K^T K) [query]")->group(rot);
@@ -304,6 +309,23 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
   if (f.hessian) options.hessian = *f.hessian;
 }
 
+/// klt takes widths by channel with it, unless widths by something else were asked for.
+void apply_transform(const CalibrateFlags& f, Options& options) {
+  const auto set = [&](const char* flag, const std::optional<std::string>& word, bool allocation_given, SideOptions& side) {
+    if (!word) return;
+    side.transform = pick(flag, *word, {TransformKind::orthogonal, TransformKind::diagonal, TransformKind::balanced, TransformKind::klt});
+    options.choose_transform = false;
+    const bool allocates = options.method == "kvq" || options.method == "block-gtq";
+    if (side.transform == TransformKind::klt && allocates && !allocation_given) side.allocate = Allocate::channel;
+    const bool mixes = side.transform == TransformKind::balanced;
+    if (mixes && options.method == "kvq" && !allocation_given) side.allocate = Allocate::none;
+  };
+  set("--transform", f.transform, f.k_allocation.has_value(), options.k);
+  set("--transform", f.transform, f.v_allocation.has_value(), options.v);
+  set("--transform-k", f.transform_k, f.k_allocation.has_value(), options.k);
+  set("--transform-v", f.transform_v, f.v_allocation.has_value(), options.v);
+}
+
 void apply_budget(const CalibrateFlags& f, Options& options) {
   if (f.budget_bits) options.budget_bits = *f.budget_bits;
   if (f.budget_bytes) {
@@ -360,6 +382,7 @@ Options resolve_options(const CalibrateFlags& f) {
   apply_coder(f, f.coder_k, "--coder-k", options.k);
   apply_coder(f, f.coder_v, "--coder-v", options.v);
   apply_allocation(f, options);
+  apply_transform(f, options);
   apply_kmeans(f, options);
   if (f.memory && options.k.coder != CoderKind::trellis && options.v.coder != CoderKind::trellis)
     throw Error{ErrorKind::usage, "--memory needs --coder trellis"};

@@ -61,9 +61,10 @@ std::vector<Unit> channel_units(int dim) {
 
 class SidePlanner {
  public:
-  SidePlanner(const LayerStats& stats, const Options& options, char side, const std::vector<Allocate>& how)
-      : stats_(stats), options_(options), side_(side), how_(how), center_(options.side(side).center ? make_center(stats, options, side) : std::vector<float>{}),
-        data_(fit_data(stats, side)), request_{stats, options, side, coder_, data_, center_} {}
+  SidePlanner(const SideView& view, const Options& options, const std::vector<Allocate>& how)
+      : view_(view), stats_(view.stats()), options_(options), side_(view.side()), how_(how),
+        center_(options.side(side_).center ? make_center(stats_, options, side_) : std::vector<float>{}),
+        data_(fit_data(stats_, side_, !view.is_orthogonal())), request_{stats_, options, side_, coder_, data_, center_} {}
 
   TensorPlan plan(const SideBudget& budget, bool with_error) {
     TensorPlan plan;
@@ -78,11 +79,13 @@ class SidePlanner {
       throw Error{ErrorKind::usage, fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, side_, budget.row_bytes), "make the rows larger"};
     plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
     finish(plan, with_error);
+    view_.compose(plan, options_);
     return plan;
   }
 
  private:
   int dim() const { return request_.dim(); }
+  bool is_balanced(int h) const { return view_.kind(h) == TransformKind::balanced || view_.kind(h) == TransformKind::klt; }
   const RateLaw& law() const { return options_.coder_law ? rate_law(options_.side(side_).coder) : paper_law(); }
 
   bool any(Allocate which) const { return std::find(how_.begin(), how_.end(), which) != how_.end(); }
@@ -90,13 +93,16 @@ class SidePlanner {
 
   std::string score_name() const {
     if (any(Allocate::rope_block)) return options_.score;
+    if (any(Allocate::channel) && !view_.is_orthogonal()) return "metric*covariance";
     if (any(Allocate::channel)) return side_ == 'k' ? "query_energy*key_energy" : "score_weighted_energy";
     return "equal";
   }
   std::string recipe() const {
     const std::string mixing = options_.mixing == "haar" ? "Haar" : "S*H";
     std::string text;
-    for (const auto& [which, factors] : {std::pair{Allocate::rope_block, "G*" + mixing}, {Allocate::channel, "U*G*" + mixing}, {Allocate::none, mixing}})
+    bool balanced = false;
+    for (int h = 0; h < request_.heads(); ++h) balanced = balanced || (is_balanced(h) && how(h) == Allocate::channel);
+    for (const auto& [which, factors] : {std::pair{Allocate::rope_block, "G*" + mixing}, {Allocate::channel, (balanced ? "G*" : "U*G*") + mixing}, {Allocate::none, mixing}})
       if (any(which)) text += (text.empty() ? "" : " or ") + factors;
     return text;
   }
@@ -110,6 +116,13 @@ class SidePlanner {
       return p;
     }
     const auto own = scoped_moment(request_, side_ == 'k' ? Moment::key : Moment::value, true)[entry];
+    if (how(h) == Allocate::channel && is_balanced(h)) {
+      // Covariance and metric are diagonal, up to damping, and descend along the channels.
+      p.units = channel_units(dim());
+      const std::vector<double> energy = energies(own, {}, dim()), price = energies(metric(h), {}, dim());
+      for (std::size_t j = 0; j < p.units.size(); ++j) p.scores.push_back(energy[j] * price[j]);
+      return p;
+    }
     if (how(h) == Allocate::channel) {
       const Moment target = side_ == 'k' ? Moment::query : stats_.moments.count(Moment::scored_value) ? Moment::scored_value : Moment::value;
       const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == 'v')[entry], dim());
@@ -124,6 +137,16 @@ class SidePlanner {
     const std::vector<double> key = energies(own, {}, dim()), query = energies(scoped_moment(request_, Moment::query, false)[entry], {}, dim());
     for (const Unit& unit : p.units) p.scores.push_back(block_score(options_.score, sum_over(unit, query), sum_over(unit, key)));
     return p;
+  }
+
+  /// What errors of entry h cost, averaged over the heads that share it.
+  std::vector<double> metric(int h) const {
+    const std::vector<std::size_t> members = request_.members(h);
+    std::vector<double> mean = data_[members.front()].metric;
+    KVQ_ASSERT(!mean.empty());
+    for (std::size_t m = 1; m < members.size(); ++m)
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += data_[members[m]].metric[i];
+    return mean;
   }
 
   std::vector<std::uint8_t> widths(const HeadProblem& p, const SideBudget& budget) const {
@@ -184,7 +207,7 @@ class SidePlanner {
     }
     const std::vector<double> matrix = product(gathered, mixing, dim());
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
-    if (p.basis.empty() || any(Allocate::none)) return;  // an eigenbasis is kept where all heads have one
+    if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal()) return;  // an eigenbasis is kept where all heads have one
     rotation.target = side_ == 'k' ? "query" : stats_.moments.count(Moment::scored_value) ? "scored_value" : "value";
     rotation.eigenbasis.insert(rotation.eigenbasis.end(), p.basis.begin(), p.basis.end());
     rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
@@ -215,6 +238,7 @@ class SidePlanner {
     fit_tables(plan, options_.side(side_).fitted, rotated);
     if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
+    const std::vector<FitData> plain_data = view_.is_orthogonal() ? data_ : fit_data(view_.original(), side_, true);
     const Options plain = plain_options(plan);
     const Coder uniform = make_coder(plain, side_, dim());
     parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
@@ -222,7 +246,7 @@ class SidePlanner {
       const RowCodec codec(plan, static_cast<int>(h), dim());
       for (const RotatedData& data : rotated[h]) sums[h][2] += coding_cost(data, codec);
       for (const std::size_t member : request_.members(static_cast<int>(h))) {
-        const RotatedData raw = rotate(data_[member], {}, {});
+        const RotatedData raw = rotate(plain_data[member], {}, {});
         sums[h][0] += energy(raw);
         sums[h][1] += coding_cost(raw, uniform, 1.0);
       }
@@ -235,7 +259,7 @@ class SidePlanner {
     }
     if (!(total > 0.0))
       throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer, side_)};
-    plan.error = FitError{metric_name(stats_, side_), before / total, after / total};
+    plan.error = FitError{metric_name(view_), before / total, after / total};
   }
 
   /// The same coder at the whole width below, without rotation, centre and allocation: what `before` means.
@@ -246,7 +270,8 @@ class SidePlanner {
     return plain;
   }
 
-  const LayerStats& stats_;
+  const SideView& view_;
+  const LayerStats& stats_;  ///< of the view
   const Options& options_;
   char side_;
   std::vector<Allocate> how_;
@@ -270,8 +295,8 @@ double block_score(std::string_view name, double q, double k) {
   throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name), fmt::format("choose one of {}", fmt::join(kScores, ", "))};
 }
 
-TensorPlan allocate_side(const LayerStats& stats, const Options& options, char side, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
-  return SidePlanner(stats, options, side, how).plan(budget, with_error);
+TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
+  return SidePlanner(view, options, how).plan(budget, with_error);
 }
 
 std::set<Moment> allocation_needs(const Options& options) {

@@ -37,7 +37,7 @@ TensorPlan gtq_side(const LayerStats& stats, const Options& options, char side) 
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
   if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
   const auto heads = static_cast<std::size_t>(options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
-  return allocate_side(stats, options, side, {asked.bits, asked.row_bytes}, std::vector<Allocate>(heads, asked.allocate), true);
+  return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes}, std::vector<Allocate>(heads, asked.allocate), true);
 }
 
 std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {

@@ -9,11 +9,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace kvq {
 
 namespace {
+
+/// Squared errors of outputs are measured in o_proj's metric where transforms are: what a model's scaling does not change.
+bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
+  const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal || options.v.transform != TransformKind::orthogonal;
+  return transforms && stats.has_values && !stats.o_proj_metric.empty();
+}
 
 /// One layer's held-out attention, head by head. Where the dump has no values (mla_rope) the keys stand in for them: then the
 /// error is that of the keys' own average under the changed weights.
@@ -29,7 +36,12 @@ class LayerJudge {
     for (int h = 0; h < g.num_kv_heads; ++h) {
       AttentionCase one{.dim = g.head_dim, .v_dim = stats.has_values ? g.v_head_dim : g.head_dim, .queries_per_head = g.queries_per_kv_head(), .scale = g.softmax_scale, .window = g.sliding_window,
                         .sink_tokens = options.windows.sink_tokens, .recent_tokens = options.windows.recent_tokens, .query = held.query, .q = {}, .k = held.k.head(h),
-                        .v = (stats.has_values ? held.v : held.k).head(h), .curvature = {}};
+                        .v = (stats.has_values ? held.v : held.k).head(h), .curvature = {}, .output_metric = {}};
+      if (measures_behind_o_proj(stats, options)) {
+        const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
+        const auto start = stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * size);
+        one.output_metric.assign(start, start + static_cast<std::ptrdiff_t>(size));
+      }
       for (int i = 0; i < one.queries_per_head; ++i) {
         const int q_head = h * one.queries_per_head + i;
         const std::vector<float> q = held.q.head(q_head);
@@ -72,7 +84,7 @@ class LayerJudge {
     std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
     const RowCodec codec(plan, h, dim);
     for (std::size_t start = 0; start < x.size(); start += d) codec.quantize(std::span(x).subspan(start, d));
-    if (!matrix.empty()) x = rotate(FitData{.dim = dim, .rows = std::move(x)}, transposed(matrix, dim), {}).rows;
+    if (!matrix.empty()) x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
     for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];
     return x;
   }
@@ -82,13 +94,45 @@ class LayerJudge {
   OutputChange energy_;
 };
 
+/// What a head's channels are before they get widths: its coordinates, and what gets a width together.
+struct Basis {
+  Allocate allocate = Allocate::none;
+  TransformKind transform = TransformKind::orthogonal;
+};
+using Bases = std::vector<Basis>;  ///< of each entry of the scope
+
+/// Views of one side by the transforms of its heads, made when they are first asked for.
+class Views {
+ public:
+  Views(const LayerStats& stats, const Options& options, char side) : stats_(stats), options_(options), side_(side) {}
+  const SideView& of(const Bases& bases) {
+    std::vector<TransformKind> kinds;
+    for (const Basis& basis : bases) kinds.push_back(basis.transform);
+    const auto [it, fresh] = views_.try_emplace(kinds);
+    if (fresh) it->second = std::make_unique<SideView>(stats_, options_, side_, kinds);
+    return *it->second;
+  }
+
+ private:
+  const LayerStats& stats_;
+  const Options& options_;
+  char side_;
+  std::map<std::vector<TransformKind>, std::unique_ptr<SideView>> views_;
+};
+
+std::vector<Allocate> allocations(const Bases& bases) {
+  std::vector<Allocate> how;
+  for (const Basis& basis : bases) how.push_back(basis.allocate);
+  return how;
+}
+
 /// A side of a layer, or what is searched together.
 struct Unit {
   std::size_t layer = 0;
   char side = 'k';
   double channels = 0.0;  ///< of all heads
   std::vector<SideBudget> budgets;
-  std::vector<std::vector<Allocate>> bases;  ///< per budget and head
+  std::vector<Bases> bases;                  ///< per budget
   std::vector<OutputChange> changes;         ///< per budget
   std::vector<Choice> choices;
   std::vector<double> bits, bytes;           ///< per budget: code bits of a token, bytes of a token
@@ -146,21 +190,24 @@ class Planner {
     return budgets;
   }
 
-  std::vector<Allocate> bases_of(char side) const {
-    const Allocate asked = options_.side(side).allocate;
-    if (!options_.choose_basis || asked == Allocate::none) return {asked};
-    return {asked, Allocate::none};
+  Bases bases_of(char side) const {
+    const SideOptions& asked = options_.side(side);
+    Bases bases{{asked.allocate, asked.transform}};
+    if (options_.choose_transform) bases.push_back({Allocate::channel, TransformKind::klt});
+    if (options_.choose_basis && asked.allocate != Allocate::none) bases.push_back({Allocate::none, asked.transform});
+    return bases;
   }
 
   /// The base that costs each head least at this budget.
-  std::vector<Allocate> best_bases(const LayerStats& stats, const LayerJudge& judge, char side, const SideBudget& budget) const {
+  Bases best_bases(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
-    const std::vector<Allocate> bases = bases_of(side);
-    std::vector<Allocate> best(heads, bases.front());
+    const Bases bases = bases_of(side);
+    Bases best(heads, bases.front());
     if (bases.size() == 1) return best;
     std::vector<double> least(heads, std::numeric_limits<double>::infinity());
-    for (const Allocate base : bases) {
-      const TensorPlan plan = allocate_side(stats, options_, side, budget, std::vector<Allocate>(heads, base), false);
+    for (const Basis& base : bases) {
+      const Bases all(heads, base);
+      const TensorPlan plan = allocate_side(views.of(all), options_, budget, allocations(all), false);
       const std::vector<OutputChange> changes = judge.changes(plan, side);
       for (std::size_t h = 0; h < heads; ++h) {
         double cost = 0.0;  // within a layer every head counts as it does; with one basis for all heads their sum does
@@ -178,19 +225,20 @@ class Planner {
   /// at a high one.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
     constexpr std::size_t kParts = 3;
+    Views views(stats, options_, unit.side);
     const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t first = part * steps / parts, end = (part + 1) * steps / parts;
-      const std::vector<Allocate> bases = best_bases(stats, judge, unit.side, unit.budgets[(first + end) / 2]);
+      const Bases bases = best_bases(stats, views, judge, unit.side, unit.budgets[(first + end) / 2]);
       for (std::size_t i = first; i < end; ++i) {
         unit.bases.push_back(bases);
-        try_budget(stats, judge, unit, unit.budgets[i]);
+        try_budget(stats, views, judge, unit, unit.budgets[i]);
       }
     }
   }
 
-  void try_budget(const LayerStats& stats, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
-    const TensorPlan plan = allocate_side(stats, options_, unit.side, budget, unit.bases.back(), false);
+  void try_budget(const LayerStats& stats, Views& views, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
+    const TensorPlan plan = allocate_side(views.of(unit.bases.back()), options_, budget, allocations(unit.bases.back()), false);
     OutputChange total;
     for (const OutputChange& change : judge.changes(plan, unit.side)) total += change;
     unit.changes.push_back(total);
@@ -213,7 +261,7 @@ class Planner {
       exact_bytes_ += exact_bytes_of_.back();
       if (!all_exact) {
         const LayerJudge judge(*stats, options_);
-        report_.metric = judge.has_curvature() ? "nll" : "relative_output";
+        report_.metric = judge.has_curvature() ? "nll" : measures_behind_o_proj(*stats, options_) ? "relative_residual" : "relative_output";
         report_.tokens = stats->held_out->count();
         for (const char side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
@@ -327,7 +375,9 @@ class Planner {
       if (stats->has_values) plan.v = exact_plan(options_);
       for (std::size_t u = 0; u < units_.size(); ++u) {
         if (units_[u].layer != i) continue;
-        TensorPlan side = allocate_side(*stats, options_, units_[u].side, units_[u].budgets[chosen[u]], units_[u].bases[chosen[u]], true);
+        Views views(*stats, options_, units_[u].side);
+        const Bases& bases = units_[u].bases[chosen[u]];
+        TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true);
         (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);
@@ -359,7 +409,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
     o.k.row_bytes = o.v.row_bytes = static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
   }
   o.budget_bits = o.budget_bytes = std::nullopt;
-  o.uniform_layout = o.budget_per_layer = o.choose_basis = o.coder_law = false;
+  o.uniform_layout = o.budget_per_layer = o.choose_basis = o.choose_transform = o.coder_law = false;
   o.score = "qk_avg";
   o.k.allocate = Allocate::rope_block;
   o.v.allocate = Allocate::none;
@@ -396,6 +446,10 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
     o.choose_basis = true;
     o.v.allocate = options.v.allocate;
     add("+ basis chosen head by head", o);
+  }
+  if (options.choose_transform) {
+    o.choose_transform = true;
+    add("+ transforms chosen head by head", o);
   }
   add("+ one budget for layers and sides", options);
   return rows;

@@ -21,6 +21,7 @@ void kvq_defaults(Options& options) {
   options.mixing = "hadamard";
   options.coder_law = true;
   options.choose_basis = true;
+  options.choose_transform = true;
   options.budget_bits = 2.0;
   options.max_bits = 8;
 }

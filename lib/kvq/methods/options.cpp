@@ -44,6 +44,15 @@ void check_side(const SideOptions& side, char name) {
   if (side.kmeans > 0 && side.allocate != Allocate::none)
     throw Error{ErrorKind::usage, fmt::format("--kmeans of {}: residual codes of mixed widths are not built", name == 'k' ? "keys" : "values"),
                 "use it with one width for all channels; --center goes with mixed widths"};
+  if (side.transform != TransformKind::orthogonal && side.bits != 16) {
+    const bool mixes = side.transform == TransformKind::balanced || side.transform == TransformKind::klt;
+    if (side.kmeans > 1)
+      throw Error{ErrorKind::usage, fmt::format("--kmeans of {} and --transform {}: residual codes of transformed rows are not built", name, to_string(side.transform)), "--center goes with transforms"};
+    if (mixes && side.allocate == Allocate::rope_block)
+      throw Error{ErrorKind::usage, fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name, to_string(side.transform)), "use --transform diagonal, or --k-allocation channel"};
+    if (side.transform == TransformKind::klt && side.allocate != Allocate::channel)
+      throw Error{ErrorKind::usage, fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width", name), "use --transform balanced, or --method block-gtq or kvq"};
+  }
   if (side.kmeans > 0 && side.center) throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre", "--kmeans 1 is --center"};
   if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
     throw Error{ErrorKind::usage, fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name, *side.clip)};
@@ -71,6 +80,7 @@ Json side_to_json(const SideOptions& side) {
   if (side.allocate != Allocate::none) json["allocate"] = to_string(side.allocate);
   if (side.row_bytes > 0) json["row_bytes"] = side.row_bytes;
   if (side.kmeans > 0) json["kmeans"] = side.kmeans;
+  if (side.transform != TransformKind::orthogonal) json["transform"] = to_string(side.transform);
   return json;
 }
 
@@ -145,6 +155,7 @@ Json options_to_json(const Options& options) {
   if (options.budget_bits || options.budget_bytes) json["uniform_layout"] = options.uniform_layout;
   if (options.budget_per_layer) json["budget_per_layer"] = true;
   if (options.choose_basis) json["choose_basis"] = true;
+  if (options.choose_transform) json["choose_transform"] = true;
   return json;
 }
 

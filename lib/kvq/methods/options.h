@@ -2,6 +2,7 @@
 
 #include <kvq/container/json.h>
 #include <kvq/plan/layer_plan.h>
+#include <kvq/solve/metric_transform.h>
 #include <kvq/stats/layer_stats.h>
 
 #include <optional>
@@ -27,6 +28,7 @@ struct SideOptions {
   ZeroKind zero = ZeroKind::floating;
   ScaleType scale_type = ScaleType::fp16;
   bool center = false;
+  TransformKind transform = TransformKind::orthogonal;  ///< coordinates that are rotated and coded; klt also needs Allocate::channel
   std::optional<double> clip = 1.0;   ///< 1 = no clip, nullopt = search on the sample
   Moment target = Moment::query;      ///< OSCAR: moment whose eigenbasis U is
   bool hadamard = true;               ///< SAW-INT4: rotate this side
@@ -57,6 +59,7 @@ struct Options {
   bool uniform_layout = false;      ///< joint: equal rows in all layers
   bool budget_per_layer = false;    ///< joint: every layer spends the same, on keys and values together
   bool choose_basis = false;        ///< joint: also try the whole head rotated, head by head
+  bool choose_transform = false;    ///< joint: also try klt, head by head
   const SideOptions& side(char which) const { return which == 'k' ? k : v; }
 };
 

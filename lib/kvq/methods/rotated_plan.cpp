@@ -3,15 +3,12 @@
 #include <kvq/methods/centroids.h>
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
+#include <kvq/solve/spectral.h>
 #include <kvq/solve/structured.h>
 
 #include <algorithm>
 
 namespace kvq {
-
-namespace {
-
-}  // namespace
 
 std::vector<float> make_center(const LayerStats& stats, const Options& options, char side) {
   const auto& sums = stats.moment(side == 'k' ? Moment::key : Moment::value);
@@ -53,8 +50,9 @@ double value_shrink_weight(const RotationRequest& request, const RotatedData& ro
   const auto moments = request.stats.moments.find(Moment::scored_value);
   if (moments == request.stats.moments.end()) return 1.0;
   const std::vector<double> outputs = mean_moment(moments->second[member], {center.begin(), center.end()});
+  const std::vector<double>& metric = request.data[member].metric;
   double trace = 0.0;
-  for (int j = 0; j < rotated.dim; ++j) trace += outputs[static_cast<std::size_t>(j * rotated.dim + j)];
+  for (std::size_t i = 0, d = static_cast<std::size_t>(rotated.dim); i < (metric.empty() ? d : d * d); ++i) trace += metric.empty() ? outputs[i * (d + 1)] : metric[i] * outputs[i];
   return trace * static_cast<double>(request.stats.sample.size()) / energy(rotated);
 }
 
@@ -77,16 +75,17 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
 }
 
 /// Clip search and errors of the heads that share entry h.
-EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<RotatedData>& rotated, int h) {
+/// @param plain  the rows as the model has them, with their metric
+EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<FitData>& plain, const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);
   EntryResult result;
   TensorPlan unclipped = plan;
   if (scale_rule(plan.coder) == ScaleRule::minmax) unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
   const RowCodec plain_codec(unclipped, h, request.dim());
   for (const std::size_t member : request.members(h)) {
-    const RotatedData plain = rotate(request.data[member], {}, {});
-    result.plain_cost += coding_cost(plain, plain_codec);
-    result.energy += energy(plain);
+    const RotatedData rows = rotate(plain[member], {}, {});
+    result.plain_cost += coding_cost(rows, plain_codec);
+    result.energy += energy(rows);
   }
   const auto* uniform = std::get_if<UniformCoder>(&request.coder);
   if (uniform && uniform->rule == ScaleRule::minmax && !side.clip) {
@@ -104,8 +103,10 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
 
 }  // namespace
 
-const char* metric_name(const LayerStats& stats, char side) {
-  if (side == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
+const char* metric_name(const SideView& view) {
+  const LayerStats& stats = view.original();
+  if (view.side() == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
+  if (!view.is_orthogonal() && !stats.o_proj_metric.empty()) return "output_weighted";
   return stats.sample.value_weight.empty() ? "unweighted" : "attention_weighted";
 }
 
@@ -126,12 +127,16 @@ std::vector<std::size_t> RotationRequest::members(int h) const {
   return all;
 }
 
-std::vector<FitData> fit_data(const LayerStats& stats, char side) {
+std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_metric) {
   std::vector<FitData> data;
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) {
     FitData entry{.dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim};
     entry.rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(h);
     if (side == 'k' && stats.moments.count(Moment::query)) entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
+    if (side == 'v' && output_metric && !stats.o_proj_metric.empty()) {
+      const std::size_t size = static_cast<std::size_t>(entry.dim) * static_cast<std::size_t>(entry.dim), first = static_cast<std::size_t>(h) * size;
+      entry.metric.assign(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first), stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first + size));
+    }
     if (side == 'v' && !stats.sample.value_weight.empty()) entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
     data.push_back(std::move(entry));
   }
@@ -157,15 +162,33 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
 std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   const auto entry = static_cast<std::size_t>(h);
-  if (rotation.kind == RotationKind::identity) return {};
+  if (rotation.kind == RotationKind::identity && rotation.channel_scale.empty()) return {};
   if (rotation.kind == RotationKind::dense) {
     const float* r = rotation.matrix.data() + entry * d * d;
     return {r, r + d * d};
   }
-  std::vector<double> matrix = block_hadamard_matrix(dim, rotation.order);
-  for (std::size_t i = 0; i < d && !rotation.signs.empty(); ++i)
-    for (std::size_t j = 0; j < d; ++j) matrix[i * d + j] *= rotation.signs[entry * d + i];
+  std::vector<double> matrix = block_hadamard_matrix(dim, rotation.kind == RotationKind::identity ? 1 : rotation.order);
+  for (std::size_t i = 0; i < d; ++i) {
+    const double sign = rotation.signs.empty() ? 1.0 : rotation.signs[entry * d + i], scale = rotation.channel_scale.empty() ? 1.0 : double{rotation.channel_scale[entry * d + i]};
+    for (std::size_t j = 0; j < d; ++j) matrix[i * d + j] *= sign * scale;
+  }
   return matrix;
+}
+
+std::vector<double> inverse_matrix(const Rotation& rotation, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim), entry = static_cast<std::size_t>(h);
+  if (!rotation.inverse.empty()) {
+    const float* r = rotation.inverse.data() + entry * d * d;
+    return {r, r + d * d};
+  }
+  const std::vector<double> matrix = rotation_matrix(rotation, h, dim);
+  if (matrix.empty()) return {};
+  std::vector<double> inverse = transposed(matrix, dim);
+  for (std::size_t i = 0; i < inverse.size() && !rotation.channel_scale.empty(); ++i) {
+    const double scale = rotation.channel_scale[entry * d + i % d];
+    inverse[i] /= scale * scale;
+  }
+  return inverse;
 }
 
 std::set<Moment> common_needs(const Options& options) {
@@ -181,9 +204,11 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
 
   TensorPlan plan;
   plan.coder = make_coder(options, which, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
-  if (side.center) plan.center = make_center(stats, options, which);
-  const std::vector<FitData> data = fit_data(stats, which);
-  const RotationRequest request{stats, options, which, plan.coder, data, plan.center};
+  const SideView view(stats, options, which);
+  if (side.center) plan.center = make_center(view.stats(), options, which);
+  const std::vector<FitData> data = fit_data(view.stats(), which, !view.is_orthogonal());
+  const std::vector<FitData> plain = view.is_orthogonal() ? data : fit_data(stats, which, true);
+  const RotationRequest request{view.stats(), options, which, plan.coder, data, plan.center};
   plan.rotation = choose(request);
   plan.rotation.scope = options.scope;
 
@@ -195,7 +220,7 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
   fit_tables(plan, side.fitted, rotated);
   std::vector<EntryResult> entries(heads);
   parallel_for(request.heads(), [&](std::int64_t h) {
-    entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
+    entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, plain, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
   });
   EntryResult total;
   for (const EntryResult& entry : entries) {
@@ -206,7 +231,8 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
   }
   if (!(total.energy > 0.0))
     throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
-  plan.error = FitError{metric_name(stats, which), total.plain_cost / total.energy, total.cost / total.energy};
+  plan.error = FitError{metric_name(view), total.plain_cost / total.energy, total.cost / total.energy};
+  view.compose(plan, options);
   return plan;
 }
 

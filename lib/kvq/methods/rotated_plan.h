@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/methods/method.h>
+#include <kvq/methods/side_view.h>
 #include <kvq/solve/fit.h>
 #include <kvq/solve/rotation_report.h>
 
@@ -8,7 +9,8 @@
 
 namespace kvq {
 
-/// What a method that only chooses rotations has to say: the rotation of one side of one layer.
+/// What a method that only chooses rotations has to say: the rotation of one side of one layer. With a transform all of this is in the
+/// coordinates of a SideView.
 /// `data` holds the sample of each head (or of all heads, one entry a head, when they share); `center` its means.
 struct RotationRequest {
   const LayerStats& stats;
@@ -37,7 +39,7 @@ TensorPlan exact_plan(const Options& options);
 std::vector<float> make_center(const LayerStats& stats, const Options& options, char side);
 
 /// What the cost of a side's errors is called in the artifact.
-const char* metric_name(const LayerStats& stats, char side);
+const char* metric_name(const SideView& view);
 
 /// The plan of one side by this recipe.
 TensorPlan plan_side(const LayerStats& stats, const Options& options, char side, ChooseRotation choose, int preferred_group);
@@ -48,11 +50,13 @@ std::set<Moment> common_needs(const Options& options);
 /// Mean of a moment per entry of a scope, [H] of [D, D]: of each KV head, or averaged over the heads that share.
 std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered);
 
-/// [D, D] of entry h of a rotation, for fitting; empty for the identity.
+/// A [D, D] of entry h of a rotation, for fitting, and A^-1; empty for the identity.
 std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim);
+std::vector<double> inverse_matrix(const Rotation& rotation, int h, int dim);
 
 /// Sample and metric of every KV head of one side.
-std::vector<FitData> fit_data(const LayerStats& stats, char side);
+/// @param output_metric  errors of values in o_proj's metric, where the statistics have it
+std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_metric = false);
 
 /// OSCAR Table 10 and Figure 7 of one layer.
 struct LayerRotationReport {

@@ -56,19 +56,19 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
 
 OutputChange OutputError::form(int head, std::span<const float> e) const {
   const auto d = static_cast<std::size_t>(data_.v_dim);
-  std::vector<float> turned;
-  const float* other = e.data();
-  if (!data_.curvature.empty()) {
-    turned.resize(e.size());
-    blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim,
-                  data_.curvature.data() + static_cast<std::size_t>(head) * d * d, data_.v_dim, false, turned.data(), data_.v_dim);
-    other = turned.data();
-  }
-  OutputChange total;
-  for (std::size_t i = 0; i < e.size(); ++i) {
-    total.curved += double{e[i]} * double{other[i]};
-    total.squared += double{e[i]} * double{e[i]};
-  }
+  std::vector<float> product(e.size());
+  const auto quadratic = [&](const float* matrix) {
+    const float* other = e.data();
+    if (matrix != nullptr) {
+      blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim, matrix, data_.v_dim, false, product.data(), data_.v_dim);
+      other = product.data();
+    }
+    double sum = 0.0;
+    for (std::size_t i = 0; i < e.size(); ++i) sum += double{e[i]} * double{other[i]};
+    return sum;
+  };
+  const OutputChange total{quadratic(data_.curvature.empty() ? nullptr : data_.curvature.data() + static_cast<std::size_t>(head) * d * d),
+                           quadratic(data_.output_metric.empty() ? nullptr : data_.output_metric.data())};
   const double half = 0.5 / static_cast<double>(e.size() / d);
   return {half * total.curved, half * total.squared};
 }

@@ -16,12 +16,13 @@ struct AttentionCase {
   std::vector<float> q;                  ///< [queries_per_head, m, D]
   std::vector<float> k, v;               ///< [n, D], [n, Dv]
   std::vector<float> curvature;          ///< [queries_per_head, Dv, Dv] or empty for the identity
+  std::vector<float> output_metric;      ///< [Dv, Dv] of squared errors, or empty for the identity
 };
 
 /// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.
 struct OutputChange {
   double curved = 0.0;   ///< of e G e: nats a token with the dump's curvature (Fisher); equal to `plain` without
-  double squared = 0.0;  ///< of e e
+  double squared = 0.0;  ///< of e M e, M the output metric
   OutputChange& operator+=(const OutputChange& other) {
     curved += other.curved;
     squared += other.squared;

@@ -167,6 +167,26 @@ class AttentionPass {
   LayerStats& stats_;
 };
 
+/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h, from o_proj's columns.
+std::vector<double> o_proj_metric(const LayerActivations& layer) {
+  if (!layer.v || layer.o_proj.empty()) return {};
+  const LayerGeometry& g = layer.geometry;
+  const auto d = static_cast<std::size_t>(g.v_head_dim), wide = d * static_cast<std::size_t>(g.num_q_heads);
+  const auto group = static_cast<std::size_t>(g.queries_per_kv_head()), rows = static_cast<std::size_t>(layer.o_proj_rows);
+  std::vector<double> metric;
+  for (std::size_t h = 0; h < static_cast<std::size_t>(g.num_kv_heads); ++h) {
+    MomentSum sum(g.v_head_dim);
+    std::vector<float> columns(rows * d);
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q) {
+      for (std::size_t r = 0; r < rows; ++r) std::copy_n(layer.o_proj.data() + r * wide + q * d, d, columns.data() + r * d);
+      sum.add(columns);
+    }
+    sum.symmetrise();
+    metric.insert(metric.end(), sum.sum.begin(), sum.sum.end());
+  }
+  return metric;
+}
+
 bool needs_attention(const StatsRequest& request) {
   return request.moments.count(Moment::scored_value) || request.moments.count(Moment::scored_query);
 }
@@ -182,6 +202,7 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.tokens = layer.k.tokens;
   stats.sequences = static_cast<std::int64_t>(layer.cu_seqlens.size()) - 1;
   stats.content_hash = layer.content_hash;
+  stats.o_proj_metric = o_proj_metric(layer);
   const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
   if (held.count > 0) stats.held_out = hold_out(layer, held);
   const TokenRange golden = choose_golden(layer, request.golden_tokens, held);

@@ -51,6 +51,7 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
   };
   if (into.layer != other.layer) refuse("layers");
   if (into.geometry != other.geometry || into.has_values != other.has_values) refuse("geometries");
+  if (into.o_proj_metric != other.o_proj_metric) refuse("o_proj metrics");
   if (into.moments.size() != other.moments.size()) refuse("collected moments");
   if (into.moments.count(Moment::sst))
     throw Error{ErrorKind::unsupported,

@@ -42,6 +42,7 @@ struct LayerStats {
   std::int64_t sequences = 0;
   std::map<Moment, std::vector<MomentSum>> moments;  ///< one sum per KV head
   TokenSample sample;
+  std::vector<double> o_proj_metric;                 ///< [Hkv, Dv, Dv] sum of W_h^T W_h over the group's query heads, W_h o_proj's columns; or empty
   std::optional<HeldOut> held_out;
   std::optional<GoldenTokens> golden;                ///< real rows for the artifact; they are in the sums like others
   std::string content_hash;                          ///< of the dump data of this layer

@@ -29,7 +29,7 @@ struct LayerRow {
   std::int64_t tokens = 0, sequences = 0;
   std::vector<Moment> moments;
   std::int64_t held_out_tokens = 0, golden_tokens = 0;
-  bool curvature = false;
+  bool curvature = false, o_proj_metric = false;
   std::string content_hash;
 };
 
@@ -131,6 +131,15 @@ std::vector<float> read_curvature(const SafetensorsFile& file, const LayerRow& r
   return values;
 }
 
+std::vector<double> read_o_proj_metric(const SafetensorsFile& file, const LayerRow& row) {
+  const std::string tensor = name_of(row.layer, "o_proj_metric");
+  const std::int64_t dv = row.geometry.v_head_dim;
+  std::vector<double> values = file.read<double>(tensor, {row.geometry.num_kv_heads, dv, dv});
+  if (!std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); }))
+    throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+  return values;
+}
+
 HeldOut read_held_out(const SafetensorsFile& file, const LayerRow& row) {
   HeldOut held;
   const std::string tensor = name_of(row.layer, "held_out.query");
@@ -182,6 +191,8 @@ void add_golden(SafetensorsWriter& writer, int layer, const LayerGeometry& geome
 void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
   if (stats.held_out) add_held_out(writer, stats.layer, stats.geometry, *stats.held_out);
   if (stats.golden) add_golden(writer, stats.layer, stats.geometry, *stats.golden);
+  if (const std::int64_t dv = stats.geometry.v_head_dim; !stats.o_proj_metric.empty())
+    writer.add_view(name_of(stats.layer, "o_proj_metric"), DType::f64, {stats.geometry.num_kv_heads, dv, dv}, {std::as_bytes(std::span(stats.o_proj_metric))});
   for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
   const std::int64_t n = stats.sample.size();
   writer.add_view(name_of(stats.layer, "sample.key"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.key))});
@@ -209,6 +220,7 @@ Json layer_row(const LayerStats& stats) {
     row["curvature"] = !stats.held_out->curvature.empty();
   }
   if (stats.golden) row["golden_tokens"] = stats.golden->count;
+  if (!stats.o_proj_metric.empty()) row["o_proj_metric"] = true;
   return row;
 }
 
@@ -222,6 +234,7 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   row.content_hash = json.at("content_hash");
   row.held_out_tokens = json.value("held_out_tokens", std::int64_t{0});
   row.curvature = json.value("curvature", false);
+  row.o_proj_metric = json.value("o_proj_metric", false);
   row.golden_tokens = json.value("golden_tokens", std::int64_t{0});
   for (const Json& name : json.at("moments")) {
     const auto moment = moment_from_string(name.get<std::string>());
@@ -293,6 +306,7 @@ LayerStats StatsFile::load(std::size_t index) const {
   stats.content_hash = row.content_hash;
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
+  if (row.o_proj_metric) stats.o_proj_metric = read_o_proj_metric(impl_->file, row);
   if (row.held_out_tokens > 0) stats.held_out = read_held_out(impl_->file, row);
   if (row.golden_tokens > 0) stats.golden = read_golden(impl_->file, row);
   return stats;
@@ -303,7 +317,7 @@ namespace {
 /// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
   const auto any_row = [&](const char* key) { return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); }); };
-  const char* version = any_row("golden_tokens") ? "1.3" : header.range ? "1.2" : any_row("held_out_tokens") ? "1.1" : "1.0";
+  const char* version = any_row("o_proj_metric") ? "1.4" : any_row("golden_tokens") ? "1.3" : header.range ? "1.2" : any_row("held_out_tokens") ? "1.1" : "1.0";
   Json manifest = {{"format", "kvq-stats"},
                    {"version", version},
                    {"requires", Json::array()},

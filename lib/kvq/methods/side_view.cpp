@@ -1,0 +1,235 @@
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/methods/rotated_plan.h>
+#include <kvq/methods/side_view.h>
+#include <kvq/solve/spectral.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvq {
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+int dim_of(const LayerStats& stats, char side) { return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim; }
+
+void add_to(Doubles& sum, const Doubles& more) {
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+}
+
+/// Covariance, metric and mean of the rows of one entry; of heads that share it their averages.
+struct EntryMoments {
+  Doubles covariance, metric, mean;
+  std::int64_t tokens = 0;
+};
+
+/// Metric of one KV head's rows: the queries' moment for keys, o_proj's for values (the identity where the dump had none).
+Doubles metric_of(const LayerStats& stats, char side, std::size_t head) {
+  const auto d = static_cast<std::size_t>(dim_of(stats, side));
+  if (side == 'k') return mean_moment(stats.moment(Moment::query)[head]);
+  Doubles metric(d * d, 0.0);
+  for (std::size_t i = 0; i < d; ++i) metric[i * d + i] = 1.0;
+  if (!stats.o_proj_metric.empty()) std::copy_n(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(head * d * d), d * d, metric.begin());
+  return metric;
+}
+
+std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& options, char side) {
+  const std::vector<MomentSum>& rows = stats.moment(side == 'k' ? Moment::key : Moment::value);
+  const std::vector<float> centers = options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
+  const auto d = static_cast<std::size_t>(dim_of(stats, side));
+  std::vector<EntryMoments> entries;
+  for (std::size_t h = 0; h < rows.size(); ++h) {
+    const std::size_t entry = options.scope == Scope::layer ? 0 : h;
+    Doubles center;
+    if (!centers.empty()) center.assign(centers.begin() + static_cast<std::ptrdiff_t>(entry * d), centers.begin() + static_cast<std::ptrdiff_t>((entry + 1) * d));
+    EntryMoments own{mean_moment(rows[h], center), metric_of(stats, side, h), mean_vector(rows[h]), static_cast<std::int64_t>(rows[h].weight)};
+    if (entry == entries.size()) {
+      entries.push_back(std::move(own));
+      continue;
+    }
+    add_to(entries[entry].covariance, own.covariance);
+    add_to(entries[entry].metric, own.metric);
+    add_to(entries[entry].mean, own.mean);
+    entries[entry].tokens += own.tokens;
+  }
+  if (options.scope == Scope::layer)
+    for (Doubles* sum : {&entries[0].covariance, &entries[0].metric, &entries[0].mean})
+      for (double& value : *sum) value /= static_cast<double>(rows.size());
+  return entries;
+}
+
+/// Rotary pairs of keys, which share a factor; none of values.
+ChannelPairs pairs_of(const LayerGeometry& geometry, char side) {
+  ChannelPairs pairs;
+  if (side == 'v' || geometry.rope.layout == RopeLayout::none) return pairs;
+  const std::vector<RopeBlock> blocks = rope_blocks(geometry);  // the rotary pairs come first
+  for (std::size_t i = 0; i < static_cast<std::size_t>(geometry.rope.dim / 2); ++i) pairs.emplace_back(blocks[i].first, blocks[i].second);
+  return pairs;
+}
+
+/// a^T m a
+MomentSum moved(const MomentSum& sum, const Doubles& a) {
+  MomentSum result(sum.dim);
+  result.sum = turned(sum.sum, a, sum.dim);
+  result.mean.assign(sum.mean.size(), 0.0);
+  const auto d = static_cast<std::size_t>(sum.dim);
+  for (std::size_t i = 0; i < d; ++i)
+    for (std::size_t j = 0; j < d; ++j) result.mean[j] += sum.mean[i] * a[i * d + j];
+  result.weight = sum.weight;
+  return result;
+}
+
+/// Rows [n, H, D] with those of each head multiplied by its matrix, in double, rounded to float once.
+SampledRows moved(const SampledRows& rows, const std::vector<const Doubles*>& matrices) {
+  SampledRows result{DType::f32, rows.heads, rows.dim, {}};
+  const auto d = static_cast<std::size_t>(rows.dim), heads = static_cast<std::size_t>(rows.heads);
+  const std::size_t count = rows.raw.size() / (heads * d * size_of(rows.dtype));
+  std::vector<float> all(count * heads * d);
+  parallel_for(rows.heads, [&](std::int64_t h) {
+    const std::vector<float> own = rows.head(static_cast<int>(h));
+    const Doubles& matrix = *matrices[static_cast<std::size_t>(h)];
+    Doubles sum(d);
+    for (std::size_t t = 0; t < count; ++t) {
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (std::size_t i = 0; i < d; ++i)
+        for (std::size_t j = 0; j < d; ++j) sum[j] += double{own[t * d + i]} * matrix[i * d + j];
+      std::copy(sum.begin(), sum.end(), all.begin() + static_cast<std::ptrdiff_t>((t * heads + static_cast<std::size_t>(h)) * d));
+    }
+  });
+  result.raw.resize(all.size() * sizeof(float));
+  std::memcpy(result.raw.data(), all.data(), result.raw.size());
+  return result;
+}
+
+/// The side's statistics in new coordinates. @param heads  the transform of each KV head
+std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side, const std::vector<const HeadTransform*>& heads) {
+  auto view = std::make_unique<LayerStats>();
+  view->layer = stats.layer, view->geometry = stats.geometry, view->has_values = stats.has_values;
+  view->tokens = stats.tokens, view->sequences = stats.sequences, view->content_hash = stats.content_hash;
+  const int dim = dim_of(stats, side);
+  std::vector<Doubles> duals;  // A^-T: what queries and errors of outputs are multiplied by
+  std::vector<const Doubles*> matrices;
+  for (const HeadTransform* head : heads) {
+    matrices.push_back(&head->matrix);
+    duals.push_back(transposed(head->inverse, dim));
+  }
+  for (const auto& [which, sums] : stats.moments) {
+    const bool of_queries = which == Moment::query || which == Moment::scored_query;
+    if (is_value_moment(which) != (side == 'v')) continue;
+    for (std::size_t h = 0; h < sums.size(); ++h) view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
+  }
+  view->sample.key = stats.sample.key, view->sample.token = stats.sample.token;
+  view->sample.value_weight = stats.sample.value_weight;
+  (side == 'k' ? view->sample.k : view->sample.v) = moved(side == 'k' ? stats.sample.k : stats.sample.v, matrices);
+  if (side == 'k') return view;
+  const auto size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const Doubles metric = turned(metric_of(stats, 'v', h), duals[h], dim);
+    view->o_proj_metric.insert(view->o_proj_metric.end(), metric.begin(), metric.begin() + static_cast<std::ptrdiff_t>(size));
+  }
+  return view;
+}
+
+std::string kind_name(const std::vector<TransformKind>& kinds) {
+  const bool alike = std::all_of(kinds.begin(), kinds.end(), [&](TransformKind kind) { return kind == kinds.front(); });
+  return alike ? to_string(kinds.front()) : "mixed";
+}
+
+/// Letters of a recipe before the method's own factors.
+std::string prefixed(const std::string& kind, const std::string& recipe) {
+  const std::string letter = kind == "diagonal" ? "D" : "B";
+  return recipe == "I" ? letter : letter + "*" + recipe;
+}
+
+/// [D, D] of the inverse of `matrix` as rounded to float32: one Newton step from that of the unrounded one.
+Doubles refined_inverse(const Doubles& inverse, std::span<const float> matrix, int dim) {
+  const Doubles rounded(matrix.begin(), matrix.end());
+  Doubles correction = product(rounded, inverse, dim);
+  const auto d = static_cast<std::size_t>(dim);
+  for (double& value : correction) value = -value;
+  for (std::size_t i = 0; i < d; ++i) correction[i * d + i] += 2.0;
+  return product(inverse, correction, dim);
+}
+
+}  // namespace
+
+SideView::SideView(const LayerStats& stats, const Options& options, char side)
+    : SideView(stats, options, side, std::vector<TransformKind>(options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
+                                                                options.side(side).transform)) {}
+
+SideView::SideView(const LayerStats& stats, const Options& options, char side, std::vector<TransformKind> kinds)
+    : original_(stats), side_(side), kinds_(std::move(kinds)) {
+  if (std::all_of(kinds_.begin(), kinds_.end(), [](TransformKind kind) { return kind == TransformKind::orthogonal; })) return;
+  const int dim = dim_of(stats, side);
+  const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
+  const ChannelPairs pairs = pairs_of(stats.geometry, side);
+  heads_.resize(kinds_.size());
+  try {
+    parallel_for(static_cast<std::int64_t>(kinds_.size()), [&](std::int64_t index) {
+      const auto h = static_cast<std::size_t>(index);
+      const EntryMoments& own = moments[h];
+      const bool balanced = kinds_[h] == TransformKind::balanced || kinds_[h] == TransformKind::klt;
+      heads_[h] = balanced ? balanced_transform(own.covariance, own.metric, own.mean, dim, own.tokens, kMostCondition)
+                           : diagonal_transform(own.covariance, own.metric, dim, own.tokens, pairs);
+      if (kinds_[h] != TransformKind::orthogonal) return;
+      const auto d = static_cast<std::size_t>(dim);  // the gain is told of those too
+      heads_[h].scale.assign(d, 1.0);
+      heads_[h].matrix.assign(d * d, 0.0);
+      for (std::size_t i = 0; i < d; ++i) heads_[h].matrix[i * d + i] = 1.0;
+      heads_[h].inverse = heads_[h].matrix;
+    });
+  } catch (const Error& error) {
+    throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, side, error.what()), error.hint()};
+  }
+  std::vector<const HeadTransform*> of_head;
+  for (int h = 0; h < stats.geometry.num_kv_heads; ++h) of_head.push_back(&heads_[options.scope == Scope::layer ? 0 : static_cast<std::size_t>(h)]);
+  view_ = transformed(stats, side, of_head);
+}
+
+void SideView::compose(TensorPlan& plan, const Options& options) const {
+  if (is_orthogonal()) return;
+  const int dim = dim_of(original_, side_);
+  const auto d = static_cast<std::size_t>(dim);
+  Rotation& rotation = plan.rotation;
+  if (!plan.center.empty()) plan.center = make_center(original_, options, side_);
+  MetricTransform told{.kind = kind_name(kinds_), .outlier_gain = {}, .condition = {}};
+  const bool diagonal = std::all_of(heads_.begin(), heads_.end(), [](const HeadTransform& head) { return !head.scale.empty(); });
+  if (diagonal && rotation.kind != RotationKind::dense) {
+    for (const HeadTransform& head : heads_) rotation.channel_scale.insert(rotation.channel_scale.end(), head.scale.begin(), head.scale.end());
+  } else {
+    std::vector<float> matrix, inverse;
+    for (std::size_t h = 0; h < heads_.size(); ++h) {
+      const Doubles own = rotation_matrix(rotation, static_cast<int>(h), dim);
+      const Doubles a = own.empty() ? heads_[h].matrix : product(heads_[h].matrix, own, dim);
+      const Doubles back = own.empty() ? heads_[h].inverse : product(transposed(own, dim), heads_[h].inverse, dim);
+      matrix.insert(matrix.end(), a.begin(), a.end());
+      const Doubles refined = refined_inverse(back, std::span(matrix).last(d * d), dim);
+      inverse.insert(inverse.end(), refined.begin(), refined.end());
+    }
+    rotation.kind = RotationKind::dense;
+    rotation.matrix = std::move(matrix);
+    rotation.inverse = std::move(inverse);
+    rotation.signs.clear();
+  }
+  // An eigenbasis of the new coordinates explains no matrix of the old ones.
+  rotation.eigenbasis.clear();
+  rotation.spectrum.clear();
+  rotation.sign_choice.clear();
+  rotation.target.clear();
+  rotation.recipe = prefixed(told.kind, rotation.recipe);
+  for (std::size_t h = 0; h < heads_.size(); ++h) {
+    told.outlier_gain.push_back(heads_[h].outlier_gain);
+    told.condition.push_back(transform_condition(rotation, static_cast<int>(h), dim));
+  }
+  plan.transform = std::move(told);
+}
+
+std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, char side) {
+  std::vector<double> gains;
+  for (const EntryMoments& own : entry_moments(stats, options, side)) gains.push_back(outlier_gain(own.covariance, own.metric, dim_of(stats, side), own.tokens));
+  return gains;
+}
+
+}  // namespace kvq

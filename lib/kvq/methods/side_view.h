@@ -1,0 +1,45 @@
+#pragma once
+
+#include <kvq/methods/options.h>
+#include <kvq/plan/layer_plan.h>
+#include <kvq/solve/metric_transform.h>
+#include <kvq/stats/layer_stats.h>
+
+#include <memory>
+#include <vector>
+
+namespace kvq {
+
+/// One side of a layer in the coordinates of its transforms: rows x A, queries q A^-T, metrics A^-1 W A^-T, and all moments of them. A method
+/// decides on these as on a model that was scaled so, and compose() takes the decision back to the model's own rows.
+class SideView {
+ public:
+  /// @param kinds  [H] a transform for each entry of the scope
+  /// @throws       Error{numerical} naming layer and side if a covariance or metric cannot be balanced
+  SideView(const LayerStats& stats, const Options& options, char side, std::vector<TransformKind> kinds);
+  /// With the transform that the options name, for all entries.
+  SideView(const LayerStats& stats, const Options& options, char side);
+
+  char side() const { return side_; }
+  /// The layer as it is.
+  const LayerStats& original() const { return original_; }
+  /// The layer in the coordinates of this side; the other side, golden and held-out rows are left out. original() if all is orthogonal.
+  const LayerStats& stats() const { return view_ ? *view_ : original_; }
+  TransformKind kind(int entry) const { return kinds_[static_cast<std::size_t>(entry)]; }
+  bool is_orthogonal() const { return view_ == nullptr; }
+
+  /// Turns a plan for stats() into one for original(): centre, rotation with its inverse, what is told of the transform.
+  void compose(TensorPlan& plan, const Options& options) const;
+
+ private:
+  const LayerStats& original_;
+  char side_;
+  std::vector<TransformKind> kinds_;
+  std::vector<HeadTransform> heads_;  ///< [H]
+  std::unique_ptr<const LayerStats> view_;
+};
+
+/// Outlier gain of each KV head of a side, whatever its transform, for reports.
+std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, char side);
+
+}  // namespace kvq
