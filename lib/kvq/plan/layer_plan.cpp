@@ -3,7 +3,9 @@
 #include <kvq/core/error.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <numeric>
 
 namespace kvq {
@@ -33,11 +35,9 @@ struct Checker {
     if (!rotation.signs.empty()) expect_size(rotation.signs.size(), heads * d, "hadamard_signs");
     if (!rotation.inverse.empty()) expect_size(rotation.inverse.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "inverse");
     if (!rotation.channel_scale.empty()) expect_size(rotation.channel_scale.size(), rotation.kind == RotationKind::dense ? 0 : heads * d, "channel_scale");
-    for (const float scale : rotation.channel_scale) {
-      int exponent = 0;
-      if (!(scale >= kLeastChannelScale && scale <= kMostChannelScale) || std::frexp(scale, &exponent) != 0.5f)
-        fail(fmt::format("channel_scale: expected powers of two from 2^-24 to 2^24, found {}", scale));
-    }
+    for (const float scale : rotation.channel_scale)
+      if (!(scale >= kLeastChannelScale && scale <= kMostChannelScale) || (std::bit_cast<std::uint32_t>(scale) & 0xffffu) != 0)
+        fail(fmt::format("channel_scale: expected bfloat16 numbers from 2^-24 to 2^24, found {}", scale));
     expect_finite(rotation.inverse, "inverse");
     for (const auto sign : rotation.signs)
       if (sign != 1 && sign != -1) fail(fmt::format("hadamard_signs: expected +1 or -1, found {}", int{sign}));

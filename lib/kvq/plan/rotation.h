@@ -16,7 +16,7 @@ struct Rotation {
   Scope scope = Scope::kv_head;
   int order = 0;                    ///< block_hadamard: power of two dividing D; also the H of a dense recipe, 0 = none
   std::vector<std::int8_t> signs = {};   ///< [H, D] of +1, -1, or empty; block_hadamard: x * signs, then the blocks
-  std::vector<float> channel_scale = {}; ///< [H, D] powers of two, or empty; identity and block_hadamard: x * channel_scale comes first
+  std::vector<float> channel_scale = {}; ///< [H, D] positive bfloat16 numbers, or empty; identity and block_hadamard: x * channel_scale comes first
   std::vector<float> matrix = {};        ///< [H, D, D] row-major, kind dense only: A
   std::vector<float> inverse = {};       ///< [H, D, D] A^-1, kind dense only; empty: A is orthogonal, and its inverse its transpose
 

@@ -1,3 +1,4 @@
+#include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 #include <kvq/solve/metric_transform.h>
 
@@ -154,7 +155,6 @@ double outlier_gain(std::span<const double> c, std::span<const double> w, int di
 }
 
 HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens, const ChannelPairs& pairs) {
-  constexpr int kPhases = 64;
   const Vector own_c = diagonal_of(c, dim), own_w = diagonal_of(w, dim);
   Vector shared_c = own_c, shared_w = own_w;
   for (const auto& [i, j] : pairs) {
@@ -162,20 +162,10 @@ HeadTransform diagonal_transform(std::span<const double> c, std::span<const doub
     shared_w[i] = shared_w[j] = own_w[i] + own_w[j];
   }
   const Vector exact = balance_of(shared_c, shared_w);
-  // Rows of mean square 1, before rounding.
   const double energy = (own_c.array() * exact.array().square()).sum() / dim;
   const double unit = energy > 0.0 ? 1.0 / std::sqrt(energy) : 1.0;
-  Vector best = Vector::Ones(dim);
-  double least = std::numeric_limits<double>::infinity();
-  for (int phase = 0; phase < kPhases; ++phase) {
-    Vector a(dim);
-    for (int i = 0; i < dim; ++i) a[i] = std::exp2(std::clamp(std::floor(std::log2(exact[i] * unit) + static_cast<double>(phase) / kPhases), -24.0, 24.0));
-    const double cost = (own_w.array() / a.array().square()).sum() * (own_c.array() * a.array().square()).sum();
-    if (cost < least) {
-      least = cost;
-      best = a;
-    }
-  }
+  Vector best(dim);
+  for (int i = 0; i < dim; ++i) best[i] = bf16_to_float(float_to_bf16(static_cast<float>(std::clamp(exact[i] * unit, 0x1p-24, 0x1p24))));
   HeadTransform result{.scale = {best.data(), best.data() + dim}, .matrix = to_vector(Matrix(best.asDiagonal())),
                        .inverse = to_vector(Matrix(best.cwiseInverse().asDiagonal())), .outlier_gain = outlier_gain(c, w, dim, tokens)};
   return result;

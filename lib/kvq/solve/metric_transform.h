@@ -15,7 +15,7 @@ const char* to_string(TransformKind kind);
 
 /// x -> x A of one head, with A^-1. Empty matrices mean the identity.
 struct HeadTransform {
-  std::vector<double> scale;            ///< [D] powers of two, of a diagonal one
+  std::vector<double> scale;            ///< [D] bfloat16 numbers, of a diagonal one
   std::vector<double> matrix, inverse;  ///< [D, D] A and A^-1, also of a diagonal one
   double outlier_gain = 1.0;            ///< tr W tr C / (tr (C^1/2 W C^1/2)^1/2)^2, at least 1
 };
@@ -23,9 +23,8 @@ struct HeadTransform {
 /// Channels that share a factor, each in one pair or in none (a rotary pair of keys).
 using ChannelPairs = std::vector<std::pair<int, int>>;
 
-/// A = diag(2^e): among the powers of two nearest to (W_ii / C_ii)^(1/4) times a common factor, those of the factor that makes
-/// tr(A^-1 W A^-1) tr(A C A) smallest. Rows get a mean square near 1. Channels without variance or without metric take part in nothing and get the
-/// common factor of the others.
+/// A = diag((W_ii / C_ii)^(1/4)) times a common factor that gives rows a mean square of 1, rounded to bfloat16: smallest
+/// tr(A^-1 W A^-1) tr(A C A) of all diagonal A. Channels without variance or without metric get the geometric mean of the others.
 /// @param c, w    [D, D] symmetric, positive semidefinite
 /// @param tokens  rows that C was estimated from
 HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens, const ChannelPairs& pairs);
