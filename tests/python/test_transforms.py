@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import artifact_builder as build
+import derive_transform_vectors as derived
 import read_artifact
 from kvq_py.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
 from kvq_py.artifact_reader import parse_artifact
@@ -66,6 +67,11 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
 
 
 TENSORS = sample()[1]
+
+
+def patterns(texts: list[str]) -> np.ndarray:
+    """float32 of binary32 patterns in hex"""
+    return np.array([int(text, 16) for text in texts], np.uint32).view(np.float32)
 
 
 def parse(content: bytes):
@@ -155,6 +161,77 @@ def test_torch_reconstructs_what_numpy_does():
         found = coded_attention.reconstruct(plan, torch.from_numpy(x)).numpy()
         for head in range(KV_HEADS):
             np.testing.assert_allclose(found[head], plan.reconstruct(x[head], head), atol=1e-5)
+
+
+# The written vectors
+
+VECTORS = json.loads(derived.VECTORS.read_text())["vectors"]
+
+
+def plan_of(vector: dict):
+    """The vector's plan, read from an artifact that says the same."""
+    facts, dim = vector["rotation"], len(vector["x_bits"])
+    flags = {name: f"{name}_bits" in facts for name in ("inverse", "channel_scale")}
+    rotation = build.rotation(facts["kind"], signs="signs" in facts, **flags, **{key: facts[key] for key in ("order",) if key in facts})
+    coder = {key: vector[key] for key in ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero") if key in vector}
+    plan = coder | {"center": "center_bits" in vector, "rotation": rotation} | build.transform(1, condition=vector["condition"])
+    if "clip_ratio" in vector:
+        plan["clip_ratio"] = [vector["clip_ratio"]]
+    tensors = {"layers.0.k.rotation": ("matrix_bits", (1, dim, dim)), "layers.0.k.inverse": ("inverse_bits", (1, dim, dim)),
+               "layers.0.k.channel_scale": ("channel_scale_bits", (1, dim))}
+    arrays = {name: patterns(facts[key]).reshape(shape) for name, (key, shape) in tensors.items() if key in facts}
+    if "signs" in facts:
+        arrays["layers.0.k.hadamard_signs"] = np.int8([facts["signs"]])
+    if "center_bits" in vector:
+        arrays["layers.0.k.center"] = patterns(vector["center_bits"])[None]
+    tree = build.manifest([build.layer(0, build.geometry(1, 1, dim), plan)], requires=("transform",))
+    return parse(build.to_bytes(tree, arrays)).layers[0].sides["k"]
+
+
+def same_bits(found: np.ndarray, expected: list[str]) -> bool:
+    return found.dtype == np.float32 and (found.ravel().view(np.uint32) == patterns(expected).view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_the_reader_gives_every_written_vector_bit_for_bit(vector):
+    plan, x = plan_of(vector), patterns(vector["x_bits"])[None]
+    assert same_bits(plan.rotate(x, 0), vector["x_rot_bits"])
+    coded, scheme = plan.encode_rows(x, 0), plan.scheme_of(0)
+    assert coded.codes.ravel().tolist() == vector["codes"]
+    assert plan.pack_rows(x, 0).tobytes().hex() == vector["bytes"]
+    assert same_bits(decode(coded, scheme), vector["decoded_bits"])
+    assert same_bits(plan.reconstruct(x, 0), vector["x_hat_bits"])
+    assert same_bits(plan.unrotate(plan.rotate(x, 0), 0), vector["x_bits"])
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_queries_of_the_written_vectors_keep_their_products(vector):
+    plan, x, q = plan_of(vector), patterns(vector["x_bits"])[None], patterns(vector["q_bits"]).astype(np.float64)
+    q_rot = q @ plan.inverse(0).T
+    assert (q_rot == patterns(vector["q_rot_bits"])).all()
+    assert np.sum(q_rot * plan.rotate(x, 0)[0]) == vector["dot"]
+    assert inverse_error(plan).tolist() == [0.0]
+    assert transform_condition(plan)[0] == pytest.approx(vector["condition"], rel=1e-12)
+
+
+def test_torch_gives_the_written_vectors():
+    torch = pytest.importorskip("torch")
+    from kvq_py import coded_attention
+
+    for vector in VECTORS:
+        x = torch.from_numpy(patterns(vector["x_bits"]))[None, None]
+        assert same_bits(coded_attention.reconstruct(plan_of(vector), x).numpy(), vector["x_hat_bits"]), vector["name"]
+
+
+def test_vectors_file_is_what_the_text_gives():
+    assert derived.vectors_text() == derived.VECTORS.read_text()
+
+
+def test_the_first_vector_by_hand():
+    """(3, -2, 4, 1) through ((2 0 0 0) (1 1 0 0) (0 0 1/2 0) (0 0 1/4 4)) is (6 - 2, -2, 2 + 1/4, 4)."""
+    assert patterns(VECTORS[0]["x_rot_bits"]).tolist() == [4, -2, 2.25, 4]
+    # products of row and column: 4 (1/4 + 1/4), 2 1, 1/4 (4 + 1/64), (1/16 + 16) / 16
+    assert VECTORS[0]["condition"] == pytest.approx(np.sqrt((2 + 2 + 1.00390625 + 1.00390625) / 4), rel=1e-15)
 
 
 # Reading
