@@ -170,7 +170,7 @@ SELFTEST = [
 ]
 
 SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)
-                for name in ("wide", "one_layer", "other_model", "other_window", "other_type")]
+                for name in ("wide", "one_layer", "other_model", "other_window", "other_metric", "other_type")]
 
 ARTIFACTS = [
     ("inspect_missing", "kvq-inspect no.safetensors", INPUT),
