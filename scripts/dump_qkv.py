@@ -190,7 +190,12 @@ def capture_all(args, job: Job, writer, num_tokens: int):
 def add_extras(args, job: Job, writer, modules: dict) -> None:
     import torch
     from kvq_dump.curvature import OutputCurvature
+    from kvq_py.dump_writer import output_metric
 
+    for layer, facts in writer.layers.items():
+        if facts.kind != "mla_rope":  # a dump without values
+            weight = modules[layer].o_proj.weight.detach().float().cpu().numpy()
+            writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
     if args.o_proj:
         for layer, module in modules.items():
             writer.write_extra(layer, "o_proj", module.o_proj.weight.detach().to(torch.float16).cpu().numpy())

@@ -71,6 +71,8 @@ def build_parser() -> Parser:
     planted.add_argument("--sink", action="store_true", help="the first token of a sequence draws much attention")
     planted.add_argument("--generated", metavar="N", type=int, default=0,
                          help="the last N tokens of each sequence count as generated")
+    planted.add_argument("--o-proj-metric", action="store_true",
+                         help="write a random positive definite o_proj_metric for each KV head (not for mla_rope)")
     split = parser.add_mutually_exclusive_group()
     split.add_argument("--split-by-layer", action="store_true", help="OUT.layer<i>.h5, one file per layer")
     split.add_argument("--split-by-sequence", action="store_true", help="OUT.sequence<i>.h5, one file per sequence")

@@ -16,7 +16,7 @@ EPILOG = """\
 examples
 
   read_artifact.py out.safetensors                 what is in it, one line per layer and side
-  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality and golden rows
+  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality, inverses and golden rows
   read_artifact.py out.safetensors --encode-rows k.npy --layer 3 --side k --head 0
                                                    the packed bytes of rows [N, D] of that head, in hex, one a line
 
@@ -65,6 +65,8 @@ def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
     row |= {name: facts[name] for name in ("codebooks", "trellis") if name in facts}
     if plan.centroid_scope:
         row |= {"centroids": {"count": scheme.centroids, "scope": plan.centroid_scope}}
+    if plan.transform:
+        row |= {"transform": facts["transform"]}
     return row | {"center": "center" in plan.tensors, "rotation": plan.kind, "scope": plan.scope, "recipe": plan.recipe,
                   "order": plan.order}
 
@@ -106,6 +108,8 @@ def table_row(row: dict) -> list[str]:
     ratios = sorted(set(row.get("clip_ratio", [])))
     clip = "-" if ratios in ([], [1.0]) else "..".join(f"{r:g}" for r in dict.fromkeys((ratios[0], ratios[-1])))
     rotation = row["rotation"] + (f" {row['order']}" if row["rotation"] == "block_hadamard" else "")
+    if "transform" in row:
+        rotation += f" {row['transform']['kind']}"
     center = "yes" if row["center"] else "no"
     if "centroids" in row:
         center = f"{row['centroids']['count']} {row['centroids']['scope']}"
@@ -172,6 +176,28 @@ def check_orthogonality(artifact) -> dict:
                  f"max|R^T R - I| = {errors[worst]:.2e} ({worst}), allowed {ORTHOGONALITY_TOLERANCE:g}")
 
 
+def check_transforms(artifact) -> list[dict]:
+    """Two checks, or none if all rotations are orthogonal: A^-1 A = I, and the conditions that the manifest claims."""
+    from kvq_py.artifact import CLAIM_TOLERANCE, INVERSE_TOLERANCE, MOST_CONDITION, inverse_error, transform_condition
+
+    error, largest, wrong_claim = 0.0, 0.0, ""
+    plans = [(f"layer {layer} {side}", plan) for layer, entry in artifact.layers.items()
+             for side, plan in entry.sides.items() if plan.transform]
+    for place, plan in plans:
+        found = transform_condition(plan)
+        error = max(error, float((inverse_error(plan) / found).max()))
+        largest = max(largest, float(found.max()))
+        for head, (own, claimed) in enumerate(zip(found.tolist(), plan.transform.condition)):
+            if not wrong_claim and abs(own - claimed) > CLAIM_TOLERANCE * own:
+                wrong_claim = f"{place} head {head}: expected {own:.6g}, found {claimed:.6g}"
+    if not plans:
+        return []
+    return [check("inverses", error <= INVERSE_TOLERANCE,
+                  f"max|A^-1 A - I| / condition = {error:.2e}, allowed {INVERSE_TOLERANCE:g}"),
+            check("condition", not wrong_claim and largest <= MOST_CONDITION,
+                  wrong_claim or f"largest {largest:.3g}, allowed {MOST_CONDITION:g}")]
+
+
 def check_golden_rows(artifact) -> list[dict]:
     """One check, or none if no layer has such rows."""
     from kvq_py.golden_rows import golden_fault
@@ -188,7 +214,8 @@ def check_golden_rows(artifact) -> list[dict]:
 def make_checks(artifact) -> list[dict]:
     # Versions, manifest, tensors, shapes and finite values are behind us: reading refuses what is wrong there.
     read = check("structure", True, f"{len(artifact.layers)} layers, {len(artifact.file.tensors)} tensors")
-    return [read, check_schema(artifact), check_hash(artifact), check_orthogonality(artifact), *check_golden_rows(artifact)]
+    return [read, check_schema(artifact), check_hash(artifact), check_orthogonality(artifact), *check_transforms(artifact),
+            *check_golden_rows(artifact)]
 
 
 # Coding rows

@@ -114,7 +114,7 @@ def _add_content_options(parser: Parser) -> None:
     group.add_argument("--dtype", choices=["auto", "float32", "float16", "bfloat16"], default="auto",
                        help="of q, k and v in the file (default auto: as the model's weights)")
     group.add_argument("--layers", metavar="LIST", type=layer_list, help="only these, as in 0,3,5-7 (default: all)")
-    group.add_argument("--o-proj", action="store_true", help="add each layer's output projection, float16")
+    group.add_argument("--o-proj", action="store_true", help="add each layer's output projection, float16 (its metric is there always)")
     group.add_argument("--curvature", action="store_true",
                        help="add output_curvature: one backward pass per prompt, needs its activations in memory")
     group.add_argument("--model-name", metavar="NAME", help="name in the file (default: hub id or folder name)")

@@ -1,4 +1,4 @@
-"""Writes formats/dump.md, version 1.0.
+"""Writes formats/dump.md, version 1.1 if there is an o_proj_metric, else 1.0.
 
 The number of tokens is known before the first forward pass, so every dataset is allocated whole and contiguous, and
 each layer of each prompt goes straight to its rows: memory does not grow with the dump. Values are checked on their way
@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import torch
 
-from kvq_py.dump_writer import FORMAT, VERSION, LayerFacts
+from kvq_py.dump_writer import FORMAT, METRIC_VERSION, VERSION, LayerFacts
 
 from .errors import EXIT_NUMERICAL, EXIT_UNSUPPORTED, DumpError
 
@@ -80,6 +80,15 @@ class DumpWriter:
                             f"{array.dtype.name}", "leave this part out of the dump")
         dataset = self._file[f"layers/{layer}"].create_dataset(name, data=array)
         dataset.attrs.update(attributes)
+
+    def write_metric(self, layer: int, metric: np.ndarray) -> None:
+        """`o_proj_metric` of a layer, float32 [Hkv, Dv, Dv]."""
+        if not np.isfinite(metric).all() or not metric.any():
+            found = "only zeros" if not metric.any() else "values that are not finite"
+            raise DumpError(EXIT_NUMERICAL, f"layer {layer} o_proj_metric: expected the squares of an output projection, "
+                            f"found {found}", "the weights of o_proj may be damaged")
+        self._file[f"layers/{layer}"].create_dataset("o_proj_metric", data=metric)
+        self._file.attrs["version"] = METRIC_VERSION
 
     def largest_magnitudes(self) -> dict[str, float]:
         """{"q": ..., "k": ..., "v": ...} over all layers. Refuses a tensor of zeros, as every reader would."""

@@ -1,8 +1,8 @@
 """formats/artifact.md: what an artifact says, and what it does to a row.
 
-`artifact_reader.read_artifact` makes these from a file and refuses what has to be refused; `content_hash` and
-`orthogonality_error` are checks that cost time and are made on request. Shapes: H heads (1 if the layer's heads share),
-D channels, N rows, C centroids, Hkv KV heads.
+`artifact_reader.read_artifact` makes these from a file and refuses what has to be refused; `content_hash`,
+`orthogonality_error`, `inverse_error` and `transform_condition` are checks that cost time and are made on request. Shapes: H heads
+(1 if the layer's heads share), D channels, N rows, C centroids, Hkv KV heads.
 """
 
 import dataclasses
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from .golden_rows import GoldenRows
 
 ORTHOGONALITY_TOLERANCE = 1e-6
+INVERSE_TOLERANCE = 1e-6  # of |A^-1 A - I|, times the condition
+CLAIM_TOLERANCE = 1e-3  # of a condition in the manifest, relative
+MOST_CONDITION = 4096.0
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What the manifest says of an A that is not orthogonal; lists are [H]."""
+
+    kind: str  # diagonal, balanced, klt, mixed
+    outlier_gain: tuple[float, ...]
+    condition: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class SidePlan:
     dim: int
     tensors: dict[str, np.ndarray] = field(repr=False)  # by what follows `layers.<i>.<k|v>.` in their names
     centroid_scope: str = ""  # kv_head, joint; empty without centroids
+    transform: Transform | None = None  # None: A is orthogonal
 
     @property
     def scheme(self) -> AnyScheme:
@@ -57,15 +70,28 @@ class SidePlan:
         return self.schemes[0 if len(self.schemes) == 1 else self.head_index(kv_head)]
 
     def matrix(self, kv_head: int) -> np.ndarray:
-        """The rotation R, float64 [D, D], whatever its kind."""
+        """A, float64 [D, D], whatever its kind."""
+        if self.kind == "dense":
+            return self._of_head("rotation", kv_head)
+        own = self._blocks(kv_head)
+        return self._of_head("channel_scale", kv_head)[:, None] * own if "channel_scale" in self.tensors else own
+
+    def inverse(self, kv_head: int) -> np.ndarray:
+        """A^-1, float64 [D, D]: the tensor `inverse`, or of an orthogonal matrix its transpose. Queries take its transpose."""
+        if self.kind == "dense":
+            return self._of_head("inverse", kv_head) if "inverse" in self.tensors else self.matrix(kv_head).T
+        own = self._blocks(kv_head).T
+        return own / self._of_head("channel_scale", kv_head) if "channel_scale" in self.tensors else own
+
+    def _blocks(self, kv_head: int) -> np.ndarray:
+        """Signs and Hadamard blocks, or the identity: what stands behind a channel_scale."""
         if self.kind == "identity":
             return np.eye(self.dim)
-        if self.kind == "dense":
-            return self.tensors["rotation"][self.head_index(kv_head)].astype(np.float64)
         blocks = np.kron(np.eye(self.dim // self.order), hadamard(self.order))
-        if "hadamard_signs" in self.tensors:
-            blocks = self.tensors["hadamard_signs"][self.head_index(kv_head)].astype(np.float64)[:, None] * blocks
-        return blocks
+        return self._of_head("hadamard_signs", kv_head)[:, None] * blocks if "hadamard_signs" in self.tensors else blocks
+
+    def _of_head(self, name: str, kv_head: int) -> np.ndarray:
+        return self.tensors[name][self.head_index(kv_head)].astype(np.float64)
 
     def centroids(self, kv_head: int) -> np.ndarray:
         """float32 [C, D]"""
@@ -86,7 +112,7 @@ class SidePlan:
 
     def unrotate(self, x_rot: np.ndarray, kv_head: int, index: np.ndarray | None = None) -> np.ndarray:
         """The inverse of rotate."""
-        x = x_rot.astype(np.float64) @ self.matrix(kv_head).T
+        x = x_rot.astype(np.float64) @ self.inverse(kv_head)
         offset = self.offset(kv_head, index)
         if offset is not None:
             x = x + offset.astype(np.float64)
@@ -170,11 +196,28 @@ def hadamard(order: int) -> np.ndarray:
 # Checks on request
 
 def orthogonality_error(plan: SidePlan) -> float:
-    """Largest |R^T R - I| over the heads, in binary64; 0 for a kind that has no matrix in the file."""
-    if plan.kind != "dense":
+    """Largest |R^T R - I| over the heads, in binary64; 0 for transforms and for a kind that has no matrix in the file."""
+    if plan.kind != "dense" or "inverse" in plan.tensors:
         return 0.0
     rotations = plan.tensors["rotation"].astype(np.float64)
     return float(np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(plan.dim)).max())
+
+
+def inverse_error(plan: SidePlan) -> np.ndarray:
+    """Largest |A^-1 A - I| of each head of a plan with a transform, float64 [H]; 0 where the inverse is no tensor."""
+    if "inverse" not in plan.tensors:
+        return np.zeros(len(plan.transform.condition))
+    a, inverse = (plan.tensors[name].astype(np.float64) for name in ("rotation", "inverse"))
+    return np.abs(inverse @ a - np.eye(plan.dim)).max(axis=(1, 2))
+
+
+def transform_condition(plan: SidePlan) -> np.ndarray:
+    """Root mean square over channels i of |row i of A| |column i of A^-1|, of each head of a plan with a transform, float64 [H]."""
+    if "inverse" not in plan.tensors:
+        return np.ones(len(plan.transform.condition))
+    rows = np.square(plan.tensors["rotation"].astype(np.float64)).sum(axis=2)
+    columns = np.square(plan.tensors["inverse"].astype(np.float64)).sum(axis=1)
+    return np.maximum(np.sqrt((rows * columns).mean(axis=1)), 1.0)  # each product is at least 1, but for rounding
 
 
 def content_hash(file: SafetensorsFile) -> str | None:

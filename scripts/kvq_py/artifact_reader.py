@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .artifact import Artifact, LayerPlan, SidePlan
+from .artifact import MOST_CONDITION, Artifact, LayerPlan, SidePlan, Transform
 from .errors import ScriptError, bad_input, unsupported
 from .golden_rows import GoldenRows
 from .json_node import Node
@@ -15,11 +15,13 @@ from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SC
                      Tables, trellis_fault, with_equal_rows)
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids"})  # 1.0 defines none
+KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids", "transform"})  # 1.0 defines none
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
 MOST_GOLDEN_TOKENS = 4096
+LARGEST_SCALE_EXPONENT = 24  # of a channel_scale, and of its inverse
+TRANSFORMS = ("diagonal", "balanced", "klt", "mixed")
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -192,7 +194,7 @@ class _SideReader:
         tables = self.tables()
         schemes = self.mixed_schemes(tables) if self.mixed else self.schemes(tables)
         return SidePlan(schemes, kind, self.scope, self.rotation["recipe"].text(), self.order(kind), self.dim,
-                        self.found, scope)
+                        self.found, scope, self.transform())
 
     def check_parts(self) -> None:
         """Parts of the plan that the coder does not have, and features that the file must have listed."""
@@ -202,7 +204,8 @@ class _SideReader:
         if "group_size" in self.node and (self.mixed or self.coder == "exact"):
             raise bad_input(f"{self.node.where}: {'mixed' if self.mixed else 'exact'} rows have no group_size")
         for feature, used in (("codebook", self.coder == "codebook"), ("trellis", self.coder == "trellis"),
-                              ("mixed_widths", self.mixed), ("centroids", "centroids" in self.node)):
+                              ("mixed_widths", self.mixed), ("centroids", "centroids" in self.node),
+                              ("transform", "transform" in self.node)):
             if used:
                 self.tensors.use(feature, self.node.where)
 
@@ -369,12 +372,39 @@ class _SideReader:
             raise bad_input(f"{self.rotation.where}/order: expected a power of two dividing {self.dim}, found {order}")
         return order
 
+    def transform(self) -> Transform | None:
+        """What goes with a channel_scale or an inverse, and only with them."""
+        stored = "inverse" in self.found or "channel_scale" in self.found
+        if stored != ("transform" in self.node):
+            raise bad_input(f"{self.node.where}: expected a transform and its channel_scale or inverse, found "
+                            f"{'no transform' if stored else 'neither of these two'}")
+        if not stored:
+            return None
+        for foreign, there in (("centroids", "centroids" in self.node), ("coder exact", self.coder == "exact")):
+            if there:
+                raise bad_input(f"{self.node.where}: a transform does not go with {foreign}")
+        node = self.node["transform"]
+        return Transform(node["kind"].word(*TRANSFORMS), self.per_head(node["outlier_gain"], least=1),
+                         self.per_head(node["condition"], least=1, most=MOST_CONDITION))
+
+    def per_head(self, node: Node, **bounds: float) -> tuple[float, ...]:
+        """[H]"""
+        items = node.items()
+        if len(items) != self.heads:
+            raise bad_input(f"{node.where}: expected {self.heads} numbers, found {len(items)}")
+        return tuple(item.number(**bounds) for item in items)
+
     def flag(self, name: str) -> bool:
         return name in self.rotation and self.rotation[name].boolean()
 
     def read_tensors(self, kind: str) -> None:
         flat, square = (self.heads, self.dim), (self.heads, self.dim, self.dim)
+        for name, fits in (("inverse", kind == "dense"), ("channel_scale", kind != "dense")):
+            if self.flag(name) and not fits:
+                raise bad_input(f"{self.rotation.where}/{name}: does not go with the kind {kind}")
         announced = [("rotation", "F32", square, kind == "dense"),
+                     ("inverse", "F32", square, self.flag("inverse")),
+                     ("channel_scale", "F32", flat, self.flag("channel_scale")),
                      ("eigenbasis", "F32", square, self.flag("eigenbasis")),
                      ("spectrum", "F32", flat, self.flag("eigenbasis")),
                      ("center", "F32", flat, self.node["center"].boolean()),
@@ -384,3 +414,7 @@ class _SideReader:
                 self.take(name, dtype, shape)
         if "hadamard_signs" in self.found and not (np.abs(self.found["hadamard_signs"].astype(np.int16)) == 1).all():
             raise self.fault("hadamard_signs", "+1 and -1 only")
+        if "channel_scale" in self.found:
+            significand, exponent = np.frexp(self.found["channel_scale"])  # of a power of two: 0.5, and one more than its own
+            if not ((significand == 0.5) & (np.abs(exponent - 1) <= LARGEST_SCALE_EXPONENT)).all():
+                raise self.fault("channel_scale", f"powers of two from 2^-{LARGEST_SCALE_EXPONENT} to 2^{LARGEST_SCALE_EXPONENT}")

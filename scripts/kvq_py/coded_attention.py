@@ -141,12 +141,13 @@ class _Block:
 
 def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
     """What the codes of x [Hkv, T, D] give back. Rotations are taken in binary64 and rounded once, as in the codec."""
-    matrices = [torch.from_numpy(plan.matrix(head)).to(x.device) for head in range(len(x))]
+    matrices, inverses = ([torch.from_numpy(of(head)).to(x.device) for head in range(len(x))]
+                          for of in (plan.matrix, plan.inverse))
     offsets = _offsets(plan, x)
     rows = x if offsets is None else x - offsets
     rotated = torch.stack([(own.double() @ matrix).float() for own, matrix in zip(rows, matrices)])
     coded = _code_heads(plan, rotated)
-    restored = torch.stack([own.double() @ matrix.T for own, matrix in zip(coded, matrices)])
+    restored = torch.stack([own.double() @ inverse for own, inverse in zip(coded, inverses)])
     return (restored if offsets is None else restored + offsets.double()).float()
 
 

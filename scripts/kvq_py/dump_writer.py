@@ -9,6 +9,7 @@ import numpy as np
 from .packing import to_bf16_bits
 
 FORMAT, VERSION = "kvq-dump", "1.0"
+METRIC_VERSION = "1.1"  # of a file that has an o_proj_metric
 # float16_bits is float16 as HDF5 files of other writers have it: the patterns in uint16.
 DTYPES = ("float32", "float16", "float16_bits", "bfloat16")
 
@@ -32,6 +33,19 @@ class LayerFacts:
 
     def attributes(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rope_inv_freq"}
+
+
+def output_metric(o_proj: np.ndarray, kv_heads: int, v_head_dim: int) -> np.ndarray:
+    """float32 [Hkv, Dv, Dv], symmetric: the sum of W_h^T W_h over the query heads of each KV head, summed in binary64.
+
+    o_proj: [hidden, Hq * Dv], row = output channel; W_h are the columns of query head h
+    """
+    metric = np.empty((kv_heads, v_head_dim, v_head_dim), np.float32)
+    for head, columns in enumerate(np.split(o_proj, kv_heads, axis=1)):
+        rows = columns.reshape(-1, v_head_dim).astype(np.float64)  # of all query heads of the group
+        square = rows.T @ rows
+        metric[head] = (square + square.T) / 2
+    return metric
 
 
 def to_stored(x: np.ndarray, dtype: str) -> tuple[np.ndarray, str]:
@@ -79,3 +93,8 @@ class DumpWriter:
         for name, x in tensors.items():
             stored, kvq_dtype = to_stored(x, dtypes[name])
             group.create_dataset(name, data=stored).attrs["kvq_dtype"] = kvq_dtype
+
+    def metric(self, index: int, metric: np.ndarray) -> None:
+        """o_proj_metric [Hkv, Dv, Dv] of a layer that is written; after root()."""
+        self.file[f"layers/{index}"].create_dataset("o_proj_metric", data=metric.astype("<f4"))
+        self.file.attrs["version"] = METRIC_VERSION

@@ -149,6 +149,22 @@ def plant_values(rng: np.random.Generator, options) -> tuple[np.ndarray, dict[st
     return v, truth
 
 
+def random_metric(options, layer: int) -> np.ndarray:
+    """float64 [H, Dv, Dv], symmetric and positive definite: what the columns of a made-up output projection give.
+
+    Their sizes differ, so that the metric is far from a multiple of the identity. It has a seed of its own: tensors are the same
+    with and without it.
+    """
+    rng = np.random.default_rng([options.seed, 1 + layer, 1])
+    rows = 2 * options.v_head_dim * (options.q_heads // options.kv_heads)
+    weights = rng.standard_normal((options.kv_heads, rows, options.v_head_dim))
+    sizes = np.exp(rng.standard_normal((options.kv_heads, 1, options.v_head_dim)))
+    mixing = np.stack([canonical_basis(rng, options.v_head_dim) for _ in range(options.kv_heads)])
+    weights = (weights * sizes) @ mixing / np.sqrt(rows)
+    metric = weights.transpose(0, 2, 1) @ weights
+    return (metric + metric.transpose(0, 2, 1)) / 2
+
+
 # Writing
 
 @dataclass
@@ -215,12 +231,14 @@ def write_file(options, file: DumpFile) -> None:
             tensors = captured(options, facts, planted, positions)
             writer.layer(index, facts, {name: x[rows] for name, x in tensors.items()},
                          dict.fromkeys(tensors, options.dtype))
+            if options.o_proj_metric and options.kind == "gqa":
+                writer.metric(index, random_metric(options, index))
             for name, value in planted.truth.items():
                 writer.file[f"truth/layers/{index}/{name}"] = value
 
 
 def write_truth_attributes(writer: DumpWriter, options) -> None:
     attributes = writer.file.create_group("truth").attrs
-    attributes["options"] = json.dumps({k: v for k, v in vars(options).items() if k != "output"}, sort_keys=True)
+    attributes["options"] = json.dumps({k: v for k, v in vars(options).items() if k != "output" and (v or k != "o_proj_metric")}, sort_keys=True)
     rows = options.tokens - (options.sequences if options.sink else 0)
     attributes["exact"] = int(rows > max(options.head_dim, options.v_head_dim))

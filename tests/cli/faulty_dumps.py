@@ -76,6 +76,32 @@ def numbers() -> dict[str, Edit]:
     return edits
 
 
+def with_metric(function: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    """Layer 1 gets what a function makes of a sound o_proj_metric."""
+    def edit(file):
+        metric = np.tile(np.diag(np.arange(1.0, 33.0)).astype(np.float32), (2, 1, 1))
+        file["layers/1/o_proj_metric"] = function(metric)
+    return edit
+
+
+def with_element(index: tuple[int, ...], value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def function(x):
+        x[index] = value
+        return x
+    return function
+
+
+METRIC_FAULTS: dict[str, Edit] = {
+    "metric_shape": with_metric(lambda x: x[:1]),
+    "metric_double": with_metric(lambda x: x.astype(np.float64)),
+    "metric_asymmetric": with_metric(with_element((1, 5, 3), 0.001)),
+    "metric_diagonal": with_metric(with_element((1, 5, 5), -0.001)),
+    "nan_metric": with_metric(with_element((1, 5, 3), np.nan)),
+    "inf_metric": with_metric(with_element((1, 5, 5), np.inf)),
+    "zero_metric": with_metric(np.zeros_like),
+}
+
+
 ROOT_FAULTS: dict[str, Edit] = {
     "other_format": set_attribute("/", "format", "kvq-jump"),
     "no_format": drop_attribute("/", "format"),
@@ -122,4 +148,4 @@ LAYER_FAULTS: dict[str, Edit] = {
     "two_faults": both(drop("layers/0/k"), set_attribute("layers/1", "head_dim", 64)),
 }
 
-FAULTS: dict[str, Edit] = ROOT_FAULTS | LAYER_FAULTS | numbers()
+FAULTS: dict[str, Edit] = ROOT_FAULTS | LAYER_FAULTS | METRIC_FAULTS | numbers()

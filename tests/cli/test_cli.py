@@ -12,6 +12,7 @@ import pytest
 
 import workspace
 from expected_text import normalised
+from faulty_artifacts import TRANSFORM_FAULTS, TRANSFORM_FAULTS_TO_VERIFY
 from kvq_tools import BIN, Result, run
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -169,7 +170,7 @@ SELFTEST = [
 ]
 
 SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)
-                for name in ("wide", "one_layer", "other_model", "other_window", "other_type")]
+                for name in ("wide", "one_layer", "other_model", "other_window", "other_metric", "other_type")]
 
 ARTIFACTS = [
     ("inspect_missing", "kvq-inspect no.safetensors", INPUT),
@@ -189,7 +190,14 @@ ARTIFACTS = [
     ("artifact_no_manifest", "kvq-inspect no_manifest.safetensors", INPUT),
 ]
 
-CASES = HELP + RESULTS + WORDS + NUMBERS + CONTRADICTIONS + FILES + DUMPS + SECOND_FILES + ARTIFACTS + BENCH + SELFTEST
+TRANSFORMS = [
+    ("artifact_transform_sound", "kvq-inspect transform_sound.safetensors --verify", 0),
+    *[(f"artifact_transform_{name}", f"kvq-inspect transform_{name}.safetensors", INPUT) for name in TRANSFORM_FAULTS],
+    *[(f"artifact_transform_{name}", f"kvq-inspect transform_{name}.safetensors --verify", CHECK_FAILED)
+      for name in TRANSFORM_FAULTS_TO_VERIFY],
+]
+
+CASES = HELP + RESULTS + WORDS + NUMBERS + CONTRADICTIONS + FILES + DUMPS + SECOND_FILES + ARTIFACTS + TRANSFORMS + BENCH + SELFTEST
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dumps import edited, synthetic
 from faulty_artifacts import faulty_artifacts
-from faulty_dumps import FAULTS, as_bfloat16, drop, set_attribute
+from faulty_dumps import FAULTS, as_bfloat16, drop, set_attribute, with_metric
 from kvq_tools import ROOT, calibrate
 
 SIZE = {"tokens": 61, "sequences": 3, "layers": 2}
@@ -46,4 +46,5 @@ def write_second_files(folder: Path) -> None:
     edited(other, folder / "one_layer.h5", drop("layers/0"))
     edited(other, folder / "other_model.h5", set_attribute("/", "model_name", "another"))
     edited(other, folder / "other_window.h5", set_attribute("layers/1", "sliding_window", 9))
+    edited(other, folder / "other_metric.h5", with_metric(lambda x: x))
     edited(other, folder / "other_type.h5", as_bfloat16("layers/1/k"))

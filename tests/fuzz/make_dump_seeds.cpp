@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   test::write_dump(folder / "plain.h5", plain);
   plain.generated = {0, 1, 0};
   plain.layers[0].o_proj = std::vector<float>(3 * 4, 0.5f);
+  plain.layers[0].o_proj_metric = {2.0f, 0.5f, 0.5f, 1.0f};
   plain.layers[0].output_curvature = std::vector<float>(2 * 2 * 2, 1.0f);
   plain.fixed_strings = true;
   plain.chunk_tokens = 2;

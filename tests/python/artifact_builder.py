@@ -52,6 +52,22 @@ def centroids(count: int, heads: int, scope: str = "kv_head") -> dict:
     return {"centroids": {"count": count, "scope": scope, "order": "before", "inertia": [0.5] * heads}}
 
 
+def transform(heads: int, kind: str = "balanced", gain: float = 1.5, condition: float | list[float] = 1.0) -> dict:
+    conditions = condition if isinstance(condition, list) else [condition] * heads
+    return {"transform": {"kind": kind, "outlier_gain": [gain] * heads, "condition": conditions}}
+
+
+def inverse_pair(seed: int, heads: int, dim: int, spread: float = 4.0) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """(A, A^-1, condition): float32 [heads, dim, dim] twice, and [heads] of what the manifest says of them."""
+    rng = np.random.default_rng(seed)
+    matrices = [np.linalg.qr(rng.standard_normal((dim, dim)))[0] * spread ** rng.uniform(-1, 1, dim) @
+                np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(heads)]
+    inverses = [np.linalg.inv(a) for a in matrices]
+    conditions = [float(np.sqrt(np.mean([(a[i] @ a[i]) * (b[:, i] @ b[:, i]) for i in range(dim)])))
+                  for a, b in zip(matrices, inverses)]
+    return np.float32(matrices), np.float32(inverses), conditions
+
+
 def rotation(kind: str, scope: str = "kv_head", **rest) -> dict:
     recipe = {"identity": "I", "block_hadamard": "H", "dense": "U*H"}[kind]
     return {"kind": kind, "scope": scope, "recipe": recipe, "signs": False, "eigenbasis": False} | rest
@@ -64,9 +80,13 @@ def geometry(q_heads: int, kv_heads: int, dim: int) -> dict:
                      "inv_freq": [1e4 ** (-2 * j / dim) for j in range(dim // 2)]}}
 
 
+def version_of(requires) -> str:
+    return "1.2" if "transform" in requires else "1.1" if requires else "1.0"
+
+
 def manifest(layers: list[dict], num_layers: int | None = None, sink: int = 0, recent: int = 0,
              fingerprint: str = "", requires: tuple[str, ...] = ()) -> dict:
-    return {"format": "kvq-artifact", "version": "1.1" if requires else "1.0", "requires": list(requires),
+    return {"format": "kvq-artifact", "version": version_of(requires), "requires": list(requires),
             "model": {"name": "by hand", "fingerprint": fingerprint, "num_layers": num_layers or len(layers)},
             "calibration": {"method": "plain", "tool": "kvq 0.1.0", "tokens": 10, "sequences": 1, "seed": 0, "options": {},
                             "dump": {"hash": "xxh3-128:" + "0" * 32, "producer": "by hand", "capture_point": "post_rope"}},
@@ -99,9 +119,8 @@ def content_hash(text: str, tensors: dict[str, np.ndarray]) -> str:
 def metadata(tree: dict, tensors: dict[str, np.ndarray], **changes: str) -> dict[str, str]:
     text = canonical(tree)
     # A test may have spoiled what belongs here.
-    requires = ",".join(word for word in tree.get("requires", []) if word != "later")
-    version = "1.1" if requires else "1.0"
-    return {"format": "kvq-artifact", "version": version, "requires": requires, "kvq.manifest": text,
+    requires = [word for word in tree.get("requires", []) if word != "later"]
+    return {"format": "kvq-artifact", "version": version_of(requires), "requires": ",".join(requires), "kvq.manifest": text,
             "kvq.content_hash": content_hash(text, tensors)} | changes
 
 

@@ -129,7 +129,7 @@ def test_gemma3_local_and_global_layers_have_their_own_frequencies(tiny_folder, 
 def test_root_attributes_and_token_datasets_follow_the_format(tiny_folder, tmp_path):
     folder = tiny_folder("llama")
     dump = make_dump(folder, tmp_path, "--model-name", "a/name")
-    assert dump.attrs["format"] == "kvq-dump" and dump.attrs["version"] == "1.0"
+    assert dump.attrs["format"] == "kvq-dump" and dump.attrs["version"] == "1.1"
     assert dump.attrs["capture_point"] == "post_rope" and dump.attrs["num_layers"] == 2
     assert dump.attrs["model_name"] == "a/name" and dump.attrs["producer"].startswith("dump_qkv.py ")
     assert json.loads(dump.attrs["model_config"])["model_type"] == "llama"
@@ -199,6 +199,36 @@ def test_o_proj_is_the_weight_in_float16(name, tiny_folder, tmp_path):
         weight = model.model.layers[index].self_attn.o_proj.weight.detach().numpy().astype(np.float16)
         assert layer.stored["o_proj"].dtype == np.float16 and np.array_equal(layer.stored["o_proj"], weight)
         assert weight.shape[1] == layer.attrs["num_q_heads"] * layer.attrs["v_head_dim"]
+
+
+@pytest.mark.parametrize("options", [(), ("--layers", "1", "--dtype", "bfloat16", "--o-proj")])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_the_metric_of_o_proj_is_always_there_but_for_mla(name, options, tiny_folder, tmp_path):
+    dump = make_dump(tiny_folder(name), tmp_path, *options)
+    model = Reference(tiny_folder(name), [3]).model
+    assert dump.attrs["version"] == ("1.0" if TINY_MODELS[name].is_mla else "1.1")
+    for index, layer in dump.layers.items():
+        if TINY_MODELS[name].is_mla:
+            assert "o_proj_metric" not in layer.stored
+            continue
+        metric = layer.stored["o_proj_metric"]
+        weight = model.model.layers[index].self_attn.o_proj.weight.detach().double().numpy()
+        q_heads, kv_heads, dim = (int(layer.attrs[key]) for key in ("num_q_heads", "num_kv_heads", "v_head_dim"))
+        assert metric.dtype == np.float32 and metric.shape == (kv_heads, dim, dim)
+        assert np.array_equal(metric, metric.transpose(0, 2, 1))
+        rng = np.random.default_rng(index)
+        for head in range(kv_heads):  # what an error costs, head by head as the model reads values
+            for error in (*np.eye(dim), rng.standard_normal(dim)):
+                readers = [h for h in range(q_heads) if h // (q_heads // kv_heads) == head]
+                cost = sum(np.sum((weight[:, h * dim:(h + 1) * dim] @ error)**2) for h in readers)
+                assert error @ metric[head].astype(np.float64) @ error == pytest.approx(cost, rel=1e-5)
+
+
+def test_an_output_projection_of_zeros_ends_the_run(tiny_folder, tmp_path, capsys, out):
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("llama"))
+    model.model.layers[1].self_attn.o_proj.weight.data[:] = 0.0
+    model.save_pretrained(tmp_path / "model")
+    expect_failed_check(tmp_path / "model", tmp_path, capsys, "layer 1 o_proj_metric", "only zeros")
 
 
 @pytest.mark.parametrize("dtype, kind", [("bfloat16", np.uint16), ("float16", np.float16)])

@@ -231,6 +231,26 @@ def test_codes_of_1_1_run(models, text, capsys, tmp_path):
     assert len({exact["nll"], *nll.values()}) == 4
 
 
+@pytest.mark.parametrize("kind", ["dense", "block_hadamard", "identity"])
+def test_transforms_run(models, text, capsys, tmp_path, kind):
+    """With 8 bits hardly anything changes, though the way back is not the transpose of A; with 2 bits more does."""
+    a, inverse, condition = build.inverse_pair(1, KV_HEADS, DIM)
+    scale = np.exp2(np.random.default_rng(2).integers(-1, 2, (KV_HEADS, DIM))).astype(np.float32)
+    rotation = build.rotation(kind, **({"inverse": True} if kind == "dense" else {"channel_scale": True}),
+                              **({"order": 4} if kind == "block_hadamard" else {}))
+    claims = build.transform(KV_HEADS, condition=condition if kind == "dense" else 1.0)
+    own = {"rotation": a, "inverse": inverse} if kind == "dense" else {"channel_scale": scale}
+    tensors = {f"layers.{layer}.{side}.{name}": array for layer in (0, 1) for side in "kv" for name, array in own.items()}
+    exact = measure(capsys, models["qwen3"], text)
+    moved = []
+    for bits in (8, 2):
+        plan = build.affine_plan(bits, 10, KV_HEADS, rotation=rotation, **claims)
+        artifact = write_artifact(tmp_path / "a", plan, plan, tensors=tensors, requires=("transform",))
+        coded = measure(capsys, models["qwen3"], text, "--artifact", artifact)
+        moved.append(np.abs(np.subtract(coded["window_nll"], exact["window_nll"])).mean())
+    assert 0 < moved[0] < 1e-2 and moved[0] < 0.1 * moved[1]
+
+
 def test_one_side_alone(models, text, capsys):
     nll = {only: measure(capsys, models["qwen3"], text, "--scheme", "norm2", *(["--only", only] if only else []))["nll"]
            for only in ("", "k", "v")}

@@ -75,6 +75,27 @@ def test_file_has_everything_dump_md_asks_for(tmp_path):
             assert file[f"layers/0/{name}"].compression is None
 
 
+def test_a_metric_of_the_output_projection_changes_nothing_else(tmp_path):
+    options = ("--layers", "2", "--tokens", "40", "--v-head-dim", "24")
+    with h5py.File(make(tmp_path, *options)) as plain, h5py.File(make(tmp_path, *options, "--o-proj-metric", name="b.h5")) as file:
+        assert (plain.attrs["version"], file.attrs["version"]) == ("1.0", "1.1")
+        assert "o_proj_metric" not in plain["layers/0"]
+        found = [file[f"layers/{layer}/o_proj_metric"][:] for layer in range(2)]
+        for metric in found:
+            assert metric.dtype == np.float32 and metric.shape == (2, 24, 24)
+            assert (metric == metric.transpose(0, 2, 1)).all()
+            values = np.linalg.eigvalsh(metric.astype(np.float64))
+            assert values.min() > 0 and (values.max(axis=1) > 10 * values.min(axis=1)).all()
+        assert not np.array_equal(found[0][0], found[0][1]) and not np.array_equal(found[0], found[1])
+        for name in "qkv":
+            assert np.array_equal(plain[f"layers/1/{name}"][:], file[f"layers/1/{name}"][:])
+
+
+def test_rotary_keys_have_no_values_and_no_metric(tmp_path):
+    with h5py.File(make(tmp_path, "--kind", "mla_rope", "--o-proj-metric", "--tokens", "20")) as file:
+        assert file.attrs["version"] == "1.0" and "o_proj_metric" not in file["layers/0"]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_query_eigenbasis_is_found_again(tmp_path, dtype):
     path = make(tmp_path, "--query-spectrum", "0.8", "--head-dim", "16", "--tokens", "300", "--dtype", dtype)

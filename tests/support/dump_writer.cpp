@@ -2,6 +2,7 @@
 
 #include <kvq/core/random.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -135,6 +136,11 @@ class LayerWriter {
       set_dataset(group_, "o_proj", half, {layer_.o_proj.size() / width, width},
                   narrowed(layer_.o_proj, DType::f16).data());
     }
+    if (!layer_.o_proj_metric.empty()) {
+      const auto dim = static_cast<hsize_t>(g.v_head_dim);
+      set_dataset(group_, "o_proj_metric", H5T_IEEE_F32LE, {static_cast<hsize_t>(g.num_kv_heads), dim, dim},
+                  layer_.o_proj_metric.data());
+    }
     if (!layer_.output_curvature.empty()) {
       const auto dim = static_cast<hsize_t>(g.v_head_dim);
       set_dataset(group_, "output_curvature", H5T_IEEE_F32LE, {static_cast<hsize_t>(g.num_q_heads), dim, dim},
@@ -153,7 +159,9 @@ void write_root(hid_t file, const DumpContent& content) {
     write_string(file, name, value, content.fixed_strings);
   };
   string("format", "kvq-dump");
-  string("version", "1.0");
+  const bool has_metric = std::any_of(content.layers.begin(), content.layers.end(),
+                                      [](const DumpLayer& layer) { return !layer.o_proj_metric.empty(); });
+  string("version", has_metric ? "1.1" : "1.0");
   string("model_name", content.model_name);
   string("producer", content.producer);
   string("capture_point", to_string(content.capture_point));

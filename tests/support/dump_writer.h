@@ -21,6 +21,7 @@ struct DumpLayer {
   std::vector<float> q = {}, k = {};         ///< [T, Hq, D], [T, Hkv, D]
   std::vector<float> v = {};                 ///< [T, Hkv, Dv]; empty = not written
   std::vector<float> o_proj = {};            ///< [hidden, Hq*Dv], written as float16; empty = not written
+  std::vector<float> o_proj_metric = {};     ///< [Hkv, Dv, Dv]; empty = not written, and the version is 1.0
   std::vector<float> output_curvature = {};  ///< [Hq, Dv, Dv]; empty = not written
 };
 

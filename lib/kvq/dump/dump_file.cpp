@@ -74,6 +74,7 @@ void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Fa
   same("k: kvq_dtype", dtype_word(found.k), dtype_word(expected.k));
   same("v: kvq_dtype", dtype_word(found.v), dtype_word(expected.v));
   same("o_proj: rows", num_rows(found.o_proj), num_rows(expected.o_proj));
+  same("o_proj_metric: heads", num_rows(found.o_proj_metric), num_rows(expected.o_proj_metric));
   same("output_curvature: heads", num_rows(found.output_curvature), num_rows(expected.output_curvature));
   if (g.rope.inv_freq != h.rope.inv_freq)
     faults.collect([&] { reject(part, fmt::format("layer {}: rope_inv_freq differs from {}", layer, first.name())); });

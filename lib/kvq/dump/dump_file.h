@@ -35,6 +35,7 @@ struct LayerActivations {
   std::optional<ActivationTensor> v;
   std::vector<float> o_proj;            ///< [hidden, Hq*Dv] or empty
   std::int64_t o_proj_rows = 0;         ///< hidden
+  std::vector<float> o_proj_metric;     ///< [Hkv, Dv, Dv] or empty; symmetric
   std::vector<float> output_curvature;  ///< [Hq, Dv, Dv] or empty
   std::string content_hash;             ///< "xxh3-128:..." over what was read, see load_layer()
 };
@@ -64,7 +65,7 @@ class Dump {
   /// content_hash is XXH3-128 over: cu_seqlens and positions (int64 little-endian), then the stored bytes of q, k, v of
   /// each file in order.
   /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf or an all-zero tensor;
-  ///         Error{bad_input} if a file ends early
+  ///         Error{bad_input} if a file ends early, or an o_proj_metric is not symmetric or has a negative diagonal
   LayerActivations load_layer(int layer) const;
 
  private:

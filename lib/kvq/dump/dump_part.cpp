@@ -192,7 +192,7 @@ void rehearse(const std::filesystem::path& path) {
   for (const auto& [number, layer] : part->layers) {
     rehearse_read(layer.q);
     rehearse_read(layer.k);
-    for (const auto* tensor : {&layer.v, &layer.o_proj, &layer.output_curvature})
+    for (const auto* tensor : {&layer.v, &layer.o_proj, &layer.o_proj_metric, &layer.output_curvature})
       if (tensor->has_value()) rehearse_read(**tensor);
   }
 }

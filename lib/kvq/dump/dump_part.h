@@ -34,7 +34,7 @@ struct StoredTensor {
 struct LayerPart {
   LayerGeometry geometry = {};
   StoredTensor q = {}, k = {};
-  std::optional<StoredTensor> v = {}, o_proj = {}, output_curvature = {};
+  std::optional<StoredTensor> v = {}, o_proj = {}, o_proj_metric = {}, output_curvature = {};
 };
 
 /// One file of a dump, open, its structure checked.

@@ -132,6 +132,29 @@ std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const 
   return values;
 }
 
+/// Finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry of the head's largest element, with no
+/// negative diagonal.
+void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
+  constexpr float kMetricAsymmetry = 1e-5f;
+  const auto dim = static_cast<std::size_t>(dataset.shape()[1]), size = dim * dim;
+  for (std::size_t first = 0; first < values.size(); first += size) {
+    const auto metric = values.subspan(first, size);
+    float largest = 0.0f;
+    for (const float value : metric) largest = std::max(largest, std::abs(value));
+    for (std::size_t i = 0; i < dim; ++i) {
+      if (metric[i * dim + i] < 0.0f)
+        throw Error{ErrorKind::bad_input, fmt::format("{}: {:g} at {}: expected a diagonal that is not negative", dataset.place(),
+                                                      metric[i * dim + i], index_text(first + i * dim + i, dataset.shape()))};
+      for (std::size_t j = 0; j < i; ++j)
+        if (std::abs(metric[i * dim + j] - metric[j * dim + i]) > kMetricAsymmetry * largest)
+          throw Error{ErrorKind::bad_input,
+                      fmt::format("{}: {:g} at {}, {:g} at {}: expected a symmetric matrix", dataset.place(), metric[i * dim + j],
+                                  index_text(first + i * dim + j, dataset.shape()), metric[j * dim + i],
+                                  index_text(first + j * dim + i, dataset.shape()))};
+    }
+  }
+}
+
 /// Widens to float32 and rotates, as formats/dump.md says.
 void rotate(const RopeStyle& rope, const std::vector<std::int64_t>& positions, ActivationTensor& tensor) {
   ActivationTensor rotated = make_tensor(DType::f32, tensor.tokens, tensor.heads, tensor.dim);
@@ -162,6 +185,7 @@ LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, c
                           .k = make_tensor(facts.k.dtype, joined.tokens(), g.num_kv_heads, g.head_dim),
                           .v = std::nullopt,
                           .o_proj = {},
+                          .o_proj_metric = {},
                           .output_curvature = {},
                           .content_hash = {}};
   if (facts.v) result.v = make_tensor(facts.v->dtype, joined.tokens(), g.num_kv_heads, g.v_head_dim);
@@ -181,6 +205,8 @@ LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, c
 
   result.o_proj = read_shared(layer, &LayerPart::o_proj, parts);
   if (facts.o_proj) result.o_proj_rows = facts.o_proj->dataset.shape()[0];
+  result.o_proj_metric = read_shared(layer, &LayerPart::o_proj_metric, parts);
+  if (facts.o_proj_metric) check_metric(facts.o_proj_metric->dataset, result.o_proj_metric);
   result.output_curvature = read_shared(layer, &LayerPart::output_curvature, parts);
   if (parts.front()->capture_point == CapturePoint::pre_rope && g.rope.layout != RopeLayout::none) {
     rotate(g.rope, joined.positions, result.q);

@@ -147,10 +147,11 @@ StoredTensor read_o_proj(const hdf5::Group& layer, const LayerGeometry& geometry
   return {std::move(dataset), DType::f16};
 }
 
-StoredTensor read_output_curvature(const hdf5::Group& layer, const LayerGeometry& geometry) {
-  hdf5::Dataset dataset = layer.dataset("output_curvature");
+/// float32 [heads, Dv, Dv]
+StoredTensor read_matrices(const hdf5::Group& layer, const char* name, int heads, int v_head_dim) {
+  hdf5::Dataset dataset = layer.dataset(name);
   if (dataset.element() != hdf5::Element::f32) reject(dataset, "expected float32, found " + dataset.type_text());
-  expect_shape(dataset, {geometry.num_q_heads, geometry.v_head_dim, geometry.v_head_dim});
+  expect_shape(dataset, {heads, v_head_dim, v_head_dim});
   return {std::move(dataset), DType::f32};
 }
 
@@ -175,7 +176,10 @@ LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults&
   if (g.kind == AttentionKind::gqa || layer.has("v"))
     faults.collect([&] { part.v = read_activation(layer, "v", {tokens, g.num_kv_heads, g.v_head_dim}); });
   if (layer.has("o_proj")) faults.collect([&] { part.o_proj = read_o_proj(layer, g); });
-  if (layer.has("output_curvature")) faults.collect([&] { part.output_curvature = read_output_curvature(layer, g); });
+  if (layer.has("o_proj_metric"))
+    faults.collect([&] { part.o_proj_metric = read_matrices(layer, "o_proj_metric", g.num_kv_heads, g.v_head_dim); });
+  if (layer.has("output_curvature"))
+    faults.collect([&] { part.output_curvature = read_matrices(layer, "output_curvature", g.num_q_heads, g.v_head_dim); });
   return part;
 }
 

@@ -17,11 +17,13 @@ using namespace kvq;
 
 namespace {
 
+Json read_vectors(const std::string& name) {
+  const std::string path = KVQ_SOURCE_DIR "/formats/" + name;
+  return parse_json(test::file_bytes(path), path);
+}
+
 const Json& packing_vectors() {
-  static const Json file = [] {
-    const std::string path = KVQ_SOURCE_DIR "/formats/vectors.json";
-    return parse_json(test::file_bytes(path), path);
-  }();
+  static const Json file = read_vectors("vectors.json");
   return file;
 }
 
@@ -113,9 +115,26 @@ TrellisCoder trellis_of(const Json& vector) {
   return coder;
 }
 
-/// The vector's parameters as a plan of one head with rotation identity.
+Rotation rotation_of(const Json& json) {
+  Rotation rotation;
+  const std::string kind = json.at("kind");
+  rotation.kind = kind == "dense" ? RotationKind::dense : kind == "identity" ? RotationKind::identity : RotationKind::block_hadamard;
+  rotation.order = json.value("order", 0);
+  rotation.signs = json.value("signs", std::vector<std::int8_t>{});
+  rotation.matrix = numbers_of(json.value("matrix_bits", Json::array()), ScaleType::fp32);
+  rotation.inverse = numbers_of(json.value("inverse_bits", Json::array()), ScaleType::fp32);
+  rotation.channel_scale = numbers_of(json.value("channel_scale_bits", Json::array()), ScaleType::fp32);
+  return rotation;
+}
+
+/// The vector's parameters as a plan of one head, with rotation identity if it does not say another.
 TensorPlan plan_of(const Json& vector, std::size_t dim) {
   TensorPlan plan;
+  if (vector.contains("rotation")) {
+    plan.rotation = rotation_of(vector.at("rotation"));
+    plan.transform = MetricTransform{.outlier_gain = {1.0}, .condition = {vector.at("condition").get<double>()}};
+    plan.center = numbers_of(vector.value("center_bits", Json::array()), ScaleType::fp32);
+  }
   const std::string name = vector.at("coder");
   plan.coder = name == "codebook" ? Coder{codebook_of(vector)} : name == "trellis" ? Coder{trellis_of(vector)} : Coder{coder_of(vector)};
   if (name == "affine") plan.clip_ratio = {vector.value("clip_ratio", 1.0)};
@@ -167,6 +186,49 @@ void check_row_codec(const Json& vector, const std::vector<float>& x) {
   CHECK(test::first_bit_difference(row, numbers_of(vector.at("decoded_bits"), ScaleType::fp32)) == "");
 }
 
+/// Row i of A^-1 is what a unit row comes back as.
+std::vector<double> queries_through(TensorPlan plan, const std::vector<float>& q) {
+  plan.center.clear();
+  std::vector<double> q_rot(q.size(), 0.0);
+  for (std::size_t j = 0; j < q.size(); ++j) {
+    std::vector<float> unit(q.size(), 0.0f), column(q.size());
+    unit[j] = 1.0f;
+    unrotate_row(plan, 0, unit, column);
+    for (std::size_t i = 0; i < q.size(); ++i) q_rot[j] += static_cast<double>(q[i]) * static_cast<double>(column[i]);
+  }
+  return q_rot;
+}
+
+void check_map(const Json& vector, const std::vector<float>& x) {
+  const auto dim = static_cast<int>(x.size());
+  const TensorPlan plan = plan_of(vector, x.size());
+  CHECK(transform_condition(plan.rotation, 0, dim) == Approx(vector.at("condition").get<double>()).epsilon(1e-12));
+  CHECK(inverse_error(plan.rotation, 0, dim) == 0.0);
+  CHECK(orthogonality_error(plan.rotation, dim) == 0.0);
+  const std::vector<float> x_rot = numbers_of(vector.at("x_rot_bits"), ScaleType::fp32), x_hat_rot = numbers_of(vector.at("decoded_bits"), ScaleType::fp32);
+  std::vector<float> found(x.size());
+  rotate_row(plan, 0, x, found);
+  CHECK(test::first_bit_difference(found, x_rot) == "");
+  unrotate_row(plan, 0, x_rot, found);
+  CHECK(test::first_bit_difference(found, x) == "");
+  unrotate_row(plan, 0, x_hat_rot, found);
+  CHECK(test::first_bit_difference(found, numbers_of(vector.at("x_hat_bits"), ScaleType::fp32)) == "");
+  std::vector<float> row = x;
+  reconstruct(plan, 0, row, dim);
+  CHECK(test::first_bit_difference(row, found) == "");
+
+  const std::vector<float> q = numbers_of(vector.at("q_bits"), ScaleType::fp32), q_rot = numbers_of(vector.at("q_rot_bits"), ScaleType::fp32);
+  CHECK(queries_through(plan, q) == std::vector<double>(q_rot.begin(), q_rot.end()));
+  double before = 0.0, after = 0.0;
+  for (std::size_t j = 0; j < x.size(); ++j) {
+    const double center = plan.center.empty() ? 0.0 : static_cast<double>(plan.center[j]);
+    before += static_cast<double>(q[j]) * (static_cast<double>(x[j]) - center);
+    after += static_cast<double>(q_rot[j]) * static_cast<double>(x_rot[j]);
+  }
+  CHECK(before == vector.at("dot").get<double>());
+  CHECK(after == before);
+}
+
 bool is_plain(const Json& vector) {
   return (vector.at("coder") == "affine" || vector.at("coder") == "symmetric") && !vector.contains("channel_bits") && !vector.contains("centroids_bits");
 }
@@ -202,6 +264,22 @@ TEST_CASE("The codec gives every written vector bit for bit", "[codec][golden]")
     check_row_codec(vector, row);
   }
   CHECK(names.size() >= 149);
+}
+
+TEST_CASE("Rows go through every written transform and back bit for bit, and queries keep their products", "[codec][golden]") {
+  const Json file = read_vectors("transform_vectors.json");
+  REQUIRE(file.at("format") == "kvq-transform-vectors");
+  REQUIRE(file.at("version") == "1.0");
+  std::set<std::string> kinds;
+  for (const Json& vector : file.at("vectors")) {
+    INFO(vector.at("name").get<std::string>() << ": " << vector.at("why").get<std::string>());
+    kinds.insert(vector.at("rotation").at("kind"));
+    const std::vector<float> x = numbers_of(vector.at("x_bits"), ScaleType::fp32);
+    check_map(vector, x);
+    check_row_codec(vector, x);
+  }
+  CHECK(file.at("vectors").size() >= 8);
+  CHECK(kinds.size() == 3);
 }
 
 TEST_CASE("The written vectors cover every width with every rule and every number type", "[codec][golden]") {

@@ -41,6 +41,7 @@ DumpContent small_dump(bool chunked) {
   DumpContent content = random_dump({.num_q_heads = 2, .num_kv_heads = 1, .lengths = {3, 2}, .dtype = DType::f16});
   content.generated = {0, 0, 1, 0, 1};
   content.layers[0].o_proj = std::vector<float>(2 * 12, 0.5f);
+  content.layers[0].o_proj_metric = std::vector<float>(6 * 6, 0.5f);
   content.chunk_tokens = chunked ? 2 : 0;
   content.fixed_strings = chunked;
   return content;

@@ -51,6 +51,7 @@ void check_same(const Dump& a, const Dump& b) {
     CHECK(x.k.raw == y.k.raw);
     CHECK(x.v->raw == y.v->raw);
     CHECK(x.o_proj == y.o_proj);
+    CHECK(x.o_proj_metric == y.o_proj_metric);
   }
 }
 
@@ -59,6 +60,7 @@ DumpContent whole_dump() {
   whole.generated = std::vector<std::uint8_t>(13, 0);
   whole.generated[12] = whole.generated[5] = 1;
   whole.layers[1].o_proj = std::vector<float>(3 * 24, 0.25f);
+  whole.layers[2].o_proj_metric = std::vector<float>(2 * 6 * 6, 0.5f);
   return whole;
 }
 
@@ -131,6 +133,22 @@ TEST_CASE("A tensor that all files share must be the same in all", "[dump]") {
   CHECK_THAT(
       error_text([&] { dump.load_layer(0); }),
       Contains("bad_input: " + (folder / "b").string() + ": layer 0: o_proj: differs from " + (folder / "a").string()));
+}
+
+TEST_CASE("All files have the metric of the output projection, and the same one, or none has it", "[dump]") {
+  const TempFolder folder;
+  DumpContent content = random_dump({});
+  write_dump(folder / "without", content);
+  content.layers[0].o_proj_metric = std::vector<float>(2 * 6 * 6, 0.25f);
+  write_dump(folder / "a", content);
+  content.layers[0].o_proj_metric[71] = 0.5f;
+  write_dump(folder / "b", content);
+  CHECK_THAT(error_text([&] { Dump::open({folder / "a", folder / "without"}); }),
+             Contains("bad_input: " + (folder / "without").string() + ": layer 0: o_proj_metric: heads: expected '2' as in " + (folder / "a").string() + ", found '0'"));
+  CHECK_THAT(error_text([&] { Dump::open({folder / "without", folder / "a"}); }), Contains("o_proj_metric: heads: expected '0'"));
+  const auto dump = Dump::open({folder / "a", folder / "b"});
+  CHECK_THAT(error_text([&] { dump.load_layer(0); }),
+             Contains("bad_input: " + (folder / "b").string() + ": layer 0: o_proj_metric: differs from " + (folder / "a").string()));
 }
 
 TEST_CASE("The same file twice is refused, under any name", "[dump]") {

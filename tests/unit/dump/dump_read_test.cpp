@@ -131,6 +131,7 @@ TEST_CASE("The facts of a dump are read", "[dump]") {
   CHECK(layer.positions == content.positions);
   CHECK(layer.generated == content.generated);
   CHECK(layer.o_proj.empty());
+  CHECK(layer.o_proj_metric.empty());
   CHECK(layer.output_curvature.empty());
 }
 
@@ -148,6 +149,19 @@ TEST_CASE("Optional tensors are read: no v for mla_rope, o_proj, output_curvatur
   CHECK(layer.o_proj == content.layers[0].o_proj);
   CHECK(layer.o_proj_rows == 5);
   CHECK(layer.output_curvature == content.layers[0].output_curvature);
+}
+
+TEST_CASE("The metric of the output projection is read, one matrix a KV head", "[dump]") {
+  const TempFolder folder;
+  DumpContent content = random_dump({.layers = {0, 1}});
+  for (int head = 0; head < 2; ++head)
+    for (int i = 0; i < 6; ++i)
+      for (int j = 0; j < 6; ++j) content.layers[1].o_proj_metric.push_back(i == j ? static_cast<float>(7 + head + i) : 0.25f / static_cast<float>(1 + i + j));
+  content.layers[1].o_proj_metric[1] *= 1.0f + 0x1p-20f;  // as near to symmetric as a float32 sum is
+  write_dump(folder / "a.h5", content);
+  const auto dump = Dump::open({folder / "a.h5"});
+  CHECK(dump.load_layer(0).o_proj_metric.empty());
+  CHECK(dump.load_layer(1).o_proj_metric == content.layers[1].o_proj_metric);
 }
 
 TEST_CASE("A part of one head is widened", "[dump]") {

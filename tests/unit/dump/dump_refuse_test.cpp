@@ -213,6 +213,8 @@ TEST_CASE("Shapes that disagree are refused with both shapes", "[dump]") {
   CHECK(with_shape("q", {18, 4, 7}) == "bad_input: a.h5: layer 0: q: expected shape [18, 4, 8], found [18, 4, 7]");
   CHECK(with_shape("k", {17, 2, 8}) == "bad_input: a.h5: layer 0: k: expected shape [18, 2, 8], found [17, 2, 8]");
   CHECK(with_shape("v", {18, 12}) == "bad_input: a.h5: layer 0: v: expected shape [18, 2, 6], found [18, 12]");
+  CHECK_THAT(with_shape("o_proj_metric", {4, 6, 6}), Contains("o_proj_metric: expected shape [2, 6, 6], found [4, 6, 6]"));
+  CHECK_THAT(with_shape("o_proj_metric", {2, 36}), Contains("o_proj_metric: expected shape [2, 6, 6], found [2, 36]"));
   CHECK_THAT(with_shape("output_curvature", {4, 6, 5}), Contains("expected shape [4, 6, 6], found [4, 6, 5]"));
   CHECK_THAT(with_shape("o_proj", {3, 24}), Contains("o_proj: expected float16, found float32"));
   CHECK_THAT(with_shape("rope_inv_freq", {4}), Contains("rope_inv_freq: expected float64, found float32"));
@@ -329,6 +331,36 @@ TEST_CASE("A tensor of zeros, signed or not, is refused", "[dump]") {
   CHECK(load_fault(content) == "numerical: a.h5: layer 0: v: all numbers are zero");
   content.layers[0].v.back() = 1e-30f;
   CHECK(load_fault(content) == "no error");
+}
+
+TEST_CASE("A metric of the output projection that is none is refused, with the place", "[dump]") {
+  const auto fault = [](std::size_t index, float value) {
+    DumpContent content = random_dump({});
+    std::vector<float>& metric = content.layers[0].o_proj_metric;
+    metric.assign(2 * 6 * 6, 0.0f);
+    for (std::size_t i = 0; i < 6; ++i) metric[i * 7] = 8.0f, metric[36 + i * 7] = 1e-3f;
+    metric[index] = value;
+    return load_fault(content);
+  };
+  constexpr std::size_t kOff = 36 + 3 * 6 + 2;  // head 1, row 3, column 2
+  CHECK(fault(0, 8.0f) == "no error");
+  CHECK(fault(36 + 7, 0.0f) == "no error");
+  CHECK(fault(kOff, 0.9e-8f) == "no error");
+  // 1e-5 of the head's own largest element, not of the other's.
+  CHECK(fault(kOff, 1.1e-8f) == "bad_input: a.h5: layer 0: o_proj_metric: 1.1e-08 at [1, 3, 2], 0 at [1, 2, 3]: expected a symmetric matrix");
+  CHECK_THAT(fault(2 * 6 + 3, 1e-4f), Contains("0 at [0, 3, 2], 0.0001 at [0, 2, 3]: expected a symmetric matrix"));
+  CHECK(fault(36 + 14, -1e-9f) == "bad_input: a.h5: layer 0: o_proj_metric: -1e-09 at [1, 2, 2]: expected a diagonal that is not negative");
+  CHECK(fault(kOff, std::nanf("")) == "numerical: a.h5: layer 0: o_proj_metric: NaN or infinity at [1, 3, 2]");
+  CHECK(fault(0, std::numeric_limits<float>::infinity()) == "numerical: a.h5: layer 0: o_proj_metric: NaN or infinity at [0, 0, 0]");
+  DumpContent zeros = random_dump({});
+  zeros.layers[0].o_proj_metric.assign(2 * 6 * 6, 0.0f);
+  CHECK(load_fault(zeros) == "numerical: a.h5: layer 0: o_proj_metric: all numbers are zero");
+}
+
+TEST_CASE("A metric of the output projection is float32", "[dump]") {
+  const std::vector<double> wide(2 * 6 * 6, 1.0);
+  CHECK_THAT(open_fault([&](hid_t file) { set_dataset(file, "/layers/0/o_proj_metric", H5T_IEEE_F64LE, {2, 6, 6}, wide.data()); }),
+             Contains("o_proj_metric: expected float32, found float64"));
 }
 
 TEST_CASE("A layer that is not there is refused", "[dump]") {

@@ -25,6 +25,7 @@ LayerActivations example(DType dtype = DType::f32, bool has_values = true) {
   for (std::size_t t = 0; t < layer.positions.size(); ++t) layer.generated.push_back(t % 3 == 1);
   layer.o_proj = {1.0f, 2.0f, 3.0f};
   layer.o_proj_rows = 3;
+  layer.o_proj_metric = {6.0f};
   layer.output_curvature = {4.0f, 5.0f};
   return layer;
 }
@@ -76,6 +77,7 @@ void check_kept(const LayerActivations& whole, std::int64_t first, std::int64_t 
   if (whole.v) check_rows(*found.v, *whole.v, first, count);
   CHECK(found.o_proj == whole.o_proj);
   CHECK(found.o_proj_rows == whole.o_proj_rows);
+  CHECK(found.o_proj_metric == whole.o_proj_metric);
   CHECK(found.output_curvature == whole.output_curvature);
 }
 
