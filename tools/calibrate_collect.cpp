@@ -62,6 +62,8 @@ bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const S
     if (stats.moments.size() != moments.size()) return false;
     const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
     if (held.count != (stats.held_out ? stats.held_out->count() : 0)) return false;  // the range follows from the count
+    const bool has_metric = layer.v && !(layer.o_proj.empty() && layer.o_proj_metric.empty());
+    if (stats.o_proj_metric.empty() == has_metric) return false;
     if (choose_golden(layer, request.golden_tokens, held).count != (stats.golden ? stats.golden->count : 0)) return false;  // so does this one
     return stats.layer == layer.layer && stats.geometry == layer.geometry &&
            std::all_of(moments.begin(), moments.end(), [&](Moment m) { return stats.moments.count(m) != 0; });

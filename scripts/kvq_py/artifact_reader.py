@@ -415,6 +415,7 @@ class _SideReader:
         if "hadamard_signs" in self.found and not (np.abs(self.found["hadamard_signs"].astype(np.int16)) == 1).all():
             raise self.fault("hadamard_signs", "+1 and -1 only")
         if "channel_scale" in self.found:
-            significand, exponent = np.frexp(self.found["channel_scale"])  # of a power of two: 0.5, and one more than its own
-            if not ((significand == 0.5) & (np.abs(exponent - 1) <= LARGEST_SCALE_EXPONENT)).all():
-                raise self.fault("channel_scale", f"powers of two from 2^-{LARGEST_SCALE_EXPONENT} to 2^{LARGEST_SCALE_EXPONENT}")
+            scale = self.found["channel_scale"]
+            in_range = (scale >= 2.0**-LARGEST_SCALE_EXPONENT) & (scale <= 2.0**LARGEST_SCALE_EXPONENT)  # false for NaN
+            if not (in_range & (scale.view(np.uint32) & 0xFFFF == 0)).all():
+                raise self.fault("channel_scale", f"bfloat16 numbers from 2^-{LARGEST_SCALE_EXPONENT} to 2^{LARGEST_SCALE_EXPONENT}")

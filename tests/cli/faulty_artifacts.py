@@ -171,7 +171,7 @@ TRANSFORM_FAULTS: dict[str, Fault] = {
     "inverse_inf": put(INVERSE, np.inf),
     "no_scale": drop(SCALE),
     "scale_shape": change(SCALE, lambda x: x[:, :31]),
-    "scale_3": put(SCALE, 3.0),
+    "scale_fine": put(SCALE, 1.0 + 2.0**-8),  # one bit more than bfloat16 has
     "scale_0": put(SCALE, 0.0),
     "scale_negative": put(SCALE, -2.0),
     "scale_large": put(SCALE, 2.0**25),

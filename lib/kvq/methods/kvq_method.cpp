@@ -1,8 +1,8 @@
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
 
-// Our own method: centred keys and values, RoPE blocks scored by the product of query and key energy (or the whole head
-// rotated, where that is better), trellis codes whose scale keeps the norm, and one budget for all layers and sides, decided by the
+// Our own method: centred keys and values; channels in the coordinates of klt, or RoPE blocks scored by the product of query and key
+// energy, or the whole head rotated, whatever is better head by head; widths from 0 bits on; trellis codes whose scale keeps the norm, and one budget for all layers and sides, decided by the
 // error of attention's output on held-out tokens, weighted by the loss's curvature where the dump has it.
 
 namespace kvq {
@@ -22,6 +22,7 @@ void kvq_defaults(Options& options) {
   options.coder_law = true;
   options.choose_basis = true;
   options.choose_transform = true;
+  options.min_bits = 0;
   options.budget_bits = 2.0;
   options.max_bits = 8;
 }

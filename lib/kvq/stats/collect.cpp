@@ -167,9 +167,19 @@ class AttentionPass {
   LayerStats& stats_;
 };
 
-/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h, from o_proj's columns.
+/// Means of elements and their mirrors of matrices [H, D, D].
+std::vector<double> symmetric_part(const std::vector<float>& matrices, std::size_t dim) {
+  std::vector<double> result(matrices.size());
+  for (std::size_t first = 0; first < matrices.size(); first += dim * dim)
+    for (std::size_t i = 0; i < dim; ++i)
+      for (std::size_t j = 0; j < dim; ++j) result[first + i * dim + j] = 0.5 * (double{matrices[first + i * dim + j]} + double{matrices[first + j * dim + i]});
+  return result;
+}
+
+/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h: from o_proj's columns where the dump has them, else as the dump gives it.
 std::vector<double> o_proj_metric(const LayerActivations& layer) {
-  if (!layer.v || layer.o_proj.empty()) return {};
+  if (!layer.v) return {};
+  if (layer.o_proj.empty()) return symmetric_part(layer.o_proj_metric, static_cast<std::size_t>(layer.geometry.v_head_dim));
   const LayerGeometry& g = layer.geometry;
   const auto d = static_cast<std::size_t>(g.v_head_dim), wide = d * static_cast<std::size_t>(g.num_q_heads);
   const auto group = static_cast<std::size_t>(g.queries_per_kv_head()), rows = static_cast<std::size_t>(layer.o_proj_rows);
