@@ -62,6 +62,7 @@ LayerActivations make_layer(const LayerSpec& spec) {
                          .v = {},
                          .o_proj = {},
                          .o_proj_rows = 0,
+                         .o_proj_metric = {},
                          .output_curvature = {},
                          .content_hash = made_up_hash(spec.seed * 100 + static_cast<std::uint64_t>(spec.layer))};
   for (const std::int64_t length : spec.lengths) {

@@ -1,0 +1,318 @@
+// What attention computes does not change if keys become k M and queries q M^-T, or values v M and o_proj's columns W M^-T. Decisions
+// with a transform must not notice either: the same rows are coded, to the same error.
+
+#include <kvq/codec/codec.h>
+#include <kvq/methods/method.h>
+#include <kvq/stats/collect.h>
+
+#include "support/decide.h"
+#include "support/matrix.h"
+#include "support/random_data.h"
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+using namespace kvq;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+constexpr int kDim = 32, kHidden = 48;
+constexpr std::size_t kSide = kDim;
+constexpr std::int64_t kAllTokens = 1 << 20;  // of the sample: which tokens a smaller one takes depends on the keys' bytes
+
+/// M and its inverse.
+struct Map {
+  Doubles matrix = test::identity(kDim), inverse = test::identity(kDim);
+};
+
+/// Scales from 1 to `condition`, even in the logarithm, in random order.
+Doubles scales(double condition, std::uint64_t seed) {
+  test::Random random(seed);
+  Doubles all;
+  for (int i = 0; i < kDim; ++i) all.push_back(std::pow(condition, static_cast<double>(i) / (kDim - 1)));
+  for (int i = kDim - 1; i > 0; --i) std::swap(all[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(random.integer(0, i))]);
+  return all;
+}
+
+/// Orthogonal, scales, orthogonal: condition number `condition`.
+Map any_map(double condition, std::uint64_t seed) {
+  const Doubles left = test::random_orthogonal(kDim, seed), right = test::random_orthogonal(kDim, seed + 1), s = scales(condition, seed + 2);
+  Doubles scaled(left), unscaled(test::transpose(right, kDim));
+  for (std::size_t i = 0; i < kSide; ++i)
+    for (std::size_t j = 0; j < kSide; ++j) {
+      scaled[i * kSide + j] *= s[j];
+      unscaled[i * kSide + j] /= s[j];
+    }
+  return {test::multiply(scaled, right, kDim), test::multiply(unscaled, test::transpose(left, kDim), kDim)};
+}
+
+/// Channels alone; the two of a rotary pair (i, i + D/2) alike.
+Map diagonal_map(double condition, std::uint64_t seed) {
+  const Doubles s = scales(condition, seed);
+  Map map;
+  for (std::size_t i = 0; i < kSide; ++i) {
+    map.matrix[i * (kSide + 1)] = s[i % (kSide / 2)];
+    map.inverse[i * (kSide + 1)] = 1.0 / s[i % (kSide / 2)];
+  }
+  return map;
+}
+
+std::vector<float> rows_of(const ActivationTensor& tensor) {
+  std::vector<float> rows(tensor.raw.size() / sizeof(float));
+  std::memcpy(rows.data(), tensor.raw.data(), tensor.raw.size());
+  return rows;
+}
+
+/// Rows [.., heads, D] of a float32 buffer times a matrix for each head.
+void multiply_rows(std::vector<float>& rows, int heads, const std::vector<const Doubles*>& matrices) {
+  for (std::size_t first = 0; first < rows.size(); first += kSide) {
+    const Doubles& m = *matrices[first / kSide % static_cast<std::size_t>(heads)];
+    Doubles out(kSide, 0.0);
+    for (std::size_t i = 0; i < kSide; ++i)
+      for (std::size_t j = 0; j < kSide; ++j) out[j] += double{rows[first + i]} * m[i * kSide + j];
+    std::copy(out.begin(), out.end(), rows.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+}
+
+void multiply_tensor(ActivationTensor& tensor, const std::vector<const Doubles*>& matrices) {
+  std::vector<float> rows = rows_of(tensor);
+  multiply_rows(rows, tensor.heads, matrices);
+  std::memcpy(tensor.raw.data(), rows.data(), tensor.raw.size());
+}
+
+/// A layer whose queries, keys, values and o_proj have spectra that differ, as trained ones have; 1200 tokens.
+LayerActivations correlated_layer(std::uint64_t seed) {
+  LayerActivations layer = test::make_layer({.num_q_heads = 4, .num_kv_heads = 2, .head_dim = kDim, .v_head_dim = kDim, .lengths = {700, 500}, .softmax_scale = 0.05, .seed = seed});
+  layer.geometry.rope = {.layout = RopeLayout::half, .dim = kDim, .offset = 0, .attention_factor = 1.0, .inv_freq = Doubles(kDim / 2, 0.01)};
+  for (std::size_t i = 0; i < layer.geometry.rope.inv_freq.size(); ++i) layer.geometry.rope.inv_freq[i] /= static_cast<double>(i + 1);
+  std::vector<Doubles> mixings;
+  std::uint64_t draw = seed * 100;
+  const auto mixing = [&] {
+    mixings.push_back(test::random_covariance(kDim, ++draw, 0.94));
+    return static_cast<const Doubles*>(nullptr);
+  };
+  for (int i = 0; i < 4 + 2 + 2; ++i) mixing();
+  const auto pick = [&](std::size_t first, std::size_t count) {
+    std::vector<const Doubles*> some;
+    for (std::size_t i = 0; i < count; ++i) some.push_back(&mixings[first + i]);
+    return some;
+  };
+  multiply_tensor(layer.q, pick(0, 4));
+  multiply_tensor(layer.k, pick(4, 2));
+  multiply_tensor(*layer.v, pick(6, 2));
+  std::vector<float> k = rows_of(layer.k);  // keys have means, as real ones do
+  for (std::size_t i = 0; i < k.size(); ++i) k[i] += 0.3f * static_cast<float>(std::sin(static_cast<double>(i % (2 * kSide))));
+  std::memcpy(layer.k.raw.data(), k.data(), layer.k.raw.size());
+  layer.o_proj = test::gaussian(static_cast<std::size_t>(kHidden) * 4 * kSide, seed + 7);
+  layer.o_proj_rows = kHidden;
+  for (std::size_t i = 0; i < layer.o_proj.size(); ++i) layer.o_proj[i] *= static_cast<float>(1.0 + std::cos(static_cast<double>(i % kSide)));
+  return layer;
+}
+
+/// The same model with other scales: what attention computes stays.
+struct Rescaled {
+  LayerActivations layer;
+  std::vector<Map> k, v;  ///< of each KV head
+};
+Rescaled rescaled(LayerActivations layer, const std::function<Map(std::uint64_t)>& draw) {
+  Rescaled result{std::move(layer), {}, {}};
+  for (std::uint64_t h = 0; h < 2; ++h) {
+    result.k.push_back(draw(1000 + 10 * h));
+    result.v.push_back(draw(2000 + 10 * h));
+  }
+  std::vector<Doubles> dual_k, dual_v;
+  for (std::size_t q = 0; q < 4; ++q) {
+    dual_k.push_back(test::transpose(result.k[q / 2].inverse, kDim));
+    dual_v.push_back(test::transpose(result.v[q / 2].inverse, kDim));
+  }
+  const auto all = [](const std::vector<Doubles>& matrices) {
+    std::vector<const Doubles*> some;
+    for (const Doubles& m : matrices) some.push_back(&m);
+    return some;
+  };
+  multiply_tensor(result.layer.k, {&result.k[0].matrix, &result.k[1].matrix});
+  multiply_tensor(*result.layer.v, {&result.v[0].matrix, &result.v[1].matrix});
+  multiply_tensor(result.layer.q, all(dual_k));
+  multiply_rows(result.layer.o_proj, 4, all(dual_v));
+  return result;
+}
+
+/// Error of a plan on all rows of a side, relative, under the metric of queries or of o_proj, in double and with the codec.
+double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
+  double cost = 0.0, energy = 0.0;
+  for (int head = 0; head < 2; ++head) {
+    const std::vector<float> rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(head);
+    std::vector<float> seen = rows;
+    reconstruct(plan, head, seen, kDim);
+    const Doubles metric = side == 'k' ? mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)))
+                                       : Doubles(stats.o_proj_metric.begin() + head * kDim * kDim, stats.o_proj_metric.begin() + (head + 1) * kDim * kDim);
+    for (std::size_t t = 0; t < rows.size(); t += kSide)
+      for (std::size_t i = 0; i < kSide; ++i)
+        for (std::size_t j = 0; j < kSide; ++j) {
+          const double x = rows[t + i], y = rows[t + j], m = metric[i * kSide + j];
+          energy += x * m * y;
+          cost += (x - double{seen[t + i]}) * m * (y - double{seen[t + j]});
+        }
+  }
+  return cost / energy;
+}
+
+/// How far apart the rows are that the coder sees, root mean square, relative: x A of one model, x M A' of the other.
+double difference_of_codes(const LayerStats& a_stats, const TensorPlan& a_plan, const LayerStats& b_stats, const TensorPlan& b_plan, char side, int head) {
+  const std::vector<float> a = (side == 'k' ? a_stats.sample.k : a_stats.sample.v).head(head);
+  std::vector<float> b(a.size());
+  // Equal tokens stand at other places of the sample, since its order follows the rows' bytes.
+  const std::vector<float> stored = (side == 'k' ? b_stats.sample.k : b_stats.sample.v).head(head);
+  for (std::size_t t = 0; t < a_stats.sample.token.size(); ++t) {
+    const auto place = std::find(b_stats.sample.token.begin(), b_stats.sample.token.end(), a_stats.sample.token[t]) - b_stats.sample.token.begin();
+    std::copy_n(stored.begin() + place * kDim, kSide, b.begin() + static_cast<std::ptrdiff_t>(t * kSide));
+  }
+  std::vector<float> y(kSide), z(kSide);
+  double apart = 0.0, size = 0.0;
+  for (std::size_t t = 0; t < a.size(); t += kSide) {
+    rotate_row(a_plan, head, std::span(a).subspan(t, kSide), y);
+    rotate_row(b_plan, head, std::span<const float>(b).subspan(t, kSide), z);
+    for (std::size_t j = 0; j < kSide; ++j) {
+      size += double{y[j]} * double{y[j]};
+      apart += (double{y[j]} - double{z[j]}) * (double{y[j]} - double{z[j]});
+    }
+  }
+  return std::sqrt(apart / size);
+}
+
+struct Decided {
+  LayerStats stats;
+  LayerPlan plan;
+};
+Decided decide(const LayerActivations& layer, const Options& options) {
+  Decided decided{test::stats_for(layer, options, kAllTokens), {}};
+  decided.plan = find_method(options.method).decide(test::MemoryStats({decided.stats}), options, {}).at(0);
+  return decided;
+}
+
+struct Case {
+  const char* name;
+  Options options;
+};
+
+std::vector<Case> invariant_cases() {
+  const auto both = [](Options& o, auto change) {
+    change(o.k);
+    change(o.v);
+  };
+  const auto balanced = [&](Options& o, CoderKind coder, ScaleRule rule) {
+    both(o, [&](SideOptions& s) {
+      s.transform = TransformKind::balanced;
+      s.coder = coder;
+      s.rule = rule;
+      s.clip = 1.0;
+      s.center = true;
+      s.hadamard = true;
+    });
+    o.random_signs = o.method == "quarot";
+  };
+  const auto klt = [&](Options& o) {
+    both(o, [&](SideOptions& s) {
+      s.transform = TransformKind::klt;
+      s.allocate = Allocate::channel;
+      s.center = true;
+      s.coder = CoderKind::trellis;
+      s.rule = ScaleRule::norm;
+    });
+    o.choose_transform = false;
+    o.min_bits = 0;
+    o.mixing = "hadamard";
+  };
+  return {{"quarot, symmetric", test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
+          {"quarot, trellis", test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::trellis, ScaleRule::norm); })},
+          {"saw-int4, affine", test::options_of("saw-int4", [&](Options& o) { balanced(o, CoderKind::affine, ScaleRule::minmax); })},
+          {"oscar, codebook", test::options_of("oscar", [&](Options& o) { balanced(o, CoderKind::codebook, ScaleRule::norm); })},
+          {"oscar, clip searched", test::options_of("oscar", [&](Options& o) { both(o, [](SideOptions& s) { s.transform = TransformKind::balanced; }); })},
+          {"random, symmetric", test::options_of("random", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
+          {"block-gtq, klt", test::options_of("block-gtq", klt)},
+          {"kvq, klt", test::options_of("kvq", klt)}};
+}
+
+}  // namespace
+
+TEST_CASE("Decisions with a transform do not notice how a model is scaled", "[methods][property]") {
+  for (const std::uint64_t seed : {1, 2}) {
+    const LayerActivations layer = correlated_layer(seed);
+    for (const Case& one : invariant_cases()) {
+      const Decided base = decide(layer, one.options);
+      for (const double condition : {10.0, 1e4}) {
+        INFO(one.name << ", seed " << seed << ", condition number " << condition);
+        const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
+        const Decided found = decide(other.layer, one.options);
+        for (const char side : {'k', 'v'}) {
+          INFO("side " << side);
+          const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v, &plan = side == 'k' ? found.plan.k : *found.plan.v;
+          CHECK(plan.clip_ratio == expected.clip_ratio);
+          REQUIRE(plan.allocation.has_value() == expected.allocation.has_value());
+          if (plan.allocation) CHECK(plan.allocation->channel_bits == expected.allocation->channel_bits);
+          for (std::size_t h = 0; h < 2; ++h) {
+            CHECK(difference_of_codes(base.stats, expected, found.stats, plan, side, static_cast<int>(h)) < 0.01);
+            CHECK(plan.transform->outlier_gain[h] > expected.transform->outlier_gain[h]);
+            CHECK(plan.transform->condition[h] <= kMostCondition);
+          }
+          const double before = error_of(base.stats, expected, side), after = error_of(found.stats, plan, side);
+          CHECK(after == Approx(before).epsilon(0.01));
+          CHECK(plan.error->after == Approx(expected.error->after).epsilon(0.01));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A diagonal transform does not notice how channels are scaled", "[methods][property]") {
+  const LayerActivations layer = correlated_layer(3);
+  const Options options = test::options_of("quarot", [](Options& o) {
+    for (SideOptions* side : {&o.k, &o.v}) {
+      side->transform = TransformKind::diagonal;
+      side->coder = CoderKind::symmetric;
+      side->rule = ScaleRule::norm;
+      side->center = true;
+    }
+  });
+  const Decided base = decide(layer, options);
+  for (const double condition : {10.0, 1e4}) {
+    INFO("condition number " << condition);
+    const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return diagonal_map(condition, draw); });
+    const Decided found = decide(other.layer, options);
+    for (const char side : {'k', 'v'}) {
+      INFO("side " << side);
+      const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v, &plan = side == 'k' ? found.plan.k : *found.plan.v;
+      REQUIRE(plan.rotation.kind == RotationKind::block_hadamard);
+      for (std::size_t i = 0; i < 2 * kSide; ++i) {
+        const Map& map = (side == 'k' ? other.k : other.v)[i / kSide];
+        CHECK(double{plan.rotation.channel_scale[i]} * map.matrix[i % kSide * (kSide + 1)] == Approx(double{expected.rotation.channel_scale[i]}).epsilon(0x1p-7));
+        if (side == 'k') CHECK(plan.rotation.channel_scale[i] == plan.rotation.channel_scale[i / kSide * kSide + (i + kSide / 2) % kSide]);  // of a rotary pair
+      }
+      CHECK(error_of(found.stats, plan, side) == Approx(error_of(base.stats, expected, side)).epsilon(0.01));
+    }
+  }
+}
+
+TEST_CASE("Orthogonal rotations do notice, by orders of magnitude", "[methods][property]") {
+  const LayerActivations layer = correlated_layer(4);
+  for (const char* method : {"quarot", "saw-int4", "oscar"}) {
+    INFO(method);
+    const Options options = test::options_of(method);
+    const Decided base = decide(layer, options);
+    double least = 1.0;  // how the error moves as the condition number grows
+    for (const double condition : {10.0, 100.0, 1e4}) {
+      const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, draw); });
+      const Decided found = decide(other.layer, options);
+      const double moved = error_of(found.stats, found.plan.k, 'k') / error_of(base.stats, base.plan.k, 'k');
+      CAPTURE(condition, moved);
+      CHECK(moved > 2.0 * least);
+      least = moved;
+    }
+  }
+}
