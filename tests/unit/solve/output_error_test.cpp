@@ -20,7 +20,7 @@ struct Sizes {
 
 AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
   AttentionCase data{.dim = sizes.dim, .v_dim = sizes.v_dim, .queries_per_head = sizes.queries, .scale = 0.4, .window = sizes.window,
-                     .sink_tokens = sizes.sink, .recent_tokens = sizes.recent, .query = sizes.query, .q = {}, .k = {}, .v = {}, .curvature = {}};
+                     .sink_tokens = sizes.sink, .recent_tokens = sizes.recent, .query = sizes.query, .q = {}, .k = {}, .v = {}, .curvature = {}, .output_metric = {}};
   if (data.query.empty()) {
     data.query.resize(static_cast<std::size_t>(sizes.tokens));
     std::iota(data.query.begin(), data.query.end(), 0);
