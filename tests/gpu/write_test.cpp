@@ -362,6 +362,17 @@ TEST_CASE("Transforms as far as the bound", "[runtime][gpu][emulated]") {
   }
 }
 
+TEST_CASE("Transforms with elements that fp16 holds in few digits", "[runtime][gpu][emulated]") {
+  for (const WriteVariant* variant : write_variants()) {
+    if (variant->k.exact()) continue;
+    CAPTURE(variant->name);
+    WriteCase c = transformed_case(*variant, 64.0, false, 50, 36);
+    for (std::vector<float>* matrix : {&c.matrix_k, &c.matrix_v})
+      for (float& x : *matrix) x *= 0x1p-15f;
+    check_rotated(compare_codes(*variant, c, kTransformError));
+  }
+}
+
 TEST_CASE("Scales of channels come before Hadamard blocks of every order, and round nothing", "[runtime][gpu]") {
   const int order = GENERATE(2, 8, 32, 128), spread = GENERATE(2, 5, 11);
   const bool signs = GENERATE(false, true), centers = GENERATE(false, true);
