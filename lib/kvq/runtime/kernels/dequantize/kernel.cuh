@@ -106,8 +106,9 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
     for (int i = 0; i < T::kFours * 2; ++i) {
       const int four = i / 2, half = i % 2, column = place / 4, product = 2 * half + word / 2;
       const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
-      const float size = sizes ? 1.0f / __ldg(sizes + to) : 1.0f;
-      const __half2 two = __floats2half2_rn(element(from, to) * size, element(next, to) * size);
+      // 1 over a power of two, by its bits.
+      const float inverse = sizes ? __uint_as_float(0x7F000000u - __float_as_uint(__ldg(sizes + to))) : 1.0f;
+      const __half2 two = __floats2half2_rn(element(from, to) * inverse, element(next, to) * inverse);
       shared.matrix[step][four][half][place][word] = *reinterpret_cast<const unsigned*>(&two);
     }
   }
