@@ -12,7 +12,7 @@
 namespace kvq {
 
 /// Standard error of a sum whose terms have squares that sum to 1.
-inline constexpr double kPartRounding = 0x1p-19;
+inline constexpr double kPartRounding = 0x1.8p-19;
 
 /// Standard error of x_rot, of the channel where it is largest, by a dense rotation of one KV head; 0 for others.
 double row_rounding(const Rotation& rotation, int kv_head, std::span<const float> x);
