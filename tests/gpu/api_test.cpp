@@ -193,7 +193,7 @@ TEST_CASE("Sequences grow, take drafts back, fork and go on, with exact windows 
   }
 }
 
-TEST_CASE("The same under transforms", "[runtime][gpu][api]") {
+TEST_CASE("The same under transforms", "[runtime][gpu][api][emulated]") {
   for (const Windows& windows : {Windows{}, Windows{.sink_tokens = 20, .recent_tokens = 40}}) {
     const Artifact artifact = transformed_artifact(windows, 0);
     auto options = runtime::init<kvq_model_options>();
