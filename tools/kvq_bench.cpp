@@ -24,7 +24,7 @@ struct BenchFlags {
   int prefix = 30720, chunk = 2048;
   std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
                    hadamard = {1, 16, 32, 64, 128};
-  bool dense = false;
+  bool dense = false, transform = false;
   double clip = 1.0;
   bool dry_run = false, json = false, quiet = false;
 };
@@ -74,7 +74,7 @@ void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   app.add_option("--rotation", f.rotation, "of what is cached")
-      ->check(CLI::IsMember({"none", "hadamard", "dense"}))
+      ->check(CLI::IsMember({"none", "hadamard", "dense", "scaled", "transform"}))
       ->capture_default_str();
   app.add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
 }
@@ -117,6 +117,8 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   write->add_flag("--dense", f.dense, "dense rotations, one for each KV head, in place of Hadamard ones");
+  write->add_flag("--transform", f.transform,
+                  "each case also with a transform: scales of channels, or a matrix that is not orthogonal");
   write->add_option("--clip", f.clip, "clip ratio of affine codes, 1 = none")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
@@ -150,9 +152,10 @@ int heads_of_a_kv_head(const BenchFlags& f) {
 }
 
 CaseRotation rotation_of(const BenchFlags& f) {
-  return f.rotation == "none"    ? CaseRotation::none
-         : f.rotation == "dense" ? CaseRotation::dense
-                                 : CaseRotation::hadamard;
+  for (const CaseRotation rotation : {CaseRotation::none, CaseRotation::dense, CaseRotation::scaled,
+                                      CaseRotation::transform})
+    if (f.rotation == to_string(rotation)) return rotation;
+  return CaseRotation::hadamard;
 }
 
 Run prefill_cases(const BenchFlags& f) {
@@ -225,15 +228,17 @@ Run write_cases(const BenchFlags& f) {
   for (const WriteVariant* variant : variants)
     for (const int tokens : f.tokens)
       for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
-        run.write.push_back({{.variant = variant,
-                              .num_kv_heads = f.kv_heads,
-                              .tokens = tokens,
-                              .page_size = f.page_size,
-                              .order = order,
-                              .dense = f.dense,
-                              .clip_ratio = f.clip,
-                              .symmetric_rule = rules.at(f.rule)},
-                             {}});
+        for (const bool transform : f.transform ? std::vector<bool>{false, true} : std::vector<bool>{false})
+          run.write.push_back({{.variant = variant,
+                                .num_kv_heads = f.kv_heads,
+                                .tokens = tokens,
+                                .page_size = f.page_size,
+                                .order = order,
+                                .dense = f.dense,
+                                .transform = transform,
+                                .clip_ratio = f.clip,
+                                .symmetric_rule = rules.at(f.rule)},
+                               {}});
   return run;
 }
 

@@ -67,7 +67,7 @@ extern "C" {
 /* ---- Version, status, errors ---- */
 
 /** Of this header: 100 * major + minor. The major number changes if older callers break. */
-#define KVQ_ABI_VERSION 200
+#define KVQ_ABI_VERSION 201
 
 typedef struct kvq_version_info {
   int32_t abi_version; /**< of the library */
@@ -130,7 +130,12 @@ typedef enum kvq_rope { KVQ_ROPE_ANY = 0, KVQ_ROPE_NONE = 1, KVQ_ROPE_HALF = 2, 
 /** Rotations that the model's weights already hold (kvq_fold_values): the runtime then applies neither them nor
  * centres.
  */
-typedef enum kvq_fold { KVQ_FOLD_NONE = 0, KVQ_FOLD_V = 1, KVQ_FOLD_K = 2 } kvq_fold;
+typedef enum kvq_fold {
+  KVQ_FOLD_NONE = 0,
+  KVQ_FOLD_V = 1,
+  KVQ_FOLD_K = 2,
+  KVQ_FOLD_K_SCALES = 4 /**< the channels' scales of keys alone (kvq_fold_key_scales): rotation and centre are applied */
+} kvq_fold;
 
 /** What the engine believes one layer is: heads of the whole model, before any slicing. */
 typedef struct kvq_layer_geometry {
@@ -207,7 +212,8 @@ typedef struct kvq_layer_info {
   int32_t k_bits, v_bits;             /**< 2, 4, or 16 for exact rows */
   int32_t k_group_size, v_group_size; /**< 0 for exact rows */
   int32_t k_numbers, v_numbers;       /**< 16-bit numbers of a group: 2 affine, 1 symmetric, 0 exact */
-  int32_t k_rotation, v_rotation;     /**< kvq_rotation that the runtime applies: identity if folded */
+  int32_t k_rotation, v_rotation;     /**< kvq_rotation that the runtime applies: identity if folded. Dense ones need
+                                           not be orthogonal */
   uint32_t fold;                      /**< as claimed */
   int32_t sliding_window;
   int32_t sink_rows, ring_rows; /**< of a sequence's window slot */
@@ -215,6 +221,7 @@ typedef struct kvq_layer_info {
   int64_t window_slot_bytes;    /**< exact tokens of one sequence; 0 without windows */
   double softmax_scale;
   double k_effective_bits, v_effective_bits; /**< an element, numbers beside the codes included */
+  int32_t k_scales, v_scales; /**< 1: the runtime multiplies channels by powers of two, before k_rotation; since 201 */
 } kvq_layer_info;
 
 /** @param layer  index in the whole model */
@@ -246,8 +253,8 @@ typedef struct kvq_fold_error {
 } kvq_fold_error;
 
 /**
- * Folds a layer's rotation and centre of values: v_proj then gives (v - center) R, and o_proj takes attention's output
- * over such values. Exact in real arithmetic for attention weights that sum to 1 (not with learned sinks and a centre).
+ * Folds a layer's rotation A, orthogonal or not, and centre of values: v_proj then gives (v - center) A, and o_proj takes
+ * attention's output over such values, its weights times A^-T. Exact in real arithmetic for attention weights that sum to 1 (not with learned sinks and a centre).
  * Serve them with KVQ_FOLD_V in the layer's geometry and the same artifact. Host work, single-threaded.
  * KVQ_UNSUPPORTED for a centre without biases.
  * @param result  with struct_size set, or null
@@ -267,11 +274,35 @@ typedef struct kvq_fold_keys_args {
 
 /**
  * Folds a layer's rotation and centre of keys, for KVQ_FOLD_K. KVQ_UNSUPPORTED for a layer with RoPE: its keys are
- * rotated after the positions, and R does not commute with the rotation of a position. A norm between projection and
+ * rotated after the positions, and A does not commute with the rotation of a position. A norm between projection and
  * attention (QK-norm) forbids it too; an artifact does not know of them, so the caller must.
  */
 KVQ_API kvq_status kvq_fold_keys(const kvq_model* model, int32_t layer, const kvq_fold_keys_args* args,
                                  kvq_error* error);
+
+/** As kvq_fold_values_args. Projections, or norms. */
+typedef struct kvq_fold_key_scales_args {
+  size_t struct_size;
+  int32_t hidden;   /**< in_features of q_proj and k_proj */
+  double* q_weight; /**< [Hq D, hidden], or null with norms */
+  double* q_bias;   /**< [Hq D] or null */
+  double* k_weight; /**< [Hkv D, hidden], or null with norms */
+  double* k_bias;   /**< [Hkv D] or null */
+  double* q_norm;   /**< [D] what a norm of each head between q_proj and RoPE multiplies channels by (1 + weight in models
+                         that store it so), or null: none */
+  double* k_norm;   /**< [D] likewise */
+} kvq_fold_key_scales_args;
+
+/**
+ * Folds the scales of a layer's keys, powers of two for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale
+ * and q_proj q / scale, exactly, and what is left to the runtime is the rotation, with RoPE too, if the two channels of
+ * each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the norms take the scales, and
+ * projections stay; norms over all heads at once have weights [Hkv D] and [Hq D]: give those as projections with hidden 1.
+ * The runtime multiplies the centre by the scales. KVQ_UNSUPPORTED, naming channels and heads, for keys without scales, for
+ * rotary pairs that differ, and for norms if KV heads of this rank differ.
+ */
+KVQ_API kvq_status kvq_fold_key_scales(const kvq_model* model, int32_t layer, const kvq_fold_key_scales_args* args,
+                                       kvq_error* error);
 
 /* ---- Device model: rotations and centres on one device ---- */
 
@@ -519,7 +550,7 @@ typedef struct kvq_dequantize_args {
   int64_t k_stride, v_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
 } kvq_dequantize_args;
 
-/** Enqueues the reading of one layer's tokens, as the model gave them: rotations are undone, unless they are folded. */
+/** Enqueues the reading of one layer's tokens, as the served model gave them: what is not folded is undone. */
 KVQ_API kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, int32_t layer,
                                       const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error);
 
@@ -543,7 +574,9 @@ typedef struct kvq_selftest_layer {
 /**
  * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
  * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
- * 2^-7 of the largest of its head). Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them
+ * 2^-7 of the largest of its head). A dense rotation that is not orthogonal, applied in two 16-bit parts, may round rows
+ * by more than firm rows are firm against, where its terms cancel: these are not firm then, and results may differ by as
+ * much more. Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them
  * in that type, and rows that it rounds are not firm. Allocates device memory and waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be

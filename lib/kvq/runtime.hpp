@@ -83,6 +83,9 @@ class Model {
     return result;
   }
   void fold_keys(std::int32_t layer, const kvq_fold_keys_args& args) const { call(kvq_fold_keys, get(), layer, &args); }
+  void fold_key_scales(std::int32_t layer, const kvq_fold_key_scales_args& args) const {
+    call(kvq_fold_key_scales, get(), layer, &args);
+  }
 
   /// Results of all layers. @throws Error only if the test could not be made; see `status` of each layer
   std::vector<kvq_selftest_layer> selftest(kvq_stream stream) const {

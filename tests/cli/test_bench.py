@@ -95,6 +95,16 @@ def test_dense_rotations_take_the_place_of_hadamard_ones():
 
 
 @needs_tool
+def test_transforms_are_measured_beside_the_same_cases_without():
+    for more, orders in (["--hadamard", "64,128"], [64, 64, 128, 128]), (["--dense"], [1, 1]):
+        found = plan("write", "--k", "u4g128", "--tokens", 8192, *more, "--transform")["write"]
+        assert [r["hadamard_order"] for r in found] == orders
+        assert [r["transform"] for r in found] == [False, True] * (len(orders) // 2)
+        assert {r["bytes"] for r in found} == {found[0]["bytes"]}
+    assert not any(r["transform"] for r in plan("write", "--k", "u4g128", "--tokens", 1)["write"])
+
+
+@needs_tool
 @pytest.mark.parametrize("row", [row for row in VARIANTS["dequantize"] if row["head_dim"] == 128], ids=id_of)
 def test_prefill_counts_the_keys_that_queries_see(row):
     found = plan("prefill", *sizes(row), "--q-heads", 32, "--batch", "1,8", "--prefix", 1000, "--chunk", 48)["prefill"]

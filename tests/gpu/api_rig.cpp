@@ -1,10 +1,12 @@
 #include "api_rig.h"
 
 #include "support/random_data.h"
+#include "support/served_artifact.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
 #include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/part_rounding.h>
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +46,8 @@ bool firm(const TensorPlan& plan, int head, std::span<const float> x) {
   const Coded at_once(*coder, clip_ratio, rotated), later(*coder, clip_ratio, exact);
   float largest = 0.0f;
   for (const float y : rotated) largest = std::max(largest, std::abs(y));
-  const float step = kRotationError * largest;
+  // The terms of transforms may be larger than what they sum to.
+  const float step = std::max(kRotationError * largest, static_cast<float>(4.0 * row_rounding(plan.rotation, head, x)));
   for (const bool outwards : {false, true})
     for (const float by : {step, -step}) {
       std::vector<float> moved = rotated;
@@ -71,7 +74,12 @@ std::vector<std::uint16_t> firm_rows(const TensorPlan& plan, std::uint64_t seed,
   for (int head = 0; head < heads; ++head)
     for (std::uint64_t draw = 0;; ++draw) {
       const std::uint64_t stream = draw * static_cast<std::uint64_t>(heads) + static_cast<std::uint64_t>(head);
-      const std::vector<std::uint16_t> bits = row(seed, place, kind + (stream << 32), dim);
+      std::vector<std::uint16_t> bits = row(seed, place, kind + (stream << 32), dim);
+      if (plan.transform) {
+        std::vector<float> wanted(bits.size());
+        std::transform(bits.begin(), bits.end(), wanted.begin(), bf16_to_float);
+        bits = rows_for(plan, wanted, head);
+      }
       std::vector<float> x(bits.size());
       std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
       if (!firm(plan, head, x)) continue;
@@ -102,13 +110,16 @@ void expect_ok(kvq_status status, const kvq_error& error) {
   if (status != KVQ_OK) throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + error.message);
 }
 
-Engine::Engine(const Artifact& artifact, kvq_model_options options) {
+Engine::Engine(const Artifact& artifact, kvq_model_options options, std::uint32_t fold) {
   std::string pattern = (std::filesystem::temp_directory_path() / "kvq-engine-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
   path = pattern + "/served.safetensors";
   save_artifact(artifact, path);
   std::vector<kvq_layer_geometry> geometry;
-  for (const LayerPlan& plan : artifact.layers) geometry.push_back(geometry_of(plan));
+  for (const LayerPlan& plan : artifact.layers) {
+    geometry.push_back(geometry_of(plan));
+    if (!plan.k.rotation.channel_scale.empty()) geometry.back().fold = fold;
+  }
   options.num_layers = options.num_geometries = static_cast<std::int32_t>(geometry.size());
   options.geometry = geometry.data();
   model = std::make_unique<runtime::Model>(path, options);
@@ -135,13 +146,26 @@ LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime
       lse_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads) * 4) {}
 
 std::vector<std::uint16_t> LayerRunner::key(std::uint64_t seed, std::int64_t position) const {
-  return firm_rows(plan_.k, seed, position, 0, info.num_kv_heads, info.head_dim);
+  std::vector<std::uint16_t> bits = firm_rows(plan_.k, seed, position, 0, info.num_kv_heads, info.head_dim);
+  for (std::size_t i = 0; scaled_ && i < bits.size(); ++i)
+    bits[i] = float_to_bf16(bf16_to_float(bits[i]) * plan_.k.rotation.channel_scale[i]);
+  return bits;
 }
 std::vector<std::uint16_t> LayerRunner::value(std::uint64_t seed, std::int64_t position) const {
   return firm_rows(*plan_.v, seed, position, 1, info.num_kv_heads, info.head_dim);
 }
 std::vector<std::uint16_t> LayerRunner::query(std::uint64_t seed, std::int64_t length) const {
-  return row(seed, length, 2, info.num_q_heads * info.head_dim);
+  const std::vector<std::uint16_t> bits = row(seed, length, 2, info.num_q_heads * info.head_dim);
+  if (!plan_.k.transform) return bits;
+  std::vector<float> wanted(bits.size());
+  std::transform(bits.begin(), bits.end(), wanted.begin(), bf16_to_float);
+  std::vector<std::uint16_t> queries = queries_for(plan_.k, info.num_kv_heads, wanted);
+  const std::size_t dim = static_cast<std::size_t>(info.head_dim),
+                    group = static_cast<std::size_t>(info.num_q_heads / info.num_kv_heads);
+  for (std::size_t i = 0; scaled_ && i < queries.size(); ++i)
+    queries[i] = float_to_bf16(bf16_to_float(queries[i]) /
+                               plan_.k.rotation.channel_scale[i / dim / group * dim + i % dim]);
+  return queries;
 }
 
 bool LayerRunner::begin(std::span<const Growth> batch) {

@@ -17,7 +17,9 @@ namespace kvq::test {
 
 /// A served artifact in a file, loaded and uploaded.
 struct Engine {
-  explicit Engine(const Artifact& artifact, kvq_model_options options = runtime::init<kvq_model_options>());
+  /// @param fold  KVQ_FOLD_... of the layers whose keys have scales
+  explicit Engine(const Artifact& artifact, kvq_model_options options = runtime::init<kvq_model_options>(),
+                  std::uint32_t fold = 0);
   ~Engine();
   Engine(const Engine&) = delete;
 
@@ -43,6 +45,9 @@ class LayerRunner {
 
   std::vector<float> lse();
 
+  /// From here on keys and queries come as from weights that hold the keys' scales.
+  void scale_keys() { scaled_ = true; }
+
   runtime::PagedCache cache;
   kvq_layer_info info;
   std::map<std::int32_t, std::uint64_t> rows = {};  ///< seed of each sequence's rows
@@ -61,6 +66,7 @@ class LayerRunner {
   runtime::DecodePlan decode_;
   DeviceMemory workspace_, out_, lse_, q_, k_, v_;
   std::size_t batch_ = 0;
+  bool scaled_ = false;
 };
 
 /// @throws std::runtime_error with the message unless status is KVQ_OK

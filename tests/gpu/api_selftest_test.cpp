@@ -97,6 +97,44 @@ TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runt
   CHECK_THAT(std::string(outcome.layers[4].message), Contains("beyond the largest number of fp16"));
 }
 
+TEST_CASE("Golden rows of transforms come out right, up to the bound of the condition",
+          "[runtime][gpu][api][emulated]") {
+  const bool bf16 = GENERATE(true, false);
+  const int tp_size = GENERATE(1, 8);
+  const Artifact artifact = transformed_artifact({.sink_tokens = 4, .recent_tokens = 16});
+  auto options = runtime::init<kvq_model_options>();
+  options.activation = bf16 ? KVQ_BF16 : KVQ_FP16, options.tp_size = tp_size, options.tp_rank = tp_size - 1;
+  const Outcome outcome = selftest(artifact, options);
+  CAPTURE(bf16, tp_size, outcome.message);
+  CHECK(outcome.status == KVQ_OK);
+  for (const kvq_selftest_layer& layer : outcome.layers) {
+    CAPTURE(layer.layer, layer.message);
+    CHECK(layer.status == KVQ_OK);
+    CHECK(layer.rows == 2 * 50 * 4 / std::min(tp_size, 4));
+    if (layer.layer != 4) CHECK(layer.firm_rows > layer.rows / 8);
+    CHECK(layer.output_error > 0.0);
+    // At the bound what rows and queries of 16 bits are rounded by is larger than they are, and two parts of A count.
+    CHECK(layer.output_error < (layer.layer == 4 ? 0.2 : 0x1p-7));
+  }
+}
+
+TEST_CASE("A damaged golden byte or output of a transform fails", "[runtime][gpu][api][emulated]") {
+  for (const int layer : {0, 1}) {
+    Artifact artifact = transformed_artifact();
+    GoldenSide& side = artifact.golden[layer].k;
+    side.bytes[firm_row(side) * (side.bytes.size() / side.firm.size()) + 5] ^= 0x80;  // by two steps, for soft rows
+    std::vector<float>& out = artifact.golden[3].out;
+    float largest = 0.0f;
+    for (std::size_t i = 0; i < 128; ++i) largest = std::max(largest, std::abs(out[i]));
+    out[7] += 0.05f * largest;
+    const Outcome outcome = selftest(artifact);
+    CAPTURE(layer, outcome.message);
+    CHECK(outcome.status == KVQ_MISMATCH);
+    CHECK(outcome.layers[static_cast<std::size_t>(layer)].write_status == KVQ_MISMATCH);
+    CHECK(outcome.layers[3].decode_status == KVQ_MISMATCH);
+  }
+}
+
 TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api][emulated]") {
   Artifact artifact = first_layers(1);
   artifact.golden[0].k.bytes[firm_row(artifact.golden[0].k) * 36 + 5] ^= 0x40;

@@ -2,7 +2,10 @@
 #include "device_memory.h"
 #include "plain_attention.cuh"
 
+#include "support/transforms.h"
+
 #include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/prepare.h>
 
 #include <algorithm>
 #include <cmath>
@@ -157,7 +160,29 @@ struct MadeCache {
     for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
     cache.window_slots = arena.put(slots);
 
-    if (c.rotation == CaseRotation::hadamard) {
+    if (c.rotation == CaseRotation::scaled) {
+      const std::vector<float> factors = random_scales(c.num_kv_heads, std::max(dim, v_dim), 4, c.seed);
+      cache.rotation_k = {.order = dim & -dim, .per_head = true, .factors = arena.put(factors)};
+      cache.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = cache.rotation_k.factors};
+      undo_k = cache.rotation_k, undo_v = cache.rotation_v;
+    } else if (c.rotation == CaseRotation::transform) {
+      // Keys for scores of moderate size; of values, elements of A^-1 that fp16 does not hold.
+      const auto sized = [](std::vector<float> inverse, int power) {
+        for (float& x : inverse) x = std::ldexp(x, power);
+        return inverse;
+      };
+      const std::vector<float> of_keys = sized(random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed).inverse, -6),
+                               of_values = sized(random_transform(v_dim, kCaseCondition, c.seed + 100).inverse,
+                                                 variant.bf16 ? -30 : -8);
+      std::vector<float> of_queries(of_keys.size());
+      for (std::size_t i = 0, n = static_cast<std::size_t>(dim); i < of_keys.size(); ++i)
+        of_queries[i] = of_keys[i / (n * n) * n * n + i % n * n + i / n % n];
+      cache.rotation_k = {.per_head = true,
+                          .matrix = arena.put(of_queries),
+                          .sizes = arena.put(column_sizes(of_keys, dim))};
+      cache.rotation_v = {.matrix = arena.put(of_values), .sizes = arena.put(column_sizes(of_values, v_dim))};
+      undo_k = {.per_head = true, .matrix = arena.put(of_keys)}, undo_v = cache.rotation_v;
+    } else if (c.rotation == CaseRotation::hadamard) {
       std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
       for (auto& s : signs) s = random() & 1 ? 1 : -1;
       cache.rotation_k = {dim & -dim, true, arena.put(signs), nullptr};

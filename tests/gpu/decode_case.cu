@@ -2,6 +2,8 @@
 #include "device_memory.h"
 #include "plain_attention.cuh"
 
+#include "support/transforms.h"
+
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
@@ -190,7 +192,21 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   auto* out = arena.take<unsigned short>(elements, 0xFF);
   p.out = out, p.out_stride = static_cast<std::int64_t>(p.num_q_heads) * v_dim;
   p.lse = arena.take<float>(rows, 0xFF);
-  if (c.rotation == CaseRotation::hadamard) {
+  if (c.rotation == CaseRotation::scaled) {
+    // Queries and results of very different channels.
+    const std::vector<float> factors = random_scales(c.num_kv_heads, std::max(dim, v_dim), 6, c.seed);
+    p.rotation_k = {.order = dim & -dim, .per_head = true, .factors = arena.put(factors)};
+    p.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = p.rotation_k.factors};
+  } else if (c.rotation == CaseRotation::transform) {
+    // Keys: A^-T is as good a transform as any.
+    const Transform of_keys = random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed),
+                    of_values = random_transform(v_dim, kCaseCondition, c.seed + 100, 3);
+    p.rotation_k = {.per_head = true,
+                    .matrix = arena.put(of_keys.matrix),
+                    .fragments = arena.put(rotation_fragments(of_keys.matrix, dim))};
+    p.rotation_v = {.matrix = arena.put(of_values.inverse),
+                    .fragments = arena.put(rotation_fragments(of_values.inverse, v_dim))};
+  } else if (c.rotation == CaseRotation::hadamard) {
     std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
     for (auto& s : signs) s = random() & 1 ? 1 : -1;
     p.rotation_k = {dim & -dim, true, arena.put(signs)};

@@ -8,7 +8,14 @@
 /// One decode attention call on made-up contents, held against plain loops in double.
 namespace kvq::test {
 
-enum class CaseRotation { none, hadamard, dense };
+enum class CaseRotation {
+  none,
+  hadamard,
+  dense,
+  scaled,     ///< Hadamard blocks with scales of channels
+  transform,  ///< dense and not orthogonal, of a condition near the bound
+};
+inline constexpr double kCaseCondition = 4000.0;
 
 struct DecodeCase {
   int num_kv_heads = 2;

@@ -109,7 +109,8 @@ TEST_CASE("Exact windows, whose borders fall anywhere", "[runtime][gpu]") {
 }
 
 TEST_CASE("Rotations, centres, learned sinks", "[runtime][gpu]") {
-  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
+  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
+                                 CaseRotation::transform);
   const bool centers = GENERATE(false, true);
   run_all({.heads = 0,
            .page_size = 16,
@@ -169,7 +170,8 @@ TEST_CASE("Results of several sequences are combined at once, empty ones among t
 }
 
 TEST_CASE("Results of several sequences are combined at once, of one format", "[runtime][gpu][emulated]") {
-  check(two_bits(), several_sequences(GENERATE(CaseRotation::hadamard, CaseRotation::dense)));
+  check(two_bits(), several_sequences(GENERATE(CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
+                                               CaseRotation::transform)));
 }
 
 TEST_CASE("The rest of a long line is handed out, in captured calls too", "[runtime][gpu][slow]") {

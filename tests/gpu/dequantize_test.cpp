@@ -34,7 +34,8 @@ TEST_CASE("Rows of exact windows come back, whose borders fall anywhere", "[runt
 }
 
 TEST_CASE("Rotations are undone, centres added", "[runtime][gpu]") {
-  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
+  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
+                                 CaseRotation::transform);
   const bool centers = GENERATE(false, true);
   run_all({.lengths = kRagged,
            .sink_tokens = 4,

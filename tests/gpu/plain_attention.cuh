@@ -68,8 +68,10 @@ __device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& r
       sum = 0;
       const int first = c / rotation.order * rotation.order;
       for (int k = first; k < first + rotation.order; ++k) {
-        const Float sign =
-            rotation.signs ? static_cast<Float>(rotation.signs[entry * dim + (transposed ? c : k)]) : Float(1);
+        const int at = entry * dim + (transposed ? c : k);
+        const Float sign = rotation.factors ? static_cast<Float>(rotation.factors[at])
+                           : rotation.signs ? static_cast<Float>(rotation.signs[at])
+                                            : Float(1);
         sum += row[k] * sign * (__popc((k - first) & (c - first)) & 1 ? Float(-1) : Float(1));
       }
       sum /= sqrt(static_cast<Float>(rotation.order));

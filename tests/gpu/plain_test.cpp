@@ -13,7 +13,8 @@ using namespace kvq::test;
 
 namespace {
 
-constexpr CaseRotation kRotations[] = {CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense};
+constexpr CaseRotation kRotations[] = {CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense,
+                                       CaseRotation::scaled, CaseRotation::transform};
 constexpr ScaleRule kRules[] = {ScaleRule::norm, ScaleRule::absmax, ScaleRule::least_squares};
 constexpr int kPageSizes[] = {16, 32, 64};
 
@@ -32,7 +33,7 @@ DecodeCase decode_case(const PlainFormat& format, int i) {
           .heads = format.heads,
           .page_size = kPageSizes[i % 3],
           .lengths = {1, 0, 17, 63, 64, 65, 300},
-          .rotation = kRotations[i / 2 % 3],
+          .rotation = kRotations[i / 2 % 5],
           .centers = i % 4 < 2,
           .indptr = i % 2 == 1,
           .seed = 100u + static_cast<unsigned>(i)};
@@ -162,7 +163,7 @@ TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
                     .lengths = {1, 0, 17, 64, 65, 300},
                     .sink_tokens = i % 3 ? 0 : 5,
                     .recent_tokens = i % 2 ? 0 : 30,
-                    .rotation = kRotations[i / 2 % 3],
+                    .rotation = kRotations[i / 2 % 5],
                     .centers = i % 4 < 2,
                     .indptr = i % 2 == 1,
                     .seed = 400u + static_cast<unsigned>(i)};
@@ -180,7 +181,7 @@ TEST_CASE("Plain prefill over every format, and rows of prefill over plain rows"
                     .lengths = {200, 0, 64, 127},
                     .sink_tokens = i % 3 ? 0 : 5,
                     .recent_tokens = i % 2 ? 0 : 30,
-                    .rotation = kRotations[i / 2 % 3],
+                    .rotation = kRotations[i / 2 % 5],
                     .centers = i % 4 < 2,
                     .seed = 500u + static_cast<unsigned>(i)};
     PrefillCase c{.heads = format.heads, .chunks = {33, 70, 1, 16}, .plain = true};
@@ -221,7 +222,7 @@ TEST_CASE("Plain kernels in small", "[runtime][gpu][plain][sanitizer]") {
                           .lengths = {70, 0},
                           .sink_tokens = 4,
                           .recent_tokens = 20,
-                          .rotation = kRotations[i % 3],
+                          .rotation = kRotations[i % 5],
                           .seed = 701};
     check_cache(run_dequantize_case(format.dequantize(), cache, {}));
     check_cache(run_prefill_case(format.dequantize(), cache, {.heads = 3, .chunks = {9, 3}, .plain = true}), 1e-3);

@@ -45,7 +45,8 @@ TEST_CASE("Chunks without a prefix", "[runtime][gpu]") {
 }
 
 TEST_CASE("A prefix with exact windows, rotations and centres", "[runtime][gpu]") {
-  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense);
+  const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
+                                 CaseRotation::transform);
   const int recent = GENERATE(0, 100);
   run_all({.page_size = 32,
            .lengths = {400, 3, 150},

@@ -53,3 +53,38 @@ TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels",
       CHECK(run_prefill_case(*rows, cache, {.chunks = {9, 3}, .portable = portable}).failure == "");
   }
 }
+
+TEST_CASE("Transforms in small: scales of channels, matrices near the bound", "[runtime][gpu][sanitizer]") {
+  const auto rotation = GENERATE(CaseRotation::scaled, CaseRotation::transform);
+  for (const DecodeVariant* variant : decode_variants()) {
+    CAPTURE(variant->name);
+    const DecodeOutcome outcome = run_decode_case(*variant, {.num_kv_heads = 2,
+                                                             .heads = variant->max_heads,
+                                                             .page_size = 32,
+                                                             .lengths = {70, 0, 17},
+                                                             .sink_tokens = 4,
+                                                             .recent_tokens = 20,
+                                                             .rotation = rotation,
+                                                             .centers = true,
+                                                             .seed = 19});
+    CHECK(outcome.failure == "");
+    CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
+  }
+  const CacheCase cache{.page_size = 32,
+                        .lengths = {70, 0},
+                        .sink_tokens = 4,
+                        .recent_tokens = 20,
+                        .rotation = rotation,
+                        .centers = true,
+                        .seed = 20};
+  for (const DequantizeVariant* rows : dequantize_variants()) {
+    CAPTURE(rows->name);
+    const CacheOutcome dequantized = run_dequantize_case(*rows, cache, {});
+    CHECK(dequantized.failure == "");
+    CHECK(dequantized.error <= 2.0 * dequantized.plain_error + 1e-6);
+    if (!find_prefill_variant(*rows)) continue;
+    const CacheOutcome attended = run_prefill_case(*rows, cache, {.chunks = {9, 3}, .portable = true});
+    CHECK(attended.failure == "");
+    CHECK(attended.error <= 2.0 * attended.plain_error + 1e-6);
+  }
+}

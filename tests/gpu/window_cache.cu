@@ -137,7 +137,10 @@ TensorPlan cache_plan(const CacheCase& c, bool value) {
   TensorPlan plan;
   plan.center = c.center;
   if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
-  if (!c.matrix.empty()) plan.rotation = {.kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix};
+  if (!c.matrix.empty())
+    plan.rotation = {
+        .kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix, .inverse = c.inverse};
+  plan.rotation.channel_scale = c.scale;
   if (side.exact()) return plan;
   UniformCoder coder;
   coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
@@ -162,6 +165,8 @@ struct WindowCache::Device {
   Buffer<float> center, rotated_center;  ///< as decode and quantize_write want it
   Buffer<std::int32_t> clip_ranks[2];
   Buffer<std::byte> rotation;
+  Buffer<std::uint16_t> write_factors;
+  Buffer<float> units, read_factors;
   Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
   Buffer<std::byte> decode_workspace;
@@ -193,6 +198,11 @@ struct WindowCache::Device {
       std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(dim)));
       check(pack_rotations(c.matrix, dim, c.write->bf16, packed));
       rotation = Buffer<std::byte>(packed);
+    }
+    if (!c.scale.empty()) {
+      const WriteFactors before = kvq::write_factors(cache_plan(c, false).rotation, dim, c.write->bf16);
+      write_factors = Buffer<std::uint16_t>(before.factors), units = Buffer<float>(before.units);
+      read_factors = Buffer<float>(kvq::read_factors(cache_plan(c, false).rotation));
     }
     for (const bool v : {false, true})
       clip_ranks[v] = Buffer<std::int32_t>(kvq::clip_ranks(cache_plan(c, v), c.num_kv_heads, dim));
@@ -233,7 +243,8 @@ struct WindowCache::Device {
     const std::int64_t stride = std::int64_t{c.num_kv_heads} * dim;
     p.k.x = x[0][layer].get(), p.v.x = x[1][layer].get();
     for (WriteSide* side : {&p.k, &p.v})
-      side->token_stride = stride, side->center = rotated_center.get(), side->order = c.order;
+      side->token_stride = stride, side->center = rotated_center.get(), side->order = c.order,
+      side->factors = write_factors.get(), side->units = units.get(), side->per_head = true;
     p.k.rotation = p.v.rotation = rotation.get();
     p.k.clip_ranks = clip_ranks[0].get(), p.v.clip_ranks = clip_ranks[1].get();
     p.k.rule = c.rule_k, p.v.rule = c.rule_v;
@@ -262,7 +273,8 @@ struct WindowCache::Device {
     if (c.step.sink_tokens + c.step.recent_tokens > 0)
       p.windows = windows[layer].get(), p.window_slots = plan.params.window_slots;
     p.window_layout = window_layout;
-    p.rotation_k.order = p.rotation_v.order = c.order;
+    p.rotation_k = {.order = c.order, .per_head = true, .factors = read_factors.get()};
+    p.rotation_v = p.rotation_k;
     if (!c.center.empty()) p.center_k = p.center_v = center.get();
     p.workspace = decode_workspace.get();
     return p;

@@ -2,7 +2,7 @@
 
 #include "window_cache.h"
 
-#include "write_case.h"
+#include "write_compare.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>
@@ -202,6 +202,7 @@ class WindowModel {
     /// By layer, side, head.
     struct Row {
       std::vector<float> rotated;  ///< x_rot
+      double size = 0.0;           ///< term_size()
       std::vector<float> window;   ///< as found in the windows
       std::vector<std::uint8_t> codes;
       std::vector<float> numbers;
@@ -217,6 +218,10 @@ class WindowModel {
   };
 
   bool rotated() const { return c_.order > 1 || !c_.matrix.empty(); }
+  /// Of a transform in two 16-bit parts.
+  float rounding(const Token::Row& row) const {
+    return c_.inverse.empty() ? 0.0f : static_cast<float>(0x1p-16 * row.size);
+  }
   bool exact(std::size_t b, int p) const { return p < c_.step.sink_tokens || p >= length(b) - c_.step.recent_tokens; }
   Found find(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows, std::size_t b, int p,
              CacheSide which, int head) const {
@@ -264,10 +269,11 @@ class WindowModel {
             from_16_bits(bits_of(token.name, layer, head, v, i, c_.write->bf16), c_.write->bf16);
       known.rotated.resize(dim);
       rotate_row(plans_[v], head, x, known.rotated);
+      known.size = term_size(plans_[v].rotation, head, x, known.rotated);
     }
     if (!found.row.empty()) {
       // The codec's order of sums is another, so that a rotated row may round to the other neighbour.
-      const float tolerance = rotated() ? 1.0f / 128.0f : 0.0f, floor = rotated() ? 1e-4f : 0.0f;
+      const float tolerance = rotated() ? 1.0f / 128.0f : 0.0f, floor = rotated() ? 1e-4f + rounding(known) : 0.0f;
       for (std::size_t i = 0; i < dim; ++i) {
         const float expected = bf16_to_float(float_to_bf16(known.rotated[i]));
         if (!(std::abs(found.row[i] - expected) <= tolerance * std::abs(expected) + floor))
@@ -298,7 +304,7 @@ class WindowModel {
     for (std::size_t i = 0; i < numbers.size(); ++i)
       if (same ? numbers[i] != found.numbers[i]
                : std::abs(numbers[i] - found.numbers[i]) >
-                     (side.numbers == 1 ? 0.06f : 0.01f) * std::abs(numbers[i]) + 1e-3f)
+                     (side.numbers == 1 ? 0.06f : 0.01f) * std::abs(numbers[i]) + 1e-3f + rounding(known))
         return "number " + std::to_string(i) + ": expected " + std::to_string(numbers[i]) + ", found " +
                std::to_string(found.numbers[i]);
     return "";

@@ -1,6 +1,8 @@
 #include "plain_formats.h"
 #include "window_model.h"
 
+#include "support/transforms.h"
+
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -82,6 +84,20 @@ void run_schedule(const CacheCase& c, unsigned seed, bool replayed) {
   CHECK(model.seen_direct() > 0);
   // Only quotients within the rotation's rounding of an edge may fall on its other side.
   CHECK(static_cast<double>(model.differing()) <= 2e-3 * static_cast<double>(model.codes()));
+}
+
+void check_transformed_windows(const WriteVariant& variant, double condition, unsigned seed) {
+  CacheCase c = cache_case(variant, 64, 4, 17, 4, seed);
+  c.num_layers = 1;
+  const int dim = variant.k.head_dim;
+  if (condition > 0.0) {
+    const Transform transform = random_transform(dim, condition, seed);
+    c.decode = nullptr, c.matrix = transform.matrix, c.inverse = transform.inverse;
+  } else {
+    c.order = dim & -dim, c.scale = random_scales(c.num_kv_heads, dim, 3, seed);
+    if (seed % 2) add_centers(c, seed);
+  }
+  run_schedule(c, seed, false);
 }
 
 }  // namespace
@@ -188,6 +204,20 @@ TEST_CASE("The same of dense rotations", "[runtime][gpu]") {
     if (seed % 2) c.clip = {0.97};
     run_schedule(c, seed, false);
   }
+}
+
+TEST_CASE("The same of transforms: dense ones, and scales of channels with Hadamard blocks", "[runtime][gpu]") {
+  const double condition = GENERATE(0.0, 64.0, 4000.0);  // 0: scales
+  unsigned seed = 100;
+  for (const WriteVariant* variant : write_variants()) {
+    if (variant->k.exact() || (condition > 0.0 && !variant->bf16)) continue;
+    CAPTURE(variant->name, condition, ++seed);
+    check_transformed_windows(*variant, condition, seed);
+  }
+}
+
+TEST_CASE("The same of transforms, of one format", "[runtime][gpu][emulated]") {
+  check_transformed_windows(*write_variants()[0], GENERATE(0.0, 4000.0), 110);
 }
 
 TEST_CASE("The same of plain kernels: steps of random schedules in other formats", "[runtime][gpu][plain]") {

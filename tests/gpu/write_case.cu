@@ -52,8 +52,10 @@ TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool valu
   if (order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = order, .signs = c.signs};
   if (!matrix.empty()) {
     plan.rotation = {.kind = RotationKind::dense, .matrix = matrix};
+    plan.rotation.inverse = value ? c.inverse_v : c.inverse_k;
     if (static_cast<int>(matrix.size()) == side.head_dim * side.head_dim) plan.rotation.scope = Scope::layer;
   }
+  plan.rotation.channel_scale = value ? c.scale_v : c.scale_k;
   if (side.exact()) return plan;
   UniformCoder coder;
   coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
@@ -74,8 +76,11 @@ struct SideOnDevice {
         order(value ? c.order_v : c.order_k),
         rows(value ? c.v : c.k),
         center(rotated_center(plan, c.num_kv_heads, dim)),
-        signs(plan.rotation.signs),
-        rotation(packed(plan.rotation.matrix, dim, variant.bf16)),
+        signs(plan.rotation.channel_scale.empty() ? plan.rotation.signs : std::vector<std::int8_t>{}),
+        before(write_factors(plan.rotation, dim, variant.bf16)),
+        factors(before.factors),
+        units(of_heads(plan, before.units, c.num_kv_heads, dim, variant.bf16)),
+        rotation(packed(plan.rotation, dim, variant.bf16)),
         ranks(clip_ranks(plan, c.num_kv_heads, dim)) {}
 
   WriteSide side(int num_kv_heads) const {
@@ -86,16 +91,27 @@ struct SideOnDevice {
     s.rule = scale_rule(plan.coder);
     s.clip_ranks = ranks.get();
     s.rotation = rotation.get();
+    s.factors = factors.get(), s.units = units.get();
     s.rotation_stride = plan.rotation.scope == Scope::layer ? 0 : packed_rotation_bytes(dim);
     return s;
   }
 
  private:
-  static std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16) {
+  /// What fp16 wants of a matrix that is not orthogonal.
+  static std::vector<float> units_of(const Rotation& rotation, int dim, bool bf16) {
+    return bf16 || rotation.inverse.empty() ? std::vector<float>() : fp16_units(rotation.matrix, dim);
+  }
+  static std::vector<float> of_heads(const TensorPlan& plan, std::vector<float> units, int heads, int dim, bool bf16) {
+    if (units.empty()) units = units_of(plan.rotation, dim, bf16);
+    if (!units.empty() && plan.rotation.scope == Scope::layer) units.resize(static_cast<std::size_t>(heads), units[0]);
+    return units;
+  }
+  static std::vector<std::byte> packed(const Rotation& of, int dim, bool bf16) {
+    const std::vector<float>& matrices = of.matrix;
     if (matrices.empty()) return {};
     const auto each = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
     std::vector<std::byte> out(matrices.size() / each * static_cast<std::size_t>(packed_rotation_bytes(dim)));
-    const Status status = pack_rotations(matrices, dim, bf16, out);
+    const Status status = pack_rotations(matrices, dim, bf16, out, units_of(of, dim, bf16));
     if (!status.ok()) throw std::runtime_error(status.message());
     return out;
   }
@@ -105,6 +121,9 @@ struct SideOnDevice {
   OnDevice<std::uint16_t> rows;
   OnDevice<float> center;
   OnDevice<std::int8_t> signs;
+  WriteFactors before;
+  OnDevice<std::uint16_t> factors;
+  OnDevice<float> units;
   OnDevice<std::byte> rotation;
   OnDevice<std::int32_t> ranks;
 };

@@ -22,7 +22,25 @@ struct ExpectedRow {
   ScaleType type;
   std::vector<float> rotated, numbers;
   std::vector<std::uint8_t> codes;
+  double size = 0.0;  ///< what rounding errors are relative to
 };
+
+}  // namespace
+
+double term_size(const Rotation& rotation, int head, const std::vector<float>& x, const std::vector<float>& rotated) {
+  double largest = 0.0;
+  for (const float y : rotated) largest = std::max(largest, static_cast<double>(std::abs(y)));
+  if (rotation.inverse.empty()) return largest;
+  const std::size_t d = x.size(), first = static_cast<std::size_t>(rotation.head_index(head)) * d * d;
+  for (std::size_t j = 0; j < d; ++j) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < d; ++i) sum += std::abs(static_cast<double>(x[i]) * static_cast<double>(rotation.matrix[first + i * d + j]));
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+namespace {
 
 void for_each_row(const WriteVariant& variant, const WriteCase& c,
                   const std::function<void(const ExpectedRow&)>& take) {
@@ -50,6 +68,7 @@ void for_each_row(const WriteVariant& variant, const WriteCase& c,
         const std::size_t first = static_cast<std::size_t>(token * c.num_kv_heads + head) * dim;
         for (std::size_t i = 0; i < dim; ++i) x[i] = from_16_bits(all[first + i], variant.bf16);
         rotate_row(plan, head, x, row.rotated);
+        row.size = term_size(plan.rotation, head, x, row.rotated);
         if (side.exact())
           for (float& y : row.rotated) y = bf16_to_float(float_to_bf16(y));
         else
@@ -106,11 +125,12 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
     const float tolerance = side.numbers == 1 ? 0.06f : row.type == ScaleType::bf16 ? 0.008f : 0.001f;
     float most = 0.0f;
     for (const float x : row.rotated) most = std::max(most, std::abs(x));
+    if (most > 0.0f) difference.cancelled = std::max(difference.cancelled, row.size / static_cast<double>(most));
     if ((row.side == CacheSide::k ? variant.k : variant.v).exact()) {
       std::vector<float> exact(row.rotated.size());
       load_page_row(layout, row.side, row.head, row.slot, page, exact);
       for (std::size_t i = 0; i < exact.size(); ++i)  // the other neighbour in bfloat16 at most
-        if (!(std::abs(exact[i] - row.rotated[i]) <= std::abs(row.rotated[i]) / 128.0f + error * most) &&
+        if (!(std::abs(exact[i] - row.rotated[i]) <= std::abs(row.rotated[i]) / 128.0f + error * row.size) &&
             difference.where.empty())
           difference.where = name + " channel " + std::to_string(i) + ": " + std::to_string(exact[i]) + ", expected " +
                              std::to_string(row.rotated[i]);
@@ -120,7 +140,7 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
     std::vector<float> numbers(row.numbers.size());
     load_page_row(layout, row.side, row.type, row.head, row.slot, page, codes, numbers);
     for (std::size_t i = 0; i < numbers.size(); ++i)
-      if (!(std::abs(numbers[i] - row.numbers[i]) <= tolerance * std::abs(row.numbers[i]) + 1e-3f * most) &&
+      if (!(std::abs(numbers[i] - row.numbers[i]) <= tolerance * std::abs(row.numbers[i]) + 1e-3f * most + error * row.size) &&
           difference.where.empty())
         difference.where = name + " number " + std::to_string(i) + ": " + std::to_string(numbers[i]) + ", expected " +
                            std::to_string(row.numbers[i]);
@@ -131,7 +151,7 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
       difference.far += std::abs(codes[i] - row.codes[i]) > 1;
       if (codes[i] == row.codes[i]) continue;
       difference.differing += equal;
-      difference.inside += equal && side.numbers == 2 && distance_to_edge(row, side, i) > error * most;
+      difference.inside += equal && side.numbers == 2 && distance_to_edge(row, side, i) > error * row.size;
     }
   });
   return difference;

@@ -18,7 +18,14 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 }  // namespace
 
 const char* to_string(CaseRotation rotation) {
-  return rotation == CaseRotation::none ? "none" : rotation == CaseRotation::hadamard ? "hadamard" : "dense";
+  switch (rotation) {
+    case CaseRotation::none: return "none";
+    case CaseRotation::hadamard: return "hadamard";
+    case CaseRotation::dense: return "dense";
+    case CaseRotation::scaled: return "scaled";
+    case CaseRotation::transform: return "transform";
+  }
+  return "";
 }
 
 int token_bytes(const TileSide& k, const TileSide& v) { return (k.bytes() + v.bytes()) / kTileTokens; }
@@ -87,7 +94,8 @@ ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
 }
 
 std::string rotation_name(const WriteCase& c) {
-  const std::string rotation = c.dense ? "dense" : fmt::format("{}", c.order);
+  const std::string rotation =
+      c.dense ? c.transform ? "transform" : "dense" : fmt::format("{}{}", c.order, c.transform ? " scaled" : "");
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 

@@ -12,7 +12,13 @@
 /// What is measured, and how many bytes it has to move. No device is needed for this.
 namespace kvq::bench {
 
-enum class CaseRotation { none, hadamard, dense };
+enum class CaseRotation {
+  none,
+  hadamard,
+  dense,
+  scaled,    ///< Hadamard with scales of channels
+  transform  ///< dense and not orthogonal
+};
 const char* to_string(CaseRotation rotation);
 
 /// A cache of `batch` sequences of `context` tokens each.
@@ -71,11 +77,12 @@ struct WriteCase {
   int num_kv_heads = 8, tokens = 1, page_size = 64;
   int order = 1;                               ///< of the Hadamard blocks, both sides; 1 = none
   bool dense = false;                          ///< a dense rotation of each KV head, both sides, in their place
+  bool transform = false;  ///< not orthogonal: with scales of channels before the blocks, or a matrix with an inverse
   double clip_ratio = 1.0;                     ///< of affine sides (packing.md, "Clip"); 1 = none
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< of symmetric sides
 };
 ScaleRule rule_of(const WriteCase& c, const TileSide& side);
-/// "dense", "dense, clip 0.96", "128"
+/// "dense", "dense, 0.96", "128", "128 scaled", "transform"
 std::string rotation_name(const WriteCase& c);
 
 /// Bytes that one call has to move.

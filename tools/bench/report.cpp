@@ -46,7 +46,7 @@ std::string decode_table(const Run& run) {
 }
 
 std::string write_table(const Run& run) {
-  Table table{{"write", "tokens", "rotation", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused"}};
+  Table table{{"write", "tokens", "rotation", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused", "plain"}};
   for (const WriteRow& row : run.write) {
     std::optional<double> unfused;
     if (row.result->unfused) unfused = row.result->unfused->median_us / row.result->time.median_us;
@@ -54,11 +54,13 @@ std::string write_table(const Run& run) {
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
-                     percent(row.result->copy.median_us / row.result->time.median_us), times(unfused)});
+                     percent(row.result->copy.median_us / row.result->time.median_us), times(unfused),
+                     times(transform_ratio(run, row))});
   }
-  return format_table(table, "lrrrrrrrrr") +
+  return format_table(table, "lrrrrrrrrrr") +
          "copy, same: of the bandwidth of a large copy, and of one of as many bytes\n"
-         "unfused: how much longer a rotating kernel and a quantising one take\n";
+         "unfused: how much longer a rotating kernel and a quantising one take\n"
+         "plain: time of a transform over that of the same case without\n";
 }
 
 std::string prefill_table(const Run& run) {
@@ -199,6 +201,7 @@ Json row_json(const Run& run, const WriteRow& row) {
                {"page_size", c.page_size},
                {"hadamard_order", c.dense ? 1 : c.order},
                {"dense_rotation", c.dense},
+               {"transform", c.transform},
                {"clip_ratio", c.clip_ratio},
                {"scale_rule_k", to_string(rule_of(c, c.variant->k))},
                {"scale_rule_v", to_string(rule_of(c, c.variant->v))},
@@ -208,7 +211,7 @@ Json row_json(const Run& run, const WriteRow& row) {
                {"bytes", bytes.total()},
                {"sets", num_sets(bytes.total())},
                {"calls", num_calls(bytes.total())}};
-  if (c.order > 1 && !c.dense) json["unfused_bytes"] = unfused.total();
+  if (c.order > 1 && !c.dense && !c.transform) json["unfused_bytes"] = unfused.total();
   if (!row.result) return json;
   json["time"] = timing_json(row.result->time);
   json["same_size_copy"] = timing_json(row.result->copy);
@@ -216,6 +219,7 @@ Json row_json(const Run& run, const WriteRow& row) {
   json["bytes_per_second"] = row.bytes_per_second();
   json["copy_ratio"] = row.bytes_per_second() / run.copy_bytes_per_second;
   if (row.result->unfused) json["unfused"] = timing_json(*row.result->unfused);
+  if (const auto ratio = transform_ratio(run, row)) json["transform_ratio"] = *ratio;
   return json;
 }
 
@@ -256,7 +260,7 @@ Json json_of(const Run& run, const std::vector<Target>& targets) {
   for (const DecodeRow& row : run.decode) decode.push_back(row_json(run, row));
   for (const WriteRow& row : run.write) write.push_back(row_json(run, row));
   for (const PrefillRow& row : run.prefill) prefill.push_back(row_json(row));
-  Json json = {{"schema_version", "1.0"},
+  Json json = {{"schema_version", "1.1"},
                {"tool", "kvq-bench " KVQ_VERSION},
                {"decode", decode},
                {"write", write},

@@ -28,10 +28,34 @@ std::vector<float> random_orthogonal(std::size_t dim, std::mt19937& random) {
 }
 
 DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const std::vector<float>& matrices) {
-  if (!matrices.empty())
-    return {0, true, nullptr, memory.put(matrices), memory.put(rotation_fragments(matrices, rotations.head_dim))};
-  if (rotations.order > 0) return {rotations.order, true, memory.put(rotations.signs)};
+  if (!matrices.empty()) {
+    DeviceRotation dense{.per_head = true,
+                         .matrix = memory.put(matrices),
+                         .fragments = memory.put(rotation_fragments(matrices, rotations.head_dim))};
+    if (!rotations.plans[0].rotation.is_orthogonal())
+      dense.sizes = memory.put(column_sizes(rotations.results, rotations.head_dim));
+    return dense;
+  }
+  if (!rotations.factors.empty())
+    return {.order = rotations.order, .per_head = true, .factors = memory.put(rotations.factors)};
+  if (rotations.order > 0) return {.order = rotations.order, .per_head = true, .signs = memory.put(rotations.signs)};
   return {};
+}
+
+/// Orthogonal times stretches from 1/4 to 4 times orthogonal, and the inverse.
+Rotation random_transform(std::size_t dim, std::mt19937& random) {
+  const std::vector<float> left = random_orthogonal(dim, random), right = random_orthogonal(dim, random);
+  std::uniform_real_distribution<double> uniform(-2.0, 2.0);
+  std::vector<double> a(dim * dim), back(dim * dim);
+  for (std::size_t k = 0; k < dim; ++k) {
+    const double stretch = std::exp2(uniform(random));
+    for (std::size_t i = 0; i < dim; ++i)
+      for (std::size_t j = 0; j < dim; ++j) {
+        const double both = static_cast<double>(left[i * dim + k]) * static_cast<double>(right[k * dim + j]);
+        a[i * dim + j] += stretch * both, back[j * dim + i] += both / stretch;
+      }
+  }
+  return {.kind = RotationKind::dense, .matrix = {a.begin(), a.end()}, .inverse = {back.begin(), back.end()}};
 }
 
 }  // namespace
@@ -41,28 +65,40 @@ HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim
   HeadRotations all;
   all.head_dim = head_dim;
   all.plans.resize(static_cast<std::size_t>(num_kv_heads));
-  if (kind == CaseRotation::hadamard) all.order = hadamard_order(head_dim);
+  const bool blocks = kind == CaseRotation::hadamard || kind == CaseRotation::scaled;
+  if (blocks) all.order = hadamard_order(head_dim);
   for (TensorPlan& plan : all.plans) {
-    if (kind == CaseRotation::hadamard) {
+    if (blocks) {
       std::vector<std::int8_t> signs(dim);
       for (std::int8_t& s : signs) s = random() & 1 ? 1 : -1;
       all.signs.insert(all.signs.end(), signs.begin(), signs.end());
       plan.rotation = {.kind = RotationKind::block_hadamard, .order = all.order, .signs = signs};
-    } else if (kind == CaseRotation::dense) {
-      std::vector<float> matrix = random_orthogonal(dim, random);
+      if (kind == CaseRotation::hadamard) continue;
+      for (std::size_t i = 0; i < dim; ++i)
+        plan.rotation.channel_scale.push_back(std::ldexp(1.0f, static_cast<int>(random() % 5) - 2));
+      const std::vector<float> factors = read_factors(plan.rotation);
+      all.factors.insert(all.factors.end(), factors.begin(), factors.end());
+    } else if (kind != CaseRotation::none) {
+      plan.rotation = kind == CaseRotation::transform
+                          ? random_transform(dim, random)
+                          : Rotation{.kind = RotationKind::dense, .matrix = random_orthogonal(dim, random)};
+      const std::vector<float>&matrix = plan.rotation.matrix, &inverse = plan.rotation.inverse;
       all.matrices.insert(all.matrices.end(), matrix.begin(), matrix.end());
-      for (std::size_t i = 0; i < dim * dim; ++i) all.transposed.push_back(matrix[i % dim * dim + i / dim]);
-      plan.rotation = {.kind = RotationKind::dense, .matrix = std::move(matrix)};
+      const auto back = [&](std::size_t i, std::size_t j) {
+        return inverse.empty() ? matrix[j * dim + i] : inverse[i * dim + j];
+      };
+      for (std::size_t i = 0; i < dim; ++i)
+        for (std::size_t j = 0; j < dim; ++j) all.results.push_back(back(i, j)), all.queries.push_back(back(j, i));
     }
   }
   return all;
 }
 
 DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations) {
-  return on_device(memory, rotations, rotations.matrices);
+  return on_device(memory, rotations, rotations.queries);
 }
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
-  return on_device(memory, rotations, rotations.transposed);
+  return on_device(memory, rotations, rotations.results);
 }
 
 }  // namespace kvq::bench

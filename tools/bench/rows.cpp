@@ -37,6 +37,24 @@ std::optional<double> PrefillRow::sdpa_ratio() const {
   return sdpa->median_us / result->time.median_us;
 }
 
+const WriteRow* find(const Run& run, const WriteCase& c) {
+  const auto at = std::find_if(run.write.begin(), run.write.end(), [&](const WriteRow& row) {
+    return row.c.variant == c.variant && row.c.num_kv_heads == c.num_kv_heads && row.c.tokens == c.tokens &&
+           row.c.order == c.order && row.c.dense == c.dense && row.c.transform == c.transform &&
+           row.c.clip_ratio == c.clip_ratio;
+  });
+  return at == run.write.end() ? nullptr : &*at;
+}
+
+std::optional<double> transform_ratio(const Run& run, const WriteRow& row) {
+  if (!row.c.transform || !row.result) return std::nullopt;
+  WriteCase orthogonal = row.c;
+  orthogonal.transform = false;
+  const WriteRow* found = find(run, orthogonal);
+  if (!found || !found->result) return std::nullopt;
+  return row.result->time.median_us / found->result->time.median_us;
+}
+
 namespace {
 
 constexpr double kOperationsPerByte = 150.0;  // in the time that a byte takes; for progress only

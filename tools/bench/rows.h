@@ -46,6 +46,11 @@ struct Run {
   std::vector<PrefillRow> prefill;
 };
 
+/// The row of the same case, or null.
+const WriteRow* find(const Run& run, const WriteCase& c);
+/// Of a transform the time over that of the same case without, if the run has both.
+std::optional<double> transform_ratio(const Run& run, const WriteRow& row);
+
 /// How far it is: what the cases that are done have to move, and which one is on.
 using OnProgress = std::function<void(double, const std::string&)>;
 double work_of(const Run& run);

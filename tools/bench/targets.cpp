@@ -53,6 +53,9 @@ constexpr WriteTarget kWrite[] = {
     {"INT2 dense", "u2g128", 32768, 0.50, true},
 };
 
+/// Transforms: scales of channels before the blocks, or a matrix that is not orthogonal. Of the time without.
+constexpr double kTransformTime = 1.03;
+
 /// Continuation of INT2 caches.
 struct PrefillTarget {
   int batch, prefix, chunk;
@@ -84,6 +87,11 @@ WriteCase case_of(const WriteTarget& t) {
           .symmetric_rule = ScaleRule::norm};
 }
 
+WriteCase transformed(WriteCase c) {
+  c.transform = true;
+  return c;
+}
+
 PrefillCase case_of(const PrefillTarget& t) {
   const DequantizeVariant& rows = choose_prefill("u2g128", "u2g128", 128, true);
   return {.rows = &rows,
@@ -104,13 +112,6 @@ const DecodeRow* find(const Run& run, const DecodeCase& c) {
     return row.c.variant == c.variant && row.c.batch == c.batch && row.c.context == c.context;
   });
   return at == run.decode.end() ? nullptr : &*at;
-}
-
-const WriteRow* find(const Run& run, const WriteCase& c) {
-  const auto at = std::find_if(run.write.begin(), run.write.end(), [&](const WriteRow& row) {
-    return row.c.variant == c.variant && row.c.tokens == c.tokens;
-  });
-  return at == run.write.end() ? nullptr : &*at;
 }
 
 const char* text_of(Measure measure) {
@@ -145,6 +146,7 @@ Run target_cases() {
   for (const DecodeTarget& t : kDecode)
     if (const DecodeCase c = case_of(t); !find(run, c)) run.decode.push_back({c, {}, {}, {}});
   for (const WriteTarget& t : kWrite) run.write.push_back({case_of(t), {}});
+  for (const WriteTarget& t : kWrite) run.write.push_back({transformed(case_of(t)), {}});
   for (const PrefillTarget& t : kPrefill) run.prefill.push_back({case_of(t), {}, {}});
   return run;
 }
@@ -169,6 +171,12 @@ std::vector<Target> judge(const Run& run) {
     if (row.result) target.reached = row.bytes_per_second() / run.copy_bytes_per_second;
     targets.push_back(target);
   }
+  for (const WriteTarget& t : kWrite)
+    targets.push_back({.what = fmt::format("{} transform, write {}k tokens", t.name, t.tokens / 1024),
+                       .measure = "of time without",
+                       .asked = kTransformTime,
+                       .at_most = true,
+                       .reached = transform_ratio(run, *find(run, transformed(case_of(t))))});
   for (const PrefillTarget& t : kPrefill) {
     const auto row =
         std::find_if(run.prefill.begin(), run.prefill.end(), [&](const PrefillRow& r) { return r.c.batch == t.batch; });

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -74,11 +75,16 @@ TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::m
   plan.coder = coder_of(side, bfloat, c.symmetric_rule);
   if (c.clip_ratio < 1.0 && side.numbers == 2)
     plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), c.clip_ratio);
-  if (c.dense)
-    plan.rotation = {.kind = RotationKind::dense,
-                     .matrix = random_rotations(CaseRotation::dense, c.num_kv_heads, side.head_dim, random).matrices};
-  else if (c.order > 1)
-    plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
+  if (c.dense) {
+    const HeadRotations all = random_rotations(c.transform ? CaseRotation::transform : CaseRotation::dense,
+                                               c.num_kv_heads, side.head_dim, random);
+    plan.rotation = {.kind = RotationKind::dense, .matrix = all.matrices};
+    if (c.transform) plan.rotation.inverse = all.results;
+    return plan;
+  }
+  if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
+  for (int i = 0; c.transform && i < c.num_kv_heads * side.head_dim; ++i)
+    plan.rotation.channel_scale.push_back(std::ldexp(1.0f, static_cast<int>(random() % 5) - 2));
   return plan;
 }
 
@@ -93,8 +99,14 @@ WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& pl
   if (c.dense) {
     w.rotation_stride = packed_rotation_bytes(side.head_dim);
     std::vector<std::byte> packed(static_cast<std::size_t>(c.num_kv_heads * w.rotation_stride));
-    check(pack_rotations(plan.rotation.matrix, side.head_dim, c.variant->bf16, packed));
+    std::vector<float> units;
+    if (c.transform && !c.variant->bf16) units = fp16_units(plan.rotation.matrix, side.head_dim);
+    check(pack_rotations(plan.rotation.matrix, side.head_dim, c.variant->bf16, packed, units));
     w.rotation = memory.put(packed);
+    if (!units.empty()) w.units = memory.put(units);
+  } else if (c.transform) {
+    const WriteFactors before = write_factors(plan.rotation, side.head_dim, c.variant->bf16);
+    w.factors = memory.put(before.factors), w.units = memory.put(before.units), w.per_head = true;
   }
   return w;
 }
@@ -199,7 +211,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   const int calls = num_calls(bytes.total());
   result.time = device.time(calls, run);
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
-  if (c.dense || c.order < 8) return result;
+  if (c.dense || c.transform || c.order < 8) return result;
 
   // One buffer for rotated rows, as an engine would have it: where it fits into the L2 cache it stays there.
   auto* k = memory.take<std::uint16_t>(elements_of(c, variant.k));

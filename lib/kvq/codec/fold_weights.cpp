@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace {
 
-/// R of one KV head in double, [D, D] row-major.
+/// A of one KV head in double, [D, D] row-major.
 std::vector<double> rotation_matrix(const Rotation& rotation, int kv_head, std::size_t dim) {
   std::vector<double> r(dim * dim, 0.0);
   const auto entry = static_cast<std::size_t>(rotation.head_index(kv_head));
@@ -29,7 +29,24 @@ std::vector<double> rotation_matrix(const Rotation& rotation, int kv_head, std::
       for (std::size_t j = start; j < start + order; ++j)
         row[j] = std::popcount((i - start) & (j - start)) % 2 ? -size : size;
     }
+    if (!rotation.channel_scale.empty())
+      for (std::size_t j = 0; j < dim; ++j) row[j] *= static_cast<double>(rotation.channel_scale[entry * dim + i]);
   }
+  return r;
+}
+
+/// A^-T of one KV head: A itself if it is orthogonal.
+std::vector<double> inverse_transposed(const Rotation& rotation, int kv_head, std::size_t dim) {
+  const auto entry = static_cast<std::size_t>(rotation.head_index(kv_head));
+  std::vector<double> r = rotation_matrix(rotation, kv_head, dim);
+  for (std::size_t i = 0; i < dim; ++i)
+    for (std::size_t j = 0; j < dim; ++j) {
+      if (!rotation.inverse.empty()) r[i * dim + j] = static_cast<double>(rotation.inverse[(entry * dim + j) * dim + i]);
+      if (!rotation.channel_scale.empty()) {
+        const double scale = static_cast<double>(rotation.channel_scale[entry * dim + i]);
+        r[i * dim + j] /= scale * scale;
+      }
+    }
   return r;
 }
 
@@ -62,7 +79,7 @@ double rounding_error(std::span<const double> weights, DType type) {
   return size > 0.0 ? std::sqrt(change / size) : 0.0;
 }
 
-/// Rows [first, first + D) of a projection become R^T times what they were, the bias (b - center) R.
+/// Rows [first, first + D) of a projection become r^T times what they were, the bias (b - center) r.
 void rotate_outputs(const Projection& projection, std::size_t first, std::size_t dim, std::size_t inputs,
                     const std::vector<double>& r, std::span<const float> center) {
   std::vector<double> column(dim);
@@ -110,7 +127,8 @@ FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, con
   const std::size_t group = q_heads / kv_heads;
   std::vector<double> row(dim);
   for (std::size_t h = 0; h < kv_heads; ++h) {
-    const std::vector<double> r = rotation_matrix(plan.v->rotation, static_cast<int>(h), dim);
+    const std::vector<double> r = rotation_matrix(plan.v->rotation, static_cast<int>(h), dim),
+                              back = inverse_transposed(plan.v->rotation, static_cast<int>(h), dim);
     const std::span<const float> center = center_of(*plan.v, static_cast<int>(h), dim);
     rotate_outputs(v_proj, h * dim, dim, in, r, center);
     for (std::size_t q = h * group; q < (h + 1) * group; ++q)
@@ -119,7 +137,7 @@ FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, con
         for (std::size_t i = 0; i < center.size(); ++i) o_proj.bias[o] += at[i] * static_cast<double>(center[i]);
         for (std::size_t j = 0; j < dim; ++j) {
           row[j] = 0.0;
-          for (std::size_t i = 0; i < dim; ++i) row[j] += at[i] * r[i * dim + j];
+          for (std::size_t i = 0; i < dim; ++i) row[j] += at[i] * back[i * dim + j];
         }
         for (std::size_t j = 0; j < dim; ++j) at[j] = row[j];
       }
@@ -133,7 +151,7 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
   const LayerGeometry& g = plan.geometry;
   if (g.rope.layout != RopeLayout::none)
     refuse(plan.layer,
-           "k: keys are rotated after RoPE, and R does not commute with the rotation of a position, so that "
+           "k: keys are rotated after RoPE, and A does not commute with the rotation of a position, so that "
            "q_proj and k_proj cannot hold it; rotate queries and keys while serving");
   if (plan.k.centroids)
     refuse(plan.layer, "k: centroids cannot be folded: which one is subtracted depends on the token");
@@ -147,10 +165,91 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
     refuse(plan.layer, "k: a centre needs a bias of k_proj to hold it; give one, of zeros if need be");
   const std::size_t group = q_heads / kv_heads;
   for (std::size_t h = 0; h < kv_heads; ++h) {
-    const std::vector<double> r = rotation_matrix(plan.k.rotation, static_cast<int>(h), dim);
+    const std::vector<double> r = rotation_matrix(plan.k.rotation, static_cast<int>(h), dim),
+                              back = inverse_transposed(plan.k.rotation, static_cast<int>(h), dim);
     rotate_outputs(k_proj, h * dim, dim, in, r, center_of(plan.k, static_cast<int>(h), dim));
-    for (std::size_t q = h * group; q < (h + 1) * group; ++q) rotate_outputs(q_proj, q * dim, dim, in, r, {});
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q) rotate_outputs(q_proj, q * dim, dim, in, back, {});
   }
+}
+
+namespace {
+
+/// Rows [first, first + D) of a projection and its bias, times a factor each.
+void scale_outputs(const Projection& projection, std::size_t first, std::size_t inputs, std::span<const double> factors) {
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    for (double& x : projection.weight.subspan((first + i) * inputs, inputs)) x *= factors[i];
+    if (!projection.bias.empty()) projection.bias[first + i] *= factors[i];
+  }
+}
+
+std::vector<double> scales_of(const Rotation& rotation, std::size_t kv_head, std::size_t dim, bool inverse) {
+  const auto first = static_cast<std::size_t>(rotation.head_index(static_cast<int>(kv_head))) * dim;
+  std::vector<double> scales;
+  for (std::size_t i = 0; i < dim; ++i) {
+    const double scale = static_cast<double>(rotation.channel_scale[first + i]);
+    scales.push_back(inverse ? 1.0 / scale : scale);
+  }
+  return scales;
+}
+
+void refuse_key_scales(const LayerPlan& plan) {
+  if (const std::string fault = key_scale_fault(plan); !fault.empty()) refuse(plan.layer, fault);
+}
+
+}  // namespace
+
+std::string key_scale_fault(const LayerPlan& plan) {
+  const LayerGeometry& g = plan.geometry;
+  const std::vector<float>& scales = plan.k.rotation.channel_scale;
+  if (scales.empty()) return "k: no channel_scale that could be folded";
+  const auto dim = static_cast<std::size_t>(g.head_dim);
+  const std::vector<RopeBlock> blocks = rope_blocks(g);
+  const std::size_t pairs = g.rope.layout == RopeLayout::none ? 0 : static_cast<std::size_t>(g.rope.dim) / 2;
+  for (std::size_t first = 0; first < scales.size(); first += dim)
+    for (std::size_t pair = 0; pair < pairs; ++pair) {
+      const auto [a, b] = blocks[pair];
+      const float one = scales[first + static_cast<std::size_t>(a)], other = scales[first + static_cast<std::size_t>(b)];
+      if (one != other)
+        return fmt::format("k: channel_scale: expected one for the two channels of a rotary pair, found {} of channel {} "
+                           "and {} of channel {} of head {}: RoPE mixes them, so that weights cannot hold the scales",
+                           one, a, other, b, first / dim);
+    }
+  return "";
+}
+
+void fold_key_scales(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj) {
+  const LayerGeometry& g = plan.geometry;
+  refuse_key_scales(plan);
+  const auto dim = static_cast<std::size_t>(g.head_dim), in = static_cast<std::size_t>(hidden);
+  const auto kv_heads = static_cast<std::size_t>(g.num_kv_heads), q_heads = static_cast<std::size_t>(g.num_q_heads);
+  expect(q_proj.weight.size(), q_heads * dim * in, plan.layer, "q_proj");
+  expect(k_proj.weight.size(), kv_heads * dim * in, plan.layer, "k_proj");
+  if (!q_proj.bias.empty()) expect(q_proj.bias.size(), q_heads * dim, plan.layer, "q_proj bias");
+  if (!k_proj.bias.empty()) expect(k_proj.bias.size(), kv_heads * dim, plan.layer, "k_proj bias");
+  const std::size_t group = q_heads / kv_heads;
+  for (std::size_t h = 0; h < kv_heads; ++h) {
+    scale_outputs(k_proj, h * dim, in, scales_of(plan.k.rotation, h, dim, false));
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q)
+      scale_outputs(q_proj, q * dim, in, scales_of(plan.k.rotation, h, dim, true));
+  }
+}
+
+void fold_key_scales(const LayerPlan& plan, std::span<double> q_norm, std::span<double> k_norm) {
+  refuse_key_scales(plan);
+  const auto dim = static_cast<std::size_t>(plan.geometry.head_dim);
+  expect(q_norm.size(), dim, plan.layer, "q_norm");
+  expect(k_norm.size(), dim, plan.layer, "k_norm");
+  const std::vector<double> scales = scales_of(plan.k.rotation, 0, dim, false);
+  for (std::size_t h = 1; h < static_cast<std::size_t>(plan.geometry.num_kv_heads); ++h) {
+    const std::vector<double> others = scales_of(plan.k.rotation, h, dim, false);
+    for (std::size_t i = 0; i < dim; ++i)
+      if (others[i] != scales[i])
+        refuse(plan.layer, fmt::format("k: channel_scale: a norm's weights are those of all heads, and the scales of KV "
+                                       "heads 0 and {} differ: {} and {} of channel {}",
+                                       h, scales[i], others[i], i));
+  }
+  scale_outputs({k_norm, {}}, 0, 1, scales);
+  scale_outputs({q_norm, {}}, 0, 1, scales_of(plan.k.rotation, 0, dim, true));
 }
 
 }  // namespace kvq

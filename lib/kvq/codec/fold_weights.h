@@ -4,9 +4,11 @@
 #include <kvq/plan/layer_plan.h>
 
 #include <span>
+#include <string>
 
-/// Absorbing rotations in a model's weights, so that nothing has to be rotated while serving. Weights are row-major
-/// [out_features, in_features], as PyTorch stores them, in double; a caller rounds them to the model's type afterwards.
+/// Absorbing rotations in a model's weights, so that nothing has to be rotated while serving. With A as in
+/// plan/rotation.h, orthogonal or not: what is written gets A, what reads it A^-1. Weights are row-major [out_features,
+/// in_features], as PyTorch stores them, in double; a caller rounds them to the model's type afterwards.
 namespace kvq {
 
 /// What one projection looks like.
@@ -22,8 +24,8 @@ struct FoldError {
   double o_proj = 0.0, o_proj_before = 0.0;
 };
 
-/// Folds the rotation of the values: v_proj then gives (v - center) @ R, and o_proj takes attention's output of such
-/// values. Exact in real arithmetic, for attention weights that sum to 1; a cache coded by `plan` then needs no
+/// Folds the rotation of the values: v_proj then gives (v - center) @ A, and o_proj takes attention's output of such
+/// values: its weights of a head are multiplied by A^-T. Exact in real arithmetic, for attention weights that sum to 1; a cache coded by `plan` then needs no
 /// rotation of values.
 /// @param hidden  in_features of v_proj, out_features of o_proj
 /// @param v_proj  weight [Hkv Dv, hidden]; with a centre it needs a bias, and so does o_proj
@@ -35,10 +37,27 @@ struct FoldError {
 FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, const Projection& v_proj,
                               const Projection& o_proj);
 
-/// Folds the rotation of the keys into q_proj [Hq D, hidden] and k_proj [Hkv D, hidden]. Only a layer without RoPE
-/// allows it: keys are rotated after the positions, and R does not commute with the rotation of a position. Norms
-/// between projection and attention (QK-norm) forbid it too; a plan does not know of them, so the caller must.
+/// Folds the rotation of the keys into q_proj [Hq D, hidden] and k_proj [Hkv D, hidden]: k_proj then gives (k - center)
+/// @ A, q_proj q @ A^-T. Only a layer without RoPE allows it: keys are rotated after the positions, and A does not
+/// commute with the rotation of a position. Norms between projection and attention (QK-norm) forbid it too; a plan does
+/// not know of them, so the caller must.
 /// @throws  Error{unsupported} for a layer with RoPE, with the reason; otherwise as above
 void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj);
+
+/// Why the channel_scale of a layer's keys cannot be folded: there is none, or the two channels of a rotary pair differ,
+/// so that scaling does not commute with RoPE. Empty if it can.
+std::string key_scale_fault(const LayerPlan& plan);
+
+/// Folds the channel_scale of the keys, which commutes with RoPE where rotary pairs share one: k_proj then gives k *
+/// channel_scale, q_proj q / channel_scale. Exact, since scales are powers of two. What is left to serve is the plan
+/// without its channel_scale, whose centre is center * channel_scale.
+/// @param q_proj  weight [Hq D, hidden], of which a query head takes the scales of its KV head
+/// @param k_proj  weight [Hkv D, hidden]
+/// @throws        Error{unsupported} with key_scale_fault(); Error{bad_input} as above
+void fold_key_scales(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj);
+
+/// The same where norms of each head lie between projections and RoPE (QK-norm): into what they multiply channels by,
+/// [D] for all heads. @throws  Error{unsupported} too if KV heads differ in their scales, naming two that do
+void fold_key_scales(const LayerPlan& plan, std::span<double> q_norm, std::span<double> k_norm);
 
 }  // namespace kvq

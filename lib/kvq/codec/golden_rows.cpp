@@ -30,6 +30,20 @@ Choice smallest(std::span<const float> sums) {
   return {static_cast<int>(best - sums.begin()), second - *best > *best * kCentroidGap};
 }
 
+/// Moves all channels by one step, the sign of channel j by the parity of j & mask. Masks of one bit part every two channels, so any
+/// two of them are moved against each other as well as together.
+/// @param same  moved row -> whether its bytes are the expected ones
+template <typename Same>
+bool all_probes(std::span<const float> x_rot, float step, Same same) {
+  std::vector<float> moved(x_rot.size());
+  for (std::size_t mask = 0; mask < moved.size(); mask = mask == 0 ? 1 : 2 * mask)
+    for (const float up : {step, -step}) {
+      for (std::size_t j = 0; j < moved.size(); ++j) moved[j] = x_rot[j] + ((j & mask) != 0 ? -up : up);
+      if (!same(moved)) return false;
+    }
+  return true;
+}
+
 /// One side of a layer: codes rows token by token, since joint centroids see all heads.
 class SideCoder {
  public:
@@ -106,22 +120,16 @@ class SideCoder {
     codecs_[head].pack(codes_, numbers_, centroid, std::as_writable_bytes(bytes));
   }
 
-  /// Moves all channels by one step, the sign of channel j by the parity of j & mask. Masks of one bit part every two channels, so any
-  /// two of them are moved against each other as well as together.
   bool survives_probes(std::size_t head, int centroid, std::span<const float> x_rot, std::span<const std::uint8_t> expected) {
     float largest = 0.0f;
     for (const float x : x_rot) largest = std::max(largest, std::abs(x));
     const float step = largest * kProbe;
     if (!std::isfinite(largest + step)) return false;
-    std::vector<float> moved(dim_);
     std::vector<std::uint8_t> bytes(expected.size());
-    for (std::size_t mask = 0; mask < dim_; mask = mask == 0 ? 1 : 2 * mask)
-      for (const float up : {step, -step}) {
-        for (std::size_t j = 0; j < dim_; ++j) moved[j] = x_rot[j] + ((j & mask) != 0 ? -up : up);
-        pack(head, centroid, moved, bytes);
-        if (!std::equal(bytes.begin(), bytes.end(), expected.begin())) return false;
-      }
-    return true;
+    return all_probes(x_rot, step, [&](std::span<const float> moved) {
+      pack(head, centroid, moved, bytes);
+      return std::equal(bytes.begin(), bytes.end(), expected.begin());
+    });
   }
 
   const TensorPlan& plan_;
@@ -184,6 +192,17 @@ std::string output_fault(const std::vector<float>& expected, const std::vector<f
 }
 
 }  // namespace
+
+bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step, std::span<const std::uint8_t> bytes) {
+  KVQ_ASSERT(!std::holds_alternative<ExactCoder>(plan.coder) && !plan.centroids);
+  const RowCodec codec(plan, kv_head, static_cast<int>(x_rot.size()));
+  return all_probes(x_rot, step, [&, codes = std::vector<std::uint8_t>(x_rot.size()), numbers = std::vector<float>(static_cast<std::size_t>(codec.num_numbers())),
+                                  found = std::vector<std::uint8_t>(bytes.size())](std::span<const float> moved) mutable {
+    codec.encode(moved, codes, numbers);
+    codec.pack(codes, numbers, 0, std::as_writable_bytes(std::span(found)));
+    return std::equal(found.begin(), found.end(), bytes.begin());
+  });
+}
 
 GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens) {
   const LayerGeometry& g = plan.geometry;

@@ -32,11 +32,32 @@ std::vector<float> centers(const TensorPlan& plan, int num_kv_heads, std::size_t
   return all;
 }
 
+/// A^-1 of a dense rotation, [H, D, D].
+std::vector<float> inverse_of(const Rotation& rotation, std::size_t dim) {
+  return rotation.inverse.empty() ? transposed(rotation.matrix, dim) : rotation.inverse;
+}
+
+/// The plan for keys that come multiplied by their channel_scale, and so does their centre.
+TensorPlan without_scales(TensorPlan plan) {
+  for (std::size_t i = 0; i < plan.center.size(); ++i) plan.center[i] *= plan.rotation.channel_scale[i];
+  plan.rotation.channel_scale.clear();
+  plan.transform.reset();
+  return plan;
+}
+
+/// Values of [H] for all KV heads.
+std::vector<float> of_heads(const std::vector<float>& entries, const Rotation& rotation, int num_kv_heads) {
+  std::vector<float> all;
+  for (int head = 0; head < num_kv_heads; ++head)
+    all.push_back(entries[static_cast<std::size_t>(rotation.head_index(head))]);
+  return all;
+}
+
 /// Dense matrices as the write kernels multiply by them.
-std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16) {
+std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16, const std::vector<float>& units) {
   const std::size_t count = matrices.size() / (static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
   std::vector<std::byte> bytes(count * static_cast<std::size_t>(packed_rotation_bytes(dim)));
-  if (const Status status = pack_rotations(matrices, dim, bf16, bytes); !status.ok())
+  if (const Status status = pack_rotations(matrices, dim, bf16, bytes, units); !status.ok())
     throw Error{ErrorKind::unsupported, status.message()};
   return bytes;
 }
@@ -66,13 +87,25 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
   side.center = put(centers(plan, num_kv_heads, d));
   side.write_center = put(center_rotated);
   if (plan.rotation.kind == RotationKind::dense) {
-    const std::vector<float> matrix = value ? transposed(plan.rotation.matrix, d) : plan.rotation.matrix;
+    const std::vector<float> inverse = inverse_of(plan.rotation, d),
+                             matrix = value ? inverse : transposed(inverse, d);
     side.matrix = put(matrix), side.fragments = put(rotation_fragments(matrix, dim));
-    side.packed = put(packed(plan.rotation.matrix, dim, bf16));
+    std::vector<float> units;
+    if (!plan.rotation.is_orthogonal()) {
+      side.sizes = put(column_sizes(inverse, dim));
+      if (!bf16) units = fp16_units(plan.rotation.matrix, dim);
+    }
+    side.packed = put(packed(plan.rotation.matrix, dim, bf16, units));
+    if (!units.empty()) side.units = put(of_heads(units, plan.rotation, num_kv_heads));
     if (side.per_head) side.packed_stride = packed_rotation_bytes(dim);
   }
-  if (plan.rotation.kind == RotationKind::block_hadamard) {
-    side.order = plan.rotation.order;
+  if (plan.rotation.kind == RotationKind::block_hadamard) side.order = plan.rotation.order;
+  if (!plan.rotation.channel_scale.empty()) {
+    side.order = std::max(1, side.order);  // blocks of one channel are those of kind identity
+    const WriteFactors write = write_factors(plan.rotation, dim, bf16);
+    side.write_factors = put(write.factors), side.units = put(of_heads(write.units, plan.rotation, num_kv_heads));
+    side.factors = put(read_factors(plan.rotation));
+  } else if (plan.rotation.kind == RotationKind::block_hadamard) {
     side.signs = put(plan.rotation.signs);
   }
   return side;
@@ -81,7 +114,7 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
 void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16) {
   const LayerGeometry& g = plan.geometry;
   Layer layer;
-  layer.k = add_side(plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
+  layer.k = add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
   layer.v = add_side(*plan.v, g.num_kv_heads, g.v_head_dim, folded.v, true, bf16);
   layers_.push_back(layer);
 }
@@ -98,10 +131,17 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     side.rule = s.rule;
     side.clip_ranks = reinterpret_cast<const std::int32_t*>(at(s.clip_ranks));
     side.rotation = at(s.packed), side.rotation_stride = s.packed_stride;
+    side.factors = reinterpret_cast<const std::uint16_t*>(at(s.write_factors)), side.units = floats(s.units);
     return side;
   };
   const auto rotation = [&](const Side& s) {
-    return DeviceRotation{s.order, s.per_head, signs(s), floats(s.matrix), at(s.fragments)};
+    return DeviceRotation{.order = s.order,
+                          .per_head = s.per_head,
+                          .signs = signs(s),
+                          .matrix = floats(s.matrix),
+                          .fragments = at(s.fragments),
+                          .factors = floats(s.factors),
+                          .sizes = floats(s.sizes)};
   };
   const Layer& layer = layers_[i];
   return {.write_k = write(layer.k),

@@ -14,7 +14,8 @@ namespace kvq {
 
 /// What the weights that are served already hold.
 struct Folded {
-  bool k = false, v = false;
+  bool k = false, v = false;  ///< rotations and centres
+  bool k_scales = false;      ///< the channel_scale of keys alone
 };
 
 /// Pointers of one layer into an image on the device, as kernels' parameters want them.
@@ -25,14 +26,15 @@ struct LayerPointers {
   const float* center_v = nullptr;
 };
 
-/// The bytes that kernels read of some layers: signs, matrices (for decoding those of values transposed, and laid out
-/// for tensor cores too; for writing packed), centres, clips. Made on the host; all offsets are multiples of 256, so
-/// one copy to aligned memory brings it to a device.
+/// The bytes that kernels read of some layers: signs or factors, matrices (for reading A^-T of keys and A^-1 of values,
+/// laid out for tensor cores too; for writing A, packed), centres, clips. Made on the host; all offsets are multiples of
+/// 256, so one copy to aligned memory brings it to a device.
 class DeviceImage {
  public:
   /// @param plan  one rank's (see slice()), valid, with values, of uniform or exact coders
   /// @param bf16  activations, else fp16
-  /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed
+  /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
+  ///              write_factors() refuses
   void add(const LayerPlan& plan, Folded folded, bool bf16);
 
   std::span<const std::byte> bytes() const { return bytes_; }
@@ -44,8 +46,10 @@ class DeviceImage {
   /// Offsets of one side, and what goes with them.
   struct Side {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for decoding, twice
+    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for reading, twice
+    std::optional<std::size_t> factors = {}, sizes = {};        ///< for reading
     std::optional<std::size_t> packed = {};                     ///< for writing
+    std::optional<std::size_t> write_factors = {}, units = {};  ///< for writing
     std::optional<std::size_t> center = {}, write_center = {};  ///< the same
     std::optional<std::size_t> clip_ranks = {};
     std::int64_t packed_stride = 0;

@@ -33,6 +33,12 @@ TensorPlan slice_side(const TensorPlan& plan, int heads, const HeadSlice& slice)
     return shared ? values : part(values, 1, heads, slice.first_kv, slice.num_kv);
   };
   some.rotation.matrix = cut(plan.rotation.matrix);
+  some.rotation.inverse = cut(plan.rotation.inverse);
+  some.rotation.channel_scale = cut(plan.rotation.channel_scale);
+  if (plan.transform)
+    some.transform = {.kind = plan.transform->kind,
+                      .outlier_gain = cut(plan.transform->outlier_gain),
+                      .condition = cut(plan.transform->condition)};
   // Of a dense rotation the signs only explain the matrix.
   if (plan.rotation.kind == RotationKind::block_hadamard) some.rotation.signs = cut(plan.rotation.signs);
   some.center = cut(plan.center);

@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/codec/fold_weights.h>
 #include <kvq/core/error.h>
 #include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/loaded_model.h>
@@ -63,6 +64,12 @@ void check_layer(const LayerPlan& plan, const LayerClaim& claim, Faults& faults)
   if (claim.folded.k && g.rope.layout != RopeLayout::none)
     faults.add(fmt::format("layer {}: folded k: expected a layer without RoPE, found {}", plan.layer,
                            to_string(g.rope.layout)));
+  if (claim.folded.k_scales) {
+    if (claim.folded.k)
+      faults.add(fmt::format("layer {}: folded k: expected the rotation or the scales alone, found both", plan.layer));
+    if (const std::string fault = key_scale_fault(plan); !fault.empty())
+      faults.add(fmt::format("layer {}: folded scales of k: {}", plan.layer, fault));
+  }
 }
 
 /// The plans of the layers that are served, all there and of this model.

@@ -2,6 +2,7 @@
 
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
+#include <kvq/core/error.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 
@@ -39,7 +40,8 @@ std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int 
 
 std::int64_t packed_rotation_bytes(int head_dim) { return RotationLayout{head_dim}.bytes(); }
 
-Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out) {
+Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out,
+                      std::span<const float> units) {
   if (head_dim < 32 || head_dim % 32 != 0)
     return Status::fail(StatusCode::unsupported, "pack_rotations: head_dim %d; supported are multiples of 32",
                         head_dim);
@@ -49,6 +51,9 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
     return Status::fail(StatusCode::invalid_argument,
                         "pack_rotations: %zu elements into %zu bytes, expected matrices of %d x %d, %d bytes each",
                         matrices.size(), out.size(), head_dim, head_dim, layout.bytes());
+  if (!units.empty() && units.size() != count)
+    return Status::fail(StatusCode::invalid_argument, "pack_rotations: %zu units for %zu matrices", units.size(),
+                        count);
   const auto narrow = [&](float x) { return bf16 ? float_to_bf16(x) : float_to_f16(x); };
   const auto widen = [&](std::uint16_t x) { return bf16 ? bf16_to_float(x) : f16_to_float(x); };
   for (std::size_t m = 0; m < count; ++m)
@@ -57,13 +62,81 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
         for (int n = 0; n < head_dim; ++n) {
           const auto row = static_cast<std::size_t>(RotationLayout::row_channel(slab, k));
           const auto column = static_cast<std::size_t>(RotationLayout::column_channel(n));
-          const float element = matrices[(m * dim + row) * dim + column];
+          const float element = matrices[(m * dim + row) * dim + column] / (units.empty() ? 1.0f : units[m]);
           const std::uint16_t high = narrow(element), low = narrow(element - widen(high));
           std::byte* to = out.data() + m * static_cast<std::size_t>(layout.bytes());
           std::memcpy(to + layout.offset(slab, 0, k, n), &high, sizeof high);
           std::memcpy(to + layout.offset(slab, 1, k, n), &low, sizeof low);
         }
   return {};
+}
+
+namespace {
+
+/// The power of two in (x, 2 x].
+float power_above(float x) {
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  return std::ldexp(1.0f, exponent);
+}
+
+}  // namespace
+
+std::vector<float> fp16_units(std::span<const float> matrices, int head_dim) {
+  const auto each = static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim);
+  std::vector<float> units;
+  for (std::size_t first = 0; first < matrices.size(); first += each) {
+    float largest = 0.0f;
+    for (const float x : matrices.subspan(first, each)) largest = std::max(largest, std::abs(x));
+    units.push_back(power_above(largest) * 0x1p-14f);
+  }
+  return units;
+}
+
+WriteFactors write_factors(const Rotation& rotation, int head_dim, bool bf16) {
+  const auto dim = static_cast<std::size_t>(head_dim);
+  WriteFactors write;
+  for (std::size_t first = 0; first < rotation.channel_scale.size(); first += dim) {
+    const auto scales = std::span(rotation.channel_scale).subspan(first, dim);
+    int exponents = 0;
+    for (const float scale : scales) exponents += std::ilogb(scale);
+    const float unit = std::ldexp(1.0f, static_cast<int>(std::lround(exponents / static_cast<double>(dim))));
+    const auto [least, most] = std::minmax_element(scales.begin(), scales.end());
+    if (!bf16 && (*least / unit < 0x1p-24f || *most / unit > 0x1p15f))
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("channel_scale: with fp16 activations scales are supported from 2^-24 to 2^15 times a "
+                              "head's geometric mean, found {} to {} about {} in entry {}",
+                              *least, *most, unit, first / dim)};
+    write.units.push_back(unit);
+    for (std::size_t i = 0; i < dim; ++i) {
+      const float sign = rotation.signs.empty() ? 1.0f : static_cast<float>(rotation.signs[first + i]);
+      const float factor = sign * scales[i] / unit;
+      write.factors.push_back(bf16 ? float_to_bf16(factor) : float_to_f16(factor));
+    }
+  }
+  return write;
+}
+
+std::vector<float> read_factors(const Rotation& rotation) {
+  std::vector<float> factors;
+  for (std::size_t i = 0; i < rotation.channel_scale.size(); ++i) {
+    const float sign = rotation.signs.empty() ? 1.0f : static_cast<float>(rotation.signs[i]);
+    factors.push_back(sign / rotation.channel_scale[i]);
+  }
+  return factors;
+}
+
+std::vector<float> column_sizes(std::span<const float> inverses, int head_dim) {
+  const auto dim = static_cast<std::size_t>(head_dim);
+  std::vector<float> sizes;
+  for (std::size_t first = 0; first < inverses.size(); first += dim * dim)
+    for (std::size_t column = 0; column < dim; ++column) {
+      float largest = 0.0f;
+      for (std::size_t row = 0; row < dim; ++row)
+        largest = std::max(largest, std::abs(inverses[first + row * dim + column]));
+      sizes.push_back(power_above(largest));
+    }
+  return sizes;
 }
 
 std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim) {

@@ -18,7 +18,7 @@ int clip_rank(double clip_ratio, int head_dim);
 /// The ranks of all heads. @return  [num_kv_heads], or empty if the plan clips nothing
 std::vector<std::int32_t> clip_ranks(const TensorPlan& plan, int num_kv_heads, int head_dim);
 
-/// The centre as the rows are rotated: center @ R, in double, rounded once.
+/// The centre as the rows are rotated: center @ A, in double, rounded once.
 /// @return  [num_kv_heads, D], or empty if the plan has none
 std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int head_dim);
 
@@ -26,10 +26,37 @@ std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int 
 std::int64_t packed_rotation_bytes(int head_dim);
 
 /// Packs dense rotations for the write kernel (WriteSide::rotation).
-/// @param matrices  [n, D, D] row-major, x_rot = x @ R
+/// @param matrices  [n, D, D] row-major, x_rot = x @ A
 /// @param bf16      the type of the rows that will be multiplied, else fp16
 /// @param out       n times packed_rotation_bytes()
-Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out);
+/// @param units     [n] powers of two that the elements are divided by first, or empty: 1. fp16 wants those of
+///                  fp16_units() unless A is orthogonal
+Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out,
+                      std::span<const float> units = {});
+
+/// Powers of two such that the largest element of each matrix over its own lies in [2^13, 2^14): the two parts in fp16
+/// then err by less than 2^-21 of an element, or 2^-38 of the largest one. @param matrices  [n, D, D]
+std::vector<float> fp16_units(std::span<const float> matrices, int head_dim);
+
+/// What rows are multiplied by before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. Products are
+/// exact in bfloat16. In fp16 they are from 2^-14 to 65504, err by 2^-25 below, and overflow above: units are such that
+/// they are about as large as the rows.
+struct WriteFactors {
+  std::vector<std::uint16_t> factors = {};  ///< [H, D] in the rows' type
+  std::vector<float> units = {};            ///< [H] the power of two nearest to the geometric mean of channel_scale
+};
+/// @param rotation  empty results without a channel_scale
+/// @param bf16      the type of the rows, else fp16
+/// @throws          Error{unsupported} for scales that fp16 does not hold
+WriteFactors write_factors(const Rotation& rotation, int head_dim, bool bf16);
+
+/// DeviceRotation::factors of a rotation with a channel_scale: sign / channel_scale. @return  [H, D]
+std::vector<float> read_factors(const Rotation& rotation);
+
+/// DeviceRotation::sizes: of each matrix and column the power of two above its largest magnitude.
+/// @param inverses  [n, D, D]
+/// @return          [n, D]
+std::vector<float> column_sizes(std::span<const float> inverses, int head_dim);
 
 /// Lays dense rotations out for decode (DeviceRotation::fragments).
 /// @param matrices  [n, D, D] as in DeviceRotation::matrix; D a multiple of 32

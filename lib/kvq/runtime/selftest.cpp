@@ -3,6 +3,7 @@
 #include <kvq/runtime/device_memory.h>
 #include <kvq/runtime/golden_pages.h>
 #include <kvq/runtime/kernel_choice.h>
+#include <kvq/runtime/part_rounding.h>
 #include <kvq/runtime/selftest.h>
 
 #include <algorithm>
@@ -130,6 +131,8 @@ class Replay {
     const auto to_float = layer_.key.bf16 ? bf16_to_float : f16_to_float;
     std::string fault;
     for (std::size_t first = 0; first < out.size(); first += dim) {
+      const double tolerance =
+          kSelftestOutputTolerance + output_rounding(layer_.plan, *layer_.golden, static_cast<int>(first / dim));
       float largest = 0.0f;
       for (std::size_t i = 0; i < dim; ++i) largest = std::max(largest, std::abs(rows_.out[first + i]));
       for (std::size_t i = 0; i < dim; ++i) {
@@ -137,7 +140,7 @@ class Replay {
         const double error = std::abs(static_cast<double>(found) - static_cast<double>(expected)) /
                              std::max(static_cast<double>(largest), 1e-30);
         if (std::isfinite(error)) result.output_error = std::max(result.output_error, error);
-        if (!(error <= kSelftestOutputTolerance) && fault.empty())
+        if (!(error <= tolerance) && fault.empty())
           fault =
               fmt::format("output of query head {} channel {}: expected {}, found {}", first / dim, i, expected, found);
       }
@@ -168,8 +171,9 @@ SelftestLayer selftest(const LoadedLayer& layer, const LayerPointers& pointers, 
   };
   if (!layer.golden)
     return not_run("the artifact has no golden rows for this layer: kvq-calibrate --golden-tokens writes them");
-  if (layer.key.bf16) return Replay(layer, pointers, *layer.golden, stream).run();
-  const std::optional<GoldenRows> rows = golden_in_fp16(*layer.golden);
+  const GoldenRows golden = golden_in_parts(layer.plan, *layer.golden);
+  if (layer.key.bf16) return Replay(layer, pointers, golden, stream).run();
+  const std::optional<GoldenRows> rows = golden_in_fp16(golden);
   if (!rows) return not_run("golden rows, which are bfloat16, are beyond the largest number of fp16");
   return Replay(layer, pointers, *rows, stream).run();
 }

@@ -22,7 +22,8 @@ struct SelftestLayer {
   StatusCode status() const;
 };
 
-/// Largest output_error that passes: results are rounded to bfloat16, which takes 2^-9 of it, or to fp16.
+/// Largest output_error that passes: results are rounded to bfloat16, which takes 2^-9 of it, or to fp16. Transforms
+/// add output_rounding().
 inline constexpr double kSelftestOutputTolerance = 0x1p-7;
 
 /// Replays one layer's golden rows on the current device: allocates, waits for the stream. They are rows of weights

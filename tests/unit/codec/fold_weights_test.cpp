@@ -2,8 +2,11 @@
 #include <kvq/codec/fold_weights.h>
 #include <kvq/core/error.h>
 
+#include "support/transforms.h"
+
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -135,6 +138,169 @@ TEST_CASE("Folded weights give rotated values and the same output", "[codec]") {
   const std::vector<double> expected = attend(before, plain, weights, kTokens),
                             found = attend(after, folded, weights, kTokens);
   for (std::size_t o = 0; o < kHidden; ++o) CHECK(found[o] == Approx(expected[o]).margin(1e-6));  // R is a float matrix
+}
+
+namespace {
+
+/// Transforms of a condition, or scales of channels: both sides' rotations, each head's its own.
+LayerPlan transformed_plan(RotationKind kind, double condition, bool center) {
+  LayerPlan plan = plan_of(kind, center);
+  Rotation& rotation = plan.k.rotation;
+  if (kind == RotationKind::dense) {
+    const test::Transform made = test::random_transforms(kHeads, kDim, condition, 20, 2);
+    rotation.matrix = made.matrix, rotation.inverse = made.inverse;
+  } else {
+    rotation.channel_scale = test::random_scales(kHeads, kDim, 5, 21, true);
+  }
+  plan.v = plan.k;
+  return plan;
+}
+
+/// Projections of queries and keys, with biases.
+struct KeyModel {
+  std::vector<double> q = random(kQueryHeads * kDim * kHidden, 8), k = random(kHeads * kDim * kHidden, 9),
+                      q_bias = random(kQueryHeads * kDim, 10), k_bias = random(kHeads * kDim, 11);
+  Projection q_proj() { return {q, q_bias}; }
+  Projection k_proj() { return {k, k_bias}; }
+  bool operator==(const KeyModel&) const = default;
+};
+
+std::vector<double> scores(const std::vector<double>& q, const std::vector<double>& k, int tokens) {
+  std::vector<double> all;
+  for (int a = 0; a < tokens; ++a)
+    for (int b = 0; b < tokens; ++b)
+      for (int h = 0; h < kQueryHeads; ++h) {
+        double dot = 0.0;
+        for (int i = 0; i < kDim; ++i)
+          dot += q[static_cast<std::size_t>((a * kQueryHeads + h) * kDim + i)] *
+                 k[static_cast<std::size_t>((b * kHeads + h / 3) * kDim + i)];
+        all.push_back(dot);
+      }
+  return all;
+}
+
+/// Rows [T, heads, D] with RoPE of the layer's layout: every token's position is its number.
+std::vector<double> with_rope(std::vector<double> rows, const LayerGeometry& g, int heads) {
+  const std::vector<RopeBlock> blocks = rope_blocks(g);
+  for (std::size_t first = 0; first < rows.size(); first += kDim)
+    for (int pair = 0; pair < g.rope.dim / 2; ++pair) {
+      const auto [a, b] = blocks[static_cast<std::size_t>(pair)];
+      const double angle = static_cast<double>(first / static_cast<std::size_t>(kDim * heads)) * (0.9 - 0.2 * pair);
+      double &x = rows[first + static_cast<std::size_t>(a)], &y = rows[first + static_cast<std::size_t>(b)];
+      const double turned = x * std::cos(angle) - y * std::sin(angle);
+      y = x * std::sin(angle) + y * std::cos(angle), x = turned;
+    }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("Folded transforms give transformed values and the same output, whatever their condition", "[codec]") {
+  const auto [kind, condition] = GENERATE(
+      std::pair{RotationKind::dense, 1.0}, std::pair{RotationKind::dense, 64.0}, std::pair{RotationKind::dense, 4000.0},
+      std::pair{RotationKind::block_hadamard, 1.0}, std::pair{RotationKind::identity, 1.0});
+  const bool center = GENERATE(false, true);
+  const LayerPlan plan = transformed_plan(kind, condition, center);
+  constexpr int kTokens = 5;
+  const std::vector<double> x = random(kTokens * kHidden, 6), weights(kQueryHeads * kTokens, 1.0 / kTokens);
+  const Model before = random_model();
+  Model after = before;
+  fold_value_rotation(plan, kHidden, DType::bf16, after.v_proj(), after.o_proj());
+  const std::vector<double> plain = project(before.v, before.v_bias, x, kTokens),
+                            folded = project(after.v, after.v_bias, x, kTokens);
+  for (std::size_t first = 0; first < plain.size(); first += kDim) {
+    const auto head = static_cast<int>(first / kDim % kHeads);
+    const std::vector<float> row(plain.begin() + static_cast<std::ptrdiff_t>(first),
+                                 plain.begin() + static_cast<std::ptrdiff_t>(first) + kDim);
+    std::vector<float> rotated(kDim);
+    rotate_row(*plan.v, head, row, rotated);
+    float largest = 1.0f;
+    for (const float y : rotated) largest = std::max(largest, std::abs(y));
+    for (std::size_t d = 0; d < kDim; ++d)
+      CHECK(folded[first + d] == Approx(rotated[d]).margin(1e-5 * static_cast<double>(largest)));
+  }
+  // A and A^-1 are floats, and a product of them errs by their condition.
+  const std::vector<double> expected = attend(before, plain, weights, kTokens),
+                            found = attend(after, folded, weights, kTokens);
+  for (std::size_t o = 0; o < kHidden; ++o) CHECK(found[o] == Approx(expected[o]).margin(1e-5 * condition));
+}
+
+TEST_CASE("Folded transforms of keys leave scores as they are, but for the centre's", "[codec]") {
+  const auto kind = GENERATE(RotationKind::dense, RotationKind::block_hadamard, RotationKind::identity);
+  const LayerPlan plan = transformed_plan(kind, 64.0, false);
+  constexpr int kTokens = 4;
+  const std::vector<double> x = random(kTokens * kHidden, 6);
+  KeyModel before, after;
+  fold_key_rotation(plan, kHidden, after.q_proj(), after.k_proj());
+  CHECK_FALSE(after == before);
+  const std::vector<double> expected = scores(project(before.q, before.q_bias, x, kTokens),
+                                              project(before.k, before.k_bias, x, kTokens), kTokens),
+                            found = scores(project(after.q, after.q_bias, x, kTokens),
+                                           project(after.k, after.k_bias, x, kTokens), kTokens);
+  for (std::size_t i = 0; i < expected.size(); ++i) CHECK(found[i] == Approx(expected[i]).margin(1e-3));
+}
+
+TEST_CASE("Folded scales of keys stand behind RoPE, and change no score by a bit", "[codec]") {
+  const auto layout = GENERATE(RopeLayout::half, RopeLayout::interleaved, RopeLayout::none);
+  const int dim = layout == RopeLayout::none ? 0 : GENERATE(8, 4), offset = dim == 4 ? 2 : 0;
+  LayerPlan plan = transformed_plan(RotationKind::block_hadamard, 1.0, true);
+  plan.geometry.rope = {.layout = layout, .dim = dim, .offset = offset};
+  std::vector<float>& scales = plan.k.rotation.channel_scale;
+  scales = test::random_scales(kHeads, kDim, 6, 22);
+  const std::vector<RopeBlock> blocks = rope_blocks(plan.geometry);
+  for (std::size_t first = 0; first < scales.size(); first += kDim)
+    for (int pair = 0; pair < dim / 2; ++pair)
+      scales[first + static_cast<std::size_t>(blocks[static_cast<std::size_t>(pair)].second)] =
+          scales[first + static_cast<std::size_t>(blocks[static_cast<std::size_t>(pair)].first)];
+  REQUIRE(key_scale_fault(plan) == "");
+
+  constexpr int kTokens = 4;
+  const std::vector<double> x = random(kTokens * kHidden, 6);
+  KeyModel before, after;
+  fold_key_scales(plan, kHidden, after.q_proj(), after.k_proj());
+  const std::vector<double> k = with_rope(project(before.k, before.k_bias, x, kTokens), plan.geometry, kHeads),
+                            k_after = with_rope(project(after.k, after.k_bias, x, kTokens), plan.geometry, kHeads),
+                            q = with_rope(project(before.q, before.q_bias, x, kTokens), plan.geometry, kQueryHeads),
+                            q_after = with_rope(project(after.q, after.q_bias, x, kTokens), plan.geometry, kQueryHeads);
+  for (std::size_t i = 0; i < k.size(); ++i)
+    CHECK(k_after[i] == k[i] * static_cast<double>(scales[i % (kHeads * kDim)]));
+  CHECK(scores(q_after, k_after, kTokens) == scores(q, k, kTokens));
+}
+
+TEST_CASE("Norms of queries and keys take the scales where all heads have the same", "[codec]") {
+  LayerPlan plan = transformed_plan(RotationKind::block_hadamard, 1.0, false);
+  std::vector<float>& scales = plan.k.rotation.channel_scale;
+  const std::vector<double> norm = random(kDim, 12);
+  std::vector<double> q = norm, k = norm;
+  CHECK_THAT(message_of([&] { fold_key_scales(plan, q, k); }, ErrorKind::unsupported),
+             Catch::Contains("layer 3: k: channel_scale") && Catch::Contains("KV heads 0 and 1 differ"));
+  CHECK((q == norm && k == norm));
+  for (std::size_t i = 0; i < kDim; ++i) scales[kDim + i] = scales[i];
+  fold_key_scales(plan, q, k);
+  for (std::size_t i = 0; i < kDim; ++i) {
+    CHECK(k[i] == norm[i] * static_cast<double>(scales[i]));
+    CHECK(q[i] == norm[i] / static_cast<double>(scales[i]));
+  }
+  scales.resize(kDim), plan.k.rotation.scope = Scope::layer;  // one for all heads
+  q = k = norm;
+  CHECK_NOTHROW(fold_key_scales(plan, q, k));
+  q.pop_back();
+  CHECK_THAT(message_of([&] { fold_key_scales(plan, q, k); }, ErrorKind::bad_input),
+             Catch::Contains("q_norm: expected 8 numbers, found 7"));
+}
+
+TEST_CASE("Scales of keys that RoPE would mix are refused by name", "[codec]") {
+  LayerPlan plan = transformed_plan(RotationKind::block_hadamard, 1.0, false);
+  plan.geometry.rope = {.layout = RopeLayout::half, .dim = 8};
+  REQUIRE(key_scale_fault(plan) == "");
+  plan.k.rotation.channel_scale[kDim + 2] = 0x1p9f;
+  KeyModel model;
+  const std::string message =
+      message_of([&] { fold_key_scales(plan, kHidden, model.q_proj(), model.k_proj()); }, ErrorKind::unsupported);
+  CHECK_THAT(message, Catch::Contains("found 512 of channel 2") && Catch::Contains("of channel 6 of head 1"));
+  CHECK((model == KeyModel()));
+  plan.k.rotation.channel_scale.clear();
+  CHECK_THAT(key_scale_fault(plan), Catch::Contains("no channel_scale"));
 }
 
 TEST_CASE("The error of folding is that of rounding", "[codec]") {

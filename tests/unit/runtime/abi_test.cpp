@@ -44,6 +44,8 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   CHECK(sizeof(kvq_fold_values_args) == 48);
   CHECK(sizeof(kvq_fold_error) == 40);
   CHECK(sizeof(kvq_fold_keys_args) == 48);
+  CHECK(sizeof(kvq_fold_key_scales_args) == 64);
+  CHECK(offsetof(kvq_layer_info, k_scales) == 128);
   CHECK(offsetof(kvq_decode_args, workspace) == 104);
   CHECK(static_cast<int>(KVQ_INTERNAL) == static_cast<int>(StatusCode::internal));
   CHECK(static_cast<int>(KVQ_CUDA) == static_cast<int>(StatusCode::cuda));

@@ -161,6 +161,63 @@ TEST_CASE("What cannot be folded is refused with the reason, and weights stay", 
   CHECK(kvq_fold_values(model.get(), 1, &args, nullptr, &error) == KVQ_OK);  // no centre, no biases, no result
 }
 
+TEST_CASE("Scales of keys are folded through the interface as the codec folds them", "[runtime]") {
+  const Served served(test::transformed_artifact({}, 0));
+  const runtime::Model model = served.load();
+  std::vector<double> q = random(kQHeads * kDim * kHidden, 1), k = random(kKvHeads * kDim * kHidden, 2), q_there = q,
+                      k_there = k, q_norm = random(kDim, 3), k_norm = random(kDim, 4);
+  const std::vector<double> q_before = q;
+  auto args = runtime::init<kvq_fold_key_scales_args>();
+  args.hidden = kHidden, args.q_weight = q.data(), args.k_weight = k.data();
+  model.fold_key_scales(0, args);
+  fold_key_scales(served.artifact.layers[0], kHidden, {q_there, {}}, {k_there, {}});
+  CHECK((q == q_there && k == k_there));
+  CHECK_FALSE((q == q_before));
+
+  auto error = runtime::init<kvq_error>();
+  args.q_norm = q_norm.data();
+  CHECK(kvq_fold_key_scales(model.get(), 2, &args, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK_THAT(error.message, Contains("projections or norms, found both"));
+  args.q_weight = args.k_weight = nullptr;
+  CHECK(kvq_fold_key_scales(model.get(), 2, &args, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK_THAT(error.message, Contains("args.k_norm must not be null"));
+  args.k_norm = k_norm.data();
+  CHECK(kvq_fold_key_scales(model.get(), 0, &args, &error) == KVQ_UNSUPPORTED);  // heads differ
+  CHECK_THAT(error.message, Contains("KV heads 0 and 1 differ"));
+  CHECK(kvq_fold_key_scales(model.get(), 3, &args, &error) == KVQ_UNSUPPORTED);
+  CHECK_THAT(error.message, Contains("no channel_scale"));
+  const std::vector<double> before = k_norm;
+  model.fold_key_scales(2, args);
+  for (std::size_t i = 0; i < before.size(); ++i)
+    CHECK(k_norm[i] == before[i] * static_cast<double>(served.artifact.layers[2].k.rotation.channel_scale[i]));
+}
+
+TEST_CASE("Weights that hold scales of keys are claimed where there are some", "[runtime]") {
+  const auto refusal = [](Artifact artifact, std::uint32_t fold) {
+    artifact.layers.resize(1), artifact.model.num_layers = 1;
+    const Served served(artifact);
+    auto geometry = runtime::init<kvq_layer_geometry>();
+    geometry.num_q_heads = kQHeads, geometry.num_kv_heads = kKvHeads, geometry.head_dim = kDim, geometry.fold = fold;
+    auto options = runtime::init<kvq_model_options>();
+    options.num_layers = options.num_geometries = 1, options.geometry = &geometry;
+    kvq_model* model = nullptr;
+    auto error = runtime::init<kvq_error>();
+    const kvq_status status = kvq_model_load(served.path.c_str(), &options, &model, &error);
+    kvq_model_destroy(model);
+    return std::pair{status, std::string(error.message)};
+  };
+  CHECK(refusal(test::transformed_artifact({}, 0), KVQ_FOLD_K_SCALES).first == KVQ_OK);
+  const auto [none, no_scales] = refusal(test::served_artifact({}, 0), KVQ_FOLD_K_SCALES);
+  CHECK(none == KVQ_MISMATCH);
+  CHECK_THAT(no_scales, Contains("layer 0: folded scales of k: k: no channel_scale"));
+  Artifact mixed = test::transformed_artifact({}, 0);
+  mixed.layers[0].k.rotation.channel_scale[3] *= 4.0f;
+  CHECK_THAT(refusal(mixed, KVQ_FOLD_K_SCALES).second, Contains("of channel 67 of head 0"));
+  mixed = test::transformed_artifact({}, 0);
+  mixed.layers[0].geometry.rope = {.layout = RopeLayout::none};
+  CHECK_THAT(refusal(mixed, KVQ_FOLD_K | KVQ_FOLD_K_SCALES).second, Contains("found both"));
+}
+
 TEST_CASE("Keys are folded only where no RoPE lies between", "[runtime]") {
   Artifact artifact = test::served_artifact({}, 0);
   artifact.layers[4].geometry.rope = {.layout = RopeLayout::none};

@@ -90,8 +90,42 @@ TEST_CASE("A rank's plan is that of its heads, cut by hand", "[runtime]") {
     }
 }
 
+TEST_CASE("A rank's transforms are those of its heads", "[runtime]") {
+  const Artifact artifact = test::transformed_artifact({}, 0);
+  for (const LayerPlan& plan : artifact.layers)
+    for (const int size : {1, 2, 8})
+      for (int rank = 0; rank < size; ++rank) {
+        CAPTURE(plan.layer, size, rank);
+        const HeadSlice heads = slice_of(plan.geometry, rank, size);
+        const LayerPlan mine = slice(plan, heads);
+        CHECK_NOTHROW(validate(mine));
+        for (const auto& [whole, part] : {std::pair{&plan.k, &mine.k}, std::pair{&*plan.v, &*mine.v}}) {
+          std::vector<float> inverse, scale;
+          std::vector<double> gain, condition;
+          const bool shared = whole->rotation.scope == Scope::layer;
+          const int first = shared ? 0 : heads.first_kv, count = shared ? 1 : heads.num_kv;
+          for (int head = first; head < first + count; ++head) {
+            const std::size_t all = shared ? 1 : 4, h = static_cast<std::size_t>(head);
+            append(inverse, of_head(whole->rotation.inverse, 1, all, h));
+            append(scale, of_head(whole->rotation.channel_scale, 1, all, h));
+            if (!whole->transform) continue;
+            append(gain, of_head(whole->transform->outlier_gain, 1, all, h));
+            append(condition, of_head(whole->transform->condition, 1, all, h));
+          }
+          CHECK(part->rotation.inverse == inverse);
+          CHECK(part->rotation.channel_scale == scale);
+          REQUIRE(part->transform.has_value() == whole->transform.has_value());
+          if (!whole->transform) continue;
+          CHECK(part->transform->kind == whole->transform->kind);
+          CHECK(part->transform->outlier_gain == gain);
+          CHECK(part->transform->condition == condition);
+        }
+      }
+}
+
 TEST_CASE("A rank's golden rows are what its plan makes of its tokens", "[runtime]") {
-  const Artifact artifact = test::served_artifact({}, 5);
+  const bool transformed = GENERATE(false, true);
+  const Artifact artifact = transformed ? test::transformed_artifact({}, 5) : test::served_artifact({}, 5);
   for (const LayerPlan& plan : artifact.layers)
     for (const int size : {2, 4, 8})
       for (int rank = 0; rank < size; ++rank) {

@@ -271,6 +271,68 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   }
 }
 
+TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, keys' turned", "[runtime]") {
+  const Artifact artifact = test::transformed_artifact({}, 0);
+  const bool bf16 = GENERATE(true, false);
+  DeviceImage image;
+  for (const LayerPlan& plan : artifact.layers) image.add(plan, {}, bf16);
+  const std::byte* base = image.bytes().data();
+  const auto at = [&](int i) { return image.pointers(static_cast<std::size_t>(i), base); };
+  const auto narrowed = [&](std::uint16_t bits) { return bf16 ? bf16_to_float(bits) : f16_to_float(bits); };
+  {  // scales of channels: signs are in the factors
+    const Rotation &k = artifact.layers[0].k.rotation, &v = artifact.layers[0].v->rotation;
+    const LayerPointers layer = at(0);
+    CHECK(layer.write_k.signs == nullptr);
+    CHECK(layer.rotation_k.signs == nullptr);
+    CHECK(layer.rotation_k.order == 128);
+    CHECK(layer.rotation_v.order == 64);
+    for (std::size_t i = 0; i < 512; ++i) {
+      CHECK(narrowed(layer.write_k.factors[i]) * layer.write_k.units[i / 128] == k.channel_scale[i] * k.signs[i]);
+      CHECK(layer.rotation_k.factors[i] == k.signs[i] / k.channel_scale[i]);
+      CHECK(narrowed(layer.write_v.factors[i]) * layer.write_v.units[i / 128] == v.channel_scale[i] * v.signs[i]);
+      CHECK(layer.rotation_v.factors[i] == v.signs[i] / v.channel_scale[i]);
+    }
+  }
+  CHECK(at(2).rotation_k.order == 1);  // scales alone: blocks of one channel
+  CHECK(at(2).write_k.order == 1);
+  CHECK(at(2).write_k.factors != nullptr);
+  const Rotation &k = artifact.layers[1].k.rotation, &v = artifact.layers[1].v->rotation;
+  const LayerPointers layer = at(1);
+  for (const std::size_t i : {0u, 1u, 77u, 127u})
+    for (const std::size_t j : {0u, 5u, 127u}) {
+      for (const std::size_t head : {0u, 3u})
+        CHECK(layer.rotation_k.matrix[(head * 128 + i) * 128 + j] == k.inverse[(head * 128 + j) * 128 + i]);
+      CHECK(layer.rotation_v.matrix[i * 128 + j] == v.inverse[i * 128 + j]);
+    }
+  CHECK(layer.rotation_k.per_head);
+  CHECK_FALSE(layer.rotation_v.per_head);
+  const std::vector<float> sizes = column_sizes(k.inverse, 128), units = fp16_units(k.matrix, 128);
+  CHECK(std::equal(sizes.begin(), sizes.end(), layer.rotation_k.sizes));
+  CHECK((layer.write_k.units == nullptr) == bf16);
+  if (!bf16) CHECK(std::equal(units.begin(), units.end(), layer.write_k.units));
+  if (!bf16) CHECK(layer.write_v.units[3] == layer.write_v.units[0]);  // one for all heads
+  std::vector<std::byte> packed(static_cast<std::size_t>(4 * packed_rotation_bytes(128)));
+  REQUIRE(pack_rotations(k.matrix, 128, bf16, packed, bf16 ? std::vector<float>() : units).ok());
+  CHECK(std::memcmp(layer.write_k.rotation, packed.data(), packed.size()) == 0);
+}
+
+TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[runtime]") {
+  const LayerPlan plan = test::transformed_artifact({}, 0).layers[0];
+  DeviceImage image, folded;
+  image.add(plan, {}, true), folded.add(plan, {.k_scales = true}, true);
+  const LayerPointers whole = image.pointers(0, image.bytes().data()), left = folded.pointers(0, folded.bytes().data());
+  CHECK(left.write_k.factors == nullptr);
+  CHECK(left.rotation_k.factors == nullptr);
+  CHECK(left.write_k.order == 128);
+  REQUIRE(left.write_k.signs != nullptr);
+  CHECK(std::equal(plan.k.rotation.signs.begin(), plan.k.rotation.signs.end(), left.write_k.signs));
+  for (std::size_t i = 0; i < 512; ++i) {
+    CHECK(left.center_k[i] == plan.k.center[i] * plan.k.rotation.channel_scale[i]);
+    CHECK(left.write_k.center[i] == whole.write_k.center[i]);  // x_rot is what it was
+  }
+  CHECK(left.write_v.factors != nullptr);
+}
+
 TEST_CASE("A centre that heads share is there for each of them", "[runtime]") {
   DeviceImage whole;
   for (const LayerPlan& plan : test::served_artifact({}, 0).layers) whole.add(plan, {}, true);

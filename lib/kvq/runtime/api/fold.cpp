@@ -69,3 +69,24 @@ kvq_status kvq_fold_keys(const kvq_model* model, std::int32_t layer, const kvq_f
     fold_key_rotation(plan, a.hidden, q, k);
   });
 }
+
+kvq_status kvq_fold_key_scales(const kvq_model* model, std::int32_t layer, const kvq_fold_key_scales_args* args,
+                               kvq_error* error) {
+  return guarded(error, [&] {
+    const LayerPlan& plan = layer_of(model, layer).plan;
+    kvq_fold_key_scales_args a;
+    raise(read_struct(args, a, "args"));
+    const LayerGeometry& g = plan.geometry;
+    if (a.q_norm || a.k_norm) {
+      if (a.q_weight || a.k_weight)
+        throw Error{ErrorKind::usage, "fold: args: expected projections or norms, found both"};
+      const auto dim = static_cast<std::size_t>(g.head_dim);
+      fold_key_scales(plan, {&required(a.q_norm, "args.q_norm"), dim}, {&required(a.k_norm, "args.k_norm"), dim});
+      return;
+    }
+    const std::size_t hidden = features(a.hidden);
+    const Projection q = projection(a.q_weight, a.q_bias, product(g.num_q_heads, g.head_dim), hidden, "args.q_weight");
+    const Projection k = projection(a.k_weight, a.k_bias, product(g.num_kv_heads, g.head_dim), hidden, "args.k_weight");
+    fold_key_scales(plan, a.hidden, q, k);
+  });
+}

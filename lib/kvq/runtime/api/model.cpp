@@ -24,7 +24,7 @@ LayerClaim layer_claim(const kvq_layer_geometry& g) {
     throw Error{ErrorKind::usage,
                 fmt::format("geometry: {} query heads, {} KV heads, head_dim {}, v_head_dim {}: expected 1 or more",
                             g.num_q_heads, g.num_kv_heads, g.head_dim, g.v_head_dim)};
-  if (g.fold & ~std::uint32_t{KVQ_FOLD_V | KVQ_FOLD_K})
+  if (g.fold & ~std::uint32_t{KVQ_FOLD_V | KVQ_FOLD_K | KVQ_FOLD_K_SCALES})
     throw Error{ErrorKind::usage, fmt::format("geometry: fold: unknown bits in {:#x}", g.fold)};
   LayerClaim claim{.num_q_heads = g.num_q_heads,
                    .num_kv_heads = g.num_kv_heads,
@@ -34,7 +34,9 @@ LayerClaim layer_claim(const kvq_layer_geometry& g) {
   if (g.rope != KVQ_ROPE_ANY) claim.rope = rope_layout(g.rope);
   if (g.rotary_dim != 0) claim.rotary_dim = g.rotary_dim;
   if (g.softmax_scale != 0.0) claim.softmax_scale = g.softmax_scale;
-  claim.folded = {.k = (g.fold & KVQ_FOLD_K) != 0, .v = (g.fold & KVQ_FOLD_V) != 0};
+  claim.folded = {.k = (g.fold & KVQ_FOLD_K) != 0,
+                  .v = (g.fold & KVQ_FOLD_V) != 0,
+                  .k_scales = (g.fold & KVQ_FOLD_K_SCALES) != 0};
   return claim;
 }
 
@@ -94,7 +96,10 @@ kvq_layer_info layer_info(const LoadedLayer& l) {
   info.k_numbers = l.pages.k.numbers, info.v_numbers = l.pages.v.numbers;
   info.k_rotation = applied_rotation(l.plan.k, l.folded.k), info.v_rotation = applied_rotation(*l.plan.v, l.folded.v);
   info.fold =
-      static_cast<std::uint32_t>((l.folded.k ? KVQ_FOLD_K : KVQ_FOLD_NONE) | (l.folded.v ? KVQ_FOLD_V : KVQ_FOLD_NONE));
+      static_cast<std::uint32_t>((l.folded.k ? KVQ_FOLD_K : KVQ_FOLD_NONE) | (l.folded.v ? KVQ_FOLD_V : KVQ_FOLD_NONE) |
+                                 (l.folded.k_scales ? KVQ_FOLD_K_SCALES : KVQ_FOLD_NONE));
+  info.k_scales = !l.plan.k.rotation.channel_scale.empty() && !l.folded.k && !l.folded.k_scales;
+  info.v_scales = !l.plan.v->rotation.channel_scale.empty() && !l.folded.v;
   info.sliding_window = g.sliding_window;
   info.sink_rows = l.windows.sink_rows, info.ring_rows = l.windows.ring_rows;
   info.page_bytes = l.pages.page_bytes();
@@ -147,7 +152,10 @@ kvq_status kvq_model_query(const kvq_model* model, kvq_model_info* info, kvq_err
 }
 
 kvq_status kvq_model_query_layer(const kvq_model* model, std::int32_t layer, kvq_layer_info* info, kvq_error* error) {
-  return guarded(error, [&] { raise(write_struct(layer_info(layer_of(model, layer)), info, "info")); });
+  // Callers of ABI 200 have no k_scales.
+  return guarded(error, [&] {
+    raise(write_struct(layer_info(layer_of(model, layer)), info, "info", offsetof(kvq_layer_info, k_scales)));
+  });
 }
 
 kvq_status kvq_model_device_bytes(const kvq_model* model, size_t* bytes, kvq_error* error) {

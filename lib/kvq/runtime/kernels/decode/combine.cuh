@@ -240,7 +240,8 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
     const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
     const auto is_row = [&](int row) { return head_of(row) < group_heads; };
-    const unsigned negatives = negated<kDim>(p.rotation_v, unit.head, lane);
+    LaneRow<kDim> factors;
+    load_factors<kDim>(p.rotation_v, unit.head, lane, factors);
     const bool shifted = p.center_k && (p.lse || p.sink_logits);
     if (shifted) {
 #pragma unroll 1
@@ -308,7 +309,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
           const float scale = rsqrtf(static_cast<float>(p.rotation_v.order));
 #pragma unroll
           for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;
-          negate<kDim>(x, negatives);
+          multiply<kDim>(x, factors);
         }
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) from_float(finished(row, lane + 32 * j, x[j]), out_of(row)[lane + 32 * j]);

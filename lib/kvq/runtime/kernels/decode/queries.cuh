@@ -85,7 +85,8 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
-  const unsigned negatives = negated<kDim>(p.rotation_k, head, lane);
+  LaneRow<kDim> factors;
+  load_factors<kDim>(p.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.rotation_k.order)));
   // What ran before this call has ended here. Decode comes up only now, so that it may read tokens without waiting.
   ptx::griddepcontrol_wait();
@@ -119,7 +120,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) x[j] = to_float(fetched[turn][j]);
       if (p.rotation_k.order >= 1 && !p.rotation_k.matrix) {
-        negate<kDim>(x, negatives);
+        multiply<kDim>(x, factors);
         transform<kDim>(x, p.rotation_k.order, lane);
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned
 }
 
 /// Rows times a dense matrix, by tensor cores. Numbers of both are taken in two bfloat16 parts and the product of the
-/// low ones is dropped, which is right up to 2^-16 of |x| |R|.
+/// low ones is dropped, which is right up to 2^-16 of |x| |R|, the sum of the terms' magnitudes.
 ///
 /// A warp takes a tile of 16 columns at a time (rotation_layout.h). Up to head_dim 128 each has one, and the matrix is
 /// asked for before there are rows and stays in shared memory, where each lane reads what it copied. For more, lanes
@@ -135,20 +135,25 @@ struct DenseRotation {
 template <int kDim>
 using LaneRow = float[kDim / 32];
 
-/// Which of a lane's channels a rotation negates: channel l + 32 j in bit j.
+/// What a lane's channels are multiplied by: of queries before the Hadamard blocks, of results after them.
 template <int kDim>
-__device__ __forceinline__ unsigned negated(const DeviceRotation& rotation, int head, int lane) {
-  if (!rotation.signs) return 0;
-  unsigned bits = 0;
+__device__ __forceinline__ void load_factors(const DeviceRotation& rotation, int head, int lane,
+                                             LaneRow<kDim>& factors) {
+  const int first = (rotation.per_head ? head : 0) * kDim + lane;
 #pragma unroll
-  for (int j = 0; j < kDim / 32; ++j)
-    bits |= (rotation.signs[(rotation.per_head ? head : 0) * kDim + lane + 32 * j] < 0 ? 1u : 0u) << j;
-  return bits;
+  for (int j = 0; j < kDim / 32; ++j) factors[j] = 1.0f;
+  if (rotation.factors) {
+#pragma unroll
+    for (int j = 0; j < kDim / 32; ++j) factors[j] = rotation.factors[first + 32 * j];
+  } else if (rotation.signs) {
+#pragma unroll
+    for (int j = 0; j < kDim / 32; ++j) factors[j] = static_cast<float>(rotation.signs[first + 32 * j]);
+  }
 }
 template <int kDim>
-__device__ __forceinline__ void negate(LaneRow<kDim>& x, unsigned bits) {
+__device__ __forceinline__ void multiply(LaneRow<kDim>& x, const LaneRow<kDim>& factors) {
 #pragma unroll
-  for (int j = 0; j < kDim / 32; ++j) x[j] = __uint_as_float(__float_as_uint(x[j]) ^ (bits >> j << 31));
+  for (int j = 0; j < kDim / 32; ++j) x[j] *= factors[j];
 }
 
 /// Hadamard transforms of each `order` channels of a row, but for their factor; by a warp.

@@ -87,11 +87,14 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   const int entry = rotation.per_head ? head : 0, order = rotation.matrix ? 1 : max(1, rotation.order);
   const float* matrix = rotation.matrix ? rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim : nullptr;
   const auto element = [&](int from, int to) {
-    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));  // values' is stored transposed
+    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));  // keys' is stored transposed
     const int inside = order - 1;
     const float sign = __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
     return (from ^ to) & ~inside ? 0.0f : sign;
   };
+
+  // fp16 has few exponents: each column is taken relative to its size, a power of two.
+  const float* sizes = matrix && rotation.sizes ? rotation.sizes + entry * kDim : nullptr;
 
   // A thread has the same word of every 32 lanes' four.
   static_assert(T::kThreads == 128);
@@ -103,14 +106,22 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
     for (int i = 0; i < T::kFours * 2; ++i) {
       const int four = i / 2, half = i % 2, column = place / 4, product = 2 * half + word / 2;
       const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
-      const __half2 two = __floats2half2_rn(element(from, to), element(next, to));
+      // 1 over a power of two, by its bits.
+      const float inverse = sizes ? __uint_as_float(0x7F000000u - __float_as_uint(__ldg(sizes + to))) : 1.0f;
+      const __half2 two = __floats2half2_rn(element(from, to) * inverse, element(next, to) * inverse);
       shared.matrix[step][four][half][place][word] = *reinterpret_cast<const unsigned*>(&two);
     }
   }
   for (int i = thread; i < T::kColumns; i += T::kThreads) {
     const int to = first_column + i;
-    const float sign = rotation.signs && !matrix ? static_cast<float>(rotation.signs[entry * kDim + to]) : 1.0f;
-    shared.factor[i] = sign * rsqrtf(static_cast<float>(order));
+    float factor = 1.0f;
+    if (sizes)
+      factor = sizes[to];
+    else if (!matrix && rotation.factors)
+      factor = rotation.factors[entry * kDim + to];
+    else if (!matrix && rotation.signs)
+      factor = static_cast<float>(rotation.signs[entry * kDim + to]);
+    shared.factor[i] = factor * rsqrtf(static_cast<float>(order));
     shared.center[i] = center ? center[head * kDim + to] : 0.0f;
   }
   __syncthreads();

@@ -28,9 +28,9 @@ struct PackedCache {
   const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence
   WindowLayout window_layout = {};
 
-  // x = x_rot R^T + center. A rotation of neither order nor matrix, and no centre, leave rows as they are stored.
-  DeviceRotation rotation_k = {};   ///< matrix: x_rot = (x - center) @ matrix
-  DeviceRotation rotation_v = {};   ///< matrix transposed: x = x_rot @ matrix + center
+  // x = x_rot A^-1 + center. A rotation of neither order nor matrix, and no centre, leave rows as they are stored.
+  DeviceRotation rotation_k = {};   ///< matrix as queries are multiplied by it: x = x_rot @ matrix^T + center
+  DeviceRotation rotation_v = {};   ///< x = x_rot @ matrix + center
   const float* center_k = nullptr;  ///< [Hkv, D] or null
   const float* center_v = nullptr;  ///< [Hkv, D] or null
 };

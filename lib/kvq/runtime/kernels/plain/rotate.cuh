@@ -24,11 +24,12 @@ __device__ __forceinline__ void transform_blocks(float* rows, int n, int dim, in
   __syncthreads();
 }
 
-/// Rows [n, dim], `stride` floats apart, times signs [dim].
-__device__ __forceinline__ void multiply_signs(float* rows, int n, int dim, int stride, const std::int8_t* signs) {
+/// Channels of rows [n, dim], `stride` floats apart, times a factor each. @param factor_of  channel -> float
+template <typename FactorOf>
+__device__ __forceinline__ void multiply_channels(float* rows, int n, int dim, int stride, FactorOf factor_of) {
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < n * dim; i += kThreads)
-    rows[i / dim * stride + i % dim] *= static_cast<float>(signs[i % dim]);
+    rows[i / dim * stride + i % dim] *= factor_of(i % dim);
   __syncthreads();
 }
 
@@ -70,10 +71,13 @@ __device__ __forceinline__ void rotate_rows(float* rows, int dim, int stride, co
     const float* matrix = rotation.matrix + static_cast<std::int64_t>(entry) * dim * dim;
     multiply_matrix<kRows>(rows, dim, stride, [&](int k, int column) { return __ldg(matrix + k * dim + column); });
   } else if (rotation.order >= 1) {
-    const std::int8_t* signs = rotation.signs ? rotation.signs + entry * dim : nullptr;
-    if (signs && !back) multiply_signs(rows, kRows, dim, stride, signs);
+    const bool any = rotation.factors || rotation.signs;
+    const auto factor_of = [&](int c) {
+      return rotation.factors ? rotation.factors[entry * dim + c] : static_cast<float>(rotation.signs[entry * dim + c]);
+    };
+    if (any && !back) multiply_channels(rows, kRows, dim, stride, factor_of);
     transform_blocks(rows, kRows, dim, stride, rotation.order);
-    if (signs && back) multiply_signs(rows, kRows, dim, stride, signs);
+    if (any && back) multiply_channels(rows, kRows, dim, stride, factor_of);
   } else {
     __syncthreads();
   }

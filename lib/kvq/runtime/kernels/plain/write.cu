@@ -79,9 +79,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   // 2. Rotation, then the centre, which is rotated already.
-  if (from.rotation) multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
-  if (from.signs)
-    multiply_signs(rows.x[0], kTileTokens, dim, kRowFloats, from.signs + (from.per_head ? head * dim : 0));
+  const int entry = from.per_head ? head * dim : 0;
+  const float unit = from.units ? from.units[head] : 1.0f;
+  if (from.factors)
+    multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
+                      [&](int c) { return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * unit; });
+  else if (from.signs)
+    multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
+                      [&](int c) { return static_cast<float>(from.signs[entry + c]); });
+  if (from.rotation) {
+    if (unit != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return unit; });
+    multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
+  }
   if (from.order > 1) transform_blocks(rows.x[0], kTileTokens, dim, kRowFloats, from.order);
   __syncthreads();
   if (from.center) {

@@ -12,7 +12,9 @@
 /// Dense rotations: rows times R by tensor cores, then coded like others. A block keeps the R of one head and side in
 /// shared memory while it walks over tokens; where R is too large for that, its slabs go by for every run of tokens.
 ///
-/// x is exact in 16 bits and R in two parts, so two products give x R up to 2^-17 of |x| |R|.
+/// x is exact in 16 bits and R in two parts, so two products give x R up to 2^-17 of |x| |R|, the sum of the terms'
+/// magnitudes. That is little beside the row itself if R is orthogonal. If it is not, terms may cancel, by up to its
+/// condition (formats/artifact.md, "Transforms").
 namespace kvq::write {
 
 /// What a block is and holds.
@@ -154,6 +156,8 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
     __syncthreads();
   }
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
+  float unit = 1.0f;  // bfloat16 holds elements of any size
+  if constexpr (std::is_same_v<T, __half>) unit = from.units ? from.units[head] : 1.0f;
   // Warpgroups walk by themselves if R stays, whole blocks if not.
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
@@ -194,7 +198,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
       multiply_stages<T, kDim>(c, raw, rotation, shared, lane);
     }
     Rows<Side> rows;
-    rows.clip_rank = clip_rank, rows.rotated = true;
+    rows.clip_rank = clip_rank, rows.rotated = true, rows.unit = unit;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll

@@ -7,7 +7,8 @@
 /// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
 /// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
 /// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
-/// within the lane. Order 1 is a product with the identity.
+/// within the lane. Order 1 is a product with the identity. Signs, and scales of channels, come before all this, in the
+/// rows' own 16 bits: scales are powers of two, so nothing is rounded.
 namespace kvq::write {
 
 /// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
@@ -131,7 +132,18 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       return;
     }
   }
-  if (side.signs) {
+  if (side.factors) {
+    const std::uint16_t* factors = side.factors + (side.per_head ? head * kDim : 0) + 8 * t;
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      const uint4 eight = __ldg(reinterpret_cast<const uint4*>(factors + 32 * j));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        raw[r][j].x = Pair<T>::multiply(raw[r][j].x, eight.x), raw[r][j].y = Pair<T>::multiply(raw[r][j].y, eight.y);
+        raw[r][j].z = Pair<T>::multiply(raw[r][j].z, eight.z), raw[r][j].w = Pair<T>::multiply(raw[r][j].w, eight.w);
+      }
+    }
+  } else if (side.signs) {
     const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
@@ -196,6 +208,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
           if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
   }
   rows.unit = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
+  if (side.factors) rows.unit *= __ldg(side.units + head);
   rows.rotated = order > 1;
   if (side.center) subtract_center<Side>(rows, side.center + head * kDim, t);
 }

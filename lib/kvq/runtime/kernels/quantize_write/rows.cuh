@@ -33,6 +33,11 @@ struct Pair<__nv_bfloat16> {
   static __device__ __forceinline__ float2 to_float(unsigned bits) {
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
   }
+  static __device__ __forceinline__ unsigned multiply(unsigned a, unsigned b) {
+    const __nv_bfloat162 c =
+        __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+    return *reinterpret_cast<const unsigned*>(&c);
+  }
   static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                              unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
@@ -43,6 +48,10 @@ struct Pair<__half> {
   static constexpr unsigned kOne = 0x3C00;
   static __device__ __forceinline__ float2 to_float(unsigned bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+  }
+  static __device__ __forceinline__ unsigned multiply(unsigned a, unsigned b) {
+    const __half2 c = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+    return *reinterpret_cast<const unsigned*>(&c);
   }
   static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                              unsigned b0, unsigned b1) {
