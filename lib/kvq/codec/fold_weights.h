@@ -22,8 +22,8 @@ struct FoldError {
   double o_proj = 0.0, o_proj_before = 0.0;
 };
 
-/// Folds the rotation of the values: v_proj then gives (v - center) @ R, and o_proj takes attention's output of such
-/// values. Exact in real arithmetic, for attention weights that sum to 1; a cache coded by `plan` then needs no
+/// Folds the rotation of the values: v_proj then gives (v - center) @ A, and o_proj takes attention's output of such
+/// values, with columns times A^-T. Exact in real arithmetic, for attention weights that sum to 1; a cache coded by `plan` then needs no
 /// rotation of values.
 /// @param hidden  in_features of v_proj, out_features of o_proj
 /// @param v_proj  weight [Hkv Dv, hidden]; with a centre it needs a bias, and so does o_proj
@@ -35,8 +35,8 @@ struct FoldError {
 FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, const Projection& v_proj,
                               const Projection& o_proj);
 
-/// Folds the rotation of the keys into q_proj [Hq D, hidden] and k_proj [Hkv D, hidden]. Only a layer without RoPE
-/// allows it: keys are rotated after the positions, and R does not commute with the rotation of a position. Norms
+/// Folds the rotation of the keys into q_proj [Hq D, hidden], by A^-T, and k_proj [Hkv D, hidden]. Only a layer without RoPE
+/// allows it: keys are rotated after the positions, and A does not commute with the rotation of a position. Norms
 /// between projection and attention (QK-norm) forbid it too; a plan does not know of them, so the caller must.
 /// @throws  Error{unsupported} for a layer with RoPE, with the reason; otherwise as above
 void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj);
