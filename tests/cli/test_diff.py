@@ -329,6 +329,17 @@ def test_a_transform_beside_none_is_another_way_of_coding(artifacts):
     assert not any(reading["metric"].startswith("transform.") for reading in document["readings"])
 
 
+def test_a_budget_may_choose_other_transforms(artifacts, tmp_path):
+    """Head by head, as it chooses widths: it is told, and no other way of coding. Elsewhere it is one."""
+    for method, codes in (("kvq", 0), ("klt", 1)):
+        editor = Editor(artifacts(method))
+        kind = editor.side(3, "k")["transform"]["kind"]
+        editor.side(3, "k")["transform"]["kind"] = "mixed"
+        code, document = diff(artifacts(method), editor.save(tmp_path / f"{method}.safetensors"))
+        assert {"what": "layer 3 k transform", "old": kind, "new": "mixed"} in document["differences"]
+        assert distances_of(document, "codes") == [codes] and (code == 0) == (codes == 0)
+
+
 def test_more_bits_cost_bytes(artifacts, held_out):
     code, document = diff(artifacts("oscar"), artifacts("oscar", "--bits", 3), "--model", held_out)
     assert code == CHECK_FAILED and {"codes", "bytes_per_token"} <= failed(document).keys()

@@ -15,8 +15,8 @@ from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, succeed
 
 USAGE, PAGE = 2, 80
-SIZE = {"head_dim": 32, "v_head_dim": 48, "tokens": 150, "layers": 2, "channel_means": 0.5, "outlier_channels": 3}
 GAIN = "outlier gain"
+FACTORS = np.array([16.0, 64.0])  # of the KV heads
 MIXED = ("--v-allocation", "channel", "--center", "kv")
 ACCEPTED = [*((method, kind, ()) for method in ("oscar", "saw-int4", "tq-mse", "quarot", "random", "plain", "kvq") for kind in ("diagonal", "balanced")),
             ("block-gtq", "diagonal", ()), ("block-gtq", "balanced", ("--k-allocation", "channel", *MIXED)), ("block-gtq", "klt", MIXED), ("kvq", "klt", ())]
@@ -28,19 +28,20 @@ REFUSED = {"kmeans": (("--method", "saw-int4", "--kmeans", 4, "--transform", "ba
 
 
 def scaled(file) -> None:
-    """Key channels 3 and 5 of every head 16 times as large and their queries as small, value channel 7 sixteen times as large; and an o_proj
-    that takes that back."""
+    """Key channels 3 and 5 of head 0 16 times as large, of head 1 64 times, and their queries as small; value channel 7 likewise, and an
+    o_proj that takes that back."""
     random = np.random.default_rng(1)
     for group in file["layers"].values():
         k, q, v = (np.asarray(group[name]) for name in "kqv")
+        of_queries = np.repeat(FACTORS, q.shape[1] // k.shape[1])
         for channel in (3, 5):
-            k[:, :, channel] *= 16
-            q[:, :, channel] /= 16
-        v[:, :, 7] *= 16
+            k[:, :, channel] *= FACTORS
+            q[:, :, channel] /= of_queries
+        v[:, :, 7] *= FACTORS
         for name, rows in (("k", k), ("q", q), ("v", v)):
             group[name][...] = rows
         o_proj = random.standard_normal((40, q.shape[1], v.shape[2]))
-        o_proj[:, :, 7] /= 16
+        o_proj[:, :, 7] /= of_queries
         group.create_dataset("o_proj", data=o_proj.reshape(40, -1).astype(np.float16))
 
 
@@ -240,6 +241,7 @@ def test_overview_shows_transforms_and_gains(artifact, name):
             continue
         found = re.search(rf"  {said['kind']} (?:(\S+)-)?(\S+)  ", line)
         assert float(found[2]) == pytest.approx(max(said["outlier_gain"]), rel=0.06)
+        assert bool(found[1]) == all("largest outlier gain" not in line for line in lines)
         if found[1]:
             assert float(found[1]) == pytest.approx(min(said["outlier_gain"]), rel=0.06)
 
