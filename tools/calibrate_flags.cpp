@@ -33,7 +33,7 @@ std::string composition_list() {
 constexpr const char* kTransforms =
     "\n\nTransforms (keys k A and queries q A^-T give the same logits; which A has the smallest error?):\n"
     "  orthogonal  A rotates: what the model's scaling gave a channel, it keeps or spreads\n"
-    "  diagonal    powers of two a channel before the rotation, free for fast Hadamards; undoes outliers\n"
+    "  diagonal    a scale a channel before the rotation, cheap beside fast Hadamards; undoes outliers\n"
     "  balanced    rows and the metric of their errors become alike: the smallest error of one width\n"
     "  klt         the same coordinates with widths by channel: block-gtq and kvq\n"
     "  Their outlier gain, squared error of orthogonal over that of balanced rows, is in the closing table.";
