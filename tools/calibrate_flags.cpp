@@ -30,6 +30,14 @@ std::string composition_list() {
   return text;
 }
 
+constexpr const char* kTransforms =
+    "\n\nTransforms (keys k A and queries q A^-T give the same logits; which A has the smallest error?):\n"
+    "  orthogonal  A rotates: what the model's scaling gave a channel, it keeps or spreads\n"
+    "  diagonal    a scale a channel before the rotation, cheap beside fast Hadamards; undoes outliers\n"
+    "  balanced    rows and the metric of their errors become alike: the smallest error of one width\n"
+    "  klt         the same coordinates with widths by channel: block-gtq and kvq\n"
+    "  Their outlier gain, squared error of orthogonal over that of balanced rows, is in the closing table.";
+
 template <typename Enum, std::size_t N>
 Enum pick(const char* flag, const std::string& word, const Enum (&values)[N]) {
   std::string words;
@@ -189,7 +197,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
       "  kvq-calibrate --model dump.h5 --method saw-int4 -o out.safetensors\n"
       "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
       "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
-  app.footer("Methods:" + method_list() + fmt::format("\n\nScores of a RoPE block: {}", fmt::join(score_names(), ", ")) + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
+  app.footer("Methods:" + method_list() + fmt::format("\n\nScores of a RoPE block: {}", fmt::join(score_names(), ", ")) + kTransforms + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
              composition_list());
   app.set_config("--config", "", "read flags from an INI or TOML file");
   app.allow_config_extras(CLI::config_extras_mode::error);
@@ -230,7 +238,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--share", f.share, "kv_head (own rotation per head) or layer (average over heads) [kv_head]")->group(how);
 
   const std::string map = "Transforms: coordinates that do not depend on how a model is scaled";
-  app.add_option("--transform", f.transform, "before rotation: orthogonal (none), diagonal, balanced or klt, see below [orthogonal; kvq: chosen]")->group(map);
+  app.add_option("--transform", f.transform, "orthogonal (none), diagonal, balanced or klt, see below [orthogonal; kvq: chosen]")->group(map);
   app.add_option("--transform-k", f.transform_k, "of keys")->group(map);
   app.add_option("--transform-v", f.transform_v, "of values")->group(map);
 
@@ -280,6 +288,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--collect", f.collect, "also collect these moments: query key value scored_value scored_query sst, or all")->group(run);
   app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str()->group(run);
   app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")->group(run);
+  app.add_flag("--report-outliers", f.report_outliers, "also print the outlier gain of each head, whatever the transform")->group(run);
   app.add_flag("--json", f.json, "one JSON document on stdout")->group(run);
   app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
 }

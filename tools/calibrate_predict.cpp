@@ -34,12 +34,13 @@ double measure_gemm_gflops(int threads) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-/// Whether a side's rotation is a matrix, an eigenbasis is kept beside it, and signs.
+/// Whether a side's rotation is a matrix, an eigenbasis is kept beside it, signs, and what a transform adds.
 struct RotationTensors {
   bool matrix = false, basis = false, signs = false;
+  bool inverse = false, scale = false;
 };
 
-RotationTensors rotation_tensors(const Options& options, char side, int dim) {
+RotationTensors orthogonal_tensors(const Options& options, char side, int dim) {
   const std::string& method = options.method;
   const SideOptions& asked = options.side(side);
   if (method == "oscar") return {.matrix = options.composition != "i" && options.composition != "h", .basis = options.composition.find('u') != std::string::npos};  // "residual" too
@@ -55,13 +56,24 @@ RotationTensors rotation_tensors(const Options& options, char side, int dim) {
   return {.matrix = true, .basis = asked.allocate == Allocate::channel};  // kvq: unless a head is better off without
 }
 
-/// Bytes of a plan's tensors: rotation and eigenbasis [H, D, D], spectrum and centre [H, D], signs [H, D], centroids [H, C, D], widths.
+/// A transform takes the place of signs and eigenbasis, except where it scales the channels of a Hadamard.
+RotationTensors rotation_tensors(const Options& options, char side, int dim) {
+  const RotationTensors plain = orthogonal_tensors(options, side, dim);
+  const TransformKind kind = options.choose_transform ? TransformKind::klt : options.side(side).transform;  // chosen: mostly klt
+  if (kind == TransformKind::orthogonal) return plain;
+  if (kind == TransformKind::diagonal && !plain.matrix) return {.signs = plain.signs, .scale = true};
+  return {.matrix = true, .inverse = true};
+}
+
+/// Bytes of a plan's tensors: rotation, its inverse and eigenbasis [H, D, D], spectrum, centre and channel scales [H, D], signs [H, D], centroids [H, C, D], widths.
 double side_bytes(const Options& options, char side, int heads, int dim) {
   const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
   const RotationTensors tensors = rotation_tensors(options, side, dim);
   double bytes = asked.center ? 4.0 * h * d : 0.0;
   if (tensors.matrix) bytes += 4.0 * h * d * d;
+  if (tensors.inverse) bytes += 4.0 * h * d * d;
+  if (tensors.scale) bytes += 4.0 * h * d;
   if (tensors.basis) bytes += 4.0 * (h * d * d + h * d);
   if (tensors.signs) bytes += h * d;
   if (asked.kmeans > 1) bytes += 4.0 * h * asked.kmeans * d;

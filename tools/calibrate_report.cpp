@@ -25,14 +25,18 @@ std::string bits_text(const Coder& coder) {
 
 std::string recipe_text(const TensorPlan& plan) { return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe; }
 
-std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows, std::int64_t context) {
+bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
+
+/// @param gains  with a column of outlier gains
+std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows, std::int64_t context, bool gains) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), recipe_text(plan), clip_text(plan), bits_text(plan.coder),
                                   fmt::format("{:.2f}", effective_bits(plan, dim, windows, context))};
-  if (plan.error) {
-    row.push_back(fmt::format("{:.4f}", plan.error->before));
-    row.push_back(fmt::format("{:.4f}", plan.error->after));
-  }
+  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->before) : "");
+  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->after) : "");
+  if (!gains) return row;
+  const double largest = plan.transform ? *std::max_element(plan.transform->outlier_gain.begin(), plan.transform->outlier_gain.end()) : 0.0;
+  row.push_back(plan.transform ? fmt::format("{:.3g}", largest) : "-");
   return row;
 }
 
@@ -60,14 +64,17 @@ RotationRow mean_row(const LayerRotationReport& report, std::size_t index) {
 
 std::string closing_table(const Artifact& artifact, std::int64_t context) {
   std::vector<std::vector<std::string>> rows = {{"layer", "side", "rotation", "clip", "bits", "eff.bits", "error before", "after"}};
+  const bool gains = std::any_of(artifact.layers.begin(), artifact.layers.end(), has_transform);
+  if (gains) rows.front().push_back("gain");
   for (const LayerPlan& layer : artifact.layers) {
-    rows.push_back(table_row(layer, layer.k, 'k', artifact.windows, context));
-    if (layer.v) rows.push_back(table_row(layer, *layer.v, 'v', artifact.windows, context));
+    rows.push_back(table_row(layer, layer.k, 'k', artifact.windows, context, gains));
+    if (layer.v) rows.push_back(table_row(layer, *layer.v, 'v', artifact.windows, context, gains));
   }
-  std::string text = format_table(rows, "rlllrrrr");
+  std::string text = format_table(rows, gains ? "rlllrrrrr" : "rlllrrrr");
   text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n", artifact.windows.sink_tokens,
                       artifact.windows.recent_tokens, context);
   text += "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, centre (c) and clip.\n";
+  if (gains) text += "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced ones.\n";
   if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
   const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
     const auto* uniform = std::get_if<UniformCoder>(&plan.coder);

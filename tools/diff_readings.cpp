@@ -24,12 +24,15 @@ struct DistanceRow {
   std::optional<double> PlanDistance::*value;
 };
 constexpr DistanceRow kDistances[] = {
-    {"orthogonality", "largest |R^T R - I| of the new rotations", &PlanDistance::orthogonality},
+    {"orthogonality", "largest |R^T R - I| of new rotations, |A^-1 A - I| of transforms", &PlanDistance::orthogonality},
     {"rotation.factor", "largest deviation of a rotation from its recipe's factors", &PlanDistance::factor},
     {"rotation.importance", "change of the covariance that meets each channel, part of its trace",
      &PlanDistance::importance},
     {"rotation.covariance", "relative change of the covariance that rotations diagonalise", &PlanDistance::covariance},
     {"rotation.angle", "largest principal angle between eigenspaces, degrees", &PlanDistance::angle},
+    {"transform.gauge", "change of transformed rows, but for orthogonal maps inside a width", &PlanDistance::gauge},
+    {"transform.scale", "largest change of a channel scale, powers of two", &PlanDistance::channel_scale},
+    {"transform.outlier_gain", "largest relative change of a head's outlier gain", &PlanDistance::outlier_gain},
     {"center", "relative change of the centres", &PlanDistance::center},
     {"clip", "largest change of a clip ratio", &PlanDistance::clip},
     {"codebook", "largest distance between matched codebook entries", &PlanDistance::codebook},
@@ -103,6 +106,14 @@ std::string rotation_text(const Rotation& rotation) {
                      rotation.target.empty() ? "" : " " + rotation.target);
 }
 
+std::string transform_text(const TensorPlan& plan) { return plan.transform ? plan.transform->kind : "orthogonal"; }
+
+/// Largest of all heads, 1 without a transform.
+double condition_of(const TensorPlan& plan) {
+  if (!plan.transform) return 1.0;
+  return *std::max_element(plan.transform->condition.begin(), plan.transform->condition.end());
+}
+
 class SideDiffer {
  public:
   /// @param budgets  both artifacts spent one budget over their layers
@@ -115,11 +126,16 @@ class SideDiffer {
     const std::size_t known = diff_.differences.size();
     facts_.compare(where + " codes", coder_text(before), coder_text(after));
     facts_.compare(where + " rotation", rotation_text(before.rotation), rotation_text(after.rotation));
+    if (!budgets_) facts_.compare(where + " transform", transform_text(before), transform_text(after));
     codes_ += static_cast<int>(diff_.differences.size() - known);
+    // One budget may choose transforms head by head: another choice is no other way of coding.
+    if (budgets_) facts_.compare(where + " transform", transform_text(before), transform_text(after));
     const PlanDistance distance = plan_distance(after, before, geometry.num_kv_heads, dim);
     for (const DistanceRow& row : kDistances)
       if (const std::optional<double> value = distance.*(row.value))
         diff_.readings.push_back({row.name, where, {}, *value});
+    if (before.transform || after.transform)
+      diff_.readings.push_back({"transform.condition", where, condition_of(before), condition_of(after)});
     const bool resized = budgets_ && mean_code_bits(before) != mean_code_bits(after);
     if (before.error && after.error && before.error->metric == after.error->metric)
       diff_.readings.push_back({"layers.calibration_error", where, before.error->after, after.error->after, resized});
@@ -254,6 +270,7 @@ const std::vector<DiffMetric>& diff_metrics() {
     distance("allocation.hamming", "part of the widths that changed (Block-GTQ Eq. 5)");
     distance("allocation.high_bit_jaccard", "widths of 4 and more that both have, of those that one has (Eq. 6)");
     distance("allocation.regret", "what the widths cost more by the old scores (Eq. 7)");
+    level("transform.condition", "largest condition of a head's transform, layer and side");
     level("bytes_per_token", "mean over layers; layers.bytes_per_token of each");
     level("effective_bits", "of an element at 32768 tokens");
     level("layers.calibration_error", "what the calibration says it minimised, layer and side");

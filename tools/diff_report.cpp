@@ -196,7 +196,7 @@ Json diff_json(const DiffReport& report) {
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }
-  return {{"schema_version", "1.1"},         {"tool", "kvq-diff " KVQ_VERSION}, {"old", utf8_text(report.before)},
+  return {{"schema_version", "1.2"},         {"tool", "kvq-diff " KVQ_VERSION}, {"old", utf8_text(report.before)},
           {"new", utf8_text(report.after)},  {"passed", report.passed()},       {"differences", std::move(differences)},
           {"readings", std::move(readings)}, {"checks", std::move(checks)}};
 }

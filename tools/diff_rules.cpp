@@ -73,6 +73,8 @@ const std::vector<std::string>& default_rules() {
                                                  "rotation.factor<=0.05",
                                                  "rotation.covariance<=0.5",
                                                  "rotation.importance<=0.8",
+                                                 "transform.gauge<=4",
+                                                 "transform.outlier_gain<=0.5",
                                                  "clip<=0.1",
                                                  "center<=0.5",
                                                  "trellis<=0",

@@ -160,7 +160,7 @@ Job parse_row(const Row& row) {
   job.flags.held_out_given = app.count("--held-out-tokens") > 0;
   const CalibrateFlags& f = job.flags;
   if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
-      f.report_ablation || f.report_rotations || f.threads != 0)
+      f.report_ablation || f.report_outliers || f.report_rotations || f.threads != 0)
     throw Error{ErrorKind::usage, "flags of files, reports and threads have no meaning in a sweep"};
   if (f.dumps.empty())
     throw Error{ErrorKind::usage, "no dump to calibrate on", "--calibration DUMP.h5, or --model in the row's flags"};

@@ -5,6 +5,7 @@
 #include "html_sides.h"
 #include "html_text.h"
 #include "inspect_layout.h"
+#include "inspect_transforms.h"
 #include "table.h"
 
 #include <kvq/container/atomic_file.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace kvq {
 
@@ -84,16 +86,17 @@ std::string error_tile(const Artifact& artifact, const std::vector<EvaluatedSche
               fmt::format("plain codes: {}; mean over layers", html_number(before / count)));
 }
 
-std::string navigation() {
+std::string navigation(bool transforms) {
   std::string html = "<nav>";
   for (const auto& [id, name] : {std::pair{"allocation", "Widths"},
+                                 {"transforms", "Transforms"},
                                  {"errors", "Errors"},
                                  {"context", "By context"},
                                  {"front", "Error against size"},
                                  {"spectra", "Spectra"},
                                  {"bytes", "Bytes"},
                                  {"provenance", "Provenance"}})
-    html += fmt::format("<a href=\"#{}\">{}</a> ", id, name);
+    if (transforms || id != std::string_view{"transforms"}) html += fmt::format("<a href=\"#{}\">{}</a> ", id, name);
   return html + "</nav>\n";
 }
 
@@ -136,7 +139,7 @@ void write_html_report(const NamedArtifact& artifact, const std::vector<std::str
   const std::string title = fmt::format("{}: KV cache by {}", readable(own.model.name, 80), readable(own.calibration.method, 40));
   std::string body = fmt::format("<header>\n<h1>{}</h1>\n<p class=\"sub\">{}, {}</p>\n</header>\n", html_text(title),
                                  html_text(std::filesystem::path(artifact.path).filename().string()), html_text(own.calibration.tool));
-  body += headline_section(own, schemes, context) + navigation() + allocation_section(own) + error_section(own, evaluations, schemes);
+  body += headline_section(own, schemes, context) + navigation(has_transforms(own)) + allocation_section(own) + transform_section(own) + error_section(own, evaluations, schemes);
   body +=
       context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) + provenance_section(own, evaluations);
   const std::string page = html_page(title, body);

@@ -53,6 +53,10 @@ Json side_details(const TensorPlan& plan, const Json& known, int dim) {
   if (plan.allocation) json["allocation"] = allocation_details(*plan.allocation, known.at("allocation"), dim);
   if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder)) json["codebooks"] = codebook_details(*codebook, known.at("codebooks"));
   if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) json["trellis"] = trellis_details(*trellis);
+  if (plan.transform) {
+    json["transform"] = known.at("transform");
+    if (!plan.rotation.channel_scale.empty()) json["transform"]["channel_scale"] = nested(plan.rotation.channel_scale, static_cast<std::size_t>(dim));
+  }
   if (plan.centroids) {
     json["centroids"] = known.at("centroids");
     json["centroids"]["index_bytes"] = index_bytes(plan);

@@ -4,7 +4,8 @@
 
 namespace kvq {
 
-/// What lies in tensors and not in the manifest, of the layers' mixed widths, codebooks, trellis codes and centroids.
+/// What lies in tensors and not in the manifest, of the layers' mixed widths, codebooks, trellis codes, transforms and
+/// centroids.
 /// @param manifest  artifact_manifest(artifact)
 /// @param layer     only this one, or -1 for all
 /// @return          a list of layers with `k` and `v`; null if the artifact has none of these

@@ -1,6 +1,7 @@
 #include "inspect_head.h"
 
 #include "inspect_report.h"
+#include "inspect_transforms.h"
 #include "inspect_widths.h"
 #include "table.h"
 
@@ -105,12 +106,18 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char s
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   std::string text = fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
+  if (plan.transform) {
+    const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
+    text += fmt::format("\ntransform {}, outlier gain {:.4g}, condition {:.4g}", plan.transform->kind, plan.transform->outlier_gain[entry],
+                        plan.transform->condition[entry]);
+  }
   if (!plan.allocation) return text + "\none width for all channels\n";
   text += fmt::format("\nwidths by {}{}\n", plan.allocation->score, plan.rotation.scope == Scope::layer ? ", the same for all heads" : "");
   return text + (by_block(plan, side) ? block_table(block_widths(layer, head), color) : channel_table(channel_widths(plan, head, dim), color));
 }
 
-Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int head) {
+/// Null for a side of one width.
+Json widths_json(const LayerPlan& layer, const TensorPlan& plan, char side, int head) {
   if (!plan.allocation) return nullptr;
   Json list = Json::array();
   if (by_block(plan, side)) {
@@ -128,11 +135,21 @@ Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int he
   return {{"channels", std::move(list)}};
 }
 
+/// Null for a side of which there is nothing to say.
+Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int head) {
+  Json json = widths_json(layer, plan, side, head);
+  if (!plan.transform) return json;
+  const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
+  json["transform"] = {{"kind", plan.transform->kind}, {"outlier_gain", plan.transform->outlier_gain[entry]}, {"condition", plan.transform->condition[entry]}};
+  return json;
+}
+
 }  // namespace
 
 std::string describe_head(const Artifact& artifact, const LayerPlan& layer, int head, bool color) {
   std::string text = fmt::format("{}, layer {}, head {}\n", artifact.model.name, layer.layer, head) + describe_side(layer, layer.k, 'k', head, color);
-  return layer.v ? text + describe_side(layer, *layer.v, 'v', head, color) : text;
+  if (layer.v) text += describe_side(layer, *layer.v, 'v', head, color);
+  return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }
 
 Json head_json(const LayerPlan& layer, int head) {

@@ -1,11 +1,13 @@
 #include "inspect_report.h"
 
+#include "inspect_transforms.h"
 #include "inspect_widths.h"
 #include "table.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -55,22 +57,34 @@ std::vector<float> mean_spectrum(const Rotation& rotation, int dim) {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side, int spectrum_columns) {
+/// Columns of the overview that there may be.
+struct Columns {
+  int spectrum = 0;  ///< characters, 0 for none
+  bool transform = false, clip = true;
+  bool largest_gain_only = false;
+};
+
+std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Columns& columns) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   const std::string error = plan.error ? fmt::format("{:.3f} > {:.3f}", plan.error->before, plan.error->after) : "";
-  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), coder_text(plan), rotation_text(plan),
-                                  clip_text(plan), error};
-  if (spectrum_columns > 0) row.push_back(plan.rotation.spectrum.empty() ? "" : sparkline(mean_spectrum(plan.rotation, dim).data(), dim, spectrum_columns));
+  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), coder_text(plan), rotation_text(plan)};
+  if (columns.transform) row.push_back(transform_text(plan, columns.largest_gain_only));
+  if (columns.clip) row.push_back(clip_text(plan));
+  row.push_back(error);
+  if (columns.spectrum > 0)
+    row.push_back(plan.rotation.spectrum.empty() ? "" : sparkline(mean_spectrum(plan.rotation, dim).data(), dim, columns.spectrum));
   return row;
 }
 
-/// @param spectrum_columns  0 leaves the column out
-Rows overview_rows(const Artifact& artifact, int spectrum_columns) {
-  Rows rows = {{"layer", "side", "codes", "rotation", "clip", "error"}};
-  if (spectrum_columns > 0) rows.front().push_back("spectrum");
+Rows overview_rows(const Artifact& artifact, const Columns& columns) {
+  Rows rows = {{"layer", "side", "codes", "rotation"}};
+  if (columns.transform) rows.front().push_back("transform");
+  if (columns.clip) rows.front().push_back("clip");
+  rows.front().push_back("error");
+  if (columns.spectrum > 0) rows.front().push_back("spectrum");
   for (const LayerPlan& layer : artifact.layers) {
-    rows.push_back(side_row(layer, layer.k, 'k', spectrum_columns));
-    if (layer.v) rows.push_back(side_row(layer, *layer.v, 'v', spectrum_columns));
+    rows.push_back(side_row(layer, layer.k, 'k', columns));
+    if (layer.v) rows.push_back(side_row(layer, *layer.v, 'v', columns));
   }
   return rows;
 }
@@ -79,6 +93,11 @@ bool has_spectrum(const Artifact& artifact) {
   return std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
     return !layer.k.rotation.spectrum.empty() || (layer.v && !layer.v->rotation.spectrum.empty());
   });
+}
+
+bool has_clips(const Artifact& artifact) {
+  return std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                     [](const LayerPlan& layer) { return !layer.k.clip_ratio.empty() || (layer.v && !layer.v->clip_ratio.empty()); });
 }
 
 /// Long recipes end in dots, as far as the page needs it; --layer has them in full.
@@ -93,18 +112,26 @@ void shorten_rotations(Rows& rows) {
     if (row[kRotation].size() > kept) row[kRotation] = row[kRotation].substr(0, kept - 2) + "..";
 }
 
-/// The table of the overview. What explains gives way to what is: first the spectrum, then the end of the rotation.
+/// The table of the overview. What explains gives way to what is: first the spectrum, then the smaller gains, then the end of the
+/// rotation.
 std::string overview_table(const Artifact& artifact) {
-  int spectrum_columns = has_spectrum(artifact) ? kSpectrumColumns : 0;
-  Rows rows = overview_rows(artifact, spectrum_columns);
-  if (spectrum_columns > 0 && table_width(rows) > kPageColumns) {
-    spectrum_columns -= static_cast<int>(table_width(rows) - kPageColumns);
-    if (spectrum_columns < kLeastSpectrumColumns) spectrum_columns = 0;
-    rows = overview_rows(artifact, spectrum_columns);
+  Columns columns{.spectrum = has_spectrum(artifact) ? kSpectrumColumns : 0, .transform = has_transforms(artifact)};
+  if (columns.transform) columns.clip = has_clips(artifact);
+  Rows rows = overview_rows(artifact, columns);
+  if (columns.spectrum > 0 && table_width(rows) > kPageColumns) {
+    columns.spectrum -= static_cast<int>(table_width(rows) - kPageColumns);
+    if (columns.spectrum < kLeastSpectrumColumns) columns.spectrum = 0;
+    rows = overview_rows(artifact, columns);
+  }
+  if (columns.transform && table_width(rows) > kPageColumns) {
+    columns.largest_gain_only = true;
+    rows = overview_rows(artifact, columns);
   }
   shorten_rotations(rows);
-  return format_table(rows, spectrum_columns > 0 ? "rllllll" : "rlllll") + "error: relative, plain codes > this plan." +
-         (spectrum_columns > 0 ? " spectrum: eigenvalues of the target, log scale.\n" : "\n");
+  std::string text = format_table(rows, "r" + std::string(rows.front().size() - 1, 'l')) + "error: relative, plain codes > this plan.";
+  text += columns.spectrum > 0 ? " spectrum: eigenvalues of the target, log scale.\n" : "\n";
+  if (!columns.transform) return text;
+  return text + fmt::format("transform: its kind, and the {} of the heads.\n", columns.largest_gain_only ? "largest outlier gain" : "outlier gains") + kOutlierGainMeans;
 }
 
 std::span<const float> row_of(const std::vector<float>& values, int head, int dim) {
@@ -116,30 +143,44 @@ std::string center_text(const TensorPlan& plan, int head, int dim) {
   return center.empty() ? "-" : fmt::format("{:.3g}", std::sqrt(std::inner_product(center.begin(), center.end(), center.begin(), 0.0)));
 }
 
-/// Every head of a side of one width.
+/// Every head of a side of one width. What explains the rotation takes the place of a spectrum, where it is a transform.
 std::string heads_table(const TensorPlan& plan, int heads, int dim) {
-  Rows rows = {{"head", "clip", "signs", "|center|", "eigenvalues", "spectrum"}};
+  Rows rows = {{"head", "clip", "signs", "|center|"}};
+  for (const char* name : plan.transform ? std::array{"outlier gain", "condition"} : std::array{"eigenvalues", "spectrum"}) rows.front().push_back(name);
   for (int h = 0; h < heads; ++h) {
     const auto entry = static_cast<std::size_t>(h);
-    const auto spectrum = row_of(plan.rotation.spectrum, h, dim);
     rows.push_back({std::to_string(h), plan.clip_ratio.empty() ? "-" : fmt::format("{:.2f}", plan.clip_ratio[entry]),
-                    plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry], center_text(plan, h, dim),
-                    spectrum.empty() ? "-" : fmt::format("{:.3g} .. {:.3g}", spectrum.front(), spectrum.back()),
-                    spectrum.empty() ? "" : sparkline(spectrum.data(), dim, 24)});
+                    plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry], center_text(plan, h, dim)});
+    if (plan.transform) {
+      rows.back().push_back(fmt::format("{:.4g}", plan.transform->outlier_gain[entry]));
+      rows.back().push_back(fmt::format("{:.4g}", plan.transform->condition[entry]));
+      continue;
+    }
+    const auto spectrum = row_of(plan.rotation.spectrum, h, dim);
+    rows.back().push_back(spectrum.empty() ? "-" : fmt::format("{:.3g} .. {:.3g}", spectrum.front(), spectrum.back()));
+    rows.back().push_back(spectrum.empty() ? "" : sparkline(spectrum.data(), dim, 24));
   }
-  return format_table(rows, "rrlrll");
+  return format_table(rows, plan.transform ? "rrlrrr" : "rrlrll");
 }
 
 /// Every head of a mixed side.
 std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool color) {
-  Rows rows = {{"head", "bits", "|center|", "widths, widest first", "spectrum"}};
+  Rows rows = {{"head", "bits", "|center|", "widths, widest first"}};
+  if (plan.transform) rows.front().insert(rows.front().begin() + 3, {"outlier gain", "condition"});
+  else rows.front().push_back("spectrum");
   for (int h = 0; h < heads; ++h) {
-    const auto widths = std::span(plan.allocation->channel_bits).subspan(static_cast<std::size_t>(h) * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+    const auto entry = static_cast<std::size_t>(h);
+    const auto widths = std::span(plan.allocation->channel_bits).subspan(entry * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+    rows.push_back({std::to_string(h), fmt::format("{:.2f}", std::accumulate(widths.begin(), widths.end(), 0.0) / dim), center_text(plan, h, dim)});
+    if (plan.transform) {
+      rows.back().push_back(fmt::format("{:.4g}", plan.transform->outlier_gain[entry]));
+      rows.back().push_back(fmt::format("{:.4g}", plan.transform->condition[entry]));
+    }
+    rows.back().push_back(width_bar(widths, 32, color));
     const auto spectrum = row_of(plan.rotation.spectrum, h, dim);
-    rows.push_back({std::to_string(h), fmt::format("{:.2f}", std::accumulate(widths.begin(), widths.end(), 0.0) / dim), center_text(plan, h, dim),
-                    width_bar(widths, 32, color), spectrum.empty() ? "-" : sparkline(spectrum.data(), dim, 24)});
+    if (!plan.transform) rows.back().push_back(spectrum.empty() ? "-" : sparkline(spectrum.data(), dim, 24));
   }
-  return format_table(rows, "rrrll");
+  return format_table(rows, plan.transform ? "rrrrrl" : "rrrll");
 }
 
 std::string centroids_text(const Centroids& c) {
@@ -153,6 +194,7 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char s
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   std::string text = fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
+  if (plan.transform) text += fmt::format(", transform {}", plan.transform->kind);
   if (plan.error) text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
   text += "\n";
   if (plan.allocation) text += widths_summary(plan, dim) + "\n";
@@ -212,7 +254,8 @@ std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, boo
                       g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
   text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset, g.rope.offset + g.rope.dim, g.rope.attention_factor);
   text += describe_side(layer, layer.k, 'k', color);
-  return layer.v ? text + describe_side(layer, *layer.v, 'v', color) : text;
+  if (layer.v) text += describe_side(layer, *layer.v, 'v', color);
+  return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }
 
 }  // namespace kvq

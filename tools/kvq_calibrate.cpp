@@ -1,5 +1,6 @@
 #include "calibrate_collect.h"
 #include "calibrate_flags.h"
+#include "calibrate_outliers.h"
 #include "calibrate_predict.h"
 #include "calibrate_report.h"
 #include "calibrate_run.h"
@@ -59,9 +60,12 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
 void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options, const Artifact& artifact, const fs::path& output) {
   const auto ablations = flags.report_ablation ? ablate(origin, options) : std::vector<AblationRow>{};
   const auto reports = flags.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
+  const auto outliers = flags.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
+  if (!flags.quiet) fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
   if (flags.json) {
     Json json = calibrate_json(artifact, output, flags.context);
     if (flags.report_rotations) json["rotations"] = rotation_json(reports);
+    if (flags.report_outliers) json["outliers"] = outlier_json(outliers);
     if (flags.report_ablation) json["ablation"] = ablation_json(ablations);
     fmt::print("{}\n", json.dump(2));
     return;
@@ -73,6 +77,7 @@ void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const
       if (!layer.v) fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer, to_string(layer.geometry.kind));
   }
   if (flags.report_rotations) fmt::print("\n{}", rotation_table(reports));
+  if (flags.report_outliers) fmt::print("\n{}", outlier_table(outliers));
   if (flags.report_ablation) fmt::print("\n{}", ablation_table(ablations));
 }
 

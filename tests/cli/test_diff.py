@@ -19,7 +19,12 @@ NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}
 METHODS = {"u-p": ("--method", "oscar", "--composition", "up", "--sink-tokens", 0, "--recent-tokens", 0),
            "oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0), "block-gtq": ("--method", "block-gtq"),
            "kvq": ("--method", "kvq"), "saw-int4": ("--method", "saw-int4"),
-           "4-means": ("--method", "saw-int4", "--kmeans", 4), "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted")}
+           "4-means": ("--method", "saw-int4", "--kmeans", 4), "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted"),
+           "kvq-orthogonal": ("--method", "kvq", "--transform", "orthogonal"),
+           "orthogonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv"),
+           "balanced": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "balanced"),
+           "diagonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "diagonal"),
+           "klt": ("--method", "block-gtq", "--transform", "klt", "--v-allocation", "channel")}
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +146,42 @@ def reverse_eigenbasis(editor: Editor) -> None:
     basis[:] = u[:, ::-1]
 
 
+def rebalance(editor: Editor) -> None:
+    """One channel of a head counts a quarter of what it did: A and A^-1 still belong together."""
+    rotation, inverse = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("rotation", "inverse"))
+    rotation[7] *= np.float32(0.25)
+    inverse[:, 7] *= np.float32(4)
+
+
+def rescale(editor: Editor) -> None:
+    editor.tensor("layers.3.k.channel_scale")[1, 7] *= np.float32(0.25)
+
+
+def other_outliers(editor: Editor) -> None:
+    editor.side(3, "k")["transform"]["outlier_gain"][1] *= 4
+
+
+def mix(editor: Editor, across_widths: bool) -> None:
+    """Another orthogonal map behind every transform, inside the channels of one width or across them."""
+    random = np.random.default_rng(3)
+    for name in [name for name in editor.file.tensors if name.endswith(".inverse")]:
+        inverse, rotation = editor.tensor(name), editor.tensor(name.replace("inverse", "rotation"))
+        for head in range(len(inverse)):
+            widths = np.zeros(rotation.shape[1])
+            if not across_widths and name.replace("inverse", "channel_bits") in editor.file.tensors:
+                widths = editor.tensor(name.replace("inverse", "channel_bits"))[head]
+            q = np.linalg.qr(np.where(widths[:, None] == widths, random.standard_normal(rotation[head].shape), 0))[0]
+            rotation[head], inverse[head] = rotation[head].astype(np.float64) @ q, q.T @ inverse[head].astype(np.float64)
+
+
 CENTROIDS = [shuffle_centroids, shuffle_centroid_channels, centroids_of_another_head, half_centroids, twice_centroids]
 
 DAMAGE = [("k-means", shuffle_centroids, "centroids", "layer 3 k"), ("k-means", centroids_of_another_head, "centroids", "layer 3 k"),
           ("u-p", reverse_eigenbasis, "rotation.importance", "layer 3 k"), ("oscar", swap_layers, "rotation.covariance", "layer "), ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
           ("oscar", transpose_rotation, "rotation.factor", "layer 3 k"), ("block-gtq", transpose_rotation, "rotation.factor", "layer 3 k"),
-          ("kvq", transpose_rotation, "rotation.factor", "layer 3 k"), ("oscar", clip_by_half, "clip", "layer 2 v"),
+          ("kvq-orthogonal", transpose_rotation, "rotation.factor", "layer 3 k"), ("kvq", rebalance, "transform.gauge", "layer 3 k"), ("oscar", clip_by_half, "clip", "layer 2 v"),
+          ("balanced", rebalance, "transform.gauge", "layer 3 k"), ("klt", rebalance, "transform.gauge", "layer 3 k"),
+          ("diagonal", rescale, "transform.gauge", "layer 3 k"), ("klt", other_outliers, "transform.outlier_gain", "layer 3 k"),
           ("block-gtq", reverse_bits, "heads.allocation.hamming", "layer 2 k head 0"), ("oscar", wrong_rope, "geometry", ""), ("saw-int4", wrong_rope, "geometry", "")]
 
 
@@ -258,6 +293,51 @@ def test_eigenvector_signs_pass(artifacts, held_out, tmp_path, method):
     assert code == 0, failed(document)
     distances = {reading["metric"]: reading["new"] for reading in document["readings"] if "old" not in reading}
     assert distances["rotation.covariance"] < 1e-6 and distances["rotation.factor"] < 1e-5 and distances["rotation.angle"] < 0.1
+
+
+def distances_of(document: dict, metric: str) -> list[float]:
+    return [reading["new"] for reading in document["readings"] if reading["metric"] == metric]
+
+
+@pytest.mark.parametrize("method", ["balanced", "klt"])
+def test_orthogonal_maps_inside_a_width_pass(artifacts, held_out, tmp_path, method):
+    """What does not matter: the rows are others, and all that is made of them the same."""
+    good = artifacts(method)
+    editor = Editor(good)
+    mix(editor, across_widths=False)
+    code, document = diff(good, editor.save(tmp_path / "mixed.safetensors"), "--model", held_out)
+    assert code == 0, failed(document)
+    gauges = distances_of(document, "transform.gauge")
+    assert len(gauges) == 12 and max(gauges) < 1e-5
+    if method == "klt":
+        mix(editor, across_widths=True)
+        _, document = diff(good, editor.save(tmp_path / "across.safetensors"))
+        assert min(distances_of(document, "transform.gauge")) > 0.3
+
+
+def test_a_transform_beside_none_is_another_way_of_coding(artifacts):
+    for old, new in (("orthogonal", "balanced"), ("balanced", "orthogonal"), ("diagonal", "balanced")):
+        code, document = diff(artifacts(old), artifacts(new))
+        assert code == CHECK_FAILED and "codes" in failed(document)
+        assert len(distances_of(document, "transform.gauge")) == 12 and min(distances_of(document, "transform.gauge")) > 1e-3
+        assert {"what": "layer 0 k transform", "old": old, "new": new} in document["differences"]
+        assert not distances_of(document, "rotation.factor") and not distances_of(document, "transform.scale")
+    _, document = diff(artifacts("orthogonal"), artifacts("balanced"))
+    conditions = [reading for reading in document["readings"] if reading["metric"] == "transform.condition"]
+    assert len(conditions) == 12 and all(reading["old"] == 1 < reading["new"] < 4096 for reading in conditions)
+    _, document = diff(artifacts("orthogonal"), artifacts("fitted"))
+    assert not any(reading["metric"].startswith("transform.") for reading in document["readings"])
+
+
+def test_a_budget_may_choose_other_transforms(artifacts, tmp_path):
+    """Head by head, as it chooses widths: it is told, and no other way of coding. Elsewhere it is one."""
+    for method, codes in (("kvq", 0), ("klt", 1)):
+        editor = Editor(artifacts(method))
+        kind = editor.side(3, "k")["transform"]["kind"]
+        editor.side(3, "k")["transform"]["kind"] = "mixed"
+        code, document = diff(artifacts(method), editor.save(tmp_path / f"{method}.safetensors"))
+        assert {"what": "layer 3 k transform", "old": kind, "new": "mixed"} in document["differences"]
+        assert distances_of(document, "codes") == [codes] and (code == 0) == (codes == 0)
 
 
 def test_more_bits_cost_bytes(artifacts, held_out):

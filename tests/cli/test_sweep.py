@@ -500,7 +500,7 @@ def sample_layer(sample, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def test_there_are_grids():
-    assert {path.stem for path in SCRIPTS} >= LONG | {MANY_CENTROIDS, "methods"} and len(SCRIPTS) == 11
+    assert {path.stem for path in SCRIPTS} >= LONG | {MANY_CENTROIDS, "methods", "transforms"} and len(SCRIPTS) == 12
 
 
 def test_grids_have_the_rows_of_the_papers():
@@ -513,6 +513,30 @@ def test_grids_have_the_rows_of_the_papers():
     flags = {label: words for label, words in rows["oscar-table4"]}
     assert flags["U H P of C_SQ, C_S"][-2:] == ["--target-k", "scored_query"]
     assert "--random-signs" in flags["random Hadamard"] and flags["random orthogonal"][-2:] == ["--method", "random"]
+
+
+def test_transforms_stand_beside_orthogonal_rotations():
+    rows = {path.stem: rows_of(json.loads(path.read_text())) for path in SCRIPTS}
+    kinds: dict[str, list[str]] = {}
+    for label, flags in rows["transforms"]:
+        method, kind = label.split(", ")
+        kinds.setdefault(method, []).append(kind)
+        assert kind == "chosen" or flags[flags.index("--transform") + 1] == kind
+    assert kinds["SAW-INT4 4"] == ["orthogonal", "diagonal", "balanced"] and kinds["OSCAR 2"] == ["orthogonal", "balanced"]
+    labels = [label for label, _ in rows["methods"]]
+    assert {"saw-int4 4", "saw-int4 diagonal 4", "saw-int4 balanced 4", "oscar 2", "oscar balanced 2"} <= set(labels)
+
+
+def test_transforms_are_an_axis(dump, held_out, tmp_path):
+    """Every row is what kvq-calibrate makes of the same flags."""
+    transforms = ("orthogonal", "diagonal", "balanced")
+    grid = {"flags": "--method saw-int4 --hadamard kv", "axes": [[{"label": kind, "flags": f"--transform {kind}"} for kind in transforms]]}
+    folder = tmp_path / "kept"
+    said = document(tmp_path, grid, held_out, "--calibration", dump, "--keep", folder)
+    assert names(said) == list(transforms)
+    for kind, path in zip(transforms, sorted(folder.iterdir()), strict=True):
+        alone = calibrate(dump, tmp_path / kind, "--method", "saw-int4", "--hadamard", "kv", "--transform", kind)
+        assert path.read_bytes() == alone.read_bytes()
 
 
 def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_path):

@@ -1,53 +1,36 @@
 #include <kvq/codec/fold_weights.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
 
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvq {
 
 namespace {
 
-/// A of one KV head in double, [D, D] row-major.
-std::vector<double> rotation_matrix(const Rotation& rotation, int kv_head, std::size_t dim) {
-  std::vector<double> r(dim * dim, 0.0);
-  const auto entry = static_cast<std::size_t>(rotation.head_index(kv_head));
-  for (std::size_t i = 0; i < dim; ++i) {
-    double* row = r.data() + i * dim;
-    if (rotation.kind == RotationKind::identity) {
-      row[i] = 1.0;
-    } else if (rotation.kind == RotationKind::dense) {
-      for (std::size_t j = 0; j < dim; ++j) row[j] = static_cast<double>(rotation.matrix[(entry * dim + i) * dim + j]);
-    } else {
-      const auto order = static_cast<std::size_t>(rotation.order), start = i / order * order;
-      const double sign = rotation.signs.empty() ? 1.0 : rotation.signs[entry * dim + i];
-      const double size = sign / std::sqrt(static_cast<double>(order));
-      for (std::size_t j = start; j < start + order; ++j)
-        row[j] = std::popcount((i - start) & (j - start)) % 2 ? -size : size;
-    }
-    if (!rotation.channel_scale.empty())
-      for (std::size_t j = 0; j < dim; ++j) row[j] *= static_cast<double>(rotation.channel_scale[entry * dim + i]);
-  }
-  return r;
+using Matrix = std::vector<double>;  ///< [D, D] row-major
+
+Matrix transposed(const Matrix& matrix, std::size_t dim) {
+  Matrix result(matrix.size());
+  for (std::size_t i = 0; i < dim; ++i)
+    for (std::size_t j = 0; j < dim; ++j) result[j * dim + i] = matrix[i * dim + j];
+  return result;
 }
 
-/// A^-T of one KV head: A itself if it is orthogonal.
-std::vector<double> inverse_transposed(const Rotation& rotation, int kv_head, std::size_t dim) {
-  const auto entry = static_cast<std::size_t>(rotation.head_index(kv_head));
-  std::vector<double> r = rotation_matrix(rotation, kv_head, dim);
-  for (std::size_t i = 0; i < dim; ++i)
-    for (std::size_t j = 0; j < dim; ++j) {
-      if (!rotation.inverse.empty()) r[i * dim + j] = static_cast<double>(rotation.inverse[(entry * dim + j) * dim + i]);
-      if (!rotation.channel_scale.empty()) {
-        const double scale = static_cast<double>(rotation.channel_scale[entry * dim + i]);
-        r[i * dim + j] /= scale * scale;
-      }
-    }
-  return r;
+/// A of one KV head, and A^-T: what queries, and columns that meet such values, are multiplied by. Empty for the identity.
+struct Maps {
+  Matrix rows, duals;
+};
+Maps maps_of(const Rotation& rotation, std::size_t kv_head, std::size_t dim) {
+  const int entry = rotation.head_index(static_cast<int>(kv_head));
+  Matrix rows = rotation_matrix(rotation, entry, static_cast<int>(dim));
+  if (rotation.is_orthogonal()) return {rows, rows};
+  return {std::move(rows), transposed(inverse_matrix(rotation, entry, static_cast<int>(dim)), dim)};
 }
 
 void expect(std::size_t found, std::size_t expected, int layer, const char* what) {
@@ -79,15 +62,16 @@ double rounding_error(std::span<const double> weights, DType type) {
   return size > 0.0 ? std::sqrt(change / size) : 0.0;
 }
 
-/// Rows [first, first + D) of a projection become r^T times what they were, the bias (b - center) r.
+/// Rows [first, first + D) of a projection become A^T times what they were, the bias (b - center) A.
 void rotate_outputs(const Projection& projection, std::size_t first, std::size_t dim, std::size_t inputs,
-                    const std::vector<double>& r, std::span<const float> center) {
+                    const Matrix& a, std::span<const float> center) {
   std::vector<double> column(dim);
   const auto transform = [&](double* at, std::size_t stride) {
+    if (a.empty()) return;
     for (std::size_t i = 0; i < dim; ++i) column[i] = at[i * stride];
     for (std::size_t j = 0; j < dim; ++j) {
       double sum = 0.0;
-      for (std::size_t i = 0; i < dim; ++i) sum += column[i] * r[i * dim + j];
+      for (std::size_t i = 0; i < dim; ++i) sum += column[i] * a[i * dim + j];
       at[j * stride] = sum;
     }
   };
@@ -127,17 +111,17 @@ FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, con
   const std::size_t group = q_heads / kv_heads;
   std::vector<double> row(dim);
   for (std::size_t h = 0; h < kv_heads; ++h) {
-    const std::vector<double> r = rotation_matrix(plan.v->rotation, static_cast<int>(h), dim),
-                              back = inverse_transposed(plan.v->rotation, static_cast<int>(h), dim);
+    const Maps maps = maps_of(plan.v->rotation, h, dim);
     const std::span<const float> center = center_of(*plan.v, static_cast<int>(h), dim);
-    rotate_outputs(v_proj, h * dim, dim, in, r, center);
+    rotate_outputs(v_proj, h * dim, dim, in, maps.rows, center);
     for (std::size_t q = h * group; q < (h + 1) * group; ++q)
       for (std::size_t o = 0; o < in; ++o) {
         double* at = o_proj.weight.data() + (o * q_heads + q) * dim;
         for (std::size_t i = 0; i < center.size(); ++i) o_proj.bias[o] += at[i] * static_cast<double>(center[i]);
+        if (maps.duals.empty()) continue;
         for (std::size_t j = 0; j < dim; ++j) {
           row[j] = 0.0;
-          for (std::size_t i = 0; i < dim; ++i) row[j] += at[i] * back[i * dim + j];
+          for (std::size_t i = 0; i < dim; ++i) row[j] += at[i] * maps.duals[i * dim + j];
         }
         for (std::size_t j = 0; j < dim; ++j) at[j] = row[j];
       }
@@ -165,10 +149,9 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
     refuse(plan.layer, "k: a centre needs a bias of k_proj to hold it; give one, of zeros if need be");
   const std::size_t group = q_heads / kv_heads;
   for (std::size_t h = 0; h < kv_heads; ++h) {
-    const std::vector<double> r = rotation_matrix(plan.k.rotation, static_cast<int>(h), dim),
-                              back = inverse_transposed(plan.k.rotation, static_cast<int>(h), dim);
-    rotate_outputs(k_proj, h * dim, dim, in, r, center_of(plan.k, static_cast<int>(h), dim));
-    for (std::size_t q = h * group; q < (h + 1) * group; ++q) rotate_outputs(q_proj, q * dim, dim, in, back, {});
+    const Maps maps = maps_of(plan.k.rotation, h, dim);
+    rotate_outputs(k_proj, h * dim, dim, in, maps.rows, center_of(plan.k, static_cast<int>(h), dim));
+    for (std::size_t q = h * group; q < (h + 1) * group; ++q) rotate_outputs(q_proj, q * dim, dim, in, maps.duals, {});
   }
 }
 

@@ -25,8 +25,8 @@ struct FoldError {
 };
 
 /// Folds the rotation of the values: v_proj then gives (v - center) @ A, and o_proj takes attention's output of such
-/// values: its weights of a head are multiplied by A^-T. Exact in real arithmetic, for attention weights that sum to 1; a cache coded by `plan` then needs no
-/// rotation of values.
+/// values: its weights of a head are multiplied by A^-T. Exact in real arithmetic, for attention weights that sum to 1;
+/// a cache coded by `plan` then needs no rotation of values.
 /// @param hidden  in_features of v_proj, out_features of o_proj
 /// @param v_proj  weight [Hkv Dv, hidden]; with a centre it needs a bias, and so does o_proj
 /// @param o_proj  weight [hidden, Hq Dv]

@@ -1,3 +1,4 @@
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/compute/eigh.h>
 #include <kvq/core/error.h>
 #include <kvq/eval/plan_distance.h>
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 #include <string>
+#include <utility>
 
 namespace kvq {
 
@@ -100,10 +102,60 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   return worst;
 }
 
+/// Which block each place of a coded row belongs to: channels of one width, or of one scale group.
+std::vector<std::size_t> blocks_of(const TensorPlan& plan, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<std::size_t> blocks(d, 0);
+  const auto group = static_cast<std::size_t>(group_size(plan.coder));
+  for (std::size_t j = 0; j < d; ++j)
+    if (plan.allocation)
+      blocks[j] = plan.allocation->channel_bits[static_cast<std::size_t>(plan.rotation.head_index(h)) * d + j];
+    else if (group > 0)
+      blocks[j] = j / group;
+  return blocks;
+}
+
+/// A^-1 A_other: what takes rows of one to those of the other.
+Matrix between(const Rotation& rotation, const Rotation& other, int h, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  Matrix back = inverse_matrix(rotation, rotation.head_index(h), dim);
+  const Matrix there = rotation_matrix(other, other.head_index(h), dim);
+  if (!back.empty()) return there.empty() ? back : product(back, there, dim);
+  if (!there.empty()) return there;
+  back.assign(d * d, 0.0);
+  for (std::size_t i = 0; i < d; ++i) back[i * d + i] = 1.0;
+  return back;
+}
+
+/// Largest |eigenvalue - shift| of m m^T.
+double largest_eigenvalue(const Matrix& m, double shift, int dim) {
+  Matrix gram = product(m, transposed(m, dim), dim);
+  if (!std::all_of(gram.begin(), gram.end(), [](double x) { return std::isfinite(x); })) return NAN;  // which eigh() cannot take
+  const std::vector<double> values = eigh(gram, dim).values;
+  return std::max(std::abs(values.front() - shift), std::abs(values.back() - shift));
+}
+
+/// How far a map is from orthogonal inside the blocks and zero outside.
+double block_distance(Matrix map, const std::vector<std::size_t>& blocks) {
+  const std::size_t d = blocks.size();
+  Matrix outside(d * d, 0.0);
+  for (std::size_t i = 0; i < d; ++i)
+    for (std::size_t j = 0; j < d; ++j)
+      if (blocks[i] != blocks[j]) std::swap(map[i * d + j], outside[i * d + j]);
+  const int dim = static_cast<int>(d);
+  const double inside = largest_eigenvalue(map, 1.0, dim);
+  return blocks.front() == blocks.back() ? inside : larger(inside, std::sqrt(largest_eigenvalue(outside, 0.0, dim)));
+}
+
 void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int heads, int dim, PlanDistance& found) {
   const Rotation &own = plan.rotation, &other = reference.rotation;
   const auto d = static_cast<std::size_t>(dim);
   if (own.kind == RotationKind::dense) found.orthogonality = orthogonality_error(own, dim);
+  for (int h = 0; h < heads && !own.inverse.empty(); ++h) {
+    const int entry = own.head_index(h);
+    raise(found.orthogonality, inverse_error(own, entry, dim) / transform_condition(own, entry, dim));
+  }
+  const bool orthogonal = own.is_orthogonal() && other.is_orthogonal();
   const bool both_dense = own.kind == RotationKind::dense && other.kind == RotationKind::dense;
   const bool both_spectral = !own.eigenbasis.empty() && !other.eigenbasis.empty();
   for (int h = 0; h < heads; ++h) {
@@ -128,9 +180,27 @@ void compare_rotations(const TensorPlan& plan, const TensorPlan& reference, int 
         raise(found.importance, change / std::max(trace, 1e-300));
       }
     }
+    if (!orthogonal) raise(found.gauge, gauge_distance(plan, reference, h, dim));
     const bool mixed = plan.allocation && reference.allocation;
-    if (both_dense && (mixed || (own.recipe == other.recipe && !is_random(own.recipe))))
+    if (orthogonal && both_dense && (mixed || (own.recipe == other.recipe && !is_random(own.recipe))))
       raise(found.factor, factor_distance(plan, reference, h, dim));
+  }
+}
+
+void compare_transforms(const TensorPlan& plan, const TensorPlan& reference, int heads, int dim, PlanDistance& found) {
+  const std::vector<float>&own = plan.rotation.channel_scale, &other = reference.rotation.channel_scale;
+  const auto d = static_cast<std::size_t>(dim);
+  for (int h = 0; h < heads; ++h) {
+    if (!own.empty() && !other.empty()) {
+      const Matrix a = entry_of(own, h, d), b = entry_of(other, h, d);
+      for (std::size_t j = 0; j < d; ++j) raise(found.channel_scale, std::abs(std::log2(a[j] / b[j])));
+    }
+    if (plan.transform && reference.transform) {
+      const auto gain = [h](const TensorPlan& side) {
+        return side.transform->outlier_gain[static_cast<std::size_t>(side.rotation.head_index(h))];
+      };
+      raise(found.outlier_gain, std::abs(gain(plan) / gain(reference) - 1.0));
+    }
   }
 }
 
@@ -237,6 +307,13 @@ void compare_offsets(const TensorPlan& plan, const TensorPlan& reference, int he
 
 }  // namespace
 
+double gauge_distance(const TensorPlan& plan, const TensorPlan& reference, int kv_head, int dim) {
+  std::vector<std::size_t> blocks = blocks_of(plan, kv_head, dim);
+  if (blocks != blocks_of(reference, kv_head, dim)) blocks.assign(static_cast<std::size_t>(dim), 0);
+  const Rotation &a = plan.rotation, &b = reference.rotation;
+  return larger(block_distance(between(a, b, kv_head, dim), blocks), block_distance(between(b, a, kv_head, dim), blocks));
+}
+
 std::vector<std::size_t> eigenspaces(std::span<const float> spectrum, double gap) {
   std::vector<std::size_t> borders{0};
   for (std::size_t j = 1; j < spectrum.size(); ++j) {
@@ -273,6 +350,7 @@ double principal_angle(std::span<const double> a, std::span<const double> b, int
 PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, int num_kv_heads, int dim) {
   PlanDistance found;
   compare_rotations(plan, reference, num_kv_heads, dim, found);
+  compare_transforms(plan, reference, num_kv_heads, dim, found);
   compare_offsets(plan, reference, num_kv_heads, dim, found);
   compare_coders(plan, reference, num_kv_heads, found);
   for (int h = 0; h < num_kv_heads && !plan.clip_ratio.empty() && !reference.clip_ratio.empty(); ++h) {

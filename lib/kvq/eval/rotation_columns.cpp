@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 #include <kvq/eval/rotation_columns.h>
@@ -39,19 +40,22 @@ std::vector<std::size_t> group_borders(const TensorPlan& plan, int kv_head, int 
   return borders;
 }
 
-/// max / mean of the mean squares of the queries' rotated channels: diag(R^T C R), C = mean q q^T.
+/// max / mean of the mean squares of the queries' rotated channels: diag(A^-1 C A^-T), C = mean q q^T.
 double importance_peak(const LayerActivations& layer, const TensorPlan& plan, int kv_head,
                        std::span<const std::int64_t> tokens) {
   const auto d = static_cast<std::size_t>(layer.geometry.head_dim);
-  TensorPlan bare{.rotation = plan.rotation};  // queries have no centre
+  const std::vector<double> inverse = inverse_matrix(plan.rotation, plan.rotation.head_index(kv_head), layer.geometry.head_dim);
   std::vector<double> importance(d, 0.0);
-  std::vector<float> q(d), rotated(d);
+  std::vector<float> q(d);
   const int group = layer.geometry.queries_per_kv_head();
   for (int g = 0; g < group; ++g)
     for (const std::int64_t token : tokens) {
       layer.q.load_head(kv_head * group + g, token, 1, q.data());
-      rotate_row(bare, kv_head, q, rotated);
-      for (std::size_t j = 0; j < d; ++j) importance[j] += double{rotated[j]} * double{rotated[j]};
+      for (std::size_t j = 0; j < d; ++j) {
+        double rotated = inverse.empty() ? double{q[j]} : 0.0;
+        for (std::size_t i = 0; i < d && !inverse.empty(); ++i) rotated += double{q[i]} * inverse[j * d + i];
+        importance[j] += rotated * rotated;
+      }
     }
   const double mean = std::accumulate(importance.begin(), importance.end(), 0.0) / static_cast<double>(d);
   return mean > 0.0 ? *std::max_element(importance.begin(), importance.end()) / mean : 0.0;

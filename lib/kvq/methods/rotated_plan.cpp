@@ -4,7 +4,6 @@
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/solve/spectral.h>
-#include <kvq/solve/structured.h>
 
 #include <algorithm>
 
@@ -157,38 +156,6 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
   for (double& value : means[0]) value /= static_cast<double>(means.size());
   means.resize(1);
   return means;
-}
-
-std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim) {
-  const auto d = static_cast<std::size_t>(dim);
-  const auto entry = static_cast<std::size_t>(h);
-  if (rotation.kind == RotationKind::identity && rotation.channel_scale.empty()) return {};
-  if (rotation.kind == RotationKind::dense) {
-    const float* r = rotation.matrix.data() + entry * d * d;
-    return {r, r + d * d};
-  }
-  std::vector<double> matrix = block_hadamard_matrix(dim, rotation.kind == RotationKind::identity ? 1 : rotation.order);
-  for (std::size_t i = 0; i < d; ++i) {
-    const double sign = rotation.signs.empty() ? 1.0 : rotation.signs[entry * d + i], scale = rotation.channel_scale.empty() ? 1.0 : double{rotation.channel_scale[entry * d + i]};
-    for (std::size_t j = 0; j < d; ++j) matrix[i * d + j] *= sign * scale;
-  }
-  return matrix;
-}
-
-std::vector<double> inverse_matrix(const Rotation& rotation, int h, int dim) {
-  const auto d = static_cast<std::size_t>(dim), entry = static_cast<std::size_t>(h);
-  if (!rotation.inverse.empty()) {
-    const float* r = rotation.inverse.data() + entry * d * d;
-    return {r, r + d * d};
-  }
-  const std::vector<double> matrix = rotation_matrix(rotation, h, dim);
-  if (matrix.empty()) return {};
-  std::vector<double> inverse = transposed(matrix, dim);
-  for (std::size_t i = 0; i < inverse.size() && !rotation.channel_scale.empty(); ++i) {
-    const double scale = rotation.channel_scale[entry * d + i % d];
-    inverse[i] /= scale * scale;
-  }
-  return inverse;
 }
 
 std::set<Moment> common_needs(const Options& options) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/methods/method.h>
 #include <kvq/methods/side_view.h>
 #include <kvq/solve/fit.h>
@@ -49,10 +50,6 @@ std::set<Moment> common_needs(const Options& options);
 
 /// Mean of a moment per entry of a scope, [H] of [D, D]: of each KV head, or averaged over the heads that share.
 std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered);
-
-/// A [D, D] of entry h of a rotation, for fitting, and A^-1; empty for the identity.
-std::vector<double> rotation_matrix(const Rotation& rotation, int h, int dim);
-std::vector<double> inverse_matrix(const Rotation& rotation, int h, int dim);
 
 /// Sample and metric of every KV head of one side.
 /// @param output_metric  errors of values in o_proj's metric, where the statistics have it

@@ -227,8 +227,12 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
 }
 
 std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, char side) {
-  std::vector<double> gains;
-  for (const EntryMoments& own : entry_moments(stats, options, side)) gains.push_back(outlier_gain(own.covariance, own.metric, dim_of(stats, side), own.tokens));
+  const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
+  std::vector<double> gains(moments.size());
+  parallel_for(static_cast<std::int64_t>(moments.size()), [&](std::int64_t index) {
+    const EntryMoments& own = moments[static_cast<std::size_t>(index)];
+    gains[static_cast<std::size_t>(index)] = outlier_gain(own.covariance, own.metric, dim_of(stats, side), own.tokens);
+  });
   return gains;
 }
 

@@ -167,7 +167,8 @@ double importance_distance(const HeadList& heads, const HeadList& reference) {
 /// The fields of a distance by name, without `orthogonality`, which is of one plan.
 std::vector<std::pair<std::string, std::optional<double>>> fields(const PlanDistance& d) {
   return {{"covariance", d.covariance}, {"angle", d.angle}, {"factor", d.factor}, {"importance", d.importance}, {"center", d.center},
-          {"clip", d.clip}, {"codebook", d.codebook}, {"trellis", d.trellis}, {"centroids", d.centroids}};
+          {"clip", d.clip}, {"codebook", d.codebook}, {"trellis", d.trellis}, {"centroids", d.centroids},
+          {"gauge", d.gauge}, {"channel_scale", d.channel_scale}, {"outlier_gain", d.outlier_gain}};
 }
 
 /// Names of what is there.
@@ -286,7 +287,125 @@ std::vector<std::vector<double>> rows_of(TensorPlan& plan, std::size_t h) {
   return rows;
 }
 
+/// A of each head: diag(scale), then `mixing`; its inverse beside it.
+TensorPlan transformed_plan(const std::vector<Spectrum>& scales, const std::vector<Matrix>& mixings) {
+  TensorPlan plan = identity_plan();
+  plan.rotation.kind = RotationKind::dense;
+  plan.rotation.scope = scales.size() == 1 ? Scope::layer : Scope::kv_head;
+  plan.rotation.recipe = "B*G*Haar";
+  plan.transform = MetricTransform{.kind = "balanced", .outlier_gain = {}, .condition = {}};
+  for (std::size_t h = 0; h < scales.size(); ++h) {
+    Spectrum inverse;
+    for (const double x : scales[h]) inverse.push_back(1.0 / x);
+    append(plan.rotation.matrix, product(diagonal(scales[h]), mixings[h]));
+    append(plan.rotation.inverse, product(transpose(mixings[h], kDim), diagonal(inverse)));
+    plan.transform->outlier_gain.push_back(2.0 + static_cast<double>(h));
+    plan.transform->condition.push_back(1.0);
+  }
+  return plan;
+}
+
+const std::vector<Spectrum> kScales = {falling(0.9), falling(0.8)};
+std::vector<Matrix> mixings(const std::vector<std::size_t>& borders, std::uint64_t seed) {
+  return {random_blocks(borders, seed), random_blocks(borders, seed + 1000)};
+}
+TensorPlan with_widths(TensorPlan plan, const std::vector<std::uint8_t>& widths = kWidths) {
+  plan.allocation = BitAllocation{.unit = "channel", .score = "eigenvalue"};
+  for (std::size_t h = 0; h < kHeads; ++h)
+    for (std::size_t j = 0; j < kSize; ++j) {
+      plan.allocation->channel_bits.push_back(widths[j]);
+      plan.allocation->channel_order.push_back(static_cast<std::uint16_t>(j));
+    }
+  plan.coder = UniformCoder{.bits = 4, .group_size = 0, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  return plan;
+}
+
 }  // namespace
+
+TEST_CASE("Transforms: an orthogonal map inside one width is no distance, one across widths is", "[eval][plan_distance]") {
+  const TensorPlan whole = transformed_plan(kScales, mixings({16}, 1)), other = transformed_plan(kScales, mixings({16}, 2));
+  CHECK(*compared(whole, whole).gauge < kFloat);
+  CHECK(*compared(other, whole).gauge < kFloat);  // one width, one group
+  const TensorPlan groups = with_widths(transformed_plan(kScales, mixings(kGroups, 1)));
+  CHECK(*compared(with_widths(transformed_plan(kScales, mixings(kGroups, 2))), groups).gauge < kFloat);
+  CHECK(*compared(with_widths(transformed_plan(kScales, mixings({16}, 2))), groups).gauge > 0.3);
+  CHECK(*compared(with_widths(transformed_plan(kScales, mixings({2, 8, 16}, 1))), groups).gauge > 0.1);  // one channel across a border
+  // A head whose widths are others is compared as one block: its metric is the same.
+  std::vector<std::uint8_t> narrower = kWidths;
+  narrower[6] = 2;
+  CHECK(*compared(with_widths(transformed_plan(kScales, mixings({16}, 2)), narrower), groups).gauge < kFloat);
+}
+
+TEST_CASE("Transforms: groups with a scale of their own are blocks", "[eval][plan_distance]") {
+  const auto grouped = [](std::uint64_t seed, const std::vector<std::size_t>& borders) {
+    TensorPlan plan = transformed_plan(kScales, mixings(borders, seed));
+    plan.coder = UniformCoder{.bits = 2, .group_size = 8, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+    return plan;
+  };
+  CHECK(*compared(grouped(2, {8, 16}), grouped(1, {8, 16})).gauge < kFloat);
+  CHECK(*compared(grouped(2, {16}), grouped(1, {8, 16})).gauge > 0.3);
+}
+
+TEST_CASE("Transforms: another balance of one channel of one head is its square, however channels are mixed", "[eval][plan_distance]") {
+  const Matrix plain = test::identity(kDim);
+  for (const auto& mixing : {std::vector<Matrix>{plain, plain}, std::vector<Matrix>{hadamard(), hadamard()}, mixings({16}, 1)}) {
+    const TensorPlan reference = transformed_plan(kScales, mixing);
+    for (const double factor : {1.001, 1.1, 2.0}) {
+      CAPTURE(factor);
+      std::vector<Spectrum> scales = kScales;
+      scales[1][3] *= factor;
+      // T is diag(.., factor, ..) but for mixing; in the other direction it shrinks that channel, and T^-1 counts.
+      const TensorPlan other = transformed_plan(scales, mixing);
+      CHECK(*compared(reference, other).gauge == Approx(factor * factor - 1.0).epsilon(1e-3));
+      CHECK(*compared(other, reference).gauge == Approx(factor * factor - 1.0).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("Transforms beside orthogonal rotations and diagonal ones are compared by their matrices", "[eval][plan_distance]") {
+  TensorPlan scaled = identity_plan();
+  for (std::size_t i = 0; i < kHeads * kSize; ++i) scaled.rotation.channel_scale.push_back(i % 5 == 0 ? 4.0f : 1.0f);
+  const PlanDistance beside_nothing = compared(identity_plan(), scaled);
+  CHECK(*beside_nothing.gauge == Approx(15.0));
+  CHECK_FALSE(beside_nothing.channel_scale);
+  CHECK(*compared(scaled, identity_plan()).gauge == Approx(15.0));
+  CHECK(*compared(scaled, scaled).gauge < 1e-12);
+  // The same map as a matrix, behind another mixing.
+  std::vector<Spectrum> scales(kHeads, Spectrum(kSize, 1.0));
+  for (std::size_t i = 0; i < kHeads * kSize; ++i)
+    if (i % 5 == 0) scales[i / kSize][i % kSize] = 4.0;
+  CHECK(*compared(transformed_plan(scales, mixings({16}, 4)), scaled).gauge < kFloat);
+  TensorPlan blocks = scaled;
+  blocks.rotation.kind = RotationKind::block_hadamard;
+  blocks.rotation.order = 4;
+  CHECK(*compared(blocks, scaled).gauge < kFloat);
+  TensorPlan doubled = scaled;
+  doubled.rotation.channel_scale[20] *= 8.0f;
+  CHECK(*compared(doubled, scaled).channel_scale == 3.0);
+  CHECK(*compared(scaled, doubled).channel_scale == 3.0);
+}
+
+TEST_CASE("What is of orthogonal rotations alone is not asked of transforms", "[eval][plan_distance]") {
+  const TensorPlan own = with_widths(transformed_plan(kScales, mixings(kGroups, 1))), other = with_widths(transformed_plan(kScales, mixings(kGroups, 2)));
+  const PlanDistance found = compared(own, other);
+  CHECK(present(found) == std::vector<std::string>{"gauge", "outlier_gain"});
+  CHECK(*found.orthogonality < 1e-6);  // |A^-1 A - I| over the condition
+  CHECK(present(compared(own, mixed_plan({}))) == std::vector<std::string>{"gauge"});
+  CHECK_FALSE(compared(mixed_plan({}), mixed_plan({.seed = 2})).gauge);
+  TensorPlan spoiled = own;
+  spoiled.rotation.inverse[kSize * kSize + 5] += 0.125f;
+  CHECK(*compared(spoiled, other).orthogonality > 1e-3);
+}
+
+TEST_CASE("Outlier gains by their largest relative change", "[eval][plan_distance]") {
+  const TensorPlan reference = transformed_plan(kScales, mixings({16}, 1));
+  TensorPlan plan = reference;
+  plan.transform->outlier_gain = {2.0, 4.5};
+  CHECK(*compared(plan, reference).outlier_gain == Approx(0.5));
+  CHECK(*compared(reference, plan).outlier_gain == Approx(1.0 / 3.0));
+  const TensorPlan shared = transformed_plan({kScales[0]}, {mixings({16}, 1)[0]});
+  CHECK(*compared(shared, reference).outlier_gain == Approx(1.0 / 3.0));
+}
 
 TEST_CASE("Equal plans are at no distance in anything that is there", "[eval][plan_distance]") {
   for (const Artifact& artifact : {test::example_artifact(), test::featured_artifact()})
