@@ -221,7 +221,7 @@ typedef struct kvq_layer_info {
   int64_t window_slot_bytes;    /**< exact tokens of one sequence; 0 without windows */
   double softmax_scale;
   double k_effective_bits, v_effective_bits; /**< an element, numbers beside the codes included */
-  int32_t k_scales, v_scales; /**< 1: the runtime multiplies channels by powers of two, before k_rotation; since 201 */
+  int32_t k_scales, v_scales; /**< 1: the runtime multiplies channels by scales, before k_rotation; since 201 */
 } kvq_layer_info;
 
 /** @param layer  index in the whole model */
@@ -294,9 +294,9 @@ typedef struct kvq_fold_key_scales_args {
 } kvq_fold_key_scales_args;
 
 /**
- * Folds the scales of a layer's keys, powers of two for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale
- * and q_proj q / scale, exactly, and what is left to the runtime is the rotation, with RoPE too, if the two channels of
- * each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the norms take the scales, and
+ * Folds the scales of a layer's keys, one for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale
+ * and q_proj q / scale, up to the rounding of the weights, and what is left to the runtime is the rotation, with RoPE too,
+ * if the two channels of each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the norms take the scales, and
  * projections stay; norms over all heads at once have weights [Hkv D] and [Hq D]: give those as projections with hidden 1.
  * The runtime multiplies the centre by the scales. KVQ_UNSUPPORTED, naming channels and heads, for keys without scales, for
  * rotary pairs that differ, and for norms if KV heads of this rank differ.

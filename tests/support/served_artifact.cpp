@@ -112,7 +112,7 @@ void transform(TensorPlan& plan, double condition, std::uint64_t seed) {
 }
 
 void scale(TensorPlan& plan, int spread, std::uint64_t seed) {
-  plan.rotation.channel_scale = random_scales(kKvHeads, kDim, spread, seed, true);
+  plan.rotation.channel_scale = random_scales(kKvHeads, kDim, spread, seed, true, 1);  // engines' rows take them without rounding
   plan.transform = {.kind = "diagonal"};
 }
 

@@ -87,12 +87,17 @@ Transform random_transforms(int count, int dim, double condition, std::uint64_t 
   return all;
 }
 
-std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs) {
+std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs, int digits) {
   Random random(seed);
   const auto d = static_cast<std::size_t>(dim);
   std::vector<float> scales(static_cast<std::size_t>(count) * d);
-  for (std::size_t i = 0; i < scales.size(); ++i)
-    scales[i] = pairs && i % d >= d / 2 ? scales[i - d / 2] : std::ldexp(1.0f, random.integer(-spread, spread));
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    const int exponent = random.integer(-spread, spread);
+    // 2^spread itself is the largest.
+    const int more = exponent == spread ? 0 : random.integer(0, (1 << (digits - 1)) - 1);
+    const float own = std::ldexp(1.0f + std::ldexp(static_cast<float>(more), 1 - digits), exponent);
+    scales[i] = pairs && i % d >= d / 2 ? scales[i - d / 2] : own;
+  }
   return scales;
 }
 

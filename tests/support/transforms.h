@@ -17,7 +17,9 @@ Transform random_transform(int dim, double condition, std::uint64_t seed, int sp
 /// Several of them, one after the other.
 Transform random_transforms(int count, int dim, double condition, std::uint64_t seed, int spread = 0);
 
-/// Powers of two from 2^-spread to 2^spread, [count, D]. @param pairs  channels i and i + D/2 share one
-std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs = false);
+/// bfloat16 numbers from 2^-spread to 2^spread, [count, D].
+/// @param pairs   channels i and i + D/2 share one
+/// @param digits  of each number, 1 to 8; 1 = powers of two
+std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs = false, int digits = 8);
 
 }  // namespace kvq::test

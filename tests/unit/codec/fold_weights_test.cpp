@@ -160,7 +160,7 @@ LayerPlan transformed_plan(RotationKind kind, double condition, bool center) {
     const test::Transform made = test::random_transforms(kHeads, kDim, condition, 20, 2);
     rotation.matrix = made.matrix, rotation.inverse = made.inverse;
   } else {
-    rotation.channel_scale = test::random_scales(kHeads, kDim, 5, 21, true);
+    rotation.channel_scale = test::random_scales(kHeads, kDim, 5, 21, true, 1);
   }
   plan.v = plan.k;
   return plan;
@@ -250,13 +250,13 @@ TEST_CASE("Folded transforms of keys leave scores as they are, but for the centr
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(found[i] == Approx(expected[i]).margin(1e-3));
 }
 
-TEST_CASE("Folded scales of keys stand behind RoPE, and change no score by a bit", "[codec]") {
+TEST_CASE("Folded scales of keys stand behind RoPE, and powers of two change no score by a bit", "[codec]") {
   const auto layout = GENERATE(RopeLayout::half, RopeLayout::interleaved, RopeLayout::none);
   const int dim = layout == RopeLayout::none ? 0 : GENERATE(8, 4), offset = dim == 4 ? 2 : 0;
   LayerPlan plan = transformed_plan(RotationKind::block_hadamard, 1.0, true);
   plan.geometry.rope = {.layout = layout, .dim = dim, .offset = offset};
   std::vector<float>& scales = plan.k.rotation.channel_scale;
-  scales = test::random_scales(kHeads, kDim, 6, 22);
+  scales = test::random_scales(kHeads, kDim, 6, 22, false, 1);
   const std::vector<RopeBlock> blocks = rope_blocks(plan.geometry);
   for (std::size_t first = 0; first < scales.size(); first += kDim)
     for (int pair = 0; pair < dim / 2; ++pair)

@@ -61,7 +61,7 @@ std::vector<double> diagonal(const float* numbers, int dim, bool inverted) {
 std::vector<Case> transforms(int dim, int order, const std::vector<std::int8_t>& signs) {
   const auto size = static_cast<std::size_t>(dim);
   std::vector<float> scale(2 * size);
-  for (std::size_t j = 0; j < scale.size(); ++j) scale[j] = std::ldexp(1.0f, static_cast<int>(j * 7 % 5) - 2);
+  for (std::size_t j = 0; j < scale.size(); ++j) scale[j] = std::ldexp(1.0f + static_cast<float>(j * 5 % 128) / 128.0f, static_cast<int>(j * 7 % 5) - 2);
   Case dense{"dense with inverse", dense_plan(Scope::kv_head, {}), {}};
   Case identity{"scaled identity", {}, {}}, blocks{"scaled blocks with signs", block_plan(order, signs), {}};
   for (std::size_t h = 0; h < 2; ++h) {

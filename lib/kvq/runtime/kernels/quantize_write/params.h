@@ -21,7 +21,7 @@ struct WriteSide {
   const std::byte* rotation = nullptr;       ///< pack_rotation(), aligned to 16 bytes: dense, order 1; or null
   std::int64_t rotation_stride = 0;          ///< bytes from head to head; 0: one matrix for all
   /// Channels are multiplied by these before the Hadamard blocks, in the place of signs: [Hkv, D] or [D], in the rows'
-  /// 16-bit type, powers of two with a sign, so that products are exact (see write_factors()); or null.
+  /// 16-bit type, bfloat16 numbers with a sign over a power of two (see write_factors()); or null.
   const std::uint16_t* factors = nullptr;
   /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; or null: 1.
   const float* units = nullptr;

@@ -7,8 +7,9 @@
 /// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
 /// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
 /// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
-/// within the lane. Order 1 is a product with the identity. Signs, and scales of channels, come before all this, in the
-/// rows' own 16 bits: scales are powers of two, so nothing is rounded.
+/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits. So do
+/// factors of channels (scales with signs): a product of two 16-bit floats, one of which has the eight digits of a
+/// bfloat16, is the sum of two, its rounded value and the remainder, which both meet the matrix.
 namespace kvq::write {
 
 /// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
@@ -132,18 +133,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       return;
     }
   }
-  if (side.factors) {
-    const std::uint16_t* factors = side.factors + (side.per_head ? head * kDim : 0) + 8 * t;
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      const uint4 eight = __ldg(reinterpret_cast<const uint4*>(factors + 32 * j));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        raw[r][j].x = Pair<T>::multiply(raw[r][j].x, eight.x), raw[r][j].y = Pair<T>::multiply(raw[r][j].y, eight.y);
-        raw[r][j].z = Pair<T>::multiply(raw[r][j].z, eight.z), raw[r][j].w = Pair<T>::multiply(raw[r][j].w, eight.w);
-      }
-    }
-  } else if (side.signs) {
+  if (side.signs) {
     const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
@@ -168,20 +158,51 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       across[n][half] = b[n][half] & (order >= 64 ? ~0u : 0u);
       second[n][half] = b[n][half] ^ (order >= 64 ? 0x80008000u : 0u);
     }
+  // Steps j and j + 1 of a row, or one step where their number is odd: their part of the transform, added to what is there.
+  constexpr int kTogether = kSteps % 2 == 0 ? 2 : 1;
+  const auto transform = [&](float (&c)[kTogether][2][4], const uint4 (&step)[kTogether]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j)
+    for (int i = 0; i < kTogether; ++i)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const uint4 own = raw[r][j], other = raw[r][kSteps % 2 == 0 ? j ^ 1 : j];
-        const auto& with = kSteps % 2 == 0 && j % 2 == 1 ? second : b;
-        float c[4] = {};
-        Pair<T>::mma(c, own.x, own.y, own.z, own.w, with[n][0], with[n][1]);
-        if (kSteps % 2 == 0) Pair<T>::mma(c, other.x, other.y, other.z, other.w, across[n][0], across[n][1]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
+        const uint4 own = step[i], other = step[kTogether - 1 - i];
+        const auto& with = i == 1 ? second : b;
+        Pair<T>::mma(c[i][n], own.x, own.y, own.z, own.w, with[n][0], with[n][1]);
+        if (kTogether == 2) Pair<T>::mma(c[i][n], other.x, other.y, other.z, other.w, across[n][0], across[n][1]);
       }
+  };
+  const std::uint16_t* factors = side.factors ? side.factors + (side.per_head ? head * kDim : 0) + 8 * t : nullptr;
+#pragma unroll
+  for (int j = 0; j < kSteps; j += kTogether)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float c[kTogether][2][4] = {};
+      uint4 step[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) step[i] = raw[r][j + i];
+      if (factors) {  // the product with a factor is exact in two numbers of 16 bits
+        uint4 low[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const uint4 f = __ldg(reinterpret_cast<const uint4*>(factors + 32 * (j + i))), x = step[i];
+          step[i] = make_uint4(Pair<T>::multiply(x.x, f.x), Pair<T>::multiply(x.y, f.y), Pair<T>::multiply(x.z, f.z),
+                               Pair<T>::multiply(x.w, f.w));
+          low[i] = make_uint4(Pair<T>::remainder(x.x, f.x, step[i].x), Pair<T>::remainder(x.y, f.y, step[i].y),
+                              Pair<T>::remainder(x.z, f.z, step[i].z), Pair<T>::remainder(x.w, f.w, step[i].w));
+        }
+        transform(c, low);
+      }
+      transform(c, step);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            rows.x[r][j + i][4 * n + e] = c[i][n][e];
+            rows.x[r][j + i][4 * n + 2 + e] = c[i][n][2 + e];
+          }
+    }
   // Other bits: (a, b) -> (a + b, a - b), in place. The common factor is left to what follows.
   const auto butterfly = [](float& a, float& b) {
     a += b;
