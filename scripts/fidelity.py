@@ -5,7 +5,8 @@ Dumps the model on one text (three windows of 4096 tokens), collects statistics 
 from them, and measures each artifact on another text (six windows). K and V are coded at every position, unless the row
 says windows. With --artifacts FOLDER the artifacts are kept there and found there again: calibrate on one machine,
 measure on another that has a GPU. `reference` is an independent PyTorch implementation's figure (affine scales and minima unrounded), where
-there is one. Needs torch; minutes on a CPU.
+there is one. Each recipe is calibrated and measured on the model's outlier twin too (outlier_twin.py), which computes the same
+function with channels of very different size: what a recipe loses there it loses to how a model is scaled. Needs torch; minutes on a CPU.
 """
 
 import argparse
@@ -32,6 +33,9 @@ EIGENBASIS = ["--v-allocation", "channel"]
 TRELLIS = ["--method", "quarot", "--coder", "trellis", "--center", "kv"]
 KVQ = ["--method", "kvq", "--budget-bits"]
 WINDOWS = ["--sink-tokens", "64", "--recent-tokens", "256"]
+BALANCED = ["--transform", "balanced"]
+DIAGONAL = ["--transform", "diagonal"]
+SAW = ["--method", "saw-int4"]
 
 # name, reference perplexity or None, flags of kvq-calibrate (no windows unless given)
 ROWS = [
@@ -82,6 +86,16 @@ ROWS = [
     ("Hadamard, trellis memory 3, centred", 24.01, TRELLIS),
     ("Block-GTQ, energy product, trellis", 23.68, GTQ_TRELLIS),
     ("Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS]),
+    ("OSCAR U H, group 128, clip searched, balanced", None, [*UH128, *BALANCED]),
+    ("OSCAR U H P, group 64, clip searched, balanced", None, BALANCED),
+    ("Hadamard, symmetric, centred, diagonal", 25.30, ["--method", "quarot", *CENTERED, *DIAGONAL]),
+    ("Hadamard, symmetric, centred, balanced", 25.10, ["--method", "quarot", *CENTERED, *BALANCED]),
+    ("TurboQuant-MSE, Hadamard, centred, balanced", None, [*TQ, *HADAMARD, "--center", "kv", *BALANCED]),
+    ("Hadamard, trellis memory 3, centred, diagonal", 24.04, [*TRELLIS, *DIAGONAL]),
+    ("Hadamard, trellis memory 3, centred, balanced", 23.95, [*TRELLIS, *BALANCED]),
+    ("Block-GTQ, energy product, trellis, diagonal", None, [*GTQ_TRELLIS, *DIAGONAL]),
+    ("Block-GTQ, trellis, widths by eigenvalue (klt)", 23.41, [*GTQ, *HADAMARD, "--center", "kv", "--coder", "trellis", "--transform", "klt"]),
+    ("kvq, 2 bits, orthogonal", None, [*KVQ, "2", "--transform", "orthogonal"]),
     ("kvq, 2 bits", 23.56, [*KVQ, "2"]),
     ("kvq, 2 bits, uniform layout", None, [*KVQ, "2", "--uniform-layout"]),
     ("2.5 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "2.5"]),
@@ -89,6 +103,11 @@ ROWS = [
     ("3 bits: Block-GTQ", None, [*GTQ, "--bits", "3"]),
     ("3 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "3"]),
     ("3 bits: kvq", 22.77, [*KVQ, "3"]),
+    ("4 bits: SAW-INT4", None, SAW),
+    ("4 bits: SAW-INT4, diagonal", None, [*SAW, *DIAGONAL]),
+    ("4 bits: SAW-INT4, balanced", None, [*SAW, *BALANCED]),
+    ("4 bits: Hadamard, symmetric, centred, diagonal", 22.59, ["--method", "quarot", *CENTERED, *DIAGONAL, "--bits", "4"]),
+    ("4 bits: Hadamard, symmetric, centred, balanced", 22.55, ["--method", "quarot", *CENTERED, *BALANCED, "--bits", "4"]),
     ("4 bits: Block-GTQ", None, [*GTQ, "--bits", "4"]),
     ("4 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "4"]),
     ("4 bits: kvq", None, [*KVQ, "4"]),
@@ -103,14 +122,16 @@ def run(command):
 
 
 class Calibration:
-    """Makes artifacts: dump and statistics when the first one is needed, then one decision each."""
+    """Makes artifacts of one model: dump and statistics when the first one is needed, then one decision each."""
 
-    def __init__(self, args, scratch):
-        self.args, self.scratch = args, scratch
-        self.stats = args.stats or scratch / "stats.safetensors"
+    def __init__(self, args, model, scratch, name=""):
+        """name: of a model beside the first one; its files get names of their own"""
+        self.args, self.model, self.scratch = args, model, scratch / name
+        self.scratch.mkdir(exist_ok=True)
+        self.stats = args.stats.with_suffix(f".{name}.safetensors" if name else args.stats.suffix) if args.stats else self.scratch / "stats.safetensors"
         # Methods that compare plans keep tokens out of their statistics; the others see the whole text.
         self.held_out_stats = self.stats.with_suffix(".held-out.safetensors")
-        self.folder = args.artifacts or scratch
+        self.folder = (args.artifacts or scratch) / name
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def artifact(self, label, flags):
@@ -128,16 +149,16 @@ class Calibration:
         if not self.args.calibration_text:
             sys.exit("fidelity.py: error: --calibration-text is needed to make artifacts")
         dump = self.scratch / "dump.h5"
-        run([sys.executable, SCRIPTS / "dump_qkv.py", self.args.model, "--text", self.args.calibration_text, "--windows", "3",
+        run([sys.executable, SCRIPTS / "dump_qkv.py", self.model, "--text", self.args.calibration_text, "--windows", "3",
              "--sequence-length", "4096", "--dtype", "float32", "--curvature", "--output", dump, "--quiet"])
         for stats, more in ((self.stats, []), (self.held_out_stats, ["--held-out-tokens", "1024"])):
             run([self.args.bin / "kvq-calibrate", "--model", dump, "--collect", "all", "--stats", stats, "--output",
                  self.scratch / "unused.safetensors", "--quiet", *more])
 
 
-def perplexity(args, artifact):
+def perplexity(args, model, artifact):
     """Windows of the evaluation text."""
-    text = run([sys.executable, SCRIPTS / "perplexity.py", args.model, "--text", args.evaluation_text, "--num-windows", args.num_windows,
+    text = run([sys.executable, SCRIPTS / "perplexity.py", model, "--text", args.evaluation_text, "--num-windows", args.num_windows,
                 "--device", args.device, "--artifact", artifact, "--json"])
     return json.loads(text)["perplexity"]
 
@@ -154,6 +175,7 @@ def main():
     parser.add_argument("--num-windows", default="6", help="windows of the evaluation text [6]")
     parser.add_argument("--device", default="cpu", help="PyTorch device of the measurement [cpu]")
     parser.add_argument("--jobs", type=int, default=1, help="measurements at the same time [1]")
+    parser.add_argument("--no-twin", action="store_true", help="leave the outlier twin out")
     parser.add_argument("--only", metavar="REGEX", help="only rows whose name matches")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     args = parser.parse_args()
@@ -163,15 +185,24 @@ def main():
     rows = [row for row in ROWS if re.search(args.only or "", row[0])]
     results = []
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        calibration = Calibration(args, pathlib.Path(name))
-        artifacts = [calibration.artifact(label, flags) for label, _, flags in rows]
+        scratch = pathlib.Path(name)
+        models = [(args.model, Calibration(args, args.model, scratch))]
+        if not args.no_twin:
+            twin = scratch / "twin-model"
+            run([sys.executable, SCRIPTS / "outlier_twin.py", args.model, "--output", twin])
+            models.append((twin, Calibration(args, twin, scratch, "twin")))
+        jobs = [(model, calibration.artifact(label, flags)) for label, _, flags in rows for model, calibration in models]
         if args.no_measure:
             return 0
-        for (label, reference, flags), measured in zip(rows, pool.map(lambda path: perplexity(args, path), artifacts)):
-            results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": measured})
+        measured = pool.map(lambda job: perplexity(args, *job), jobs)
+        for label, reference, flags in rows:
+            found = [next(measured) for _ in models]
+            results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": found[0]})
+            if not args.no_twin:
+                results[-1]["twin_perplexity"] = found[1]
             if not args.json:
-                note = "" if reference is None else f"   reference {reference:5.2f} ({measured / reference - 1:+.1%})"
-                print(f"{label:<58} {measured:6.2f}{note}", flush=True)
+                note = "" if reference is None else f"   reference {reference:5.2f} ({found[0] / reference - 1:+.1%})"
+                print(f"{label:<58} {' '.join(f'{value:8.2f}' for value in found)}{note}", flush=True)
     if args.json:
         print(json.dumps(results, indent=2))
     return 0
