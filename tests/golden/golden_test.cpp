@@ -149,7 +149,8 @@ std::vector<float> floats_of(const Json& patterns) {
 }  // namespace
 
 TEST_CASE("every golden artifact is read and verified", "[golden]") {
-  const std::string name = GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq", "v1.1/tq-mse", "v1.1/saw-int4");
+  const std::string name = GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq", "v1.1/tq-mse", "v1.1/saw-int4", "v1.2/kvq",
+                                    "v1.2/block-gtq", "v1.2/oscar", "v1.2/quarot", "v1.2/plain");
   const auto path = file_of(name);
   CAPTURE(path);
   CHECK(load_artifact(path).layers.size() == 2);
@@ -176,7 +177,7 @@ TEST_CASE("the golden symmetric artifact says what it was made with", "[golden]"
 }
 
 TEST_CASE("golden statistics are written again as they are", "[golden]") {
-  const std::string version = GENERATE("v1.0", "v1.1");
+  const std::string version = GENERATE("v1.0", "v1.1", "v1.2");
   CAPTURE(version);
   const StatsFile golden = StatsFile::open(file_of(version + "/stats"));
   const std::vector<LayerStats> layers = {golden.load(0), golden.load(1)};
@@ -215,6 +216,31 @@ TEST_CASE("the golden dump still gives the golden statistics", "[golden]") {
     CHECK(now.held_out->k.raw == then.held_out->k.raw);
     CHECK(now.held_out->v.raw == then.held_out->v.raw);
     CHECK(*std::min_element(then.sample.token.begin(), then.sample.token.end()) >= held_out_tokens);
+  }
+}
+
+TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the statistics the golden transforms", "[golden]") {
+  const Dump dump = Dump::open({kGolden / "v1.2/dump.h5"});
+  const StatsFile golden = StatsFile::open(file_of("v1.2/stats"));
+  for (std::size_t i = 0; i < 2; ++i)
+    CHECK(collect(dump.load_layer(static_cast<int>(i)), {.moments = {Moment::query}, .sample_tokens = 32}).o_proj_metric == golden.load(i).o_proj_metric);
+  const Method& method = find_method("quarot");
+  Options options;
+  options.method = "quarot";
+  method.set_defaults(options);
+  options.random_signs = true;
+  for (SideOptions* side : {&options.k, &options.v}) {
+    side->coder = CoderKind::symmetric;
+    side->rule = ScaleRule::norm;
+    side->center = true;
+    side->transform = TransformKind::diagonal;
+  }
+  const auto plans = method.decide(GoldenStats{kGolden / "v1.2"}, options, {});
+  const Artifact artifact = load_artifact(file_of("v1.2/quarot"));
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(plans[i].k.rotation.channel_scale == artifact.layers[i].k.rotation.channel_scale);
+    CHECK(plans[i].v->rotation.channel_scale == artifact.layers[i].v->rotation.channel_scale);
+    CHECK(test::largest_difference(plans[i].v->transform->outlier_gain, artifact.layers[i].v->transform->outlier_gain) < 1e-9);
   }
 }
 
@@ -380,11 +406,15 @@ TEST_CASE("the golden statistics of version 1.1 still give the golden codebooks 
 }
 
 TEST_CASE("golden rows have the golden bytes and come back with the golden bits", "[golden]") {
-  const Json rows = parse_json(test::file_bytes(kFolder11 / "rows.json"), "rows.json");
-  REQUIRE(rows.size() == 4 * 2 * 2 * 2 * 3);  // artifacts, layers, sides, heads, tokens
-  const StatsFile stats = StatsFile::open(file_of("v1.1/stats"));
+  using Names = std::vector<std::string>;
+  const auto [version, names] = GENERATE(table<std::string, Names>({{"v1.1", {"kvq", "block-gtq", "tq-mse", "saw-int4"}},
+                                                                    {"v1.2", {"kvq", "block-gtq", "oscar", "quarot", "plain"}}}));
+  CAPTURE(version);
+  const Json rows = parse_json(test::file_bytes(kGolden / version / "rows.json"), "rows.json");
+  REQUIRE(rows.size() == names.size() * 2 * 2 * 2 * 3);  // artifacts, layers, sides, heads, tokens
+  const StatsFile stats = StatsFile::open(file_of(version + "/stats"));
   std::map<std::string, Artifact> artifacts;
-  for (const std::string name : {"kvq", "block-gtq", "tq-mse", "saw-int4"}) artifacts[name] = load_artifact(file_of("v1.1/" + name));
+  for (const std::string& name : names) artifacts[name] = load_artifact(file_of(version + "/" + name));
   for (const Json& row : rows) {
     CAPTURE(row.dump());
     const LayerPlan& layer = artifacts.at(row.at("artifact")).layers.at(row.at("layer").get<std::size_t>());

@@ -24,6 +24,7 @@ ARTIFACTS = sorted(path for path in GOLDEN.glob("v*/*.safetensors") if path.stem
 STATS = sorted(GOLDEN.glob("v*/stats.safetensors"))
 V1_1 = GOLDEN / "v1.1"
 NAMES = ("kvq", "block-gtq", "tq-mse", "saw-int4")  # of 1.1
+WITH_ROWS = {"v1.1": NAMES, "v1.2": ("kvq", "block-gtq", "oscar", "quarot", "plain")}  # artifacts of rows.json
 ROWS = 3  # held-out tokens of rows.json
 
 
@@ -40,8 +41,8 @@ def stats() -> SafetensorsFile:
 
 
 def test_there_are_golden_files():
-    assert [path.parent.name for path in STATS] == ["v1.0", "v1.1"]
-    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4}
+    assert [path.parent.name for path in STATS] == ["v1.0", "v1.1", "v1.2"]
+    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4, "v1.2": 5}
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -60,6 +61,32 @@ def test_golden_statistics_are_refused_as_an_artifact(path, capsys):
 def test_golden_manifests_are_canonical(path):
     text = SafetensorsFile.open(path).metadata["kvq.manifest"]
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False) == text
+
+
+# Files of 1.2
+
+KINDS_1_2 = {"kvq": {"0k": "klt", "0v": "klt", "1k": "mixed", "1v": "klt"}, "block-gtq": dict.fromkeys(("0k", "0v", "1k", "1v"), "klt"),
+             "oscar": {"0k": "balanced", "1k": "balanced"}, "quarot": dict.fromkeys(("0k", "0v", "1k", "1v"), "diagonal"),
+             "plain": {"0v": "diagonal", "1v": "diagonal"}}
+
+
+@pytest.mark.parametrize("name", KINDS_1_2)
+def test_transforms(name):
+    artifact = read(GOLDEN / "v1.2" / f"{name}.safetensors")
+    assert (artifact.manifest["version"], "transform" in artifact.manifest["requires"]) == ("1.2", True)
+    kinds = {f"{layer['layer']}{letter}": layer[letter]["transform"]["kind"]
+             for layer in artifact.manifest["layers"] for letter in "kv" if "transform" in layer[letter]}
+    assert kinds == KINDS_1_2[name]
+
+
+def test_statistics_and_dump_of_1_2_have_the_metric_of_o_proj():
+    stats = SafetensorsFile.open(GOLDEN / "v1.2/stats.safetensors")
+    assert stats.metadata["version"] == "1.4"
+    with h5py.File(GOLDEN / "v1.2/dump.h5") as dump:
+        assert dump.attrs["version"] == "1.1"
+        for layer in (0, 1):
+            stored = np.float64(dump[f"layers/{layer}/o_proj_metric"][()])
+            np.testing.assert_array_equal(stats.array(f"layers.{layer}.o_proj_metric"), 0.5 * (stored + stored.transpose(0, 2, 1)))
 
 
 # Statistics of 1.1
@@ -208,7 +235,7 @@ def test_windows(artifacts):
     assert (artifacts["kvq"].sink_tokens, artifacts["kvq"].recent_tokens) == (2, 4)
 
 
-# Rows of 1.1
+# Rows of 1.1 and later
 
 def held_out_rows(stats: SafetensorsFile, layer: int, name: str) -> np.ndarray:
     """float32 [H, N, D], the first held-out tokens."""
@@ -221,11 +248,11 @@ def hex_bits(row: np.ndarray) -> list[str]:
     return [f"{bits:08x}" for bits in row.view(np.uint32).tolist()]
 
 
-def coded_rows() -> list[dict]:
+def coded_rows(version: str) -> list[dict]:
     """What rows.json says, by this reader's own arithmetic."""
-    stats, rows = SafetensorsFile.open(V1_1 / "stats.safetensors"), []
-    for name in NAMES:
-        for layer, entry in read(V1_1 / f"{name}.safetensors").layers.items():
+    stats, rows = SafetensorsFile.open(GOLDEN / version / "stats.safetensors"), []
+    for name in WITH_ROWS[version]:
+        for layer, entry in read(GOLDEN / version / f"{name}.safetensors").layers.items():
             for letter, plan in entry.sides.items():
                 x = held_out_rows(stats, layer, letter)
                 packed, left = plan.pack_heads(x), plan.reconstruct_heads(x)
@@ -235,19 +262,22 @@ def coded_rows() -> list[dict]:
     return rows
 
 
-def golden_rows() -> list[dict]:
-    return json.loads((V1_1 / "rows.json").read_text())
+def golden_rows(version: str = "v1.1") -> list[dict]:
+    return json.loads((GOLDEN / version / "rows.json").read_text())
 
 
-def test_rows_are_coded_to_the_same_bytes_and_back_to_the_same_bits():
-    found = coded_rows()
-    assert len(found) == len(golden_rows()) == len(NAMES) * 2 * 2 * 2 * ROWS
-    for row, expected in zip(found, golden_rows()):
-        assert row == expected
+@pytest.mark.parametrize("version", WITH_ROWS)
+def test_rows_are_coded_to_the_same_bytes_and_back_to_the_same_bits(version):
+    found, expected = coded_rows(version), golden_rows(version)
+    assert len(found) == len(expected) == len(WITH_ROWS[version]) * 2 * 2 * 2 * ROWS
+    for row, own in zip(found, expected):
+        assert row == own
 
 
-def test_golden_bytes_mean_the_golden_rows(artifacts):
-    for row in golden_rows():
+@pytest.mark.parametrize("version", WITH_ROWS)
+def test_golden_bytes_mean_the_golden_rows(version):
+    artifacts = {name: read(GOLDEN / version / f"{name}.safetensors") for name in WITH_ROWS[version]}
+    for row in golden_rows(version):
         plan, head = artifacts[row["artifact"]].layers[row["layer"]].sides[row["side"]], row["head"]
         coded = unpack(np.frombuffer(bytes.fromhex(row["bytes"]), np.uint8)[None], plan.scheme_of(head), plan.dim)
         found = plan.unrotate(decode(coded, plan.scheme_of(head)), head, coded.index)
