@@ -29,6 +29,8 @@ Options any_options(bool has_values) {
     side->scale_type = *rc::gen::element(ScaleType::fp16, ScaleType::bf16, ScaleType::fp32);
     side->zero = *rc::gen::element(ZeroKind::floating, ZeroKind::integer);
     side->clip = *rc::gen::element<std::optional<double>>(std::nullopt, 1.0, 0.92);
+    side->transform = *rc::gen::element(TransformKind::orthogonal, TransformKind::diagonal, TransformKind::balanced);
+    if (side->allocate == Allocate::rope_block && side->transform == TransformKind::balanced) side->transform = TransformKind::diagonal;
     if (side->coder != CoderKind::affine) side->clip = 1.0;
     if (*rc::gen::arbitrary<bool>()) continue;
     side->coder = CoderKind::symmetric;

@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <kvq/codec/codec.h>
+#include <kvq/codec/rotation_matrix.h>
 
 #include <algorithm>
 #include <cmath>
@@ -61,8 +62,19 @@ std::vector<double> plain_attention(int tokens, const RowAt& keys, const RowAt& 
                                     double softmax_scale) {
   const auto dim = static_cast<std::size_t>(head_dim), heads = q.size() / dim, count = static_cast<std::size_t>(tokens);
   std::vector<float> rotated(q.size());
-  for (std::size_t h = 0; h < heads; ++h)
-    rotate_row(rotation_k, 0, q.subspan(h * dim, dim), std::span(rotated).subspan(h * dim, dim));
+  // Queries meet A^-T, which is A if it is orthogonal.
+  const std::vector<double> inverse =
+      rotation_k.rotation.is_orthogonal() ? std::vector<double>{} : inverse_matrix(rotation_k.rotation, 0, head_dim);
+  for (std::size_t h = 0; h < heads; ++h) {
+    const auto own = q.subspan(h * dim, dim);
+    const auto to = std::span(rotated).subspan(h * dim, dim);
+    if (inverse.empty()) rotate_row(rotation_k, 0, own, to);
+    for (std::size_t j = 0; j < inverse.size() / dim; ++j) {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < dim; ++i) sum += static_cast<double>(own[i]) * inverse[j * dim + i];
+      to[j] = static_cast<float>(sum);
+    }
+  }
   std::vector<double> weights(heads * count);
   for (std::size_t t = 0; t < count; ++t) {
     const std::span<const float> k = keys(static_cast<int>(t));

@@ -165,7 +165,7 @@ class SidePlanner {
     a.objective += allocation_objective(p.scores, bits, law());
     const int spent = std::accumulate(bits.begin(), bits.end(), 0);
     a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, options_.min_bits, options_.max_bits, law()), law());
-    if (how(h) == Allocate::none && any(Allocate::rope_block)) {
+    if (how(h) != Allocate::rope_block && any(Allocate::rope_block)) {
       const auto blocks = static_cast<std::size_t>(num_blocks(dim()));
       a.block_bits.insert(a.block_bits.end(), blocks, *std::min_element(bits.begin(), bits.end()));
       a.block_energy.insert(a.block_energy.end(), blocks, 0.0f);

@@ -29,8 +29,8 @@ struct SideBudget {
 ///                      scores are the centred energies along U, for keys times the query's
 ///                      balanced: U = I, scores are the covariance times the metric along each channel
 ///   none               R = mixing of the whole head, and the first channels get one bit more where the average is no whole number
-/// Keys with RoPE blocks in some heads and none in others keep the unit rope_block: a head that is rotated as a whole lists the
-/// smallest width of its channels.
+/// Keys with RoPE blocks in some heads and none in others keep the unit rope_block: a head without blocks lists the smallest width of its
+/// channels for all.
 /// @param with_error  also measure the error before and after on the sample
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error);
 

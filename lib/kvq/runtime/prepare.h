@@ -39,8 +39,7 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
 std::vector<float> fp16_units(std::span<const float> matrices, int head_dim);
 
 /// What rows are multiplied by before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. Products are
-/// exact in two numbers of the rows' type: rounded, and what rounding took. In fp16 products above 65504 overflow, and a
-/// number below 2^-14 errs by 2^-25: units are such that products are about as large as the rows.
+/// summed in float32, as they are. In fp16 a factor below 2^-14 errs by 2^-25: units are such that factors are about 1.
 struct WriteFactors {
   std::vector<std::uint16_t> factors = {};  ///< [H, D] in the rows' type
   std::vector<float> units = {};            ///< [H] the power of two nearest to the geometric mean of channel_scale

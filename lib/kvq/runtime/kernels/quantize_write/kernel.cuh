@@ -47,7 +47,7 @@ struct WriteRuns {
 
 /// Rotates, codes and stores a warp's rows, which fetch_rows() has asked for.
 /// @param next  asks for the next ones. After the rotation: earlier or later is slower
-template <typename Side, typename T, typename Next>
+template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
                                            int first_token, const WarpShared<Side::kHeadDim>& shared, Next next,
                                            int lane) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 #pragma unroll
   for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
   Rows<Side> rows;
-  rotate_rows<Side, T>(from, raw, shared.matrices[job.value][lane], job.head, lane, rows);
+  rotate_rows<Side, T, kScaled>(from, raw, shared.matrices[job.value][lane], job.head, lane, rows);
   next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
@@ -66,7 +66,8 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 
 /// Warps take turns, each with its next rows on the way. Grid: any that has a warp for each head; its last warps stay
 /// idle if they are fewer than heads.
-template <typename K, typename V, typename T>
+/// @tparam kScaled  sides have factors of channels
+template <typename K, typename V, typename T, bool kScaled>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
     quantize_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ WriteRuns runs) {
   static_assert(K::kHeadDim == V::kHeadDim);
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
       const WriteJob job = write_job<K, V>(p, is_value, head);
       const int first_token = runs.first_token(run);
       run += runs.stride;
-      write_side<Side, T>(p, is_value ? p.v : p.k, job, first_token, shared, [&] { fetch(run); }, lane);
+      write_side<Side, T, kScaled>(p, is_value ? p.v : p.k, job, first_token, shared, [&] { fetch(run); }, lane);
     }
   };
   if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache

@@ -19,7 +19,8 @@ Status plan_write(WriteLaunch& launch) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T>, launch.overlapping);
+  if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T, false>, launch.overlapping);
+  if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T, true>, launch.overlapping);
   if (error == cudaSuccess) error = load_kernel(dense);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(dense, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -49,9 +50,17 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
   const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
   const auto blocks =
       static_cast<int>(std::min(blocks_for(std::int64_t{runs} * heads), std::max(fill, blocks_for(heads))));
-  return launch_kernel(write::quantize_write_kernel<K, V, T>, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps,
+  const auto kernel = (first_job > 0 ? params.v : params.k).factors ? write::quantize_write_kernel<K, V, T, true>
+                                                                    : write::quantize_write_kernel<K, V, T, false>;
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps,
                        0, launch.overlapping, stream, params,
                        write::WriteRuns{of_side, runs, blocks * write::kWarps / heads, first_job > 0});
+}
+
+/// How a side is rotated: sides of one kind share a launch.
+enum class WriteKind { blocks, scaled_blocks, dense };
+inline WriteKind kind_of(const WriteSide& side) {
+  return side.rotation ? WriteKind::dense : side.factors ? WriteKind::scaled_blocks : WriteKind::blocks;
 }
 
 /// Both sides in one launch if they are rotated in the same way, else one each.
@@ -59,13 +68,13 @@ template <typename K, typename V, typename T>
 Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
   if (params.num_tokens == 0) return {};
   const int heads = params.num_kv_heads;
-  const auto enqueue = [&](bool dense, int first_job, int jobs) {
-    return dense ? launch_dense_write<K, V, T>(launch, params, first_job, jobs, stream)
-                 : launch_write<K, V, T>(launch, params, first_job, jobs, stream);
+  const auto enqueue = [&](WriteKind kind, int first_job, int jobs) {
+    return kind == WriteKind::dense ? launch_dense_write<K, V, T>(launch, params, first_job, jobs, stream)
+                                    : launch_write<K, V, T>(launch, params, first_job, jobs, stream);
   };
-  const bool dense_k = params.k.rotation != nullptr, dense_v = params.v.rotation != nullptr;
-  cudaError_t error = enqueue(dense_k, 0, dense_k == dense_v ? 2 * heads : heads);
-  if (error == cudaSuccess && dense_k != dense_v) error = enqueue(dense_v, heads, heads);
+  const WriteKind k = kind_of(params.k), v = kind_of(params.v);
+  cudaError_t error = enqueue(k, 0, k == v ? 2 * heads : heads);
+  if (error == cudaSuccess && k != v) error = enqueue(v, heads, heads);
   return cuda_status(error, "quantize_write: launch");
 }
 

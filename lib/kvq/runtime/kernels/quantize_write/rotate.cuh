@@ -7,9 +7,8 @@
 /// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
 /// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
 /// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
-/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits. So do
-/// factors of channels (scales with signs): a product of two 16-bit floats, one of which has the eight digits of a
-/// bfloat16, is the sum of two, its rounded value and the remainder, which both meet the matrix.
+/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits; factors
+/// of channels (scales with signs) are multiplied into the matrix, so that nothing is rounded.
 namespace kvq::write {
 
 /// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
@@ -109,10 +108,63 @@ __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WritePar
   ptx::cp_async_commit_group();
 }
 
+/// The products with tensor cores where channels have factors: of the matrix, not of the rows, since a factor times +1 or
+/// -1 is one number of 16 bits. A factor depends on bit 1 of the channel, too, so the 16 rows of an operand are the tokens g and
+/// g + 8 here, once for each value of that bit.
+/// @param factors  of the head, from the lane's channels on
+/// @param b        the lane's part of the matrix, see matrix_operand()
+/// @param bit_5    whether blocks reach across two steps
+template <typename Side, typename T>
+__device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], const std::uint16_t* factors,
+                                                const unsigned (&b)[2][2], bool bit_5, Rows<Side>& rows) {
+  constexpr int kSteps = Rows<Side>::kSteps, kTogether = kSteps % 2 == 0 ? 2 : 1;
+  const unsigned keep = bit_5 ? ~0u : 0u, flip = bit_5 ? 0x80008000u : 0u;
+#pragma unroll
+  for (int j = 0; j < kSteps; j += kTogether) {
+    uint4 f[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) f[i] = __ldg(reinterpret_cast<const uint4*>(factors + 32 * (j + i)));
+#pragma unroll
+    for (int bit_1 = 0; bit_1 < 2; ++bit_1)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        unsigned m[kTogether][2];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          m[i][0] = Pair<T>::multiply(b[n][0], bit_1 ? f[i].y : f[i].x);
+          m[i][1] = Pair<T>::multiply(b[n][1], bit_1 ? f[i].w : f[i].z);
+        }
+        const auto add = [&](float (&c)[4], const uint4& low, const uint4& high, unsigned m0, unsigned m1) {
+          Pair<T>::mma(c, bit_1 ? low.y : low.x, bit_1 ? high.y : high.x, bit_1 ? low.w : low.z,
+                       bit_1 ? high.w : high.z, m0, m1);
+        };
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          float c[4] = {};
+          if (kTogether == 1 || i == 0) {
+            add(c, raw[0][j], raw[1][j], m[0][0], m[0][1]);
+            if (kTogether == 2)
+              add(c, raw[0][j + kTogether - 1], raw[1][j + kTogether - 1], m[kTogether - 1][0] & keep,
+                  m[kTogether - 1][1] & keep);
+          } else {
+            add(c, raw[0][j + 1], raw[1][j + 1], m[kTogether - 1][0] ^ flip, m[kTogether - 1][1] ^ flip);
+            add(c, raw[0][j], raw[1][j], m[0][0] & keep, m[0][1] & keep);
+          }
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            rows.x[0][j + i][4 * n + 2 * bit_1 + e] = c[e];
+            rows.x[1][j + i][4 * n + 2 * bit_1 + e] = c[2 + e];
+          }
+        }
+      }
+  }
+}
+
 /// Transforms the warp's rows.
+/// @tparam kScaled  whether channels have factors: a kernel of its own, since code that is not run would still take room
 /// @param raw     as load_rows() has them
 /// @param matrix  matrix_operand() of the side's order
-template <typename Side, typename T>
+template <typename Side, typename T, bool kScaled>
 __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[2][Side::kHeadDim / 32], uint4 matrix,
                                             int head, int lane, Rows<Side>& rows) {
   constexpr int kSteps = Rows<Side>::kSteps, kDim = Side::kHeadDim;
@@ -133,7 +185,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       return;
     }
   }
-  if (side.signs) {
+  if (!kScaled && side.signs) {
     const std::int8_t* signs = side.signs + (side.per_head ? head * kDim : 0) + 8 * t;
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
@@ -158,51 +210,24 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       across[n][half] = b[n][half] & (order >= 64 ? ~0u : 0u);
       second[n][half] = b[n][half] ^ (order >= 64 ? 0x80008000u : 0u);
     }
-  // Steps j and j + 1 of a row, or one step where their number is odd: their part of the transform, added to what is there.
-  constexpr int kTogether = kSteps % 2 == 0 ? 2 : 1;
-  const auto transform = [&](float (&c)[kTogether][2][4], const uint4 (&step)[kTogether]) {
+  if constexpr (kScaled) {
+    scaled_products<Side, T>(raw, side.factors + (side.per_head ? head * kDim : 0) + 8 * t, b, order >= 64, rows);
+  } else {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i)
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const uint4 own = step[i], other = step[kTogether - 1 - i];
-        const auto& with = i == 1 ? second : b;
-        Pair<T>::mma(c[i][n], own.x, own.y, own.z, own.w, with[n][0], with[n][1]);
-        if (kTogether == 2) Pair<T>::mma(c[i][n], other.x, other.y, other.z, other.w, across[n][0], across[n][1]);
-      }
-  };
-  const std::uint16_t* factors = side.factors ? side.factors + (side.per_head ? head * kDim : 0) + 8 * t : nullptr;
+      for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-  for (int j = 0; j < kSteps; j += kTogether)
+        for (int n = 0; n < 2; ++n) {
+          const uint4 own = raw[r][j], other = raw[r][kSteps % 2 == 0 ? j ^ 1 : j];
+          const auto& with = kSteps % 2 == 0 && j % 2 == 1 ? second : b;
+          float c[4] = {};
+          Pair<T>::mma(c, own.x, own.y, own.z, own.w, with[n][0], with[n][1]);
+          if (kSteps % 2 == 0) Pair<T>::mma(c, other.x, other.y, other.z, other.w, across[n][0], across[n][1]);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float c[kTogether][2][4] = {};
-      uint4 step[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) step[i] = raw[r][j + i];
-      if (factors) {  // the product with a factor is exact in two numbers of 16 bits
-        uint4 low[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const uint4 f = __ldg(reinterpret_cast<const uint4*>(factors + 32 * (j + i))), x = step[i];
-          step[i] = make_uint4(Pair<T>::multiply(x.x, f.x), Pair<T>::multiply(x.y, f.y), Pair<T>::multiply(x.z, f.z),
-                               Pair<T>::multiply(x.w, f.w));
-          low[i] = make_uint4(Pair<T>::remainder(x.x, f.x, step[i].x), Pair<T>::remainder(x.y, f.y, step[i].y),
-                              Pair<T>::remainder(x.z, f.z, step[i].z), Pair<T>::remainder(x.w, f.w, step[i].w));
+          for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
         }
-        transform(c, low);
-      }
-      transform(c, step);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            rows.x[r][j + i][4 * n + e] = c[i][n][e];
-            rows.x[r][j + i][4 * n + 2 + e] = c[i][n][2 + e];
-          }
-    }
+  }
   // Other bits: (a, b) -> (a + b, a - b), in place. The common factor is left to what follows.
   const auto butterfly = [](float& a, float& b) {
     a += b;
@@ -229,7 +254,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
           if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
   }
   rows.unit = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
-  if (side.factors) rows.unit *= __ldg(side.units + head);
+  if constexpr (kScaled) rows.unit *= __ldg(side.units + head);
   rows.rotated = order > 1;
   if (side.center) subtract_center<Side>(rows, side.center + head * kDim, t);
 }

@@ -38,13 +38,6 @@ struct Pair<__nv_bfloat16> {
         __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
     return *reinterpret_cast<const unsigned*>(&c);
   }
-  /// a b - c: what multiply() rounded away, if c is its result.
-  static __device__ __forceinline__ unsigned remainder(unsigned a, unsigned b, unsigned c) {
-    const __nv_bfloat162 r =
-        __hfma2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b),
-                __hneg2(*reinterpret_cast<const __nv_bfloat162*>(&c)));
-    return *reinterpret_cast<const unsigned*>(&r);
-  }
   static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                              unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
@@ -59,11 +52,6 @@ struct Pair<__half> {
   static __device__ __forceinline__ unsigned multiply(unsigned a, unsigned b) {
     const __half2 c = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
     return *reinterpret_cast<const unsigned*>(&c);
-  }
-  static __device__ __forceinline__ unsigned remainder(unsigned a, unsigned b, unsigned c) {
-    const __half2 r = __hfma2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b),
-                              __hneg2(*reinterpret_cast<const __half2*>(&c)));
-    return *reinterpret_cast<const unsigned*>(&r);
   }
   static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                              unsigned b0, unsigned b1) {
