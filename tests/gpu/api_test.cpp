@@ -496,7 +496,7 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
       const std::vector<float> mine = floats(std::span(found).subspan(static_cast<std::size_t>(i) * 2048, 2048));
       CHECK(relative_error(
                 mine, attend_expected(plan, windows, expected, floats(runner.query(5, kPrefix + i)), kPrefix)) <
-            (transformed ? 1.5e-2 : 1e-2));  // larger scores, of keys in 16 bits
+            (transformed ? 2e-2 : 1e-2));  // larger scores, of keys in 16 bits
     }
     --p.workspace_bytes;
     CHECK(prefill.run(runner.cache.handle(), layer, p, nullptr, &error) == KVQ_INVALID_ARGUMENT);

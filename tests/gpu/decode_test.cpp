@@ -19,7 +19,9 @@ void check(const DecodeVariant& variant, const DecodeCase& c) {
   // What is left is the rounding of the result, which plain loops in float have too.
   CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
   // Scores err as their queries are rounded, the more the sharper attention is: the plain loops' queries are, too.
-  CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-4);
+  // Transforms make scores larger.
+  const bool transformed = c.rotation == CaseRotation::scaled || c.rotation == CaseRotation::transform;
+  CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + (transformed ? 5e-4 : 1e-4));
 }
 
 /// Runs the case with every variant that has enough heads.

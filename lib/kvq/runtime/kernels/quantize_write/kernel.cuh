@@ -27,11 +27,19 @@ __device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, 
 constexpr int blocks_of_multiprocessor(int head_dim) { return head_dim > 128 ? 2 : 4; }
 
 /// What a warp keeps in shared memory; lanes read nothing but what they put there themselves.
-template <int kDim>
+template <int kDim, bool kScaled>
 struct WarpShared {
+  /// A matrix with factors is kept where blocks have room for it, else made for each run.
+  static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
   uint4 rows[2 * kDim / 32][32];  ///< the next rows
   uint4 matrices[2][32];          ///< matrix_operand() of keys and values
+  uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of the side at hand
 };
+
+/// Factors of the lane's channels.
+__device__ __forceinline__ const std::uint16_t* factors_of(const WriteSide& side, int head, int head_dim, int lane) {
+  return side.factors + (side.per_head ? head * head_dim : 0) + 8 * (lane & 3);
+}
 
 /// The runs of 16 tokens of a head: of one side, or of keys and then of values. A warp has one head, and of its runs
 /// every `stride`-th.
@@ -49,7 +57,7 @@ struct WriteRuns {
 /// @param next  asks for the next ones. After the rotation: earlier or later is slower
 template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
-                                           int first_token, const WarpShared<Side::kHeadDim>& shared, Next next,
+                                           int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared, Next next,
                                            int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
   const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
@@ -58,7 +66,12 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 #pragma unroll
   for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
   Rows<Side> rows;
-  rotate_rows<Side, T, kScaled>(from, raw, shared.matrices[job.value][lane], job.head, lane, rows);
+  const uint4 matrix = shared.matrices[job.value][lane];
+  const auto scaled = [&](int index) {
+    if constexpr (WarpShared<Side::kHeadDim, kScaled>::kKeepsScaled) return shared.scaled[index][lane];
+    return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix, index);
+  };
+  rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
   next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
@@ -71,9 +84,10 @@ template <typename K, typename V, typename T, bool kScaled>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
     quantize_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ WriteRuns runs) {
   static_assert(K::kHeadDim == V::kHeadDim);
-  __shared__ WarpShared<K::kHeadDim> all_shared[kWarps];
+  using Shared = WarpShared<K::kHeadDim, kScaled>;
+  __shared__ Shared all_shared[kWarps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  WarpShared<K::kHeadDim>& shared = all_shared[warp];
+  Shared& shared = all_shared[warp];
   const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
   int run = first / p.num_kv_heads;
   const int head = first - run * p.num_kv_heads;
@@ -86,9 +100,19 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   shared.matrices[1][lane] = matrix_operand<T>(p.v.order, lane);
   wait_for_kernels_before();
   fetch(run);
+  int kept = -1;  // whose matrix with factors is in shared memory: 1 = values
   const auto write_runs = [&]<typename Side>(Side, bool value, int end) {
     while (run < end) {
       const bool is_value = std::is_same_v<K, V> ? runs.is_value(run) : value;
+      if constexpr (Shared::kKeepsScaled) {
+        if (kept != static_cast<int>(is_value)) {
+          kept = is_value;
+          const std::uint16_t* factors = factors_of(is_value ? p.v : p.k, head, K::kHeadDim, lane);
+#pragma unroll  // all factors are asked for before the first is waited for
+          for (int i = 0; i < ScaledMatrix<K::kHeadDim>::kOperands; ++i)
+            shared.scaled[i][lane] = ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrices[is_value][lane], i);
+        }
+      }
       const WriteJob job = write_job<K, V>(p, is_value, head);
       const int first_token = runs.first_token(run);
       run += runs.stride;

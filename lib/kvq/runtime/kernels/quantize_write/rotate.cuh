@@ -108,54 +108,59 @@ __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WritePar
   ptx::cp_async_commit_group();
 }
 
-/// The products with tensor cores where channels have factors: of the matrix, not of the rows, since a factor times +1 or
-/// -1 is one number of 16 bits. A factor depends on bit 1 of the channel, too, so the 16 rows of an operand are the tokens g and
-/// g + 8 here, once for each value of that bit.
-/// @param factors  of the head, from the lane's channels on
-/// @param b        the lane's part of the matrix, see matrix_operand()
-/// @param bit_5    whether blocks reach across two steps
-template <typename Side, typename T>
-__device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], const std::uint16_t* factors,
-                                                const unsigned (&b)[2][2], bool bit_5, Rows<Side>& rows) {
-  constexpr int kSteps = Rows<Side>::kSteps, kTogether = kSteps % 2 == 0 ? 2 : 1;
+/// The matrix with the factors of a head's channels: what tensor cores multiply rows by where channels have factors. A factor
+/// times +1 or -1 is one number of 16 bits, so nothing is rounded. A factor depends on bit 1 of the channel, too, so the 16
+/// rows of an operand are the tokens g and g + 8 here, once for each value of that bit.
+/// @tparam kDim  channels
+template <int kDim>
+struct ScaledMatrix {
+  static constexpr int kSteps = kDim / 32, kTogether = kSteps % 2 == 0 ? 2 : 1;
+  static constexpr int kOperands = kSteps / kTogether * 4;  ///< for steps j (and j + 1), bit 1, and the columns' half
+
+  /// @param factors  of the head, from the lane's channels on
+  /// @param b        the lane's part of the matrix, see matrix_operand()
+  /// @return         of step j the words x and y, of step j + 1 z and w
+  template <typename T>
+  static __device__ __forceinline__ uint4 operand(const std::uint16_t* factors, uint4 b, int index) {
+    const int j = index / 4 * kTogether, bit_1 = index / 2 % 2, n = index % 2;
+    const unsigned b0 = n ? b.z : b.x, b1 = n ? b.w : b.y;
+    const unsigned* f = reinterpret_cast<const unsigned*>(factors) + 16 * j + bit_1;
+    const unsigned* next = f + (kTogether == 2 ? 16 : 0);
+    return make_uint4(Pair<T>::multiply(b0, __ldg(f)), Pair<T>::multiply(b1, __ldg(f + 2)),
+                      Pair<T>::multiply(b0, __ldg(next)), Pair<T>::multiply(b1, __ldg(next + 2)));
+  }
+};
+
+/// Rows times such a matrix. @param operand  the lane's ScaledMatrix::operand() of an index; @param bit_5  whether blocks reach
+/// across two steps
+template <typename Side, typename T, typename Operand>
+__device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], Operand operand, bool bit_5,
+                                                Rows<Side>& rows) {
+  using Matrix = ScaledMatrix<Side::kHeadDim>;
+  constexpr int kTogether = Matrix::kTogether, kNext = kTogether - 1;
   const unsigned keep = bit_5 ? ~0u : 0u, flip = bit_5 ? 0x80008000u : 0u;
 #pragma unroll
-  for (int j = 0; j < kSteps; j += kTogether) {
-    uint4 f[kTogether];
+  for (int index = 0; index < Matrix::kOperands; ++index) {
+    const int j = index / 4 * kTogether, bit_1 = index / 2 % 2, n = index % 2;
+    const uint4 m = operand(index);
+    const auto add = [&](float (&c)[4], int step, unsigned m0, unsigned m1) {
+      const uint4 &low = raw[0][step], &high = raw[1][step];
+      Pair<T>::mma(c, bit_1 ? low.y : low.x, bit_1 ? high.y : high.x, bit_1 ? low.w : low.z, bit_1 ? high.w : high.z, m0,
+                   m1);
+    };
+    float c[kTogether][4] = {};
+    add(c[0], j, m.x, m.y);
+    if (kTogether == 2) {
+      add(c[0], j + kNext, m.z & keep, m.w & keep);
+      add(c[kNext], j, m.x & keep, m.y & keep);
+      add(c[kNext], j + kNext, m.z ^ flip, m.w ^ flip);
+    }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) f[i] = __ldg(reinterpret_cast<const uint4*>(factors + 32 * (j + i)));
+    for (int i = 0; i < kTogether; ++i)
 #pragma unroll
-    for (int bit_1 = 0; bit_1 < 2; ++bit_1)
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        unsigned m[kTogether][2];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          m[i][0] = Pair<T>::multiply(b[n][0], bit_1 ? f[i].y : f[i].x);
-          m[i][1] = Pair<T>::multiply(b[n][1], bit_1 ? f[i].w : f[i].z);
-        }
-        const auto add = [&](float (&c)[4], const uint4& low, const uint4& high, unsigned m0, unsigned m1) {
-          Pair<T>::mma(c, bit_1 ? low.y : low.x, bit_1 ? high.y : high.x, bit_1 ? low.w : low.z,
-                       bit_1 ? high.w : high.z, m0, m1);
-        };
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          float c[4] = {};
-          if (kTogether == 1 || i == 0) {
-            add(c, raw[0][j], raw[1][j], m[0][0], m[0][1]);
-            if (kTogether == 2)
-              add(c, raw[0][j + kTogether - 1], raw[1][j + kTogether - 1], m[kTogether - 1][0] & keep,
-                  m[kTogether - 1][1] & keep);
-          } else {
-            add(c, raw[0][j + 1], raw[1][j + 1], m[kTogether - 1][0] ^ flip, m[kTogether - 1][1] ^ flip);
-            add(c, raw[0][j], raw[1][j], m[0][0] & keep, m[0][1] & keep);
-          }
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            rows.x[0][j + i][4 * n + 2 * bit_1 + e] = c[e];
-            rows.x[1][j + i][4 * n + 2 * bit_1 + e] = c[2 + e];
-          }
-        }
+      for (int e = 0; e < 2; ++e) {
+        rows.x[0][j + i][4 * n + 2 * bit_1 + e] = c[i][e];
+        rows.x[1][j + i][4 * n + 2 * bit_1 + e] = c[i][2 + e];
       }
   }
 }
@@ -164,9 +169,10 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
 /// @tparam kScaled  whether channels have factors: a kernel of its own, since code that is not run would still take room
 /// @param raw     as load_rows() has them
 /// @param matrix  matrix_operand() of the side's order
-template <typename Side, typename T, bool kScaled>
+/// @param scaled  the lane's ScaledMatrix::operand() of an index, for kScaled
+template <typename Side, typename T, bool kScaled, typename Scaled>
 __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[2][Side::kHeadDim / 32], uint4 matrix,
-                                            int head, int lane, Rows<Side>& rows) {
+                                            Scaled scaled, int head, int lane, Rows<Side>& rows) {
   constexpr int kSteps = Rows<Side>::kSteps, kDim = Side::kHeadDim;
   const int t = lane & 3, order = side.order;
   if constexpr (Side::kExact) {
@@ -211,7 +217,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       second[n][half] = b[n][half] ^ (order >= 64 ? 0x80008000u : 0u);
     }
   if constexpr (kScaled) {
-    scaled_products<Side, T>(raw, side.factors + (side.per_head ? head * kDim : 0) + 8 * t, b, order >= 64, rows);
+    scaled_products<Side, T>(raw, scaled, order >= 64, rows);
   } else {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
