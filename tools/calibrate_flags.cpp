@@ -333,6 +333,9 @@ void apply_transform(const CalibrateFlags& f, Options& options) {
   set("--transform", f.transform, f.v_allocation.has_value(), options.v);
   set("--transform-k", f.transform_k, f.k_allocation.has_value(), options.k);
   set("--transform-v", f.transform_v, f.v_allocation.has_value(), options.v);
+  // Channels are worth nothing only in the coordinates of klt: without it kvq decides as it did before there were transforms.
+  const bool klt = options.choose_transform || options.k.transform == TransformKind::klt || options.v.transform == TransformKind::klt;
+  if (options.method == "kvq" && !klt && !f.min_bits) options.min_bits = 1;
 }
 
 void apply_budget(const CalibrateFlags& f, Options& options) {
