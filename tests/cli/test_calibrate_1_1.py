@@ -705,7 +705,7 @@ def test_exact_layers_take_no_part(layered, tmp_path):
 
 
 INGREDIENTS = ["Block-GTQ keys, TQ-MSE values", "+ norm kept", "+ centred", "+ score qk_energy_product", "+ trellis codes",
-               "+ widths by the coder's own law", "+ basis chosen head by head", "+ one budget for layers and sides"]
+               "+ widths by the coder's own law", "+ basis chosen head by head", "+ transforms chosen head by head", "+ one budget for layers and sides"]
 
 
 def test_ablation(kvq, short, tmp_path):
@@ -866,12 +866,19 @@ def test_resumed_runs_hold_out_what_whole_ones_do(make_dump, tmp_path, first, se
     assert calibrate(dump, output, "--resume", *second).read_bytes() == fresh.read_bytes()
 
 
-@pytest.mark.parametrize("flags", [GTQ, TQ, KVQ, (*SAW, "--hessian", "paper")], ids=str)
+@pytest.mark.parametrize("flags", [GTQ, TQ, (*KVQ, "--transform", "klt"), (*KVQ, "--transform", "orthogonal"), (*SAW, "--hessian", "paper")], ids=str)
 def test_dry_run_predicts_the_size(short, tmp_path, flags):
     arguments = ("--model", short, "--output", tmp_path / "out", "--layers", 0, *flags)
     prediction = json.loads(succeed("kvq-calibrate", "--dry-run", "--json", *arguments).stdout)
     succeed("kvq-calibrate", "--quiet", *arguments)
     assert prediction["artifact_bytes"] == pytest.approx((tmp_path / "out").stat().st_size, rel=0.2)
+
+
+def test_dry_run_takes_the_larger_size_where_transforms_are_chosen(short, tmp_path):
+    def predicted(*flags) -> int:
+        return json.loads(succeed("kvq-calibrate", "--dry-run", "--json", "--model", short, "--output", tmp_path / "out", *KVQ, *flags).stdout)["artifact_bytes"]
+
+    assert predicted() == predicted("--transform", "klt") > predicted("--transform", "orthogonal")
 
 
 def test_fitted_tables_before(sample, tmp_path):

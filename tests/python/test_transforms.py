@@ -316,7 +316,7 @@ REFUSED = {
     "scale of one head": tensor(SCALE, TENSORS[SCALE][:1].copy()),
     "scale in float64": tensor(SCALE, TENSORS[SCALE].astype(np.float64)),
     "scale in int8": tensor(SCALE, TENSORS[SCALE].astype(np.int8)),
-    "scale of 3": damaged(SCALE, 3.0),
+    "scale of nine bits": damaged(SCALE, 1.0 + 2.0**-8),
     "scale next to 2": damaged(SCALE, np.nextafter(np.float32(2), np.float32(3))),
     "scale of 0": damaged(SCALE, 0.0),
     "scale of -0": damaged(SCALE, -0.0),

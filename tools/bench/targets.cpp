@@ -172,8 +172,8 @@ std::vector<Target> judge(const Run& run) {
     targets.push_back(target);
   }
   for (const WriteTarget& t : kWrite)
-    targets.push_back({.what = fmt::format("{} transform, write {}k tokens", t.name, t.tokens / 1024),
-                       .measure = "of time without",
+    targets.push_back({.what = fmt::format("{} transform write {}k", t.name, t.tokens / 1024),
+                       .measure = "of plain",
                        .asked = kTransformTime,
                        .at_most = true,
                        .reached = transform_ratio(run, *find(run, transformed(case_of(t))))});
