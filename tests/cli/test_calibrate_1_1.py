@@ -878,7 +878,8 @@ def test_dry_run_takes_the_larger_size_where_transforms_are_chosen(short, tmp_pa
     def predicted(*flags) -> int:
         return json.loads(succeed("kvq-calibrate", "--dry-run", "--json", "--model", short, "--output", tmp_path / "out", *KVQ, *flags).stdout)["artifact_bytes"]
 
-    assert predicted() == predicted("--transform", "klt") > predicted("--transform", "orthogonal")
+    assert predicted() == pytest.approx(predicted("--transform", "klt"), rel=0.01)
+    assert predicted() > predicted("--transform", "orthogonal")
 
 
 def test_fitted_tables_before(sample, tmp_path):
