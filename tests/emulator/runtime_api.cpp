@@ -173,14 +173,23 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
 cudaError_t cudaFree(void* pointer) {
   return at_once([&] { std::free(pointer); });
 }
+namespace {
+
+/// A copy of nothing may name no memory.
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memmove(to, from, bytes);
+}
+
+}  // namespace
+
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
-  return at_once([&] { std::memmove(to, from, bytes); });
+  return at_once([&] { copy(to, from, bytes); });
 }
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  return at_once([&] { std::memset(to, value, bytes); });
+  return at_once([&] { if (bytes > 0) std::memset(to, value, bytes); });
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return enqueue(stream, {nullptr, [=] { std::memmove(to, from, bytes); }});
+  return enqueue(stream, {nullptr, [=] { copy(to, from, bytes); }});
 }
 
 // ---- Streams, graphs, events --------------------------------------------------------------------------------------

@@ -78,6 +78,24 @@ TensorPlan plain_trellis() {
   return plan;
 }
 
+/// A matrix and its inverse for keys, scales of channels for values: 1.2.
+LayerPlan transformed() {
+  LayerPlan plan{.layer = 0, .geometry = kGeometry, .k = TensorPlan{}, .v = TensorPlan{}};
+  plan.k.coder = UniformCoder{.bits = 2, .group_size = 12, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  plan.v->coder = UniformCoder{.bits = 4, .group_size = 6, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  plan.k.rotation.kind = RotationKind::dense;
+  for (int h = 0; h < 2; ++h)
+    for (int i = 0; i < 12; ++i)
+      for (int j = 0; j < 12; ++j) {
+        plan.k.rotation.matrix.push_back(i == j ? 2.0f : 0.0f);
+        plan.k.rotation.inverse.push_back(i == j ? 0.5f : 0.0f);
+      }
+  plan.k.transform = MetricTransform{.kind = "balanced", .outlier_gain = {2.5, 1.0}, .condition = {1.0, 1.0}};
+  plan.v->rotation = {.kind = RotationKind::block_hadamard, .order = 2, .channel_scale = std::vector<float>(12, 1.5f)};
+  plan.v->transform = MetricTransform{.kind = "diagonal", .outlier_gain = {40.0, 2.0}, .condition = {1.0, 1.0}};
+  return plan;
+}
+
 /// One artifact of layers that use everything of 1.1.
 Artifact featured(std::vector<LayerPlan> layers) {
   Artifact artifact = test::example_artifact();
@@ -128,5 +146,6 @@ int main(int argc, char** argv) {
   write_seed(featured({channels}), folder / "mixed_codebook");
   write_seed(featured({plain}), folder / "trellis");
   write_seed(featured({table}), folder / "codebook");
-  for (const LayerPlan& layer : {mixed, plain, table}) write_seed(with_golden_rows(featured({layer})), folder / fmt::format("golden_{}", layer.layer));
+  write_seed(featured({transformed()}), folder / "transforms");
+  for (const LayerPlan& layer : {mixed, plain, table, transformed()}) write_seed(with_golden_rows(featured({layer})), folder / fmt::format("golden_{}{}", layer.layer, layer.k.transform ? "_transforms" : ""));
 }
