@@ -198,27 +198,42 @@ class Planner {
     return bases;
   }
 
-  /// The base that costs each head least at this budget.
-  Bases best_bases(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget) const {
+  /// A budget tried in some bases: the plan's sizes, and what it does to the outputs, head by head.
+  struct Trial {
+    Bases bases;
+    double bits = 0.0, bytes = 0.0;
+    std::vector<OutputChange> changes;
+  };
+  Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget, const Bases& bases) const {
+    const TensorPlan plan = allocate_side(views.of(bases), options_, budget, allocations(bases), false);
+    const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+    const double kv_heads = stats.geometry.num_kv_heads;
+    return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
+  }
+
+  /// The base that costs each head least at this budget, tried.
+  Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
     const Bases bases = bases_of(side);
-    Bases best(heads, bases.front());
-    if (bases.size() == 1) return best;
+    std::vector<Trial> trials;
+    std::vector<std::size_t> best(heads, 0);
     std::vector<double> least(heads, std::numeric_limits<double>::infinity());
     for (const Basis& base : bases) {
-      const Bases all(heads, base);
-      const TensorPlan plan = allocate_side(views.of(all), options_, budget, allocations(all), false);
-      const std::vector<OutputChange> changes = judge.changes(plan, side);
+      trials.push_back(trial(stats, views, judge, side, budget, Bases(heads, base)));
+      const std::vector<OutputChange>& changes = trials.back().changes;
       for (std::size_t h = 0; h < heads; ++h) {
         double cost = 0.0;  // within a layer every head counts as it does; with one basis for all heads their sum does
         for (std::size_t member = 0; member < changes.size(); ++member)
           if (heads == 1 || member == h) cost += judge.has_curvature() ? changes[member].curved : changes[member].squared;
         if (cost >= least[h]) continue;
         least[h] = cost;
-        best[h] = base;
+        best[h] = trials.size() - 1;
       }
     }
-    return best;
+    if (std::all_of(best.begin(), best.end(), [&](std::size_t base) { return base == best.front(); })) return std::move(trials[best.front()]);
+    Bases mixed;
+    for (const std::size_t base : best) mixed.push_back(bases[base]);
+    return trial(stats, views, judge, side, budget, mixed);
   }
 
   /// A side's choices. The bases are compared in the middle of each third of the ladder: at a low rate another one may be better than
@@ -229,24 +244,21 @@ class Planner {
     const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t first = part * steps / parts, end = (part + 1) * steps / parts;
-      const Bases bases = best_bases(stats, views, judge, unit.side, unit.budgets[(first + end) / 2]);
-      for (std::size_t i = first; i < end; ++i) {
-        unit.bases.push_back(bases);
-        try_budget(stats, views, judge, unit, unit.budgets[i]);
-      }
+      const std::size_t middle = (first + end) / 2;
+      const Trial best = best_trial(stats, views, judge, unit.side, unit.budgets[middle]);
+      for (std::size_t i = first; i < end; ++i)
+        add_choice(unit, judge, i == middle ? best : trial(stats, views, judge, unit.side, unit.budgets[i], best.bases));
     }
   }
 
-  void try_budget(const LayerStats& stats, Views& views, const LayerJudge& judge, Unit& unit, const SideBudget& budget) const {
-    const TensorPlan plan = allocate_side(views.of(unit.bases.back()), options_, budget, allocations(unit.bases.back()), false);
+  void add_choice(Unit& unit, const LayerJudge& judge, const Trial& tried) const {
     OutputChange total;
-    for (const OutputChange& change : judge.changes(plan, unit.side)) total += change;
+    for (const OutputChange& change : tried.changes) total += change;
+    unit.bases.push_back(tried.bases);
     unit.changes.push_back(total);
-    const int dim = unit.side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
-    const double kv_heads = stats.geometry.num_kv_heads;
-    unit.bits.push_back(mean_code_bits(plan) * dim * kv_heads);
-    unit.bytes.push_back(row_bytes(plan, dim) * kv_heads);
-    unit.choices.push_back({options_.budget_bytes ? unit.bytes.back() : unit.bits.back(), judge.has_curvature() ? total.curved : total.squared});
+    unit.bits.push_back(tried.bits);
+    unit.bytes.push_back(tried.bytes);
+    unit.choices.push_back({options_.budget_bytes ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
   }
 
   void try_everything() {
