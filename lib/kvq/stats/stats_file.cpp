@@ -122,20 +122,13 @@ TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
   return sample;
 }
 
-std::vector<float> read_curvature(const SafetensorsFile& file, const LayerRow& row) {
-  const std::string tensor = name_of(row.layer, "held_out.curvature");
+/// Matrices [heads, Dv, Dv] of a layer.
+template <typename T>
+std::vector<T> read_matrices(const SafetensorsFile& file, const LayerRow& row, const char* what, std::int64_t heads) {
+  const std::string tensor = name_of(row.layer, what);
   const std::int64_t dv = row.geometry.v_head_dim;
-  std::vector<float> values = file.read<float>(tensor, {row.geometry.num_q_heads, dv, dv});
-  if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }))
-    throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
-  return values;
-}
-
-std::vector<double> read_o_proj_metric(const SafetensorsFile& file, const LayerRow& row) {
-  const std::string tensor = name_of(row.layer, "o_proj_metric");
-  const std::int64_t dv = row.geometry.v_head_dim;
-  std::vector<double> values = file.read<double>(tensor, {row.geometry.num_kv_heads, dv, dv});
-  if (!std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); }))
+  std::vector<T> values = file.read<T>(tensor, {heads, dv, dv});
+  if (!std::all_of(values.begin(), values.end(), [](T x) { return std::isfinite(x); }))
     throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
   return values;
 }
@@ -155,7 +148,7 @@ HeldOut read_held_out(const SafetensorsFile& file, const LayerRow& row) {
   held.q = read_rows(file, row.layer, "held_out.q", m, g.num_q_heads, g.head_dim);
   held.k = read_rows(file, row.layer, "held_out.k", n, g.num_kv_heads, g.head_dim);
   if (row.has_values) held.v = read_rows(file, row.layer, "held_out.v", n, g.num_kv_heads, g.v_head_dim);
-  if (row.curvature) held.curvature = read_curvature(file, row);
+  if (row.curvature) held.curvature = read_matrices<float>(file, row, "held_out.curvature", g.num_q_heads);
   return held;
 }
 
@@ -306,7 +299,7 @@ LayerStats StatsFile::load(std::size_t index) const {
   stats.content_hash = row.content_hash;
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
-  if (row.o_proj_metric) stats.o_proj_metric = read_o_proj_metric(impl_->file, row);
+  if (row.o_proj_metric) stats.o_proj_metric = read_matrices<double>(impl_->file, row, "o_proj_metric", row.geometry.num_kv_heads);
   if (row.held_out_tokens > 0) stats.held_out = read_held_out(impl_->file, row);
   if (row.golden_tokens > 0) stats.golden = read_golden(impl_->file, row);
   return stats;
