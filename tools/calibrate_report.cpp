@@ -74,6 +74,9 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n", artifact.windows.sink_tokens,
                       artifact.windows.recent_tokens, context);
   text += "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, centre (c) and clip.\n";
+  const bool behind_o_proj = std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                                         [](const LayerPlan& layer) { return layer.v && layer.v->error && layer.v->error->metric == "output_weighted"; });
+  if (behind_o_proj) text += "Values with a transform: attention-weighted e W e^T, W the metric of o_proj.\n";
   if (gains) text += "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced ones.\n";
   if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
   const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
