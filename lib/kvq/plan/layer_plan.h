@@ -13,7 +13,7 @@ namespace kvq {
 
 /// What the calibration minimised, relative to the energy of the exact quantity.
 struct FitError {
-  std::string metric;   ///< "query_weighted" (keys), "attention_weighted" or "unweighted" (values)
+  std::string metric;   ///< "query_weighted" (keys), "attention_weighted", "output_weighted" (and by o_proj's metric) or "unweighted" (values)
   double before = 0.0;  ///< the same coder without rotation, centre and clip
   double after = 0.0;   ///< this plan
 };

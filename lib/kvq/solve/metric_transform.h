@@ -32,9 +32,9 @@ HeadTransform diagonal_transform(std::span<const double> c, std::span<const doub
 /// A = Z diag(s^(1/4)): Z the simultaneous diagonalisation Z^T C Z = I, Z^-1 W Z^-T = diag(s), s descending. So rows x A have
 /// covariance and metric diag(sqrt(s)), and tr(A^-1 W A^-T) tr(A^T C A) is smallest of all A. With signs that make mean @ A
 /// positive, A is unique where the s differ: if rows become x M and the metric M^-1 W M^-T, x M A' = x A. Rows get a mean square of 1.
-/// From few tokens small eigenvalues come out too small and a transform would amplify what it has not seen: below kTokensPerChannel
-/// D tokens C and W, scaled to equal diagonals, get D / tokens - 1 / kTokensPerChannel of their mean diagonal added, and always kFloor of it.
-/// While transform_condition() would exceed `most_condition`, ten times as much is added.
+/// From few tokens the small eigenvalues of C are estimated too small, and A would amplify rows that C has not seen. So C and W, scaled to
+/// equal diagonals, get a part of their mean diagonal added: D / tokens - 1 / kTokensPerChannel, at least 1e-13. Where the condition number
+/// of A (transform_condition() of plans) exceeds `most_condition`, ten times as much is added, until it does not.
 /// @param mean  [D] of the rows, for signs; empty: the largest component of each column is positive
 HeadTransform balanced_transform(std::span<const double> c, std::span<const double> w, std::span<const double> mean, int dim, std::int64_t tokens, double most_condition);
 
