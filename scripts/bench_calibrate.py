@@ -32,14 +32,29 @@ def write_dump(path, seed=0):
     rng = np.random.default_rng(seed)
     spectrum = np.exp(-np.arange(DIM) / 40).astype(np.float32) * 1.5
     with h5py.File(path, "w") as f:
-        f.attrs.update(format="kvq-dump", version="1.0", model_name="bench", capture_point="post_rope", num_layers=1,
-                       producer="bench_calibrate.py")
+        f.attrs.update(
+            format="kvq-dump",
+            version="1.0",
+            model_name="bench",
+            capture_point="post_rope",
+            num_layers=1,
+            producer="bench_calibrate.py",
+        )
         f["cu_seqlens"] = np.array([0, TOKENS], np.int64)
         f["positions"] = np.arange(TOKENS, dtype=np.int64)
         g = f.create_group("layers/0")
-        g.attrs.update(num_q_heads=Q_HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, v_head_dim=DIM,
-                       softmax_scale=DIM ** -0.5, sliding_window=0, kind="gqa", rope_layout="half", rotary_dim=DIM,
-                       rotary_offset=0)
+        g.attrs.update(
+            num_q_heads=Q_HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=DIM,
+            v_head_dim=DIM,
+            softmax_scale=DIM**-0.5,
+            sliding_window=0,
+            kind="gqa",
+            rope_layout="half",
+            rotary_dim=DIM,
+            rotary_offset=0,
+        )
         g["rope_inv_freq"] = 1e6 ** (-np.arange(0, DIM, 2) / DIM)
         for name, heads in (("q", Q_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             rows = rng.standard_normal((TOKENS, heads, DIM), dtype=np.float32) * spectrum
@@ -67,7 +82,7 @@ def plain_numpy(path):
     places = [int(f"{i:07b}"[::-1], 2) for i in range(DIM)]
     group = Q_HEADS // KV_HEADS
     for h in range(KV_HEADS):
-        rows = q[:, h * group:(h + 1) * group].reshape(-1, DIM)
+        rows = q[:, h * group : (h + 1) * group].reshape(-1, DIM)
         c_q = rows.T @ rows / len(rows)
         weights = np.einsum("td,td->t", k[:, h] @ c_q, k[:, h])
         weighted = v[:, h] * np.sqrt(weights / weights.sum())[:, None]
@@ -102,8 +117,11 @@ def numpy_gemm():
 
 def gemm_gflops(threads):
     environment = os.environ | {"OPENBLAS_NUM_THREADS": str(threads)}
-    return float(subprocess.run([sys.executable, __file__, "--numpy-gemm"], check=True, capture_output=True,
-                                env=environment).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, __file__, "--numpy-gemm"], check=True, capture_output=True, env=environment
+        ).stdout
+    )
 
 
 def main():
@@ -111,7 +129,9 @@ def main():
     parser.add_argument("--bin", default="build/release/tools", help="folder of kvq-calibrate [%(default)s]")
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each, after one warm-up [%(default)s]")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--oscar-script", metavar="FILE", help="OSCAR's compute_kv_rotation.py, to be timed beside ours")
+    parser.add_argument(
+        "--oscar-script", metavar="FILE", help="OSCAR's compute_kv_rotation.py, to be timed beside ours"
+    )
     parser.add_argument("--plain-numpy", metavar="DUMP", help=argparse.SUPPRESS)
     parser.add_argument("--numpy-gemm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -124,14 +144,39 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         dump, out = pathlib.Path(folder) / "layer.h5", pathlib.Path(folder) / "out.safetensors"
         write_dump(dump)
-        common = [tool, "--model", dump, "--output", out, "--clip-k", "0.96", "--clip-v", "0.92", "--quiet", "--threads",
-                  str(args.threads)]
-        commands = {"plain": [sys.executable, __file__, "--plain-numpy", dump], "sst": common + ["--target-v", "sst"],
-                    "exact": common}
+        common = [
+            tool,
+            "--model",
+            dump,
+            "--output",
+            out,
+            "--clip-k",
+            "0.96",
+            "--clip-v",
+            "0.92",
+            "--quiet",
+            "--threads",
+            str(args.threads),
+        ]
+        commands = {
+            "plain": [sys.executable, __file__, "--plain-numpy", dump],
+            "sst": common + ["--target-v", "sst"],
+            "exact": common,
+        }
         if args.oscar_script:
             write_oscar_dump(dump, pathlib.Path(folder) / "oscar")
-            commands["oscar"] = [sys.executable, args.oscar_script, "--dump-path", pathlib.Path(folder) / "oscar",
-                                 "--method", "qqt_sst", "--composition", "r_h_pbr", "--chunk-id", "1"]
+            commands["oscar"] = [
+                sys.executable,
+                args.oscar_script,
+                "--dump-path",
+                pathlib.Path(folder) / "oscar",
+                "--method",
+                "qqt_sst",
+                "--composition",
+                "r_h_pbr",
+                "--chunk-id",
+                "1",
+            ]
         seconds, peaks, gemm = {name: [] for name in commands}, {name: 0 for name in commands}, []
         for run in range(args.runs + 1):
             if run:
@@ -149,12 +194,18 @@ def main():
     shares = [ours / machine for ours, machine in zip(attention, gemm)]
     print(f"{args.threads} threads, {args.runs} runs of each in turn, whole processes, median (min .. max)")
     for name in commands:
-        print(f"  {name:<6} {median[name]:6.2f} s ({min(seconds[name]):.2f} .. {max(seconds[name]):.2f})"
-              f"  {median['plain'] / median[name]:5.2f}x plain  peak {peaks[name] / 1e6:.0f} MB")
-    print(f"exact C_S: {flops * 1e-9:.0f} GFLOP at {statistics.median(attention):.0f} GFLOP/s; numpy's float32 GEMM "
-          f"{statistics.median(gemm):.0f} GFLOP/s; ratio {statistics.median(shares):.0%} ({min(shares):.0%} .. {max(shares):.0%})")
+        print(
+            f"  {name:<6} {median[name]:6.2f} s ({min(seconds[name]):.2f} .. {max(seconds[name]):.2f})"
+            f"  {median['plain'] / median[name]:5.2f}x plain  peak {peaks[name] / 1e6:.0f} MB"
+        )
+    print(
+        f"exact C_S: {flops * 1e-9:.0f} GFLOP at {statistics.median(attention):.0f} GFLOP/s; numpy's float32 GEMM "
+        f"{statistics.median(gemm):.0f} GFLOP/s; ratio {statistics.median(shares):.0%} ({min(shares):.0%} .. {max(shares):.0%})"
+    )
     bound = 1.5 * layer_bytes + 256e6
-    print(f"peak memory {peaks['exact'] / 1e6:.0f} MB; 1.5 x the layer's raw {layer_bytes / 1e6:.0f} MB + 256 MB = {bound / 1e6:.0f} MB")
+    print(
+        f"peak memory {peaks['exact'] / 1e6:.0f} MB; 1.5 x the layer's raw {layer_bytes / 1e6:.0f} MB + 256 MB = {bound / 1e6:.0f} MB"
+    )
     return 0
 
 

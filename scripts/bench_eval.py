@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Speed and memory of kvq-eval beside numpy's float32 GEMM on the same cores: one layer of 8192 tokens, 32 query and 8 KV heads, head_dim 128.
+"""Speed and memory of kvq-eval beside numpy's float32 GEMM on the same cores: one layer of 8192 tokens, 32 query and 8
+KV heads, head_dim 128.
 
-Alternates both for some rounds and prints medians. The work counted is that of five causal products for each query head, which an
-evaluation of one scheme cannot do without: Q K^T, P V, Q (K^ - K)^T, P (V^ - V) and (P^ - P) V^. Whole processes: reading the dump,
-coding all rows and all other metrics are in the time, not in the work; with --o-proj also two products with the output projection for each
-token, which itself counts as a part of the layer.
-"""
+Alternates both for some rounds and prints medians. The work counted is that of five causal products for each query
+head, which an evaluation of one scheme cannot do without: Q K^T, P V, Q (K^ - K)^T, P (V^ - V) and (P^ - P) V^. Whole
+processes: reading the dump, coding all rows and all other metrics are in the time, not in the work; with --o-proj also
+two products with the output projection for each token, which itself counts as a part of the layer."""
 
 import argparse
 import json
@@ -49,7 +49,9 @@ def add_projection(dump):
 def evaluate(tool, dump, scheme):
     """Seconds and peak memory of one process."""
     start = time.perf_counter()
-    process = subprocess.Popen([tool, "--model", dump, "--scheme", scheme, "--json", "--quiet"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [tool, "--model", dump, "--scheme", scheme, "--json", "--quiet"], stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"bench_eval.py: error: {tool} failed")
@@ -61,13 +63,34 @@ def main():
     parser.add_argument("--runs", type=int, default=5, help="rounds [5]")
     parser.add_argument("--scheme", default="naive-int2", help="what to evaluate [naive-int2]")
     parser.add_argument("--o-proj", action="store_true", help="a dump with an output projection")
-    parser.add_argument("--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools")
+    parser.add_argument(
+        "--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         dump = pathlib.Path(folder) / "dump.h5"
-        subprocess.run([sys.executable, SCRIPTS / "make_synthetic_dump.py", dump, "--layers", "1", "--tokens", str(TOKENS), "--q-heads", str(Q_HEADS),
-                        "--kv-heads", str(KV_HEADS), "--head-dim", str(DIM), "--dtype", "float16"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                sys.executable,
+                SCRIPTS / "make_synthetic_dump.py",
+                dump,
+                "--layers",
+                "1",
+                "--tokens",
+                str(TOKENS),
+                "--q-heads",
+                str(Q_HEADS),
+                "--kv-heads",
+                str(KV_HEADS),
+                "--head-dim",
+                str(DIM),
+                "--dtype",
+                "float16",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         if args.o_proj:
             add_projection(dump)
         rounds = [(gemm_rate(), *evaluate(args.bin / "kvq-eval", dump, args.scheme)) for _ in range(args.runs)]
@@ -76,12 +99,21 @@ def main():
     ratio = statistics.median(WORK / row[1] / 1e9 / row[0] for row in rounds)
     peak = max(row[2] for row in rounds)
     layer = LAYER_BYTES + (O_PROJ_BYTES if args.o_proj else 0)
-    result = {"seconds": seconds, "gflops": WORK / seconds / 1e9, "gemm_gflops": gemm, "ratio": ratio, "peak_bytes": peak, "layer_bytes": layer}
+    result = {
+        "seconds": seconds,
+        "gflops": WORK / seconds / 1e9,
+        "gemm_gflops": gemm,
+        "ratio": ratio,
+        "peak_bytes": peak,
+        "layer_bytes": layer,
+    }
     if args.json:
         print(json.dumps(result, indent=2))
         return 0
-    print(f"kvq-eval --scheme {args.scheme}: {seconds:.2f} s, {result['gflops']:.0f} GFLOP/s; numpy GEMM {gemm:.0f} GFLOP/s; ratio {ratio:.0%} "
-          f"({min(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} to {max(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} in single rounds)")
+    print(
+        f"kvq-eval --scheme {args.scheme}: {seconds:.2f} s, {result['gflops']:.0f} GFLOP/s; numpy GEMM {gemm:.0f} GFLOP/s; ratio {ratio:.0%} "
+        f"({min(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} to {max(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} in single rounds)"
+    )
     print(f"peak memory {peak / 1e6:.0f} MB, {peak / layer:.2f} times the layer's {layer / 1e6:.0f} MB")
     return 0
 

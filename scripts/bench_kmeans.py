@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark of k-means against scikit-learn: same rows, same cores, in turn within one run.
 
-Makes 20000 Gaussian rows of 256 channels with a decaying spectrum (float32) and clusters them into 256, 25 iterations from one
-greedy k-means++ seeding; neither side stops early. Prints wall and processor seconds of seeding and of Lloyd (medians over
-the rounds; processor seconds tell more on a busy machine), their ratios and the ratio of the inertias.
+Makes 20000 Gaussian rows of 256 channels with a decaying spectrum (float32) and clusters them into 256, 25 iterations
+from one greedy k-means++ seeding; neither side stops early. Prints wall and processor seconds of seeding and of Lloyd
+(medians over the rounds; processor seconds tell more on a busy machine), their ratios and the ratio of the inertias.
 
 scikit-learn is not among kvq's requirements: give --python an environment that has it, for example
 
@@ -55,8 +55,19 @@ def run_sklearn(path, seed):
     (seeds, _), seeding, seeding_cpu = timed(lambda: sklearn.cluster.kmeans_plusplus(rows, CLUSTERS, random_state=seed))
     lloyd_of = sklearn.cluster.KMeans(CLUSTERS, init=seeds, n_init=1, max_iter=ITERATIONS, tol=0, algorithm="lloyd")
     fitted, lloyd, lloyd_cpu = timed(lambda: lloyd_of.fit(rows))
-    print(json.dumps({"seeding": seeding, "seeding_cpu": seeding_cpu, "lloyd": lloyd, "lloyd_cpu": lloyd_cpu,
-                      "iterations": fitted.n_iter_, "inertia": float(fitted.inertia_), "version": sklearn.__version__}))
+    print(
+        json.dumps(
+            {
+                "seeding": seeding,
+                "seeding_cpu": seeding_cpu,
+                "lloyd": lloyd,
+                "lloyd_cpu": lloyd_cpu,
+                "iterations": fitted.n_iter_,
+                "inertia": float(fitted.inertia_),
+                "version": sklearn.__version__,
+            }
+        )
+    )
 
 
 def output_of(command, threads):
@@ -72,11 +83,15 @@ def print_table(ours, theirs):
         for key, unit in ((part, "s"), (f"{part}_cpu", "s cpu")):
             mine, other = ([run[key] for run in runs] for runs in (ours, theirs))
             ratios = [b / a for a, b in zip(mine, other)]
-            print(f"  {part:<8} kvq {statistics.median(mine):7.3f}  scikit-learn {statistics.median(other):7.3f} {unit:<6}"
-                  f" {statistics.median(ratios):6.2f}x ({min(ratios):.2f} .. {max(ratios):.2f})")
+            print(
+                f"  {part:<8} kvq {statistics.median(mine):7.3f}  scikit-learn {statistics.median(other):7.3f} {unit:<6}"
+                f" {statistics.median(ratios):6.2f}x ({min(ratios):.2f} .. {max(ratios):.2f})"
+            )
     ratios = [a["inertia"] / b["inertia"] for a, b in zip(ours, theirs)]
-    print(f"  inertia  kvq / scikit-learn {statistics.median(ratios):.5f} ({min(ratios):.5f} .. {max(ratios):.5f}),"
-          f" iterations {ours[0]['iterations']} and {theirs[0]['iterations']}")
+    print(
+        f"  inertia  kvq / scikit-learn {statistics.median(ratios):.5f} ({min(ratios):.5f} .. {max(ratios):.5f}),"
+        f" iterations {ours[0]['iterations']} and {theirs[0]['iterations']}"
+    )
 
 
 def main():
@@ -84,7 +99,9 @@ def main():
     parser.add_argument("--bin", default="build/release/tests/bench_kmeans", help="our program [%(default)s]")
     parser.add_argument("--python", default=sys.executable, help="a Python that has scikit-learn [this one]")
     parser.add_argument("--runs", type=int, default=3, help="rounds, each with its own seed [%(default)s]")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), help="and cores [%(default)s]")
+    parser.add_argument(
+        "--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), help="and cores [%(default)s]"
+    )
     parser.add_argument("--sklearn", nargs=2, metavar=("FILE", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.sklearn:
@@ -92,15 +109,19 @@ def main():
     if not pathlib.Path(args.bin).is_file():
         fail(f"{args.bin}: expected our program; build the target bench_kmeans or name it with --bin")
 
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:args.threads])  # both sides inherit it
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])  # both sides inherit it
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "rows.f32")
         write_rows(path, seed=0)
         for seed in range(args.runs):
             theirs.append(output_of([args.python, __file__, "--sklearn", path, str(seed)], args.threads))
-            ours.append(output_of([args.bin, path, *map(str, (DIM, CLUSTERS, ITERATIONS, seed, args.threads))], args.threads))
-    print(f"{ROWS} x {DIM}, {CLUSTERS} clusters, {args.threads} threads, {args.runs} rounds, scikit-learn {theirs[0]['version']}")
+            ours.append(
+                output_of([args.bin, path, *map(str, (DIM, CLUSTERS, ITERATIONS, seed, args.threads))], args.threads)
+            )
+    print(
+        f"{ROWS} x {DIM}, {CLUSTERS} clusters, {args.threads} threads, {args.runs} rounds, scikit-learn {theirs[0]['version']}"
+    )
     print_table(ours, theirs)
     return 0
 

@@ -31,8 +31,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="holds layer_0, layer_1, ...")
     parser.add_argument("output", metavar="OUT.h5", type=Path)
     parser.add_argument("--keep-first-chunk", action="store_true", help="keep chunk 0, the server's warm-up")
-    parser.add_argument("--positions", metavar="FILE", type=Path,
-                        help=".npy of integers, one per kept token, as given to RoPE (default: 0.. in each sequence)")
+    parser.add_argument(
+        "--positions",
+        metavar="FILE",
+        type=Path,
+        help=".npy of integers, one per kept token, as given to RoPE (default: 0.. in each sequence)",
+    )
     model = parser.add_argument_group("what the dump does not say; single options override --config")
     model.add_argument("--config", metavar="config.json", type=Path, help="of the Hugging Face model")
     model.add_argument("--rope-layout", choices=["none", "half", "interleaved"])
@@ -41,8 +45,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     model.add_argument("--rotary-offset", metavar="N", type=int, default=0)
     model.add_argument("--softmax-scale", metavar="X", type=float, help="default: 1/sqrt(D)")
     model.add_argument("--sliding-window", metavar="N", type=int, help="default: as in --config, else none")
-    model.add_argument("--num-layers", metavar="N", type=int,
-                       help="of the model (default: as in --config, else the last one + 1)")
+    model.add_argument(
+        "--num-layers", metavar="N", type=int, help="of the model (default: as in --config, else the last one + 1)"
+    )
     model.add_argument("--model-name", metavar="NAME", help="default: the folder's name")
     args = parser.parse_args(argv)
     if args.config is None and args.rope_layout is None:
@@ -57,14 +62,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 # What the dump does not say
 
+
 def choose_rope(args, config, head_dim: int):
     """RopeFacts from the flags, then from the configuration."""
     from kvq_py.rope_config import RopeFacts, plain_frequencies
 
     layout = args.rope_layout or config.rope_layout
     if layout is None:
-        raise usage(f"{args.config}: model type '{config.values.get('model_type')}' is not in the table of layouts",
-                    "name --rope-layout: half for pairs (i, i + n/2), interleaved for pairs (2i, 2i+1)")
+        raise usage(
+            f"{args.config}: model type '{config.values.get('model_type')}' is not in the table of layouts",
+            "name --rope-layout: half for pairs (i, i + n/2), interleaved for pairs (2i, 2i+1)",
+        )
     if layout == "none":
         return RopeFacts()
     if args.rope_theta is not None or config is None:
@@ -74,8 +82,11 @@ def choose_rope(args, config, head_dim: int):
         inv_freq, factor = config.frequencies()
         rotary_dim = args.rotary_dim or 2 * len(inv_freq)
     if rotary_dim != 2 * len(inv_freq) or not 0 <= args.rotary_offset <= head_dim - rotary_dim:
-        raise usage(f"a rotary slice of {rotary_dim} channels from {args.rotary_offset} on, with {len(inv_freq)} "
-                    f"frequencies, does not fit heads of {head_dim}", "see --rotary-dim and --rope-theta")
+        raise usage(
+            f"a rotary slice of {rotary_dim} channels from {args.rotary_offset} on, with {len(inv_freq)} "
+            f"frequencies, does not fit heads of {head_dim}",
+            "see --rotary-dim and --rope-theta",
+        )
     return RopeFacts(layout, rotary_dim, args.rotary_offset, factor, tuple(map(float, inv_freq)))
 
 
@@ -87,11 +98,19 @@ def layer_facts(args, config, layer: int, tensors):
     if window is None:
         window = config.sliding_window(layer) if config else 0
     rope = choose_rope(args, config, head_dim)
-    return LayerFacts(num_q_heads=q_heads, num_kv_heads=tensors["k"].shape[1], head_dim=head_dim,
-                      v_head_dim=tensors["v"].shape[2], softmax_scale=args.softmax_scale or head_dim**-0.5,
-                      sliding_window=window, rope_layout=rope.layout, rotary_dim=rope.rotary_dim,
-                      rotary_offset=rope.offset, rope_attention_factor=rope.attention_factor,
-                      rope_inv_freq=rope.inv_freq)
+    return LayerFacts(
+        num_q_heads=q_heads,
+        num_kv_heads=tensors["k"].shape[1],
+        head_dim=head_dim,
+        v_head_dim=tensors["v"].shape[2],
+        softmax_scale=args.softmax_scale or head_dim**-0.5,
+        sliding_window=window,
+        rope_layout=rope.layout,
+        rotary_dim=rope.rotary_dim,
+        rotary_offset=rope.offset,
+        rope_attention_factor=rope.attention_factor,
+        rope_inv_freq=rope.inv_freq,
+    )
 
 
 def load_positions(path: Path, lengths: tuple[int, ...]):
@@ -112,6 +131,7 @@ def load_positions(path: Path, lengths: tuple[int, ...]):
 
 # What nobody can add later
 
+
 def gaps(args, dump, first_layer) -> list[str]:
     """What the dump lacks, for people: printed, and in short in `producer`."""
     found = []
@@ -123,17 +143,21 @@ def gaps(args, dump, first_layer) -> list[str]:
         found.append("no positions: every sequence counts from 0, wherever it really began")
     chunks = first_layer.chunk_lengths
     full = sum(length == max(chunks) for length in chunks) if len(chunks) > 1 else 0
-    found.append("no request ids: a prompt cut by chunked prefill appears as several sequences, the later ones without "
-                 f"the keys before them ({full} of {len(chunks)} chunks have the greatest length, {max(chunks)}: "
-                 "likely cut)")
+    found.append(
+        "no request ids: a prompt cut by chunked prefill appears as several sequences, the later ones without "
+        f"the keys before them ({full} of {len(chunks)} chunks have the greatest length, {max(chunks)}: "
+        "likely cut)"
+    )
     found.append("prefix-cache hits are not in the dump: sequences may lack their first keys")
     found.append("the dump stops at a token limit: the last sequence may be cut")
     found.append("decode-time tokens were not dumped, and no model_fingerprint is known")
     return found
 
 
-SHORT_GAPS = ("from an OSCAR dump: no request ids, {positions}, sequences may lack keys before them (chunked prefill, "
-              "prefix cache) and may stop early, no decode tokens")
+SHORT_GAPS = (
+    "from an OSCAR dump: no request ids, {positions}, sequences may lack keys before them (chunked prefill, "
+    "prefix cache) and may stop early, no decode tokens"
+)
 
 
 def producer(args) -> str:
@@ -142,6 +166,7 @@ def producer(args) -> str:
 
 
 # Conversion
+
 
 def convert(args) -> None:
     from kvq_py.dump_writer import DumpWriter
@@ -155,8 +180,13 @@ def convert(args) -> None:
         raise usage(f"the dump has layer {dump.layers[-1]}, but the model {num_layers} layers", "see --num-layers")
     first = load_layer(dump, dump.layers[0])
     with atomic_path(args.output) as temporary, DumpWriter(temporary) as writer:
-        writer.root(model_name=args.model_name or args.folder.resolve().name, capture_point="post_rope",
-                    num_layers=num_layers, producer=producer(args), model_config=config.text if config else None)
+        writer.root(
+            model_name=args.model_name or args.folder.resolve().name,
+            capture_point="post_rope",
+            num_layers=num_layers,
+            producer=producer(args),
+            model_config=config.text if config else None,
+        )
         writer.tokens(first.lengths, choose_positions(args, first.lengths))
         for layer in dump.layers:
             loaded = first if layer == dump.layers[0] else load_layer(dump, layer)
@@ -177,8 +207,10 @@ def choose_positions(args, lengths: tuple[int, ...]):
 def report(args, dump, first) -> None:
     for gap in gaps(args, dump, first):
         print(f"{PROGRAM}: warning: {gap}", file=sys.stderr)
-    print(f"wrote {args.output}: {len(dump.layers)} layers, {sum(first.lengths)} tokens in {len(first.lengths)} "
-          f"sequences from {len(dump.chunks)} chunks")
+    print(
+        f"wrote {args.output}: {len(dump.layers)} layers, {sum(first.lengths)} tokens in {len(first.lengths)} "
+        f"sequences from {len(dump.chunks)} chunks"
+    )
 
 
 def run(args) -> int:

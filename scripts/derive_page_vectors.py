@@ -63,10 +63,15 @@ class Side:
 
     def fields(self) -> dict:
         common = {"head_dim": self.head_dim, "bits": self.bits}
-        return common if self.exact else common | {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
+        return (
+            common
+            if self.exact
+            else common | {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
+        )
 
 
 # Which code lies where, for one reader: lane l finds at byte x of its run, slice k, the code of (token, channel).
+
 
 def run_position(side: Side, lane: int, x: int) -> int:
     """The tile's byte."""
@@ -152,6 +157,7 @@ def exact_order(head_dim: int, token: int) -> list[int]:
 
 # Tiles, from rows by token
 
+
 def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
     tile = bytearray(side.tile_bytes)
     for position, k, token, channel in (value_codes if is_value else key_codes)(side):
@@ -161,7 +167,7 @@ def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
         if token in rows:
             text = rows[token]["minima" if number else "scales"][group]
             position = side.code_bytes + 2 * index
-            tile[position:position + 2] = int(text, 16).to_bytes(2, "little")
+            tile[position : position + 2] = int(text, 16).to_bytes(2, "little")
     return bytes(tile)
 
 
@@ -206,12 +212,17 @@ def window_bytes(case: dict) -> bytes:
     slot = b""
     for head in range(case["num_kv_heads"]):
         for tile in range((sink_rows + ring_rows) // TILE_TOKENS):
-            slot += exact_tile(case["k"].head_dim, list(range(case["k"].head_dim)), rows_of_tile(case["rows"], "k", head, tile, row_of))
-            slot += exact_tile(case["v"].head_dim, value_order(case["v"]), rows_of_tile(case["rows"], "v", head, tile, row_of))
+            slot += exact_tile(
+                case["k"].head_dim, list(range(case["k"].head_dim)), rows_of_tile(case["rows"], "k", head, tile, row_of)
+            )
+            slot += exact_tile(
+                case["v"].head_dim, value_order(case["v"]), rows_of_tile(case["rows"], "v", head, tile, row_of)
+            )
     return slot
 
 
 # Cases
+
 
 def mixed_bits(*indices: int) -> int:
     """32 bits without visible order, of integers alone."""
@@ -243,19 +254,54 @@ def made_up_row(side: Side, *indices: int) -> dict:
 
 def page_case(name: str, why: str, k: Side, v: Side, page_size: int, num_kv_heads: int, slots, rows=None) -> dict:
     """Rows of all heads at `slots`, made up; or `rows` as they are."""
-    made_up = [{"side": s, "head": head, "slot": slot} | made_up_row(side, ord(s), head, slot)
-               for head in range(num_kv_heads) for s, side in (("k", k), ("v", v)) for slot in slots]
-    return {"name": name, "why": why, "kind": "page", "num_kv_heads": num_kv_heads, "page_size": page_size, "k": k, "v": v,
-            "rows": made_up if rows is None else rows}
+    made_up = [
+        {"side": s, "head": head, "slot": slot} | made_up_row(side, ord(s), head, slot)
+        for head in range(num_kv_heads)
+        for s, side in (("k", k), ("v", v))
+        for slot in slots
+    ]
+    return {
+        "name": name,
+        "why": why,
+        "kind": "page",
+        "num_kv_heads": num_kv_heads,
+        "page_size": page_size,
+        "k": k,
+        "v": v,
+        "rows": made_up if rows is None else rows,
+    }
 
 
-def window_case(name: str, why: str, k: Side, v: Side, num_kv_heads: int, sink_tokens: int, sink_rows: int, ring_rows: int,
-                positions) -> dict:
+def window_case(
+    name: str,
+    why: str,
+    k: Side,
+    v: Side,
+    num_kv_heads: int,
+    sink_tokens: int,
+    sink_rows: int,
+    ring_rows: int,
+    positions,
+) -> dict:
     exact = {"k": Side(k.head_dim, 16), "v": Side(v.head_dim, 16)}
-    rows = [{"side": s, "head": head, "position": position} | made_up_row(exact[s], ord(s), head, position)
-            for head in range(num_kv_heads) for s in ("k", "v") for position in positions]
-    return {"name": name, "why": why, "kind": "windows", "num_kv_heads": num_kv_heads, "k": k, "v": v, "sink_tokens": sink_tokens,
-            "sink_rows": sink_rows, "ring_rows": ring_rows, "rows": rows}
+    rows = [
+        {"side": s, "head": head, "position": position} | made_up_row(exact[s], ord(s), head, position)
+        for head in range(num_kv_heads)
+        for s in ("k", "v")
+        for position in positions
+    ]
+    return {
+        "name": name,
+        "why": why,
+        "kind": "windows",
+        "num_kv_heads": num_kv_heads,
+        "k": k,
+        "v": v,
+        "sink_tokens": sink_tokens,
+        "sink_rows": sink_rows,
+        "ring_rows": ring_rows,
+        "rows": rows,
+    }
 
 
 def affine(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
@@ -272,34 +318,111 @@ def one_code(head_dim: int, channel: int, code: int) -> str:
 
 def cases() -> list[dict]:
     a, s = affine(128, 2, 128), symmetric(128, 2, 128)
-    single = [{"side": side, "head": 0, "slot": 11, "codes": one_code(128, 77, 3), "scales": ["0000"], "minima": ["0000"]} for side in "kv"]
+    single = [
+        {"side": side, "head": 0, "slot": 11, "codes": one_code(128, 77, 3), "scales": ["0000"], "minima": ["0000"]}
+        for side in "kv"
+    ]
     whole, edges = range(16), (0, 7, 8, 15)
     return [
         page_case("one code", "the example of pages.md, by hand", a, a, 16, 1, (), single),
         page_case("128 2 bits affine", "a whole tile, both words of one pair", a, a, 16, 1, whole),
-        page_case("128 2 bits symmetric page 64", "one number a group; four tiles of keys before those of values", s, s, 64, 1,
-                  (0, 1, 9, 16, 31, 32, 46, 63)),
-        page_case("128 4 bits group 64 page 32", "two pairs of words, two groups, two heads", *[affine(128, 4, 64)] * 2, 32, 2,
-                  (0, 7, 8, 31)),
+        page_case(
+            "128 2 bits symmetric page 64",
+            "one number a group; four tiles of keys before those of values",
+            s,
+            s,
+            64,
+            1,
+            (0, 1, 9, 16, 31, 32, 46, 63),
+        ),
+        page_case(
+            "128 4 bits group 64 page 32",
+            "two pairs of words, two groups, two heads",
+            *[affine(128, 4, 64)] * 2,
+            32,
+            2,
+            (0, 7, 8, 31),
+        ),
         page_case("128 2 bits group 32", "each step has its own numbers", *[affine(128, 2, 32)] * 2, 16, 1, edges),
-        page_case("64 2 bits group 64 bf16", "a single word: both halves of a step at neighbouring slices, chunks of 8 bytes",
-                  *[affine(64, 2, 64, "bf16")] * 2, 16, 1, whole),
+        page_case(
+            "64 2 bits group 64 bf16",
+            "a single word: both halves of a step at neighbouring slices, chunks of 8 bytes",
+            *[affine(64, 2, 64, "bf16")] * 2,
+            16,
+            1,
+            whole,
+        ),
         page_case("64 4 bits group 32", "one pair of words at 4 bits", *[symmetric(64, 4, 32)] * 2, 16, 1, whole),
-        page_case("64 4 bits group 32 affine page 32", "number by number: s, m of a group and token are neighbours",
-                  *[affine(64, 4, 32)] * 2, 32, 1, edges + (16, 30)),
+        page_case(
+            "64 4 bits group 32 affine page 32",
+            "number by number: s, m of a group and token are neighbours",
+            *[affine(64, 4, 32)] * 2,
+            32,
+            1,
+            edges + (16, 30),
+        ),
         page_case("256 2 bits group 128", "two chunks of 16 bytes a lane", *[affine(256, 2, 128)] * 2, 16, 1, edges),
-        page_case("192 4 bits group 64", "three pairs of words, three groups", *[affine(192, 4, 64)] * 2, 16, 1, (3, 12)),
-        page_case("96 4 bits group 96 page 64", "an odd number of words at 4 bits, three heads", *[symmetric(96, 4, 96)] * 2, 64, 3,
-                  (5, 22, 63)),
-        page_case("192 2 bits group 96", "an odd number of words, one pair before the last", *[affine(192, 2, 96)] * 2, 16, 1, edges),
-        page_case("sides differ", "each side has its own format and tile size", affine(128, 4, 32), symmetric(64, 2, 32, "bf16"), 32, 2,
-                  (4, 18)),
-        page_case("exact pages", "chunks are exchanged in rows of whole 128 bytes only", Side(64, 16), Side(80, 16), 16, 1, (0, 3, 9, 15)),
-        window_case("windows 2 bits", "values in the order of their codes; both ends of the ring", a, a, 2, 5, 16, 32, (0, 4, 5, 20, 36)),
+        page_case(
+            "192 4 bits group 64", "three pairs of words, three groups", *[affine(192, 4, 64)] * 2, 16, 1, (3, 12)
+        ),
+        page_case(
+            "96 4 bits group 96 page 64",
+            "an odd number of words at 4 bits, three heads",
+            *[symmetric(96, 4, 96)] * 2,
+            64,
+            3,
+            (5, 22, 63),
+        ),
+        page_case(
+            "192 2 bits group 96",
+            "an odd number of words, one pair before the last",
+            *[affine(192, 2, 96)] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "sides differ",
+            "each side has its own format and tile size",
+            affine(128, 4, 32),
+            symmetric(64, 2, 32, "bf16"),
+            32,
+            2,
+            (4, 18),
+        ),
+        page_case(
+            "exact pages",
+            "chunks are exchanged in rows of whole 128 bytes only",
+            Side(64, 16),
+            Side(80, 16),
+            16,
+            1,
+            (0, 3, 9, 15),
+        ),
+        window_case(
+            "windows 2 bits",
+            "values in the order of their codes; both ends of the ring",
+            a,
+            a,
+            2,
+            5,
+            16,
+            32,
+            (0, 4, 5, 20, 36),
+        ),
         window_case("windows 2 bits wrapped", "position 37 is where 5 was", a, a, 1, 5, 16, 32, (4, 37, 68)),
         window_case("windows 4 bits", "four words a piece", *[affine(128, 4, 64)] * 2, 1, 0, 0, 16, (7, 8, 17)),
         window_case("windows 64 2 bits", "a single word", *[symmetric(64, 2, 64)] * 2, 1, 17, 32, 16, (0, 16, 17)),
-        window_case("windows 96 4 bits", "an odd number of words, no exchange of chunks", *[affine(96, 4, 96)] * 2, 1, 1, 16, 16, (0, 6)),
+        window_case(
+            "windows 96 4 bits",
+            "an odd number of words, no exchange of chunks",
+            *[affine(96, 4, 96)] * 2,
+            1,
+            1,
+            16,
+            16,
+            (0, 6),
+        ),
         window_case("windows of exact values", "places are channels", a, Side(64, 16), 1, 0, 0, 16, (2, 15)),
     ]
 
@@ -346,7 +469,10 @@ def main() -> int:
         write_atomically(VECTORS, text)
         print(f"wrote {VECTORS}: {len(cases())} vectors", file=sys.stderr)
     elif text != VECTORS.read_text():
-        print(f"derive_page_vectors.py: error: {VECTORS} differs from what pages.md and the cases here give", file=sys.stderr)
+        print(
+            f"derive_page_vectors.py: error: {VECTORS} differs from what pages.md and the cases here give",
+            file=sys.stderr,
+        )
         return EXIT_CHECK_FAILED
     return EXIT_DONE
 

@@ -3,8 +3,8 @@
 
 A third writing of the specification, beside the C++ codec and scripts/kvq_py: slow, without numpy, and with nothing in
 common with them. Every step is computed exactly with `fractions` and then rounded once, to nearest even, which is what
-an IEEE operation is. (Only the costs of trellis paths are computed in Python's floats; see binary32s for why that is the
-same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
+an IEEE operation is. (Only the costs of trellis paths are computed in Python's floats; see binary32s for why that is
+the same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
 
     derive_vectors.py           writes formats/vectors.json
     derive_vectors.py --check   compares, exit code 6 if the file says something else
@@ -116,6 +116,7 @@ def rounded(value: Real, target: Format = BINARY32) -> Real:
 
 # The binary32 operations. Infinities appear only where packing.md lets something overflow; what is no number raises.
 
+
 class NotANumberError(ArithmeticError):
     """An operation whose IEEE result is NaN."""
 
@@ -170,13 +171,14 @@ def floor(a: Real) -> Real:
 def binary32s(values) -> array:
     """Sums, differences and products of two binary32 numbers each, as Python floats, rounded to binary32.
 
-    Python's floats are binary64, and 53 bits are at least 2 * 24 + 2: rounding such a result twice gives what rounding it
-    once does. (A product is even exact in binary64, and so is a sum that is subnormal in binary32.) Overflow is infinite.
-    """
+    Python's floats are binary64, and 53 bits are at least 2 * 24 + 2: rounding such a result twice gives what rounding
+    it once does. (A product is even exact in binary64, and so is a sum that is subnormal in binary32.) Overflow is
+    infinite."""
     return array("f", values)
 
 
 # Bit patterns
+
 
 def pattern(value: Real, target: Format = BINARY32) -> int:
     """Bits of a datum that `target` represents exactly."""
@@ -211,8 +213,8 @@ def from_decimal(text: str) -> Real:
 def from_pattern(text: str) -> Real:
     """The finite binary32 of a hex pattern."""
     bits = int(text, 16)
-    exponent, fraction = bits >> 23 & 0xff, bits & 0x7fffff
-    assert exponent != 0xff, f"{text}: not finite"
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    assert exponent != 0xFF, f"{text}: not finite"
     units = fraction + (1 << 23 if exponent else 0)
     return Real(bool(bits >> 31), units * Fraction(2) ** (max(exponent, 1) - 150))
 
@@ -230,8 +232,12 @@ def shortest_decimal(value: Real) -> str:
     raise AssertionError("nine digits always suffice")
 
 
-STEPS = {b: from_decimal(text) for b, text in enumerate(
-    "1.5957691 0.9956867 0.58601946 0.3352006 0.18813878 0.10406301 0.056867674 0.030762387".split(), start=1)}
+STEPS = {
+    b: from_decimal(text)
+    for b, text in enumerate(
+        "1.5957691 0.9956867 0.58601946 0.3352006 0.18813878 0.10406301 0.056867674 0.030762387".split(), start=1
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -431,10 +437,16 @@ class Spec:
         return sum(not y < t for t in thresholds)
 
     def codebook(self, x: list[Real], bits: int, rule: str, scale_type: str, entries: list[Real]) -> Group:
-        assert len(entries) == 2**bits and all(a < b for a, b in zip(entries, entries[1:])), "strictly ascending"
-        thresholds = [self.threshold(a, b) for a, b in zip(entries, entries[1:])]
-        return self.normalised(x, bits, rule, scale_type, lambda y: [self.nearest_entry(v, thresholds) for v in y],
-                               lambda codes: [entries[c] for c in codes])
+        assert len(entries) == 2**bits and all(a < b for a, b in itertools.pairwise(entries)), "strictly ascending"
+        thresholds = [self.threshold(a, b) for a, b in itertools.pairwise(entries)]
+        return self.normalised(
+            x,
+            bits,
+            rule,
+            scale_type,
+            lambda y: [self.nearest_entry(v, thresholds) for v in y],
+            lambda codes: [entries[c] for c in codes],
+        )
 
     # (d) Trellis codes: windows are integers, c[j] + c[j-1] 2^b + ..., so that the lowest bits are those of theta[0]
 
@@ -474,13 +486,14 @@ class Spec:
         return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
 
     def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
-        """Steps over y. The state behind a window are its m newest codes, so windows differ in the dropped code only."""
+        """Steps over y. The state behind a window are its m newest codes, so windows differ in the dropped code
+        only."""
         states, dropped = len(costs), []
         for sample in y:
             reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
             costs, drops = reached[:states], [0] * states
             for oldest in range(1, 2**trellis.bits):
-                for state, cost in enumerate(reached[oldest * states:(oldest + 1) * states]):
+                for state, cost in enumerate(reached[oldest * states : (oldest + 1) * states]):
                     if self.better(cost, costs[state]):
                         costs[state], drops[state] = cost, oldest
             dropped.append(drops)
@@ -507,8 +520,9 @@ class Spec:
     def seam(self, y: list[float], table: array, trellis: Trellis) -> int:
         """z*"""
         length = self.seam_length(len(y))
-        run = self.search(y[len(y) - length:] + y[:length], array("f", [0.0] * 2 ** (trellis.bits * trellis.memory)), table,
-                          trellis)
+        run = self.search(
+            y[len(y) - length :] + y[:length], array("f", [0.0] * 2 ** (trellis.bits * trellis.memory)), table, trellis
+        )
         return self.path(self.cheapest(run.costs), run, trellis)[length]
 
     def closed_path(self, y: list[float], seam: int, table: array, trellis: Trellis) -> list[int]:
@@ -524,8 +538,14 @@ class Spec:
         return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
 
     def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
-        return self.normalised(x, trellis.bits, rule, scale_type, lambda y: self.viterbi(y, trellis),
-                               lambda codes: self.trellis_values(codes, trellis))
+        return self.normalised(
+            x,
+            trellis.bits,
+            rule,
+            scale_type,
+            lambda y: self.viterbi(y, trellis),
+            lambda codes: self.trellis_values(codes, trellis),
+        )
 
     def bites_its_tail(self, size: int) -> bool:
         """Shorter groups of a trellis coder are symmetric."""
@@ -535,7 +555,7 @@ class Spec:
 
     def segments(self, widths: list[int]) -> list[tuple[int, int]]:
         """(width, channels) of each run"""
-        assert all(a >= b for a, b in zip(widths, widths[1:])), "widths descend"
+        assert all(a >= b for a, b in itertools.pairwise(widths)), "widths descend"
         return [(w, len(list(run))) for w, run in itertools.groupby(widths)]
 
     def fallback_rule(self, rule: str) -> str:
@@ -588,7 +608,7 @@ class Spec:
         """Width and group of each segment; width 0 has no group."""
         coded, begin = [], 0
         for width, size in self.segments(case["channel_bits"]):
-            coded.append((width, self.encode_group(row[begin:begin + size], width, case) if width else None))
+            coded.append((width, self.encode_group(row[begin : begin + size], width, case) if width else None))
             begin += size
         assert begin == len(row)
         return coded
@@ -597,7 +617,7 @@ class Spec:
         size = case["group_size"]
         if case["coder"] == "affine":
             row = self.clip(row, size, case["clip_ratio"])
-        groups = [row[i:i + size] for i in range(0, len(row), size)]
+        groups = [row[i : i + size] for i in range(0, len(row), size)]
         if case["coder"] == "affine":
             return [self.affine(g, case["bits"], case["zero"], case["scale_type"]) for g in groups]
         return [self.encode_group(g, case["bits"], case) for g in groups]
@@ -618,9 +638,13 @@ class Spec:
 
     def derive_exact(self, row: list[Real]) -> dict:
         stored = [self.to_scale_type(x, "bf16") for x in row]
-        return {"codes": [], "scales": [], "zeros": [],
-                "bytes": b"".join(struct.pack("<H", pattern(x, SCALE_TYPES["bf16"])) for x in stored).hex(),
-                "decoded_bits": [hex_pattern(x) for x in stored]}
+        return {
+            "codes": [],
+            "scales": [],
+            "zeros": [],
+            "bytes": b"".join(struct.pack("<H", pattern(x, SCALE_TYPES["bf16"])) for x in stored).hex(),
+            "decoded_bits": [hex_pattern(x) for x in stored],
+        }
 
     def derive_coded(self, row: list[Real], case: dict) -> dict:
         mixed = "channel_bits" in case
@@ -633,17 +657,25 @@ class Spec:
         zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
         numbers = b"".join(n.to_bytes(target.storage_bytes, "little") for n in scales + zeros)
         index = self.index_bytes(case)
-        packed = self.mixed_bytes(groups, widths, numbers, index, case) if mixed else \
-            self.pack_codes(codes, case["bits"]) + numbers + index
+        packed = (
+            self.mixed_bytes(groups, widths, numbers, index, case)
+            if mixed
+            else self.pack_codes(codes, case["bits"]) + numbers + index
+        )
         dropped = len(row) - len(codes)  # channels of width 0, all at the end
         digits = 2 * target.storage_bytes
-        return {"codes": codes + [0] * dropped, "scales": [f"{n:0{digits}x}" for n in scales],
-                "zeros": [f"{n:0{digits}x}" for n in zeros], "bytes": packed.hex(),
-                "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded] + [hex_pattern(ZERO)] * dropped}
+        return {
+            "codes": codes + [0] * dropped,
+            "scales": [f"{n:0{digits}x}" for n in scales],
+            "zeros": [f"{n:0{digits}x}" for n in zeros],
+            "bytes": packed.hex(),
+            "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded] + [hex_pattern(ZERO)] * dropped,
+        }
 
 
 def with_patterns(case: dict) -> dict:
     """The decimals of codebooks, thetas and centroids as the hex patterns of vectors.md."""
+
     def patterns(texts):
         return [hex_pattern(from_decimal(text)) for text in texts]
 
@@ -652,7 +684,9 @@ def with_patterns(case: dict) -> dict:
         if key == "codebook":
             result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
         elif key == "trellis":
-            result[key] = [{"bits": t["bits"], "memory": t["memory"], "theta_bits": patterns(t["theta"])} for t in value]
+            result[key] = [
+                {"bits": t["bits"], "memory": t["memory"], "theta_bits": patterns(t["theta"])} for t in value
+            ]
         elif key == "centroids":
             result["centroids_bits"] = [patterns(centroid) for centroid in value]
         else:
@@ -684,8 +718,10 @@ def main() -> int:
         write_atomically(VECTORS, text)
         print(f"wrote {VECTORS}: {len(CASES)} vectors", file=sys.stderr)
     elif text != VECTORS.read_text():
-        print(f"derive_vectors.py: error: {VECTORS} differs from what packing.md and vector_cases.py give",
-              file=sys.stderr)
+        print(
+            f"derive_vectors.py: error: {VECTORS} differs from what packing.md and vector_cases.py give",
+            file=sys.stderr,
+        )
         return EXIT_CHECK_FAILED
     return EXIT_DONE
 

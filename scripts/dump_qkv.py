@@ -38,11 +38,15 @@ def prepare(args) -> Job:
     compute_dtype = args.compute_dtype
     if compute_dtype == "auto":
         compute_dtype = "float32" if args.device == "cpu" else weights_dtype
-    say(args, f"model: {args.model_name or folder.name} ({folder.family.label}), {len(layers)} of "
-              f"{folder.config.num_hidden_layers} layers, computing in {compute_dtype} on {args.device}")
+    say(
+        args,
+        f"model: {args.model_name or folder.name} ({folder.family.label}), {len(layers)} of "
+        f"{folder.config.num_hidden_layers} layers, computing in {compute_dtype} on {args.device}",
+    )
     model = load_model(folder, compute_dtype, args.device)
-    return Job(folder, model, sequences, layers, prefix, compute_dtype,
-               weights_dtype if args.dtype == "auto" else args.dtype)
+    return Job(
+        folder, model, sequences, layers, prefix, compute_dtype, weights_dtype if args.dtype == "auto" else args.dtype
+    )
 
 
 def choose_layers(wanted: list[int] | None, num_layers: int) -> list[int]:
@@ -69,8 +73,10 @@ def choose_sequences(args, folder) -> tuple[list[int], list[list[int]]]:
         prefix = default_prefix(tokenizer, folder.config)
     refuse_unknown_tokens(prefix, folder.config.vocab_size)
     if args.sequence_length <= len(prefix):
-        raise DumpError(EXIT_USAGE, f"--sequence-length: expected more than the {len(prefix)} prepended tokens, found "
-                        f"{args.sequence_length}")
+        raise DumpError(
+            EXIT_USAGE,
+            f"--sequence-length: expected more than the {len(prefix)} prepended tokens, found {args.sequence_length}",
+        )
     sequences = plan_sequences(texts, prefix, CutPlan(args.sequence_length, args.skip, args.tokens, args.windows))
     report_duplicates(args, sequences)
     warn_beyond_context(args, sequences, folder.config)
@@ -86,8 +92,11 @@ def synthetic_tokens(count: int, seed: int, vocab_size: int) -> list[int]:
 def refuse_unknown_tokens(prefix: list[int], vocab_size: int) -> None:
     unknown = [token for token in prefix if token >= vocab_size]
     if unknown:
-        raise DumpError(EXIT_USAGE, f"--prepend: expected token ids below {vocab_size}, found {unknown[0]}",
-                        "--no-prepend begins sequences with the text itself")
+        raise DumpError(
+            EXIT_USAGE,
+            f"--prepend: expected token ids below {vocab_size}, found {unknown[0]}",
+            "--no-prepend begins sequences with the text itself",
+        )
 
 
 def report_duplicates(args, sequences: list[list[int]]) -> None:
@@ -126,8 +135,11 @@ def run(args, job: Job, temporary: Path) -> list:
         moved_from = job.folder.family.layout_before_rope(job.model.config)
         redone = Validator(file, recorder.witnesses, recorder.rows, job.compute_dtype, moved_from).run()
     magnitudes = ", ".join(f"|{name}| {peak:.4g}" for name, peak in peaks.items())
-    return [Check("sequences", True, describe_duplicates(job.sequences)),
-            Check("values", True, f"all finite, no tensor of zeros; largest {magnitudes}"), *redone]
+    return [
+        Check("sequences", True, describe_duplicates(job.sequences)),
+        Check("values", True, f"all finite, no tensor of zeros; largest {magnitudes}"),
+        *redone,
+    ]
 
 
 def describe_duplicates(sequences: list[list[int]]) -> str:
@@ -148,18 +160,23 @@ def write_root(args, job: Job, writer) -> None:
     digest = fingerprint(job.folder)
     if digest is None:
         say(args, "warning: no *.safetensors in the model folder, so the dump carries no model_fingerprint")
-    writer.write_root({
-        "model_name": args.model_name or job.folder.name,
-        "capture_point": "post_rope",
-        "num_layers": job.folder.config.num_hidden_layers,
-        "producer": f"{PROGRAM} {__version__} (transformers {transformers.__version__}, torch {torch.__version__})",
-        "model_fingerprint": digest,
-        "model_config": job.folder.config_json,
-    })
+    writer.write_root(
+        {
+            "model_name": args.model_name or job.folder.name,
+            "capture_point": "post_rope",
+            "num_layers": job.folder.config.num_hidden_layers,
+            "producer": f"{PROGRAM} {__version__} (transformers {transformers.__version__}, torch {torch.__version__})",
+            "model_fingerprint": digest,
+            "model_config": job.folder.config_json,
+        }
+    )
     in_sequence = [np.arange(length) for length in lengths]
     generated = np.concatenate([t >= prompt for t, prompt in zip(in_sequence, prompt_lengths)])
-    writer.write_tokens(np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(in_sequence) * args.stride,
-                        generated if args.generate else None)
+    writer.write_tokens(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate(in_sequence) * args.stride,
+        generated if args.generate else None,
+    )
 
 
 def capture_all(args, job: Job, writer, num_tokens: int):
@@ -176,8 +193,9 @@ def capture_all(args, job: Job, writer, num_tokens: int):
         for index, sequence in enumerate(job.sequences):
             first_row = int(starts[index])
             if args.generate:
-                chosen = run_and_generate(job.model, recorder, sequence, first_row, args.stride, args.generate,
-                                          eos_tokens(job.model.config))
+                chosen = run_and_generate(
+                    job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.model.config)
+                )
                 job.sequences[index] = sequence + chosen
             else:
                 run_prompt(job.model, recorder, sequence, first_row, args.stride)
@@ -221,8 +239,11 @@ def report_checks(args, checks: list) -> None:
         say(args, f"check: {check.name}: {'ok' if check.passed else 'FAILED'}, {check.detail}")
     failed = [check for check in checks if not check.passed]
     if failed:
-        raise DumpError(EXIT_NUMERICAL, "; ".join(f"{check.name}: {check.detail}" for check in failed),
-                        "no dump was written; please report the model and this line")
+        raise DumpError(
+            EXIT_NUMERICAL,
+            "; ".join(f"{check.name}: {check.detail}" for check in failed),
+            "no dump was written; please report the model and this line",
+        )
 
 
 def print_table(args, job: Job, path: Path) -> None:
@@ -233,10 +254,14 @@ def print_table(args, job: Job, path: Path) -> None:
         return
     with h5py.File(path, "r") as file:
         bounds, last = file["cu_seqlens"][:], file["positions"][:].max()
-        print(f"wrote {path}: {path.stat().st_size / 1e6:.1f} MB, {bounds[-1]} tokens in {len(bounds) - 1} sequences, "
-              f"positions up to {last}, {job.stored_dtype}; prepended: {job.prefix or 'nothing'}")
-        print(f"{'layers':>9}  {'q heads':>7}  {'kv heads':>8}  {'head_dim':>8}  {'v_head_dim':>10}  {'scale':>8}  "
-              f"{'window':>6}  rope")
+        print(
+            f"wrote {path}: {path.stat().st_size / 1e6:.1f} MB, {bounds[-1]} tokens in {len(bounds) - 1} sequences, "
+            f"positions up to {last}, {job.stored_dtype}; prepended: {job.prefix or 'nothing'}"
+        )
+        print(
+            f"{'layers':>9}  {'q heads':>7}  {'kv heads':>8}  {'head_dim':>8}  {'v_head_dim':>10}  {'scale':>8}  "
+            f"{'window':>6}  rope"
+        )
         for label, row in layer_rows(file):
             print(f"{label:>9}  {row}")
 
@@ -246,9 +271,11 @@ def layer_rows(file) -> list[tuple[str, str]]:
     runs: list[tuple[int, int, str]] = []
     for layer in sorted(map(int, file["layers"])):
         attributes = file[f"layers/{layer}"].attrs
-        row = (f"{attributes['num_q_heads']:>7}  {attributes['num_kv_heads']:>8}  {attributes['head_dim']:>8}  "
-               f"{attributes['v_head_dim']:>10}  {attributes['softmax_scale']:>8.5f}  "
-               f"{attributes['sliding_window']:>6}  {attributes['rope_layout']} {attributes['rotary_dim']}")
+        row = (
+            f"{attributes['num_q_heads']:>7}  {attributes['num_kv_heads']:>8}  {attributes['head_dim']:>8}  "
+            f"{attributes['v_head_dim']:>10}  {attributes['softmax_scale']:>8.5f}  "
+            f"{attributes['sliding_window']:>6}  {attributes['rope_layout']} {attributes['rotary_dim']}"
+        )
         if runs and runs[-1][2] == row and runs[-1][1] == layer - 1:
             runs[-1] = (runs[-1][0], layer, row)
         else:
@@ -261,8 +288,8 @@ def dump(args) -> None:
     if not output.parent.is_dir() or output.is_dir():
         raise DumpError(EXIT_INPUT, f"{output}: expected a file in a folder that exists")
     # Imported here: --help and wrong flags need no PyTorch.
-    from kvq_dump.model import quiet_libraries
     import torch
+    from kvq_dump.model import quiet_libraries
 
     quiet_libraries()
     if args.threads:
@@ -273,8 +300,11 @@ def dump(args) -> None:
         report_checks(args, run(args, job, temporary))
         os.replace(temporary, output)
     except torch.OutOfMemoryError as error:
-        raise DumpError(EXIT_UNSUPPORTED, f"{args.device} has too little memory: {one_line(error)}",
-                        "try a smaller --sequence-length, or --compute-dtype bfloat16") from error
+        raise DumpError(
+            EXIT_UNSUPPORTED,
+            f"{args.device} has too little memory: {one_line(error)}",
+            "try a smaller --sequence-length, or --compute-dtype bfloat16",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     print_table(args, job, output)
@@ -294,8 +324,13 @@ def main(argv: list[str] | None = None) -> int:
     except DumpError as error:
         return fail(error)
     except ImportError as error:
-        return fail(DumpError(EXIT_UNSUPPORTED, f"Python package missing or too old: {one_line(error)}",
-                              "pip install 'torch>=2.5' 'transformers>=5' h5py numpy safetensors"))
+        return fail(
+            DumpError(
+                EXIT_UNSUPPORTED,
+                f"Python package missing or too old: {one_line(error)}",
+                "pip install 'torch>=2.5' 'transformers>=5' h5py numpy safetensors",
+            )
+        )
     except OSError as error:
         return fail(DumpError(EXIT_INPUT, f"{error.filename or args.output}: {error.strerror or one_line(error)}"))
     except KeyboardInterrupt:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Perplexity of the sample model under many recipes: calibrates each with kvq-calibrate, measures with perplexity.py.
 
-Dumps the model on one text (three windows of 4096 tokens), collects statistics once, lets kvq-calibrate decide every recipe
-from them, and measures each artifact on another text (six windows). K and V are coded at every position, unless the row
-says windows. With --artifacts FOLDER the artifacts are kept there and found there again: calibrate on one machine,
-measure on another that has a GPU. `reference` is an independent PyTorch implementation's figure (affine scales and minima unrounded), where
-there is one. Each recipe is calibrated and measured on the model's outlier twin too (outlier_twin.py), which computes the same
-function with channels of very different size: what a recipe loses there it loses to how a model is scaled. Needs torch; minutes on a CPU.
-"""
+Dumps the model on one text (three windows of 4096 tokens), collects statistics once, lets kvq-calibrate decide every
+recipe from them, and measures each artifact on another text (six windows). K and V are coded at every position, unless
+the row says windows. With --artifacts FOLDER the artifacts are kept there and found there again: calibrate on one
+machine, measure on another that has a GPU. `reference` is an independent PyTorch implementation's figure (affine scales
+and minima unrounded), where there is one. Each recipe is calibrated and measured on the model's outlier twin too
+(outlier_twin.py), which computes the same function with channels of very different size: what a recipe loses there it
+loses to how a model is scaled. Needs torch; minutes on a CPU."""
 
 import argparse
 import concurrent.futures
@@ -74,7 +74,11 @@ ROWS = [
     ("SAW-INT4 at 2 bits", None, ["--method", "saw-int4", "--bits", "2"]),
     ("SAW-INT4 at 2 bits, k-means 16", None, ["--method", "saw-int4", "--bits", "2", "--kmeans", "16"]),
     ("SAW-INT4 at 2 bits, Hessian as written", None, ["--method", "saw-int4", "--bits", "2", "--hessian", "paper"]),
-    ("SAW-INT4 at 2 bits, Hessian consistent", None, ["--method", "saw-int4", "--bits", "2", "--hessian", "consistent"]),
+    (
+        "SAW-INT4 at 2 bits, Hessian consistent",
+        None,
+        ["--method", "saw-int4", "--bits", "2", "--hessian", "consistent"],
+    ),
     ("TurboQuant-MSE", None, TQ),
     ("TurboQuant-MSE, Hadamard", 25.67, [*TQ, *HADAMARD]),
     ("TurboQuant-MSE, Hadamard, centred", 25.35, [*TQ, *HADAMARD, "--center", "kv"]),
@@ -94,7 +98,11 @@ ROWS = [
     ("Hadamard, trellis memory 3, centred, diagonal", 24.04, [*TRELLIS, *DIAGONAL]),
     ("Hadamard, trellis memory 3, centred, balanced", 23.95, [*TRELLIS, *BALANCED]),
     ("Block-GTQ, energy product, trellis, diagonal", None, [*GTQ_TRELLIS, *DIAGONAL]),
-    ("Block-GTQ, trellis, widths by eigenvalue (klt)", 23.41, [*GTQ, *HADAMARD, "--center", "kv", "--coder", "trellis", "--transform", "klt"]),
+    (
+        "Block-GTQ, trellis, widths by eigenvalue (klt)",
+        23.41,
+        [*GTQ, *HADAMARD, "--center", "kv", "--coder", "trellis", "--transform", "klt"],
+    ),
     ("kvq, 2 bits, orthogonal", None, [*KVQ, "2", "--transform", "orthogonal"]),
     ("kvq, 2 bits", 23.56, [*KVQ, "2"]),
     ("kvq, 2 bits, uniform layout", None, [*KVQ, "2", "--uniform-layout"]),
@@ -106,8 +114,16 @@ ROWS = [
     ("4 bits: SAW-INT4", None, SAW),
     ("4 bits: SAW-INT4, diagonal", None, [*SAW, *DIAGONAL]),
     ("4 bits: SAW-INT4, balanced", None, [*SAW, *BALANCED]),
-    ("4 bits: Hadamard, symmetric, centred, diagonal", 22.59, ["--method", "quarot", *CENTERED, *DIAGONAL, "--bits", "4"]),
-    ("4 bits: Hadamard, symmetric, centred, balanced", 22.55, ["--method", "quarot", *CENTERED, *BALANCED, "--bits", "4"]),
+    (
+        "4 bits: Hadamard, symmetric, centred, diagonal",
+        22.59,
+        ["--method", "quarot", *CENTERED, *DIAGONAL, "--bits", "4"],
+    ),
+    (
+        "4 bits: Hadamard, symmetric, centred, balanced",
+        22.55,
+        ["--method", "quarot", *CENTERED, *BALANCED, "--bits", "4"],
+    ),
     ("4 bits: Block-GTQ", None, [*GTQ, "--bits", "4"]),
     ("4 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "4"]),
     ("4 bits: kvq", None, [*KVQ, "4"]),
@@ -128,7 +144,11 @@ class Calibration:
         """name: of a model beside the first one; its files get names of their own"""
         self.args, self.model, self.scratch = args, model, scratch / name
         self.scratch.mkdir(exist_ok=True)
-        self.stats = args.stats.with_suffix(f".{name}.safetensors" if name else args.stats.suffix) if args.stats else self.scratch / "stats.safetensors"
+        self.stats = (
+            args.stats.with_suffix(f".{name}.safetensors" if name else args.stats.suffix)
+            if args.stats
+            else self.scratch / "stats.safetensors"
+        )
         # Methods that compare plans keep tokens out of their statistics; the others see the whole text.
         self.held_out_stats = self.stats.with_suffix(".held-out.safetensors")
         self.folder = (args.artifacts or scratch) / name
@@ -149,28 +169,82 @@ class Calibration:
         if not self.args.calibration_text:
             sys.exit("fidelity.py: error: --calibration-text is needed to make artifacts")
         dump = self.scratch / "dump.h5"
-        run([sys.executable, SCRIPTS / "dump_qkv.py", self.model, "--text", self.args.calibration_text, "--windows", "3",
-             "--sequence-length", "4096", "--dtype", "float32", "--curvature", "--output", dump, "--quiet"])
+        run(
+            [
+                sys.executable,
+                SCRIPTS / "dump_qkv.py",
+                self.model,
+                "--text",
+                self.args.calibration_text,
+                "--windows",
+                "3",
+                "--sequence-length",
+                "4096",
+                "--dtype",
+                "float32",
+                "--curvature",
+                "--output",
+                dump,
+                "--quiet",
+            ]
+        )
         for stats, more in ((self.stats, []), (self.held_out_stats, ["--held-out-tokens", "1024"])):
-            run([self.args.bin / "kvq-calibrate", "--model", dump, "--collect", "all", "--stats", stats, "--output",
-                 self.scratch / "unused.safetensors", "--quiet", *more])
+            run(
+                [
+                    self.args.bin / "kvq-calibrate",
+                    "--model",
+                    dump,
+                    "--collect",
+                    "all",
+                    "--stats",
+                    stats,
+                    "--output",
+                    self.scratch / "unused.safetensors",
+                    "--quiet",
+                    *more,
+                ]
+            )
 
 
 def perplexity(args, model, artifact):
     """Windows of the evaluation text."""
-    text = run([sys.executable, SCRIPTS / "perplexity.py", model, "--text", args.evaluation_text, "--num-windows", args.num_windows,
-                "--device", args.device, "--artifact", artifact, "--json"])
+    text = run(
+        [
+            sys.executable,
+            SCRIPTS / "perplexity.py",
+            model,
+            "--text",
+            args.evaluation_text,
+            "--num-windows",
+            args.num_windows,
+            "--device",
+            args.device,
+            "--artifact",
+            artifact,
+            "--json",
+        ]
+    )
     return json.loads(text)["perplexity"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=SCRIPTS.parent / "sample_data/model", help="model folder [sample_data/model]")
+    parser.add_argument(
+        "--model", default=SCRIPTS.parent / "sample_data/model", help="model folder [sample_data/model]"
+    )
     parser.add_argument("--calibration-text", help="text to calibrate on, where artifacts have to be made")
     parser.add_argument("--evaluation-text", help="text to measure on")
-    parser.add_argument("--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools")
-    parser.add_argument("--stats", type=pathlib.Path, help="keep the collected statistics here, or read them if they exist")
-    parser.add_argument("--artifacts", type=pathlib.Path, help="keep the artifacts in this folder, and take them from there if they exist")
+    parser.add_argument(
+        "--bin", type=pathlib.Path, default=SCRIPTS.parent / "build/release/tools", help="folder of the tools"
+    )
+    parser.add_argument(
+        "--stats", type=pathlib.Path, help="keep the collected statistics here, or read them if they exist"
+    )
+    parser.add_argument(
+        "--artifacts",
+        type=pathlib.Path,
+        help="keep the artifacts in this folder, and take them from there if they exist",
+    )
     parser.add_argument("--no-measure", action="store_true", help="only calibrate (with --artifacts)")
     parser.add_argument("--num-windows", default="6", help="windows of the evaluation text [6]")
     parser.add_argument("--device", default="cpu", help="PyTorch device of the measurement [cpu]")
@@ -179,8 +253,10 @@ def main():
     parser.add_argument("--only", metavar="REGEX", help="only rows whose name matches")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     args = parser.parse_args()
-    if args.no_measure and not args.artifacts or not args.no_measure and not args.evaluation_text:
-        parser.error("--evaluation-text is needed to measure, or --no-measure with --artifacts FOLDER to calibrate only")
+    if (args.no_measure and not args.artifacts) or (not args.no_measure and not args.evaluation_text):
+        parser.error(
+            "--evaluation-text is needed to measure, or --no-measure with --artifacts FOLDER to calibrate only"
+        )
 
     rows = [row for row in ROWS if re.search(args.only or "", row[0])]
     results = []
@@ -191,7 +267,9 @@ def main():
             twin = scratch / "twin-model"
             run([sys.executable, SCRIPTS / "outlier_twin.py", args.model, "--output", twin])
             models.append((twin, Calibration(args, twin, scratch, "twin")))
-        jobs = [(model, calibration.artifact(label, flags)) for label, _, flags in rows for model, calibration in models]
+        jobs = [
+            (model, calibration.artifact(label, flags)) for label, _, flags in rows for model, calibration in models
+        ]
         if args.no_measure:
             return 0
         measured = pool.map(lambda job: perplexity(args, *job), jobs)

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Writes the hostile safetensors files of formats/malformed/.
 
-Every file must be refused with a clear error; tests/unit/container/malformed_test.cpp holds the reader to that. The files
-are small and the same on every run.
-"""
+Every file must be refused with a clear error; tests/unit/container/malformed_test.cpp holds the reader to that. The
+files are small and the same on every run."""
 
 import argparse
 import json
@@ -30,8 +29,10 @@ def without(key):
 
 
 def two_tensors(first, second, data_bytes):
-    entries = {name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
-               for name, (begin, end) in {"a": first, "b": second}.items()}
+    entries = {
+        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+        for name, (begin, end) in {"a": first, "b": second}.items()
+    }
     return packed(entries, bytes(data_bytes))
 
 

@@ -46,8 +46,12 @@ def build_parser() -> Parser:
     for name, default in SIZES.items():
         size.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"default {default}")
     size.add_argument("--v-head-dim", metavar="N", type=int, help="default: --head-dim")
-    size.add_argument("--dtype", choices=["float32", "float16", "float16_bits", "bfloat16"], default="float32",
-                      help="float16_bits: float16 as uint16 patterns (default float32)")
+    size.add_argument(
+        "--dtype",
+        choices=["float32", "float16", "float16_bits", "bfloat16"],
+        default="float32",
+        help="float16_bits: float16 as uint16 patterns (default float32)",
+    )
     size.add_argument("--seed", metavar="S", type=int, default=0)
     kind = parser.add_argument_group("geometry")
     kind.add_argument("--kind", choices=["gqa", "mla_rope"], default="gqa", help="mla_rope: one key head, no values")
@@ -59,20 +63,34 @@ def build_parser() -> Parser:
     kind.add_argument("--capture", choices=["pre_rope", "post_rope"], default="post_rope")
     kind.add_argument("--sliding-window", metavar="N", type=int, default=0)
     planted = parser.add_argument_group("what is planted")
-    planted.add_argument("--query-spectrum", metavar="DECAY", type=float, default=1.0,
-                         help="eigenvalues of the query moment fall by this factor (default 1: all equal)")
-    planted.add_argument("--orthogonal-heads", action="store_true",
-                         help="KV heads live in nearly orthogonal subspaces of D / kv-heads dimensions")
-    planted.add_argument("--outlier-channels", metavar="N", type=int, default=0,
-                         help="per KV head, of keys and of values")
+    planted.add_argument(
+        "--query-spectrum",
+        metavar="DECAY",
+        type=float,
+        default=1.0,
+        help="eigenvalues of the query moment fall by this factor (default 1: all equal)",
+    )
+    planted.add_argument(
+        "--orthogonal-heads",
+        action="store_true",
+        help="KV heads live in nearly orthogonal subspaces of D / kv-heads dimensions",
+    )
+    planted.add_argument(
+        "--outlier-channels", metavar="N", type=int, default=0, help="per KV head, of keys and of values"
+    )
     planted.add_argument("--outlier-scale", metavar="X", type=float, default=10.0)
-    planted.add_argument("--channel-means", metavar="X", type=float, default=0.0,
-                         help="deviation of the channels' means")
+    planted.add_argument(
+        "--channel-means", metavar="X", type=float, default=0.0, help="deviation of the channels' means"
+    )
     planted.add_argument("--sink", action="store_true", help="the first token of a sequence draws much attention")
-    planted.add_argument("--generated", metavar="N", type=int, default=0,
-                         help="the last N tokens of each sequence count as generated")
-    planted.add_argument("--o-proj-metric", action="store_true",
-                         help="write a random positive definite o_proj_metric for each KV head (not for mla_rope)")
+    planted.add_argument(
+        "--generated", metavar="N", type=int, default=0, help="the last N tokens of each sequence count as generated"
+    )
+    planted.add_argument(
+        "--o-proj-metric",
+        action="store_true",
+        help="write a random positive definite o_proj_metric for each KV head (not for mla_rope)",
+    )
     split = parser.add_mutually_exclusive_group()
     split.add_argument("--split-by-layer", action="store_true", help="OUT.layer<i>.h5, one file per layer")
     split.add_argument("--split-by-sequence", action="store_true", help="OUT.sequence<i>.h5, one file per sequence")
@@ -103,7 +121,7 @@ def check_options(args) -> None:
         (args.tokens >= args.sequences, f"--tokens: expected at least one for each of {args.sequences} sequences"),
         (args.q_heads % args.kv_heads == 0, f"--q-heads: expected a multiple of {args.kv_heads} KV heads"),
         (max(args.head_dim, args.v_head_dim) <= 1024, "--head-dim, --v-head-dim: expected at most 1024"),
-        (not has_rope or args.rotary_dim >= 2 and args.rotary_dim % 2 == 0, "--rotary-dim: expected an even number"),
+        (not has_rope or (args.rotary_dim >= 2 and args.rotary_dim % 2 == 0), "--rotary-dim: expected an even number"),
         (args.rotary_offset + args.rotary_dim <= args.head_dim, "--rotary-dim: the slice leaves the head"),
         (args.rope_attention_factor > 0, "--rope-attention-factor: expected more than 0"),
         (args.rope_theta > 0, "--rope-theta: expected more than 0"),

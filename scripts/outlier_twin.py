@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the outlier twin of a model: the same function with channels of very different size, as large models have them.
+"""Writes the outlier twin of a model: the same function with channels of very different size, as large models have
+them.
 
-Attention computes the same if a rotary pair of keys is multiplied by s and that of the queries divided by s, or a channel of the values
-multiplied by t and the columns of o_proj that read it divided by t. The twin has such factors in channels drawn at random: of each layer's
-rotary pairs 2 get s = 32, 4 get 8, 10 get 2 (in the weights of QK-norm); of each KV head's value channels 3 get t = 16, 7 get 4. Factors
-are powers of two, which 16-bit weights hold exactly, so the twin has the model's perplexity. Where a coded KV cache costs the twin
-more than the model, the method depends on how a model is scaled.
-"""
+Attention computes the same if a rotary pair of keys is multiplied by s and that of the queries divided by s, or a
+channel of the values multiplied by t and the columns of o_proj that read it divided by t. The twin has such factors in
+channels drawn at random: of each layer's rotary pairs 2 get s = 32, 4 get 8, 10 get 2 (in the weights of QK-norm); of
+each KV head's value channels 3 get t = 16, 7 get 4. Factors are powers of two, which 16-bit weights hold exactly, so
+the twin has the model's perplexity. Where a coded KV cache costs the twin more than the model, the method depends on
+how a model is scaled."""
 
 import argparse
 import shutil
@@ -33,7 +34,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(PROGRAM, __doc__, EPILOG)
     parser.add_argument("model", metavar="MODEL", type=Path, help="model folder")
-    parser.add_argument("--output", metavar="FOLDER", type=Path, required=True, help="folder of the twin, made if it is not there")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, required=True, help="folder of the twin, made if it is not there"
+    )
     parser.add_argument("--seed", type=int, default=7, help="of the channels that are drawn (default 7)")
     return parser.parse_args(argv)
 
@@ -44,7 +47,7 @@ def factors(count: int, groups: tuple[tuple[int, float], ...], generator):
 
     order, scale, first = torch.randperm(count, generator=generator), torch.ones(count), 0
     for number, factor in groups:
-        scale[order[first:first + number]] = factor
+        scale[order[first : first + number]] = factor
         first += number
     return scale
 
@@ -64,11 +67,11 @@ def rescale(model, seed: int) -> None:
             attention.q_norm.weight.div_(of_keys)
             for head in range(config.num_key_value_heads):
                 of_values = factors(dim, VALUE_FACTORS, generator).to(attention.v_proj.weight.dtype)
-                attention.v_proj.weight[head * dim:(head + 1) * dim].mul_(of_values[:, None])
+                attention.v_proj.weight[head * dim : (head + 1) * dim].mul_(of_values[:, None])
                 if attention.v_proj.bias is not None:
-                    attention.v_proj.bias[head * dim:(head + 1) * dim].mul_(of_values)
+                    attention.v_proj.bias[head * dim : (head + 1) * dim].mul_(of_values)
                 for query in range(head * group, (head + 1) * group):
-                    attention.o_proj.weight[:, query * dim:(query + 1) * dim].div_(of_values)
+                    attention.o_proj.weight[:, query * dim : (query + 1) * dim].div_(of_values)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,8 +87,10 @@ def run(args: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(args.model)
     if config.model_type not in FAMILIES:
-        raise unsupported(f"{args.model}: expected a model of type {' or '.join(FAMILIES)}, found {config.model_type}",
-                          "norms of others scale channels otherwise, or RoPE pairs other channels")
+        raise unsupported(
+            f"{args.model}: expected a model of type {' or '.join(FAMILIES)}, found {config.model_type}",
+            "norms of others scale channels otherwise, or RoPE pairs other channels",
+        )
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
     rescale(model, args.seed)
     model.save_pretrained(args.output)

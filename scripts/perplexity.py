@@ -49,16 +49,25 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     coding = parser.add_mutually_exclusive_group()
     coding.add_argument("--artifact", metavar="FILE", type=Path)
     coding.add_argument("--scheme", metavar="NAME", help="see below (default: exact)")
-    parser.add_argument("--windows", metavar="artifact|none|SINK,RECENT", type=parse_windows, default="artifact",
-                        help="tokens that stay exact (default: those of the artifact; none without one)")
+    parser.add_argument(
+        "--windows",
+        metavar="artifact|none|SINK,RECENT",
+        type=parse_windows,
+        default="artifact",
+        help="tokens that stay exact (default: those of the artifact; none without one)",
+    )
     parser.add_argument("--only", choices=["k", "v"], help="code keys or values only")
-    parser.add_argument("--unrounded-metadata", action="store_true",
-                        help="keep scales, minima and zero points in float32; for comparisons only")
+    parser.add_argument(
+        "--unrounded-metadata",
+        action="store_true",
+        help="keep scales, minima and zero points in float32; for comparisons only",
+    )
     parser.add_argument("--num-windows", metavar="W", type=int, default=6, help="default 6")
     parser.add_argument("--window-tokens", metavar="N", type=int, default=4096, help="bos included (default 4096)")
     parser.add_argument("--bos", metavar="ID", type=int, help="default: bos_token_id of the model's configuration")
-    parser.add_argument("--ignore-fingerprint", action="store_true",
-                        help="use an artifact of another model all the same")
+    parser.add_argument(
+        "--ignore-fingerprint", action="store_true", help="use an artifact of another model all the same"
+    )
     parser.add_argument("--device", default="cpu", help="default cpu")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: what PyTorch takes)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -73,10 +82,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 # Text
 
+
 def cut_windows(tokens: list[int], length: int, wanted: int) -> list[list[int]]:
     """Whole windows of `length` tokens, evenly spread from the first on."""
-    available = [tokens[i:i + length] for i in range(0, len(tokens) - length + 1, length)]
-    return available[::max(1, len(available) // wanted)][:wanted]
+    available = [tokens[i : i + length] for i in range(0, len(tokens) - length + 1, length)]
+    return available[:: max(1, len(available) // wanted)][:wanted]
 
 
 def read_windows(args, tokenizer) -> list[list[int]]:
@@ -87,12 +97,15 @@ def read_windows(args, tokenizer) -> list[list[int]]:
     tokens = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     windows = cut_windows(tokens, args.window_tokens - 1, args.num_windows)
     if not windows:
-        raise bad_input(f"{args.text}: expected at least {args.window_tokens - 1} tokens, found {len(tokens)}",
-                        "--window-tokens makes windows shorter")
+        raise bad_input(
+            f"{args.text}: expected at least {args.window_tokens - 1} tokens, found {len(tokens)}",
+            "--window-tokens makes windows shorter",
+        )
     return windows
 
 
 # Model and codes
+
 
 def load_model(args):
     """(model in float32, tokenizer)"""
@@ -115,8 +128,10 @@ def load_model(args):
 def choose_bos(args, model) -> int:
     bos = model.config.bos_token_id if args.bos is None else args.bos
     if not isinstance(bos, int) or not 0 <= bos < model.config.vocab_size:
-        raise usage(f"--bos: expected a token id below {model.config.vocab_size}, found {bos}",
-                    "the configuration has none: name the token that begins a text")
+        raise usage(
+            f"--bos: expected a token id below {model.config.vocab_size}, found {bos}",
+            "the configuration has none: name the token that begins a text",
+        )
     return bos
 
 
@@ -142,9 +157,11 @@ def check_fingerprint(args, manifest: dict) -> None:
 
     claimed = manifest["model"].get("fingerprint", "")
     if claimed and not args.ignore_fingerprint and claimed != (found := model_fingerprint(args.model)):
-        raise ScriptError(EXIT_CHECK_FAILED,
-                          f"{args.artifact}: expected model {claimed[:16]}, {args.model} is {found[:16]}",
-                          "--ignore-fingerprint uses it all the same")
+        raise ScriptError(
+            EXIT_CHECK_FAILED,
+            f"{args.artifact}: expected model {claimed[:16]}, {args.model} is {found[:16]}",
+            "--ignore-fingerprint uses it all the same",
+        )
 
 
 def report_uncovered(args, model, manifest: dict | None) -> None:
@@ -153,11 +170,15 @@ def report_uncovered(args, model, manifest: dict | None) -> None:
     covered = {entry["layer"] for entry in manifest["layers"]}
     missing = [i for i in range(model.config.num_hidden_layers) if i not in covered]
     if missing:
-        print(f"{PROGRAM}: warning: {args.artifact} does not cover layers {', '.join(map(str, missing))}: "
-              "they stay exact", file=sys.stderr)
+        print(
+            f"{PROGRAM}: warning: {args.artifact} does not cover layers {', '.join(map(str, missing))}: "
+            "they stay exact",
+            file=sys.stderr,
+        )
 
 
 # Measuring
+
 
 def window_nll(model, bos: int, window: list[int]) -> float:
     """Sum of -ln p over the window's tokens."""
@@ -186,12 +207,23 @@ def measure(args) -> dict:
         progress(len(sums), len(texts), time.monotonic() - started)
     tokens = sum(map(len, texts))
     nll = sum(sums) / tokens
-    return {"format": "kvq-perplexity", "version": "1.0", "model": str(args.model), "text": str(args.text),
-            "artifact": str(args.artifact) if args.artifact else None, "scheme": args.scheme,
-            "only": args.only, "unrounded_metadata": args.unrounded_metadata,
-            "windows": {"sink_tokens": windows.sink_tokens, "recent_tokens": windows.recent_tokens},
-            "num_windows": len(texts), "window_tokens": args.window_tokens, "tokens": tokens, "nll": nll,
-            "perplexity": math.exp(nll), "window_nll": [s / len(t) for s, t in zip(sums, texts)]}
+    return {
+        "format": "kvq-perplexity",
+        "version": "1.0",
+        "model": str(args.model),
+        "text": str(args.text),
+        "artifact": str(args.artifact) if args.artifact else None,
+        "scheme": args.scheme,
+        "only": args.only,
+        "unrounded_metadata": args.unrounded_metadata,
+        "windows": {"sink_tokens": windows.sink_tokens, "recent_tokens": windows.recent_tokens},
+        "num_windows": len(texts),
+        "window_tokens": args.window_tokens,
+        "tokens": tokens,
+        "nll": nll,
+        "perplexity": math.exp(nll),
+        "window_nll": [s / len(t) for s, t in zip(sums, texts)],
+    }
 
 
 def progress(done: int, total: int, seconds: float) -> None:
@@ -206,9 +238,11 @@ def run(args) -> int:
         print(json.dumps(result, indent=2))
         return EXIT_DONE
     windows = result["windows"]
-    print(f"perplexity {result['perplexity']:.4f} ({result['nll']:.6f} nats a token) over {result['tokens']} tokens in "
-          f"{result['num_windows']} windows of {args.window_tokens}; {args.artifact or args.scheme}, exact: sink "
-          f"{windows['sink_tokens']}, recent {windows['recent_tokens']}")
+    print(
+        f"perplexity {result['perplexity']:.4f} ({result['nll']:.6f} nats a token) over {result['tokens']} tokens in "
+        f"{result['num_windows']} windows of {args.window_tokens}; {args.artifact or args.scheme}, exact: sink "
+        f"{windows['sink_tokens']}, recent {windows['recent_tokens']}"
+    )
     return EXIT_DONE
 
 

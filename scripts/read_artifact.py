@@ -32,13 +32,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--verify", action="store_true", help="make every check; exit code 6 if one fails")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     rows = parser.add_argument_group("coding rows")
-    rows.add_argument("--encode-rows", metavar="IN.npy", type=Path,
-                      help="float32 rows [N, D], or [Hkv, N, D], before centring and rotation")
+    rows.add_argument(
+        "--encode-rows",
+        metavar="IN.npy",
+        type=Path,
+        help="float32 rows [N, D], or [Hkv, N, D], before centring and rotation",
+    )
     rows.add_argument("--layer", metavar="L", type=int)
     rows.add_argument("--side", choices=["k", "v"])
     rows.add_argument("--head", metavar="H", type=int, default=0, help="KV head (default 0)")
-    rows.add_argument("--output", metavar="OUT.npy", type=Path,
-                      help="write uint8 [N, row_bytes] there, in place of hex")
+    rows.add_argument(
+        "--output", metavar="OUT.npy", type=Path, help="write uint8 [N, row_bytes] there, in place of hex"
+    )
     args = parser.parse_args(argv)
     if args.encode_rows and (args.layer is None or args.side is None):
         parser.error("--encode-rows needs --layer and --side")
@@ -49,11 +54,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 # What is in it
 
+
 def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
     """One row of the table, and of `layers` in the JSON document. `facts` is the plan in the manifest."""
     scheme = plan.scheme
-    row = {"layer": layer, "side": side, "dim": plan.dim, "coder": scheme.coder, "bits": scheme.bits,
-           "row_bytes": plan.row_bytes}
+    row = {
+        "layer": layer,
+        "side": side,
+        "dim": plan.dim,
+        "coder": scheme.coder,
+        "bits": scheme.bits,
+        "row_bytes": plan.row_bytes,
+    }
     if "channel_bits" in plan.tensors:
         row |= width_summary(plan.tensors["channel_bits"]) | {"unit": facts["allocation"]["unit"]}
     elif scheme.coder != "exact":
@@ -67,21 +79,31 @@ def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
         row |= {"centroids": {"count": scheme.centroids, "scope": plan.centroid_scope}}
     if plan.transform:
         row |= {"transform": facts["transform"]}
-    return row | {"center": "center" in plan.tensors, "rotation": plan.kind, "scope": plan.scope, "recipe": plan.recipe,
-                  "order": plan.order}
+    return row | {
+        "center": "center" in plan.tensors,
+        "rotation": plan.kind,
+        "scope": plan.scope,
+        "recipe": plan.recipe,
+        "order": plan.order,
+    }
 
 
 def width_summary(channel_bits) -> dict:
     """Widths of mixed rows over all heads and channels: their mean, and how many channels have each."""
     widths = channel_bits.ravel().tolist()
-    return {"mean_bits": sum(widths) / len(widths),
-            "widths": {str(width): widths.count(width) for width in sorted(set(widths), reverse=True)}}
+    return {
+        "mean_bits": sum(widths) / len(widths),
+        "widths": {str(width): widths.count(width) for width in sorted(set(widths), reverse=True)},
+    }
 
 
 def summaries(artifact) -> list[dict]:
     facts = {entry["layer"]: entry for entry in artifact.manifest["layers"]}
-    return [side_summary(layer, side, plan, facts[layer][side]) for layer, entry in artifact.layers.items()
-            for side, plan in entry.sides.items()]
+    return [
+        side_summary(layer, side, plan, facts[layer][side])
+        for layer, entry in artifact.layers.items()
+        for side, plan in entry.sides.items()
+    ]
 
 
 def describe_head(artifact) -> list[str]:
@@ -113,8 +135,21 @@ def table_row(row: dict) -> list[str]:
     center = "yes" if row["center"] else "no"
     if "centroids" in row:
         center = f"{row['centroids']['count']} {row['centroids']['scope']}"
-    return [str(row["layer"]), row["side"], coder, bits, group, row.get("scale_type", "-"), row.get("scale_rule", "-"),
-            str(row["row_bytes"]), clip, center, rotation, row["scope"], row["recipe"]]
+    return [
+        str(row["layer"]),
+        row["side"],
+        coder,
+        bits,
+        group,
+        row.get("scale_type", "-"),
+        row.get("scale_rule", "-"),
+        str(row["row_bytes"]),
+        clip,
+        center,
+        rotation,
+        row["scope"],
+        row["recipe"],
+    ]
 
 
 def format_table(rows: list[list[str]]) -> list[str]:
@@ -135,6 +170,7 @@ def describe_widths(rows: list[dict]) -> list[str]:
 
 
 # Checks
+
 
 def check(name: str, passed: bool | None, detail: str) -> dict:
     """`passed` is None for a check that could not be made."""
@@ -169,11 +205,17 @@ def check_hash(artifact) -> dict:
 def check_orthogonality(artifact) -> dict:
     from kvq_py.artifact import ORTHOGONALITY_TOLERANCE, orthogonality_error
 
-    errors = {f"layer {layer} {side}": orthogonality_error(plan) for layer, entry in artifact.layers.items()
-              for side, plan in entry.sides.items()}
+    errors = {
+        f"layer {layer} {side}": orthogonality_error(plan)
+        for layer, entry in artifact.layers.items()
+        for side, plan in entry.sides.items()
+    }
     worst = max(errors, key=errors.get)
-    return check("orthogonality", errors[worst] <= ORTHOGONALITY_TOLERANCE,
-                 f"max|R^T R - I| = {errors[worst]:.2e} ({worst}), allowed {ORTHOGONALITY_TOLERANCE:g}")
+    return check(
+        "orthogonality",
+        errors[worst] <= ORTHOGONALITY_TOLERANCE,
+        f"max|R^T R - I| = {errors[worst]:.2e} ({worst}), allowed {ORTHOGONALITY_TOLERANCE:g}",
+    )
 
 
 def check_transforms(artifact) -> list[dict]:
@@ -181,8 +223,12 @@ def check_transforms(artifact) -> list[dict]:
     from kvq_py.artifact import CLAIM_TOLERANCE, INVERSE_TOLERANCE, MOST_CONDITION, inverse_error, transform_condition
 
     error, largest, wrong_claim = 0.0, 0.0, ""
-    plans = [(f"layer {layer} {side}", plan) for layer, entry in artifact.layers.items()
-             for side, plan in entry.sides.items() if plan.transform]
+    plans = [
+        (f"layer {layer} {side}", plan)
+        for layer, entry in artifact.layers.items()
+        for side, plan in entry.sides.items()
+        if plan.transform
+    ]
     for place, plan in plans:
         found = transform_condition(plan)
         error = max(error, float((inverse_error(plan) / found).max()))
@@ -192,10 +238,18 @@ def check_transforms(artifact) -> list[dict]:
                 wrong_claim = f"{place} head {head}: expected {own:.6g}, found {claimed:.6g}"
     if not plans:
         return []
-    return [check("inverses", error <= INVERSE_TOLERANCE,
-                  f"max|A^-1 A - I| / condition = {error:.2e}, allowed {INVERSE_TOLERANCE:g}"),
-            check("condition", not wrong_claim and largest <= MOST_CONDITION,
-                  wrong_claim or f"largest {largest:.3g}, allowed {MOST_CONDITION:g}")]
+    return [
+        check(
+            "inverses",
+            error <= INVERSE_TOLERANCE,
+            f"max|A^-1 A - I| / condition = {error:.2e}, allowed {INVERSE_TOLERANCE:g}",
+        ),
+        check(
+            "condition",
+            not wrong_claim and largest <= MOST_CONDITION,
+            wrong_claim or f"largest {largest:.3g}, allowed {MOST_CONDITION:g}",
+        ),
+    ]
 
 
 def check_golden_rows(artifact) -> list[dict]:
@@ -208,17 +262,28 @@ def check_golden_rows(artifact) -> list[dict]:
     fault = next(filter(None, map(golden_fault, layers)), "")
     flags = [layer.golden.firm[side].ravel() for layer in layers for side in layer.sides]
     rows, firm = sum(map(len, flags)), sum(int(own.sum()) for own in flags)
-    return [check("golden rows", not fault, fault or f"{rows} rows in {len(layers)} layers coded alike, {firm} of them firm")]
+    return [
+        check(
+            "golden rows", not fault, fault or f"{rows} rows in {len(layers)} layers coded alike, {firm} of them firm"
+        )
+    ]
 
 
 def make_checks(artifact) -> list[dict]:
     # Versions, manifest, tensors, shapes and finite values are behind us: reading refuses what is wrong there.
     read = check("structure", True, f"{len(artifact.layers)} layers, {len(artifact.file.tensors)} tensors")
-    return [read, check_schema(artifact), check_hash(artifact), check_orthogonality(artifact), *check_transforms(artifact),
-            *check_golden_rows(artifact)]
+    return [
+        read,
+        check_schema(artifact),
+        check_hash(artifact),
+        check_orthogonality(artifact),
+        *check_transforms(artifact),
+        *check_golden_rows(artifact),
+    ]
 
 
 # Coding rows
+
 
 def load_rows(path: Path, dim: int, heads: int):
     import numpy as np
@@ -227,9 +292,11 @@ def load_rows(path: Path, dim: int, heads: int):
         rows = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise bad_input(f"{path}: cannot read as .npy: {str(error).splitlines()[0]}") from error
-    fits = rows.ndim == 2 or rows.ndim == 3 and len(rows) == heads
+    fits = rows.ndim == 2 or (rows.ndim == 3 and len(rows) == heads)
     if rows.dtype != np.float32 or not fits or rows.shape[-1] != dim:
-        raise bad_input(f"{path}: expected float32 [N, {dim}] or [{heads}, N, {dim}], found {rows.dtype} {list(rows.shape)}")
+        raise bad_input(
+            f"{path}: expected float32 [N, {dim}] or [{heads}, N, {dim}], found {rows.dtype} {list(rows.shape)}"
+        )
     if not np.isfinite(rows).all():
         raise bad_input(f"{path}: expected finite numbers")
     return rows
@@ -256,11 +323,18 @@ def encode_rows(args, artifact) -> None:
 
 # Main
 
+
 def print_json(args, artifact, checks: list[dict]) -> None:
-    document = {"format": "kvq-artifact-report", "version": "1.0", "file": str(args.artifact),
-                "manifest": artifact.manifest, "layers": summaries(artifact),
-                "tensors": {name: {"dtype": info.dtype, "shape": list(info.shape)}
-                            for name, info in artifact.file.tensors.items()}}
+    document = {
+        "format": "kvq-artifact-report",
+        "version": "1.0",
+        "file": str(args.artifact),
+        "manifest": artifact.manifest,
+        "layers": summaries(artifact),
+        "tensors": {
+            name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in artifact.file.tensors.items()
+        },
+    }
     print(json.dumps(document | ({"checks": checks} if args.verify else {}), indent=2))
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times PyTorch's scaled_dot_product_attention, cuDNN backend, on contiguous bfloat16 K and V: what kvq-bench --sdpa compares with.
+"""Times PyTorch's scaled_dot_product_attention, cuDNN backend, on contiguous bfloat16 K and V: what kvq-bench --sdpa
+compares with.
 
   sdpa_baseline.py '[{"batch": 8, "context": 32768, "q_len": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128}]'
 
-Reads a list of shapes as JSON, prints one JSON document. `context` counts all keys, the q_len newest ones included. q_len 1 is
-decode; more is a chunk behind a prefix, of which every query sees the prefix and, causally, its own chunk. Each way of asking
-for the same result is timed, and the fastest one reported, so that the baseline is as good as the library can be.
-"""
+Reads a list of shapes as JSON, prints one JSON document. `context` counts all keys, the q_len newest ones included.
+q_len 1 is decode; more is a chunk behind a prefix, of which every query sees the prefix and, causally, its own chunk.
+Each way of asking for the same result is timed, and the fastest one reported, so that the baseline is as good as the
+library can be."""
 
 import argparse
 import json
@@ -48,7 +49,8 @@ def time_us(call, sets: int, set_bytes: int) -> list[float]:
 
 
 def ways(q: torch.Tensor, k: list, v: list) -> dict:
-    """Equivalent calls by name; each takes the number of a set. q is [B, Hq, q_len, D], k and v [B, Hkv, context, D]."""
+    """Equivalent calls by name; each takes the number of a set. q is [B, Hq, q_len, D], k and v [B, Hkv, context,
+    D]."""
     whole = lambda i: sdpa(q, k[i], v[i], enable_gqa=True)
     if q.shape[2] == 1:
         return {"whole": whole}
@@ -79,8 +81,14 @@ def measure(shape: dict) -> dict:
         return shape | {"refused": refused}
     best = min(timed, key=lambda name: statistics.median(timed[name]))
     times = timed[best]
-    return shape | {"way": best, "median_us": statistics.median(times), "min_us": times[0], "max_us": times[-1],
-                    "all_us": {name: statistics.median(t) for name, t in timed.items()}, "refused": refused}
+    return shape | {
+        "way": best,
+        "median_us": statistics.median(times),
+        "min_us": times[0],
+        "max_us": times[-1],
+        "all_us": {name: statistics.median(t) for name, t in timed.items()},
+        "refused": refused,
+    }
 
 
 def main() -> int:
@@ -94,8 +102,16 @@ def main() -> int:
     for shape in shapes:
         rows.append(measure(shape))
         torch.cuda.empty_cache()
-    print(json.dumps({"torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
-                      "device": torch.cuda.get_device_name(), "rows": rows}))
+    print(
+        json.dumps(
+            {
+                "torch": torch.__version__,
+                "cudnn": torch.backends.cudnn.version(),
+                "device": torch.cuda.get_device_name(),
+                "rows": rows,
+            }
+        )
+    )
     return 0
 
 

@@ -7,18 +7,18 @@ The code. Channel j of a row has a code c_j of `bits` bits. The decoded value is
   y_j = theta[0] * (bit 0 of c_j) + theta[1] * (bit 1 of c_j) + ... + theta[bits] * (bit 0 of c_(j-1)) + ...
 
 where a set bit counts +1/2 and a clear one -1/2. Bits before the first channel do not exist: they add nothing. So a row
-is Theta b, a fixed banded matrix times the row's own bits, and a decoder can fold Theta into the query. The encoder is a
-Viterbi search over 2^(bits * memory) states, the last `memory` codes.
+is Theta b, a fixed banded matrix times the row's own bits, and a decoder can fold Theta into the query. The encoder is
+a Viterbi search over 2^(bits * memory) states, the last `memory` codes.
 
 The measure. A row of independent Gaussians is divided by its root mean square, and coded; the error is the mean of
 (x - y)^2. A code of `bits` bits cannot go below 4^-bits; the best scalar quantizer (Lloyd-Max) is printed beside.
 
-The search. Coding with theta and then fitting theta to the codes by least squares never makes the error larger, but ends
-in poor local minima. So: many random starts on few rows; the best of them, and the thetas known to this program, are
-disturbed and fitted again on more rows, for the time given; the best three are fitted on many rows and the best on other
-rows is measured on fresh ones, whose standard error is printed. Changing the signs of all coefficients of one bit, or
-the order of the bits, gives the same code: such copies are dropped. Errors are only comparable for rows of one length.
-"""
+The search. Coding with theta and then fitting theta to the codes by least squares never makes the error larger, but
+ends in poor local minima. So: many random starts on few rows; the best of them, and the thetas known to this program,
+are disturbed and fitted again on more rows, for the time given; the best three are fitted on many rows and the best on
+other rows is measured on fresh ones, whose standard error is printed. Changing the signs of all coefficients of one
+bit, or the order of the bits, gives the same code: such copies are dropped. Errors are only comparable for rows of one
+length."""
 
 import argparse
 import json
@@ -28,7 +28,6 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-
 from kvq_py.cli import Parser, run_script
 from kvq_py.errors import usage
 
@@ -57,11 +56,30 @@ KNOWN = {
     (2, 1): [1.48225427, 0.918767927, -0.792501826, 0.993044327],
     (2, 2): [1.34449962, -0.886770233, 0.0397294397, 0.717407561, 0.814774881, 0.927222248],
     (2, 3): [1.06031926, 0.950219225, 0.47806004, -0.520081354, 0.433172217, 0.502149027, -0.896491428, 0.929685955],
-    (2, 4): [1.1631031, 1.01374151, -0.310731076, 0.439608882, -0.495565864,
-             0.27157849, -0.0924457508, -0.545413816, -0.804625101, 0.826525686],
+    (2, 4): [
+        1.1631031,
+        1.01374151,
+        -0.310731076,
+        0.439608882,
+        -0.495565864,
+        0.27157849,
+        -0.0924457508,
+        -0.545413816,
+        -0.804625101,
+        0.826525686,
+    ],
     (3, 1): [1.37657522, 1.09347555, 0.68231607, 0.947085401, -1.08014076, 0.488084484],
-    (3, 2): [1.37180119, 1.05852036, 0.588796378, -0.0663205404,
-             0.300466446, 0.617144324, 0.78532532, -0.899426978, -0.45147769],
+    (3, 2): [
+        1.37180119,
+        1.05852036,
+        0.588796378,
+        -0.0663205404,
+        0.300466446,
+        0.617144324,
+        0.78532532,
+        -0.899426978,
+        -0.45147769,
+    ],
     (4, 1): [1.2847827, 1.1339953, 0.911722797, 0.601804498, 0.910166869, -0.982628213, -0.266429482, 0.453091539],
 }
 
@@ -118,7 +136,8 @@ class Rows:
 
 
 class Trellis:
-    """One shape of code. A branch is numbered by all its codes, c_j lowest; a state by the codes that the next channel sees.
+    """One shape of code. A branch is numbered by all its codes, c_j lowest; a state by the codes that the next channel
+    sees.
 
     B = 2^bits codes, S = B^memory states, W = S * B branches, K = bits * (memory + 1) coefficients.
     """
@@ -132,7 +151,8 @@ class Trellis:
         self.older = backend.array(np.arange(self.codes))[:, None]  # [B, 1]: the code that leaves the state
 
     def tables(self, theta):
-        """[memory + 1, W, 2]: -2y and y^2 of each branch, so that a branch costs (-2y) x + y^2, which is (x - y)^2 - x^2.
+        """[memory + 1, W, 2]: -2y and y^2 of each branch, so that a branch costs (-2y) x + y^2, which is (x - y)^2 -
+        x^2.
 
         Table p is for channel p, which sees p codes before its own; the last one is for all channels from `memory` on.
         """
@@ -189,7 +209,8 @@ class Trellis:
         return self.error(self.forward(rows, self.tables(theta), self.first_state(rows))[-1], rows)
 
     def measure_circular(self, rows, theta):
-        """The error of tail-biting codes, by two passes (see --help); channels 0 to memory - 1 see the row's last codes."""
+        """The error of tail-biting codes, by two passes (see --help); channels 0 to memory - 1 see the row's last
+        codes."""
         tables = [self.tables(theta)[-1]] * (self.memory + 1)
         half = rows.channels // 2
         turned = Rows(self.backend, np.roll(rows.host, half, 0))  # its channel `half` is the row's first
@@ -224,7 +245,7 @@ def fitted(trellis, rows, theta, rounds, tolerance, give_up=math.inf):
         codes, error = trellis.encode(rows, theta)
         best = min(best, (error, theta), key=lambda pair: pair[0])
         gain, before = before - error, error
-        if gain < tolerance * error or done > 1 and error - 8 * gain > give_up:
+        if gain < tolerance * error or (done > 1 and error - 8 * gain > give_up):
             break
         theta = theta + OVER_RELAXATION * (trellis.fit(rows, codes) - theta)
     return best
@@ -307,7 +328,8 @@ class Search:
         self.rng, self.pool, self.began = np.random.default_rng(args.seed), Pool(args.bits), time.monotonic()
         self.few, self.rows, self.many, self.others = (
             Rows.random(trellis.backend, args.row_channels, count, [args.seed, k])
-            for k, count in enumerate([max(args.rows // 8, 1), args.rows, 4 * args.rows, 4 * args.rows]))
+            for k, count in enumerate([max(args.rows // 8, 1), args.rows, 4 * args.rows, 4 * args.rows])
+        )
 
     def elapsed(self):
         """As a share of --seconds."""
@@ -318,7 +340,7 @@ class Search:
         given, started = given_thetas(self.args), 0
         for theta in given:
             self.pool.add(*fitted(self.trellis, self.rows, theta, 30, 1e-4))
-        while started < self.args.starts and self.elapsed() < 0.4 or not self.pool.members:
+        while (started < self.args.starts and self.elapsed() < 0.4) or not self.pool.members:
             theta, started = random_theta(self.trellis.size, self.rng), started + 1
             error, theta = fitted(self.trellis, self.few, theta, 25, 1e-3, 1.02 * self.pool.worst)
             if error < 1.02 * self.pool.worst:
@@ -399,13 +421,18 @@ def measured(trellis, theta, channels, args):
 def report(args, theta, figures):
     """Text, or with --json one document."""
     if args.json:
-        lengths = [{"channels": n, **{name: {"mse": f.mean, "standard_error": f.deviation} for name, f in by_name.items()}}
-                   for n, by_name in figures.items()]
+        lengths = [
+            {"channels": n, **{name: {"mse": f.mean, "standard_error": f.deviation} for name, f in by_name.items()}}
+            for n, by_name in figures.items()
+        ]
         print(json.dumps({"bits": args.bits, "memory": args.memory, "theta": theta.tolist(), "lengths": lengths}))
         return
     print(f"theta {' '.join(f'{value:.9g}' for value in theta)}")
     for channels, by_name in figures.items():
-        print(f"rows of {channels:4}: " + ", ".join(f"{name.replace('_', '-')} {figure}" for name, figure in by_name.items()))
+        print(
+            f"rows of {channels:4}: "
+            + ", ".join(f"{name.replace('_', '-')} {figure}" for name, figure in by_name.items())
+        )
 
 
 # The command line.
@@ -439,16 +466,34 @@ def parse_arguments(argv=None):
     parser = Parser(PROGRAM, __doc__, EPILOG)
     whole, real = positive(int), positive(float)
     parser.add_argument("--bits", type=whole, default=2, metavar="N", help="bits of a code [2]")
-    parser.add_argument("--memory", type=whole, default=1, metavar="N", help="earlier codes that a value depends on [1]")
-    parser.add_argument("--seconds", type=real, default=120, metavar="X",
-                        help="time of the search; the last fits and the measurement come on top [120]")
-    parser.add_argument("--starts", type=whole, default=100000, metavar="N", help="at most so many random starts [100000]")
+    parser.add_argument(
+        "--memory", type=whole, default=1, metavar="N", help="earlier codes that a value depends on [1]"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=real,
+        default=120,
+        metavar="X",
+        help="time of the search; the last fits and the measurement come on top [120]",
+    )
+    parser.add_argument(
+        "--starts", type=whole, default=100000, metavar="N", help="at most so many random starts [100000]"
+    )
     parser.add_argument("--row-channels", type=whole, default=128, metavar="N", help="channels of a row [128]")
-    parser.add_argument("--rows", type=whole, default=256, metavar="N",
-                        help="rows to search on; starts use an eighth, the last fits four times as many [256]")
+    parser.add_argument(
+        "--rows",
+        type=whole,
+        default=256,
+        metavar="N",
+        help="rows to search on; starts use an eighth, the last fits four times as many [256]",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of rows and starts [0]")
-    parser.add_argument("--device", choices=["numpy", "cpu", "cuda"], default="numpy",
-                        help="numpy, or PyTorch's cpu or cuda; cuda is worth it with many rows or states [numpy]")
+    parser.add_argument(
+        "--device",
+        choices=["numpy", "cpu", "cuda"],
+        default="numpy",
+        help="numpy, or PyTorch's cpu or cuda; cuda is worth it with many rows or states [numpy]",
+    )
     parser.add_argument("--start", type=numbers, metavar="NUMBERS", help="a theta to start from; may have less memory")
     parser.add_argument("--from-scratch", action="store_true", help="do not start from the thetas this program knows")
     parser.add_argument("--evaluate", type=numbers, metavar="NUMBERS", help="measure this theta, or `known`; no search")
@@ -486,7 +531,10 @@ def main():
         theta, lengths = np.asarray(args.evaluate, float), sorted({*LENGTHS, args.row_channels})
         lengths = [channels for channels in lengths if channels > args.memory]
     else:
-        theta, lengths = Search(trellis, args, lambda text: print(text, file=sys.stderr, flush=True)).run(), [args.row_channels]
+        theta, lengths = (
+            Search(trellis, args, lambda text: print(text, file=sys.stderr, flush=True)).run(),
+            [args.row_channels],
+        )
     report(args, theta, {channels: measured(trellis, theta, channels, args) for channels in lengths})
 
 

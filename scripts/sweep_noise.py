@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Mean and standard deviation of a sweep over its last axis, as Block-GTQ Table 3 has them over three calibration texts.
+"""Mean and standard deviation of a sweep over its last axis, as Block-GTQ Table 3 has them over three calibration
+texts.
 
-Reads what `kvq-eval --sweep ... --json` printed, from a file or standard input. Rows whose labels differ only behind the last comma are one
-cell. Prints a table: mean +- standard deviation (n - 1) of each metric, and its size beside the mean. Built-in schemes stand alone.
-"""
+Reads what `kvq-eval --sweep ... --json` printed, from a file or standard input. Rows whose labels differ only behind
+the last comma are one cell. Prints a table: mean +- standard deviation (n - 1) of each metric, and its size beside the
+mean. Built-in schemes stand alone."""
 
 import argparse
 import json
@@ -40,7 +41,11 @@ def text_of(values):
     if any(value is None for value in values):
         return "-"
     mean, deviation = spread(values)
-    return f"{mean:.4g}" if deviation is None else f"{mean:.4g} +- {deviation:.2g} ({100 * deviation / mean if mean else 0:.1f}%)"
+    return (
+        f"{mean:.4g}"
+        if deviation is None
+        else f"{mean:.4g} +- {deviation:.2g} ({100 * deviation / mean if mean else 0:.1f}%)"
+    )
 
 
 def main():
@@ -52,7 +57,9 @@ def main():
     metrics = args.metric or METRICS
     rows = [["", "n", *metrics]]
     for name, means in cells(json.loads(text)["schemes"]).items():
-        rows.append([name, str(len(means)), *(text_of([value_of(mean, metric) for mean in means]) for metric in metrics)])
+        rows.append(
+            [name, str(len(means)), *(text_of([value_of(mean, metric) for mean in means]) for metric in metrics)]
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

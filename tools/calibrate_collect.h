@@ -32,14 +32,16 @@ class StatsOrigin : public StatsSource {
   StatsHeader header;
 };
 
-/// Layers of a dump or statistics file that `--layers` names; all if it is empty. @throws Error{usage} for one that is not there
+/// Layers of a dump or statistics file that `--layers` names; all if it is empty. @throws Error{usage} for one that is
+/// not there
 std::vector<LayerEntry> choose_layers(const ModelGeometry& model, const std::vector<int>& wanted);
 
-/// Collects each layer into `<folder>/layer-NNNN.safetensors`, one at a time, atomically. With `resume`, a shard that holds
-/// what this run would collect (same dump data by hash, seed, sample and moments) is kept; anything else is collected anew.
+/// Collects each layer into `<folder>/layer-NNNN.safetensors`, one at a time, atomically. With `resume`, a shard that
+/// holds what this run would collect (same dump data by hash, seed, sample and moments) is kept; anything else is
+/// collected anew.
 /// @return  shards in layer order
-StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const TokenRange& tokens,
-                           const std::filesystem::path& folder, bool resume, bool quiet);
+StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
+                           const TokenRange& tokens, const std::filesystem::path& folder, bool resume, bool quiet);
 
 /// Layers of a statistics file.
 StatsOrigin open_stats(const std::filesystem::path& path, const std::vector<int>& wanted);

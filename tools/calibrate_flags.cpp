@@ -48,16 +48,19 @@ Enum pick(const char* flag, const std::string& word, const Enum (&values)[N]) {
   throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", flag, word), "choose one of " + words};
 }
 
-void apply_coder(const CalibrateFlags& flags, const std::optional<std::string>& own, const char* own_flag, SideOptions& side) {
+void apply_coder(const CalibrateFlags& flags, const std::optional<std::string>& own, const char* own_flag,
+                 SideOptions& side) {
   const auto kind = [](const char* flag, const std::string& word) {
     return pick(flag, word, {CoderKind::affine, CoderKind::symmetric, CoderKind::codebook, CoderKind::trellis});
   };
   const CoderKind before = side.coder;
   if (flags.coder) side.coder = kind("--coder", *flags.coder);
   if (flags.codebook) {
-    if (flags.coder && side.coder != CoderKind::codebook) throw Error{ErrorKind::usage, "--codebook needs --coder codebook, which it implies"};
+    if (flags.coder && side.coder != CoderKind::codebook)
+      throw Error{ErrorKind::usage, "--codebook needs --coder codebook, which it implies"};
     if (*flags.codebook != "lloyd-max" && *flags.codebook != "fitted")
-      throw Error{ErrorKind::usage, fmt::format("--codebook: expected lloyd-max or fitted, found \"{}\"", *flags.codebook)};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--codebook: expected lloyd-max or fitted, found \"{}\"", *flags.codebook)};
     side.coder = CoderKind::codebook;
     side.fitted = *flags.codebook == "fitted";
   }
@@ -67,8 +70,10 @@ void apply_coder(const CalibrateFlags& flags, const std::optional<std::string>& 
     if (side.coder != CoderKind::affine) side.clip = 1.0;
   }
   if (flags.scale_rule)
-    side.rule = pick("--scale-rule", *flags.scale_rule, {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
-  if (flags.scale_type) side.scale_type = pick("--scale-type", *flags.scale_type, {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
+    side.rule = pick("--scale-rule", *flags.scale_rule,
+                     {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
+  if (flags.scale_type)
+    side.scale_type = pick("--scale-type", *flags.scale_type, {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
   if (flags.zero) side.zero = pick("--zero", *flags.zero, {ZeroKind::floating, ZeroKind::integer});
   if (flags.group_size) side.group_size = *flags.group_size;
 }
@@ -108,7 +113,8 @@ std::string pick_composition(const std::string& word) {
   if (const Composition* found = find_composition(word)) return found->name;
   std::vector<std::string> names;
   for (const Composition& row : compositions()) names.push_back(row.name);
-  throw Error{ErrorKind::usage, fmt::format("--composition: unknown \"{}\"", word), fmt::format("choose one of {}", fmt::join(names, ", "))};
+  throw Error{ErrorKind::usage, fmt::format("--composition: unknown \"{}\"", word),
+              fmt::format("choose one of {}", fmt::join(names, ", "))};
 }
 
 template <typename T>
@@ -122,10 +128,14 @@ void check_ranges(const CalibrateFlags& f) {
   expect_range("--group-size", f.group_size, 0, kMostChannels);
   expect_range("--row-bytes-k", f.row_bytes_k, 4, 4096);
   expect_range("--row-bytes-v", f.row_bytes_v, 4, 4096);
-  for (const auto& [flag, value] : {std::pair{"--kmeans", f.kmeans}, {"--kmeans-k", f.kmeans_k}, {"--kmeans-v", f.kmeans_v}}) expect_range(flag, value, 1, 4096);
+  for (const auto& [flag, value] :
+       {std::pair{"--kmeans", f.kmeans}, {"--kmeans-k", f.kmeans_k}, {"--kmeans-v", f.kmeans_v}})
+    expect_range(flag, value, 1, 4096);
   for (const auto& [flag, value] : {std::pair{"--budget-bits", f.budget_bits}})
-    if (value && !(*value >= 1.0 && *value <= 8.0)) throw Error{ErrorKind::usage, fmt::format("{}: expected 1 to 8, found {}", flag, *value)};
-  if (f.budget_bytes && !(*f.budget_bytes > 0.0)) throw Error{ErrorKind::usage, fmt::format("--budget-bytes: expected more than 0, found {}", *f.budget_bytes)};
+    if (value && !(*value >= 1.0 && *value <= 8.0))
+      throw Error{ErrorKind::usage, fmt::format("{}: expected 1 to 8, found {}", flag, *value)};
+  if (f.budget_bytes && !(*f.budget_bytes > 0.0))
+    throw Error{ErrorKind::usage, fmt::format("--budget-bytes: expected more than 0, found {}", *f.budget_bytes)};
   expect_range("--sink-tokens", f.sink_tokens, 0, kMostTokens);
   expect_range("--recent-tokens", f.recent_tokens, 0, kMostTokens);
   expect_range<std::int64_t>("--seed", f.seed, 0, INT64_MAX);
@@ -150,7 +160,8 @@ void refuse_overwriting(const CalibrateFlags& f) {
 }
 
 void refuse_without_dump(const CalibrateFlags& f) {
-  if (f.dumps.empty() && (f.num_tokens || f.first_token > 0)) throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
+  if (f.dumps.empty() && (f.num_tokens || f.first_token > 0))
+    throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
 }
 
 /// A flag that the method would ignore is a mistake that nobody would see in the result.
@@ -191,13 +202,16 @@ void refuse_foreign_flags(const CalibrateFlags& f) {
 
 void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.description(
-      "Reads dumped Q/K/V activations and writes a calibration artifact: per layer and KV head the rotations, clip ratios,\n"
+      "Reads dumped Q/K/V activations and writes a calibration artifact: per layer and KV head the rotations, clip "
+      "ratios,\n"
       "centres and codes that a low-bit KV cache is stored with.\n\n"
       "  kvq-calibrate --model dump.h5                                  OSCAR, INT2, beside the dump\n"
       "  kvq-calibrate --model dump.h5 --method saw-int4 -o out.safetensors\n"
       "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
       "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
-  app.footer("Methods:" + method_list() + fmt::format("\n\nScores of a RoPE block: {}", fmt::join(score_names(), ", ")) + kTransforms + "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
+  app.footer("Methods:" + method_list() +
+             fmt::format("\n\nScores of a RoPE block: {}", fmt::join(score_names(), ", ")) + kTransforms +
+             "\n\nCompositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):" +
              composition_list());
   app.set_config("--config", "", "read flags from an INI or TOML file");
   app.allow_config_extras(CLI::config_extras_mode::error);
@@ -206,28 +220,48 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   const std::string in = "Input and output";
   app.add_option("-m,--model", f.dumps, "dump file (formats/dump.md); may be given several times")->group(in);
   app.add_option("-o,--output", f.output, "artifact to write [<dump stem>.kvq.safetensors beside the dump]")->group(in);
-  app.add_option("--stats", f.stats, "with --model: write the collected statistics here; without: decide from them")->group(in);
+  app.add_option("--stats", f.stats, "with --model: write the collected statistics here; without: decide from them")
+      ->group(in);
   app.add_option("--merge-stats", f.merge_stats, "join statistics files into --stats FILE")->expected(1, -1)->group(in);
   app.add_option("--layers", f.layers, "only these layers, such as 0-3,7")->group(in);
-  app.add_option("--first-token", f.first_token, "start at this token of the dump")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))->capture_default_str()->group(in);
-  app.add_option("--num-tokens", f.num_tokens, "use this many tokens [all that follow]")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))->group(in);
-  app.add_flag("--resume", f.resume, "continue an interrupted run: layers already collected are taken from <output>.parts")->group(in);
+  app.add_option("--first-token", f.first_token, "start at this token of the dump")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->capture_default_str()
+      ->group(in);
+  app.add_option("--num-tokens", f.num_tokens, "use this many tokens [all that follow]")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->group(in);
+  app.add_flag("--resume", f.resume,
+               "continue an interrupted run: layers already collected are taken from <output>.parts")
+      ->group(in);
   app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
 
   const std::string how = "How rows are stored";
-  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, kvq, tq-mse, quarot, random or plain")->capture_default_str()->group(how);
+  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, kvq, tq-mse, quarot, random or plain")
+      ->capture_default_str()
+      ->group(how);
   app.add_option("--bits", f.bits, "code bits: 1 to 8, 16 = exact; fractions where widths are allocated")->group(how);
   app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
   app.add_option("--bits-v", f.bits_v, "of values")->group(how);
-  app.add_option("--coder", f.coder, "affine (scale, minimum), symmetric (scale), codebook (Lloyd-Max) or trellis")->group(how);
+  app.add_option("--coder", f.coder, "affine (scale, minimum), symmetric (scale), codebook (Lloyd-Max) or trellis")
+      ->group(how);
   app.add_option("--coder-k", f.coder_k, "of keys")->group(how);
   app.add_option("--coder-v", f.coder_v, "of values")->group(how);
-  app.add_option("--codebook", f.codebook, "lloyd-max (exact for the group) or fitted (to the sample); implies --coder codebook")->group(how);
-  app.add_option("--memory", f.memory, "trellis: codes that a value looks back on, 1 to 3; more is better and slower [3]")->group(how);
-  app.add_option("--scale-rule", f.scale_rule, "minmax (affine); norm, least_squares, absmax (symmetric), rms (codebook) [norm]")->group(how);
+  app.add_option("--codebook", f.codebook,
+                 "lloyd-max (exact for the group) or fitted (to the sample); implies --coder codebook")
+      ->group(how);
+  app.add_option("--memory", f.memory,
+                 "trellis: codes that a value looks back on, 1 to 3; more is better and slower [3]")
+      ->group(how);
+  app.add_option("--scale-rule", f.scale_rule,
+                 "minmax (affine); norm, least_squares, absmax (symmetric), rms (codebook) [norm]")
+      ->group(how);
   app.add_option("--scale-type", f.scale_type, "fp16, bf16 or fp32 [fp16]")->group(how);
-  app.add_option("--zero", f.zero, "affine: float (minimum) or integer (zero point, SAW-INT4 Eq. 3-4) [float]")->group(how);
-  app.add_option("--group-size", f.group_size, "channels that share a scale [64 for oscar where it divides head_dim, else head_dim]")->group(how);
+  app.add_option("--zero", f.zero, "affine: float (minimum) or integer (zero point, SAW-INT4 Eq. 3-4) [float]")
+      ->group(how);
+  app.add_option("--group-size", f.group_size,
+                 "channels that share a scale [64 for oscar where it divides head_dim, else head_dim]")
+      ->group(how);
   app.add_option("--clip", f.clip, "clip ratio of both sides: search, none or a number [oscar: search]")->group(how);
   app.add_option("--clip-k", f.clip_k, "of keys; OSCAR serves 0.96")->group(how);
   app.add_option("--clip-v", f.clip_v, "of values; OSCAR serves 0.92")->group(how);
@@ -235,60 +269,107 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_option("--sink-tokens", f.sink_tokens, "first tokens that stay exact [oscar: 64]")->group(how);
   app.add_option("--recent-tokens", f.recent_tokens, "last tokens that stay exact [oscar: 256]")->group(how);
   app.add_option("--exact-layers", f.exact_layers, "layers to keep in 16 bit, such as 0,35")->group(how);
-  app.add_option("--share", f.share, "kv_head (own rotation per head) or layer (average over heads) [kv_head]")->group(how);
+  app.add_option("--share", f.share, "kv_head (own rotation per head) or layer (average over heads) [kv_head]")
+      ->group(how);
 
   const std::string map = "Transforms: coordinates that do not depend on how a model is scaled";
-  app.add_option("--transform", f.transform, "orthogonal (none), diagonal, balanced or klt, see below [orthogonal; kvq: chosen]")->group(map);
+  app.add_option("--transform", f.transform,
+                 "orthogonal (none), diagonal, balanced or klt, see below [orthogonal; kvq: chosen]")
+      ->group(map);
   app.add_option("--transform-k", f.transform_k, "of keys")->group(map);
   app.add_option("--transform-v", f.transform_v, "of values")->group(map);
 
   const std::string rot = "Rotations";
   app.add_option("--composition", f.composition, "oscar: factors of the rotation, see below [uhp]")->group(rot);
-  app.add_option("--target-k", f.target_k, "oscar: query (C_Q), scored_query (C_SQ) or key (K^T K) [query]")->group(rot);
-  app.add_option("--target-v", f.target_v, "oscar: scored_value (exact C_S), sst (OSCAR's code) or value (V^T V) [scored_value]")->group(rot);
+  app.add_option("--target-k", f.target_k, "oscar: query (C_Q), scored_query (C_SQ) or key (K^T K) [query]")
+      ->group(rot);
+  app.add_option("--target-v", f.target_v,
+                 "oscar: scored_value (exact C_S), sst (OSCAR's code) or value (V^T V) [scored_value]")
+      ->group(rot);
   app.add_option("--sign-search", f.sign_search, "oscar: also try N random eigenvector signs a head [0]")->group(rot);
-  app.add_option("--hadamard-order", f.hadamard_order, "saw-int4: block size 16 to 256 [largest up to 128 that divides head_dim]")->group(rot);
+  app.add_option("--hadamard-order", f.hadamard_order,
+                 "saw-int4: block size 16 to 256 [largest up to 128 that divides head_dim]")
+      ->group(rot);
   app.add_option("--hadamard", f.hadamard, "saw-int4: rotate none, k, v or kv [k]")->group(rot);
   app.add_flag("--random-signs", f.random_signs, "saw-int4, quarot: random signs before the Hadamard")->group(rot);
 
-  app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (rotated moment) [none]")->group(rot);
+  app.add_option("--hessian", f.hessian, "saw-int4: none, paper (A.3 as written) or consistent (rotated moment) [none]")
+      ->group(rot);
 
   const std::string mix = "Mixed widths (block-gtq, kvq)";
-  app.add_option("--score", f.score, "what a RoPE block is worth, see below [qk_avg; kvq: qk_energy_product]")->group(mix);
-  app.add_option("--k-allocation", f.k_allocation, "widths of keys: none, rope_block or channel (query eigenbasis) [rope_block]")->group(mix);
-  app.add_option("--v-allocation", f.v_allocation, "widths of values: none or channel (score-weighted eigenbasis) [none; kvq: channel]")->group(mix);
+  app.add_option("--score", f.score, "what a RoPE block is worth, see below [qk_avg; kvq: qk_energy_product]")
+      ->group(mix);
+  app.add_option("--k-allocation", f.k_allocation,
+                 "widths of keys: none, rope_block or channel (query eigenbasis) [rope_block]")
+      ->group(mix);
+  app.add_option("--v-allocation", f.v_allocation,
+                 "widths of values: none or channel (score-weighted eigenbasis) [none; kvq: channel]")
+      ->group(mix);
   app.add_option("--min-bits", f.min_bits, "smallest width; 0 drops channels [1]")->group(mix);
   app.add_option("--max-bits", f.max_bits, "largest width [8]")->group(mix);
-  app.add_option("--row-bytes-k", f.row_bytes_k, "fill rows of this many bytes (codes, scales, padding) instead of --bits")->group(mix);
+  app.add_option("--row-bytes-k", f.row_bytes_k,
+                 "fill rows of this many bytes (codes, scales, padding) instead of --bits")
+      ->group(mix);
   app.add_option("--row-bytes-v", f.row_bytes_v, "the same for values, with --v-allocation channel")->group(mix);
-  app.add_option("--mixing", f.mixing, "rotation inside a group: haar, or hadamard where it fits [haar; kvq: hadamard]")->group(mix);
+  app.add_option("--mixing", f.mixing, "rotation inside a group: haar, or hadamard where it fits [haar; kvq: hadamard]")
+      ->group(mix);
 
   const std::string joint = "Budgets over layers and sides (kvq; block-gtq with --joint)";
-  app.add_option("--budget-bits", f.budget_bits, "average code bits of all layers and sides; scales are reported beside [kvq: 2]")->group(joint);
-  app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included")->group(joint);
-  app.add_flag("--joint", f.joint, "block-gtq: spend one budget, decided by the measured error of attention's output")->group(joint);
+  app.add_option("--budget-bits", f.budget_bits,
+                 "average code bits of all layers and sides; scales are reported beside [kvq: 2]")
+      ->group(joint);
+  app.add_option("--budget-bytes", f.budget_bytes, "instead: bytes a token and layer, scales and padding included")
+      ->group(joint);
+  app.add_flag("--joint", f.joint, "block-gtq: spend one budget, decided by the measured error of attention's output")
+      ->group(joint);
   app.add_flag("--uniform-layout", f.uniform_layout, "equal rows in all layers")->group(joint);
-  app.add_flag("--budget-per-layer", f.budget_per_layer, "every layer spends the same budget, its keys and values share it")->group(joint);
-  app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, to compare plans on")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->capture_default_str()->group(joint);
-  app.add_flag("--report-ablation", f.report_ablation, "kvq: also print what each ingredient brings at this budget")->group(joint);
+  app.add_flag("--budget-per-layer", f.budget_per_layer,
+               "every layer spends the same budget, its keys and values share it")
+      ->group(joint);
+  app.add_option("--held-out-tokens", f.held_out_tokens, "tokens kept out of all statistics, to compare plans on")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+      ->capture_default_str()
+      ->group(joint);
+  app.add_flag("--report-ablation", f.report_ablation, "kvq: also print what each ingredient brings at this budget")
+      ->group(joint);
 
   const std::string km = "K-means residual codes (any method)";
-  app.add_option("--kmeans", f.kmeans, "code residuals of C centroids, 1 to 4096, keys and values; 1 = centring")->group(km);
+  app.add_option("--kmeans", f.kmeans, "code residuals of C centroids, 1 to 4096, keys and values; 1 = centring")
+      ->group(km);
   app.add_option("--kmeans-k", f.kmeans_k, "of keys")->group(km);
   app.add_option("--kmeans-v", f.kmeans_v, "of values")->group(km);
-  app.add_option("--kmeans-scope", f.kmeans_scope, "kv_head, or joint: one for all heads of a token (SAW-INT4's tool) [kv_head]")->group(km);
+  app.add_option("--kmeans-scope", f.kmeans_scope,
+                 "kv_head, or joint: one for all heads of a token (SAW-INT4's tool) [kv_head]")
+      ->group(km);
   app.add_option("--kmeans-order", f.kmeans_order, "cluster before or after the rotation [before]")->group(km);
   app.add_option("--kmeans-restarts", f.kmeans_restarts, "seedings tried, the best is kept [1]")->group(km);
 
   const std::string run = "Running";
-  app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")->check(CLI::Range(0, 4096))->group(run);
+  app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
+      ->check(CLI::Range(0, 4096))
+      ->group(run);
   app.add_option("--seed", f.seed, "seed of sample and random rotations")->capture_default_str()->group(run);
-  app.add_option("--sample-tokens", f.sample_tokens, "tokens a layer kept for clip and sign search")->check(CLI::Range(16, 1 << 24))->capture_default_str()->group(run);
-  app.add_option("--golden-tokens", f.golden_tokens, "tokens a layer kept with their codes, for self-tests of runtimes; 0 = none")->check(CLI::Range(std::int64_t{0}, kMostGoldenTokens))->capture_default_str()->group(run);
-  app.add_option("--collect", f.collect, "also collect these moments: query key value scored_value scored_query sst, or all")->group(run);
-  app.add_option("--context", f.context, "context length of the effective bits in the table")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str()->group(run);
-  app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")->group(run);
-  app.add_flag("--report-outliers", f.report_outliers, "also print the outlier gain of each head, whatever the transform")->group(run);
+  app.add_option("--sample-tokens", f.sample_tokens, "tokens a layer kept for clip and sign search")
+      ->check(CLI::Range(16, 1 << 24))
+      ->capture_default_str()
+      ->group(run);
+  app.add_option("--golden-tokens", f.golden_tokens,
+                 "tokens a layer kept with their codes, for self-tests of runtimes; 0 = none")
+      ->check(CLI::Range(std::int64_t{0}, kMostGoldenTokens))
+      ->capture_default_str()
+      ->group(run);
+  app.add_option("--collect", f.collect,
+                 "also collect these moments: query key value scored_value scored_query sst, or all")
+      ->group(run);
+  app.add_option("--context", f.context, "context length of the effective bits in the table")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str()
+      ->group(run);
+  app.add_flag("--report-rotations", f.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")
+      ->group(run);
+  app.add_flag("--report-outliers", f.report_outliers,
+               "also print the outlier gain of each head, whatever the transform")
+      ->group(run);
   app.add_flag("--json", f.json, "one JSON document on stdout")->group(run);
   app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
 }
@@ -296,7 +377,9 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
 namespace {
 
 void apply_allocation(const CalibrateFlags& f, Options& options) {
-  if (f.k_allocation) options.k.allocate = pick("--k-allocation", *f.k_allocation, {Allocate::none, Allocate::rope_block, Allocate::channel});
+  if (f.k_allocation)
+    options.k.allocate =
+        pick("--k-allocation", *f.k_allocation, {Allocate::none, Allocate::rope_block, Allocate::channel});
   if (f.v_allocation) options.v.allocate = pick("--v-allocation", *f.v_allocation, {Allocate::none, Allocate::channel});
   if (f.score) {
     block_score(*f.score, 0.0, 0.0);  // refuses unknown names
@@ -312,17 +395,21 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
   if (f.row_bytes_v) options.v.row_bytes = *f.row_bytes_v;
   for (const char side : {'k', 'v'})
     if (options.side(side).row_bytes > 0 && options.side(side).allocate == Allocate::none)
-      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", side), "--v-allocation channel gives values widths of their own"};
+      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", side),
+                  "--v-allocation channel gives values widths of their own"};
   if (f.hessian && *f.hessian != "none" && *f.hessian != "paper" && *f.hessian != "consistent")
-    throw Error{ErrorKind::usage, fmt::format("--hessian: expected none, paper or consistent, found \"{}\"", *f.hessian)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--hessian: expected none, paper or consistent, found \"{}\"", *f.hessian)};
   if (f.hessian) options.hessian = *f.hessian;
 }
 
 /// klt takes widths by channel with it, unless widths by something else were asked for.
 void apply_transform(const CalibrateFlags& f, Options& options) {
-  const auto set = [&](const char* flag, const std::optional<std::string>& word, bool allocation_given, SideOptions& side) {
+  const auto set = [&](const char* flag, const std::optional<std::string>& word, bool allocation_given,
+                       SideOptions& side) {
     if (!word) return;
-    side.transform = pick(flag, *word, {TransformKind::orthogonal, TransformKind::diagonal, TransformKind::balanced, TransformKind::klt});
+    side.transform = pick(
+        flag, *word, {TransformKind::orthogonal, TransformKind::diagonal, TransformKind::balanced, TransformKind::klt});
     options.choose_transform = false;
     const bool allocates = options.method == "kvq" || options.method == "block-gtq";
     if (side.transform == TransformKind::klt && allocates && !allocation_given) side.allocate = Allocate::channel;
@@ -333,8 +420,10 @@ void apply_transform(const CalibrateFlags& f, Options& options) {
   set("--transform", f.transform, f.v_allocation.has_value(), options.v);
   set("--transform-k", f.transform_k, f.k_allocation.has_value(), options.k);
   set("--transform-v", f.transform_v, f.v_allocation.has_value(), options.v);
-  // Channels are worth nothing only in the coordinates of klt: without it kvq decides as it did before there were transforms.
-  const bool klt = options.choose_transform || options.k.transform == TransformKind::klt || options.v.transform == TransformKind::klt;
+  // Channels are worth nothing only in the coordinates of klt: without it kvq decides as it did before there were
+  // transforms.
+  const bool klt = options.choose_transform || options.k.transform == TransformKind::klt ||
+                   options.v.transform == TransformKind::klt;
   if (options.method == "kvq" && !klt && !f.min_bits) options.min_bits = 1;
 }
 
@@ -347,16 +436,24 @@ void apply_budget(const CalibrateFlags& f, Options& options) {
   options.uniform_layout = f.uniform_layout;
   options.budget_per_layer = f.budget_per_layer;
   if (options.method == "kvq" && (f.bits || f.bits_k || f.bits_v || f.row_bytes_k || f.row_bytes_v))
-    throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning", "use --budget-bits or --budget-bytes"};
+    throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning",
+                "use --budget-bits or --budget-bytes"};
   if (options.method != "block-gtq") return;
-  for (const auto& [flag, bits, row_bytes] : {std::tuple{"-k", f.bits_k, f.row_bytes_k}, {"-v", f.bits_v, f.row_bytes_v}})
+  for (const auto& [flag, bits, row_bytes] :
+       {std::tuple{"-k", f.bits_k, f.row_bytes_k}, {"-v", f.bits_v, f.row_bytes_v}})
     if (f.joint && ((bits && *bits != 16) || row_bytes))
-      throw Error{ErrorKind::usage, fmt::format("--joint spends one budget: --bits{} other than 16 and --row-bytes{} have no meaning", flag, flag), "use --bits, --budget-bits or --budget-bytes"};
-  if (f.joint && f.bits && (f.budget_bits || f.budget_bytes)) throw Error{ErrorKind::usage, "--bits and a budget: expected one of both with --joint"};
-  if (f.joint && f.bits && !(*f.bits >= 1 && *f.bits <= 8)) throw Error{ErrorKind::usage, fmt::format("--joint --bits: expected 1 to 8, found {}", *f.bits)};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--joint spends one budget: --bits{} other than 16 and --row-bytes{} have no meaning",
+                              flag, flag),
+                  "use --bits, --budget-bits or --budget-bytes"};
+  if (f.joint && f.bits && (f.budget_bits || f.budget_bytes))
+    throw Error{ErrorKind::usage, "--bits and a budget: expected one of both with --joint"};
+  if (f.joint && f.bits && !(*f.bits >= 1 && *f.bits <= 8))
+    throw Error{ErrorKind::usage, fmt::format("--joint --bits: expected 1 to 8, found {}", *f.bits)};
   if (f.joint && !f.budget_bits && !f.budget_bytes) options.budget_bits = f.bits.value_or(2.0);
   if (!f.joint && (f.budget_bits || f.budget_bytes || f.uniform_layout || f.budget_per_layer))
-    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint", "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
+    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint",
+                "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
 }
 
 void apply_kmeans(const CalibrateFlags& f, Options& options) {
@@ -370,9 +467,11 @@ void apply_kmeans(const CalibrateFlags& f, Options& options) {
   set(f.kmeans_k, options.k);
   set(f.kmeans_v, options.v);
   if (f.kmeans_scope && *f.kmeans_scope != "kv_head" && *f.kmeans_scope != "joint")
-    throw Error{ErrorKind::usage, fmt::format("--kmeans-scope: expected kv_head or joint, found \"{}\"", *f.kmeans_scope)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--kmeans-scope: expected kv_head or joint, found \"{}\"", *f.kmeans_scope)};
   if (f.kmeans_order && *f.kmeans_order != "before" && *f.kmeans_order != "after")
-    throw Error{ErrorKind::usage, fmt::format("--kmeans-order: expected before or after, found \"{}\"", *f.kmeans_order)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--kmeans-order: expected before or after, found \"{}\"", *f.kmeans_order)};
   if ((f.kmeans_scope || f.kmeans_order || f.kmeans_restarts) && options.k.kmeans == 0 && options.v.kmeans == 0)
     throw Error{ErrorKind::usage, "--kmeans-scope, --kmeans-order and --kmeans-restarts need --kmeans of 2 or more"};
   options.kmeans_joint = f.kmeans_scope && *f.kmeans_scope == "joint";
@@ -417,8 +516,10 @@ Options resolve_options(const CalibrateFlags& f) {
   if (!f.exact_layers.empty()) options.exact_layers = parse_int_list(f.exact_layers, "--exact-layers");
   if (f.share) options.scope = pick("--share", *f.share, {Scope::kv_head, Scope::layer});
   if (f.composition) options.composition = pick_composition(*f.composition);
-  if (f.target_k) options.k.target = pick_target("--target-k", *f.target_k, {Moment::query, Moment::scored_query, Moment::key});
-  if (f.target_v) options.v.target = pick_target("--target-v", *f.target_v, {Moment::scored_value, Moment::sst, Moment::value});
+  if (f.target_k)
+    options.k.target = pick_target("--target-k", *f.target_k, {Moment::query, Moment::scored_query, Moment::key});
+  if (f.target_v)
+    options.v.target = pick_target("--target-v", *f.target_v, {Moment::scored_value, Moment::sst, Moment::value});
   if (f.sign_search) options.sign_search = *f.sign_search;
   if (f.hadamard_order) options.hadamard_order = *f.hadamard_order;
   options.random_signs = f.random_signs;

@@ -11,7 +11,7 @@ namespace kvq {
 
 namespace {
 
-constexpr double kWorthAHint = 2.0;  ///< outlier gain of an orthogonal head
+constexpr double kWorthAHint = 2.0;      ///< outlier gain of an orthogonal head
 constexpr std::size_t kMostColumns = 9;  ///< of heads, so that a line fits a page
 
 std::string gain_text(double gain) { return fmt::format("{:.3g}", gain); }
@@ -32,11 +32,13 @@ std::string flag_for(const Options& options, char side) {
 
 /// Whether the side's rows are coded as they were rotated, though they need not be.
 bool lacks_transform(const TensorPlan& plan, const Options& options, char side) {
-  return !plan.transform && !options.choose_transform && !std::holds_alternative<ExactCoder>(plan.coder) && possible_transform(options, side) != nullptr;
+  return !plan.transform && !options.choose_transform && !std::holds_alternative<ExactCoder>(plan.coder) &&
+         possible_transform(options, side) != nullptr;
 }
 
 bool has_moments(const LayerStats& stats, char side) {
-  return stats.moments.count(side == 'k' ? Moment::key : Moment::value) > 0 && (side == 'v' || stats.moments.count(Moment::query) > 0);
+  return stats.moments.count(side == 'k' ? Moment::key : Moment::value) > 0 &&
+         (side == 'v' || stats.moments.count(Moment::query) > 0);
 }
 
 }  // namespace
@@ -90,7 +92,8 @@ std::string transform_advice(const StatsSource& source, const Artifact& artifact
   bool lacks_metric = false;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const LayerPlan& layer = artifact.layers[i];
-    const bool asks_k = lacks_transform(layer.k, options, 'k'), asks_v = layer.v && lacks_transform(*layer.v, options, 'v'),
+    const bool asks_k = lacks_transform(layer.k, options, 'k'),
+               asks_v = layer.v && lacks_transform(*layer.v, options, 'v'),
                transforms_v = layer.v && layer.v->transform;
     if (!asks_k && !asks_v && !transforms_v) continue;
     const auto stats = source.load(i);
@@ -104,10 +107,13 @@ std::string transform_advice(const StatsSource& source, const Artifact& artifact
   }
   std::string text;
   if (worst.gain > kWorthAHint)
-    text += fmt::format("hint: layer {} {}, head {}: outlier gain {} that an orthogonal rotation leaves; try {}\n", worst.layer, worst.side == 'k' ? "keys" : "values",
-                        worst.head, gain_text(worst.gain), flag_for(options, worst.side));
+    text += fmt::format("hint: layer {} {}, head {}: outlier gain {} that an orthogonal rotation leaves; try {}\n",
+                        worst.layer, worst.side == 'k' ? "keys" : "values", worst.head, gain_text(worst.gain),
+                        flag_for(options, worst.side));
   if (lacks_metric)
-    text += "hint: no o_proj metric in the statistics, the identity stood in for it in transforms of values; dump again with dump_qkv.py\n";
+    text +=
+        "hint: no o_proj metric in the statistics, the identity stood in for it in transforms of values; dump again "
+        "with dump_qkv.py\n";
   return text;
 }
 

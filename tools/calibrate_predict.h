@@ -8,12 +8,13 @@ namespace kvq {
 
 /// What a run would take.
 struct Prediction {
-  double gemm_gflops = 0.0;     ///< single-precision rate of all threads together, measured now for a tenth of a second
+  double gemm_gflops = 0.0;  ///< single-precision rate of all threads together, measured now for a tenth of a second
   int threads = 1;
   double seconds = 0.0;
   double peak_bytes = 0.0;
   double artifact_bytes = 0.0;
 };
-Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request, const Options& options, std::int64_t tokens, int threads);
+Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
+                   const Options& options, std::int64_t tokens, int threads);
 
 }  // namespace kvq

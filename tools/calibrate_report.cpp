@@ -23,19 +23,28 @@ std::string bits_text(const Coder& coder) {
   return std::holds_alternative<ExactCoder>(coder) ? "exact" : std::to_string(code_bits(coder));
 }
 
-std::string recipe_text(const TensorPlan& plan) { return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe; }
+std::string recipe_text(const TensorPlan& plan) {
+  return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe;
+}
 
 bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
 
 /// @param gains  with a column of outlier gains
-std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows, std::int64_t context, bool gains) {
+std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows,
+                                   std::int64_t context, bool gains) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), recipe_text(plan), clip_text(plan), bits_text(plan.coder),
+  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "",
+                                  std::string(1, side),
+                                  recipe_text(plan),
+                                  clip_text(plan),
+                                  bits_text(plan.coder),
                                   fmt::format("{:.2f}", effective_bits(plan, dim, windows, context))};
   row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->before) : "");
   row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->after) : "");
   if (!gains) return row;
-  const double largest = plan.transform ? *std::max_element(plan.transform->outlier_gain.begin(), plan.transform->outlier_gain.end()) : 0.0;
+  const double largest =
+      plan.transform ? *std::max_element(plan.transform->outlier_gain.begin(), plan.transform->outlier_gain.end())
+                     : 0.0;
   row.push_back(plan.transform ? fmt::format("{:.3g}", largest) : "-");
   return row;
 }
@@ -63,7 +72,8 @@ RotationRow mean_row(const LayerRotationReport& report, std::size_t index) {
 }  // namespace
 
 std::string closing_table(const Artifact& artifact, std::int64_t context) {
-  std::vector<std::vector<std::string>> rows = {{"layer", "side", "rotation", "clip", "bits", "eff.bits", "error before", "after"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "side", "rotation", "clip", "bits", "eff.bits", "error before", "after"}};
   const bool gains = std::any_of(artifact.layers.begin(), artifact.layers.end(), has_transform);
   if (gains) rows.front().push_back("gain");
   for (const LayerPlan& layer : artifact.layers) {
@@ -71,13 +81,19 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
     if (layer.v) rows.push_back(table_row(layer, *layer.v, 'v', artifact.windows, context, gains));
   }
   std::string text = format_table(rows, gains ? "rlllrrrrr" : "rlllrrrr");
-  text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n", artifact.windows.sink_tokens,
-                      artifact.windows.recent_tokens, context);
-  text += "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, centre (c) and clip.\n";
-  const bool behind_o_proj = std::any_of(artifact.layers.begin(), artifact.layers.end(),
-                                         [](const LayerPlan& layer) { return layer.v && layer.v->error && layer.v->error->metric == "output_weighted"; });
+  text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n",
+                      artifact.windows.sink_tokens, artifact.windows.recent_tokens, context);
+  text +=
+      "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, "
+      "centre (c) and clip.\n";
+  const bool behind_o_proj = std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
+    return layer.v && layer.v->error && layer.v->error->metric == "output_weighted";
+  });
   if (behind_o_proj) text += "Values with a transform: attention-weighted e W e^T, W the metric of o_proj.\n";
-  if (gains) text += "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced ones.\n";
+  if (gains)
+    text +=
+        "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced "
+        "ones.\n";
   if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
   const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
     const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
@@ -91,7 +107,8 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
 
 std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
   std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads, max|k| is the maximum)\n";
-  std::vector<std::vector<std::string>> rows = {{"layer", "rotation", "max|k|", "max-min", "importance", "tr(E_K)", "top-8 align"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "rotation", "max|k|", "max-min", "importance", "tr(E_K)", "top-8 align"}};
   double spread = 0.0, peak_difference = 0.0;
   for (const LayerRotationReport& report : reports) {
     double alignment = 0.0;
@@ -102,8 +119,9 @@ std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
     for (std::size_t i = 0; i < report.heads.front().k.size(); ++i) {
       const RotationRow row = mean_row(report, i);
       if (i >= 3) spread = std::max(spread, row.importance_spread);
-      rows.push_back({i == 0 ? std::to_string(report.layer) : "", row.recipe, fmt::format("{:.2f}", row.largest), fmt::format("{:.2f}", row.group_range),
-                      fmt::format("{:.2f}", row.importance_peak), fmt::format("{:.2f}", row.error_trace), i == 0 ? fmt::format("{:.3f}", alignment) : ""});
+      rows.push_back({i == 0 ? std::to_string(report.layer) : "", row.recipe, fmt::format("{:.2f}", row.largest),
+                      fmt::format("{:.2f}", row.group_range), fmt::format("{:.2f}", row.importance_peak),
+                      fmt::format("{:.2f}", row.error_trace), i == 0 ? fmt::format("{:.3f}", alignment) : ""});
     }
   }
   text += format_table(rows, "rlrrrrr");
@@ -119,8 +137,12 @@ Json rotation_json(const std::vector<LayerRotationReport>& reports) {
     for (const auto& head : report.heads) {
       Json rows = Json::array();
       for (const RotationRow& row : head.k)
-        rows.push_back({{"rotation", row.recipe}, {"max_abs", row.largest}, {"group_range", row.group_range},
-                        {"importance_max_over_mean", row.importance_peak}, {"importance_spread", row.importance_spread}, {"error_trace", row.error_trace}});
+        rows.push_back({{"rotation", row.recipe},
+                        {"max_abs", row.largest},
+                        {"group_range", row.group_range},
+                        {"importance_max_over_mean", row.importance_peak},
+                        {"importance_spread", row.importance_spread},
+                        {"error_trace", row.error_trace}});
       heads.push_back({{"k", std::move(rows)}, {"top8_alignment", head.alignment}});
     }
     layers.push_back({{"layer", report.layer}, {"heads", std::move(heads)}});
@@ -135,26 +157,46 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
     if (layer.v) row["v"] = side_json(*layer.v, layer.geometry.v_head_dim, artifact.windows, context);
     layers.push_back(std::move(row));
   }
-  Json json = {{"schema_version", "1.0"}, {"tool", "kvq-calibrate " KVQ_VERSION}, {"output", output.string()}, {"method", artifact.calibration.method},
-          {"dump_hash", artifact.calibration.dump_hash}, {"tokens", artifact.calibration.tokens}, {"context", context},
-          {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}}, {"layers", std::move(layers)}};
+  Json json = {
+      {"schema_version", "1.0"},
+      {"tool", "kvq-calibrate " KVQ_VERSION},
+      {"output", output.string()},
+      {"method", artifact.calibration.method},
+      {"dump_hash", artifact.calibration.dump_hash},
+      {"tokens", artifact.calibration.tokens},
+      {"context", context},
+      {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
+      {"layers", std::move(layers)}};
   if (!artifact.calibration.budget.is_null()) json["budget"] = artifact.calibration.budget;
   return json;
 }
 
 Json budget_json(const BudgetReport& r) {
-  return {{"unit", r.unit}, {"budget", r.budget}, {"spent", r.spent}, {"mean_bits", r.mean_bits}, {"mean_bytes", r.mean_bytes},
-          {"metric", r.metric}, {"cost", r.cost}, {"gap", r.gap}, {"held_out_tokens", r.tokens}};
+  return {{"unit", r.unit},
+          {"budget", r.budget},
+          {"spent", r.spent},
+          {"mean_bits", r.mean_bits},
+          {"mean_bytes", r.mean_bytes},
+          {"metric", r.metric},
+          {"cost", r.cost},
+          {"gap", r.gap},
+          {"held_out_tokens", r.tokens}};
 }
 
 std::string budget_text(const Json& b) {
   const bool nll = b.at("metric") == "nll";
   const double cost = b.at("cost"), gap = b.at("gap");
-  std::string text = fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits,\n{:.1f} bytes a token and layer\n", b.at("budget").get<double>(),
-                                 b.at("unit").get<std::string>(), b.at("spent").get<double>(), b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
-  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {};\nthe choice is within {:.1f}% of the best\n", b.at("held_out_tokens").get<std::int64_t>(), cost,
+  std::string text =
+      fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits,\n{:.1f} bytes a token and layer\n",
+                  b.at("budget").get<double>(), b.at("unit").get<std::string>(), b.at("spent").get<double>(),
+                  b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {};\nthe choice is within {:.1f}% of the best\n",
+                      b.at("held_out_tokens").get<std::int64_t>(), cost,
                       nll ? "nats a token" : "(relative output error)", 100.0 * gap);
-  if (!nll) text += "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output error, which says little about which layer matters.\n";
+  if (!nll)
+    text +=
+        "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output "
+        "error, which says little about which layer matters.\n";
   return text;
 }
 
@@ -162,12 +204,14 @@ std::string ablation_table(const std::vector<AblationRow>& rows) {
   std::vector<std::vector<std::string>> table = {{"ingredient", "bits", "bytes", "cost", "change"}};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const BudgetReport& r = rows[i].report;
-    table.push_back({rows[i].ingredient, fmt::format("{:.3f}", r.mean_bits), fmt::format("{:.1f}", r.mean_bytes), fmt::format("{:.5g}", r.cost),
+    table.push_back({rows[i].ingredient, fmt::format("{:.3f}", r.mean_bits), fmt::format("{:.1f}", r.mean_bytes),
+                     fmt::format("{:.5g}", r.cost),
                      i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
   }
   std::string text = format_table(table, "lrrrr");
-  return text + fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
-                            rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
+  return text +
+         fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
+                     rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
 }
 
 Json ablation_json(const std::vector<AblationRow>& rows) {

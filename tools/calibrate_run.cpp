@@ -29,9 +29,15 @@ std::string joint_hash(const StatsOrigin& origin) {
 }  // namespace
 
 StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
-  StatsRequest request{.moments = find_method(options.method).needs(options), .sample_tokens = flags.sample_tokens, .seed = options.seed};
-  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole dump.
-  if (options.budget_bits || options.budget_bytes || flags.held_out_given) request.held_out_tokens = flags.held_out_tokens;
+  StatsRequest request{
+      .moments = find_method(options.method).needs(options),
+      .sample_tokens = flags.sample_tokens,
+      .seed = options.seed,
+  };
+  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole
+  // dump.
+  if (options.budget_bits || options.budget_bytes || flags.held_out_given)
+    request.held_out_tokens = flags.held_out_tokens;
   request.golden_tokens = flags.golden_tokens;
   for (const std::string& name : flags.collect) {
     if (name == "all") {
@@ -39,7 +45,9 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
       continue;
     }
     const auto moment = moment_from_string(name);
-    if (!moment) throw Error{ErrorKind::usage, fmt::format("--collect: unknown moment \"{}\"", name), "choose query, key, value, scored_value, scored_query, sst or all"};
+    if (!moment)
+      throw Error{ErrorKind::usage, fmt::format("--collect: unknown moment \"{}\"", name),
+                  "choose query, key, value, scored_value, scored_query, sst or all"};
     request.moments.insert(*moment);
   }
   return request;
@@ -48,24 +56,31 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
 TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump) {
   const std::int64_t tokens = dump.num_tokens(), rest = tokens - flags.first_token;
   if (rest < 1 || flags.num_tokens.value_or(rest) > rest)
-    throw Error{ErrorKind::usage, fmt::format("--first-token {}{}: the dump has {} tokens", flags.first_token, flags.num_tokens ? fmt::format(" and --num-tokens {}", *flags.num_tokens) : "", tokens)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--first-token {}{}: the dump has {} tokens", flags.first_token,
+                            flags.num_tokens ? fmt::format(" and --num-tokens {}", *flags.num_tokens) : "", tokens)};
   return {flags.first_token, flags.num_tokens.value_or(rest)};
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {
   for (const int layer : options.exact_layers)
-    if (std::none_of(model.layers.begin(), model.layers.end(), [&](const LayerEntry& entry) { return entry.layer == layer; }))
-      throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
-                                                model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
+    if (std::none_of(model.layers.begin(), model.layers.end(),
+                     [&](const LayerEntry& entry) { return entry.layer == layer; }))
+      throw Error{ErrorKind::usage,
+                  fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
+                              model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
 namespace {
 
-/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any is coded.
-std::map<int, GoldenRows> golden_rows(const StatsOrigin& origin, const std::vector<LayerPlan>& plans, std::int64_t most_tokens) {
+/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any
+/// is coded.
+std::map<int, GoldenRows> golden_rows(const StatsOrigin& origin, const std::vector<LayerPlan>& plans,
+                                      std::int64_t most_tokens) {
   std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
   for (std::size_t i = 0; most_tokens > 0 && i < plans.size(); ++i)
-    if (const auto stats = origin.load(i); stats->golden) tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
+    if (const auto stats = origin.load(i); stats->golden)
+      tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
   std::vector<GoldenRows> rows(tasks.size());
   parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i) {
     auto& [plan, tokens] = tasks[static_cast<std::size_t>(i)];
@@ -93,7 +108,8 @@ Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Op
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Progress progress(static_cast<double>(origin.size()), quiet);
   const LayerDone done = [&](std::size_t i) {
-    progress.update(static_cast<double>(i + 1), fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
+    progress.update(static_cast<double>(i + 1),
+                    fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
   };
   if (options.budget_bits || options.budget_bytes) {
     BudgetDecision decision = decide_with_budget(origin, options, done);

@@ -21,7 +21,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 /// The distances of a side, in the order in which they are reported.
 struct DistanceRow {
   const char *name, *summary;
-  std::optional<double> PlanDistance::*value;
+  std::optional<double> PlanDistance::* value;
 };
 constexpr DistanceRow kDistances[] = {
     {"orthogonality", "largest |R^T R - I| of new rotations, |A^-1 A - I| of transforms", &PlanDistance::orthogonality},
@@ -206,7 +206,7 @@ void add_kl(const std::string& prefix, const std::string& where, const Distribut
             std::vector<Reading>& readings) {
   const struct {
     const char* name;
-    double Distribution::*value;
+    double Distribution::* value;
   } parts[] = {{"mean", &Distribution::mean},
                {"median", &Distribution::median},
                {"p95", &Distribution::p95},

@@ -74,12 +74,14 @@ std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, co
                                       [&](const std::string& other) { return stem(other) == stem(path); }) == 1;
     Artifact artifact = load_artifact(path);
     std::string method = artifact.calibration.method;
-    candidates.push_back({.name = unique ? stem(path) : path,
-                          .path = path,
-                          .method = std::move(method),
-                          .temporary = false,
-                          .artifact = std::move(artifact),
-                          .scheme = {}});
+    candidates.push_back({
+        .name = unique ? stem(path) : path,
+        .path = path,
+        .method = std::move(method),
+        .temporary = false,
+        .artifact = std::move(artifact),
+        .scheme = {},
+    });
   }
   for (const std::string& name : schemes)
     candidates.push_back(

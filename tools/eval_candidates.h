@@ -12,9 +12,9 @@ namespace kvq {
 
 /// An artifact or a scheme to measure.
 struct Candidate {
-  std::string name;    ///< for tables
-  std::string path;    ///< of an artifact's file, or empty
-  std::string method;  ///< of an artifact
+  std::string name;        ///< for tables
+  std::string path;        ///< of an artifact's file, or empty
+  std::string method;      ///< of an artifact
   bool temporary = false;  ///< the file goes away with the process: nobody is told its name
   std::optional<Artifact> artifact;
   std::optional<Scheme> scheme;

@@ -158,7 +158,7 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
       line(std::to_string(results[0].layers[l].layer),
            [&](std::size_t c) { return value_of(results[c].layers[l].values, metric); });
     line("mean", [&](std::size_t c) { return value_of(results[c].mean, metric); });
-    const auto bits_line = [&](const char* label, double CandidateResult::*bits) {
+    const auto bits_line = [&](const char* label, double CandidateResult::* bits) {
       rows.push_back({label, fmt::format("{:.2f}", results[0].*bits)});
       for (std::size_t c = begin; c < end; ++c) {
         rows.back().push_back(fmt::format("{:.2f}", results[c].*bits));

@@ -104,12 +104,14 @@ void add_rotations(const LayerActivations& layer, const StoredSide* keys, LayerR
 
 LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std::int64_t context) {
   const LayerGeometry& g = layer.geometry;
-  LayerResult result{.layer = layer.layer,
-                     .values = no_values(),
-                     .kl = {},
-                     .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()),
-                     .buckets = {},
-                     .rotations = {}};
+  LayerResult result{
+      .layer = layer.layer,
+      .values = no_values(),
+      .kl = {},
+      .heads = std::vector<Values>(static_cast<std::size_t>(g.num_kv_heads), no_values()),
+      .buckets = {},
+      .rotations = {},
+  };
   if (stored.k) {
     result.k_bits = stored.k->effective_bits(context);
     result.k_code_bits = stored.k->code_bits();
@@ -119,8 +121,10 @@ LayerResult start(const LayerActivations& layer, const StoredLayer& stored, std:
     result.v_code_bits = stored.v->code_bits();
   }
   result.k_elements = static_cast<double>(g.num_kv_heads) * g.head_dim;
-  if (layer.v) result.v_elements = static_cast<double>(g.num_kv_heads) * g.v_head_dim;
-  else result.v_bits = result.v_code_bits = kNone;
+  if (layer.v)
+    result.v_elements = static_cast<double>(g.num_kv_heads) * g.v_head_dim;
+  else
+    result.v_bits = result.v_code_bits = kNone;
   return result;
 }
 

@@ -61,15 +61,15 @@ struct LayerResult {
   std::vector<Values> heads;
   std::vector<BucketResult> buckets;
   double k_elements = 0.0, v_elements = 0.0;  ///< of a token
-  double k_bits = 16.0, v_bits = 16.0;  ///< effective bits of an element; v_bits is NaN without values
+  double k_bits = 16.0, v_bits = 16.0;        ///< effective bits of an element; v_bits is NaN without values
   double k_code_bits = 16.0, v_code_bits = 16.0;
   std::vector<RotationColumns> rotations;  ///< [Hkv], or empty: nobody asked, or keys are stored by no plan
 };
 
 struct CandidateResult {
   std::vector<LayerResult> layers;
-  Values mean;       ///< over layers
-  Distribution kl;   ///< mean over layers of each, but the largest max
+  Values mean;                           ///< over layers
+  Distribution kl;                       ///< mean over layers of each, but the largest max
   double bits = 0.0, k_code_bits = 0.0;  ///< mean over all elements, of both sides, and of keys
 };
 
@@ -77,7 +77,7 @@ struct CandidateResult {
 struct Comparison {
   std::size_t candidate = 0;
   Metric metric = Metric::output_rel_mse;
-  PairedChange change;              ///< over (layer, KV head), or over layers where heads have no such number
+  PairedChange change;                   ///< over (layer, KV head), or over layers where heads have no such number
   int wins = 0, losses = 0, layers = 0;  ///< layers with a better, a worse value
 };
 

@@ -194,8 +194,10 @@ std::string file_name(std::size_t index, const std::string& name) {
   std::string slug;
   for (const char c : name) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.';
-    if (plain) slug += c;
-    else if (!slug.empty() && slug.back() != '-') slug += '-';
+    if (plain)
+      slug += c;
+    else if (!slug.empty() && slug.back() != '-')
+      slug += '-';
   }
   while (!slug.empty() && slug.back() == '-') slug.pop_back();
   return fmt::format("{:04d}{}{}.safetensors", index, slug.empty() ? "" : "-", slug.substr(0, 80));
@@ -330,12 +332,14 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
       check_exact_layers(job.options, origins.at(key).header.model);
       save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
     });
-    candidates.push_back({.name = sweep.rows[i].name,
-                          .path = path.string(),
-                          .method = job.options.method,
-                          .temporary = !folders.artifacts_stay,
-                          .artifact = {},
-                          .scheme = {}});
+    candidates.push_back({
+        .name = sweep.rows[i].name,
+        .path = path.string(),
+        .method = job.options.method,
+        .temporary = !folders.artifacts_stay,
+        .artifact = {},
+        .scheme = {},
+    });
     progress.update(static_cast<double>(i + 1), fmt::format("calibrated row {} of {}", i + 1, jobs.size()));
   }
   for (const std::string& name : sweep.schemes)
@@ -364,7 +368,8 @@ std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candid
       rows.back().insert(rows.back().end(),
                          {fmt::format("{:.3f}", apart[c]->hamming()),
                           fmt::format("{:.3f}", apart[c]->high_bit_jaccard()), format_excess(apart[c]->regret(), 2)});
-    else rows.back().insert(rows.back().end(), {"-", "-", "-"});
+    else
+      rows.back().insert(rows.back().end(), {"-", "-", "-"});
   }
   std::string text = sweep.title.empty() ? "" : sweep.title + "\n";
   text += format_table(rows, "l" + std::string(rows[0].size() - 1, 'r'));

@@ -27,7 +27,8 @@ void draw_y_axis(Svg& svg, const Frame& frame, const Scale& scale, std::size_t m
   }
 }
 
-void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names, const std::string& title) {
+void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names,
+                   const std::string& title) {
   draw_base(svg, frame, title);
   std::size_t longest = 0;
   for (const std::string& name : names) longest = std::max(longest, num_characters(name));

@@ -18,7 +18,8 @@ struct Frame {
 /// Grid lines with their numbers.
 void draw_y_axis(Svg& svg, const Frame& frame, const Scale& scale, std::size_t most_ticks = 8);
 /// Names below the plot, as many as have room, and a title below them.
-void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names, const std::string& title);
+void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names,
+                   const std::string& title);
 void draw_x_axis(Svg& svg, const Frame& frame, const Scale& scale, const std::string& title);
 
 }  // namespace kvq

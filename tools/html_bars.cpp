@@ -15,7 +15,8 @@ namespace {
 /// A column for each layer.
 class Columns {
  public:
-  Columns(const Frame& frame, std::size_t count) : left_(frame.left), step_(frame.plot_width / static_cast<double>(count)), count_(count) {}
+  Columns(const Frame& frame, std::size_t count)
+      : left_(frame.left), step_(frame.plot_width / static_cast<double>(count)), count_(count) {}
   double step() const { return step_; }
   double left(std::size_t i) const { return left_ + step_ * static_cast<double>(i); }
   std::vector<double> centres() const {
@@ -57,9 +58,11 @@ std::string width_chart(const std::string& label, const std::vector<WidthSlice>&
       if (share <= 0.0) continue;
       const double top = scale(below + share), height = scale(below) - top;
       svg.rect({columns.left(i) + gap, top}, columns.step() - 2.0 * gap, height, fmt::format("w{}", width),
-               fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width), html_number(share)));
+               fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width),
+                           html_number(share)));
       if (i % every == every / 2 && height >= kDigit + 1.0)
-        svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width), width_name(width));
+        svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width),
+                 width_name(width));
       below += share;
     }
   }
@@ -86,10 +89,13 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
   const double gap = std::min(10.0, columns.step() / 6.0), width = columns.step() - 2.0 * gap;
   for (std::size_t i = 0; i < bars.size(); ++i) {
     const ByteBar& bar = bars[i];
-    const double left = columns.left(i) + gap, keys = scale(bar.keys), both = scale(bar.keys + bar.values), exact = scale(bar.exact);
-    svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0", fmt::format("layer {}: keys {} bytes", bar.place, html_number(bar.keys)));
+    const double left = columns.left(i) + gap, keys = scale(bar.keys), both = scale(bar.keys + bar.values),
+                 exact = scale(bar.exact);
+    svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0",
+             fmt::format("layer {}: keys {} bytes", bar.place, html_number(bar.keys)));
     if (bar.values > 0.0)
-      svg.rect({left, both}, width, keys - both, "fill s4", fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
+      svg.rect({left, both}, width, keys - both, "fill s4",
+               fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
     svg.line({columns.left(i), exact}, {columns.left(i) + columns.step(), exact}, "level");
   }
   const ByteBar& last = bars.back();
@@ -100,7 +106,8 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
   };
   svg.text({at, std::max(frame.top + 8.0, scale(last.exact) + 4.0)}, "", "bf16");
   key(key_label, "fill s0", "keys");
-  if (last.values > 0.0) key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill s4", "values");
+  if (last.values > 0.0)
+    key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill s4", "values");
   draw_x_places(svg, frame, columns.centres(), places_of(bars), "layer");
   return svg.str();
 }

@@ -28,8 +28,8 @@ struct Spectrum {
 std::vector<std::size_t> shown_places(int dim) {
   const auto d = static_cast<std::size_t>(dim);
   std::vector<std::size_t> places;
-  for (const std::size_t place :
-       {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4}, d / 16, d / 8, d / 4, d / 2, 3 * d / 4, 7 * d / 8, d - 2, d - 1})
+  for (const std::size_t place : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4}, d / 16, d / 8, d / 4,
+                                  d / 2, 3 * d / 4, 7 * d / 8, d - 2, d - 1})
     if (place < d) places.push_back(place);
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
@@ -63,7 +63,8 @@ std::string spectrum_numbers(const std::vector<Spectrum>& spectra, int dim) {
   HtmlRows rows{{"layer", "heads"}};
   for (const std::size_t place : shown_places(dim)) rows[0].push_back(fmt::format("no. {}", place + 1));
   for (const Spectrum& spectrum : spectra) {
-    for (const auto& [name, values] : {std::pair{"least", &spectrum.low}, {"mean", &spectrum.mean}, {"most", &spectrum.high}}) {
+    for (const auto& [name, values] :
+         {std::pair{"least", &spectrum.low}, {"mean", &spectrum.mean}, {"most", &spectrum.high}}) {
       rows.push_back({std::to_string(spectrum.layer), name});
       for (const double value : *values) rows.back().push_back(html_number(value));
     }
@@ -84,14 +85,16 @@ std::string spectrum_panels(const Side& side, int dim, const std::vector<Spectru
   std::string figures;
   for (std::size_t i = 0; i < std::min(spectra.size(), kMostPanels); ++i) {
     const Spectrum& own = spectra[i];
-    chart.label =
-        fmt::format("Eigenvalues of the {} of layer {} over their mean, logarithmic; the numbers are in the table below", side.name, own.layer);
+    chart.label = fmt::format(
+        "Eigenvalues of the {} of layer {} over their mean, logarithmic; the numbers are in the table below", side.name,
+        own.layer);
     chart.lines = {{.name = "", .values = own.mean, .style = side.style, .low = own.low, .high = own.high}};
     figures += html_figure(fmt::format("layer {}", own.layer), line_chart(chart), "");
   }
   std::string html = fmt::format("<h3>{}, {} channels</h3>\n", side.title, dim) + html_small_charts(figures);
   if (spectra.size() > kMostPanels)
-    html += html_note(fmt::format("The first {} of {} layers; the others are in the table.", kMostPanels, spectra.size()));
+    html +=
+        html_note(fmt::format("The first {} of {} layers; the others are in the table.", kMostPanels, spectra.size()));
   return html + spectrum_numbers(spectra, dim);
 }
 
@@ -107,27 +110,43 @@ std::string spectra_of(const Artifact& artifact, const Side& side) {
 
 std::string clip_figure(const Artifact& artifact, const Side& side) {
   const auto clips = [](double ratio) { return ratio < 1.0; };
-  if (!side.any(artifact, [&](const TensorPlan& plan) { return std::any_of(plan.clip_ratio.begin(), plan.clip_ratio.end(), clips); })) return "";
+  if (!side.any(artifact, [&](const TensorPlan& plan) {
+        return std::any_of(plan.clip_ratio.begin(), plan.clip_ratio.end(), clips);
+      }))
+    return "";
   const auto over_heads = [&](const auto& reduce) {
-    return layer_values(artifact, side, [&](const TensorPlan& plan) { return plan.clip_ratio.empty() ? NAN : reduce(plan.clip_ratio); });
+    return layer_values(artifact, side, [&](const TensorPlan& plan) {
+      return plan.clip_ratio.empty() ? NAN : reduce(plan.clip_ratio);
+    });
   };
-  ChartLine line{.name = side.name,
-                 .values = over_heads([](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); }),
-                 .style = side.style};
+  ChartLine line{
+      .name = side.name,
+      .values = over_heads(
+          [](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); }),
+      .style = side.style,
+  };
   line.low = over_heads([](const auto& x) { return *std::min_element(x.begin(), x.end()); });
   line.high = over_heads([](const auto& x) { return *std::max_element(x.begin(), x.end()); });
   HtmlRows rows{{"layer", "least", "mean", "most"}};
   for (std::size_t i = 0; i < artifact.layers.size(); ++i)
     if (std::isfinite(line.low[i]))
-      rows.push_back({std::to_string(artifact.layers[i].layer), html_number(line.low[i]), html_number(line.values[i]), html_number(line.high[i])});
+      rows.push_back({std::to_string(artifact.layers[i].layer), html_number(line.low[i]), html_number(line.values[i]),
+                      html_number(line.high[i])});
   std::vector<double> scale_of{1.0};  // no clip
-  for (const std::vector<double>* values : {&line.low, &line.high}) scale_of.insert(scale_of.end(), values->begin(), values->end());
-  const std::string label =
-      fmt::format("Clip ratio of the {} in each layer, mean and range over heads; the numbers are in the table below", side.name);
-  return html_figure(
-      fmt::format("Clip ratio of the {}: mean and range over heads", side.name),
-      line_chart({.label = label, .x_title = "layer", .places = layer_names(artifact), .lines = {line}, .log = false, .scale_of = scale_of}),
-      html_numbers(rows, "lrrr"));
+  for (const std::vector<double>* values : {&line.low, &line.high})
+    scale_of.insert(scale_of.end(), values->begin(), values->end());
+  const std::string label = fmt::format(
+      "Clip ratio of the {} in each layer, mean and range over heads; the numbers are in the table below", side.name);
+  return html_figure(fmt::format("Clip ratio of the {}: mean and range over heads", side.name),
+                     line_chart({
+                         .label = label,
+                         .x_title = "layer",
+                         .places = layer_names(artifact),
+                         .lines = {line},
+                         .log = false,
+                         .scale_of = scale_of,
+                     }),
+                     html_numbers(rows, "lrrr"));
 }
 
 /// Objects inside objects become "budget.unit".
@@ -144,13 +163,18 @@ void add_facts(const std::string& name, const Json& value, HtmlRows& rows) {
 std::string spectrum_section(const Artifact& artifact) {
   std::string body;
   for (const Side& side : both_sides()) body += spectra_of(artifact, side);
-  if (body.empty()) body = html_missing("This artifact keeps no spectra: its rotations come from no eigenbasis. Methods oscar and kvq keep them.");
+  if (body.empty())
+    body = html_missing(
+        "This artifact keeps no spectra: its rotations come from no eigenbasis. Methods oscar and kvq keep them.");
   std::string clips;
   for (const Side& side : both_sides()) clips += clip_figure(artifact, side);
-  body += clips.empty() ? html_missing("Nothing is clipped. Codes with scale rule minmax can be: --clip search, which is what oscar does.")
-                        : "<h3>Clip ratios</h3>\n" + html_charts(clips);
+  body += clips.empty()
+              ? html_missing(
+                    "Nothing is clipped. Codes with scale rule minmax can be: --clip search, which is what oscar does.")
+              : "<h3>Clip ratios</h3>\n" + html_charts(clips);
   return html_section("spectra", "Spectra and clip ratios",
-                      "Eigenvalues of the moment whose eigenbasis rotates the rows, over their mean: 1 everywhere would be round. From the largest "
+                      "Eigenvalues of the moment whose eigenbasis rotates the rows, over their mean: 1 everywhere "
+                      "would be round. From the largest "
                       "to the smallest; line: mean of the heads, band: their range.",
                       body);
 }
@@ -175,10 +199,12 @@ std::string provenance_section(const Artifact& artifact, const std::vector<Evalu
   std::string body = block(rows) + block(options);
   for (const Evaluation& evaluation : evaluations) {
     const Json& dump = evaluation.document["dump"];
-    HtmlRows facts{{"evaluation " + evaluation.name, ""}, {"file", evaluation.file}, {"tool", evaluation.document["tool"]}};
+    HtmlRows facts{
+        {"evaluation " + evaluation.name, ""}, {"file", evaluation.file}, {"tool", evaluation.document["tool"]}};
     for (const Json& file : dump["files"])
       if (facts.size() < 20) facts.push_back({"dump", file});
-    add_facts("", {{"tokens", dump["tokens"]}, {"sequences", dump["sequences"]}, {"fingerprint", dump["fingerprint"]}}, facts);
+    add_facts("", {{"tokens", dump["tokens"]}, {"sequences", dump["sequences"]}, {"fingerprint", dump["fingerprint"]}},
+              facts);
     for (const auto& [key, value] : evaluation.document["settings"].items())
       if (key != "rope_offsets") add_facts(key, value, facts);
     body += block(facts);

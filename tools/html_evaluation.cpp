@@ -29,7 +29,9 @@ constexpr std::size_t kMostSchemes = 1024;
 
 /// Looks at type and size before it reads anything.
 std::string read_text(const std::string& path) {
-  const auto fail = [&](const std::string& what) { throw Error{ErrorKind::io, fmt::format("{}: cannot {}", path, what)}; };
+  const auto fail = [&](const std::string& what) {
+    throw Error{ErrorKind::io, fmt::format("{}: cannot {}", path, what)};
+  };
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
   if (failed) fail("open: " + failed.message());
@@ -50,20 +52,22 @@ void check_version(const Json& document, const std::string& path) {
   const std::string version = document["schema_version"];
   const std::size_t digits = std::min(version.find_first_not_of("0123456789"), version.size());
   if (digits == 0 || digits == version.size() || version[digits] != '.' || version.substr(0, digits) == "1") return;
-  throw Error{ErrorKind::unsupported, fmt::format("{}: expected kvq-eval version 1.x, found {}", path, printable(version, 20)),
+  throw Error{ErrorKind::unsupported,
+              fmt::format("{}: expected kvq-eval version 1.x, found {}", path, printable(version, 20)),
               "evaluate again with this kvq"};
 }
 
 void check_model(const Json& dump, const std::string& path, const NamedArtifact& artifact) {
   const ModelGeometry& model = artifact.artifact.model;
   const std::string name = dump.at("model"), fingerprint = dump.at("fingerprint");
-  const bool same = model.fingerprint.empty() || fingerprint.empty() ? name == model.name : fingerprint == model.fingerprint;
+  const bool same =
+      model.fingerprint.empty() || fingerprint.empty() ? name == model.name : fingerprint == model.fingerprint;
   const auto text = [](const std::string& label, const std::string& hash) {
     return fmt::format("{} ({})", printable(label, 40), hash.empty() ? "no fingerprint" : printable(hash, 12));
   };
   if (!same)
-    refuse(path, fmt::format("expected an evaluation of {} as in {}, found {}", text(model.name, model.fingerprint), artifact.path,
-                             text(name, fingerprint)));
+    refuse(path, fmt::format("expected an evaluation of {} as in {}, found {}", text(model.name, model.fingerprint),
+                             artifact.path, text(name, fingerprint)));
 }
 
 /// Means over layers compare only if they are over the same ones.
@@ -75,11 +79,12 @@ void check_layers(const Json& scheme, const std::string& where, const NamedArtif
            "evaluate the layers that the artifact has");
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (layers[i].at("index") != plans[i].layer)
-      refuse(where, fmt::format("expected layer {} as in {}, found {}", plans[i].layer, artifact.path, layers[i].at("index").dump()));
+      refuse(where, fmt::format("expected layer {} as in {}, found {}", plans[i].layer, artifact.path,
+                                layers[i].at("index").dump()));
     const std::size_t heads = layers[i].at("heads").size();
     if (std::cmp_not_equal(heads, plans[i].geometry.num_kv_heads))
-      refuse(where,
-             fmt::format("layer {}: expected {} KV heads as in {}, found {}", plans[i].layer, plans[i].geometry.num_kv_heads, artifact.path, heads));
+      refuse(where, fmt::format("layer {}: expected {} KV heads as in {}, found {}", plans[i].layer,
+                                plans[i].geometry.num_kv_heads, artifact.path, heads));
   }
 }
 
@@ -90,7 +95,8 @@ Json read_document(const std::string& path, const NamedArtifact& artifact) {
   check_schema(document, schema, path);
   check_model(document["dump"], path, artifact);
   const Json& schemes = document["schemes"];
-  for (std::size_t s = 0; s < schemes.size(); ++s) check_layers(schemes[s], fmt::format("{}: schemes/{}", path, s), artifact);
+  for (std::size_t s = 0; s < schemes.size(); ++s)
+    check_layers(schemes[s], fmt::format("{}: schemes/{}", path, s), artifact);
   return document;
 }
 
@@ -113,7 +119,8 @@ double mean_k_bits(const Artifact& artifact) {
 }
 
 bool is_own(const Json& scheme, const NamedArtifact& artifact) {
-  return scheme.contains("path") && fs::path(scheme["path"].get<std::string>()).filename() == fs::path(artifact.path).filename() &&
+  return scheme.contains("path") &&
+         fs::path(scheme["path"].get<std::string>()).filename() == fs::path(artifact.path).filename() &&
          scheme.value("method", "") == artifact.artifact.calibration.method &&
          std::abs(scheme["k_code_bits"].get<double>() - mean_k_bits(artifact.artifact)) < 1e-6;
 }
@@ -126,9 +133,11 @@ std::vector<Evaluation> read_evaluations(const std::vector<std::string>& paths, 
   std::size_t schemes = 0;
   for (const std::string& path : paths) {
     const fs::path file(path);
-    evaluations.push_back({readable(file.filename().string()), unique_name(readable(file.stem().string()), names), read_document(path, artifact)});
+    evaluations.push_back({readable(file.filename().string()), unique_name(readable(file.stem().string()), names),
+                           read_document(path, artifact)});
     schemes += evaluations.back().document["schemes"].size();
-    if (schemes > kMostSchemes) refuse(path, fmt::format("expected at most {} schemes in all documents, found {}", kMostSchemes, schemes));
+    if (schemes > kMostSchemes)
+      refuse(path, fmt::format("expected at most {} schemes in all documents, found {}", kMostSchemes, schemes));
   }
   return evaluations;
 }
@@ -136,14 +145,15 @@ std::vector<Evaluation> read_evaluations(const std::vector<std::string>& paths, 
 std::vector<EvaluatedScheme> schemes_of(const std::vector<Evaluation>& evaluations, const NamedArtifact& artifact) {
   std::map<std::string, std::set<const Evaluation*>> holders;
   for (const Evaluation& evaluation : evaluations)
-    for (const Json& scheme : evaluation.document["schemes"]) holders[readable(scheme["name"].get<std::string>())].insert(&evaluation);
+    for (const Json& scheme : evaluation.document["schemes"])
+      holders[readable(scheme["name"].get<std::string>())].insert(&evaluation);
   std::vector<EvaluatedScheme> schemes;
   std::set<std::string> taken;
   for (const Evaluation& evaluation : evaluations) {
     for (const Json& scheme : evaluation.document["schemes"]) {
       const std::string name = readable(scheme["name"].get<std::string>());
-      schemes.push_back(
-          {unique_name(holders[name].size() > 1 ? evaluation.name + ": " + name : name, taken), &evaluation, &scheme, is_own(scheme, artifact)});
+      schemes.push_back({unique_name(holders[name].size() > 1 ? evaluation.name + ": " + name : name, taken),
+                         &evaluation, &scheme, is_own(scheme, artifact)});
     }
   }
   sort_stably(schemes, [](const EvaluatedScheme& a, const EvaluatedScheme& b) { return a.own && !b.own; });

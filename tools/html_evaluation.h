@@ -17,7 +17,8 @@ struct Evaluation {
   Json document;     ///< fits formats/eval.schema.json
 };
 
-/// @throws Error{io, bad_input} naming file, expected and found: unreadable, too large, against the schema, another model or other layers
+/// @throws Error{io, bad_input} naming file, expected and found: unreadable, too large, against the schema, another
+/// model or other layers
 /// @throws Error{unsupported} for another major version
 std::vector<Evaluation> read_evaluations(const std::vector<std::string>& paths, const NamedArtifact& artifact);
 

@@ -33,7 +33,12 @@ class Drawing {
         svg_(frame_.width, frame_.height, chart.label),
         y_(scale_for(axis_values(), frame_.bottom(), frame_.top, chart.log)) {
     const std::vector<double> x = positions();
-    x_ = {.low = x.front(), .high = std::max(x.back(), x.front() + 1e-9), .from = frame_.left + 6.0, .to = frame_.right() - 6.0};
+    x_ = {
+        .low = x.front(),
+        .high = std::max(x.back(), x.front() + 1e-9),
+        .from = frame_.left + 6.0,
+        .to = frame_.right() - 6.0,
+    };
     if (x.size() == 1) x_.from = x_.to = (frame_.left + frame_.right()) / 2.0;
     for (const double value : x) places_.push_back(x_(value));
   }
@@ -51,10 +56,11 @@ class Drawing {
   static Frame frame_of(const LineChart& chart) {
     double longest = 0.0;
     for (const ChartLine& line : chart.lines)
-      longest =
-          std::max(longest, (line.strong ? kStrongCharacter : kCharacter) * static_cast<double>(std::min(num_characters(line.name), kLongestLabel)));
+      longest = std::max(longest, (line.strong ? kStrongCharacter : kCharacter) *
+                                      static_cast<double>(std::min(num_characters(line.name), kLongestLabel)));
     const double labels = 18.0 + longest;
-    if (chart.small) return {.width = 170.0, .height = 126.0, .left = 40.0, .top = 8.0, .plot_width = 124.0, .plot_height = 96.0};
+    if (chart.small)
+      return {.width = 170.0, .height = 126.0, .left = 40.0, .top = 8.0, .plot_width = 124.0, .plot_height = 96.0};
     const double plot_height = std::max(Frame{}.plot_height, kLabelGap * static_cast<double>(chart.lines.size()));
     return {.height = plot_height + 48.0, .plot_width = 354.0 - labels, .plot_height = plot_height};
   }
@@ -63,7 +69,8 @@ class Drawing {
     if (!chart_.scale_of.empty()) return chart_.scale_of;
     std::vector<double> all;
     for (const ChartLine& line : chart_.lines)
-      for (const std::vector<double>* values : {&line.values, &line.low, &line.high}) all.insert(all.end(), values->begin(), values->end());
+      for (const std::vector<double>* values : {&line.values, &line.low, &line.high})
+        all.insert(all.end(), values->begin(), values->end());
     return all;
   }
 
@@ -81,7 +88,8 @@ class Drawing {
     for (std::size_t i = 0; i < line.high.size(); ++i)
       if (y_.shows(line.high[i])) outline.push_back(point(i, line.high[i]));
     for (std::size_t i = line.low.size(); i-- > 0;)
-      if (std::isfinite(line.low[i])) outline.push_back({places_[i], y_.shows(line.low[i]) ? y_(line.low[i]) : frame_.bottom()});
+      if (std::isfinite(line.low[i]))
+        outline.push_back({places_[i], y_.shows(line.low[i]) ? y_(line.low[i]) : frame_.bottom()});
     if (!outline.empty()) svg_.polygon(outline, "band " + series_css(line.style));
   }
 
@@ -101,11 +109,13 @@ class Drawing {
     }
     end_run();
     if (chart_.small) return;
-    // Every place can be pointed at; only some get a mark if there are many, and each line its own, so that they do not cover each other.
+    // Every place can be pointed at; only some get a mark if there are many, and each line its own, so that they do not
+    // cover each other.
     const std::size_t every = (line.values.size() + kMostMarks - 1) / kMostMarks;
     for (std::size_t i = 0; i < line.values.size(); ++i)
       if (y_.shows(line.values[i]))
-        svg_.marker(point(i, line.values[i]), line.style, ((i + static_cast<std::size_t>(line.style)) % every == 0 ? "mark " : "spot ") + css,
+        svg_.marker(point(i, line.values[i]), line.style,
+                    ((i + static_cast<std::size_t>(line.style)) % every == 0 ? "mark " : "spot ") + css,
                     fmt::format("{}, {}: {}", line.name, chart_.places[i], html_number(line.values[i])));
   }
 
@@ -132,7 +142,8 @@ class Drawing {
     };
     const auto top = [&](const Block& block) {
       const auto count = static_cast<double>(block.count);
-      return std::clamp(block.sum / count, frame_.top, std::max(frame_.top, frame_.bottom() - kLabelGap * (count - 1.0)));
+      return std::clamp(block.sum / count, frame_.top,
+                        std::max(frame_.top, frame_.bottom() - kLabelGap * (count - 1.0)));
     };
     std::vector<Block> blocks;
     for (std::size_t i = 0; i < labels.size(); ++i) {
@@ -148,7 +159,8 @@ class Drawing {
       }
     }
     for (const Block& block : blocks)
-      for (std::size_t i = 0; i < block.count; ++i) labels[block.first + i].y = top(block) + kLabelGap * static_cast<double>(i);
+      for (std::size_t i = 0; i < block.count; ++i)
+        labels[block.first + i].y = top(block) + kLabelGap * static_cast<double>(i);
   }
 
   void draw_labels() {
@@ -158,7 +170,8 @@ class Drawing {
     for (const EndLabel& label : labels) {
       const ChartLine& line = chart_.lines[label.line];
       const std::string css = series_css(line.style) + (line.strong ? " strong" : "");
-      svg_.line({std::max(label.end.x + 4.0, frame_.right() - 2.0), label.end.y}, {left - 5.0, label.y}, "leader " + css);
+      svg_.line({std::max(label.end.x + 4.0, frame_.right() - 2.0), label.end.y}, {left - 5.0, label.y},
+                "leader " + css);
       svg_.marker({left, label.y}, line.style, "mark " + css);
       svg_.text({left + 7.0, label.y + 3.5}, line.strong ? "strong" : "", shortened(line.name, kLongestLabel));
     }

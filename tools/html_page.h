@@ -5,7 +5,8 @@
 namespace kvq {
 
 /// Pieces of the page. `title` and `note` are text and get escaped; `body` and other arguments are HTML.
-std::string html_section(const std::string& id, const std::string& title, const std::string& note, const std::string& body);
+std::string html_section(const std::string& id, const std::string& title, const std::string& note,
+                         const std::string& body);
 /// A chart with its title and, below it, its numbers.
 std::string html_figure(const std::string& title, const std::string& chart, const std::string& numbers);
 /// Charts side by side where the page is wide enough.

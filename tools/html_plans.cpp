@@ -21,7 +21,8 @@ namespace {
 WidthSlice slice_of(const TensorPlan& plan, int layer) {
   WidthSlice slice{.place = std::to_string(layer)};
   if (!plan.allocation) {
-    slice.share[std::holds_alternative<ExactCoder>(plan.coder) ? kExactWidth : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
+    slice.share[std::holds_alternative<ExactCoder>(plan.coder) ? kExactWidth
+                                                               : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
     return slice;
   }
   const WidthHistogram counts = width_histogram(plan.allocation->channel_bits);
@@ -36,7 +37,8 @@ std::string width_numbers(const Artifact& artifact, const Side& side) {
   HtmlRows rows{{"layer", "mean bits", "entropy", "over free"}};
   std::vector<std::size_t> widths;
   for (std::size_t width = 0; width <= 8; ++width) {
-    if (!side.any(artifact, [&](const TensorPlan& plan) { return plan.allocation && counts_of(plan)[width] > 0; })) continue;
+    if (!side.any(artifact, [&](const TensorPlan& plan) { return plan.allocation && counts_of(plan)[width] > 0; }))
+      continue;
     widths.push_back(width);
     rows[0].push_back(fmt::format("{} bits", width));
   }
@@ -59,7 +61,8 @@ std::string width_figure(const Artifact& artifact, const Side& side) {
   for (const LayerPlan& layer : artifact.layers)
     if (const TensorPlan* plan = side.plan(layer)) slices.push_back(slice_of(*plan, layer.layer));
   const std::string label = fmt::format(
-      "Share of the {}' channels at each width, one slice for each of {} layers; the numbers are in the table below", side.name, slices.size());
+      "Share of the {}' channels at each width, one slice for each of {} layers; the numbers are in the table below",
+      side.name, slices.size());
   return html_figure(fmt::format("{}: share of channels at each width, %", side.title), width_chart(label, slices),
                      width_legend(slices) + width_numbers(artifact, side));
 }
@@ -90,8 +93,12 @@ std::vector<ByteBar> byte_bars(const Artifact& artifact) {
   for (const LayerPlan& layer : artifact.layers) {
     const CacheLayout cache = cache_layout(layer);
     const double heads = cache.num_kv_heads;
-    bars.push_back(
-        {.place = std::to_string(layer.layer), .keys = heads * cache.k_row_bytes, .values = heads * cache.v_row_bytes, .exact = exact_bytes(layer)});
+    bars.push_back({
+        .place = std::to_string(layer.layer),
+        .keys = heads * cache.k_row_bytes,
+        .values = heads * cache.v_row_bytes,
+        .exact = exact_bytes(layer),
+    });
   }
   return bars;
 }
@@ -101,24 +108,26 @@ std::string byte_figure(const Artifact& artifact) {
   HtmlRows rows{{"layer", "keys", "values", "both", "exact", "times smaller"}};
   for (const ByteBar& bar : bars) {
     const double both = bar.keys + bar.values;
-    rows.push_back({bar.place, html_number(bar.keys), html_number(bar.values), html_number(both), html_number(bar.exact),
-                    both > 0.0 ? fmt::format("{:.2f}", bar.exact / both) : "–"});
+    rows.push_back({bar.place, html_number(bar.keys), html_number(bar.values), html_number(both),
+                    html_number(bar.exact), both > 0.0 ? fmt::format("{:.2f}", bar.exact / both) : "–"});
   }
-  return html_figure(
-      "Bytes of a token, all KV heads",
-      byte_chart("Bytes of a coded token in each layer, keys and values stacked, beside those of bfloat16 rows; the numbers are in the table below",
-                 bars),
-      html_numbers(rows, "lrrrrr"));
+  return html_figure("Bytes of a token, all KV heads",
+                     byte_chart("Bytes of a coded token in each layer, keys and values stacked, beside those of "
+                                "bfloat16 rows; the numbers are in the table below",
+                                bars),
+                     html_numbers(rows, "lrrrrr"));
 }
 
 /// Code bits are what the codes take, effective bits also what lies beside them.
 std::string bits_figure(const Artifact& artifact, std::int64_t context) {
-  LineChart chart{.label = "Effective bits of an element in each layer, keys and values; the numbers are in the table below",
-                  .x_title = "layer",
-                  .places = layer_names(artifact),
-                  .lines = {},
-                  .log = false,
-                  .scale_of = {0.0}};
+  LineChart chart{
+      .label = "Effective bits of an element in each layer, keys and values; the numbers are in the table below",
+      .x_title = "layer",
+      .places = layer_names(artifact),
+      .lines = {},
+      .log = false,
+      .scale_of = {0.0},
+  };
   HtmlRows rows{{"layer"}};
   for (const std::string& name : chart.places) rows.push_back({name});
   for (const Side& side : both_sides()) {
@@ -128,7 +137,8 @@ std::string bits_figure(const Artifact& artifact, std::int64_t context) {
     for (const LayerPlan& layer : artifact.layers) {
       const TensorPlan* plan = side.plan(layer);
       bits.push_back(plan == nullptr ? NAN : effective_bits(*plan, side.dim(layer), artifact.windows, context));
-      rows[bits.size()].insert(rows[bits.size()].end(), {html_number(plan == nullptr ? NAN : mean_code_bits(*plan)), html_number(bits.back())});
+      rows[bits.size()].insert(rows[bits.size()].end(),
+                               {html_number(plan == nullptr ? NAN : mean_code_bits(*plan)), html_number(bits.back())});
     }
     chart.scale_of.insert(chart.scale_of.end(), bits.begin(), bits.end());
     chart.lines.push_back({.name = side.name, .values = std::move(bits), .style = side.style});
@@ -144,8 +154,11 @@ std::string allocation_section(const Artifact& artifact) {
   for (const Side& side : both_sides())
     if (side.any(artifact, is_mixed)) charts += width_figure(artifact, side);
   std::string body = html_charts(charts) + uniform_table(artifact);
-  if (charts.empty()) body += html_missing("One width for all channels of a row. Methods that mix widths (block-gtq, kvq) have a fingerprint here.");
-  return html_section("allocation", "Widths", "Which part of the channels, all KV heads together, got how many bits.", body);
+  if (charts.empty())
+    body += html_missing(
+        "One width for all channels of a row. Methods that mix widths (block-gtq, kvq) have a fingerprint here.");
+  return html_section("allocation", "Widths", "Which part of the channels, all KV heads together, got how many bits.",
+                      body);
 }
 
 std::string bytes_section(const Artifact& artifact, std::int64_t context) {

@@ -23,8 +23,8 @@ namespace kvq {
 namespace {
 
 std::string tile(const std::string& name, const std::string& big, const std::string& more) {
-  return fmt::format("<div><dt>{}</dt><dd class=\"big\">{}</dd><dd class=\"more\">{}</dd></div>\n", html_text(name), html_text(big, 60),
-                     html_text(more));
+  return fmt::format("<div><dt>{}</dt><dd class=\"big\">{}</dd><dd class=\"more\">{}</dd></div>\n", html_text(name),
+                     html_text(big, 60), html_text(more));
 }
 
 /// Means over layers.
@@ -43,8 +43,9 @@ Averages averages_of(const Artifact& artifact, std::int64_t context) {
     mean.v_bits += v;
     value_layers += layer.v ? 1.0 : 0.0;
     mean.bits += mean_over_channels(layer, k, v);
-    mean.effective_bits += mean_over_channels(layer, effective_bits(layer.k, g.head_dim, artifact.windows, context),
-                                              layer.v ? effective_bits(*layer.v, g.v_head_dim, artifact.windows, context) : 0.0);
+    mean.effective_bits +=
+        mean_over_channels(layer, effective_bits(layer.k, g.head_dim, artifact.windows, context),
+                           layer.v ? effective_bits(*layer.v, g.v_head_dim, artifact.windows, context) : 0.0);
     mean.bytes += static_cast<double>(cache_layout(layer).token_bytes());
     mean.exact_bytes += exact_bytes(layer);
   }
@@ -58,11 +59,13 @@ Averages averages_of(const Artifact& artifact, std::int64_t context) {
 std::string geometry_text(const Artifact& artifact) {
   const LayerGeometry& g = artifact.layers.front().geometry;
   const bool alike = std::all_of(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& layer) {
-    return layer.geometry.num_q_heads == g.num_q_heads && layer.geometry.num_kv_heads == g.num_kv_heads && layer.geometry.head_dim == g.head_dim;
+    return layer.geometry.num_q_heads == g.num_q_heads && layer.geometry.num_kv_heads == g.num_kv_heads &&
+           layer.geometry.head_dim == g.head_dim;
   });
   const std::string layers = fmt::format("{} of {} layers", artifact.layers.size(), artifact.model.num_layers);
-  return layers + (alike ? fmt::format(", {} query and {} KV heads of {} channels", g.num_q_heads, g.num_kv_heads, g.head_dim)
-                         : ", heads differ from layer to layer");
+  return layers +
+         (alike ? fmt::format(", {} query and {} KV heads of {} channels", g.num_q_heads, g.num_kv_heads, g.head_dim)
+                : ", heads differ from layer to layer");
 }
 
 /// On held-out data if a document has this artifact, else what calibration saw.
@@ -108,18 +111,20 @@ void refuse_overwriting(const std::string& path, const std::string& input) {
 
 }  // namespace
 
-std::string headline_section(const Artifact& artifact, const std::vector<EvaluatedScheme>& schemes, std::int64_t context) {
+std::string headline_section(const Artifact& artifact, const std::vector<EvaluatedScheme>& schemes,
+                             std::int64_t context) {
   const Averages mean = averages_of(artifact, context);
   const Windows& w = artifact.windows;
   std::string tiles = tile("Model", artifact.model.name, geometry_text(artifact));
   tiles += tile("Method", artifact.calibration.method,
                 fmt::format("{} tokens in {} sequences", artifact.calibration.tokens, artifact.calibration.sequences));
-  tiles += tile(
-      "Code bits", fmt::format("{:.2f}", mean.bits),
-      mean.has_values ? fmt::format("keys {:.2f}, values {:.2f}", mean.k_bits, mean.v_bits) : fmt::format("keys {:.2f}, no values", mean.k_bits));
-  tiles +=
-      tile("Effective bits", fmt::format("{:.2f}", mean.effective_bits), fmt::format("scales, padding and windows included, at {} tokens", context));
-  tiles += tile("Bytes per token and layer", html_number(mean.bytes), fmt::format("{} in bf16", html_number(mean.exact_bytes)));
+  tiles += tile("Code bits", fmt::format("{:.2f}", mean.bits),
+                mean.has_values ? fmt::format("keys {:.2f}, values {:.2f}", mean.k_bits, mean.v_bits)
+                                : fmt::format("keys {:.2f}, no values", mean.k_bits));
+  tiles += tile("Effective bits", fmt::format("{:.2f}", mean.effective_bits),
+                fmt::format("scales, padding and windows included, at {} tokens", context));
+  tiles += tile("Bytes per token and layer", html_number(mean.bytes),
+                fmt::format("{} in bf16", html_number(mean.exact_bytes)));
   const Json layout = layout_json(artifact, 1, context);
   const double coded = layout["cache_bytes"], exact = layout["bf16_bytes"];
   tiles += tile(fmt::format("Cache of {} tokens", context), format_bytes(coded),
@@ -129,19 +134,22 @@ std::string headline_section(const Artifact& artifact, const std::vector<Evaluat
   return "<dl class=\"tiles\">\n" + tiles + error_tile(artifact, schemes) + "</dl>\n";
 }
 
-void write_html_report(const NamedArtifact& artifact, const std::vector<std::string>& evaluation_paths, std::int64_t context,
-                       const std::string& path) {
+void write_html_report(const NamedArtifact& artifact, const std::vector<std::string>& evaluation_paths,
+                       std::int64_t context, const std::string& path) {
   refuse_overwriting(path, artifact.path);
   for (const std::string& input : evaluation_paths) refuse_overwriting(path, input);
   const std::vector<Evaluation> evaluations = read_evaluations(evaluation_paths, artifact);
   const std::vector<EvaluatedScheme> schemes = schemes_of(evaluations, artifact);
   const Artifact& own = artifact.artifact;
-  const std::string title = fmt::format("{}: KV cache by {}", readable(own.model.name, 80), readable(own.calibration.method, 40));
-  std::string body = fmt::format("<header>\n<h1>{}</h1>\n<p class=\"sub\">{}, {}</p>\n</header>\n", html_text(title),
-                                 html_text(std::filesystem::path(artifact.path).filename().string()), html_text(own.calibration.tool));
-  body += headline_section(own, schemes, context) + navigation(has_transforms(own)) + allocation_section(own) + transform_section(own) + error_section(own, evaluations, schemes);
-  body +=
-      context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) + provenance_section(own, evaluations);
+  const std::string title =
+      fmt::format("{}: KV cache by {}", readable(own.model.name, 80), readable(own.calibration.method, 40));
+  std::string body =
+      fmt::format("<header>\n<h1>{}</h1>\n<p class=\"sub\">{}, {}</p>\n</header>\n", html_text(title),
+                  html_text(std::filesystem::path(artifact.path).filename().string()), html_text(own.calibration.tool));
+  body += headline_section(own, schemes, context) + navigation(has_transforms(own)) + allocation_section(own) +
+          transform_section(own) + error_section(own, evaluations, schemes);
+  body += context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) +
+          provenance_section(own, evaluations);
   const std::string page = html_page(title, body);
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(page)));

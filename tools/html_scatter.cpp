@@ -19,8 +19,12 @@ constexpr std::size_t kLongestLabel = 20;
 
 struct Box {
   double left, top, right, bottom;
-  bool meets(const Box& other) const { return left < other.right && other.left < right && top < other.bottom && other.top < bottom; }
-  bool inside(const Box& other) const { return left >= other.left && right <= other.right && top >= other.top && bottom <= other.bottom; }
+  bool meets(const Box& other) const {
+    return left < other.right && other.left < right && top < other.bottom && other.top < bottom;
+  }
+  bool inside(const Box& other) const {
+    return left >= other.left && right <= other.right && top >= other.top && bottom <= other.bottom;
+  }
 };
 
 /// Where a label may stand beside its point: how the text hangs on its anchor, and from where.
@@ -91,8 +95,11 @@ class Drawing {
       // Left of and below a point of the front there is nothing.
       const Side& side = kSides[point.on_front ? kSides.size() - 1 - i : i];
       const Point at{place(point).x + side.dx, place(point).y + side.dy};
-      const Box box{at.x - side.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - side.part_left) * width, at.y + 2.0};
-      if (!box.inside(plot) || std::any_of(taken_.begin(), taken_.end(), [&](const Box& other) { return box.meets(other); })) continue;
+      const Box box{at.x - side.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - side.part_left) * width,
+                    at.y + 2.0};
+      if (!box.inside(plot) ||
+          std::any_of(taken_.begin(), taken_.end(), [&](const Box& other) { return box.meets(other); }))
+        continue;
       svg_.text(at, fmt::format("{}{}", side.css, point.strong ? " strong" : ""), text);
       taken_.push_back(box);
       return;
@@ -110,7 +117,8 @@ class Drawing {
 
 void mark_front(std::vector<ChartPoint>& points) {
   for (ChartPoint& own : points) {
-    own.on_front = std::isfinite(own.x) && std::isfinite(own.y) && std::none_of(points.begin(), points.end(), [&](const ChartPoint& other) {
+    own.on_front = std::isfinite(own.x) && std::isfinite(own.y) &&
+                   std::none_of(points.begin(), points.end(), [&](const ChartPoint& other) {
                      return other.x <= own.x && other.y <= own.y && (other.x < own.x || other.y < own.y);
                    });
   }

@@ -13,7 +13,8 @@ struct ChartPoint {
   bool on_front = false;  ///< no other point has less of both
 };
 
-/// Marks which points no other one dominates: at most as much of both, and less of one. Points that are no numbers never are.
+/// Marks which points no other one dominates: at most as much of both, and less of one. Points that are no numbers
+/// never are.
 void mark_front(std::vector<ChartPoint>& points);
 
 struct ScatterChart {

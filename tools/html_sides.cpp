@@ -23,9 +23,11 @@ std::vector<std::string> layer_names(const Artifact& artifact) {
   return names;
 }
 
-std::vector<double> layer_values(const Artifact& artifact, const Side& side, const std::function<double(const TensorPlan&)>& of) {
+std::vector<double> layer_values(const Artifact& artifact, const Side& side,
+                                 const std::function<double(const TensorPlan&)>& of) {
   std::vector<double> values;
-  for (const LayerPlan& layer : artifact.layers) values.push_back(side.plan(layer) == nullptr ? NAN : of(*side.plan(layer)));
+  for (const LayerPlan& layer : artifact.layers)
+    values.push_back(side.plan(layer) == nullptr ? NAN : of(*side.plan(layer)));
   return values;
 }
 
@@ -44,7 +46,8 @@ std::string range_text(const std::vector<int>& layers) {
   for (std::size_t begin = 0, end = 0; begin < layers.size(); begin = end) {
     end = begin + 1;
     while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", layers[begin], end - begin > 1 ? fmt::format("-{}", layers[end - 1]) : "");
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", layers[begin],
+                        end - begin > 1 ? fmt::format("-{}", layers[end - 1]) : "");
   }
   return text;
 }

@@ -24,9 +24,11 @@ const std::vector<Side>& both_sides();
 /// The layers' numbers, as places of a chart.
 std::vector<std::string> layer_names(const Artifact& artifact);
 /// `of` each layer's plan of this side; NaN without one.
-std::vector<double> layer_values(const Artifact& artifact, const Side& side, const std::function<double(const TensorPlan&)>& of);
+std::vector<double> layer_values(const Artifact& artifact, const Side& side,
+                                 const std::function<double(const TensorPlan&)>& of);
 
-/// Bits of an element of both sides together, each weighted by its channels. The mean over layers is what kvq-eval calls effective_bits.
+/// Bits of an element of both sides together, each weighted by its channels. The mean over layers is what kvq-eval
+/// calls effective_bits.
 double mean_over_channels(const LayerPlan& layer, double keys, double values);
 
 /// Bytes of a token in bfloat16, all KV heads.

@@ -13,14 +13,15 @@ namespace kvq {
 namespace {
 
 /// Around 0, within 4 units; told apart without colour.
-constexpr std::array<const char*, 8> kShapes = {"M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0z",             // disc
-                                                "M-2.9 -2.9h5.8v5.8h-5.8z",                                      // square
-                                                "M0 -3.9l3.7 6.6h-7.4z",                                         // triangle
-                                                "M0 -4.1l4.1 4.1l-4.1 4.1l-4.1 -4.1z",                           // diamond
-                                                "M0 3.9l3.7 -6.6h-7.4z",                                         // triangle, point down
-                                                "M-1.3 -3.8h2.6v2.5h2.5v2.6h-2.5v2.5h-2.6v-2.5h-2.5v-2.6h2.5z",  // plus
-                                                "M-2 -3.6l2 2l2 -2l1.6 1.6l-2 2l2 2l-1.6 1.6l-2 -2l-2 2l-1.6 -1.6l2 -2l-2 -2z",  // cross
-                                                "M-4 -1.6h8v3.2h-8z"};                                                           // bar
+constexpr std::array<const char*, 8> kShapes = {
+    "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0z",                             // disc
+    "M-2.9 -2.9h5.8v5.8h-5.8z",                                                      // square
+    "M0 -3.9l3.7 6.6h-7.4z",                                                         // triangle
+    "M0 -4.1l4.1 4.1l-4.1 4.1l-4.1 -4.1z",                                           // diamond
+    "M0 3.9l3.7 -6.6h-7.4z",                                                         // triangle, point down
+    "M-1.3 -3.8h2.6v2.5h2.5v2.6h-2.5v2.5h-2.6v-2.5h-2.5v-2.6h2.5z",                  // plus
+    "M-2 -3.6l2 2l2 -2l1.6 1.6l-2 2l2 2l-1.6 1.6l-2 -2l-2 2l-1.6 -1.6l2 -2l-2 -2z",  // cross
+    "M-4 -1.6h8v3.2h-8z"};                                                           // bar
 
 std::string coordinates(std::span<const Point> points) {
   std::string text;
@@ -60,7 +61,8 @@ int log_index(double value) {
 }  // namespace
 
 Svg::Svg(double width, double height, std::string_view label)
-    : html_(fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", width, height, html_text(label))) {}
+    : html_(fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", width, height,
+                        html_text(label))) {}
 
 void Svg::shape(std::string_view element, std::string_view attributes, std::string_view css, std::string_view title) {
   html_ += fmt::format("<{} class=\"{}\" {}", element, css, attributes);
@@ -72,7 +74,9 @@ void Svg::line(Point a, Point b, std::string_view css) {
 }
 
 void Svg::rect(Point corner, double width, double height, std::string_view css, std::string_view title) {
-  shape("rect", fmt::format("x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\"", corner.x, corner.y, width, height), css, title);
+  shape("rect",
+        fmt::format("x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\"", corner.x, corner.y, width, height),
+        css, title);
 }
 
 void Svg::text(Point at, std::string_view css, std::string_view text) {

@@ -11,8 +11,8 @@ struct Point {
   double x = 0.0, y = 0.0;
 };
 
-/// A drawing inside the page. It has a viewBox and no size, so it is as wide as its place; colours and dashes are the classes of
-/// html_style.cpp, which know light, dark and paper. All text is escaped here.
+/// A drawing inside the page. It has a viewBox and no size, so it is as wide as its place; colours and dashes are the
+/// classes of html_style.cpp, which know light, dark and paper. All text is escaped here.
 class Svg {
  public:
   /// @param label  what a screen reader says in place of the picture

@@ -28,8 +28,8 @@ bool is_invisible(std::string_view c) {
     case 1: return c < " " || c == "\x7f";
     case 2: return c < "\xc2\xa0" || c == "\xd8\x9c";
     case 3:
-      return between(c, "\xe2\x80\x8b", "\xe2\x80\x8f") || between(c, "\xe2\x80\xa8", "\xe2\x80\xae") || between(c, "\xe2\x81\xa0", "\xe2\x81\xaf") ||
-             c == "\xef\xbb\xbf" || c >= "\xef\xbf\xbe";
+      return between(c, "\xe2\x80\x8b", "\xe2\x80\x8f") || between(c, "\xe2\x80\xa8", "\xe2\x80\xae") ||
+             between(c, "\xe2\x81\xa0", "\xe2\x81\xaf") || c == "\xef\xbb\xbf" || c >= "\xef\xbf\xbe";
     default: return false;
   }
 }
@@ -66,7 +66,8 @@ std::string row_html(const std::vector<std::string>& row, const std::string& ali
     if (header) {
       html += fmt::format("<th scope=\"col\"{}>{}</th>", alignment[c] == 'r' ? " class=\"n\"" : "", breakable(text));
     } else if (alignment[c] == 'l') {
-      html += fmt::format("<th scope=\"row\"{}>{}</th>", num_characters(row[c]) > kLongName ? " class=\"long\"" : "", text);
+      html +=
+          fmt::format("<th scope=\"row\"{}>{}</th>", num_characters(row[c]) > kLongName ? " class=\"long\"" : "", text);
     } else {
       html += fmt::format("<td{}>{}</td>", alignment[c] == 'r' ? " class=\"n\"" : "", text);
     }
@@ -90,7 +91,8 @@ std::string readable(std::string_view text, std::size_t most) {
 }
 
 std::size_t num_characters(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 std::string shortened(const std::string& text, std::size_t most) {

@@ -20,9 +20,11 @@ std::string html_text(std::string_view text, std::size_t most = 200);
 std::string html_number(double value);
 
 using HtmlRows = std::vector<std::vector<std::string>>;
-/// The first row is the header; cells are text and get escaped here. Columns marked 'l' name the line, 'r' are numbers, 't' text.
+/// The first row is the header; cells are text and get escaped here. Columns marked 'l' name the line, 'r' are numbers,
+/// 't' text.
 std::string html_table(const HtmlRows& rows, const std::string& alignment);
-/// The numbers of a chart, folded; tables of at most `most` columns, each with the leading 'l' columns: paper has no scroll bar.
+/// The numbers of a chart, folded; tables of at most `most` columns, each with the leading 'l' columns: paper has no
+/// scroll bar.
 std::string html_numbers(const HtmlRows& rows, const std::string& alignment, std::size_t most = 14);
 
 }  // namespace kvq

@@ -55,7 +55,8 @@ class Comparer {
 
  private:
   [[noreturn]] void differs(const std::string& where, const std::string& expected, const std::string& found) const {
-    throw Error{ErrorKind::bad_input, fmt::format("{}: {}expected {} as in {}, found {}", own_.path, where, expected, reference_.path, found)};
+    throw Error{ErrorKind::bad_input, fmt::format("{}: {}expected {} as in {}, found {}", own_.path, where, expected,
+                                                  reference_.path, found)};
   }
 
   void check_layers() const {
@@ -71,17 +72,20 @@ class Comparer {
     const std::string where = fmt::format("layer {}: ", own.layer);
     const auto found = facts(own.geometry), expected = facts(wanted.geometry);
     for (std::size_t i = 0; i < found.size(); ++i)
-      if (found[i].value != expected[i].value) differs(where, fmt::format("{} {}", expected[i].name, expected[i].value), found[i].value);
+      if (found[i].value != expected[i].value)
+        differs(where, fmt::format("{} {}", expected[i].name, expected[i].value), found[i].value);
     const auto &frequencies = own.geometry.rope.inv_freq, &expected_frequencies = wanted.geometry.rope.inv_freq;
     for (std::size_t i = 0; i < frequencies.size() && i < expected_frequencies.size(); ++i)
       if (frequencies[i] != expected_frequencies[i])
-        differs(where, fmt::format("rope inv_freq[{}] {}", i, expected_frequencies[i]), fmt::format("{}", frequencies[i]));
+        differs(where, fmt::format("rope inv_freq[{}] {}", i, expected_frequencies[i]),
+                fmt::format("{}", frequencies[i]));
   }
 
   static void require_blocks(const LayerPlan& layer, const std::string& path) {
     if (layer.k.allocation && !layer.k.allocation->block_bits.empty()) return;
     throw Error{ErrorKind::bad_input,
-                fmt::format("{}: layer {} k: expected widths by RoPE block, found {}{}", path, layer.layer, coder_text(layer.k), layer.k.allocation ? " by channel" : ""),
+                fmt::format("{}: layer {} k: expected widths by RoPE block, found {}{}", path, layer.layer,
+                            coder_text(layer.k), layer.k.allocation ? " by channel" : ""),
                 "--compare reads keys of --method block-gtq or kvq with --k-allocation rope_block"};
   }
 
@@ -89,7 +93,9 @@ class Comparer {
     require_blocks(own, own_.path);
     require_blocks(wanted, reference_.path);
     // Only a rotation for all heads has fewer widths: the heads are the same by now.
-    const auto name = [](const LayerPlan& layer) { return fmt::format("widths for each {}", layer.k.rotation.scope == Scope::layer ? "layer" : "KV head"); };
+    const auto name = [](const LayerPlan& layer) {
+      return fmt::format("widths for each {}", layer.k.rotation.scope == Scope::layer ? "layer" : "KV head");
+    };
     if (own.k.allocation->block_bits.size() != wanted.k.allocation->block_bits.size())
       differs(fmt::format("layer {} k: ", own.layer), name(wanted), name(own));
   }
@@ -99,18 +105,29 @@ class Comparer {
 };
 
 std::vector<std::string> distance_row(const std::string& name, const AllocationDistance& d) {
-  return {name, std::to_string(d.slots), std::to_string(d.changed), fmt::format("{:.3f}", d.hamming()), fmt::format("{:.3f}", d.high_bit_jaccard()),
+  return {name,
+          std::to_string(d.slots),
+          std::to_string(d.changed),
+          fmt::format("{:.3f}", d.hamming()),
+          fmt::format("{:.3f}", d.high_bit_jaccard()),
           format_excess(d.regret(), 2)};
 }
 
 Json distance_json(const AllocationDistance& d) {
-  return {{"slots", d.slots}, {"changed", d.changed}, {"hamming", d.hamming()}, {"high_in_both", d.high_in_both}, {"high_in_any", d.high_in_any},
-          {"high_bit_jaccard", d.high_bit_jaccard()}, {"regret", d.regret()}};
+  return {{"slots", d.slots},
+          {"changed", d.changed},
+          {"hamming", d.hamming()},
+          {"high_in_both", d.high_in_both},
+          {"high_in_any", d.high_in_any},
+          {"high_bit_jaccard", d.high_bit_jaccard()},
+          {"regret", d.regret()}};
 }
 
 }  // namespace
 
-AllocationComparison compare_allocations(const NamedArtifact& own, const NamedArtifact& reference) { return Comparer(own, reference).compare(); }
+AllocationComparison compare_allocations(const NamedArtifact& own, const NamedArtifact& reference) {
+  return Comparer(own, reference).compare();
+}
 
 std::string describe_comparison(const AllocationComparison& comparison) {
   std::vector<std::vector<std::string>> rows = {{"layer", "slots", "changed", "hamming", "jaccard@4", "regret"}};

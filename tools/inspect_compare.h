@@ -24,7 +24,8 @@ struct AllocationComparison {
   AllocationDistance total = {};
 };
 
-/// @throws Error{bad_input} naming file, layer, expected and found if layers or geometry differ or blocks have no widths
+/// @throws Error{bad_input} naming file, layer, expected and found if layers or geometry differ or blocks have no
+/// widths
 AllocationComparison compare_allocations(const NamedArtifact& own, const NamedArtifact& reference);
 
 std::string describe_comparison(const AllocationComparison& comparison);

@@ -43,7 +43,8 @@ Json codebook_details(const CodebookCoder& coder, Json known) {
 
 Json trellis_details(const TrellisCoder& coder) {
   Json list = Json::array();
-  for (const TrellisTaps& taps : coder.taps) list.push_back({{"bits", taps.bits}, {"memory", taps.memory}, {"theta", taps.theta}});
+  for (const TrellisTaps& taps : coder.taps)
+    list.push_back({{"bits", taps.bits}, {"memory", taps.memory}, {"theta", taps.theta}});
   return list;
 }
 
@@ -51,11 +52,13 @@ Json trellis_details(const TrellisCoder& coder) {
 Json side_details(const TensorPlan& plan, const Json& known, int dim) {
   Json json = Json::object();
   if (plan.allocation) json["allocation"] = allocation_details(*plan.allocation, known.at("allocation"), dim);
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder)) json["codebooks"] = codebook_details(*codebook, known.at("codebooks"));
+  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
+    json["codebooks"] = codebook_details(*codebook, known.at("codebooks"));
   if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) json["trellis"] = trellis_details(*trellis);
   if (plan.transform) {
     json["transform"] = known.at("transform");
-    if (!plan.rotation.channel_scale.empty()) json["transform"]["channel_scale"] = nested(plan.rotation.channel_scale, static_cast<std::size_t>(dim));
+    if (!plan.rotation.channel_scale.empty())
+      json["transform"]["channel_scale"] = nested(plan.rotation.channel_scale, static_cast<std::size_t>(dim));
   }
   if (plan.centroids) {
     json["centroids"] = known.at("centroids");

@@ -58,13 +58,15 @@ std::vector<ChannelWidth> channel_widths(const TensorPlan& plan, int head, int d
   for (std::size_t j = 0; j < d; ++j) {
     const int source = a.channel_order[start + j];
     ChannelWidth width{.place = static_cast<int>(j), .source = source, .bits = a.channel_bits[start + j]};
-    if (!plan.rotation.spectrum.empty()) width.eigenvalue = plan.rotation.spectrum[start + static_cast<std::size_t>(source)];
+    if (!plan.rotation.spectrum.empty())
+      width.eigenvalue = plan.rotation.spectrum[start + static_cast<std::size_t>(source)];
     widths.push_back(width);
   }
   return widths;
 }
 
-/// A cell for each factor of two above the bottom of the scale, which lies `kBarCells` below `top`. 4^-b makes two cells a bit.
+/// A cell for each factor of two above the bottom of the scale, which lies `kBarCells` below `top`. 4^-b makes two
+/// cells a bit.
 std::string log_bar(double value, double top) {
   if (!(value > 0.0 && top > 0.0)) return "";
   const int cells = std::clamp(kBarCells + static_cast<int>(std::lround(std::log2(value / top))), 0, kBarCells);
@@ -78,16 +80,19 @@ std::string width_text(int bits, bool color) { return bits == 0 ? "" : width_cel
 std::string block_table(const std::vector<BlockWidth>& widths, bool color) {
   double top = 0.0;
   for (const BlockWidth& width : widths) top = std::max(top, width.energy);
-  std::vector<std::vector<std::string>> rows = {{"block", "channels", "inv_freq", "energy", "energy, log scale", "bits", "width"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"block", "channels", "inv_freq", "energy", "energy, log scale", "bits", "width"}};
   for (std::size_t i = 0; i < widths.size(); ++i) {
     const auto& [block, inv_freq, energy, bits] = widths[i];
-    rows.push_back({std::to_string(i), block.second < 0 ? std::to_string(block.first) : fmt::format("{}, {}", block.first, block.second),
-                    inv_freq ? fmt::format("{:.3g}", *inv_freq) : "-", fmt::format("{:.3g}", energy), log_bar(energy, top), std::to_string(bits),
-                    width_text(bits, color)});
+    rows.push_back({std::to_string(i),
+                    block.second < 0 ? std::to_string(block.first) : fmt::format("{}, {}", block.first, block.second),
+                    inv_freq ? fmt::format("{:.3g}", *inv_freq) : "-", fmt::format("{:.3g}", energy),
+                    log_bar(energy, top), std::to_string(bits), width_text(bits, color)});
   }
   // A head whose blocks are all alike has no scores, and what its narrowest channels have stands for every block.
-  const char* const note = top > 0.0 ? "energy: the score. A cell of its bar is a factor of two; two are worth a bit.\n"
-                                     : "no scores: the blocks are alike, the whole row is mixed. width: the narrowest.\n";
+  const char* const note = top > 0.0
+                               ? "energy: the score. A cell of its bar is a factor of two; two are worth a bit.\n"
+                               : "no scores: the blocks are alike, the whole row is mixed. width: the narrowest.\n";
   return format_table(rows, "rlrrlrl") + note;
 }
 
@@ -95,25 +100,30 @@ std::string channel_table(const std::vector<ChannelWidth>& widths, bool color) {
   const bool has_spectrum = widths.front().eigenvalue.has_value();
   double top = 0.0;
   for (const ChannelWidth& width : widths) top = std::max(top, width.eigenvalue.value_or(0.0));
-  std::vector<std::vector<std::string>> rows = {{"place", has_spectrum ? "eigenvector" : "channel", "eigenvalue", "eigenvalue, log scale", "bits", "width"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"place", has_spectrum ? "eigenvector" : "channel", "eigenvalue", "eigenvalue, log scale", "bits", "width"}};
   for (const auto& [place, source, eigenvalue, bits] : widths)
-    rows.push_back({std::to_string(place), std::to_string(source), eigenvalue ? fmt::format("{:.3g}", *eigenvalue) : "-",
-                    log_bar(eigenvalue.value_or(0.0), top), std::to_string(bits), width_text(bits, color)});
+    rows.push_back({std::to_string(place), std::to_string(source),
+                    eigenvalue ? fmt::format("{:.3g}", *eigenvalue) : "-", log_bar(eigenvalue.value_or(0.0), top),
+                    std::to_string(bits), width_text(bits, color)});
   return format_table(rows, "rrrlrl");
 }
 
 std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, int head, bool color) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::string text = fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
+  std::string text =
+      fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
   if (plan.transform) {
     const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
-    text += fmt::format("\ntransform {}, outlier gain {:.4g}, condition {:.4g}", plan.transform->kind, plan.transform->outlier_gain[entry],
-                        plan.transform->condition[entry]);
+    text += fmt::format("\ntransform {}, outlier gain {:.4g}, condition {:.4g}", plan.transform->kind,
+                        plan.transform->outlier_gain[entry], plan.transform->condition[entry]);
   }
   if (!plan.allocation) return text + "\none width for all channels\n";
-  text += fmt::format("\nwidths by {}{}\n", plan.allocation->score, plan.rotation.scope == Scope::layer ? ", the same for all heads" : "");
-  return text + (by_block(plan, side) ? block_table(block_widths(layer, head), color) : channel_table(channel_widths(plan, head, dim), color));
+  text += fmt::format("\nwidths by {}{}\n", plan.allocation->score,
+                      plan.rotation.scope == Scope::layer ? ", the same for all heads" : "");
+  return text + (by_block(plan, side) ? block_table(block_widths(layer, head), color)
+                                      : channel_table(channel_widths(plan, head, dim), color));
 }
 
 /// Null for a side of one width.
@@ -122,13 +132,15 @@ Json widths_json(const LayerPlan& layer, const TensorPlan& plan, char side, int 
   Json list = Json::array();
   if (by_block(plan, side)) {
     for (const auto& [block, inv_freq, energy, bits] : block_widths(layer, head)) {
-      list.push_back({{"channels", Json::array({block.first})}, {"inv_freq", nullptr}, {"energy", energy}, {"bits", bits}});
+      list.push_back(
+          {{"channels", Json::array({block.first})}, {"inv_freq", nullptr}, {"energy", energy}, {"bits", bits}});
       if (block.second >= 0) list.back()["channels"].push_back(block.second);
       if (inv_freq) list.back()["inv_freq"] = *inv_freq;
     }
     return {{"blocks", std::move(list)}};
   }
-  for (const auto& [place, source, eigenvalue, bits] : channel_widths(plan, head, side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim)) {
+  for (const auto& [place, source, eigenvalue, bits] :
+       channel_widths(plan, head, side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim)) {
     list.push_back({{"place", place}, {"source", source}, {"eigenvalue", nullptr}, {"bits", bits}});
     if (eigenvalue) list.back()["eigenvalue"] = *eigenvalue;
   }
@@ -140,14 +152,17 @@ Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int he
   Json json = widths_json(layer, plan, side, head);
   if (!plan.transform) return json;
   const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
-  json["transform"] = {{"kind", plan.transform->kind}, {"outlier_gain", plan.transform->outlier_gain[entry]}, {"condition", plan.transform->condition[entry]}};
+  json["transform"] = {{"kind", plan.transform->kind},
+                       {"outlier_gain", plan.transform->outlier_gain[entry]},
+                       {"condition", plan.transform->condition[entry]}};
   return json;
 }
 
 }  // namespace
 
 std::string describe_head(const Artifact& artifact, const LayerPlan& layer, int head, bool color) {
-  std::string text = fmt::format("{}, layer {}, head {}\n", artifact.model.name, layer.layer, head) + describe_side(layer, layer.k, 'k', head, color);
+  std::string text = fmt::format("{}, layer {}, head {}\n", artifact.model.name, layer.layer, head) +
+                     describe_side(layer, layer.k, 'k', head, color);
   if (layer.v) text += describe_side(layer, *layer.v, 'v', head, color);
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }

@@ -22,7 +22,9 @@ constexpr int kSpectrumColumns = 12, kLeastSpectrumColumns = 8;
 /// Name of a coder within its width and group.
 struct CoderName {
   std::string operator()(const ExactCoder&) const { return "exact"; }
-  std::string operator()(const UniformCoder& coder) const { return coder.levels == UniformLevels::affine ? "affine" : to_string(coder.rule); }
+  std::string operator()(const UniformCoder& coder) const {
+    return coder.levels == UniformLevels::affine ? "affine" : to_string(coder.rule);
+  }
   std::string operator()(const CodebookCoder&) const { return "codebook"; }
   std::string operator()(const TrellisCoder& coder) const {
     int memory = 0;  // wide codes look back on fewer: the largest is what was asked for
@@ -67,12 +69,15 @@ struct Columns {
 std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Columns& columns) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
   const std::string error = plan.error ? fmt::format("{:.3f} > {:.3f}", plan.error->before, plan.error->after) : "";
-  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side), coder_text(plan), rotation_text(plan)};
+  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side),
+                                  coder_text(plan), rotation_text(plan)};
   if (columns.transform) row.push_back(transform_text(plan, columns.largest_gain_only));
   if (columns.clip) row.push_back(clip_text(plan));
   row.push_back(error);
   if (columns.spectrum > 0)
-    row.push_back(plan.rotation.spectrum.empty() ? "" : sparkline(mean_spectrum(plan.rotation, dim).data(), dim, columns.spectrum));
+    row.push_back(plan.rotation.spectrum.empty()
+                      ? ""
+                      : sparkline(mean_spectrum(plan.rotation, dim).data(), dim, columns.spectrum));
   return row;
 }
 
@@ -96,8 +101,9 @@ bool has_spectrum(const Artifact& artifact) {
 }
 
 bool has_clips(const Artifact& artifact) {
-  return std::any_of(artifact.layers.begin(), artifact.layers.end(),
-                     [](const LayerPlan& layer) { return !layer.k.clip_ratio.empty() || (layer.v && !layer.v->clip_ratio.empty()); });
+  return std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
+    return !layer.k.clip_ratio.empty() || (layer.v && !layer.v->clip_ratio.empty());
+  });
 }
 
 /// Long recipes end in dots, as far as the page needs it; --layer has them in full.
@@ -112,8 +118,8 @@ void shorten_rotations(Rows& rows) {
     if (row[kRotation].size() > kept) row[kRotation] = row[kRotation].substr(0, kept - 2) + "..";
 }
 
-/// The table of the overview. What explains gives way to what is: first the spectrum, then the smaller gains, then the end of the
-/// rotation.
+/// The table of the overview. What explains gives way to what is: first the spectrum, then the smaller gains, then the
+/// end of the rotation.
 std::string overview_table(const Artifact& artifact) {
   Columns columns{.spectrum = has_spectrum(artifact) ? kSpectrumColumns : 0, .transform = has_transforms(artifact)};
   if (columns.transform) columns.clip = has_clips(artifact);
@@ -128,29 +134,41 @@ std::string overview_table(const Artifact& artifact) {
     rows = overview_rows(artifact, columns);
   }
   shorten_rotations(rows);
-  std::string text = format_table(rows, "r" + std::string(rows.front().size() - 1, 'l')) + "error: relative, plain codes > this plan.";
+  std::string text =
+      format_table(rows, "r" + std::string(rows.front().size() - 1, 'l')) + "error: relative, plain codes > this plan.";
   text += columns.spectrum > 0 ? " spectrum: eigenvalues of the target, log scale.\n" : "\n";
   if (!columns.transform) return text;
-  return text + fmt::format("transform: its kind, and the {} of the heads.\n", columns.largest_gain_only ? "largest outlier gain" : "outlier gains") + kOutlierGainMeans;
+  return text +
+         fmt::format("transform: its kind, and the {} of the heads.\n",
+                     columns.largest_gain_only ? "largest outlier gain" : "outlier gains") +
+         kOutlierGainMeans;
 }
 
 std::span<const float> row_of(const std::vector<float>& values, int head, int dim) {
-  return values.empty() ? std::span<const float>{} : std::span(values).subspan(static_cast<std::size_t>(head) * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+  return values.empty() ? std::span<const float>{}
+                        : std::span(values).subspan(static_cast<std::size_t>(head) * static_cast<std::size_t>(dim),
+                                                    static_cast<std::size_t>(dim));
 }
 
 std::string center_text(const TensorPlan& plan, int head, int dim) {
   const auto center = row_of(plan.center, head, dim);
-  return center.empty() ? "-" : fmt::format("{:.3g}", std::sqrt(std::inner_product(center.begin(), center.end(), center.begin(), 0.0)));
+  return center.empty()
+             ? "-"
+             : fmt::format("{:.3g}", std::sqrt(std::inner_product(center.begin(), center.end(), center.begin(), 0.0)));
 }
 
-/// Every head of a side of one width. What explains the rotation takes the place of a spectrum, where it is a transform.
+/// Every head of a side of one width. What explains the rotation takes the place of a spectrum, where it is a
+/// transform.
 std::string heads_table(const TensorPlan& plan, int heads, int dim) {
   Rows rows = {{"head", "clip", "signs", "|center|"}};
-  for (const char* name : plan.transform ? std::array{"outlier gain", "condition"} : std::array{"eigenvalues", "spectrum"}) rows.front().push_back(name);
+  for (const char* name :
+       plan.transform ? std::array{"outlier gain", "condition"} : std::array{"eigenvalues", "spectrum"})
+    rows.front().push_back(name);
   for (int h = 0; h < heads; ++h) {
     const auto entry = static_cast<std::size_t>(h);
     rows.push_back({std::to_string(h), plan.clip_ratio.empty() ? "-" : fmt::format("{:.2f}", plan.clip_ratio[entry]),
-                    plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry], center_text(plan, h, dim)});
+                    plan.rotation.sign_choice.empty() ? "-" : plan.rotation.sign_choice[entry],
+                    center_text(plan, h, dim)});
     if (plan.transform) {
       rows.back().push_back(fmt::format("{:.4g}", plan.transform->outlier_gain[entry]));
       rows.back().push_back(fmt::format("{:.4g}", plan.transform->condition[entry]));
@@ -166,12 +184,16 @@ std::string heads_table(const TensorPlan& plan, int heads, int dim) {
 /// Every head of a mixed side.
 std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool color) {
   Rows rows = {{"head", "bits", "|center|", "widths, widest first"}};
-  if (plan.transform) rows.front().insert(rows.front().begin() + 3, {"outlier gain", "condition"});
-  else rows.front().push_back("spectrum");
+  if (plan.transform)
+    rows.front().insert(rows.front().begin() + 3, {"outlier gain", "condition"});
+  else
+    rows.front().push_back("spectrum");
   for (int h = 0; h < heads; ++h) {
     const auto entry = static_cast<std::size_t>(h);
-    const auto widths = std::span(plan.allocation->channel_bits).subspan(entry * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
-    rows.push_back({std::to_string(h), fmt::format("{:.2f}", std::accumulate(widths.begin(), widths.end(), 0.0) / dim), center_text(plan, h, dim)});
+    const auto widths = std::span(plan.allocation->channel_bits)
+                            .subspan(entry * static_cast<std::size_t>(dim), static_cast<std::size_t>(dim));
+    rows.push_back({std::to_string(h), fmt::format("{:.2f}", std::accumulate(widths.begin(), widths.end(), 0.0) / dim),
+                    center_text(plan, h, dim)});
     if (plan.transform) {
       rows.back().push_back(fmt::format("{:.4g}", plan.transform->outlier_gain[entry]));
       rows.back().push_back(fmt::format("{:.4g}", plan.transform->condition[entry]));
@@ -184,18 +206,22 @@ std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool c
 }
 
 std::string centroids_text(const Centroids& c) {
-  std::string text = fmt::format("{} centroids {}, clustered {} the rotation", c.count, c.joint ? "for all heads" : "a head", c.after_rotation ? "after" : "before");
+  std::string text = fmt::format("{} centroids {}, clustered {} the rotation", c.count,
+                                 c.joint ? "for all heads" : "a head", c.after_rotation ? "after" : "before");
   if (c.inertia.empty()) return text;
   const auto [lo, hi] = std::minmax_element(c.inertia.begin(), c.inertia.end());
-  return text + (*lo == *hi ? fmt::format(", inertia {:.3f}", *lo) : fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi));
+  return text +
+         (*lo == *hi ? fmt::format(", inertia {:.3f}", *lo) : fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi));
 }
 
 std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, bool color) {
   const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::string text = fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
+  std::string text =
+      fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
   if (plan.transform) text += fmt::format(", transform {}", plan.transform->kind);
-  if (plan.error) text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
+  if (plan.error)
+    text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
   text += "\n";
   if (plan.allocation) text += widths_summary(plan, dim) + "\n";
   if (plan.centroids) text += centroids_text(*plan.centroids) + "\n";
@@ -238,11 +264,14 @@ std::string sparkline(const float* values, int count, int columns) {
 std::string describe(const Artifact& artifact, bool color) {
   const Provenance& c = artifact.calibration;
   const auto bold = [&](const std::string& text) { return color ? "\x1b[1m" + text + "\x1b[0m" : text; };
-  std::string text = fmt::format("{}  {} layers of {}\n", bold(artifact.model.name), artifact.layers.size(), artifact.model.num_layers);
-  text += fmt::format("method       {}, {} tokens in {} sequences, seed {}, {}\n", c.method, c.tokens, c.sequences, c.seed, c.tool);
+  std::string text = fmt::format("{}  {} layers of {}\n", bold(artifact.model.name), artifact.layers.size(),
+                                 artifact.model.num_layers);
+  text += fmt::format("method       {}, {} tokens in {} sequences, seed {}, {}\n", c.method, c.tokens, c.sequences,
+                      c.seed, c.tool);
   text += fmt::format("dump         {} ({})\n", c.dump_hash, c.capture_point);
   text += fmt::format("fingerprint  {}\n", artifact.model.fingerprint.empty() ? "none" : artifact.model.fingerprint);
-  text += fmt::format("windows      {} sink and {} recent tokens stay exact\n\n", artifact.windows.sink_tokens, artifact.windows.recent_tokens);
+  text += fmt::format("windows      {} sink and {} recent tokens stay exact\n\n", artifact.windows.sink_tokens,
+                      artifact.windows.recent_tokens);
   return text + overview_table(artifact) + describe_widths(artifact, color);
 }
 
@@ -250,9 +279,10 @@ std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, boo
   const LayerGeometry& g = layer.geometry;
   std::string text = fmt::format("{}, layer {}\n", artifact.model.name, layer.layer);
   text += fmt::format("heads      {} query, {} key/value ({})\n", g.num_q_heads, g.num_kv_heads, to_string(g.kind));
-  text += fmt::format("head_dim   {} keys, {} values; softmax scale {:.6g}, sliding window {}\n", g.head_dim, g.v_head_dim, g.softmax_scale,
-                      g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
-  text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset, g.rope.offset + g.rope.dim, g.rope.attention_factor);
+  text += fmt::format("head_dim   {} keys, {} values; softmax scale {:.6g}, sliding window {}\n", g.head_dim,
+                      g.v_head_dim, g.softmax_scale, g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
+  text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset,
+                      g.rope.offset + g.rope.dim, g.rope.attention_factor);
   text += describe_side(layer, layer.k, 'k', color);
   if (layer.v) text += describe_side(layer, *layer.v, 'v', color);
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;

@@ -27,8 +27,10 @@ double largest_gain(const MetricTransform& transform) {
 std::string transform_text(const TensorPlan& plan, bool largest_only) {
   if (!plan.transform) return "-";
   const std::vector<double>& gains = plan.transform->outlier_gain;
-  const std::string least = gain_text(*std::min_element(gains.begin(), gains.end())), most = gain_text(largest_gain(*plan.transform));
-  return largest_only || least == most ? fmt::format("{} {}", plan.transform->kind, most) : fmt::format("{} {}-{}", plan.transform->kind, least, most);
+  const std::string least = gain_text(*std::min_element(gains.begin(), gains.end())),
+                    most = gain_text(largest_gain(*plan.transform));
+  return largest_only || least == most ? fmt::format("{} {}", plan.transform->kind, most)
+                                       : fmt::format("{} {}-{}", plan.transform->kind, least, most);
 }
 
 }  // namespace kvq

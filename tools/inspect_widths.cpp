@@ -35,10 +35,12 @@ std::vector<MixedSide> mixed_sides(const Artifact& artifact) {
 const char* slot_name(const BitAllocation& allocation) { return allocation.block_bits.empty() ? "channels" : "blocks"; }
 
 std::string bar_table(const std::vector<MixedSide>& sides, bool color) {
-  std::vector<std::vector<std::string>> rows = {{"layer", "side", "widths, widest first", "kinds", "entropy", "bytes", "over free"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "side", "widths, widest first", "kinds", "entropy", "bytes", "over free"}};
   for (const MixedSide& side : sides) {
     const WidthHistogram histogram = side.histogram();
-    rows.push_back({std::to_string(side.layer), std::string(1, side.side), width_bar(side.allocation().channel_bits, kBarCells, color),
+    rows.push_back({std::to_string(side.layer), std::string(1, side.side),
+                    width_bar(side.allocation().channel_bits, kBarCells, color),
                     std::to_string(distinct_widths(histogram)), fmt::format("{:.2f}", width_entropy(histogram)),
                     std::to_string(row_bytes(*side.plan, side.dim)), over_free_text(side.allocation())});
   }
@@ -99,17 +101,19 @@ std::string describe_widths(const Artifact& artifact, bool color) {
   const std::vector<MixedSide> sides = mixed_sides(artifact);
   if (sides.empty()) return "";
   std::string text = "\n" + bar_table(sides, color);
-  text += fmt::format("digit: width of 1/{} of the channels of all heads. entropy: bits, of the counts\n"
-                      "below. bytes: one row. over free: cost over the best widths of as many bits.\n\n",
-                      kBarCells);
+  text += fmt::format(
+      "digit: width of 1/{} of the channels of all heads. entropy: bits, of the counts\n"
+      "below. bytes: one row. over free: cost over the best widths of as many bits.\n\n",
+      kBarCells);
   return text + count_table(sides);
 }
 
 std::string widths_summary(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
   const WidthHistogram histogram = width_histogram(allocated_widths(a));
-  return fmt::format("widths by {}: {} kinds, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free", a.score, distinct_widths(histogram),
-                     width_entropy(histogram), slot_name(a), row_bytes(plan, dim), over_free_text(a));
+  return fmt::format("widths by {}: {} kinds, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free",
+                     a.score, distinct_widths(histogram), width_entropy(histogram), slot_name(a), row_bytes(plan, dim),
+                     over_free_text(a));
 }
 
 }  // namespace kvq

@@ -152,8 +152,8 @@ int heads_of_a_kv_head(const BenchFlags& f) {
 }
 
 CaseRotation rotation_of(const BenchFlags& f) {
-  for (const CaseRotation rotation : {CaseRotation::none, CaseRotation::dense, CaseRotation::scaled,
-                                      CaseRotation::transform})
+  for (const CaseRotation rotation :
+       {CaseRotation::none, CaseRotation::dense, CaseRotation::scaled, CaseRotation::transform})
     if (f.rotation == to_string(rotation)) return rotation;
   return CaseRotation::hadamard;
 }
@@ -168,17 +168,19 @@ Run prefill_cases(const BenchFlags& f) {
   for (const DequantizeVariant* rows : variants)
     for (const int batch : f.prefill_batch) {
       const bool exact = rows->k.exact();
-      run.prefill.push_back({{.rows = rows,
-                              .attention = find_prefill_variant(*rows),
-                              .num_q_heads = f.q_heads,
-                              .num_kv_heads = f.kv_heads,
-                              .batch = batch,
-                              .prefix = f.prefix,
-                              .chunk = f.chunk,
-                              .page_size = f.page_size,
-                              .sink_tokens = exact ? 0 : f.sinks,
-                              .recent_tokens = exact ? 0 : f.recent,
-                              .rotation = exact ? CaseRotation::none : rotation_of(f)},
+      run.prefill.push_back({{
+                                 .rows = rows,
+                                 .attention = find_prefill_variant(*rows),
+                                 .num_q_heads = f.q_heads,
+                                 .num_kv_heads = f.kv_heads,
+                                 .batch = batch,
+                                 .prefix = f.prefix,
+                                 .chunk = f.chunk,
+                                 .page_size = f.page_size,
+                                 .sink_tokens = exact ? 0 : f.sinks,
+                                 .recent_tokens = exact ? 0 : f.recent,
+                                 .rotation = exact ? CaseRotation::none : rotation_of(f),
+                             },
                              {},
                              {}});
     }
@@ -197,15 +199,17 @@ Run decode_cases(const BenchFlags& f) {
       for (const int context : f.context) {
         // Exact pages need neither windows nor a rotation.
         const bool exact = variant->k.exact();
-        run.decode.push_back({{.variant = variant,
-                               .num_q_heads = f.q_heads,
-                               .num_kv_heads = f.kv_heads,
-                               .batch = batch,
-                               .context = context,
-                               .page_size = f.page_size,
-                               .sink_tokens = exact ? 0 : f.sinks,
-                               .recent_tokens = exact ? 0 : f.recent,
-                               .rotation = exact ? CaseRotation::none : rotation_of(f)},
+        run.decode.push_back({{
+                                  .variant = variant,
+                                  .num_q_heads = f.q_heads,
+                                  .num_kv_heads = f.kv_heads,
+                                  .batch = batch,
+                                  .context = context,
+                                  .page_size = f.page_size,
+                                  .sink_tokens = exact ? 0 : f.sinks,
+                                  .recent_tokens = exact ? 0 : f.recent,
+                                  .rotation = exact ? CaseRotation::none : rotation_of(f),
+                              },
                               {},
                               {},
                               {}});
@@ -229,15 +233,17 @@ Run write_cases(const BenchFlags& f) {
     for (const int tokens : f.tokens)
       for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
         for (const bool transform : f.transform ? std::vector<bool>{false, true} : std::vector<bool>{false})
-          run.write.push_back({{.variant = variant,
-                                .num_kv_heads = f.kv_heads,
-                                .tokens = tokens,
-                                .page_size = f.page_size,
-                                .order = order,
-                                .dense = f.dense,
-                                .transform = transform,
-                                .clip_ratio = f.clip,
-                                .symmetric_rule = rules.at(f.rule)},
+          run.write.push_back({{
+                                   .variant = variant,
+                                   .num_kv_heads = f.kv_heads,
+                                   .tokens = tokens,
+                                   .page_size = f.page_size,
+                                   .order = order,
+                                   .dense = f.dense,
+                                   .transform = transform,
+                                   .clip_ratio = f.clip,
+                                   .symmetric_rule = rules.at(f.rule),
+                               },
                                {}});
   return run;
 }

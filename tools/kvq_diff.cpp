@@ -113,18 +113,22 @@ void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport
   if (request.layers.empty()) throw Error{ErrorKind::bad_input, "the dump has none of the layers of both artifacts"};
   const bool budgets = !before.calibration.budget.is_null() && !after.calibration.budget.is_null();
   std::vector<Candidate> candidates;
-  candidates.push_back({.name = "old",
-                        .path = flags.before,
-                        .method = before.calibration.method,
-                        .temporary = false,
-                        .artifact = std::move(before),
-                        .scheme = {}});
-  candidates.push_back({.name = "new",
-                        .path = flags.after,
-                        .method = after.calibration.method,
-                        .temporary = false,
-                        .artifact = std::move(after),
-                        .scheme = {}});
+  candidates.push_back({
+      .name = "old",
+      .path = flags.before,
+      .method = before.calibration.method,
+      .temporary = false,
+      .artifact = std::move(before),
+      .scheme = {},
+  });
+  candidates.push_back({
+      .name = "new",
+      .path = flags.after,
+      .method = after.calibration.method,
+      .temporary = false,
+      .artifact = std::move(after),
+      .scheme = {},
+  });
   for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
   // What the dump has no numbers for is NaN here too; anywhere else a NaN is a fault.
   Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t, bool) { return StoredLayer{}; }};

@@ -158,9 +158,11 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
   check_sweep(sweep, dump.model(), request.layers);
   const TemporaryFolder temporary("kvq-sweep", "kvq-eval");
-  const SweepFolders folders{.artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
-                             .statistics = temporary.path() / "statistics",
-                             .artifacts_stay = !flags.keep.empty()};
+  const SweepFolders folders{
+      .artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
+      .statistics = temporary.path() / "statistics",
+      .artifacts_stay = !flags.keep.empty(),
+  };
   std::filesystem::create_directories(folders.artifacts);
   std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
@@ -180,13 +182,15 @@ int evaluate_files(const EvalFlags& flags) {
   const bool by_layer = !flags.metric.empty();
   const Metric metric = by_layer ? find_metric(flags.metric) : Metric::output_rel_mse;
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
-  const EvalRequest request{.layers = choose_layers(dump.model(), flags.layers),
-                            .with_windows = !flags.no_windows,
-                            .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
-                            .rotations = flags.rotations,
-                            .pairs = flags.pairs,
-                            .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
-                            .seed = static_cast<std::uint64_t>(flags.seed)};
+  const EvalRequest request{
+      .layers = choose_layers(dump.model(), flags.layers),
+      .with_windows = !flags.no_windows,
+      .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
+      .rotations = flags.rotations,
+      .pairs = flags.pairs,
+      .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
+      .seed = static_cast<std::uint64_t>(flags.seed),
+  };
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty()))
     throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);

@@ -34,41 +34,58 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "  kvq-inspect out.safetensors --layer 3 --head 0      one head: what its channels are worth, and their widths\n"
       "  kvq-inspect out.safetensors --layout --page-size 64 bytes per token and page\n"
       "  kvq-inspect out.safetensors --compare b.safetensors distance of the keys' widths from those of b\n"
-      "  kvq-inspect out.safetensors --html report.html --eval eval.json   all of it in one page, with results of kvq-eval\n"
-      "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one fails");
+      "  kvq-inspect out.safetensors --html report.html --eval eval.json   all of it in one page, with results of "
+      "kvq-eval\n"
+      "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one "
+      "fails");
   app.set_version_flag("--version", "kvq " KVQ_VERSION);
   app.add_option("artifact", f.artifact, "artifact file")->required();
   CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
-  app.add_option("--head", f.head, "with --layer: one KV head's energies and widths, or with --layout its row")->check(CLI::Range(0, 4095))->needs(layer);
+  app.add_option("--head", f.head, "with --layer: one KV head's energies and widths, or with --layout its row")
+      ->check(CLI::Range(0, 4095))
+      ->needs(layer);
   app.add_flag("--json", f.json, "one JSON document: the manifest, with what was asked for beside it");
   app.add_flag("--layout", f.layout, "bytes per token, per page, alignment; with --layer also the parts of its rows");
-  app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--context", f.context, "context length, for --layout and --html")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))->capture_default_str();
+  app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--context", f.context, "context length, for --layout and --html")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str();
   app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values, golden rows");
-  app.add_option("--compare", f.reference, "reference artifact: how many RoPE blocks have other widths, and what that costs");
-  CLI::Option* html = app.add_option("--html", f.html, "write a report with charts: one HTML file that needs nothing else");
-  app.add_option("--eval", f.evaluations, "with --html: what kvq-eval --json said of this model; may be given several times")->allow_extra_args(false)->needs(html);
-  for (const char* view : {"--layer", "--json", "--layout", "--verify", "--compare"}) html->excludes(app.get_option(view));
+  app.add_option("--compare", f.reference,
+                 "reference artifact: how many RoPE blocks have other widths, and what that costs");
+  CLI::Option* html =
+      app.add_option("--html", f.html, "write a report with charts: one HTML file that needs nothing else");
+  app.add_option("--eval", f.evaluations,
+                 "with --html: what kvq-eval --json said of this model; may be given several times")
+      ->allow_extra_args(false)
+      ->needs(html);
+  for (const char* view : {"--layer", "--json", "--layout", "--verify", "--compare"})
+    html->excludes(app.get_option(view));
 }
 
 const LayerPlan& find_layer(const Artifact& artifact, int layer) {
-  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& plan) { return plan.layer == layer; });
+  const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(),
+                               [&](const LayerPlan& plan) { return plan.layer == layer; });
   if (it == artifact.layers.end())
-    throw Error{ErrorKind::usage, fmt::format("--layer {}: the artifact has {} layers, {} to {}", layer, artifact.layers.size(),
-                                              artifact.layers.front().layer, artifact.layers.back().layer)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--layer {}: the artifact has {} layers, {} to {}", layer, artifact.layers.size(),
+                            artifact.layers.front().layer, artifact.layers.back().layer)};
   return *it;
 }
 
 /// @param head  -1 for none
 void check_head(const LayerPlan& plan, int head) {
   if (head >= plan.geometry.num_kv_heads)
-    throw Error{ErrorKind::usage, fmt::format("--head {}: layer {} has {} key/value heads, 0 to {}", head, plan.layer, plan.geometry.num_kv_heads,
-                                              plan.geometry.num_kv_heads - 1)};
+    throw Error{ErrorKind::usage, fmt::format("--head {}: layer {} has {} key/value heads, 0 to {}", head, plan.layer,
+                                              plan.geometry.num_kv_heads, plan.geometry.num_kv_heads - 1)};
 }
 
 Json checks_json(const std::vector<Check>& checks) {
   Json json = Json::array();
-  for (const Check& check : checks) json.push_back({{"name", check.name}, {"passed", check.passed}, {"detail", check.detail}});
+  for (const Check& check : checks)
+    json.push_back({{"name", check.name}, {"passed", check.passed}, {"detail", check.detail}});
   return json;
 }
 
@@ -91,16 +108,22 @@ Request load(const InspectFlags& flags) {
   if (flags.layer >= 0) request.layer = &find_layer(request.own.artifact, flags.layer);
   if (request.layer) check_head(*request.layer, flags.head);
   if (flags.verify) request.checks = verify_artifact(flags.artifact);
-  if (!flags.reference.empty()) request.comparison = compare_allocations(request.own, {flags.reference, load_artifact(flags.reference)});
+  if (!flags.reference.empty())
+    request.comparison = compare_allocations(request.own, {flags.reference, load_artifact(flags.reference)});
   return request;
 }
 
 Json to_json(const Request& request) {
   const InspectFlags& flags = request.flags;
   const Artifact& artifact = request.own.artifact;
-  Json json = {{"schema_version", "1.1"}, {"tool", "kvq-inspect " KVQ_VERSION}, {"artifact", flags.artifact}, {"manifest", artifact_manifest(artifact)}};
-  if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null()) json["layers"] = std::move(details);
-  if (request.layer) json["layer"] = json["manifest"]["layers"][static_cast<std::size_t>(request.layer - artifact.layers.data())];
+  Json json = {{"schema_version", "1.1"},
+               {"tool", "kvq-inspect " KVQ_VERSION},
+               {"artifact", flags.artifact},
+               {"manifest", artifact_manifest(artifact)}};
+  if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null())
+    json["layers"] = std::move(details);
+  if (request.layer)
+    json["layer"] = json["manifest"]["layers"][static_cast<std::size_t>(request.layer - artifact.layers.data())];
   if (flags.head >= 0) json["head"] = head_json(*request.layer, flags.head);
   if (flags.layout) json["layout"] = layout_json(artifact, flags.page_size, flags.context);
   if (flags.layout && request.layer) json["layout"]["row"] = segments_json(*request.layer, std::max(flags.head, 0));
@@ -114,7 +137,8 @@ Json to_json(const Request& request) {
 
 std::string checks_text(const std::vector<Check>& checks) {
   std::string text;
-  for (const Check& check : checks) text += fmt::format("{}  {}: {}\n", check.passed ? "ok    " : "FAILED", check.name, check.detail);
+  for (const Check& check : checks)
+    text += fmt::format("{}  {}: {}\n", check.passed ? "ok    " : "FAILED", check.name, check.detail);
   return text;
 }
 

@@ -116,14 +116,16 @@ std::vector<kvq_selftest_layer> replay(const SelftestFlags& flags, const Artifac
 }
 
 SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
-  SelftestReport report{.artifact = flags.artifact,
-                        .model = artifact.model.name,
-                        .method = artifact.calibration.method,
-                        .device = flags.device,
-                        .gpu = use_device(flags.device),
-                        .page_size = flags.page_size,
-                        .bf16 = flags.activation == "bf16",
-                        .layers = {}};
+  SelftestReport report{
+      .artifact = flags.artifact,
+      .model = artifact.model.name,
+      .method = artifact.calibration.method,
+      .device = flags.device,
+      .gpu = use_device(flags.device),
+      .page_size = flags.page_size,
+      .bf16 = flags.activation == "bf16",
+      .layers = {},
+  };
   std::size_t begin = 0;  // of the layers that wait: neighbours are loaded together
   const auto run_waiting = [&] {
     if (begin == report.layers.size()) return;

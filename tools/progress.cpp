@@ -11,7 +11,11 @@
 namespace kvq {
 
 Progress::Progress(double total_work, bool quiet)
-    : total_(std::max(total_work, 1.0)), quiet_(quiet), terminal_(isatty(STDERR_FILENO) == 1), start_(Clock::now()), last_(start_) {}
+    : total_(std::max(total_work, 1.0)),
+      quiet_(quiet),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      start_(Clock::now()),
+      last_(start_) {}
 
 Progress::~Progress() { finish(); }
 

@@ -68,7 +68,9 @@ std::string format_excess(double ratio, int digits) {
 
 std::string format_seconds(double seconds) {
   if (seconds < 60.0) return fmt::format("{:.1f} s", seconds);
-  if (seconds < 3600.0) return fmt::format("{:.0f} min {:02.0f} s", seconds / 60.0 - 0.5, seconds - 60.0 * static_cast<int>(seconds / 60.0));
+  if (seconds < 3600.0)
+    return fmt::format("{:.0f} min {:02.0f} s", seconds / 60.0 - 0.5,
+                       seconds - 60.0 * static_cast<int>(seconds / 60.0));
   return fmt::format("{:.1f} h", seconds / 3600.0);
 }
 

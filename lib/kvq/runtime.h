@@ -134,7 +134,8 @@ typedef enum kvq_fold {
   KVQ_FOLD_NONE = 0,
   KVQ_FOLD_V = 1,
   KVQ_FOLD_K = 2,
-  KVQ_FOLD_K_SCALES = 4 /**< the channels' scales of keys alone (kvq_fold_key_scales): rotation and centre are applied */
+  KVQ_FOLD_K_SCALES =
+      4 /**< the channels' scales of keys alone (kvq_fold_key_scales): rotation and centre are applied */
 } kvq_fold;
 
 /** What the engine believes one layer is: heads of the whole model, before any slicing. */
@@ -253,10 +254,10 @@ typedef struct kvq_fold_error {
 } kvq_fold_error;
 
 /**
- * Folds a layer's rotation A, orthogonal or not, and centre of values: v_proj then gives (v - center) A, and o_proj takes
- * attention's output over such values, its weights times A^-T. Exact in real arithmetic for attention weights that sum to 1 (not with learned sinks and a centre).
- * Serve them with KVQ_FOLD_V in the layer's geometry and the same artifact. Host work, single-threaded.
- * KVQ_UNSUPPORTED for a centre without biases.
+ * Folds a layer's rotation A, orthogonal or not, and centre of values: v_proj then gives (v - center) A, and o_proj
+ * takes attention's output over such values, its weights times A^-T. Exact in real arithmetic for attention weights
+ * that sum to 1 (not with learned sinks and a centre). Serve them with KVQ_FOLD_V in the layer's geometry and the same
+ * artifact. Host work, single-threaded. KVQ_UNSUPPORTED for a centre without biases.
  * @param result  with struct_size set, or null
  */
 KVQ_API kvq_status kvq_fold_values(const kvq_model* model, int32_t layer, const kvq_fold_values_args* args,
@@ -288,18 +289,18 @@ typedef struct kvq_fold_key_scales_args {
   double* q_bias;   /**< [Hq D] or null */
   double* k_weight; /**< [Hkv D, hidden], or null with norms */
   double* k_bias;   /**< [Hkv D] or null */
-  double* q_norm;   /**< [D] what a norm of each head between q_proj and RoPE multiplies channels by (1 + weight in models
-                         that store it so), or null: none */
-  double* k_norm;   /**< [D] likewise */
+  double* q_norm; /**< [D] what a norm of each head between q_proj and RoPE multiplies channels by (1 + weight in models
+                       that store it so), or null: none */
+  double* k_norm; /**< [D] likewise */
 } kvq_fold_key_scales_args;
 
 /**
  * Folds the scales of a layer's keys, one for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale
- * and q_proj q / scale, up to the rounding of the weights, and what is left to the runtime is the rotation, with RoPE too,
- * if the two channels of each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the norms take the scales, and
- * projections stay; norms over all heads at once have weights [Hkv D] and [Hq D]: give those as projections with hidden 1.
- * The runtime multiplies the centre by the scales. KVQ_UNSUPPORTED, naming channels and heads, for keys without scales, for
- * rotary pairs that differ, and for norms if KV heads of this rank differ.
+ * and q_proj q / scale, up to the rounding of the weights, and what is left to the runtime is the rotation, with RoPE
+ * too, if the two channels of each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the
+ * norms take the scales, and projections stay; norms over all heads at once have weights [Hkv D] and [Hq D]: give those
+ * as projections with hidden 1. The runtime multiplies the centre by the scales. KVQ_UNSUPPORTED, naming channels and
+ * heads, for keys without scales, for rotary pairs that differ, and for norms if KV heads of this rank differ.
  */
 KVQ_API kvq_status kvq_fold_key_scales(const kvq_model* model, int32_t layer, const kvq_fold_key_scales_args* args,
                                        kvq_error* error);
@@ -574,10 +575,10 @@ typedef struct kvq_selftest_layer {
 /**
  * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
  * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
- * 2^-7 of the largest of its head). A dense rotation that is not orthogonal, applied in two 16-bit parts, may round rows
- * by more than firm rows are firm against, where its terms cancel: these are not firm then, and results may differ by as
- * much more. Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them
- * in that type, and rows that it rounds are not firm. Allocates device memory and waits for the stream.
+ * 2^-7 of the largest of its head). A dense rotation that is not orthogonal, applied in two 16-bit parts, may round
+ * rows by more than firm rows are firm against, where its terms cancel: these are not firm then, and results may differ
+ * by as much more. Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them in that type, and
+ * rows that it rounds are not firm. Allocates device memory and waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
  * run: no golden rows, none that fp16 holds, or no kernel; never counted as passed. Other codes: the test could not be

@@ -15,16 +15,22 @@ if(NOT KVQ_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
-    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4)  # the first with __maxnreg__
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4) # the first with __maxnreg__
       find_package(CUDAToolkit REQUIRED)
       set(KVQ_HAVE_CUDA ON)
     elseif(KVQ_CUDA STREQUAL "ON")
-      message(FATAL_ERROR "kvq: KVQ_CUDA=ON, but nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; the kernels need 12.4 or later.")
+      message(
+        FATAL_ERROR
+        "kvq: KVQ_CUDA=ON, but nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; the kernels need 12.4 or later."
+      )
     else()
       message(STATUS "kvq: nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; the CUDA parts need 12.4 or later")
     endif()
   elseif(KVQ_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "kvq: KVQ_CUDA=ON, but there is no nvcc. Install the CUDA Toolkit or configure with KVQ_CUDA=AUTO.")
+    message(
+      FATAL_ERROR
+      "kvq: KVQ_CUDA=ON, but there is no nvcc. Install the CUDA Toolkit or configure with KVQ_CUDA=AUTO."
+    )
   endif()
 endif()
 message(STATUS "kvq: CUDA parts ${KVQ_HAVE_CUDA}")

@@ -11,9 +11,21 @@ find_library(KVQ_OPENBLAS openblas)
 find_path(KVQ_OPENBLAS_INCLUDE cblas.h PATH_SUFFIXES x86_64-linux-gnu aarch64-linux-gnu openblas)
 
 set(missing "")
-foreach(pair IN ITEMS "fmt_FOUND|libfmt-dev" "Eigen3_FOUND|libeigen3-dev" "nlohmann_json_FOUND|nlohmann-json3-dev"
-        "CLI11_FOUND|libcli11-dev" "TBB_FOUND|libtbb-dev" "HDF5_FOUND|libhdf5-dev" "KVQ_VALIJSON_INCLUDE|libvalijson-dev"
-        "KVQ_XXHASH_INCLUDE|libxxhash-dev" "KVQ_OPENBLAS|libopenblas-dev" "KVQ_OPENBLAS_INCLUDE|libopenblas-dev")
+foreach(
+  pair
+  IN
+  ITEMS
+    "fmt_FOUND|libfmt-dev"
+    "Eigen3_FOUND|libeigen3-dev"
+    "nlohmann_json_FOUND|nlohmann-json3-dev"
+    "CLI11_FOUND|libcli11-dev"
+    "TBB_FOUND|libtbb-dev"
+    "HDF5_FOUND|libhdf5-dev"
+    "KVQ_VALIJSON_INCLUDE|libvalijson-dev"
+    "KVQ_XXHASH_INCLUDE|libxxhash-dev"
+    "KVQ_OPENBLAS|libopenblas-dev"
+    "KVQ_OPENBLAS_INCLUDE|libopenblas-dev"
+)
   string(REPLACE "|" ";" pair "${pair}")
   list(GET pair 0 variable)
   list(GET pair 1 package)

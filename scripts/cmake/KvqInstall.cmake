@@ -5,7 +5,15 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 find_package(Threads REQUIRED)
 
-set(modules core plan container codec artifact runtime)
+set(
+  modules
+  core
+  plan
+  container
+  codec
+  artifact
+  runtime
+)
 set(objects "")
 foreach(module IN LISTS modules)
   # Not a dependency of those who link, whatever fmt they have.
@@ -13,13 +21,19 @@ foreach(module IN LISTS modules)
   list(APPEND objects $<TARGET_OBJECTS:kvq_${module}>)
 endforeach()
 
-list(APPEND objects $<TARGET_OBJECTS:kvq_warpgroup_kernels>)  # a library hands on only what it compiled itself
+list(APPEND objects $<TARGET_OBJECTS:kvq_warpgroup_kernels>) # a library hands on only what it compiled itself
 
 add_library(kvq_runtime_shared SHARED ${objects})
 add_library(kvq_runtime_static STATIC ${objects})
 foreach(kind IN ITEMS shared static)
-  set_target_properties(kvq_runtime_${kind} PROPERTIES OUTPUT_NAME kvq_runtime LINKER_LANGUAGE CXX
-    ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deploy LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deploy)
+  set_target_properties(
+    kvq_runtime_${kind}
+    PROPERTIES
+      OUTPUT_NAME kvq_runtime
+      LINKER_LANGUAGE CXX
+      ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deploy
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deploy
+  )
   target_include_directories(kvq_runtime_${kind} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 endforeach()
 # The library's version is that of its interface: KVQ_ABI_VERSION, 100 * major + minor.
@@ -27,24 +41,44 @@ file(STRINGS ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.h line REGEX "^#define KVQ_AB
 string(REGEX REPLACE ".* ([0-9]+)" "\\1" abi "${line}")
 math(EXPR major "${abi} / 100")
 math(EXPR minor "${abi} % 100")
-set_target_properties(kvq_runtime_shared PROPERTIES EXPORT_NAME runtime VERSION ${major}.${minor} SOVERSION ${major}
-                      LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/kvq_runtime.map)
+set_target_properties(
+  kvq_runtime_shared
+  PROPERTIES
+    EXPORT_NAME runtime
+    VERSION ${major}.${minor}
+    SOVERSION ${major}
+    LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/kvq_runtime.map
+)
 set_target_properties(kvq_runtime_static PROPERTIES EXPORT_NAME runtime_static)
 target_link_libraries(kvq_runtime_shared PRIVATE CUDA::cudart_static Threads::Threads)
 # Only the C interface is visible, and nothing that the library links in can be.
-target_link_options(kvq_runtime_shared PRIVATE -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/kvq_runtime.map -Wl,--exclude-libs,ALL
-                    -Wl,--no-undefined)
+target_link_options(
+  kvq_runtime_shared
+  PRIVATE -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/kvq_runtime.map -Wl,--exclude-libs,ALL -Wl,--no-undefined
+)
 
 target_link_libraries(kvq_runtime_static INTERFACE CUDA::cudart_static Threads::Threads)
 
 # cmake --install <build> --component runtime
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME runtime)
 install(TARGETS kvq_runtime_shared kvq_runtime_static EXPORT kvq-targets)
-install(FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq)
-install(FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/page_allocator.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/paged_cache.h
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq/runtime)
+install(
+  FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.hpp
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq
+)
+install(
+  FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/page_allocator.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/paged_cache.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq/runtime
+)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/kvq)
 install(EXPORT kvq-targets NAMESPACE kvq:: DESTINATION ${package})
-configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/kvq-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/kvq-config.cmake INSTALL_DESTINATION ${package})
+configure_package_config_file(
+  ${CMAKE_CURRENT_LIST_DIR}/kvq-config.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/kvq-config.cmake
+  INSTALL_DESTINATION ${package}
+)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/kvq-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/kvq-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/kvq-config-version.cmake DESTINATION ${package})
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/kvq-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/kvq-config-version.cmake
+  DESTINATION ${package}
+)

@@ -3,11 +3,26 @@ add_library(kvq_options INTERFACE)
 target_include_directories(kvq_options INTERFACE ${PROJECT_SOURCE_DIR}/lib)
 target_compile_definitions(kvq_options INTERFACE KVQ_VERSION="${PROJECT_VERSION}")
 # No contraction: the codec's roundings are part of the format, and artifacts must not depend on what a compiler fuses.
-target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wconversion
-                       -Wno-sign-conversion -ffp-contract=off $<$<BOOL:${KVQ_WERROR}>:-Werror>>)
-target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${KVQ_WERROR}>>:-Werror=all-warnings>)
+target_compile_options(
+  kvq_options
+  INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall
+    -Wextra
+    -Wshadow
+    -Wconversion
+    -Wno-sign-conversion
+    -ffp-contract=off
+    $<$<BOOL:${KVQ_WERROR}>:-Werror>>
+)
+target_compile_options(
+  kvq_options
+  INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${KVQ_WERROR}>>:-Werror=all-warnings>
+)
 if(KVQ_SANITIZE)
-  target_compile_options(kvq_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(
+    kvq_options
+    INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+  )
   target_link_options(kvq_options INTERFACE -fsanitize=address,undefined)
 endif()
 if(KVQ_FUZZ)

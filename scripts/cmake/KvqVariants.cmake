@@ -62,21 +62,28 @@ function(kvq_variant_kind table kind out)
     string(REPLACE "@TEAM@" "${team}" arguments "${arguments}")
     string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
-    file(CONFIGURE OUTPUT ${file} CONTENT
-"#include <kvq/runtime/kernels/${ARG_FOLDER}/launch.cuh>
+    file(
+      CONFIGURE
+      OUTPUT ${file}
+      CONTENT
+        "#include <kvq/runtime/kernels/${ARG_FOLDER}/launch.cuh>
 
 namespace kvq {
 extern const ${ARG_TYPE_NAME} ${name};
 const ${ARG_TYPE_NAME} ${name} = ${ARG_MAKER}<${arguments}>(\"${name}\");
 }
-")
+"
+    )
     list(APPEND files ${file})
     string(APPEND declarations "extern const ${ARG_TYPE_NAME} ${name};\n")
     string(APPEND rows "    &${name},\n")
   endforeach()
   set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${kind}_table.cpp)
-  file(CONFIGURE OUTPUT ${file} CONTENT
-"#include <kvq/runtime/kernels/${ARG_FOLDER}/variant.h>
+  file(
+    CONFIGURE
+    OUTPUT ${file}
+    CONTENT
+      "#include <kvq/runtime/kernels/${ARG_FOLDER}/variant.h>
 
 namespace kvq {
 ${declarations}
@@ -86,23 +93,64 @@ ${rows}  };
   return table;
 }
 }
-")
+"
+  )
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
 # Files of the kernels that have warpgroup products come apart: they are compiled for other architectures than the rest.
 function(kvq_variants table out warpgroup_out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
-  kvq_variant_kind(${table} decode decode FOLDER decode TYPE_NAME DecodeVariant MAKER decode_variant
-                   ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>" FUNCTION decode_variants)
-  kvq_variant_kind(${table} quantize_write write FOLDER quantize_write TYPE_NAME WriteVariant MAKER write_variant
-                   ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION write_variants)
-  kvq_variant_kind(${table} demote demote FOLDER demote TYPE_NAME DemoteVariant MAKER demote_variant
-                   ARGUMENTS "@K@, @V@" FUNCTION demote_variants)
-  kvq_variant_kind(${table} dequantize dequantize FOLDER dequantize TYPE_NAME DequantizeVariant MAKER dequantize_variant
-                   ARGUMENTS "@K@, @V@, @TYPE@" FUNCTION dequantize_variants)
-  kvq_variant_kind(${table} prefill prefill FOLDER prefill TYPE_NAME PrefillVariant MAKER prefill_variant
-                   ARGUMENTS "@HEAD_DIM@, @TYPE@" FUNCTION prefill_variants)
+  kvq_variant_kind(
+    ${table}
+    decode
+    decode
+    FOLDER decode
+    TYPE_NAME DecodeVariant
+    MAKER decode_variant
+    ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>"
+    FUNCTION decode_variants
+  )
+  kvq_variant_kind(
+    ${table}
+    quantize_write
+    write
+    FOLDER quantize_write
+    TYPE_NAME WriteVariant
+    MAKER write_variant
+    ARGUMENTS "@K@, @V@, @TYPE@"
+    FUNCTION write_variants
+  )
+  kvq_variant_kind(
+    ${table}
+    demote
+    demote
+    FOLDER demote
+    TYPE_NAME DemoteVariant
+    MAKER demote_variant
+    ARGUMENTS "@K@, @V@"
+    FUNCTION demote_variants
+  )
+  kvq_variant_kind(
+    ${table}
+    dequantize
+    dequantize
+    FOLDER dequantize
+    TYPE_NAME DequantizeVariant
+    MAKER dequantize_variant
+    ARGUMENTS "@K@, @V@, @TYPE@"
+    FUNCTION dequantize_variants
+  )
+  kvq_variant_kind(
+    ${table}
+    prefill
+    prefill
+    FOLDER prefill
+    TYPE_NAME PrefillVariant
+    MAKER prefill_variant
+    ARGUMENTS "@HEAD_DIM@, @TYPE@"
+    FUNCTION prefill_variants
+  )
   set(${out} ${decode} ${demote} ${dequantize} PARENT_SCOPE)
   set(${warpgroup_out} ${write} ${prefill} PARENT_SCOPE)
 endfunction()

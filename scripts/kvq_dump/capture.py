@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from kvq_py.dump_writer import LayerFacts
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-
-from kvq_py.dump_writer import LayerFacts
 
 from .errors import EXIT_UNSUPPORTED, DumpError
 from .families import Family
@@ -30,8 +29,11 @@ from .writer import DumpWriter
 
 INTERFACE_NAME = "kvq_dump"
 # Further terms of the logits that some models hand to the interface; a dump has no words for them.
-FOREIGN_TERMS = {"softcap": "attention logit soft-capping", "s_aux": "attention sinks",
-                 "position_bias": "a position bias"}
+FOREIGN_TERMS = {
+    "softcap": "attention logit soft-capping",
+    "s_aux": "attention sinks",
+    "position_bias": "a position bias",
+}
 
 
 @dataclass
@@ -86,8 +88,9 @@ class Recorder:
     `row` says where the tokens of the next forward pass belong in the dump; None: they do not.
     """
 
-    def __init__(self, model, family: Family, writer: DumpWriter, layers: list[int], rows: WitnessRows,
-                 progress: Progress):
+    def __init__(
+        self, model, family: Family, writer: DumpWriter, layers: list[int], rows: WitnessRows, progress: Progress
+    ):
         self.model, self.family, self.writer = model, family, writer
         self.rows, self.progress = rows, progress
         self.witnesses = {layer: Witness() for layer in layers}
@@ -132,11 +135,19 @@ class Recorder:
         inv_freq, factor = read_rope(self.model.base_model.rotary_emb, getattr(module, "layer_type", None))
         scale = kwargs.get("scaling")
         return LayerFacts(
-            num_q_heads=tensors["q"].shape[1], num_kv_heads=tensors["k"].shape[1], head_dim=tensors["k"].shape[2],
-            v_head_dim=v_head_dim, softmax_scale=float(logit_dim ** -0.5 if scale is None else scale),
-            sliding_window=int(kwargs.get("sliding_window") or 0), kind=self.family.kind,
-            rope_layout=self.family.rope_layout, rotary_dim=2 * len(inv_freq), rotary_offset=0,
-            rope_attention_factor=factor, rope_inv_freq=tuple(inv_freq))
+            num_q_heads=tensors["q"].shape[1],
+            num_kv_heads=tensors["k"].shape[1],
+            head_dim=tensors["k"].shape[2],
+            v_head_dim=v_head_dim,
+            softmax_scale=float(logit_dim**-0.5 if scale is None else scale),
+            sliding_window=int(kwargs.get("sliding_window") or 0),
+            kind=self.family.kind,
+            rope_layout=self.family.rope_layout,
+            rotary_dim=2 * len(inv_freq),
+            rotary_offset=0,
+            rope_attention_factor=factor,
+            rope_inv_freq=tuple(inv_freq),
+        )
 
     def _watch(self, layer: int, attention: torch.nn.Module) -> None:
         for name, projection in self.family.projections(attention).items():
@@ -149,6 +160,7 @@ class Recorder:
         def hook(_module, _inputs, output):  # output [1, n, channels]
             if self.row is not None:
                 self.witnesses[layer].keep(name, self.rows.projected, self.row, output[0])
+
         return hook
 
 
@@ -163,8 +175,9 @@ def norm_facts(norm: torch.nn.Module) -> NormFacts:
 def refuse_foreign_terms(module, kwargs) -> None:
     for argument, meaning in FOREIGN_TERMS.items():
         if kwargs.get(argument) is not None:
-            raise DumpError(EXIT_UNSUPPORTED, f"layer {module.layer_idx}: {meaning} is not supported: a dump cannot "
-                            "express it")
+            raise DumpError(
+                EXIT_UNSUPPORTED, f"layer {module.layer_idx}: {meaning} is not supported: a dump cannot express it"
+            )
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise DumpError(EXIT_UNSUPPORTED, f"layer {module.layer_idx}: attention that is not causal is not supported")
 
@@ -177,9 +190,12 @@ def attention_inputs(family: Family, module, query, key, value) -> dict[str, tor
     """
     count = query.shape[2]
     if family.kind == "mla_rope":
-        query, key = query[..., -module.qk_rope_head_dim:], key[..., -module.qk_rope_head_dim:]
+        query, key = query[..., -module.qk_rope_head_dim :], key[..., -module.qk_rope_head_dim :]
         if not torch.equal(key, key[:, :1].expand_as(key)):
             raise DumpError(EXIT_UNSUPPORTED, f"layer {module.layer_idx}: expected one rotary key for all heads")
         return {"q": query[0].transpose(0, 1), "k": key[0, :1, -count:].transpose(0, 1)}
-    return {"q": query[0].transpose(0, 1), "k": key[0, :, -count:].transpose(0, 1),
-            "v": value[0, :, -count:].transpose(0, 1)}
+    return {
+        "q": query[0].transpose(0, 1),
+        "k": key[0, :, -count:].transpose(0, 1),
+        "v": value[0, :, -count:].transpose(0, 1),
+    }

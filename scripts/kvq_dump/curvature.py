@@ -24,8 +24,10 @@ class OutputCurvature:
 
     def add(self, tokens: list[int], stride: int) -> None:
         """One whole sequence, generated tokens included."""
-        hooks = [module.o_proj.register_forward_pre_hook(self._watch_input(layer))
-                 for layer, module in self.attention_modules.items()]
+        hooks = [
+            module.o_proj.register_forward_pre_hook(self._watch_input(layer))
+            for layer, module in self.attention_modules.items()
+        ]
         try:
             self._backward(torch.tensor([tokens], device=self.model.device), stride)
         finally:
@@ -40,8 +42,10 @@ class OutputCurvature:
 
     def _watch_input(self, layer: int):
         """The input of the output projection is attention's output; its gradient is what is wanted."""
+
         def hook(_module, inputs):
             inputs[0].register_hook(lambda gradient: self._accumulate(layer, gradient))
+
         return hook
 
     def _accumulate(self, layer: int, gradient: torch.Tensor) -> None:
@@ -54,8 +58,9 @@ class OutputCurvature:
         # The weights ask for no gradient; the embeddings do, so that there is a graph from the first layer on.
         embeddings = self.model.get_input_embeddings()(ids).detach().requires_grad_()
         positions = (torch.arange(ids.shape[1], device=ids.device) * stride).unsqueeze(0)
-        hidden = self.model.base_model(inputs_embeds=embeddings, position_ids=positions,
-                                       attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
+        hidden = self.model.base_model(
+            inputs_embeds=embeddings, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False
+        ).last_hidden_state
         hidden.backward(self._loss_gradient(hidden.detach(), ids))
 
     def _loss_gradient(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,9 @@ class Family:
 
 def _mla(label: str, **layouts: str) -> Family:
     """MLA: queries come from `q_b_proj` if low-rank, the shared rotary key from the projection to the latent."""
-    return Family(label, kind="mla_rope", query_projections=("q_b_proj", "q_proj"),
-                  key_projection="kv_a_proj_with_mqa", **layouts)
+    return Family(
+        label, kind="mla_rope", query_projections=("q_b_proj", "q_proj"), key_projection="kv_a_proj_with_mqa", **layouts
+    )
 
 
 FAMILIES = {
@@ -77,8 +78,9 @@ def family_of(config: dict, where: str) -> Family:
     if model_type is None:
         raise DumpError(EXIT_INPUT, f"{where}: expected a 'model_type', found none")
     if model_type not in FAMILIES:
-        raise DumpError(EXIT_UNSUPPORTED, f"{where}: model type '{model_type}' is not supported",
-                        f"supported: {supported_list()}")
+        raise DumpError(
+            EXIT_UNSUPPORTED, f"{where}: model type '{model_type}' is not supported", f"supported: {supported_list()}"
+        )
     return FAMILIES[model_type]
 
 
@@ -89,9 +91,14 @@ def refuse_inexpressible(config, family: Family) -> None:
     """
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap is not None:
-        raise DumpError(EXIT_UNSUPPORTED, f"{family.label} with attention logit soft-capping ({softcap}) is not "
-                        "supported: a dump cannot express it",
-                        "a model trained without it has \"attn_logit_softcapping\": null in config.json")
+        raise DumpError(
+            EXIT_UNSUPPORTED,
+            f"{family.label} with attention logit soft-capping ({softcap}) is not supported: a dump cannot express it",
+            'a model trained without it has "attn_logit_softcapping": null in config.json',
+        )
     if getattr(config, "use_bidirectional_attention", None):
-        raise DumpError(EXIT_UNSUPPORTED, f"{family.label} with bidirectional attention is not supported: "
-                        "a dump is causal", f"supported: {supported_list()}")
+        raise DumpError(
+            EXIT_UNSUPPORTED,
+            f"{family.label} with bidirectional attention is not supported: a dump is causal",
+            f"supported: {supported_list()}",
+        )

@@ -13,14 +13,19 @@ def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) 
     """
     ids = torch.tensor([tokens], device=model.device)
     recorder.row = first_row
-    model.base_model(input_ids=ids, position_ids=positions_of(0, len(tokens), stride, model.device),
-                     attention_mask=torch.ones_like(ids), use_cache=False)
+    model.base_model(
+        input_ids=ids,
+        position_ids=positions_of(0, len(tokens), stride, model.device),
+        attention_mask=torch.ones_like(ids),
+        use_cache=False,
+    )
     recorder.row = None
 
 
 @torch.no_grad()
-def run_and_generate(model, recorder, tokens: list[int], first_row: int, stride: int, count: int,
-                     banned: list[int]) -> list[int]:
+def run_and_generate(
+    model, recorder, tokens: list[int], first_row: int, stride: int, count: int, banned: list[int]
+) -> list[int]:
     """The prompt, then `count` greedy tokens with a KV cache; every one of them passes through the model.
 
     `banned` (end of text) is never chosen: each sequence has exactly the length the dump has room for.
@@ -30,8 +35,13 @@ def run_and_generate(model, recorder, tokens: list[int], first_row: int, stride:
     for _ in range(count + 1):
         start = len(tokens) + len(chosen) - step.shape[1]
         recorder.row = first_row + start
-        logits = model(input_ids=step, position_ids=positions_of(start, step.shape[1], stride, model.device),
-                       past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        logits = model(
+            input_ids=step,
+            position_ids=positions_of(start, step.shape[1], stride, model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[0, -1]
         if len(chosen) == count:
             break
         logits[banned] = -torch.inf

@@ -56,16 +56,20 @@ def _download(hub_id: str, patterns: list[str], local_files_only: bool) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=local_files_only))
     except Exception as error:  # the hub client raises a dozen types: offline, no such model, no permission, ...
-        raise DumpError(EXIT_INPUT, f"{hub_id}: no such folder, and not to be had from the hub: {one_line(error)}",
-                        "check the path or the hub id; a gated model needs `hf auth login`") from error
+        raise DumpError(
+            EXIT_INPUT,
+            f"{hub_id}: no such folder, and not to be had from the hub: {one_line(error)}",
+            "check the path or the hub id; a gated model needs `hf auth login`",
+        ) from error
 
 
 def _parse_config(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DumpError(EXIT_INPUT, f"{path}: cannot read: {error.strerror}",
-                        "expected a Hugging Face model folder") from error
+        raise DumpError(
+            EXIT_INPUT, f"{path}: cannot read: {error.strerror}", "expected a Hugging Face model folder"
+        ) from error
     except ValueError as error:
         raise DumpError(EXIT_INPUT, f"{path}: not valid JSON: {one_line(error)}") from error
 
@@ -99,8 +103,12 @@ def load_model(folder: ModelFolder, compute_dtype: str, device: str):
     """The causal language model in evaluation mode, without gradients for its weights."""
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder.path, config=folder.config, dtype=DTYPES[compute_dtype], local_files_only=True,
-            output_loading_info=True)
+            folder.path,
+            config=folder.config,
+            dtype=DTYPES[compute_dtype],
+            local_files_only=True,
+            output_loading_info=True,
+        )
     except Exception as error:  # OSError, ValueError, SafetensorError, RuntimeError: whatever is wrong with the files
         raise DumpError(EXIT_INPUT, f"{folder.path}: cannot load the model: {one_line(error)}") from error
     _refuse_missing_weights(folder, report)
@@ -115,16 +123,22 @@ def _refuse_missing_weights(folder: ModelFolder, report: dict) -> None:
     """transformers fills what a checkpoint lacks with random numbers and carries on; a dump of those is worthless."""
     lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lacking:
-        raise DumpError(EXIT_INPUT, f"{folder.path}: {len(lacking)} tensors are missing or have another shape than "
-                        f"config.json says, the first: {lacking[0]}")
+        raise DumpError(
+            EXIT_INPUT,
+            f"{folder.path}: {len(lacking)} tensors are missing or have another shape than "
+            f"config.json says, the first: {lacking[0]}",
+        )
 
 
 def load_tokenizer(folder: ModelFolder):
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
     except Exception as error:  # each tokenizer class has its own
-        raise DumpError(EXIT_INPUT, f"{folder.path}: cannot load the tokenizer: {one_line(error)}",
-                        "--synthetic-tokens N needs no tokenizer") from error
+        raise DumpError(
+            EXIT_INPUT,
+            f"{folder.path}: cannot load the tokenizer: {one_line(error)}",
+            "--synthetic-tokens N needs no tokenizer",
+        ) from error
 
 
 def default_prefix(tokenizer, config) -> list[int]:
@@ -132,7 +146,7 @@ def default_prefix(tokenizer, config) -> list[int]:
     if tokenizer is not None:
         plain = tokenizer("a", add_special_tokens=False).input_ids
         full = tokenizer("a").input_ids
-        added = next((i for i in range(len(full)) if full[i:i + len(plain)] == plain), 0)
+        added = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         if added:
             return full[:added]
     bos = getattr(config, "bos_token_id", None)

@@ -30,8 +30,10 @@ def read_text(path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise DumpError(EXIT_INPUT, f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at "
-                        f"offset {error.start}") from error
+        raise DumpError(
+            EXIT_INPUT,
+            f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at offset {error.start}",
+        ) from error
     except OSError as error:
         raise DumpError(EXIT_INPUT, f"{path}: cannot read: {error.strerror}") from error
     if not text.strip():
@@ -46,14 +48,17 @@ def cut_windows(tokens: list[int], width: int, windows: int | None, name: str) -
     first on, so that a few windows still come from all over the text.
     """
     if windows is None:
-        pieces = [tokens[start:start + width] for start in range(0, len(tokens), width)]
+        pieces = [tokens[start : start + width] for start in range(0, len(tokens), width)]
         return [piece for piece in pieces if len(piece) >= min(width, SHORTEST_REST)]
     available = len(tokens) // width
     if available < windows:
-        raise DumpError(EXIT_INPUT, f"{name}: expected {windows} windows of {width} tokens, found {available}",
-                        "ask for fewer with --windows, or for shorter ones with --sequence-length")
+        raise DumpError(
+            EXIT_INPUT,
+            f"{name}: expected {windows} windows of {width} tokens, found {available}",
+            "ask for fewer with --windows, or for shorter ones with --sequence-length",
+        )
     every = max(1, available // windows)
-    return [tokens[i * every * width:(i * every + 1) * width] for i in range(windows)]
+    return [tokens[i * every * width : (i * every + 1) * width] for i in range(windows)]
 
 
 def within_budget(sequences: list[list[int]], budget: int | None) -> list[list[int]]:
@@ -79,16 +84,20 @@ def plan_sequences(texts: list[tuple[str, list[int]]], prefix: list[int], plan: 
     width = plan.sequence_length - len(prefix)
     per_text = []
     for name, tokens in texts:
-        rest = tokens[plan.skip:]
+        rest = tokens[plan.skip :]
         if not rest:
-            raise DumpError(EXIT_INPUT, f"{name}: expected more than {plan.skip} tokens, found {len(tokens)}",
-                            "lower --skip")
+            raise DumpError(
+                EXIT_INPUT, f"{name}: expected more than {plan.skip} tokens, found {len(tokens)}", "lower --skip"
+            )
         per_text.append([prefix + window for window in cut_windows(rest, width, plan.windows, name)])
     in_turns = [sequence for sequence in chain.from_iterable(zip_longest(*per_text)) if sequence is not None]
     sequences = within_budget(in_turns, plan.budget)
     if not sequences:
-        raise DumpError(EXIT_INPUT, f"expected at least {min(width, SHORTEST_REST)} tokens of text, found fewer",
-                        "give more text, or a smaller --sequence-length")
+        raise DumpError(
+            EXIT_INPUT,
+            f"expected at least {min(width, SHORTEST_REST)} tokens of text, found fewer",
+            "give more text, or a smaller --sequence-length",
+        )
     return sequences
 
 

@@ -27,8 +27,15 @@ def pair_channels(layout: str, rotary_dim: int, offset: int) -> tuple[np.ndarray
     return offset + 2 * pairs, offset + 2 * pairs + 1
 
 
-def rotate(x: np.ndarray, positions: np.ndarray, inv_freq: np.ndarray, layout: str, factor: float, offset: int = 0,
-           inverse: bool = False) -> np.ndarray:
+def rotate(
+    x: np.ndarray,
+    positions: np.ndarray,
+    inv_freq: np.ndarray,
+    layout: str,
+    factor: float,
+    offset: int = 0,
+    inverse: bool = False,
+) -> np.ndarray:
     """Rotates x [T, H, D] to `positions` [T], or back with `inverse`; float64. Other channels stay as they are."""
     out = np.array(x, dtype=np.float64)
     first, second = pair_channels(layout, 2 * len(inv_freq), offset)

@@ -18,9 +18,9 @@ from .rope import change_layout, pair_channels, rotate
 from .writer import decode
 
 # Unit of rounding of one element, relative.
-EPSILON = {"float32": 2.0 ** -23, "float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Smallest error that counts: below it float16 is subnormal and keeps no relative precision.
-FLOOR = {"float32": 1e-37, "float16": 2.0 ** -20, "bfloat16": 1e-37}
+FLOOR = {"float32": 1e-37, "float16": 2.0**-20, "bfloat16": 1e-37}
 # Roundings in projection output -> norm -> rotation, with room for a device's fused or reordered arithmetic.
 ROUNDINGS = 16
 # Largest relative error of a whole layer's attention output. An error of an element reaches the output through
@@ -67,8 +67,14 @@ class Validator:
     @param moved_from  layout of the rotary pairs in the projections' output; None: RoPE leaves the pairs in place
     """
 
-    def __init__(self, file: h5py.File, witnesses: dict[int, Witness], rows: WitnessRows, compute_dtype: str,
-                 moved_from: str | None):
+    def __init__(
+        self,
+        file: h5py.File,
+        witnesses: dict[int, Witness],
+        rows: WitnessRows,
+        compute_dtype: str,
+        moved_from: str | None,
+    ):
         self.file, self.witnesses, self.rows = file, witnesses, rows
         self.compute_dtype, self.moved_from = compute_dtype, moved_from
         positions = file["positions"][:]
@@ -93,8 +99,14 @@ class Validator:
         """Largest relative error of a head's RMS. Blind to angles: it tells a missing norm from a wrong rotation."""
         view = self.layers[layer]
         rows = self.rows.projected
-        captured = rotate(view.rows(tensor, rows), view.positions[rows], view.inv_freq, view["rope_layout"],
-                          view["rope_attention_factor"], inverse=True)
+        captured = rotate(
+            view.rows(tensor, rows),
+            view.positions[rows],
+            view.inv_freq,
+            view["rope_layout"],
+            view["rope_attention_factor"],
+            inverse=True,
+        )
         expected = _rms(self._before_rope(layer, tensor, view["rope_layout"]))
         return float(np.max(np.abs(_rms(captured) - expected) / expected))
 
@@ -102,19 +114,27 @@ class Validator:
 
     def check_rope(self) -> Check:
         tensors = [(layer, tensor) for layer in self.witnesses for tensor in ("q", "k")]
-        error, layer, tensor = max((self._rope_error(layer, tensor, self.layers[layer]["rope_layout"]), layer, tensor)
-                                   for layer, tensor in tensors)
+        error, layer, tensor = max(
+            (self._rope_error(layer, tensor, self.layers[layer]["rope_layout"]), layer, tensor)
+            for layer, tensor in tensors
+        )
         blocks = max(self._block_norm_error(layer, tensor) for layer, tensor in tensors)
-        detail = (f"rotated by hand, pairs off by at most {error:.2g} and pair norms by {blocks:.2g} "
-                  "of the allowed rounding")
+        detail = (
+            f"rotated by hand, pairs off by at most {error:.2g} and pair norms by {blocks:.2g} of the allowed rounding"
+        )
         passed = max(error, blocks) <= 1.0
         return self._verdict("RoPE", passed, detail, layer, tensor, "" if passed else self._rope_suspect(layer, tensor))
 
     def _rope_error(self, layer: int, tensor: str, layout: str) -> float:
         """Largest distance of a captured pair from the pair rotated by hand, in units of its bound."""
         view, rows = self.layers[layer], self.rows.projected
-        rotated = rotate(self._before_rope(layer, tensor, layout), view.positions[rows], view.inv_freq, layout,
-                         view["rope_attention_factor"])
+        rotated = rotate(
+            self._before_rope(layer, tensor, layout),
+            view.positions[rows],
+            view.inv_freq,
+            layout,
+            view["rope_attention_factor"],
+        )
         difference = view.rows(tensor, rows) - rotated
         bound = self._pair_bound(view, rows) * _pair_norms(rotated, layout, len(view.inv_freq))
         error = _pair_norms(difference, layout, len(view.inv_freq)) / np.maximum(bound, self._floor())
@@ -144,9 +164,12 @@ class Validator:
 
     def check_attention_output(self) -> Check:
         name = "attention output"
-        errors = [(self._output_error(layer, row, output), layer, f"token {row}")
-                  for layer, witness in self.witnesses.items() if "v" in self.layers[layer].group
-                  for row, output in zip(self.rows.outputs, witness.kept["output"])]
+        errors = [
+            (self._output_error(layer, row, output), layer, f"token {row}")
+            for layer, witness in self.witnesses.items()
+            if "v" in self.layers[layer].group
+            for row, output in zip(self.rows.outputs, witness.kept["output"])
+        ]
         if not errors:
             return Check(name, True, "not tested: MLA's rotary part alone does not determine it")
         error, layer, where = max(errors)
@@ -192,7 +215,7 @@ class Validator:
         view, norm = self.layers[layer], self.witnesses[layer].norms.get(tensor)
         num_heads = view["num_q_heads"] if tensor == "q" else view["num_kv_heads"]
         projected = self.witnesses[layer].kept[tensor]
-        heads = projected.reshape(len(projected), num_heads, -1)[..., -view["head_dim"]:]
+        heads = projected.reshape(len(projected), num_heads, -1)[..., -view["head_dim"] :]
         if norm is not None:
             heads = _normalise(heads, norm)
         return change_layout(heads, 2 * len(view.inv_freq), 0, self.moved_from or layout, layout)

@@ -10,7 +10,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-
 from kvq_py.dump_writer import FORMAT, METRIC_VERSION, VERSION, LayerFacts
 
 from .errors import EXIT_NUMERICAL, EXIT_UNSUPPORTED, DumpError
@@ -71,13 +70,16 @@ class DumpWriter:
             if not finite:
                 self._refuse_nonfinite(layer, name, first_row, x)
             self._peaks[layer, name] = max(self._peaks.get((layer, name), 0.0), x.abs().max().item())
-            dataset[first_row:first_row + len(stored)] = stored
+            dataset[first_row : first_row + len(stored)] = stored
 
     def write_extra(self, layer: int, name: str, array: np.ndarray, **attributes: str) -> None:
         """`o_proj` or `output_curvature` of a layer."""
         if not np.isfinite(array).all():
-            raise DumpError(EXIT_NUMERICAL, f"layer {layer} {name}: found values that are not finite in "
-                            f"{array.dtype.name}", "leave this part out of the dump")
+            raise DumpError(
+                EXIT_NUMERICAL,
+                f"layer {layer} {name}: found values that are not finite in {array.dtype.name}",
+                "leave this part out of the dump",
+            )
         dataset = self._file[f"layers/{layer}"].create_dataset(name, data=array)
         dataset.attrs.update(attributes)
 
@@ -85,8 +87,11 @@ class DumpWriter:
         """`o_proj_metric` of a layer, float32 [Hkv, Dv, Dv]."""
         if not np.isfinite(metric).all() or not metric.any():
             found = "only zeros" if not metric.any() else "values that are not finite"
-            raise DumpError(EXIT_NUMERICAL, f"layer {layer} o_proj_metric: expected the squares of an output projection, "
-                            f"found {found}", "the weights of o_proj may be damaged")
+            raise DumpError(
+                EXIT_NUMERICAL,
+                f"layer {layer} o_proj_metric: expected the squares of an output projection, found {found}",
+                "the weights of o_proj may be damaged",
+            )
         self._file[f"layers/{layer}"].create_dataset("o_proj_metric", data=metric)
         self._file.attrs["version"] = METRIC_VERSION
 
@@ -95,8 +100,10 @@ class DumpWriter:
         zeros = [f"layer {layer} {name}" for (layer, name), peak in self._peaks.items() if peak == 0]
         if zeros:
             raise DumpError(EXIT_NUMERICAL, f"{zeros[0]}: expected some values, found only zeros")
-        return {name: max(peak for (_, other), peak in self._peaks.items() if other == name)
-                for name in sorted({name for _, name in self._peaks}, key="qkv".index)}
+        return {
+            name: max(peak for (_, other), peak in self._peaks.items() if other == name)
+            for name in sorted({name for _, name in self._peaks}, key="qkv".index)
+        }
 
     def _expect_same_facts(self, layer: int, facts: LayerFacts) -> None:
         known = self.layers.setdefault(layer, facts)
@@ -104,8 +111,11 @@ class DumpWriter:
             self._create_layer(layer, facts)
         elif known != facts:
             changed = [name for name, value in vars(facts).items() if getattr(known, name) != value]
-            raise DumpError(EXIT_UNSUPPORTED, f"layer {layer}: {', '.join(changed)} changed between two forward passes",
-                            "RoPE that depends on the length (dynamic, longrope): dump sequences of one regime only")
+            raise DumpError(
+                EXIT_UNSUPPORTED,
+                f"layer {layer}: {', '.join(changed)} changed between two forward passes",
+                "RoPE that depends on the length (dynamic, longrope): dump sequences of one regime only",
+            )
 
     def _create_layer(self, layer: int, facts: LayerFacts) -> None:
         group = self._file.create_group(f"layers/{layer}")
@@ -117,15 +127,22 @@ class DumpWriter:
     def _dataset(self, layer: int, name: str, stored: np.ndarray) -> h5py.Dataset:
         group = self._file[f"layers/{layer}"]
         if name not in group:
-            dataset = group.create_dataset(name, shape=(self.num_tokens, *stored.shape[1:]),
-                                           dtype=stored.dtype.newbyteorder("<"))
+            dataset = group.create_dataset(
+                name, shape=(self.num_tokens, *stored.shape[1:]), dtype=stored.dtype.newbyteorder("<")
+            )
             dataset.attrs["kvq_dtype"] = self.dtype
         return group[name]
 
     def _refuse_nonfinite(self, layer: int, name: str, first_row: int, x: torch.Tensor) -> None:
         if torch.isfinite(x).all():
-            raise DumpError(EXIT_NUMERICAL, f"layer {layer} {name}: {x.abs().max().item():.3g} does not fit "
-                            f"{self.dtype}", "use --dtype bfloat16 or --dtype float32")
+            raise DumpError(
+                EXIT_NUMERICAL,
+                f"layer {layer} {name}: {x.abs().max().item():.3g} does not fit {self.dtype}",
+                "use --dtype bfloat16 or --dtype float32",
+            )
         bad = (~torch.isfinite(x)).flatten(1).any(1).nonzero()[0].item()
-        raise DumpError(EXIT_NUMERICAL, f"layer {layer} {name}: found NaN or Inf at token {first_row + bad}",
-                        "the model itself may overflow: try --compute-dtype float32")
+        raise DumpError(
+            EXIT_NUMERICAL,
+            f"layer {layer} {name}: found NaN or Inf at token {first_row + bad}",
+            "the model itself may overflow: try --compute-dtype float32",
+        )

@@ -1,9 +1,8 @@
 """formats/artifact.md: what an artifact says, and what it does to a row.
 
 `artifact_reader.read_artifact` makes these from a file and refuses what has to be refused; `content_hash`,
-`orthogonality_error`, `inverse_error` and `transform_condition` are checks that cost time and are made on request. Shapes: H heads
-(1 if the layer's heads share), D channels, N rows, C centroids, Hkv KV heads.
-"""
+`orthogonality_error`, `inverse_error` and `transform_condition` are checks that cost time and are made on request.
+Shapes: H heads (1 if the layer's heads share), D channels, N rows, C centroids, Hkv KV heads."""
 
 import dataclasses
 import struct
@@ -77,7 +76,8 @@ class SidePlan:
         return self._of_head("channel_scale", kv_head)[:, None] * own if "channel_scale" in self.tensors else own
 
     def inverse(self, kv_head: int) -> np.ndarray:
-        """A^-1, float64 [D, D]: the tensor `inverse`, or of an orthogonal matrix its transpose. Queries take its transpose."""
+        """A^-1, float64 [D, D]: the tensor `inverse`, or of an orthogonal matrix its transpose. Queries take its
+        transpose."""
         if self.kind == "dense":
             return self._of_head("inverse", kv_head) if "inverse" in self.tensors else self.matrix(kv_head).T
         own = self._blocks(kv_head).T
@@ -88,7 +88,9 @@ class SidePlan:
         if self.kind == "identity":
             return np.eye(self.dim)
         blocks = np.kron(np.eye(self.dim // self.order), hadamard(self.order))
-        return self._of_head("hadamard_signs", kv_head)[:, None] * blocks if "hadamard_signs" in self.tensors else blocks
+        return (
+            self._of_head("hadamard_signs", kv_head)[:, None] * blocks if "hadamard_signs" in self.tensors else blocks
+        )
 
     def _of_head(self, name: str, kv_head: int) -> np.ndarray:
         return self.tensors[name][self.head_index(kv_head)].astype(np.float64)
@@ -128,8 +130,9 @@ class SidePlan:
         if not self.centroid_scope:
             return None
         if self.centroid_scope == "joint":
-            raise usage("centroids of scope joint: one head cannot be coded without the others",
-                        "give the rows of all heads")
+            raise usage(
+                "centroids of scope joint: one head cannot be coded without the others", "give the rows of all heads"
+            )
         return nearest_centroids(x[None], self.centroids(kv_head)[None])
 
     def encode_rows(self, x: np.ndarray, kv_head: int) -> CodedRows:
@@ -195,8 +198,10 @@ def hadamard(order: int) -> np.ndarray:
 
 # Checks on request
 
+
 def orthogonality_error(plan: SidePlan) -> float:
-    """Largest |R^T R - I| over the heads, in binary64; 0 for transforms and for a kind that has no matrix in the file."""
+    """Largest |R^T R - I| over the heads, in binary64; 0 for transforms and for a kind that has no matrix in the
+    file."""
     if plan.kind != "dense" or "inverse" in plan.tensors:
         return 0.0
     rotations = plan.tensors["rotation"].astype(np.float64)
@@ -212,7 +217,8 @@ def inverse_error(plan: SidePlan) -> np.ndarray:
 
 
 def transform_condition(plan: SidePlan) -> np.ndarray:
-    """Root mean square over channels i of |row i of A| |column i of A^-1|, of each head of a plan with a transform, float64 [H]."""
+    """Root mean square over channels i of |row i of A| |column i of A^-1|, of each head of a plan with a transform,
+    float64 [H]."""
     if "inverse" not in plan.tensors:
         return np.ones(len(plan.transform.condition))
     rows = np.square(plan.tensors["rotation"].astype(np.float64)).sum(axis=2)
@@ -221,7 +227,7 @@ def transform_condition(plan: SidePlan) -> np.ndarray:
 
 
 def content_hash(file: SafetensorsFile) -> str | None:
-    """"xxh3-128:..." over manifest and tensors as formats/artifact.md says; None without the package xxhash."""
+    """ "xxh3-128:..." over manifest and tensors as formats/artifact.md says; None without the package xxhash."""
     try:
         import xxhash
     except ModuleNotFoundError:

@@ -11,8 +11,19 @@ from .golden_rows import GoldenRows
 from .json_node import Node
 from .packing import from_bf16_bits
 from .safetensors_file import SafetensorsFile, parse_json
-from .scheme import (EXACT_BITS, LARGEST_MEMORY, MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, AnyScheme, MixedScheme, Scheme,
-                     Tables, trellis_fault, with_equal_rows)
+from .scheme import (
+    EXACT_BITS,
+    LARGEST_MEMORY,
+    MIXABLE_CODERS,
+    SCALE_BYTES,
+    SCALE_RULES,
+    AnyScheme,
+    MixedScheme,
+    Scheme,
+    Tables,
+    trellis_fault,
+    with_equal_rows,
+)
 
 FORMAT, MAJOR = "kvq-artifact", 1
 KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids", "transform"})  # 1.0 defines none
@@ -45,8 +56,13 @@ def parse_artifact(file: SafetensorsFile) -> Artifact:
     layers = _read_layers(root["layers"], num_layers, tensors)
     tensors.expect_all_read()
     windows = root["windows"]
-    return Artifact(file, manifest, windows["sink_tokens"].integer(0, 2**30 - 1),
-                    windows["recent_tokens"].integer(0, 2**30 - 1), layers)
+    return Artifact(
+        file,
+        manifest,
+        windows["sink_tokens"].integer(0, 2**30 - 1),
+        windows["recent_tokens"].integer(0, 2**30 - 1),
+        layers,
+    )
 
 
 def _metadata(file: SafetensorsFile, key: str) -> str:
@@ -94,8 +110,9 @@ class _TensorReader:
         if info is None:
             raise bad_input(f"{self._file.name}: tensor {name} is missing, though the manifest announces it")
         if (info.dtype, info.shape) != (dtype, shape):
-            raise bad_input(f"{self._file.name}: {name}: expected {dtype} {list(shape)}, found {info.dtype} "
-                            f"{list(info.shape)}")
+            raise bad_input(
+                f"{self._file.name}: {name}: expected {dtype} {list(shape)}, found {info.dtype} {list(info.shape)}"
+            )
         self._unread.discard(name)
         array = self._file.array(name)
         if dtype == "F32" and not np.isfinite(array).all():
@@ -141,8 +158,9 @@ def _read_layer(node: Node, index: int, tensors: _TensorReader) -> LayerPlan:
     return LayerPlan(index, q_heads, kv_heads, sides, golden)
 
 
-def _read_golden(node: Node, geometry: Node, index: int, q_heads: int, sides: dict[str, SidePlan],
-                 tensors: _TensorReader) -> GoldenRows:
+def _read_golden(
+    node: Node, geometry: Node, index: int, q_heads: int, sides: dict[str, SidePlan], tensors: _TensorReader
+) -> GoldenRows:
     prefix, kv_heads = f"layers.{index}.golden.", geometry["num_kv_heads"].integer(1, 4096)
     count = node["count"].integer(1, MOST_GOLDEN_TOKENS)
     x, packed, firm, out = {}, {}, {}, None
@@ -154,9 +172,16 @@ def _read_golden(node: Node, geometry: Node, index: int, q_heads: int, sides: di
             raise bad_input(f"{prefix}{side}_firm: expected 0 and 1 only")
     if "v" in sides:
         out = tensors.take(f"{prefix}out", "F32", (q_heads, sides["v"].dim))
-    return GoldenRows(node["first"].integer(0, 2**40), tensors.take_bf16(f"{prefix}q", (q_heads, sides["k"].dim)), x,
-                      packed, firm, out, geometry["softmax_scale"].number(above=0),
-                      geometry["sliding_window"].integer(0, 2**30 - 1))
+    return GoldenRows(
+        node["first"].integer(0, 2**40),
+        tensors.take_bf16(f"{prefix}q", (q_heads, sides["k"].dim)),
+        x,
+        packed,
+        firm,
+        out,
+        geometry["softmax_scale"].number(above=0),
+        geometry["sliding_window"].integer(0, 2**30 - 1),
+    )
 
 
 def _check_geometry(geometry: Node) -> None:
@@ -193,8 +218,17 @@ class _SideReader:
         scope = self.read_centroids()
         tables = self.tables()
         schemes = self.mixed_schemes(tables) if self.mixed else self.schemes(tables)
-        return SidePlan(schemes, kind, self.scope, self.rotation["recipe"].text(), self.order(kind), self.dim,
-                        self.found, scope, self.transform())
+        return SidePlan(
+            schemes,
+            kind,
+            self.scope,
+            self.rotation["recipe"].text(),
+            self.order(kind),
+            self.dim,
+            self.found,
+            scope,
+            self.transform(),
+        )
 
     def check_parts(self) -> None:
         """Parts of the plan that the coder does not have, and features that the file must have listed."""
@@ -203,9 +237,13 @@ class _SideReader:
                 raise bad_input(f"{self.node.where}/{part}: does not go with the coder {self.coder}")
         if "group_size" in self.node and (self.mixed or self.coder == "exact"):
             raise bad_input(f"{self.node.where}: {'mixed' if self.mixed else 'exact'} rows have no group_size")
-        for feature, used in (("codebook", self.coder == "codebook"), ("trellis", self.coder == "trellis"),
-                              ("mixed_widths", self.mixed), ("centroids", "centroids" in self.node),
-                              ("transform", "transform" in self.node)):
+        for feature, used in (
+            ("codebook", self.coder == "codebook"),
+            ("trellis", self.coder == "trellis"),
+            ("mixed_widths", self.mixed),
+            ("centroids", "centroids" in self.node),
+            ("transform", "transform" in self.node),
+        ):
             if used:
                 self.tensors.use(feature, self.node.where)
 
@@ -222,7 +260,9 @@ class _SideReader:
         """[H], or one for all heads where they have nothing of their own."""
         count = self.centroid_count()
         if self.coder == "exact":
-            return (Scheme(self.coder, self.node["bits"].integer(EXACT_BITS, EXACT_BITS), centroids=count),) * self.heads
+            return (
+                Scheme(self.coder, self.node["bits"].integer(EXACT_BITS, EXACT_BITS), centroids=count),
+            ) * self.heads
         bits, size = self.node["bits"].integer(1, 8), self.node["group_size"].integer(1, LARGEST_DIM)
         if self.dim % size:
             raise bad_input(f"{self.node.where}: group_size {size} does not divide {self.dim} channels")
@@ -230,9 +270,13 @@ class _SideReader:
         ratios = self.clip_ratio()
         if self.coder == "affine":
             zero = self.node["zero"].word("float", "integer")
-            return tuple(Scheme(self.coder, bits, size, scale_type, rule, zero, ratio, centroids=count) for ratio in ratios)
+            return tuple(
+                Scheme(self.coder, bits, size, scale_type, rule, zero, ratio, centroids=count) for ratio in ratios
+            )
         try:
-            return tuple(replace(own.scheme(self.coder, bits, size, scale_type, rule), centroids=count) for own in tables)
+            return tuple(
+                replace(own.scheme(self.coder, bits, size, scale_type, rule), centroids=count) for own in tables
+            )
         except ValueError as error:
             raise bad_input(f"{self.node.where}: {error}") from error
 
@@ -259,14 +303,19 @@ class _SideReader:
         self.check_channel_order()
         row_bytes = self.read_allocation()
         try:
-            schemes = with_equal_rows([
-                MixedScheme.make(self.coder, tuple(own.tolist()), scale_type, rule, table, count)
-                for own, table in zip(widths, tables)])
+            schemes = with_equal_rows(
+                [
+                    MixedScheme.make(self.coder, tuple(own.tolist()), scale_type, rule, table, count)
+                    for own, table in zip(widths, tables)
+                ]
+            )
         except ValueError as error:
             raise bad_input(f"{self.node.where}: {error}") from error
         if schemes[0].row_bytes(self.dim) != row_bytes:
-            raise bad_input(f"{self.node.where}/allocation/row_bytes: the widths need {schemes[0].row_bytes(self.dim)}, "
-                            f"found {row_bytes}")
+            raise bad_input(
+                f"{self.node.where}/allocation/row_bytes: the widths need {schemes[0].row_bytes(self.dim)}, "
+                f"found {row_bytes}"
+            )
         return schemes
 
     def channel_bits(self) -> np.ndarray:
@@ -274,7 +323,9 @@ class _SideReader:
         if widths.max() > 8 or (widths[:, 1:] > widths[:, :-1]).any():
             raise self.fault("channel_bits", "widths from 0 to 8, descending")
         if self.node["bits"].integer(1, 8) != widths.max():
-            raise bad_input(f"{self.node.where}/bits: the largest width is {widths.max()}, found {self.node['bits'].value}")
+            raise bad_input(
+                f"{self.node.where}/bits: the largest width is {widths.max()}, found {self.node['bits'].value}"
+            )
         return widths
 
     def check_channel_order(self) -> None:
@@ -376,16 +427,21 @@ class _SideReader:
         """What goes with a channel_scale or an inverse, and only with them."""
         stored = "inverse" in self.found or "channel_scale" in self.found
         if stored != ("transform" in self.node):
-            raise bad_input(f"{self.node.where}: expected a transform and its channel_scale or inverse, found "
-                            f"{'no transform' if stored else 'neither of these two'}")
+            raise bad_input(
+                f"{self.node.where}: expected a transform and its channel_scale or inverse, found "
+                f"{'no transform' if stored else 'neither of these two'}"
+            )
         if not stored:
             return None
         for foreign, there in (("centroids", "centroids" in self.node), ("coder exact", self.coder == "exact")):
             if there:
                 raise bad_input(f"{self.node.where}: a transform does not go with {foreign}")
         node = self.node["transform"]
-        return Transform(node["kind"].word(*TRANSFORMS), self.per_head(node["outlier_gain"], least=1),
-                         self.per_head(node["condition"], least=1, most=MOST_CONDITION))
+        return Transform(
+            node["kind"].word(*TRANSFORMS),
+            self.per_head(node["outlier_gain"], least=1),
+            self.per_head(node["condition"], least=1, most=MOST_CONDITION),
+        )
 
     def per_head(self, node: Node, **bounds: float) -> tuple[float, ...]:
         """[H]"""
@@ -402,13 +458,15 @@ class _SideReader:
         for name, fits in (("inverse", kind == "dense"), ("channel_scale", kind != "dense")):
             if self.flag(name) and not fits:
                 raise bad_input(f"{self.rotation.where}/{name}: does not go with the kind {kind}")
-        announced = [("rotation", "F32", square, kind == "dense"),
-                     ("inverse", "F32", square, self.flag("inverse")),
-                     ("channel_scale", "F32", flat, self.flag("channel_scale")),
-                     ("eigenbasis", "F32", square, self.flag("eigenbasis")),
-                     ("spectrum", "F32", flat, self.flag("eigenbasis")),
-                     ("center", "F32", flat, self.node["center"].boolean()),
-                     ("hadamard_signs", "I8", flat, self.flag("signs"))]
+        announced = [
+            ("rotation", "F32", square, kind == "dense"),
+            ("inverse", "F32", square, self.flag("inverse")),
+            ("channel_scale", "F32", flat, self.flag("channel_scale")),
+            ("eigenbasis", "F32", square, self.flag("eigenbasis")),
+            ("spectrum", "F32", flat, self.flag("eigenbasis")),
+            ("center", "F32", flat, self.node["center"].boolean()),
+            ("hadamard_signs", "I8", flat, self.flag("signs")),
+        ]
         for name, dtype, shape, there in announced:
             if there:
                 self.take(name, dtype, shape)
@@ -418,4 +476,6 @@ class _SideReader:
             scale = self.found["channel_scale"]
             in_range = (scale >= 2.0**-LARGEST_SCALE_EXPONENT) & (scale <= 2.0**LARGEST_SCALE_EXPONENT)  # false for NaN
             if not (in_range & (scale.view(np.uint32) & 0xFFFF == 0)).all():
-                raise self.fault("channel_scale", f"bfloat16 numbers from 2^-{LARGEST_SCALE_EXPONENT} to 2^{LARGEST_SCALE_EXPONENT}")
+                raise self.fault(
+                    "channel_scale", f"bfloat16 numbers from 2^-{LARGEST_SCALE_EXPONENT} to 2^{LARGEST_SCALE_EXPONENT}"
+                )

@@ -9,8 +9,9 @@ from .errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, ScriptError, unsupp
 
 class Parser(argparse.ArgumentParser):
     def __init__(self, program: str, description: str, epilog: str):
-        super().__init__(prog=program, description=description, epilog=epilog,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            prog=program, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
 
     def error(self, message: str):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\nhint: see {self.prog} --help\n")

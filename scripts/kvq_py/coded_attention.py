@@ -56,13 +56,23 @@ def spans(first: int, last: int, windows: Windows) -> list[Span]:
     # With recent = 0 the third span would hold keys that lie behind every query of the block but its first.
     mixed = last if windows.recent_tokens == 0 else min(max(first - windows.recent_tokens + 1, sink), last)
     exact = min(max(last - windows.recent_tokens, mixed), last)
-    found = (Span(0, sink, "exact"), Span(sink, mixed, "decoded"), Span(mixed, exact, "mixed"),
-             Span(exact, last, "exact"))
+    found = (
+        Span(0, sink, "exact"),
+        Span(sink, mixed, "decoded"),
+        Span(mixed, exact, "mixed"),
+        Span(exact, last, "exact"),
+    )
     return [span for span in found if span.begin < span.end]
 
 
-def attend(q: torch.Tensor, exact: KeysValues, decoded: KeysValues | None, scale: float, windows: Windows,
-           sliding_window: int = 0) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    exact: KeysValues,
+    decoded: KeysValues | None,
+    scale: float,
+    windows: Windows,
+    sliding_window: int = 0,
+) -> torch.Tensor:
     """Causal attention of one sequence.
 
     q: [Hq, T, D]; decoded: None if everything is exact
@@ -95,8 +105,9 @@ class _Block:
         keys = torch.arange(span.begin, span.end, device=self.index.device)
         return (keys > self.index - self.recent_tokens).repeat(self.group, 1)
 
-    def weights(self, parts: list[Span], exact: KeysValues, decoded: KeysValues | None,
-                sliding_window: int) -> torch.Tensor:
+    def weights(
+        self, parts: list[Span], exact: KeysValues, decoded: KeysValues | None, sliding_window: int
+    ) -> torch.Tensor:
         """Softmax, [Hkv, Hq / Hkv * n, keys]."""
         logits = [self._logits(span, exact, decoded) for span in parts]
         logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=2)
@@ -122,15 +133,17 @@ class _Block:
             return torch.where(self.is_recent(span), product(exact), product(decoded))
         return product(exact if span.kind == "exact" else decoded)
 
-    def output(self, weights: torch.Tensor, parts: list[Span], exact: KeysValues,
-               decoded: KeysValues | None) -> torch.Tensor:
+    def output(
+        self, weights: torch.Tensor, parts: list[Span], exact: KeysValues, decoded: KeysValues | None
+    ) -> torch.Tensor:
         """[n, Hq, Dv]"""
+
         def product(span: Span, weight: torch.Tensor, source: KeysValues) -> torch.Tensor:
             return weight @ source.span(span.begin, span.end).v
 
         products = []
         for span in parts:
-            weight = weights[:, :, span.begin:span.end]
+            weight = weights[:, :, span.begin : span.end]
             if span.kind == "mixed":
                 recent = self.is_recent(span)
                 products += [product(span, weight * recent, exact), product(span, weight * ~recent, decoded)]
@@ -141,8 +154,9 @@ class _Block:
 
 def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
     """What the codes of x [Hkv, T, D] give back. Rotations are taken in binary64 and rounded once, as in the codec."""
-    matrices, inverses = ([torch.from_numpy(of(head)).to(x.device) for head in range(len(x))]
-                          for of in (plan.matrix, plan.inverse))
+    matrices, inverses = (
+        [torch.from_numpy(of(head)).to(x.device) for head in range(len(x))] for of in (plan.matrix, plan.inverse)
+    )
     offsets = _offsets(plan, x)
     rows = x if offsets is None else x - offsets
     rotated = torch.stack([(own.double() @ matrix).float() for own, matrix in zip(rows, matrices)])
@@ -153,6 +167,7 @@ def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
 
 def _offsets(plan: SidePlan, x: torch.Tensor) -> torch.Tensor | None:
     """What is subtracted from x [Hkv, T, D] before the rotation, [Hkv, 1 or T, D]: centers or nearest centroids."""
+
     def by_head(name: str) -> torch.Tensor:
         return torch.from_numpy(plan.tensors[name]).to(x.device)[[plan.head_index(head) for head in range(len(x))]]
 
@@ -192,8 +207,20 @@ class CodedAttention:
         AttentionInterface.register(NAME, self)
         return NAME
 
-    def __call__(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None,
-                 softcap=None, s_aux=None, **_):
+    def __call__(
+        self,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=None,
+        dropout=0.0,
+        sliding_window=None,
+        softcap=None,
+        s_aux=None,
+        **_,
+    ):
         """query [1, Hq, T, D], key and value [1, Hkv, T, D or Dv], after RoPE -> ([1, T, Hq, Dv], None)
 
         There is no cache and no padding, so the mask is known: causal, within the sliding window if there is one.
@@ -230,9 +257,11 @@ class ArtifactPlans:
             return None
         plan = entry.sides[side]
         if (entry.num_kv_heads, plan.dim) != (kv_heads, dim):
-            raise bad_input(f"{self.artifact.file.name}: layer {layer} {side}: the model has {kv_heads} KV heads of "
-                            f"{dim} channels, the artifact {entry.num_kv_heads} of {plan.dim}",
-                            "is it of another model?")
+            raise bad_input(
+                f"{self.artifact.file.name}: layer {layer} {side}: the model has {kv_heads} KV heads of "
+                f"{dim} channels, the artifact {entry.num_kv_heads} of {plan.dim}",
+                "is it of another model?",
+            )
         return unrounded(plan) if self.unrounded_metadata else plan
 
 

@@ -1,4 +1,5 @@
-"""Golden rows of an artifact (formats/artifact.md): real rows with what a plan makes of them, checked by coding them anew.
+"""Golden rows of an artifact (formats/artifact.md): real rows with what a plan makes of them, checked by coding them
+anew.
 
 Shapes: N tokens, Hq query heads, Hkv KV heads, D channels, P probes.
 """
@@ -74,9 +75,11 @@ def choose_centroids(plan: SidePlan, x: np.ndarray) -> list[tuple[np.ndarray | N
 
 
 @quiet
-def survives_probes(plan: SidePlan, head: int, x_rot: np.ndarray, index: np.ndarray | None,
-                    packed: np.ndarray) -> np.ndarray:
-    """bool [N]: whether moving all channels by a step, in any of the patterns of signs, leaves the bytes as they are."""
+def survives_probes(
+    plan: SidePlan, head: int, x_rot: np.ndarray, index: np.ndarray | None, packed: np.ndarray
+) -> np.ndarray:
+    """bool [N]: whether moving all channels by a step, in any of the patterns of signs, leaves the bytes as they
+    are."""
     if plan.kind == "identity":  # nothing is rounded
         return np.ones(len(x_rot), bool)
     channels = np.arange(plan.dim)
@@ -119,8 +122,10 @@ def golden_fault(layer: LayerPlan) -> str:
             if (expected != found).any():
                 token, head, *rest = map(int, np.argwhere(expected != found)[0])
                 place = (token, head, *rest)
-                return (f"layer {layer.layer}: {side} of token {token} head {head}: {what}{rest or ''}: "
-                        f"expected {expected[place]}, found {found[place]}")
+                return (
+                    f"layer {layer.layer}: {side} of token {token} head {head}: {what}{rest or ''}: "
+                    f"expected {expected[place]}, found {found[place]}"
+                )
     if rows.out is None:
         return ""
     expected = attend_last(rows, coded["k"].decoded, coded["v"].decoded)
@@ -128,5 +133,7 @@ def golden_fault(layer: LayerPlan) -> str:
     if not bad.any():
         return ""
     head, channel = map(int, np.argwhere(bad)[0])
-    return (f"layer {layer.layer}: output of query head {head} channel {channel}: expected {expected[head, channel]}, "
-            f"found {rows.out[head, channel]}")
+    return (
+        f"layer {layer.layer}: output of query head {head} channel {channel}: expected {expected[head, channel]}, "
+        f"found {rows.out[head, channel]}"
+    )

@@ -38,9 +38,12 @@ class Node:
     def number(self, above: float = -math.inf, most: float = math.inf, least: float = -math.inf) -> float:
         fits = type(self.value) in (int, float) and above < self.value <= most and self.value >= least
         if not fits or abs(self.value) > 1e308:
-            raise self.fault("a number" + (f" above {above}" if above > -math.inf else "")
-                             + (f" of at least {least}" if least > -math.inf else "")
-                             + (f", at most {most}" if most < math.inf else ""))
+            raise self.fault(
+                "a number"
+                + (f" above {above}" if above > -math.inf else "")
+                + (f" of at least {least}" if least > -math.inf else "")
+                + (f", at most {most}" if most < math.inf else "")
+            )
         return float(self.value)
 
     def boolean(self) -> bool:

@@ -49,9 +49,11 @@ def open_oscar_dump(folder: Path, keep_first_chunk: bool) -> OscarDump:
             found = _numbered(folder / f"layer_{layer}" / name, r"(\d+)\.pt")
             if found != chunks:
                 odd = sorted(set(found) ^ set(chunks))
-                raise bad_input(f"{folder}/layer_{layer}/{name}: expected the chunks of layer_{layers[0]}/q, "
-                                f"differs in {', '.join(map(str, odd[:5]))}",
-                                "was the dump interrupted? remove the incomplete chunk")
+                raise bad_input(
+                    f"{folder}/layer_{layer}/{name}: expected the chunks of layer_{layers[0]}/q, "
+                    f"differs in {', '.join(map(str, odd[:5]))}",
+                    "was the dump interrupted? remove the incomplete chunk",
+                )
     kept = tuple(c for c in chunks if c != 0 or keep_first_chunk)
     if not kept:
         raise bad_input(f"{folder}: no chunks but the warm-up", "--keep-first-chunk keeps chunk 0")
@@ -79,9 +81,12 @@ def load_layer(dump: OscarDump, layer: int) -> LayerTensors:
     chunks = [_load_chunk(dump, layer, chunk) for chunk in dump.chunks]
     joined = {name: _join(dump, layer, name, [tensors[name] for tensors, _ in chunks]) for name in "qkv"}
     dtypes = {name: DTYPES[x.dtype] for name, x in joined.items()}
-    return LayerTensors({name: _to_numpy(x) for name, x in joined.items()}, dtypes,
-                        tuple(length for _, lengths in chunks for length in lengths),
-                        tuple(len(tensors["q"]) for tensors, _ in chunks))
+    return LayerTensors(
+        {name: _to_numpy(x) for name, x in joined.items()},
+        dtypes,
+        tuple(length for _, lengths in chunks for length in lengths),
+        tuple(len(tensors["q"]) for tensors, _ in chunks),
+    )
 
 
 def _load_chunk(dump: OscarDump, layer: int, chunk: int) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -130,8 +135,9 @@ def _join(dump: OscarDump, layer: int, name: str, chunks: list[torch.Tensor]) ->
     if len({(x.dtype, x.shape[1:]) for x in chunks}) > 1:
         raise bad_input(f"{where}: dtype or heads change from chunk to chunk")
     if chunks[0].dtype not in DTYPES:
-        raise unsupported(f"{where}: dtype {chunks[0].dtype} is not supported",
-                          f"supported: {', '.join(DTYPES.values())}")
+        raise unsupported(
+            f"{where}: dtype {chunks[0].dtype} is not supported", f"supported: {', '.join(DTYPES.values())}"
+        )
     joined = torch.cat(chunks)
     if not torch.isfinite(joined).all():
         raise ScriptError(EXIT_NUMERICAL, f"{where}: expected finite numbers, found NaN or Inf")

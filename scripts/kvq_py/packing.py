@@ -45,6 +45,7 @@ def quiet(function):
 
 # Number types
 
+
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
     """float32 -> uint16 patterns of R(x): nearest even, saturating."""
     bits = x.view(np.uint32).astype(np.uint64)
@@ -78,6 +79,7 @@ def round_to(x: np.ndarray, scale_type: str) -> np.ndarray:
 
 # Pieces
 
+
 def tree_sum(x: np.ndarray) -> np.ndarray:
     """Sums the last axis in the order of packing.md: neighbours first, zeros pad to a power of two."""
     size = x.shape[-1]
@@ -109,6 +111,7 @@ def levels(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 # Encoding, on groups x [N, G, g]; each coder returns (codes float32 [N, G, g], its numbers, each [N, G])
+
 
 def encode_affine(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
     lowest, highest = x.min(axis=2), x.max(axis=2)
@@ -174,6 +177,7 @@ def table_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 # Codebook codes
 
+
 def nearest_entries(y: np.ndarray, scheme: Scheme) -> np.ndarray:
     """Codes of y, uint8: how many thresholds are not above it."""
     entries = np.array(scheme.codebook, np.float32)
@@ -182,6 +186,7 @@ def nearest_entries(y: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 # Trellis codes
+
 
 def trellis_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
     """v of the codes [..., g], float32: the definition."""
@@ -194,9 +199,10 @@ def trellis_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def trellis_table(scheme: Scheme) -> np.ndarray:
-    """v of a channel, float32 [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels before."""
+    """v of a channel, float32 [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels
+    before."""
     half = np.array(scheme.theta, np.float32) * HALF
-    place = np.arange(2**len(half))
+    place = np.arange(2 ** len(half))
     value = np.where(place & 1, half[0], -half[0])
     for q in range(1, len(half)):
         value = value + np.where(place >> q & 1, half[q], -half[q])
@@ -209,7 +215,7 @@ def best_paths(y: np.ndarray, scheme: Scheme) -> np.ndarray:
     rows = max(1, CHUNK >> (scheme.bits * (scheme.memory + 1)))
     codes = np.empty(targets.shape, np.uint8)
     for first in range(0, len(targets), rows):
-        codes[first:first + rows] = viterbi(targets[first:first + rows], scheme)
+        codes[first : first + rows] = viterbi(targets[first : first + rows], scheme)
     return codes.reshape(y.shape)
 
 
@@ -220,8 +226,8 @@ def viterbi(y: np.ndarray, scheme: Scheme) -> np.ndarray:
     """
     y = np.ascontiguousarray(y.T)
     size, count = y.shape
-    length, cost = min(size, LONGEST_SEAM), np.zeros((2**(scheme.bits * scheme.memory), count), np.float32)
-    cost, oldest = walk(np.concatenate([y[size - length:], y[:length]]), cost, scheme)
+    length, cost = min(size, LONGEST_SEAM), np.zeros((2 ** (scheme.bits * scheme.memory), count), np.float32)
+    cost, oldest = walk(np.concatenate([y[size - length :], y[:length]]), cost, scheme)
     seam, _ = trace_back(first_smallest(cost), oldest[length:], scheme)
     cost = np.full(cost.shape, np.inf, np.float32)
     cost[seam, np.arange(count)] = 0
@@ -268,16 +274,17 @@ def trace_back(state: np.ndarray, oldest: list[np.ndarray], scheme: Scheme) -> t
 
 # Centroids
 
+
 @quiet
 def squared_distances(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """tree((x - M[c]) (x - M[c])) of rows x [N, D] and centroids [C, D], float32 [C, N]."""
     found = np.empty((len(centroids), len(x)), np.float32)
     rows = max(1, CHUNK // x.shape[1])
     for first in range(0, len(x), rows):
-        block = np.ascontiguousarray(x[first:first + rows].T)
+        block = np.ascontiguousarray(x[first : first + rows].T)
         for c, centroid in enumerate(centroids):
             difference = block - centroid[:, None]
-            found[c, first:first + rows] = tree_sum((difference * difference).T)
+            found[c, first : first + rows] = tree_sum((difference * difference).T)
     return found
 
 
@@ -335,7 +342,7 @@ def decode(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
     for part in scheme.segments(x.shape[1]):
         channels = slice(part.begin, part.end)
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
-        x[:, channels] = decode_segment(rows.codes[:, channels], rows.numbers[:, first:first + count], part.scheme)
+        x[:, channels] = decode_segment(rows.codes[:, channels], rows.numbers[:, first : first + count], part.scheme)
         first += count
     return x
 
@@ -345,7 +352,7 @@ def decode_segment(codes: np.ndarray, numbers: np.ndarray, scheme: Scheme) -> np
     count, dim = codes.shape
     groups = scheme.groups(dim)
     codes = codes.reshape(count, groups, scheme.group_size)
-    scale, *second = (numbers[:, i * groups:(i + 1) * groups, None] for i in range(scheme.numbers_per_group()))
+    scale, *second = (numbers[:, i * groups : (i + 1) * groups, None] for i in range(scheme.numbers_per_group()))
     if scheme.coder == "symmetric":
         x = scale * (levels(codes, scheme.bits) * HALF)
     elif scheme.coder in ("codebook", "trellis"):
@@ -358,6 +365,7 @@ def decode_segment(codes: np.ndarray, numbers: np.ndarray, scheme: Scheme) -> np
 
 
 # Bytes
+
 
 def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
     """codes [N, D] below 2^bits -> uint8 [N, ceil(D * bits / 8)], a little-endian bit stream per row."""
@@ -379,7 +387,7 @@ def pack(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
         raise ValueError(f"packed rows: expected an index of {scheme.centroids} centroids, or none")
     packed, begin = np.zeros((count, scheme.row_bytes(dim)), np.uint8), 0
     for part in scheme.segments(dim):
-        packed[:, begin:begin + part.code_bytes] = pack_codes(rows.codes[:, part.begin:part.end], part.stored_bits)
+        packed[:, begin : begin + part.code_bytes] = pack_codes(rows.codes[:, part.begin : part.end], part.stored_bits)
         begin += part.code_bytes
     begin = scheme.numbers_begin(dim)
     end = begin + scheme.number_bytes(dim)
@@ -387,7 +395,7 @@ def pack(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
     if rows.index is not None:
         stored = rows.index.astype("<u2")[:, None].view(np.uint8)
         size = index_bytes(scheme.centroids)
-        packed[:, end:end + size] = stored[:, :size]
+        packed[:, end : end + size] = stored[:, :size]
     return packed
 
 
@@ -397,10 +405,10 @@ def unpack(packed: np.ndarray, scheme: AnyScheme, dim: int) -> CodedRows:
         raise ValueError(f"packed rows: expected [N, {scheme.row_bytes(dim)}] bytes, found {list(packed.shape)}")
     codes, begin = np.zeros((len(packed), dim), np.uint16 if scheme.bits > 8 else np.uint8), 0
     for part in scheme.segments(dim):
-        found = unpack_codes(packed[:, begin:begin + part.code_bytes], part.stored_bits, part.end - part.begin)
+        found = unpack_codes(packed[:, begin : begin + part.code_bytes], part.stored_bits, part.end - part.begin)
         if (found > part.scheme.top).any():
             raise ValueError(f"packed rows: expected codes of {part.scheme.bits} bits, found {found.max()}")
-        codes[:, part.begin:part.end] = found
+        codes[:, part.begin : part.end] = found
         begin += part.code_bytes
     begin = scheme.numbers_begin(dim)
     end = begin + scheme.number_bytes(dim)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from kvq_dump.families import FAMILIES
 
 from .errors import bad_input, unsupported
@@ -45,9 +44,11 @@ class ModelConfig:
     def rope_parameters(self) -> dict:
         """transformers 5 keeps all in `rope_parameters`; before, `rope_scaling` stood beside `rope_theta`."""
         old = self.values.get("rope_scaling") or {}
-        merged = {"rope_theta": self.values.get("rope_theta"),
-                  "rope_type": old.get("rope_type", old.get("type", "default")),
-                  "partial_rotary_factor": self.values.get("partial_rotary_factor", 1.0)} | old
+        merged = {
+            "rope_theta": self.values.get("rope_theta"),
+            "rope_type": old.get("rope_type", old.get("type", "default")),
+            "partial_rotary_factor": self.values.get("partial_rotary_factor", 1.0),
+        } | old
         return merged | (self.values.get("rope_parameters") or {})
 
     @property
@@ -62,7 +63,7 @@ class ModelConfig:
         types = self.values.get("layer_types")
         if not self.values.get("use_sliding_window", True):
             return 0
-        slides = types is None or layer < len(types) and types[layer] == "sliding_attention"
+        slides = types is None or (layer < len(types) and types[layer] == "sliding_attention")
         return window if slides else 0
 
     def frequencies(self) -> tuple[np.ndarray, float]:
@@ -74,10 +75,11 @@ class ModelConfig:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         if parameters["rope_type"] not in ROPE_INIT_FUNCTIONS or parameters["rope_type"] in ("dynamic", "longrope"):
-            raise unsupported(f"{self.path}: rope_type '{parameters['rope_type']}' depends on the length or is unknown",
-                              "supported: default and every type of transformers that does not depend on the length")
-        inv_freq, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
-            AutoConfig.for_model(**self.values))
+            raise unsupported(
+                f"{self.path}: rope_type '{parameters['rope_type']}' depends on the length or is unknown",
+                "supported: default and every type of transformers that does not depend on the length",
+            )
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](AutoConfig.for_model(**self.values))
         return inv_freq.double().numpy(), float(factor)
 
     def rotary_dim(self) -> int:

@@ -18,8 +18,21 @@ LENGTH_BYTES = 8
 LARGEST_HEADER = 100_000_000
 DEEPEST_JSON = 64
 # bfloat16 is given as its bits: numpy has no such type.
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-          "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1"}
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "u1",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class SafetensorsFile:
     def raw(self, tensor: str) -> memoryview:
         """Bytes of a tensor."""
         info = self.tensors[tensor]
-        return self._data[info.begin:info.end]
+        return self._data[info.begin : info.end]
 
     def array(self, tensor: str) -> np.ndarray:
         """A copy of a tensor."""
@@ -62,8 +75,11 @@ class SafetensorsFile:
 def parse_json(text: str | bytes, where: str) -> object:
     """Strict JSON: no duplicate keys, no NaN, not deeper than DEEPEST_JSON, valid UTF-8."""
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique_keys,
-                           parse_constant=_refuse_constant)
+        value = json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+        )
         _check_nested(value)
     except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError and UnicodeEncodeError too
         raise bad_input(f"{where}: not valid JSON: {error or 'nested too deeply'}") from error
@@ -103,10 +119,10 @@ def _split(content: bytes, name: str) -> tuple[dict, memoryview]:
     (length,) = struct.unpack_from("<Q", content)
     if length > min(LARGEST_HEADER, len(content) - LENGTH_BYTES):
         raise bad_input(f"{name}: header of {length} bytes does not fit the file's {len(content)} bytes")
-    text = content[LENGTH_BYTES:LENGTH_BYTES + length]
+    text = content[LENGTH_BYTES : LENGTH_BYTES + length]
     if not text.startswith(b"{"):
         raise bad_input(f"{name}: header: expected a JSON object")
-    return parse_json(text, f"{name}: header"), memoryview(content)[LENGTH_BYTES + length:]
+    return parse_json(text, f"{name}: header"), memoryview(content)[LENGTH_BYTES + length :]
 
 
 def _metadata(value: object, name: str) -> dict[str, str]:
@@ -142,5 +158,7 @@ def _expect_gapless(tensors: dict[str, TensorInfo], size: int, name: str) -> Non
             raise bad_input(f"{name}: tensor '{key}' {fault}: expected offset {position}, found {info.begin}")
         position = info.end
     if position != size:
-        raise bad_input(f"{name}: tensors take {position} bytes, found {size} bytes of data",
-                        "the file is cut off" if position > size else None)
+        raise bad_input(
+            f"{name}: tensors take {position} bytes, found {size} bytes of data",
+            "the file is cut off" if position > size else None,
+        )

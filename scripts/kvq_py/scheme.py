@@ -1,8 +1,7 @@
 """The parameters of formats/packing.md, without arithmetic: shared by the numpy and the PyTorch codec.
 
-`Scheme` is one width for every channel, `MixedScheme` a width of its own for each of them. Both say how a row falls into
-segments and how many bytes it takes, so the codecs treat them alike.
-"""
+`Scheme` is one width for every channel, `MixedScheme` a width of its own for each of them. Both say how a row falls
+into segments and how many bytes it takes, so the codecs treat them alike."""
 
 import dataclasses
 import math
@@ -205,8 +204,14 @@ class MixedScheme:
     size: int = 0
 
     @staticmethod
-    def make(coder: str, widths: tuple[int, ...], scale_type: str, scale_rule: str, tables: Tables = Tables(),
-             centroids: int = 0) -> "MixedScheme":
+    def make(
+        coder: str,
+        widths: tuple[int, ...],
+        scale_type: str,
+        scale_rule: str,
+        tables: Tables = Tables(),
+        centroids: int = 0,
+    ) -> "MixedScheme":
         if coder not in MIXABLE_CODERS:
             raise ValueError(f"coder of mixed rows: expected {' or '.join(MIXABLE_CODERS)}, found '{coder}'")
         if not all(0 <= w <= 8 for w in widths) or list(widths) != sorted(widths, reverse=True):

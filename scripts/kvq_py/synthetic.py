@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from kvq_dump.rope import rotate
 
 from . import __version__
@@ -72,8 +71,9 @@ def subspace_spectrum(options, dim: int) -> np.ndarray:
     return np.where(np.arange(dim) < max(1, dim // options.kv_heads), 1.0, OUTSIDE_ENERGY)
 
 
-def plant_rows(rng: np.random.Generator, options, bases: np.ndarray, spectrum: np.ndarray,
-               rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def plant_rows(
+    rng: np.random.Generator, options, bases: np.ndarray, spectrum: np.ndarray, rows: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(x [rows, H, dim], outlier channels [H, N], means [H, dim]): coloured noise, then outliers, then means."""
     dim = len(spectrum)
     heads = options.kv_heads
@@ -85,8 +85,9 @@ def plant_rows(rng: np.random.Generator, options, bases: np.ndarray, spectrum: n
     return x + mean, outliers, mean
 
 
-def plant_queries(rng: np.random.Generator, options, bases: np.ndarray,
-                  spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def plant_queries(
+    rng: np.random.Generator, options, bases: np.ndarray, spectrum: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(q [T, Hq, D], spectrum [D] with the sink's part): rows of one KV head's query heads share a moment."""
     group = options.q_heads // options.kv_heads
     q = np.empty((options.tokens, options.q_heads, options.head_dim))
@@ -94,7 +95,7 @@ def plant_queries(rng: np.random.Generator, options, bases: np.ndarray,
         noise = whitened(rng, options.tokens * group, options.head_dim) * np.sqrt(spectrum)
         if options.sink:  # the noise has mean 0, so the moment gains offset^2 in this direction and nothing elsewhere
             noise[:, 0] += sink_offset(spectrum)
-        q[:, h * group:(h + 1) * group] = (noise @ bases[h].T).reshape(options.tokens, group, options.head_dim)
+        q[:, h * group : (h + 1) * group] = (noise @ bases[h].T).reshape(options.tokens, group, options.head_dim)
     total = spectrum.copy()
     total[0] += sink_offset(spectrum) ** 2 if options.sink else 0.0
     return q, total
@@ -124,8 +125,12 @@ def plant_layer(options, layer: int, lengths: np.ndarray) -> Planted:
     key_spectrum = subspace_spectrum(options, options.head_dim)
     k = np.empty((options.tokens, options.kv_heads, options.head_dim))
     k[ordinary], k_outliers, k_mean = plant_rows(rng, options, bases, key_spectrum, len(ordinary))
-    truth = {"query_basis": bases, "query_spectrum": np.tile(query_spectrum, (options.kv_heads, 1)),
-             "k_outliers": k_outliers, "k_mean": k_mean}
+    truth = {
+        "query_basis": bases,
+        "query_spectrum": np.tile(query_spectrum, (options.kv_heads, 1)),
+        "k_outliers": k_outliers,
+        "k_mean": k_mean,
+    }
     if options.sink:
         direction = bases[:, :, 0]
         k[starts] = direction * sink_length(options, spectrum, max(lengths))
@@ -152,9 +157,8 @@ def plant_values(rng: np.random.Generator, options) -> tuple[np.ndarray, dict[st
 def random_metric(options, layer: int) -> np.ndarray:
     """float64 [H, Dv, Dv], symmetric and positive definite: what the columns of a made-up output projection give.
 
-    Their sizes differ, so that the metric is far from a multiple of the identity. It has a seed of its own: tensors are the same
-    with and without it.
-    """
+    Their sizes differ, so that the metric is far from a multiple of the identity. It has a seed of its own: tensors are
+    the same with and without it."""
     rng = np.random.default_rng([options.seed, 1 + layer, 1])
     rows = 2 * options.v_head_dim * (options.q_heads // options.kv_heads)
     weights = rng.standard_normal((options.kv_heads, rows, options.v_head_dim))
@@ -166,6 +170,7 @@ def random_metric(options, layer: int) -> np.ndarray:
 
 
 # Writing
+
 
 @dataclass
 class DumpFile:
@@ -196,11 +201,19 @@ def plan_files(options) -> list[DumpFile]:
 def layer_facts(options) -> LayerFacts:
     half = options.rotary_dim // 2
     return LayerFacts(
-        num_q_heads=options.q_heads, num_kv_heads=options.kv_heads, head_dim=options.head_dim,
-        v_head_dim=options.v_head_dim, softmax_scale=options.head_dim**-0.5, sliding_window=options.sliding_window,
-        kind=options.kind, rope_layout=options.rope, rotary_dim=options.rotary_dim, rotary_offset=options.rotary_offset,
+        num_q_heads=options.q_heads,
+        num_kv_heads=options.kv_heads,
+        head_dim=options.head_dim,
+        v_head_dim=options.v_head_dim,
+        softmax_scale=options.head_dim**-0.5,
+        sliding_window=options.sliding_window,
+        kind=options.kind,
+        rope_layout=options.rope,
+        rotary_dim=options.rotary_dim,
+        rotary_offset=options.rotary_offset,
         rope_attention_factor=options.rope_attention_factor,
-        rope_inv_freq=tuple(options.rope_theta ** (-j / half) for j in range(half)))
+        rope_inv_freq=tuple(options.rope_theta ** (-j / half) for j in range(half)),
+    )
 
 
 def captured(options, facts: LayerFacts, planted: Planted, positions: np.ndarray) -> dict[str, np.ndarray]:
@@ -208,8 +221,15 @@ def captured(options, facts: LayerFacts, planted: Planted, positions: np.ndarray
     tensors = dict(planted.tensors)
     if options.capture == "pre_rope" and options.rope != "none":
         for name in ("q", "k"):
-            tensors[name] = rotate(tensors[name], positions, np.array(facts.rope_inv_freq), options.rope,
-                                   options.rope_attention_factor, options.rotary_offset, inverse=True)
+            tensors[name] = rotate(
+                tensors[name],
+                positions,
+                np.array(facts.rope_inv_freq),
+                options.rope,
+                options.rope_attention_factor,
+                options.rotary_offset,
+                inverse=True,
+            )
     return {name: x.astype(np.float32) for name, x in tensors.items()}
 
 
@@ -222,15 +242,19 @@ def write_file(options, file: DumpFile) -> None:
     generated = np.concatenate([t >= len(t) - options.generated for t in in_sequence]) if options.generated else None
     with atomic_path(file.path) as temporary, DumpWriter(temporary) as writer:
         writer.root(model_name="synthetic", capture_point=options.capture, num_layers=options.layers, producer=PRODUCER)
-        writer.tokens(lengths[file.sequences.start:file.sequences.stop], positions[rows],
-                      None if generated is None else generated[rows])
+        writer.tokens(
+            lengths[file.sequences.start : file.sequences.stop],
+            positions[rows],
+            None if generated is None else generated[rows],
+        )
         write_truth_attributes(writer, options)
         facts = layer_facts(options)
         for index in file.layers:
             planted = plant_layer(options, index, lengths)
             tensors = captured(options, facts, planted, positions)
-            writer.layer(index, facts, {name: x[rows] for name, x in tensors.items()},
-                         dict.fromkeys(tensors, options.dtype))
+            writer.layer(
+                index, facts, {name: x[rows] for name, x in tensors.items()}, dict.fromkeys(tensors, options.dtype)
+            )
             if options.o_proj_metric and options.kind == "gqa":
                 writer.metric(index, random_metric(options, index))
             for name, value in planted.truth.items():
@@ -239,6 +263,8 @@ def write_file(options, file: DumpFile) -> None:
 
 def write_truth_attributes(writer: DumpWriter, options) -> None:
     attributes = writer.file.create_group("truth").attrs
-    attributes["options"] = json.dumps({k: v for k, v in vars(options).items() if k != "output" and (v or k != "o_proj_metric")}, sort_keys=True)
+    attributes["options"] = json.dumps(
+        {k: v for k, v in vars(options).items() if k != "output" and (v or k != "o_proj_metric")}, sort_keys=True
+    )
     rows = options.tokens - (options.sequences if options.sink else 0)
     attributes["exact"] = int(rows > max(options.head_dim, options.v_head_dim))

@@ -109,6 +109,7 @@ def refit(x: torch.Tensor, codes: torch.Tensor, energy: torch.Tensor, scheme: Sc
 
 # Codebook and trellis codes
 
+
 def binary32(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
     """Binary32 numbers [len] on the device of `like`."""
     return torch.tensor(values, dtype=torch.float32, device=like.device)
@@ -160,7 +161,7 @@ def trellis_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def trellis_table(scheme: Scheme, like: torch.Tensor) -> torch.Tensor:
     """v of a channel, [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels before."""
     half = binary32(scheme.theta, like) * 0.5
-    place = torch.arange(2**len(half), device=like.device)
+    place = torch.arange(2 ** len(half), device=like.device)
     value = torch.where(place & 1 == 1, half[0], -half[0])
     for q in range(1, len(half)):
         value = value + torch.where(place >> q & 1 == 1, half[q], -half[q])
@@ -178,7 +179,7 @@ def best_paths(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     values = trellis_table(scheme, y)
     codes = torch.empty(targets.shape, dtype=torch.uint8, device=y.device)
     for first in range(0, len(targets), rows):
-        codes[first:first + rows] = viterbi(targets[first:first + rows], values, scheme)
+        codes[first : first + rows] = viterbi(targets[first : first + rows], values, scheme)
     return codes.reshape(y.shape)
 
 
@@ -192,7 +193,7 @@ def viterbi(y: torch.Tensor, values: torch.Tensor, scheme: Scheme) -> torch.Tens
     length, states = min(size, LONGEST_SEAM), 1 << scheme.bits * scheme.memory
     oldest = torch.empty(size, states, count, dtype=torch.uint8, device=y.device)
     buffer = y.new_empty(len(values), count)  # one for all channels: fresh memory costs as much as the arithmetic
-    cost = walk(y[size - length:], y.new_zeros(states, count), values, buffer, oldest)  # how it got here, nobody asks
+    cost = walk(y[size - length :], y.new_zeros(states, count), values, buffer, oldest)  # how it got here, nobody asks
     cost = walk(y[:length], cost, values, buffer, oldest)
     seam, _ = trace_back(first_smallest(cost), oldest[:length], scheme)
     cost = y.new_full((states, count), torch.inf).scatter_(0, seam[None], 0.0)
@@ -200,8 +201,9 @@ def viterbi(y: torch.Tensor, values: torch.Tensor, scheme: Scheme) -> torch.Tens
     return trace_back(seam, oldest, scheme)[1]
 
 
-def walk(y: torch.Tensor, cost: torch.Tensor, values: torch.Tensor, buffer: torch.Tensor,
-         oldest: torch.Tensor) -> torch.Tensor:
+def walk(
+    y: torch.Tensor, cost: torch.Tensor, values: torch.Tensor, buffer: torch.Tensor, oldest: torch.Tensor
+) -> torch.Tensor:
     """Steps over y [n, N] from the costs [S, N]; returns the costs at the end.
 
     buffer [len(values), N] is scratch; oldest [n or more, S, N] gets the code that the best path to each state dropped.
@@ -243,16 +245,17 @@ def trace_back(state: torch.Tensor, oldest: torch.Tensor, scheme: Scheme) -> tup
 
 # Centroids
 
+
 def squared_distances(x: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
     """tree((x - M[c]) (x - M[c])) of rows x [N, D] and centroids [C, D], [C, N]."""
     found = x.new_empty(len(centroids), len(x))
     rows = max(1, chunk_of(x) // x.shape[1])
     step = max(1, rows // max(1, len(x)))
     for first in range(0, len(x), rows):
-        block = x[first:first + rows].T.contiguous()[:, None]
+        block = x[first : first + rows].T.contiguous()[:, None]
         for c in range(0, len(centroids), step):
-            difference = block - centroids[c:c + step].T.contiguous()[:, :, None]
-            found[c:c + step, first:first + rows] = tree_sum(difference.mul_(difference).movedim(0, 2))
+            difference = block - centroids[c : c + step].T.contiguous()[:, :, None]
+            found[c : c + step, first : first + rows] = tree_sum(difference.mul_(difference).movedim(0, 2))
     return found
 
 
@@ -279,10 +282,10 @@ def encode(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tens
     """
     codes, found = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), [x.new_zeros(len(x), 0)]
     for part in scheme.segments(x.shape[1]):
-        channels, own = x[:, part.begin:part.end], part.scheme
+        channels, own = x[:, part.begin : part.end], part.scheme
         groups = clip_rows(channels, own).reshape(len(x), own.groups(channels.shape[1]), own.group_size)
         coded, more = CODERS[own.coder](groups, own)
-        codes[:, part.begin:part.end] = coded.reshape(channels.shape).to(torch.uint8)
+        codes[:, part.begin : part.end] = coded.reshape(channels.shape).to(torch.uint8)
         found += [each.squeeze(2) for each in more]
     return codes, torch.cat(found, dim=1)
 
@@ -292,8 +295,8 @@ def decode(codes: torch.Tensor, numbers: torch.Tensor, scheme: AnyScheme) -> tor
     x, first = torch.zeros(codes.shape, dtype=torch.float32, device=codes.device), 0
     for part in scheme.segments(x.shape[1]):
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
-        own = numbers[:, first:first + count]
-        x[:, part.begin:part.end] = decode_segment(codes[:, part.begin:part.end], own, part.scheme)
+        own = numbers[:, first : first + count]
+        x[:, part.begin : part.end] = decode_segment(codes[:, part.begin : part.end], own, part.scheme)
         first += count
     return x
 

@@ -13,7 +13,8 @@
 #include <vector>
 
 // Times kmeans() on a raw float32 file and prints one JSON object; scripts/bench_kmeans.py makes the file and compares.
-// Seeding is a run of 0 iterations (it ends with one more assignment and the inertia); Lloyd is what the full run takes longer.
+// Seeding is a run of 0 iterations (it ends with one more assignment and the inertia); Lloyd is what the full run takes
+// longer.
 
 namespace {
 
@@ -46,8 +47,12 @@ int main(int argc, char** argv) try {
   }
   const std::vector<float> rows = read_floats(argv[1]);
   const int dim = std::atoi(argv[2]);
-  const kvq::KMeansOptions full{.clusters = std::atoi(argv[3]), .max_iterations = std::atoi(argv[4]), .tolerance = 0.0,
-                                .seed = std::strtoull(argv[5], nullptr, 10)};
+  const kvq::KMeansOptions full{
+      .clusters = std::atoi(argv[3]),
+      .max_iterations = std::atoi(argv[4]),
+      .tolerance = 0.0,
+      .seed = std::strtoull(argv[5], nullptr, 10),
+  };
   kvq::KMeansOptions seeds = full;
   seeds.max_iterations = 0;
   const kvq::ThreadLimit limit(std::atoi(argv[6]));
@@ -55,8 +60,10 @@ int main(int argc, char** argv) try {
   kvq::KMeansResult result;
   timed(rows, dim, {.clusters = 1}, result);  // starts the threads and reads the data once
   const Seconds seeding = timed(rows, dim, seeds, result), total = timed(rows, dim, full, result);
-  fmt::print("{{\"seeding\": {:.4f}, \"seeding_cpu\": {:.4f}, \"lloyd\": {:.4f}, \"lloyd_cpu\": {:.4f}, \"iterations\": {}, \"inertia\": {}}}\n",
-             seeding.wall, seeding.cpu, total.wall - seeding.wall, total.cpu - seeding.cpu, result.iterations, result.inertia);
+  fmt::print(
+      "{{\"seeding\": {:.4f}, \"seeding_cpu\": {:.4f}, \"lloyd\": {:.4f}, \"lloyd_cpu\": {:.4f}, \"iterations\": {}, "
+      "\"inertia\": {}}}\n",
+      seeding.wall, seeding.cpu, total.wall - seeding.wall, total.cpu - seeding.cpu, result.iterations, result.inertia);
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "bench_kmeans: error: {}\n", error.what());

@@ -25,10 +25,23 @@ class Browser:
         os.set_blocking(self._read, False)
         # It reads descriptor 3 and writes descriptor 4. As root, and in most containers, there is no sandbox.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
-        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
-                 "--remote-debugging-pipe", f"--user-data-dir={profile}")
-        self._process = subprocess.Popen(["bash", "-c", command, program, *flags], pass_fds=(to_browser, from_browser), stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        flags = (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--no-first-run",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        )
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, program, *flags],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self._buffer, self._events, self._id, self._session = b"", [], 0, None
@@ -72,7 +85,9 @@ class Browser:
 
     def call(self, method: str, **parameters: object) -> dict:
         self._id += 1
-        request = {"id": self._id, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
+        request = {"id": self._id, "method": method, "params": parameters} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         os.write(self._write, json.dumps(request).encode() + b"\0")
         deadline = time.monotonic() + LIMIT_SECONDS
         while True:
@@ -84,7 +99,9 @@ class Browser:
 
     def open(self, page: Path, width: int, dark: bool) -> None:
         """Loads a file into a window of this width, and forgets what was said before."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600
+        )
         self.media("screen", dark)
         self._events.clear()
         self.call("Page.navigate", url=page.as_uri())
@@ -93,12 +110,20 @@ class Browser:
             self._events.append(self._message(deadline))
 
     def media(self, media: str, dark: bool) -> None:
-        self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            media=media,
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def complaints(self) -> list[dict]:
         """What the console shows: errors, warnings, exceptions."""
         self.evaluate("0")
-        return [event for event in self._events if event.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")]
+        return [
+            event
+            for event in self._events
+            if event.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        ]
 
     def evaluate(self, expression: str) -> object:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")

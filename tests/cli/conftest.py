@@ -7,12 +7,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from dumps import synthetic  # noqa: E402, after the path is set
-from kvq_tools import BIN, ROOT  # noqa: E402
+from dumps import synthetic
+from kvq_tools import BIN, ROOT
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-expected", action="store_true", help="write tests/cli/expected/ anew from what the tools say")
+    parser.addoption(
+        "--update-expected", action="store_true", help="write tests/cli/expected/ anew from what the tools say"
+    )
 
 
 def pytest_configure(config):

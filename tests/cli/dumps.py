@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
-import numpy as np
-
 import make_synthetic_dump
+import numpy as np
 
 
 def synthetic(path: Path, **options: object) -> Path:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import xxhash  # noqa: F401, content_hash() does without; here it has to be there
-
 from kvq_py.artifact import content_hash
 from kvq_py.safetensors_file import SafetensorsFile
 
@@ -57,7 +56,7 @@ A, INVERSE, SCALE = "layers.1.v.rotation", "layers.1.v.inverse", "layers.0.v.cha
 # Everything is exact in binary32, so that no check depends on the machine; the condition of each block of 4, by hand.
 BLOCK = [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0.25, 4]]
 BLOCK_INVERSE = [[0.5, 0, 0, 0], [-0.5, 1, 0, 0], [0, 0, 2, 0], [0, 0, -0.125, 0.25]]
-CONDITION = (6.0078125 / 4)**0.5
+CONDITION = (6.0078125 / 4) ** 0.5
 
 Tree = dict
 Tensors = dict[str, np.ndarray]
@@ -68,31 +67,45 @@ def with_transforms(content: bytes) -> tuple[Tree, Tensors]:
     """(manifest, tensors): the values of layer 1 through a dense map, those of layer 0 scaled; no golden rows."""
     file = SafetensorsFile(content, "artifact")
     tree = json.loads(file.metadata["kvq.manifest"])
-    tensors = {name: file.array(name) for name in file.tensors
-               if ".golden." not in name and not name.startswith(("layers.0.v.", "layers.1.v."))}
+    tensors = {
+        name: file.array(name)
+        for name in file.tensors
+        if ".golden." not in name and not name.startswith(("layers.0.v.", "layers.1.v."))
+    }
     for layer in tree["layers"]:
         layer.pop("golden", None)
     kinds = ({"kind": "identity", "channel_scale": True}, {"kind": "dense", "inverse": True})
     for layer, kind, condition in zip(tree["layers"], kinds, (1.0, CONDITION)):
-        layer["v"] |= {"center": False, "rotation": kind | {"scope": "kv_head", "recipe": "I", "signs": False, "eigenbasis": False},
-                       "transform": {"kind": "balanced", "outlier_gain": [1.5, 2.0], "condition": [condition] * 2}}
+        layer["v"] |= {
+            "center": False,
+            "rotation": kind | {"scope": "kv_head", "recipe": "I", "signs": False, "eigenbasis": False},
+            "transform": {"kind": "balanced", "outlier_gain": [1.5, 2.0], "condition": [condition] * 2},
+        }
     tensors[SCALE] = np.exp2(np.arange(64) % 5 - 2).astype(np.float32).reshape(2, 32)
-    tensors[A], tensors[INVERSE] = (np.kron(np.eye(8), block).astype(np.float32)[None].repeat(2, axis=0)
-                                    for block in (BLOCK, BLOCK_INVERSE))
+    tensors[A], tensors[INVERSE] = (
+        np.kron(np.eye(8), block).astype(np.float32)[None].repeat(2, axis=0) for block in (BLOCK, BLOCK_INVERSE)
+    )
     tree |= {"version": "1.2", "requires": ["transform"]}
     return tree, tensors
 
 
 def written(tree: Tree, tensors: Tensors) -> bytes:
     """The file, with the content hash it should have."""
-    metadata = {"format": "kvq-artifact", "version": tree["version"], "requires": ",".join(tree["requires"]),
-                "kvq.manifest": json.dumps(tree, sort_keys=True, separators=(",", ":"))}
+    metadata = {
+        "format": "kvq-artifact",
+        "version": tree["version"],
+        "requires": ",".join(tree["requires"]),
+        "kvq.manifest": json.dumps(tree, sort_keys=True, separators=(",", ":")),
+    }
     dtypes = {"float32": "F32", "float64": "F64", "int8": "I8"}
     header, data = {"__metadata__": metadata}, b""
     for name in sorted(tensors):
         raw = tensors[name].tobytes()
-        header[name] = {"dtype": dtypes[tensors[name].dtype.name], "shape": list(tensors[name].shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": dtypes[tensors[name].dtype.name],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -105,15 +118,18 @@ def plan(tree: Tree, layer: int, side: str = "v") -> Tree:
 
 def put(name: str, value: float) -> Fault:
     """One number of a tensor."""
+
     def apply(tree, tensors):
         tensors[name] = tensors[name].copy()
         tensors[name].flat[37] = value
+
     return apply
 
 
 def change(name: str, function: Callable[[np.ndarray], np.ndarray]) -> Fault:
     def apply(tree, tensors):
         tensors[name] = np.ascontiguousarray(function(tensors[name]))
+
     return apply
 
 
@@ -132,6 +148,7 @@ def set_rotation(layer: int, **values: object) -> Fault:
 def move(old: str, new: str) -> Fault:
     def apply(tree, tensors):
         tensors[new] = tensors.pop(old)
+
     return apply
 
 
@@ -139,12 +156,19 @@ def in_turn(*faults: Fault) -> Fault:
     def apply(tree, tensors):
         for fault in faults:
             fault(tree, tensors)
+
     return apply
 
 
 def exact_values(tree: Tree, tensors: Tensors) -> None:
     own = plan(tree, 0)
-    tree["layers"][0]["v"] = {"coder": "exact", "bits": 16, "center": False, "rotation": own["rotation"], "transform": own["transform"]}
+    tree["layers"][0]["v"] = {
+        "coder": "exact",
+        "bits": 16,
+        "center": False,
+        "rotation": own["rotation"],
+        "transform": own["transform"],
+    }
 
 
 def some_centroids(tree: Tree, tensors: Tensors) -> None:
@@ -177,10 +201,18 @@ TRANSFORM_FAULTS: dict[str, Fault] = {
     "scale_large": put(SCALE, 2.0**25),
     "scale_small": put(SCALE, 2.0**-25),
     "scale_nan": put(SCALE, np.nan),
-    "scale_of_dense": in_turn(set_rotation(1, channel_scale=True, inverse=False), drop(INVERSE), move(SCALE, "layers.1.v.channel_scale"),
-                              set_rotation(0, channel_scale=False), lambda tree, tensors: plan(tree, 0).pop("transform")),
-    "inverse_of_identity": in_turn(set_rotation(0, inverse=True, channel_scale=False), drop(SCALE),
-                                   lambda tree, tensors: tensors.update({"layers.0.v.inverse": tensors[INVERSE]})),
+    "scale_of_dense": in_turn(
+        set_rotation(1, channel_scale=True, inverse=False),
+        drop(INVERSE),
+        move(SCALE, "layers.1.v.channel_scale"),
+        set_rotation(0, channel_scale=False),
+        lambda tree, tensors: plan(tree, 0).pop("transform"),
+    ),
+    "inverse_of_identity": in_turn(
+        set_rotation(0, inverse=True, channel_scale=False),
+        drop(SCALE),
+        lambda tree, tensors: tensors.update({"layers.0.v.inverse": tensors[INVERSE]}),
+    ),
     "without_tensors": lambda tree, tensors: plan(tree, 0, "k").update(transform=plan(tree, 0)["transform"]),
     "no_claims": lambda tree, tensors: plan(tree, 1).pop("transform"),
     "unlisted": lambda tree, tensors: tree.update(requires=[]),
@@ -214,8 +246,8 @@ def transform_artifacts(content: bytes) -> dict[str, bytes]:
 
 def faulty_artifacts(content: bytes) -> dict[str, bytes]:
     return {
-        "cut_1": content[:len(content) // 100],
-        "cut_50": content[:len(content) // 2],
+        "cut_1": content[: len(content) // 100],
+        "cut_50": content[: len(content) // 2],
         "cut_last": content[:-1],
         "flipped": edit_rotation(content, flip_last_bit),
         "stretched": hashed(edit_rotation(content, stretch)),

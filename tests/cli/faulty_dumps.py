@@ -1,13 +1,12 @@
 """Dumps with one fault each, by name: what formats/dump.md tells a reader to refuse.
 
-Every edit works on a copy of a sound dump of 2 layers, 3 sequences, 61 tokens, 4 query and 2 key/value heads of 32 channels.
-"""
+Every edit works on a copy of a sound dump of 2 layers, 3 sequences, 61 tokens, 4 query and 2 key/value heads of 32
+channels."""
 
 from collections.abc import Callable
 
 import h5py
 import numpy as np
-
 from dumps import replace
 
 Edit = Callable[[h5py.File], None]
@@ -16,31 +15,37 @@ Edit = Callable[[h5py.File], None]
 def set_attribute(group: str, name: str, value: object) -> Edit:
     def edit(file):
         file[group].attrs[name] = value
+
     return edit
 
 
 def drop_attribute(group: str, name: str) -> Edit:
     def edit(file):
         del file[group].attrs[name]
+
     return edit
 
 
 def drop(name: str) -> Edit:
     def edit(file):
         del file[name]
+
     return edit
 
 
 def set_element(name: str, index: tuple[int, ...], value: float) -> Edit:
     def edit(file):
         file[name][index] = value
+
     return edit
 
 
 def change(name: str, function: Callable[[np.ndarray], np.ndarray], **options) -> Edit:
     """Puts function(array) in the place of a dataset."""
+
     def edit(file):
         replace(file, name, function(file[name][()]), **options)
+
     return edit
 
 
@@ -48,12 +53,14 @@ def both(*edits: Edit) -> Edit:
     def edit(file):
         for one in edits:
             one(file)
+
     return edit
 
 
 def rename_layer(old: str, new: str) -> Edit:
     def edit(file):
         file.move(f"layers/{old}", f"layers/{new}")
+
     return edit
 
 
@@ -64,7 +71,8 @@ def as_bfloat16(name: str) -> Edit:
 
 
 def numbers() -> dict[str, Edit]:
-    """NaN, infinity, too large numbers and zeros in every tensor. In layer 1: a message that always says 0 is found out."""
+    """NaN, infinity, too large numbers and zeros in every tensor. In layer 1: a message that always says 0 is found
+    out."""
     edits: dict[str, Edit] = {}
     for tensor in "qkv":
         name = f"layers/1/{tensor}"
@@ -78,9 +86,11 @@ def numbers() -> dict[str, Edit]:
 
 def with_metric(function: Callable[[np.ndarray], np.ndarray]) -> Edit:
     """Layer 1 gets what a function makes of a sound o_proj_metric."""
+
     def edit(file):
         metric = np.tile(np.diag(np.arange(1.0, 33.0)).astype(np.float32), (2, 1, 1))
         file["layers/1/o_proj_metric"] = function(metric)
+
     return edit
 
 
@@ -88,6 +98,7 @@ def with_element(index: tuple[int, ...], value: float) -> Callable[[np.ndarray],
     def function(x):
         x[index] = value
         return x
+
     return function
 
 

@@ -33,14 +33,21 @@ class Node:
 
     def rows(self) -> list[list[str]]:
         """Cells of the first table."""
-        return [[cell.text() for cell in row.children if isinstance(cell, Node)] for row in self.first("table").all("tr")]
+        return [
+            [cell.text() for cell in row.children if isinstance(cell, Node)] for row in self.first("table").all("tr")
+        ]
 
     def numbers(self) -> list[list[str]]:
         """All tables inside, side by side: a wide one is cut into several that repeat their first columns."""
-        tables = [[[cell for cell in row.children if isinstance(cell, Node)] for row in table.all("tr")] for table in self.all("table")]
+        tables = [
+            [[cell for cell in row.children if isinstance(cell, Node)] for row in table.all("tr")]
+            for table in self.all("table")
+        ]
         names = sum(cell.attributes.get("scope") == "row" for cell in tables[0][1])
-        return [[cell.text() for cell in parts[0]] + [cell.text() for part in parts[1:] for cell in part[names:]]
-                for parts in zip(*tables, strict=True)]
+        return [
+            [cell.text() for cell in parts[0]] + [cell.text() for part in parts[1:] for cell in part[names:]]
+            for parts in zip(*tables, strict=True)
+        ]
 
 
 class Builder(HTMLParser):

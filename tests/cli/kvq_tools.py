@@ -21,8 +21,9 @@ class Result:
 def run(tool: str, *args: object, **options) -> Result:
     """Any outcome; `options` go to subprocess.run."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    done = subprocess.run([BIN / tool, *map(str, args)], **(streams | options), stdin=subprocess.DEVNULL, text=True,
-                          timeout=LIMIT_SECONDS)
+    done = subprocess.run(
+        [BIN / tool, *map(str, args)], **(streams | options), stdin=subprocess.DEVNULL, text=True, timeout=LIMIT_SECONDS
+    )
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -42,7 +43,9 @@ def calibrate(dump: Path, output: Path, *flags: object) -> Path:
 def start(dump: Path, output: Path, *flags: object, **options) -> subprocess.Popen:
     """A calibration on its way, to be interrupted; `options` go to Popen. One thread, so that it takes its time."""
     command = [BIN / "kvq-calibrate", "--threads", "1", "--model", dump, "--output", output, *map(str, flags)]
-    return subprocess.Popen(command, **({"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options))
+    return subprocess.Popen(
+        command, **({"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options)
+    )
 
 
 def shards(output: Path) -> list[Path]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-
 from kvq_py.artifact import SidePlan, hadamard
 from kvq_py.packing import decode, encode, from_bf16_bits
 
@@ -29,7 +28,7 @@ class Layer:
     def queries(self, head: int) -> np.ndarray:
         """[T, group, D]: the queries that read a KV head."""
         group = self.q.shape[1] // self.heads
-        return self.q[:, head * group:(head + 1) * group]
+        return self.q[:, head * group : (head + 1) * group]
 
     def sequences(self) -> list[slice]:
         return [slice(a, b) for a, b in zip(self.cu_seqlens, self.cu_seqlens[1:])]
@@ -59,6 +58,7 @@ def causal_softmax(layer: Layer, head: int, rows: slice) -> np.ndarray:
 
 # Moments of one KV head (formats/stats.md): (sum [D, D], first [D], weight)
 
+
 def weighted(x: np.ndarray, w: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, float]:
     w = np.ones(len(x)) if w is None else w
     return (x.T * w) @ x, w @ x, float(w.sum())
@@ -66,8 +66,12 @@ def weighted(x: np.ndarray, w: np.ndarray | None = None) -> tuple[np.ndarray, np
 
 def outputs(layer: Layer, head: int) -> np.ndarray:
     """o = S V of every query, [T * group, Dv]."""
-    return np.concatenate([(causal_softmax(layer, head, rows) @ layer.v[rows, head]).reshape(-1, layer.v.shape[2])
-                           for rows in layer.sequences()])
+    return np.concatenate(
+        [
+            (causal_softmax(layer, head, rows) @ layer.v[rows, head]).reshape(-1, layer.v.shape[2])
+            for rows in layer.sequences()
+        ]
+    )
 
 
 def query_weights(layer: Layer, head: int) -> np.ndarray:
@@ -82,7 +86,9 @@ def query_weights(layer: Layer, head: int) -> np.ndarray:
 
 def column_energy(layer: Layer, head: int) -> np.ndarray:
     """Sum of S^2 over the queries that see a token, per query head: [T]."""
-    return np.concatenate([(causal_softmax(layer, head, rows) ** 2).sum(axis=1).mean(axis=0) for rows in layer.sequences()])
+    return np.concatenate(
+        [(causal_softmax(layer, head, rows) ** 2).sum(axis=1).mean(axis=0) for rows in layer.sequences()]
+    )
 
 
 def moments(layer: Layer, head: int) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
@@ -90,9 +96,14 @@ def moments(layer: Layer, head: int) -> dict[str, tuple[np.ndarray, np.ndarray, 
     rows = q.reshape(-1, q.shape[2])
     query = weighted(rows)
     scored_query = weighted(q.transpose(1, 0, 2).reshape(rows.shape), query_weights(layer, head).reshape(-1))
-    return {"query": query, "key": weighted(k), "value": weighted(v), "scored_value": weighted(outputs(layer, head)),
-            "scored_query": (*scored_query[:2], float(len(rows))),  # a mean over queries, not over weights
-            "sst": weighted(v, np.einsum("ti,ij,tj->t", k, query[0] / query[2], k))}
+    return {
+        "query": query,
+        "key": weighted(k),
+        "value": weighted(v),
+        "scored_value": weighted(outputs(layer, head)),
+        "scored_query": (*scored_query[:2], float(len(rows))),  # a mean over queries, not over weights
+        "sst": weighted(v, np.einsum("ti,ij,tj->t", k, query[0] / query[2], k)),
+    }
 
 
 def mean(moment: tuple[np.ndarray, np.ndarray, float], center: np.ndarray | None = None) -> np.ndarray:
@@ -104,6 +115,7 @@ def mean(moment: tuple[np.ndarray, np.ndarray, float], center: np.ndarray | None
 
 
 # Rotations
+
 
 def bit_reversal(dim: int) -> np.ndarray:
     """P [D, D]: row k is 1 at the place of k. Places are reversed binary numbers, those beyond the end left out."""
@@ -125,6 +137,7 @@ def composed(recipe: str, basis: np.ndarray) -> np.ndarray:
 
 
 # Errors
+
 
 def inner(a: np.ndarray, b: np.ndarray, metric: np.ndarray, weights: np.ndarray) -> float:
     """sum_t w_t a_t M b_t^T"""

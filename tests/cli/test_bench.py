@@ -1,4 +1,5 @@
-"""kvq-bench and gpu_check.sh as far as no GPU is needed: what would be measured, and what they say where there is none."""
+"""kvq-bench and gpu_check.sh as far as no GPU is needed: what would be measured, and what they say where there is
+none."""
 
 import json
 import os
@@ -8,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import BIN, ROOT, run, succeed
 
 UNSUPPORTED, CHECK_FAILED = 5, 6
@@ -55,7 +55,9 @@ def check_sets(row: dict):
 @needs_tool
 @pytest.mark.parametrize("row", VARIANTS["decode"], ids=id_of)
 def test_decode_counts_the_bytes_of_pages_and_windows(row):
-    found = plan("decode", *sizes(row), "--q-heads", KV_HEADS * row["heads"], "--batch", "1,3", "--context", "100,32768")["decode"]
+    found = plan(
+        "decode", *sizes(row), "--q-heads", KV_HEADS * row["heads"], "--batch", "1,3", "--context", "100,32768"
+    )["decode"]
     assert [(r["batch"], r["context"]) for r in found] == [(1, 100), (1, 32768), (3, 100), (3, 32768)]
     for r in found:
         exact = 0 if row["k"] == "bf16" else min(r["context"], SINKS + RECENT)
@@ -83,14 +85,19 @@ def test_write_counts_what_is_read_and_written(row):
         assert r["written_bytes"] == r["tokens"] * KV_HEADS * token_bytes(row)
         assert r["bytes"] == r["read_bytes"] + r["written_bytes"]
         assert r.get("unfused_bytes") == (r["bytes"] + 2 * rows if r["hadamard_order"] > 1 else None)
-        assert (r["scale_rule_k"], r["scale_rule_v"]) == tuple("minmax" if row[side][0] == "u" else "norm" for side in "kv")
+        assert (r["scale_rule_k"], r["scale_rule_v"]) == tuple(
+            "minmax" if row[side][0] == "u" else "norm" for side in "kv"
+        )
         check_sets(r)
 
 
 @needs_tool
 def test_dense_rotations_take_the_place_of_hadamard_ones():
     found = plan("write", "--k", "u2g128", "--tokens", "1,64", "--dense", "--clip", 0.96)["write"]
-    assert [(r["tokens"], r["hadamard_order"], r["dense_rotation"], r["clip_ratio"]) for r in found] == [(1, 1, True, 0.96), (64, 1, True, 0.96)]
+    assert [(r["tokens"], r["hadamard_order"], r["dense_rotation"], r["clip_ratio"]) for r in found] == [
+        (1, 1, True, 0.96),
+        (64, 1, True, 0.96),
+    ]
     assert not any("unfused_bytes" in r for r in found)
 
 
@@ -128,15 +135,26 @@ def test_without_a_format_every_kernel_of_these_sizes_is_measured():
 
 
 @needs_tool
-@pytest.mark.parametrize("kind, flags", [("decode", ("decode", "--k", "s4g64")), ("quantize_write", ("write", "--k", "s4g64")),
-                                         ("dequantize", ("prefill", "--k", "s4g64")),
-                                         ("decode", ("decode", "--k", "u4g128", "--q-heads", 512))], ids=str)
+@pytest.mark.parametrize(
+    "kind, flags",
+    [
+        ("decode", ("decode", "--k", "s4g64")),
+        ("quantize_write", ("write", "--k", "s4g64")),
+        ("dequantize", ("prefill", "--k", "s4g64")),
+        ("decode", ("decode", "--k", "u4g128", "--q-heads", 512)),
+    ],
+    ids=str,
+)
 def test_what_is_not_built_is_answered_with_what_is(kind, flags):
     result = run("kvq-bench", *flags, "--dry-run")
     assert result.code == UNSUPPORTED and result.stdout == ""
     error, hint = result.stderr.splitlines()
     assert error.startswith(f"kvq-bench: error: no kernel is built for {flags[2]}, head_dim 128, bf16")
-    caches = {row["k"] if row["k"] == row["v"] else f"{row['k']}/{row['v']}" for row in VARIANTS[kind] if row["head_dim"] == 128}
+    caches = {
+        row["k"] if row["k"] == row["v"] else f"{row['k']}/{row['v']}"
+        for row in VARIANTS[kind]
+        if row["head_dim"] == 128
+    }
     assert hint.startswith("hint: built for head_dim 128: ") and caches <= set(re.findall(r"[\w/]+", hint))
 
 
@@ -144,7 +162,9 @@ def test_what_is_not_built_is_answered_with_what_is(kind, flags):
 def test_a_head_dim_that_is_not_built_is_answered_with_those_that_are():
     result = run("kvq-bench", "write", "--k", "u2g32", "--head-dim", 32, "--hadamard", 1, "--dry-run")
     dims = sorted({row["head_dim"] for row in VARIANTS["quantize_write"]})
-    assert result.code == UNSUPPORTED and result.stderr.endswith(f"hint: built are head_dim {', '.join(map(str, dims))}\n")
+    assert result.code == UNSUPPORTED and result.stderr.endswith(
+        f"hint: built are head_dim {', '.join(map(str, dims))}\n"
+    )
 
 
 @needs_tool
@@ -169,7 +189,11 @@ def test_tables_fit_80_columns(command):
 
 
 @needs_tool
-@pytest.mark.parametrize("flags", [("decode",), ("prefill",), ("write",), ("targets", "--json"), ("decode", "--sdpa", "python3")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [("decode",), ("prefill",), ("write",), ("targets", "--json"), ("decode", "--sdpa", "python3")],
+    ids=" ".join,
+)
 def test_without_a_gpu_it_says_so(flags, tmp_path):
     result = run("kvq-bench", *flags, "--output", tmp_path / "none.json", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == UNSUPPORTED and result.stdout == "" and list(tmp_path.iterdir()) == []
@@ -179,8 +203,13 @@ def test_without_a_gpu_it_says_so(flags, tmp_path):
 
 def test_sdpa_baseline_needs_a_gpu():
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, ROOT / "scripts/sdpa_baseline.py", "[]"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/sdpa_baseline.py", "[]"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stdout) == (UNSUPPORTED, "")
     assert done.stderr.splitlines()[-1] == "sdpa_baseline.py: error: PyTorch sees no CUDA device"
 
@@ -192,11 +221,19 @@ def gpu_check(tmp_path: Path, programs: dict[str, str], *flags: object) -> subpr
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
-    return subprocess.run([ROOT / "scripts/gpu_check.sh", "--bin", folder, "--out", tmp_path / "out", *map(str, flags)],
-                          env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [ROOT / "scripts/gpu_check.sh", "--bin", folder, "--out", tmp_path / "out", *map(str, flags)],
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
-GPU, GOOD = "echo 'Some GPU, 1.2.3'", {"kvq-test-gpu": "exit 0", "kvq-bench": "echo 3 of 3 targets met", "compute-sanitizer": "exit 0"}
+GPU, GOOD = (
+    "echo 'Some GPU, 1.2.3'",
+    {"kvq-test-gpu": "exit 0", "kvq-bench": "echo 3 of 3 targets met", "compute-sanitizer": "exit 0"},
+)
 
 
 def test_gpu_check_without_a_gpu(tmp_path):
@@ -209,13 +246,20 @@ def test_gpu_check_passes(tmp_path):
     done = gpu_check(tmp_path, GOOD | {"nvidia-smi": GPU})
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [line[:2] for line in lines[-6:]] == [[name, "pass"] for name in
-                                                 ("tests", "memcheck", "racecheck", "initcheck", "synccheck", "bench")]
+    assert [line[:2] for line in lines[-6:]] == [
+        [name, "pass"] for name in ("tests", "memcheck", "racecheck", "initcheck", "synccheck", "bench")
+    ]
     assert "3 of 3 targets met" in done.stdout
 
 
-@pytest.mark.parametrize("broken, failed", [("kvq-test-gpu", {"tests"}), ("kvq-bench", {"bench"}),
-                                            ("compute-sanitizer", {"memcheck", "racecheck", "initcheck", "synccheck"})])
+@pytest.mark.parametrize(
+    "broken, failed",
+    [
+        ("kvq-test-gpu", {"tests"}),
+        ("kvq-bench", {"bench"}),
+        ("compute-sanitizer", {"memcheck", "racecheck", "initcheck", "synccheck"}),
+    ],
+)
 def test_gpu_check_shows_what_failed(tmp_path, broken, failed):
     done = gpu_check(tmp_path, GOOD | {"nvidia-smi": GPU, broken: "echo broken; exit 1"})
     assert done.returncode == CHECK_FAILED

@@ -9,18 +9,22 @@ import sys
 import time
 
 import pytest
-
 from dumps import synthetic
 from kvq_tools import BIN, calibrate, start, succeed, wait_for_layers
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 
 
-@pytest.mark.parametrize("flags", [("--method", method) for method in METHODS]
-                         + [("--collect", "all", "--sign-search", 2, "--center", "kv")], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [("--method", method) for method in METHODS] + [("--collect", "all", "--sign-search", 2, "--center", "kv")],
+    ids=str,
+)
 def test_threads_and_repetition_do_not_change_a_byte(sample, tmp_path, flags):
-    runs = [calibrate(sample, tmp_path / f"{i}", "--threads", threads, *flags).read_bytes()
-            for i, threads in enumerate((1, 2, 2, 5))]
+    runs = [
+        calibrate(sample, tmp_path / f"{i}", "--threads", threads, *flags).read_bytes()
+        for i, threads in enumerate((1, 2, 2, 5))
+    ]
     assert len(set(runs)) == 1
 
 
@@ -35,12 +39,15 @@ def test_long_sequences_do_not_depend_on_threads(make_dump, tmp_path):
 
 def test_seed_decides_random_rotations(make_dump, tmp_path):
     dump = make_dump(layers=1)
-    zero, again, one = (calibrate(dump, tmp_path / f"{i}", "--method", "random", "--seed", seed).read_bytes()
-                        for i, seed in enumerate((0, 0, 1)))
+    zero, again, one = (
+        calibrate(dump, tmp_path / f"{i}", "--method", "random", "--seed", seed).read_bytes()
+        for i, seed in enumerate((0, 0, 1))
+    )
     assert zero == again != one
 
 
 # Where it writes
+
 
 def test_artifact_appears_beside_the_dump(tmp_path):
     dump = synthetic(tmp_path / "some.dump.h5", layers=1)
@@ -58,22 +65,48 @@ def test_dry_run_writes_nothing(tmp_path):
 def test_config_file_equals_flags(make_dump, tmp_path):
     config = tmp_path / "options.ini"
     config.write_text('bits-k=3\ncenter="kv"\nexact-layers="1"\nsink-tokens=4\nrandom-signs=true\nmethod=saw-int4\n')
-    flags = ("--bits-k", 3, "--center", "kv", "--exact-layers", 1, "--sink-tokens", 4, "--random-signs", "--method",
-             "saw-int4")
+    flags = (
+        "--bits-k",
+        3,
+        "--center",
+        "kv",
+        "--exact-layers",
+        1,
+        "--sink-tokens",
+        4,
+        "--random-signs",
+        "--method",
+        "saw-int4",
+    )
     by_file = calibrate(make_dump(), tmp_path / "a", "--config", config)
     by_flags = calibrate(make_dump(), tmp_path / "b", *flags)
     assert by_file.read_bytes() == by_flags.read_bytes()
     both = calibrate(make_dump(), tmp_path / "c", "--config", config, "--bits-k", 5)
-    assert both.read_bytes() == calibrate(make_dump(), tmp_path / "d", *flags[2:], "--bits-k", 5).read_bytes(), "a flag wins"
+    assert both.read_bytes() == calibrate(make_dump(), tmp_path / "d", *flags[2:], "--bits-k", 5).read_bytes(), (
+        "a flag wins"
+    )
 
 
 # What it prints
 
+
 def test_json_is_one_document(make_dump, tmp_path):
-    result = succeed("kvq-calibrate", "--model", make_dump(), "--output", tmp_path / "out", "--json", "--report-rotations")
+    result = succeed(
+        "kvq-calibrate", "--model", make_dump(), "--output", tmp_path / "out", "--json", "--report-rotations"
+    )
     document = json.loads(result.stdout)
-    assert document.keys() == {"schema_version", "tool", "output", "method", "dump_hash", "tokens", "context", "windows",
-                               "layers", "rotations"}
+    assert document.keys() == {
+        "schema_version",
+        "tool",
+        "output",
+        "method",
+        "dump_hash",
+        "tokens",
+        "context",
+        "windows",
+        "layers",
+        "rotations",
+    }
     assert result.stderr == "" and document["output"] == str(tmp_path / "out") and document["tokens"] == 512
     for layer in document["layers"]:
         for side in "kv":
@@ -96,7 +129,9 @@ def test_effective_bits_follow_the_context(make_dump, tmp_path):
     """Codes and numbers behind the windows, 16 bits inside: 64 + 256 of 4096 tokens."""
     result = succeed("kvq-calibrate", "--model", make_dump(), "--output", tmp_path / "out", "--json", "--context", 4096)
     coded, exact = 2 + 32 / 64, 320 / 4096
-    assert json.loads(result.stdout)["layers"][0]["k"]["effective_bits"] == pytest.approx(16 * exact + coded * (1 - exact))
+    assert json.loads(result.stdout)["layers"][0]["k"]["effective_bits"] == pytest.approx(
+        16 * exact + coded * (1 - exact)
+    )
 
 
 def test_quiet_says_nothing(make_dump, tmp_path):
@@ -138,7 +173,9 @@ def test_progress_is_plain_lines_elsewhere(make_dump, tmp_path):
     time.sleep(10.1)
     process.send_signal(signal.SIGCONT)
     lines = process.communicate()[1].splitlines()
-    assert process.returncode == 0 and 1 <= len(lines) <= (time.monotonic() - begin) // 10  # one, unless the machine is busy
+    assert (
+        process.returncode == 0 and 1 <= len(lines) <= (time.monotonic() - begin) // 10
+    )  # one, unless the machine is busy
     assert "\r" not in lines[0] and "\x1b" not in lines[0]
     assert "% " in lines[0] and "/12)" in lines[0] and "tokens/s" in lines[0]
 
@@ -159,9 +196,17 @@ def measured_peak(*arguments) -> int:
     return 1024 * int(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True).stdout)
 
 
-PREDICTED = [("--method", "oscar"), ("--method", "saw-int4"), ("--method", "random"), ("--composition", "h"),
-             ("--composition", "residual"), ("--coder", "symmetric", "--center", "kv"), ("--share", "layer"),
-             ("--bits-v", 16), ("--exact-layers", "0-3")]
+PREDICTED = [
+    ("--method", "oscar"),
+    ("--method", "saw-int4"),
+    ("--method", "random"),
+    ("--composition", "h"),
+    ("--composition", "residual"),
+    ("--coder", "symmetric", "--center", "kv"),
+    ("--share", "layer"),
+    ("--bits-v", 16),
+    ("--exact-layers", "0-3"),
+]
 
 
 @pytest.mark.parametrize("flags", PREDICTED, ids=str)
@@ -174,8 +219,14 @@ def test_dry_run_predicts_size_and_memory(sample, tmp_path, flags):
 
 
 def test_dry_run_predicts_memory_of_a_larger_dump(make_dump, tmp_path):
-    arguments = ("--model", make_dump(tokens=12000, sequences=2, q_heads=8, kv_heads=1, head_dim=128, layers=1), "--output",
-                 tmp_path / "out", "--threads", 2)
+    arguments = (
+        "--model",
+        make_dump(tokens=12000, sequences=2, q_heads=8, kv_heads=1, head_dim=128, layers=1),
+        "--output",
+        tmp_path / "out",
+        "--threads",
+        2,
+    )
     predicted = json.loads(succeed("kvq-calibrate", "--dry-run", "--json", *arguments).stdout)["peak_bytes"]
     peak = measured_peak(*arguments)
     assert peak > 100e6, "large enough to show"

@@ -1,5 +1,5 @@
-"""kvq-calibrate's methods and axes of 1.1: mixed widths, codebooks, trellis codes, centroids, Hessian rotations and budgets,
-against numpy in float64, the second reader and the formats' own words.
+"""kvq-calibrate's methods and axes of 1.1: mixed widths, codebooks, trellis codes, centroids, Hessian rotations and
+budgets, against numpy in float64, the second reader and the formats' own words.
 
 Shapes: T tokens, H KV heads, D channels, L RoPE blocks, C centroids.
 """
@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-
 import reference
 from dumps import edited, replace
 from kvq_py.artifact import Artifact, SidePlan
@@ -28,8 +27,14 @@ SHORT = 96  # tokens of the real model where the whole sample would take long
 SMALL = {"tokens": 54, "sequences": 3, "layers": 1, "query_spectrum": 0.9, "channel_means": 0.5, "outlier_channels": 1}
 GEOMETRIES = {
     "half": {"head_dim": 32, "v_head_dim": 48},
-    "interleaved, windowed, pre_rope": {"head_dim": 24, "rope": "interleaved", "rotary_dim": 16, "rotary_offset": 4,
-                                        "sliding_window": 9, "capture": "pre_rope"},
+    "interleaved, windowed, pre_rope": {
+        "head_dim": 24,
+        "rope": "interleaved",
+        "rotary_dim": 16,
+        "rotary_offset": 4,
+        "sliding_window": 9,
+        "capture": "pre_rope",
+    },
     "half, partial, odd": {"head_dim": 33, "v_head_dim": 17, "rotary_dim": 10, "rotary_offset": 5},
     "mla": {"kind": "mla_rope", "head_dim": 32, "rope": "interleaved"},
     "no rope": {"head_dim": 20, "v_head_dim": 10, "rope": "none", "q_heads": 6, "kv_heads": 3},
@@ -70,7 +75,9 @@ def read(dump: Path, index: int = 0) -> reference.Layer:
         group = file[f"layers/{index}"]
         q, k = (reference.widened(group[name][()]) for name in "qk")
         v = reference.widened(group["v"][()]) if "v" in group else np.zeros((*k.shape[:2], 1))
-        return reference.Layer(q, k, v, file["cu_seqlens"][()], group.attrs["softmax_scale"], group.attrs["sliding_window"])
+        return reference.Layer(
+            q, k, v, file["cu_seqlens"][()], group.attrs["softmax_scale"], group.attrs["sliding_window"]
+        )
 
 
 def rows_of(layer: reference.Layer, side: str) -> np.ndarray:
@@ -121,6 +128,7 @@ def measured_error(layer: reference.Layer, side: str, plan: SidePlan, metric: st
 
 # Every variant everywhere
 
+
 def check_variant(dump: Path, layers: dict[int, reference.Layer], folder: Path, name: str, *more: object):
     flags = (*VARIANTS[name], *more)
     artifact = verified(dump, folder / "one", *flags)
@@ -147,11 +155,13 @@ def test_every_variant_on_every_geometry(make_dump, tmp_path, name, geometry):
 @pytest.fixture(scope="module")
 def short(sample, tmp_path_factory) -> Path:
     """The beginning of the sample's first sequence."""
+
     def cut(file: h5py.File) -> None:
         replace(file, "cu_seqlens", np.array([0, SHORT]))
         replace(file, "positions", file["positions"][:SHORT])
         for name in [f"layers/{index}/{tensor}" for index in range(6) for tensor in "qkv"]:
             replace(file, name, file[name][:SHORT])
+
     return edited(sample, tmp_path_factory.mktemp("short") / "dump.h5", cut)
 
 
@@ -185,14 +195,16 @@ def rope_blocks(rope: dict, head_dim: int) -> list[list[int]]:
     else:
         pairs = [[first + i, first + half + i] for i in range(half)]
     rest = [j for j in range(head_dim) if not first <= j < first + 2 * half]
-    return pairs + [rest[i:i + 2] for i in range(0, len(rest), 2)]
+    return pairs + [rest[i : i + 2] for i in range(0, len(rest), 2)]
 
 
-def block_scores(layer: reference.Layer, head: int, blocks: list[list[int]], score: str, centred: bool = False) -> np.ndarray:
+def block_scores(
+    layer: reference.Layer, head: int, blocks: list[list[int]], score: str, centred: bool = False
+) -> np.ndarray:
     """Block-GTQ Eq. 4 and C.2: of mean squared lengths over tokens and the group's query heads."""
     k = layer.k[:, head] - (layer.k[:, head].mean(axis=0) if centred else 0)
     q = layer.queries(head).reshape(-1, k.shape[1])
-    energies = [[(x[:, block]**2).sum(axis=1).mean() for block in blocks] for x in (q, k)]
+    energies = [[(x[:, block] ** 2).sum(axis=1).mean() for block in blocks] for x in (q, k)]
     return SCORES[score](*np.array(energies))
 
 
@@ -200,12 +212,14 @@ def greedy(scores: np.ndarray, budget: int, least: int = 1, most: int = 8) -> np
     """Block-GTQ's algorithm 1, a bit at a time; the lowest index on a tie."""
     bits = np.full(len(scores), least)
     for _ in range(budget - least * len(scores)):
-        gains = np.where(bits < most, scores * (4.0**-bits - 4.0**-(bits + 1)), -1)
+        gains = np.where(bits < most, scores * (4.0**-bits - 4.0 ** -(bits + 1)), -1)
         bits[gains.argmax()] += 1
     return bits
 
 
-def check_layout(plan: SidePlan, head: int, basis: np.ndarray, units: list[list[int]], bits: np.ndarray, mixing: str = "haar"):
+def check_layout(
+    plan: SidePlan, head: int, basis: np.ndarray, units: list[list[int]], bits: np.ndarray, mixing: str = "haar"
+):
     """channel_bits, channel_order and rotation of one head: basis, gather, one orthogonal matrix for each width."""
     order = np.argsort(-bits, kind="stable")
     sources = np.concatenate([units[i] for i in order])
@@ -219,11 +233,13 @@ def check_layout(plan: SidePlan, head: int, basis: np.ndarray, units: list[list[
         block = mixed[np.ix_(widths == width, widths == width)]
         assert np.abs(block.T @ block - np.eye(len(block))).max() < 1e-5
         if mixing == "hadamard" and (len(block) & (len(block) - 1)) == 0:
-            assert np.abs(np.abs(block) - len(block)**-0.5).max() < 1e-6
+            assert np.abs(np.abs(block) - len(block) ** -0.5).max() < 1e-6
 
 
-LAYOUTS = GEOMETRIES | {"interleaved": {"head_dim": 32, "rope": "interleaved", "rotary_dim": 20, "rotary_offset": 6},
-                        "6 queries a key": {"head_dim": 16, "kv_heads": 1, "q_heads": 6}}
+LAYOUTS = GEOMETRIES | {
+    "interleaved": {"head_dim": 32, "rope": "interleaved", "rotary_dim": 20, "rotary_offset": 6},
+    "6 queries a key": {"head_dim": 16, "kv_heads": 1, "q_heads": 6},
+}
 
 
 @pytest.mark.parametrize("center", ["none", "k"])
@@ -231,12 +247,34 @@ LAYOUTS = GEOMETRIES | {"interleaved": {"head_dim": 32, "rope": "interleaved", "
 def test_block_energies_and_widths(make_dump, tmp_path, geometry, center):
     options = SMALL | LAYOUTS[geometry]
     layer = read(make_dump(**options | {"capture": "post_rope"}))
-    limits = {"qk_avg": (1, 8), "qk_max": (2, 4), "qk_product": (0, 5), "k_only": (1, 3), "q_only": (0, 8), "qk_energy_product": (1, 6)}
+    limits = {
+        "qk_avg": (1, 8),
+        "qk_max": (2, 4),
+        "qk_product": (0, 5),
+        "k_only": (1, 3),
+        "q_only": (0, 8),
+        "qk_energy_product": (1, 6),
+    }
     for number, score in enumerate(SCORES):
         least, most = limits[score]
         bits = 2.0 + number * 0.13
-        artifact = verified(make_dump(**options), tmp_path / score, *GTQ, "--score", score, "--center", center, "--bits-k", bits,
-                            "--min-bits", least, "--max-bits", most, "--coder", "symmetric")
+        artifact = verified(
+            make_dump(**options),
+            tmp_path / score,
+            *GTQ,
+            "--score",
+            score,
+            "--center",
+            center,
+            "--bits-k",
+            bits,
+            "--min-bits",
+            least,
+            "--max-bits",
+            most,
+            "--coder",
+            "symmetric",
+        )
         entry = artifact.manifest["layers"][0]
         plan, blocks = artifact.layers[0].sides["k"], rope_blocks(entry["geometry"]["rope"], options["head_dim"])
         assert entry["k"]["allocation"]["score"] == score and entry["k"]["allocation"]["unit"] == "rope_block"
@@ -273,13 +311,17 @@ def test_widths_of_a_real_model(sample, tmp_path, bits):
 
 def flattened(zeros: int):
     """All blocks alike, but for the last ones, which are zero."""
+
     def edit(file: h5py.File) -> None:
         for name in "qk":
             rows = file[f"layers/0/{name}"][()]
             half = rows.shape[2] // 2
-            rows[:] = np.concatenate([np.repeat(rows[..., :1], half, axis=2), np.repeat(rows[..., 1:2], half, axis=2)], axis=2)
-            rows[..., half - zeros:half] = rows[..., 2 * half - zeros:] = 0
+            rows[:] = np.concatenate(
+                [np.repeat(rows[..., :1], half, axis=2), np.repeat(rows[..., 1:2], half, axis=2)], axis=2
+            )
+            rows[..., half - zeros : half] = rows[..., 2 * half - zeros :] = 0
             replace(file, f"layers/0/{name}", rows)
+
     return edit
 
 
@@ -298,11 +340,32 @@ def test_blocks_without_energy_share_what_is_left(make_dump, tmp_path):
 @pytest.mark.parametrize("center", ["none", "kv"])
 def test_widths_by_channel_of_an_eigenbasis(sample, tmp_path, center):
     """Keys: the query's eigenvalue times the keys' energy; values: the energy in the score-weighted eigenbasis."""
-    artifact = verified(sample, tmp_path / "out", *GTQ, "--k-allocation", "channel", "--v-allocation", "channel", "--bits-k", 1.9,
-                        "--bits-v", 2.6, "--layers", 2, "--center", center, "--min-bits", 0, "--max-bits", 6)
+    artifact = verified(
+        sample,
+        tmp_path / "out",
+        *GTQ,
+        "--k-allocation",
+        "channel",
+        "--v-allocation",
+        "channel",
+        "--bits-k",
+        1.9,
+        "--bits-v",
+        2.6,
+        "--layers",
+        2,
+        "--center",
+        center,
+        "--min-bits",
+        0,
+        "--max-bits",
+        6,
+    )
     layer, units = real(2), [[j] for j in range(128)]
     for (side, plan), bits in zip(artifact.layers[2].sides.items(), (1.9, 2.6)):
-        assert artifact.manifest["layers"][0][side]["allocation"]["unit"] == "channel" and "block_bits" not in plan.tensors
+        assert (
+            artifact.manifest["layers"][0][side]["allocation"]["unit"] == "channel" and "block_bits" not in plan.tensors
+        )
         for head in range(2):
             own = reference.weighted((layer.k if side == "k" else layer.v)[:, head])
             mean = own[1] / own[2] if center == "kv" else None
@@ -313,7 +376,7 @@ def test_widths_by_channel_of_an_eigenbasis(sample, tmp_path, center):
             scores = np.diag(basis.T @ reference.mean(own, mean) @ basis) * (spectrum if side == "k" else 1)
             found = widths_by_source(plan, head)
             assert found.sum() == int(128 * bits) and found.max() <= 6
-            best = (scores * 4.0**-greedy(scores, int(128 * bits), 0, 6)).sum()
+            best = (scores * 4.0 ** -greedy(scores, int(128 * bits), 0, 6)).sum()
             assert (scores * 4.0**-found).sum() == pytest.approx(best, rel=1e-5)
             check_layout(plan, head, basis, units, found)
 
@@ -325,6 +388,7 @@ def widths_by_source(plan: SidePlan, head: int) -> np.ndarray:
 
 
 # Rows of a size
+
 
 def best_of_row(scores: np.ndarray, channels: int, row_bytes: int, widths: tuple[int, ...]) -> float:
     """The smallest objective of all counts of blocks at these widths that fit; scales take two bytes."""
@@ -344,13 +408,27 @@ def best_of_row(scores: np.ndarray, channels: int, row_bytes: int, widths: tuple
 
 @pytest.mark.parametrize("flags", [(), ("--coder", "trellis"), ("--scale-type", "fp32", "--min-bits", 0)], ids=str)
 def test_row_bytes(sample, tmp_path, flags):
-    artifact = verified(sample, tmp_path / "out", *GTQ, "--row-bytes-k", 40, "--v-allocation", "channel", "--row-bytes-v", 36,
-                        "--layers", "0,3", *flags)
+    artifact = verified(
+        sample,
+        tmp_path / "out",
+        *GTQ,
+        "--row-bytes-k",
+        40,
+        "--v-allocation",
+        "channel",
+        "--row-bytes-v",
+        36,
+        "--layers",
+        "0,3",
+        *flags,
+    )
     for entry in artifact.manifest["layers"]:
         for side, size in (("k", 40), ("v", 36)):
             allocation, plan = entry[side]["allocation"], artifact.layers[entry["layer"]].sides[side]
             assert allocation["row_bytes"] == plan.row_bytes <= size
-            assert set(plan.tensors["channel_bits"].flatten()) <= {0, 1, 2, 3, 4, 8} - (set() if "--min-bits" in flags else {0})
+            assert set(plan.tensors["channel_bits"].flatten()) <= {0, 1, 2, 3, 4, 8} - (
+                set() if "--min-bits" in flags else {0}
+            )
             assert allocation["objective"] >= allocation["free_objective"] * (1 - 1e-12)
 
 
@@ -359,19 +437,23 @@ def test_rows_are_filled_as_well_as_can_be(make_dump, tmp_path, row_bytes):
     dump = make_dump(**SMALL, head_dim=24)
     artifact = verified(dump, tmp_path / "out", *GTQ, "--row-bytes-k", row_bytes, "--coder", "symmetric")
     layer, blocks = read(dump), [[i, 12 + i] for i in range(12)]
-    best = sum(best_of_row(block_scores(layer, head, blocks, "qk_avg"), 2, row_bytes, (8, 4, 3, 2, 1)) for head in range(2))
+    best = sum(
+        best_of_row(block_scores(layer, head, blocks, "qk_avg"), 2, row_bytes, (8, 4, 3, 2, 1)) for head in range(2)
+    )
     assert artifact.manifest["layers"][0]["k"]["allocation"]["objective"] == pytest.approx(best, rel=1e-9)
     assert artifact.layers[0].sides["k"].row_bytes <= row_bytes
 
 
 # Codebooks
 
+
 def sphere_means(entries: np.ndarray, dim: int) -> np.ndarray:
-    """Means of the cells under the marginal of a point on the sphere of radius sqrt(dim), by the angle (no singular ends)."""
+    """Means of the cells under the marginal of a point on the sphere of radius sqrt(dim), by the angle (no singular
+    ends)."""
     edges = np.concatenate([[-np.pi / 2], np.arcsin((entries[1:] + entries[:-1]) / 2 / dim**0.5), [np.pi / 2]])
     points, weights = np.polynomial.legendre.leggauss(80)
     angles = edges[:-1, None] + np.diff(edges)[:, None] * (points + 1) / 2
-    density = weights * np.cos(angles)**(dim - 2)
+    density = weights * np.cos(angles) ** (dim - 2)
     return (dim**0.5 * np.sin(angles) * density).sum(axis=1) / density.sum(axis=1)
 
 
@@ -379,7 +461,9 @@ def sphere_means(entries: np.ndarray, dim: int) -> np.ndarray:
 @pytest.mark.parametrize("dim", [2, 3, 16, 48])
 def test_tables_are_centroids_on_the_sphere(make_dump, tmp_path, dim, bits):
     dump = make_dump(layers=1, tokens=30, head_dim=dim * 2, rope="none")
-    artifact = verified(dump, tmp_path / "out", "--method", "plain", "--codebook", "lloyd-max", "--bits", bits, "--group-size", dim)
+    artifact = verified(
+        dump, tmp_path / "out", "--method", "plain", "--codebook", "lloyd-max", "--bits", bits, "--group-size", dim
+    )
     for plan in artifact.layers[0].sides.values():
         table = np.float64(plan.tensors[f"codebook.{bits}"])
         assert table.shape == (2**bits,)
@@ -400,7 +484,10 @@ def test_mixed_tables_fit_the_length_of_their_segment(sample, tmp_path):
     assert entry["per_head"] and entry["source"] == "sphere"
     plan = artifact.layers[3].sides["k"]
     for head, bits in product(range(2), entry["bits"]):
-        table, length = np.float64(plan.tensors[f"codebook.{bits}"][head]), int((plan.tensors["channel_bits"][head] == bits).sum())
+        table, length = (
+            np.float64(plan.tensors[f"codebook.{bits}"][head]),
+            int((plan.tensors["channel_bits"][head] == bits).sum()),
+        )
         assert table == pytest.approx(sphere_means(table, length or 128), abs=1e-5)
 
 
@@ -410,7 +497,9 @@ def test_oscar_with_a_codebook(sample, tmp_path):
         entry = artifact.manifest["layers"][0][side]
         assert (entry["coder"], entry["group_size"], entry["scale_rule"]) == ("codebook", 64, "norm")
         assert plan.tensors["codebook.2"].shape == (4,) and plan.row_bytes == 128 * 2 // 8 + 2 * 2
-        assert np.float64(plan.tensors["codebook.2"]) == pytest.approx(sphere_means(np.float64(plan.tensors["codebook.2"]), 64), abs=1e-5)
+        assert np.float64(plan.tensors["codebook.2"]) == pytest.approx(
+            sphere_means(np.float64(plan.tensors["codebook.2"]), 64), abs=1e-5
+        )
 
 
 def table_error(plan: SidePlan, x: np.ndarray, tables: np.ndarray, groups: int) -> float:
@@ -419,7 +508,7 @@ def table_error(plan: SidePlan, x: np.ndarray, tables: np.ndarray, groups: int) 
     for head, rows in enumerate(x):
         y = np.float64(plan.rotate(rows, head)).reshape(len(rows) * groups, -1)
         y = y / np.sqrt((y**2).mean(axis=1, keepdims=True))
-        total += (np.abs(y[..., None] - tables[head]).min(axis=2)**2).sum()
+        total += (np.abs(y[..., None] - tables[head]).min(axis=2) ** 2).sum()
     return total
 
 
@@ -443,18 +532,21 @@ def test_better_codes_have_smaller_errors(sample, tmp_path):
     chain = [("affine",), ("symmetric",), ("codebook",), *(("trellis", "--memory", m) for m in (1, 2, 3))]
     errors = []
     for coder in chain:
-        artifact = verified(sample, tmp_path / "out", "--method", "random", "--layers", 1, "--center", "kv", "--coder", *coder)
+        artifact = verified(
+            sample, tmp_path / "out", "--method", "random", "--layers", 1, "--center", "kv", "--coder", *coder
+        )
         errors.append([artifact.manifest["layers"][0][side]["error"]["after"] for side in "kv"])
     assert (np.diff(np.array(errors), axis=0) < 0).all(), errors
 
 
 # Centroids
 
+
 def inertia(x: np.ndarray, centroids: np.ndarray) -> float:
     """Of rows [H, T, D] whose heads decide together: mean squared residual over mean squared distance from the mean."""
     index = nearest_centroids(x, centroids)
     residuals = np.float64(x) - centroids[:, index]
-    return float((residuals**2).sum() / ((np.float64(x) - np.float64(x).mean(axis=1, keepdims=True))**2).sum())
+    return float((residuals**2).sum() / ((np.float64(x) - np.float64(x).mean(axis=1, keepdims=True)) ** 2).sum())
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -463,12 +555,18 @@ def inertia(x: np.ndarray, centroids: np.ndarray) -> float:
 def test_inertia_and_residual_errors(sample, tmp_path, method, scope, order):
     flags = ("--method", method, "--layers", "2,5", "--bits", 3, "--clip", "none")
     plain = verified(sample, tmp_path / "plain", *flags).manifest["layers"]
-    artifact = verified(sample, tmp_path / "out", *flags, "--kmeans", 12, "--kmeans-scope", scope, "--kmeans-order", order)
+    artifact = verified(
+        sample, tmp_path / "out", *flags, "--kmeans", 12, "--kmeans-scope", scope, "--kmeans-order", order
+    )
     for entry, without in zip(artifact.manifest["layers"], plain):
         for side, plan in artifact.layers[entry["layer"]].sides.items():
             x, centroids = rows_of(real(entry["layer"]), side), plan.tensors["centroids"]
             stated = entry[side]["centroids"]
-            assert (stated["count"], stated["scope"], stated["order"]) == (12, scope, order) and centroids.shape == (2, 12, 128)
+            assert (stated["count"], stated["scope"], stated["order"]) == (12, scope, order) and centroids.shape == (
+                2,
+                12,
+                128,
+            )
             groups = [slice(0, 2)] * 2 if scope == "joint" else [slice(h, h + 1) for h in range(2)]
             expected = [inertia(x[heads], centroids[heads]) for heads in groups]
             assert stated["inertia"] == pytest.approx(expected, rel=1e-4) and max(expected) < 0.95
@@ -477,7 +575,7 @@ def test_inertia_and_residual_errors(sample, tmp_path, method, scope, order):
             for heads in groups:  # Lloyd's fixed point: a centroid is nearly the mean of its rows
                 index = nearest_centroids(x[heads], centroids[heads])
                 means = np.stack([x[heads][:, index == c].mean(axis=1) for c in range(12)], axis=1)
-                moved = ((means - centroids[heads])**2).sum()
+                moved = ((means - centroids[heads]) ** 2).sum()
                 assert moved < 1e-2 * x[heads].var(axis=1).sum()
 
 
@@ -519,7 +617,11 @@ def test_restarts_keep_the_best(sample, tmp_path):
 
 
 def test_more_centroids_than_rows_are_refused(sample, tmp_path):
-    for flags in (("--kmeans", 448), ("--kmeans-v", 65, "--sample-tokens", 64), ("--kmeans", 448, "--kmeans-scope", "joint")):
+    for flags in (
+        ("--kmeans", 448),
+        ("--kmeans-v", 65, "--sample-tokens", 64),
+        ("--kmeans", 448, "--kmeans-scope", "joint"),
+    ):
         result = run("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", "--layers", 0, *flags)
         error, hint = result.stderr.splitlines()[-2:]
         assert result.code == USAGE and error.startswith("kvq-calibrate: error: ") and f"--kmeans {flags[1]} " in error
@@ -529,6 +631,7 @@ def test_more_centroids_than_rows_are_refused(sample, tmp_path):
 
 
 # Hessian rotations
+
 
 def damped(moment: np.ndarray) -> np.ndarray:
     """SAW-INT4 Eq. 9"""
@@ -552,14 +655,30 @@ def check_eigenbasis(basis: np.ndarray, spectrum: np.ndarray, moment: np.ndarray
 @pytest.mark.parametrize("order", [16, 64, 128])
 def test_hessian_as_the_paper_has_it(sample, tmp_path, order):
     """A.3: the eigenbasis of the unrotated moment, pooled over all heads, behind the Hadamard blocks (Eq. 7-11)."""
-    artifact = verified(sample, tmp_path / "out", *SAW, "--hessian", "paper", "--hadamard", "kv", "--hadamard-order", order, "--layers", 4)
+    artifact = verified(
+        sample,
+        tmp_path / "out",
+        *SAW,
+        "--hessian",
+        "paper",
+        "--hadamard",
+        "kv",
+        "--hadamard-order",
+        order,
+        "--layers",
+        4,
+    )
     layer = real(4)
     pooled = {"k": layer.q.reshape(-1, 128), "v": layer.v.reshape(-1, 128)}
     blocks = np.kron(np.eye(128 // order), reference.hadamard(order))
     for side, plan in artifact.layers[4].sides.items():
         moment = damped(pooled[side].T @ pooled[side] / len(pooled[side]))
         rotation = artifact.manifest["layers"][0][side]["rotation"]
-        assert (rotation["recipe"], rotation["order"], rotation["target"]) == ("H*U", order, "query" if side == "k" else "value")
+        assert (rotation["recipe"], rotation["order"], rotation["target"]) == (
+            "H*U",
+            order,
+            "query" if side == "k" else "value",
+        )
         for head in range(2):
             basis = np.float64(plan.tensors["eigenbasis"][head])
             check_eigenbasis(basis, plan.tensors["spectrum"][head], moment)
@@ -568,7 +687,9 @@ def test_hessian_as_the_paper_has_it(sample, tmp_path, order):
 
 @pytest.mark.parametrize("share", ["kv_head", "layer"])
 def test_consistent_hessian_diagonalises_what_it_meets(sample, tmp_path, share):
-    artifact = verified(sample, tmp_path / "out", *SAW, "--hessian", "consistent", "--hadamard", "kv", "--layers", 4, "--share", share)
+    artifact = verified(
+        sample, tmp_path / "out", *SAW, "--hessian", "consistent", "--hadamard", "kv", "--layers", 4, "--share", share
+    )
     layer, blocks = real(4), reference.hadamard(128)
     for side, plan in artifact.layers[4].sides.items():
         rows = [layer.queries(head).reshape(-1, 128) if side == "k" else layer.v[:, head] for head in range(2)]
@@ -581,8 +702,11 @@ def test_consistent_hessian_diagonalises_what_it_meets(sample, tmp_path, share):
             assert np.abs(turned - np.diag(np.diag(turned))).max() < 1e-5 * turned.max()
             assert (np.diff(np.diag(turned)) <= 1e-5 * turned.max()).all()
             entry = plan.head_index(head)
-            check_eigenbasis(np.float64(plan.tensors["eigenbasis"][entry]), plan.tensors["spectrum"][entry],
-                             blocks.T @ damped(moment) @ blocks)
+            check_eigenbasis(
+                np.float64(plan.tensors["eigenbasis"][entry]),
+                plan.tensors["spectrum"][entry],
+                blocks.T @ damped(moment) @ blocks,
+            )
 
 
 def test_hessian_needs_a_rotated_side(sample, tmp_path):
@@ -594,6 +718,7 @@ def test_hessian_needs_a_rotated_side(sample, tmp_path):
 
 # Budgets
 
+
 def budget_of(artifact: Artifact) -> dict:
     return artifact.manifest["calibration"]["budget"]
 
@@ -601,31 +726,47 @@ def budget_of(artifact: Artifact) -> dict:
 def code_bits(artifact: Artifact, *layers: int) -> float:
     """Mean over the channels of these layers, two KV heads each."""
     plans = [plan for index in layers for plan in artifact.layers[index].sides.values()]
-    return sum(sum(plan.scheme_of(head).widths) for plan in plans for head in range(2)) / sum(2 * plan.dim for plan in plans)
+    return sum(sum(plan.scheme_of(head).widths) for plan in plans for head in range(2)) / sum(
+        2 * plan.dim for plan in plans
+    )
 
 
 def row_bytes(artifact: Artifact) -> float:
     """Of a token, mean over layers of two KV heads."""
-    return sum(2 * plan.row_bytes for layer in artifact.layers.values() for plan in layer.sides.values()) / len(artifact.layers)
+    return sum(2 * plan.row_bytes for layer in artifact.layers.values() for plan in layer.sides.values()) / len(
+        artifact.layers
+    )
 
 
 def attention(layer: reference.Layer, head: int, rows: slice, k: np.ndarray) -> np.ndarray:
     """[group, n, n] with these keys [n, D]."""
     only = slice(0, k.shape[0])
-    part = reference.Layer(layer.queries(head)[rows], k[:, None], layer.v[rows, head:head + 1], np.array([0, len(k)]),
-                           layer.scale, layer.window)
+    part = reference.Layer(
+        layer.queries(head)[rows],
+        k[:, None],
+        layer.v[rows, head : head + 1],
+        np.array([0, len(k)]),
+        layer.scale,
+        layer.window,
+    )
     return reference.causal_softmax(part, 0, only)
 
 
-def output_cost(layer: reference.Layer, plans: dict[str, SidePlan], rows: slice, curvature: np.ndarray | None = None) -> float:
-    """Change of attention's output on the held-out tokens, keys and values apart: nats a token with a curvature [Hq, Dv, Dv],
-    else squared and relative to the layer's outputs."""
+def output_cost(
+    layer: reference.Layer, plans: dict[str, SidePlan], rows: slice, curvature: np.ndarray | None = None
+) -> float:
+    """Change of attention's output on the held-out tokens, keys and values apart: nats a token with a curvature [Hq,
+    Dv, Dv], else squared and relative to the layer's outputs."""
     exact = {side: rows_of(layer, side)[:, rows] for side in "kv"}
     coded = {side: np.float64(plan.reconstruct_heads(exact[side])) for side, plan in plans.items()}
     changed = outputs = 0.0
     for head in range(layer.heads):
         group = layer.q.shape[1] // layer.heads
-        metric = np.stack([np.eye(layer.v.shape[2])] * group) if curvature is None else curvature[head * group:(head + 1) * group]
+        metric = (
+            np.stack([np.eye(layer.v.shape[2])] * group)
+            if curvature is None
+            else curvature[head * group : (head + 1) * group]
+        )
         weights, v = attention(layer, head, rows, layer.k[rows, head]), layer.v[rows, head]
         errors = []
         if "k" in coded:
@@ -633,7 +774,7 @@ def output_cost(layer: reference.Layer, plans: dict[str, SidePlan], rows: slice,
         if "v" in coded:
             errors.append(weights @ (coded["v"][head] - v))
         changed += sum(np.einsum("gni,gij,gnj->", error, metric, error) for error in errors) / len(v) / 2
-        outputs += ((weights @ v)**2).sum() / len(v) / 2
+        outputs += ((weights @ v) ** 2).sum() / len(v) / 2
     return changed if curvature is not None else changed / outputs
 
 
@@ -653,20 +794,48 @@ def layered(make_dump) -> Path:
 def test_budget_report(kvq, short):
     artifact = read_artifact(kvq)
     budget = budget_of(artifact)
-    assert budget.keys() == {"unit", "budget", "spent", "mean_bits", "mean_bytes", "metric", "cost", "gap", "held_out_tokens"}
-    assert (budget["unit"], budget["budget"], budget["metric"], budget["held_out_tokens"]) == ("bits", 2, "relative_output", SHORT // 3)
-    assert budget["spent"] == budget["mean_bits"] == pytest.approx(code_bits(artifact, 0, 4)) and 1.9 < budget["spent"] <= 2
+    assert budget.keys() == {
+        "unit",
+        "budget",
+        "spent",
+        "mean_bits",
+        "mean_bytes",
+        "metric",
+        "cost",
+        "gap",
+        "held_out_tokens",
+    }
+    assert (budget["unit"], budget["budget"], budget["metric"], budget["held_out_tokens"]) == (
+        "bits",
+        2,
+        "relative_output",
+        SHORT // 3,
+    )
+    assert (
+        budget["spent"] == budget["mean_bits"] == pytest.approx(code_bits(artifact, 0, 4))
+        and 1.9 < budget["spent"] <= 2
+    )
     assert budget["mean_bytes"] == pytest.approx(row_bytes(artifact))
     layers = {index: read(short, index) for index in artifact.layers}
-    cost = sum(output_cost(layers[index], plans.sides, held_out(layers[index])) for index, plans in artifact.layers.items())
+    cost = sum(
+        output_cost(layers[index], plans.sides, held_out(layers[index])) for index, plans in artifact.layers.items()
+    )
     assert budget["cost"] == pytest.approx(cost, rel=1e-3) and 0 <= budget["gap"] < 0.2
     assert artifact.manifest["calibration"]["options"]["budget_bits"] == 2
 
 
-@pytest.mark.parametrize("flags", [(*KVQ, "--budget-bits", 1.5), (*KVQ, "--budget-bits", 3.3, "--coder", "symmetric"),
-                                   (*GTQ, "--joint", "--budget-bits", 2.2), (*GTQ, "--joint", "--bits", 3),
-                                   (*KVQ, "--k-allocation", "channel", "--v-allocation", "none"),
-                                   (*KVQ, "--sink-tokens", 4, "--recent-tokens", 8)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*KVQ, "--budget-bits", 1.5),
+        (*KVQ, "--budget-bits", 3.3, "--coder", "symmetric"),
+        (*GTQ, "--joint", "--budget-bits", 2.2),
+        (*GTQ, "--joint", "--bits", 3),
+        (*KVQ, "--k-allocation", "channel", "--v-allocation", "none"),
+        (*KVQ, "--sink-tokens", 4, "--recent-tokens", 8),
+    ],
+    ids=str,
+)
 def test_bits_stay_within_the_budget(layered, tmp_path, flags):
     artifact = verified(layered, tmp_path / "out", *flags)
     budget = budget_of(artifact)
@@ -694,23 +863,40 @@ def test_uniform_layouts_have_equal_rows(layered, tmp_path):
 
 
 def test_more_budget_costs_less(layered, tmp_path):
-    costs = [budget_of(verified(layered, tmp_path / "out", *KVQ, "--budget-bits", bits))["cost"] for bits in (1.5, 2, 3, 4)]
-    assert all(b < 0.8 * a for a, b in zip(costs, costs[1:])), costs
+    costs = [
+        budget_of(verified(layered, tmp_path / "out", *KVQ, "--budget-bits", bits))["cost"] for bits in (1.5, 2, 3, 4)
+    ]
+    assert all(b < 0.8 * a for a, b in pairwise(costs)), costs
 
 
 def test_exact_layers_take_no_part(layered, tmp_path):
     artifact = verified(layered, tmp_path / "out", *KVQ, "--exact-layers", 1)
     assert {side: plan.scheme.coder for side, plan in artifact.layers[1].sides.items()} == {"k": "exact", "v": "exact"}
-    assert budget_of(artifact)["spent"] == pytest.approx(code_bits(artifact, 0, 2)) and 1.9 < budget_of(artifact)["spent"] <= 2
+    assert (
+        budget_of(artifact)["spent"] == pytest.approx(code_bits(artifact, 0, 2))
+        and 1.9 < budget_of(artifact)["spent"] <= 2
+    )
 
 
-INGREDIENTS = ["Block-GTQ keys, TQ-MSE values", "+ norm kept", "+ centred", "+ score qk_energy_product", "+ trellis codes",
-               "+ widths by the coder's own law", "+ basis chosen head by head", "+ transforms chosen head by head", "+ one budget for layers and sides"]
+INGREDIENTS = [
+    "Block-GTQ keys, TQ-MSE values",
+    "+ norm kept",
+    "+ centred",
+    "+ score qk_energy_product",
+    "+ trellis codes",
+    "+ widths by the coder's own law",
+    "+ basis chosen head by head",
+    "+ transforms chosen head by head",
+    "+ one budget for layers and sides",
+]
 
 
 def test_ablation(kvq, short, tmp_path):
     flags = ("--model", short, "--output", tmp_path / "out", *KVQ, "--layers", "0,4", "--report-ablation")
-    rows, last = json.loads(succeed("kvq-calibrate", *flags, "--json").stdout)["ablation"], budget_of(read_artifact(kvq))
+    rows, last = (
+        json.loads(succeed("kvq-calibrate", *flags, "--json").stdout)["ablation"],
+        budget_of(read_artifact(kvq)),
+    )
     assert (tmp_path / "out").read_bytes() == kvq.read_bytes()
     assert [row["ingredient"] for row in rows] == INGREDIENTS
     assert all(row.keys() == last.keys() | {"ingredient"} and row["mean_bits"] <= 2 and row["cost"] > 0 for row in rows)
@@ -744,22 +930,47 @@ def test_curvature_counts_in_nats(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     dump = tmp_path / "dump.h5"
-    subprocess.run([sys.executable, ROOT / "scripts/dump_qkv.py", ROOT / "sample_data/model", "--synthetic-tokens", "60",
-                    "--sequence-length", "30", "--layers", "2,3", "--curvature", "--dtype", "float32", "--threads", "1",
-                    "--quiet", "--output", dump], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            ROOT / "scripts/dump_qkv.py",
+            ROOT / "sample_data/model",
+            "--synthetic-tokens",
+            "60",
+            "--sequence-length",
+            "30",
+            "--layers",
+            "2,3",
+            "--curvature",
+            "--dtype",
+            "float32",
+            "--threads",
+            "1",
+            "--quiet",
+            "--output",
+            dump,
+        ],
+        check=True,
+    )
     artifact = verified(dump, tmp_path / "out", *KVQ)
     budget = budget_of(artifact)
     assert budget["metric"] == "nll" and budget["held_out_tokens"] == 20
     with h5py.File(dump) as file:
         curvatures = [np.float64(file[f"layers/{index}/output_curvature"][()]) for index in (2, 3)]
     layers = [read(dump, index) for index in (2, 3)]
-    cost = sum(output_cost(layer, plans.sides, held_out(layer), curvature)
-               for layer, plans, curvature in zip(layers, artifact.layers.values(), curvatures))
+    cost = sum(
+        output_cost(layer, plans.sides, held_out(layer), curvature)
+        for layer, plans, curvature in zip(layers, artifact.layers.values(), curvatures)
+    )
     assert budget["cost"] == pytest.approx(cost, rel=1e-3)
-    assert "nats a token" in succeed("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", *KVQ, "--layers", 2).stdout
+    assert (
+        "nats a token"
+        in succeed("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", *KVQ, "--layers", 2).stdout
+    )
 
 
 # Refusals
+
 
 def refused(flags: tuple, *arguments: object, hint: str = "") -> None:
     """Exit code 2, one line, perhaps a hint."""
@@ -771,26 +982,80 @@ def refused(flags: tuple, *arguments: object, hint: str = "") -> None:
 
 
 REFUSED = [
-    ("--bits", 2.5), (*TQ, "--bits-v", 1.5), (*GTQ, "--bits-v", 2.5), ("--coder", "affine", *GTQ), (*KVQ, "--coder-v", "affine"),
-    (*GTQ, "--group-size", 32), (*KVQ, "--group-size", 32), ("--score", "qk_avg"), (*TQ, "--score", "qk_avg"), (*GTQ, "--score", "k_q"),
-    (*KVQ, "--bits", 2), (*KVQ, "--bits-v", 3), ("--kmeans", 5000), ("--kmeans", 0), ("--kmeans", 4, "--center", "k"),
-    ("--kmeans-k", 4, "--center", "kv"), ("--kmeans", 4, "--kmeans-scope", "layer"), ("--kmeans", 4, "--kmeans-order", "never"),
-    ("--kmeans", 4, "--kmeans-restarts", 0), ("--kmeans", 4, "--kmeans-scope", "joint", "--share", "layer"),
-    ("--hessian", "paper"), ("--method", "quarot", "--hessian", "paper"), (*SAW, "--hessian", "proper"), ("--coder", "trellis", "--memory", 4),
-    ("--coder", "trellis", "--memory", 0), ("--coder", "trellis", "--bits", 5), (*GTQ, "--min-bits", 5, "--max-bits", 3),
-    (*GTQ, "--max-bits", 9), (*GTQ, "--min-bits", -1), (*GTQ, "--bits-k", 4, "--max-bits", 3), (*GTQ, "--bits-k", 1, "--min-bits", 2),
-    (*GTQ, "--budget-bits", 2), (*GTQ, "--budget-bytes", 99), (*GTQ, "--uniform-layout"), ("--budget-bits", 2), ("--joint",),
-    (*KVQ, "--budget-bits", 2, "--budget-bytes", 99), (*KVQ, "--budget-bits", 0.5), (*KVQ, "--budget-bytes", 0),
-    ("--coder", "symmetric", "--scale-rule", "rms"), ("--scale-rule", "rms"), (*TQ, "--scale-rule", "absmax"), (*TQ, "--scale-rule", "minmax"),
-    (*TQ, "--clip", 0.9), ("--codebook", "lloyd-max", "--clip-k", "search"), ("--coder", "trellis", "--clip", 0.9),
-    ("--codebook", "fitted", "--coder", "trellis"), ("--codebook", "lloyd"), (*GTQ, "--k-allocation", "head"),
-    (*GTQ, "--v-allocation", "rope_block"), (*GTQ, "--mixing", "none"), ("--mixing", "haar"), (*GTQ, "--row-bytes-v", 40),
-    (*GTQ, "--row-bytes-k", 4), (*KVQ, "--row-bytes-k", 40), (*TQ, "--row-bytes-k", 40), (*GTQ, "--report-ablation"),
-    (*KVQ, "--held-out-tokens", 0), (*KVQ, "--held-out-tokens", -1), ("--memory", 2), (*KVQ, "--coder", "symmetric", "--memory", 2),
-    ("--kmeans-scope", "joint"), ("--kmeans", 1, "--kmeans-order", "after"), ("--kmeans", 1, "--center", "k"),
-    (*SAW, "--hessian", "paper", "--hadamard", "none"), (*GTQ, "--score", "k_only", "--k-allocation", "none"),
-    (*GTQ, "--budget-per-layer"), (*KVQ, "--budget-per-layer", "--uniform-layout"), ("--budget-per-layer",), (*GTQ, "--joint", "--kmeans-v", 4), (*KVQ, "--max-bits", 0, "--min-bits", 0), (*GTQ, "--joint", "--bits", 2, "--budget-bits", 3),
-    (*GTQ, "--joint", "--bits", 16), (*KVQ, "--budget-bytes", 200, "--min-bits", 8),
+    ("--bits", 2.5),
+    (*TQ, "--bits-v", 1.5),
+    (*GTQ, "--bits-v", 2.5),
+    ("--coder", "affine", *GTQ),
+    (*KVQ, "--coder-v", "affine"),
+    (*GTQ, "--group-size", 32),
+    (*KVQ, "--group-size", 32),
+    ("--score", "qk_avg"),
+    (*TQ, "--score", "qk_avg"),
+    (*GTQ, "--score", "k_q"),
+    (*KVQ, "--bits", 2),
+    (*KVQ, "--bits-v", 3),
+    ("--kmeans", 5000),
+    ("--kmeans", 0),
+    ("--kmeans", 4, "--center", "k"),
+    ("--kmeans-k", 4, "--center", "kv"),
+    ("--kmeans", 4, "--kmeans-scope", "layer"),
+    ("--kmeans", 4, "--kmeans-order", "never"),
+    ("--kmeans", 4, "--kmeans-restarts", 0),
+    ("--kmeans", 4, "--kmeans-scope", "joint", "--share", "layer"),
+    ("--hessian", "paper"),
+    ("--method", "quarot", "--hessian", "paper"),
+    (*SAW, "--hessian", "proper"),
+    ("--coder", "trellis", "--memory", 4),
+    ("--coder", "trellis", "--memory", 0),
+    ("--coder", "trellis", "--bits", 5),
+    (*GTQ, "--min-bits", 5, "--max-bits", 3),
+    (*GTQ, "--max-bits", 9),
+    (*GTQ, "--min-bits", -1),
+    (*GTQ, "--bits-k", 4, "--max-bits", 3),
+    (*GTQ, "--bits-k", 1, "--min-bits", 2),
+    (*GTQ, "--budget-bits", 2),
+    (*GTQ, "--budget-bytes", 99),
+    (*GTQ, "--uniform-layout"),
+    ("--budget-bits", 2),
+    ("--joint",),
+    (*KVQ, "--budget-bits", 2, "--budget-bytes", 99),
+    (*KVQ, "--budget-bits", 0.5),
+    (*KVQ, "--budget-bytes", 0),
+    ("--coder", "symmetric", "--scale-rule", "rms"),
+    ("--scale-rule", "rms"),
+    (*TQ, "--scale-rule", "absmax"),
+    (*TQ, "--scale-rule", "minmax"),
+    (*TQ, "--clip", 0.9),
+    ("--codebook", "lloyd-max", "--clip-k", "search"),
+    ("--coder", "trellis", "--clip", 0.9),
+    ("--codebook", "fitted", "--coder", "trellis"),
+    ("--codebook", "lloyd"),
+    (*GTQ, "--k-allocation", "head"),
+    (*GTQ, "--v-allocation", "rope_block"),
+    (*GTQ, "--mixing", "none"),
+    ("--mixing", "haar"),
+    (*GTQ, "--row-bytes-v", 40),
+    (*GTQ, "--row-bytes-k", 4),
+    (*KVQ, "--row-bytes-k", 40),
+    (*TQ, "--row-bytes-k", 40),
+    (*GTQ, "--report-ablation"),
+    (*KVQ, "--held-out-tokens", 0),
+    (*KVQ, "--held-out-tokens", -1),
+    ("--memory", 2),
+    (*KVQ, "--coder", "symmetric", "--memory", 2),
+    ("--kmeans-scope", "joint"),
+    ("--kmeans", 1, "--kmeans-order", "after"),
+    ("--kmeans", 1, "--center", "k"),
+    (*SAW, "--hessian", "paper", "--hadamard", "none"),
+    (*GTQ, "--score", "k_only", "--k-allocation", "none"),
+    (*GTQ, "--budget-per-layer"),
+    (*KVQ, "--budget-per-layer", "--uniform-layout"),
+    ("--budget-per-layer",),
+    (*GTQ, "--joint", "--kmeans-v", 4),
+    (*KVQ, "--max-bits", 0, "--min-bits", 0),
+    (*GTQ, "--joint", "--bits", 2, "--budget-bits", 3),
+    (*GTQ, "--joint", "--bits", 16),
+    (*KVQ, "--budget-bytes", 200, "--min-bits", 8),
 ]
 
 
@@ -802,10 +1067,23 @@ def test_refusals(make_dump, tmp_path, flags):
 
 # What once went wrong
 
+
 @pytest.mark.parametrize("flags", [GTQ, (*GTQ, "--v-allocation", "channel"), (*KVQ, "--center", "none")], ids=str)
 def test_kmeans_is_an_axis_of_every_method(sample, tmp_path, flags):
     """`--kmeans`: any method. A method that cannot code residuals has to say so: no centroids in silence is wrong."""
-    result = run("kvq-calibrate", "--quiet", "--model", sample, "--output", tmp_path / "out", "--layers", 0, "--kmeans", 4, *flags)
+    result = run(
+        "kvq-calibrate",
+        "--quiet",
+        "--model",
+        sample,
+        "--output",
+        tmp_path / "out",
+        "--layers",
+        0,
+        "--kmeans",
+        4,
+        *flags,
+    )
     if result.code == USAGE:
         return
     assert result.code == 0
@@ -818,7 +1096,13 @@ def test_budgets_below_every_row_are_refused(short, tmp_path, flags):
 
 
 def test_rows_without_any_code_are_refused(layered, tmp_path):
-    refused((*GTQ, "--row-bytes-k", 4, "--scale-type", "fp32", "--min-bits", 0), "--model", layered, "--output", tmp_path / "out")
+    refused(
+        (*GTQ, "--row-bytes-k", 4, "--scale-type", "fp32", "--min-bits", 0),
+        "--model",
+        layered,
+        "--output",
+        tmp_path / "out",
+    )
 
 
 @pytest.mark.parametrize("flags", [(*KVQ, "--budget-bits", 1), (*GTQ, "--coder", "trellis", "--bits", 1)], ids=str)
@@ -836,8 +1120,12 @@ def test_budget_of_each_layer(layered, tmp_path, unit, size):
     """No layer spends more than its own share, and in some layer keys and values get different ones."""
     flags = (*GTQ, "--joint", unit, size, "--coder", "symmetric")
     artifact = verified(layered, tmp_path / "out", *flags, "--budget-per-layer")
-    spent = [code_bits(artifact, layer) if unit == "--budget-bits" else sum(2 * plan.row_bytes for plan in artifact.layers[layer].sides.values())
-             for layer in artifact.layers]
+    spent = [
+        code_bits(artifact, layer)
+        if unit == "--budget-bits"
+        else sum(2 * plan.row_bytes for plan in artifact.layers[layer].sides.values())
+        for layer in artifact.layers
+    ]
     assert all(size * 0.8 < own <= size + 1e-9 for own in spent)
     free = budget_of(verified(layered, tmp_path / "free", *flags))
     assert free["cost"] <= budget_of(artifact)["cost"] * (1 + 1e-9), "one budget for all layers has more to choose from"
@@ -866,7 +1154,11 @@ def test_resumed_runs_hold_out_what_whole_ones_do(make_dump, tmp_path, first, se
     assert calibrate(dump, output, "--resume", *second).read_bytes() == fresh.read_bytes()
 
 
-@pytest.mark.parametrize("flags", [GTQ, TQ, (*KVQ, "--transform", "klt"), (*KVQ, "--transform", "orthogonal"), (*SAW, "--hessian", "paper")], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [GTQ, TQ, (*KVQ, "--transform", "klt"), (*KVQ, "--transform", "orthogonal"), (*SAW, "--hessian", "paper")],
+    ids=str,
+)
 def test_dry_run_predicts_the_size(short, tmp_path, flags):
     arguments = ("--model", short, "--output", tmp_path / "out", "--layers", 0, *flags)
     prediction = json.loads(succeed("kvq-calibrate", "--dry-run", "--json", *arguments).stdout)
@@ -876,7 +1168,11 @@ def test_dry_run_predicts_the_size(short, tmp_path, flags):
 
 def test_dry_run_takes_the_larger_size_where_transforms_are_chosen(short, tmp_path):
     def predicted(*flags) -> int:
-        return json.loads(succeed("kvq-calibrate", "--dry-run", "--json", "--model", short, "--output", tmp_path / "out", *KVQ, *flags).stdout)["artifact_bytes"]
+        return json.loads(
+            succeed(
+                "kvq-calibrate", "--dry-run", "--json", "--model", short, "--output", tmp_path / "out", *KVQ, *flags
+            ).stdout
+        )["artifact_bytes"]
 
     assert predicted() == pytest.approx(predicted("--transform", "klt"), rel=0.01)
     assert predicted() > predicted("--transform", "orthogonal")

@@ -5,16 +5,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-
 import reference
 from kvq_py.artifact_reader import read_artifact
 from kvq_tools import calibrate, succeed
+from safetensors import safe_open
 
 DOUBLE, SINGLE = 1e-12, 1e-5
-TOLERANCE = {"query": DOUBLE, "key": DOUBLE, "value": DOUBLE, "scored_value": SINGLE, "scored_query": SINGLE, "sst": SINGLE}
-SMALL = {"tokens": 150, "sequences": 4, "layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "v_head_dim": 48,
-         "query_spectrum": 0.9, "channel_means": 0.5}
+TOLERANCE = {
+    "query": DOUBLE,
+    "key": DOUBLE,
+    "value": DOUBLE,
+    "scored_value": SINGLE,
+    "scored_query": SINGLE,
+    "sst": SINGLE,
+}
+SMALL = {
+    "tokens": 150,
+    "sequences": 4,
+    "layers": 2,
+    "q_heads": 6,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "v_head_dim": 48,
+    "query_spectrum": 0.9,
+    "channel_means": 0.5,
+}
 WINDOWED = SMALL | {"sliding_window": 17, "sink": True}
 
 
@@ -29,7 +44,9 @@ def load(path: Path) -> dict[str, np.ndarray]:
         return {name: file.get_tensor(name) for name in file.keys() if file.get_slice(name).get_dtype() != "BF16"}
 
 
-def stored_moment(stats: dict[str, np.ndarray], layer: int, name: str, head: int) -> tuple[np.ndarray, np.ndarray, float]:
+def stored_moment(
+    stats: dict[str, np.ndarray], layer: int, name: str, head: int
+) -> tuple[np.ndarray, np.ndarray, float]:
     prefix = f"layers.{layer}.{name}"
     return stats[f"{prefix}.sum"][head], stats[f"{prefix}.first"][head], float(stats[f"{prefix}.weight"][head])
 
@@ -41,8 +58,10 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 # Statistics
 
-@pytest.mark.parametrize("options", [SMALL, WINDOWED, SMALL | {"sequences": 150}],
-                         ids=["causal", "windowed", "one-token sequences"])
+
+@pytest.mark.parametrize(
+    "options", [SMALL, WINDOWED, SMALL | {"sequences": 150}], ids=["causal", "windowed", "one-token sequences"]
+)
 def test_moments(make_dump, tmp_path, options):
     dump = make_dump(**options)
     stats = collect(dump, tmp_path)
@@ -84,8 +103,15 @@ def test_sample_holds_rows_of_the_dump(make_dump, tmp_path):
     assert set(stats["layers.0.sample.token"]) != set(stats["layers.1.sample.token"])
 
 
-@pytest.mark.parametrize("rope", [{"rope": "half"}, {"rope": "interleaved", "rotary_dim": 16, "rotary_offset": 8},
-                                  {"rope": "half", "rotary_dim": 8, "rope_attention_factor": 1.3}], ids=str)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope": "half"},
+        {"rope": "interleaved", "rotary_dim": 16, "rotary_offset": 8},
+        {"rope": "half", "rotary_dim": 8, "rope_attention_factor": 1.3},
+    ],
+    ids=str,
+)
 def test_pre_rope_dumps_are_rotated_on_reading(make_dump, tmp_path, rope):
     options = SMALL | rope
     (tmp_path / "pre").mkdir()
@@ -94,13 +120,24 @@ def test_pre_rope_dumps_are_rotated_on_reading(make_dump, tmp_path, rope):
     for name in ("query", "key", "scored_value", "scored_query"):
         assert relative(pre[f"layers.1.{name}.sum"], post[f"layers.1.{name}.sum"]) < SINGLE
     untouched = make_dump(**options, capture="pre_rope")
-    assert relative(reference.moments(reference.read_layer(untouched, 1), 0)["key"][0], post["layers.1.key.sum"][0]) > 0.01
+    assert (
+        relative(reference.moments(reference.read_layer(untouched, 1), 0)["key"][0], post["layers.1.key.sum"][0]) > 0.01
+    )
 
 
 # Rotations
 
-METHODS = [(), ("--composition", "uh"), ("--composition", "u"), ("--composition", "residual"), ("--method", "saw-int4"),
-           ("--method", "quarot", "--random-signs"), ("--method", "random"), ("--share", "layer"), ("--target-v", "sst")]
+METHODS = [
+    (),
+    ("--composition", "uh"),
+    ("--composition", "u"),
+    ("--composition", "residual"),
+    ("--method", "saw-int4"),
+    ("--method", "quarot", "--random-signs"),
+    ("--method", "random"),
+    ("--share", "layer"),
+    ("--target-v", "sst"),
+]
 
 
 @pytest.mark.parametrize("flags", METHODS, ids=str)
@@ -135,7 +172,9 @@ def test_importance_is_constant_within_hadamard_blocks(make_dump, tmp_path, head
                 if composition == "uhp":
                     diagonal = reference.bit_reversal(plan.dim) @ diagonal
                 blocks = diagonal.reshape(-1, plan.order)
-                assert blocks == pytest.approx(np.repeat(blocks.mean(axis=1, keepdims=True), plan.order, axis=1), rel=1e-5)
+                assert blocks == pytest.approx(
+                    np.repeat(blocks.mean(axis=1, keepdims=True), plan.order, axis=1), rel=1e-5
+                )
 
 
 @pytest.mark.parametrize("center", ["none", "kv"])
@@ -191,6 +230,7 @@ def test_centres_are_the_channel_means(make_dump, tmp_path, share):
 
 # Errors
 
+
 def metric_and_weights(layer: reference.Layer, head: int, side: str) -> tuple[np.ndarray, np.ndarray]:
     if side == "k":
         return reference.mean(reference.moments(layer, head)["query"]), np.ones(len(layer.k))
@@ -210,17 +250,22 @@ def recomputed_errors(dump: Path, index: int, side: str, plan) -> tuple[float, f
     return plain / energy, coded / energy
 
 
-CODERS = [("--coder", "symmetric"), ("--coder", "symmetric", "--center", "kv", "--bits", 3), (),
-          ("--coder", "symmetric", "--scale-rule", "least_squares", "--scale-type", "bf16", "--share", "layer"),
-          ("--coder", "symmetric", "--scale-rule", "absmax", "--method", "quarot"), 
-          ("--center", "kv", "--zero", "integer", "--bits", 4), ("--method", "random", "--clip", 0.9)]
+CODERS = [
+    ("--coder", "symmetric"),
+    ("--coder", "symmetric", "--center", "kv", "--bits", 3),
+    (),
+    ("--coder", "symmetric", "--scale-rule", "least_squares", "--scale-type", "bf16", "--share", "layer"),
+    ("--coder", "symmetric", "--scale-rule", "absmax", "--method", "quarot"),
+    ("--center", "kv", "--zero", "integer", "--bits", 4),
+    ("--method", "random", "--clip", 0.9),
+]
 
 
 @pytest.mark.parametrize("flags", CODERS, ids=str)
 def test_reported_errors(sample, tmp_path, flags):
     """A second implementation of rotation, codes and metric: the tool's errors to 1e-4."""
     artifact = calibrate(sample, tmp_path / "out", "--layers", 2, "--collect", "scored_value", *flags)
-    layer, = read_artifact(artifact).manifest["layers"]
+    (layer,) = read_artifact(artifact).manifest["layers"]
     for side, plan in read_artifact(artifact).layers[2].sides.items():
         before, after = recomputed_errors(sample, 2, side, plan)
         assert layer[side]["error"]["before"] == pytest.approx(before, rel=1e-4)
@@ -248,7 +293,9 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
         for head in range(layer.heads):
             x = (layer.k if side == "k" else layer.v)[:, head]
             metric, weights = metric_and_weights(layer, head, side)
-            shrink = shrink_weight(layer, head, side, x, weights) * (1.0 if flags == NO_WINDOWS else WINDOWS_SHRINK_FACTOR)
+            shrink = shrink_weight(layer, head, side, x, weights) * (
+                1.0 if flags == NO_WINDOWS else WINDOWS_SHRINK_FACTOR
+            )
             errors = [reference.plan_error(plan, head, x, ratio) for ratio in np.arange(85, 101) / 100]
             costs[plan.head_index(head)] += [reference.clip_cost(e, x, metric, weights, shrink) for e in errors]
         for entry, ratio in enumerate(plan.clip_ratio):
@@ -259,7 +306,9 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
 
 def test_rotation_report(sample, tmp_path):
     """OSCAR Table 10 and Figure 7, which need no coder of ours but for tr(E)."""
-    report = succeed("kvq-calibrate", "--json", "--model", sample, "--output", tmp_path / "out", "--layers", 2, "--report-rotations")
+    report = succeed(
+        "kvq-calibrate", "--json", "--model", sample, "--output", tmp_path / "out", "--layers", 2, "--report-rotations"
+    )
     layer = reference.read_layer(sample, 2)
     for index, head in enumerate(json.loads(report.stdout)["rotations"][0]["heads"]):
         moments = reference.moments(layer, index)

@@ -1,19 +1,36 @@
-"""Every option that decides how rows are stored: each value calibrates, verifies, and is what the artifact then says."""
+"""Every option that decides how rows are stored: each value calibrates, verifies, and is what the artifact then
+says."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
-
 from kvq_py.artifact_reader import read_artifact
 from kvq_tools import calibrate, succeed
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 HEAD_DIMS = (64, 80, 96, 128, 256)
-ROPES = {"half": {"rope": "half"}, "partial": {"rope": "interleaved", "rotary_dim": 32, "rotary_offset": 16},
-         "none": {"rope": "none"}}
-COMPOSITIONS = {"uhp": "r_h_pbr", "uh": "r_h", "u": "plain", "up": "br", "uph": "br_h128", "h": None, "hp": "h_pbr",
-                "p": "pbr", "hup": "h_r_pbr", "hpu": "h_pbr_r", "i": None, "residual": None, "residual-published": "uresidual"}
+ROPES = {
+    "half": {"rope": "half"},
+    "partial": {"rope": "interleaved", "rotary_dim": 32, "rotary_offset": 16},
+    "none": {"rope": "none"},
+}
+COMPOSITIONS = {
+    "uhp": "r_h_pbr",
+    "uh": "r_h",
+    "u": "plain",
+    "up": "br",
+    "uph": "br_h128",
+    "h": None,
+    "hp": "h_pbr",
+    "p": "pbr",
+    "hup": "h_r_pbr",
+    "hpu": "h_pbr_r",
+    "i": None,
+    "residual": None,
+    "residual-published": "uresidual",
+}
 
 
 def verified(dump: Path, folder: Path, *flags: object) -> dict:
@@ -32,7 +49,7 @@ def verified(dump: Path, folder: Path, *flags: object) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_on_every_geometry(make_dump, tmp_path, method, head_dim, rope, kind):
     dump = make_dump(head_dim=head_dim, kind=kind, layers=1, tokens=61, q_heads=2, kv_heads=1, **ROPES[rope])
-    layer, = verified(dump, tmp_path, "--method", method)
+    (layer,) = verified(dump, tmp_path, "--method", method)
     assert layer.keys() == {"layer", "k", "v"} - ({"v"} if kind == "mla_rope" else set())
 
 
@@ -49,7 +66,7 @@ def test_more_bits_have_smaller_errors(dump, tmp_path, coder):
         layer = verified(dump, tmp_path, "--bits", bits, "--coder", coder)[0]
         assert layer["k"]["bits"] == layer["v"]["bits"] == bits
         errors.append([layer[side]["error"]["after"] for side in "kv"])
-    for fewer, more in zip(errors, errors[1:]):
+    for fewer, more in itertools.pairwise(errors):
         assert all(b < 0.6 * a for a, b in zip(fewer, more)), errors
 
 
@@ -102,20 +119,26 @@ def test_coders(dump, tmp_path, coder, rule, zero, scale_type):
     layer = verified(dump, tmp_path, *flags, *(("--zero", zero) if zero else ()))[0]
     for side in "kv":
         plan = layer[side]
-        assert (plan["coder"], plan["scale_rule"], plan["scale_type"], plan.get("zero")) == (coder, rule, scale_type, zero)
+        assert (plan["coder"], plan["scale_rule"], plan["scale_type"], plan.get("zero")) == (
+            coder,
+            rule,
+            scale_type,
+            zero,
+        )
         assert plan["group_size"] == 16 and 0 < plan["error"]["after"] < 0.1
 
 
 def test_default_group_is_64_where_it_divides(make_dump, tmp_path):
     for head_dim, group in ((64, 64), (128, 64), (96, 96), (80, 80)):
-        layer, = verified(make_dump(head_dim=head_dim, layers=1, tokens=61), tmp_path)
+        (layer,) = verified(make_dump(head_dim=head_dim, layers=1, tokens=61), tmp_path)
         assert layer["k"]["group_size"] == layer["v"]["group_size"] == group
-    layer, = verified(make_dump(head_dim=128, layers=1, tokens=61), tmp_path, "--method", "plain")
+    (layer,) = verified(make_dump(head_dim=128, layers=1, tokens=61), tmp_path, "--method", "plain")
     assert layer["k"]["group_size"] == 128
 
 
-@pytest.mark.parametrize("flags", [("--clip", "none"), ("--coder", "symmetric"), ("--coder", "symmetric", "--share", "layer")],
-                         ids=str)
+@pytest.mark.parametrize(
+    "flags", [("--clip", "none"), ("--coder", "symmetric"), ("--coder", "symmetric", "--share", "layer")], ids=str
+)
 def test_sign_search_is_at_least_as_good(sample, tmp_path, flags):
     """Candidates are compared without clipping: with a clip search the final errors may come in another order."""
     plain = verified(sample, tmp_path, "--layers", "0-2", *flags)

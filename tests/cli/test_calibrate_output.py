@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import calibrate, run
 
 INPUT = 3  # the exit code of everything the system refuses
@@ -15,9 +14,11 @@ INPUT = 3  # the exit code of everything the system refuses
 
 def limited(size: int):
     """For a child: no file may grow beyond `size` bytes. Unless the signal is ignored it would kill the process."""
+
     def prepare():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
     return {"preexec_fn": prepare, "restore_signals": False}
 
 
@@ -52,8 +53,16 @@ def test_full_disk_leaves_nothing(dump, sizes, tmp_path, what, fraction):
 
 
 def test_full_disk_leaves_no_statistics(dump, sizes, tmp_path):
-    result = run("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", "--stats", tmp_path / "stats",
-                 **limited(sizes["stats"] - 1))
+    result = run(
+        "kvq-calibrate",
+        "--model",
+        dump,
+        "--output",
+        tmp_path / "out",
+        "--stats",
+        tmp_path / "stats",
+        **limited(sizes["stats"] - 1),
+    )
     expect_failure(result, tmp_path, set(), "cannot write: File too large")
 
 
@@ -89,12 +98,20 @@ def test_real_full_disk_leaves_nothing(dump, tiny_disk):
 def test_folder_without_permission(dump, tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
-    expect_failure(run("kvq-calibrate", "--model", dump, "--output", folder / "out"), folder, set(), "Permission denied")
+    expect_failure(
+        run("kvq-calibrate", "--model", dump, "--output", folder / "out"), folder, set(), "Permission denied"
+    )
 
 
-COMMANDS = [("kvq-calibrate", "--help"), ("kvq-calibrate", "--dry-run"), ("kvq-calibrate",),
-            ("kvq-calibrate", "--json", "--report-rotations"), ("kvq-inspect",), ("kvq-inspect", "--json"),
-            ("kvq-inspect", "--verify")]
+COMMANDS = [
+    ("kvq-calibrate", "--help"),
+    ("kvq-calibrate", "--dry-run"),
+    ("kvq-calibrate",),
+    ("kvq-calibrate", "--json", "--report-rotations"),
+    ("kvq-inspect",),
+    ("kvq-inspect", "--json"),
+    ("kvq-inspect", "--verify"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

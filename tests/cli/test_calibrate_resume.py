@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from dumps import edited
 from faulty_dumps import change, set_attribute
 from kvq_py.safetensors_file import SafetensorsFile
@@ -20,8 +19,11 @@ FLAGS = ("--center", "k", "--collect", "scored_query")
 INTERRUPTED = 130
 
 
-def interrupt_after(count: int, dump: Path, output: Path, *flags: object, with_signal=signal.SIGKILL) -> subprocess.Popen:
-    """A run that was stopped after it had collected `count` layers or a few more. One that was faster is tried again."""
+def interrupt_after(
+    count: int, dump: Path, output: Path, *flags: object, with_signal=signal.SIGKILL
+) -> subprocess.Popen:
+    """A run that was stopped after it had collected `count` layers or a few more. One that was faster is tried
+    again."""
     while True:
         process = start(dump, output, *flags)
         wait_for_layers(process, output, count)
@@ -133,8 +135,18 @@ def test_parts_of_another_dump_are_not_taken_over(dump, old_parts, fresh, tmp_pa
     assert resume(other, tmp_path / "out", old_parts, *FLAGS) == expected
 
 
-@pytest.mark.parametrize("flags", [(*FLAGS, "--seed", 1), (*FLAGS, "--sample-tokens", 100), ("--target-k", "scored_query"),
-                                   ("--method", "saw-int4"), ("--collect", "all"), ("--layers", "1-2")], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*FLAGS, "--seed", 1),
+        (*FLAGS, "--sample-tokens", 100),
+        ("--target-k", "scored_query"),
+        ("--method", "saw-int4"),
+        ("--collect", "all"),
+        ("--layers", "1-2"),
+    ],
+    ids=str,
+)
 def test_parts_of_other_options_are_not_taken_over(dump, old_parts, tmp_path, flags):
     stats = ("--stats", tmp_path / "stats")
     expected = calibrate(dump, tmp_path / "whole", *stats, *flags).read_bytes()

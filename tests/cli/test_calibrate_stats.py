@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import load_file
-
 from dumps import synthetic
 from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, succeed
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 LAYERS, SEQUENCES = 4, 3
 ALL = ("--collect", "all")
@@ -26,8 +25,15 @@ def dump(make_dump) -> Path:
 def by_sequence(tmp_path_factory) -> list[Path]:
     """The dump once more, a file for each sequence."""
     folder = tmp_path_factory.mktemp("split")
-    synthetic(folder / "part.h5", tokens=301, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5,
-              split_by_sequence=True)
+    synthetic(
+        folder / "part.h5",
+        tokens=301,
+        sequences=SEQUENCES,
+        layers=LAYERS,
+        query_spectrum=0.95,
+        channel_means=0.5,
+        split_by_sequence=True,
+    )
     return sorted(folder.iterdir())
 
 
@@ -47,9 +53,16 @@ def merge(shards: list[Path], stats: Path) -> Path:
     return stats
 
 
-DECISIONS = [(), ("--bits", 3, "--center", "kv"), ("--method", "saw-int4"), ("--coder", "symmetric", "--share", "layer"),
-             ("--target-k", "scored_query", "--target-v", "sst"),
-             ("--target-k", "key", "--target-v", "value", "--clip", "none"), ("--sign-search", 2, "--seed", 0), ("--layers", "1-2")]
+DECISIONS = [
+    (),
+    ("--bits", 3, "--center", "kv"),
+    ("--method", "saw-int4"),
+    ("--coder", "symmetric", "--share", "layer"),
+    ("--target-k", "scored_query", "--target-v", "sst"),
+    ("--target-k", "key", "--target-v", "value", "--clip", "none"),
+    ("--sign-search", 2, "--seed", 0),
+    ("--layers", "1-2"),
+]
 
 
 @pytest.mark.parametrize("flags", DECISIONS, ids=str)
@@ -69,8 +82,15 @@ def test_shards_by_layer_give_the_bytes_of_the_joint_run(dump, tmp_path, borders
 
 
 def test_layers_split_over_files_give_the_bytes_of_one_file(dump, tmp_path):
-    synthetic(tmp_path / "part.h5", tokens=301, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5,
-              split_by_layer=True)
+    synthetic(
+        tmp_path / "part.h5",
+        tokens=301,
+        sequences=SEQUENCES,
+        layers=LAYERS,
+        query_spectrum=0.95,
+        channel_means=0.5,
+        split_by_layer=True,
+    )
     parts = sorted(tmp_path.glob("part.*"), reverse=True)
     assert len(parts) == LAYERS
     assert collect(parts, tmp_path / "split", *ALL).read_bytes() == collect([dump], tmp_path / "one", *ALL).read_bytes()
@@ -84,7 +104,8 @@ def test_sequences_split_over_files_give_the_numbers_of_one_file(dump, by_sequen
 
 
 def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
-    """Sums to `tolerance` of the tensor's largest number, samples exactly, and what the manifest says but the hashes."""
+    """Sums to `tolerance` of the tensor's largest number, samples exactly, and what the manifest says but the
+    hashes."""
     a, b = load_file(found), load_file(expected)
     assert a.keys() == b.keys()
     for name, tensor in a.items():
@@ -129,6 +150,7 @@ def test_merging_statistics_and_deciding_is_one_command(by_sequence, tmp_path):
 
 # What cannot be joined
 
+
 def expect_refusal(code: int, words: list[str], *arguments: object) -> None:
     result = run("kvq-calibrate", *arguments)
     assert result.code == code and result.stderr.startswith("kvq-calibrate: error: "), result
@@ -141,9 +163,15 @@ def test_sst_is_not_merged_by_sequence(by_sequence, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-@pytest.mark.parametrize("flags, words", [(("--seed", 1), ["seed", "expected 0", "found 1"]),
-                                          (("--sample-tokens", 99), ["sample_tokens", "expected 2048", "found 99"]),
-                                          (("--collect", "sst"), ["layer 0", "moments"])], ids=str)
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--seed", 1), ["seed", "expected 0", "found 1"]),
+        (("--sample-tokens", 99), ["sample_tokens", "expected 2048", "found 99"]),
+        (("--collect", "sst"), ["layer 0", "moments"]),
+    ],
+    ids=str,
+)
 def test_shards_of_other_options_are_refused(by_sequence, tmp_path, flags, words):
     one = collect([by_sequence[0]], tmp_path / "one")
     other = collect([by_sequence[1]], tmp_path / "other", *flags)

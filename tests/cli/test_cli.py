@@ -1,5 +1,5 @@
-"""What the tools say: a table of commands, each with its exit code; stdout and stderr stand in expected/<name>.stdout and
-.stderr, and a missing file means nothing was said. `pytest tests/cli --update-expected` writes them anew.
+"""What the tools say: a table of commands, each with its exit code; stdout and stderr stand in expected/<name>.stdout
+and .stderr, and a missing file means nothing was said. `pytest tests/cli --update-expected` writes them anew.
 
 Commands run in the folder of workspace.py.
 """
@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-
 import workspace
 from expected_text import normalised
 from faulty_artifacts import TRANSFORM_FAULTS, TRANSFORM_FAULTS_TO_VERIFY
@@ -169,8 +168,10 @@ SELFTEST = [
     ("selftest_version_2", "kvq-selftest version_2.safetensors", UNSUPPORTED),
 ]
 
-SECOND_FILES = [(f"second_{name}", f"{M} --model {name}.h5", INPUT)
-                for name in ("wide", "one_layer", "other_model", "other_window", "other_metric", "other_type")]
+SECOND_FILES = [
+    (f"second_{name}", f"{M} --model {name}.h5", INPUT)
+    for name in ("wide", "one_layer", "other_model", "other_window", "other_metric", "other_type")
+]
 
 ARTIFACTS = [
     ("inspect_missing", "kvq-inspect no.safetensors", INPUT),
@@ -193,11 +194,26 @@ ARTIFACTS = [
 TRANSFORMS = [
     ("artifact_transform_sound", "kvq-inspect transform_sound.safetensors --verify", 0),
     *[(f"artifact_transform_{name}", f"kvq-inspect transform_{name}.safetensors", INPUT) for name in TRANSFORM_FAULTS],
-    *[(f"artifact_transform_{name}", f"kvq-inspect transform_{name}.safetensors --verify", CHECK_FAILED)
-      for name in TRANSFORM_FAULTS_TO_VERIFY],
+    *[
+        (f"artifact_transform_{name}", f"kvq-inspect transform_{name}.safetensors --verify", CHECK_FAILED)
+        for name in TRANSFORM_FAULTS_TO_VERIFY
+    ],
 ]
 
-CASES = HELP + RESULTS + WORDS + NUMBERS + CONTRADICTIONS + FILES + DUMPS + SECOND_FILES + ARTIFACTS + TRANSFORMS + BENCH + SELFTEST
+CASES = (
+    HELP
+    + RESULTS
+    + WORDS
+    + NUMBERS
+    + CONTRADICTIONS
+    + FILES
+    + DUMPS
+    + SECOND_FILES
+    + ARTIFACTS
+    + TRANSFORMS
+    + BENCH
+    + SELFTEST
+)
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +244,13 @@ def is_well_formed(error: Result, tool: str) -> bool:
     """Lines `<tool>: error: ...`, one for each fault, and at the end perhaps a hint; none that is hard to read."""
     lines = error.stderr.splitlines()
     hints = [line for line in lines if line.startswith("hint: ")]
-    return (error.stdout == "" and lines != hints and hints in ([], lines[-1:]) and max(map(len, lines)) < 200
-            and all(re.match(f"{tool}: error: .", line) for line in lines if line not in hints))
+    return (
+        error.stdout == ""
+        and lines != hints
+        and hints in ([], lines[-1:])
+        and max(map(len, lines)) < 200
+        and all(re.match(f"{tool}: error: .", line) for line in lines if line not in hints)
+    )
 
 
 @pytest.mark.parametrize("name, command, code", CASES, ids=[case[0] for case in CASES])

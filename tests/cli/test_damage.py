@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import ROOT, Result, calibrate, run
 
 INPUT, NUMERICAL, UNSUPPORTED, CHECK_FAILED = 3, 4, 5, 6
@@ -14,15 +13,22 @@ SEED = 20240607
 
 def is_refusal(result: Result, path: Path) -> bool:
     lines = result.stderr.splitlines()
-    return result.stdout == "" and f"error: {path}: " in lines[0] and all(line.startswith("hint: ") for line in lines[1:])
+    return (
+        result.stdout == "" and f"error: {path}: " in lines[0] and all(line.startswith("hint: ") for line in lines[1:])
+    )
 
 
 @pytest.mark.parametrize("path", MALFORMED, ids=lambda path: path.stem)
 def test_hostile_containers_are_refused(tmp_path, path):
-    for command in (("kvq-inspect", path), ("kvq-inspect", path, "--verify"),
-                    ("kvq-calibrate", "--stats", path, "--output", tmp_path / "out")):
+    for command in (
+        ("kvq-inspect", path),
+        ("kvq-inspect", path, "--verify"),
+        ("kvq-calibrate", "--stats", path, "--output", tmp_path / "out"),
+    ):
         result = run(*command)
-        assert result.code == (UNSUPPORTED if path.stem == "dtype_unknown" else INPUT) and is_refusal(result, path), result
+        assert result.code == (UNSUPPORTED if path.stem == "dtype_unknown" else INPUT) and is_refusal(result, path), (
+            result
+        )
     assert not (tmp_path / "out").exists()
 
 

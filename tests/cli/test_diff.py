@@ -1,4 +1,5 @@
-"""kvq-diff as a gate: damaged artifacts fail by the rule that should see it, runs that differ in nothing that matters pass."""
+"""kvq-diff as a gate: damaged artifacts fail by the rule that should see it, runs that differ in nothing that matters
+pass."""
 
 import json
 import os
@@ -9,22 +10,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from faulty_artifacts import data_start, hashed, with_metadata
 from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import BIN, ROOT, calibrate, run, succeed
 
 USAGE, INPUT, CHECK_FAILED = 2, 3, 6
 NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}
-METHODS = {"u-p": ("--method", "oscar", "--composition", "up", "--sink-tokens", 0, "--recent-tokens", 0),
-           "oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0), "block-gtq": ("--method", "block-gtq"),
-           "kvq": ("--method", "kvq"), "saw-int4": ("--method", "saw-int4"),
-           "4-means": ("--method", "saw-int4", "--kmeans", 4), "k-means": ("--method", "saw-int4", "--kmeans", 16), "fitted": ("--method", "quarot", "--codebook", "fitted"),
-           "kvq-orthogonal": ("--method", "kvq", "--transform", "orthogonal"),
-           "orthogonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv"),
-           "balanced": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "balanced"),
-           "diagonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "diagonal"),
-           "klt": ("--method", "block-gtq", "--transform", "klt", "--v-allocation", "channel")}
+METHODS = {
+    "u-p": ("--method", "oscar", "--composition", "up", "--sink-tokens", 0, "--recent-tokens", 0),
+    "oscar": ("--method", "oscar", "--sink-tokens", 0, "--recent-tokens", 0),
+    "block-gtq": ("--method", "block-gtq"),
+    "kvq": ("--method", "kvq"),
+    "saw-int4": ("--method", "saw-int4"),
+    "4-means": ("--method", "saw-int4", "--kmeans", 4),
+    "k-means": ("--method", "saw-int4", "--kmeans", 16),
+    "fitted": ("--method", "quarot", "--codebook", "fitted"),
+    "kvq-orthogonal": ("--method", "kvq", "--transform", "orthogonal"),
+    "orthogonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv"),
+    "balanced": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "balanced"),
+    "diagonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "diagonal"),
+    "klt": ("--method", "block-gtq", "--transform", "klt", "--v-allocation", "channel"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +63,15 @@ def diff(*flags: object) -> tuple[int, dict]:
 
 def failed(document: dict) -> dict[str, str]:
     """Metrics whose rules failed, and where that was worst."""
-    return {check["rule"].split("<")[0].split(">")[0]: check["worst"].get("where", "") for check in document["checks"] if check["outcome"] == "failed"}
+    return {
+        check["rule"].split("<")[0].split(">")[0]: check["worst"].get("where", "")
+        for check in document["checks"]
+        if check["outcome"] == "failed"
+    }
 
 
 # Damage
+
 
 class Editor:
     """Changes tensors and manifest of an artifact, and gives it the content hash that it should have then."""
@@ -73,7 +84,9 @@ class Editor:
     def tensor(self, name: str) -> np.ndarray:
         entry = self.file.tensors[name]
         count = int(np.prod(entry.shape))
-        return np.frombuffer(self.content, NUMPY[entry.dtype], count, data_start(self.content) + entry.begin).reshape(entry.shape)
+        return np.frombuffer(self.content, NUMPY[entry.dtype], count, data_start(self.content) + entry.begin).reshape(
+            entry.shape
+        )
 
     def side(self, layer: int, side: str) -> dict:
         return self.manifest["layers"][layer][side]
@@ -171,21 +184,38 @@ def mix(editor: Editor, across_widths: bool) -> None:
             if not across_widths and name.replace("inverse", "channel_bits") in editor.file.tensors:
                 widths = editor.tensor(name.replace("inverse", "channel_bits"))[head]
             q = np.linalg.qr(np.where(widths[:, None] == widths, random.standard_normal(rotation[head].shape), 0))[0]
-            rotation[head], inverse[head] = rotation[head].astype(np.float64) @ q, q.T @ inverse[head].astype(np.float64)
+            rotation[head], inverse[head] = (
+                rotation[head].astype(np.float64) @ q,
+                q.T @ inverse[head].astype(np.float64),
+            )
 
 
 CENTROIDS = [shuffle_centroids, shuffle_centroid_channels, centroids_of_another_head, half_centroids, twice_centroids]
 
-DAMAGE = [("k-means", shuffle_centroids, "centroids", "layer 3 k"), ("k-means", centroids_of_another_head, "centroids", "layer 3 k"),
-          ("u-p", reverse_eigenbasis, "rotation.importance", "layer 3 k"), ("oscar", swap_layers, "rotation.covariance", "layer "), ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
-          ("oscar", transpose_rotation, "rotation.factor", "layer 3 k"), ("block-gtq", transpose_rotation, "rotation.factor", "layer 3 k"),
-          ("kvq-orthogonal", transpose_rotation, "rotation.factor", "layer 3 k"), ("kvq", rebalance, "transform.gauge", "layer 3 k"), ("oscar", clip_by_half, "clip", "layer 2 v"),
-          ("balanced", rebalance, "transform.gauge", "layer 3 k"), ("klt", rebalance, "transform.gauge", "layer 3 k"),
-          ("diagonal", rescale, "transform.gauge", "layer 3 k"), ("klt", other_outliers, "transform.outlier_gain", "layer 3 k"),
-          ("block-gtq", reverse_bits, "heads.allocation.hamming", "layer 2 k head 0"), ("oscar", wrong_rope, "geometry", ""), ("saw-int4", wrong_rope, "geometry", "")]
+DAMAGE = [
+    ("k-means", shuffle_centroids, "centroids", "layer 3 k"),
+    ("k-means", centroids_of_another_head, "centroids", "layer 3 k"),
+    ("u-p", reverse_eigenbasis, "rotation.importance", "layer 3 k"),
+    ("oscar", swap_layers, "rotation.covariance", "layer "),
+    ("block-gtq", swap_layers, "layers.allocation.hamming", "layer "),
+    ("oscar", transpose_rotation, "rotation.factor", "layer 3 k"),
+    ("block-gtq", transpose_rotation, "rotation.factor", "layer 3 k"),
+    ("kvq-orthogonal", transpose_rotation, "rotation.factor", "layer 3 k"),
+    ("kvq", rebalance, "transform.gauge", "layer 3 k"),
+    ("oscar", clip_by_half, "clip", "layer 2 v"),
+    ("balanced", rebalance, "transform.gauge", "layer 3 k"),
+    ("klt", rebalance, "transform.gauge", "layer 3 k"),
+    ("diagonal", rescale, "transform.gauge", "layer 3 k"),
+    ("klt", other_outliers, "transform.outlier_gain", "layer 3 k"),
+    ("block-gtq", reverse_bits, "heads.allocation.hamming", "layer 2 k head 0"),
+    ("oscar", wrong_rope, "geometry", ""),
+    ("saw-int4", wrong_rope, "geometry", ""),
+]
 
 
-@pytest.mark.parametrize("method, damage, rule, where", DAMAGE, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    "method, damage, rule, where", DAMAGE, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_damage_fails_by_its_rule(artifacts, tmp_path, method, damage, rule, where):
     """Without a dump: the files alone show it, and the tool does not refuse to read them."""
     good = artifacts(method)
@@ -196,43 +226,68 @@ def test_damage_fails_by_its_rule(artifacts, tmp_path, method, damage, rule, whe
     assert code == CHECK_FAILED and failed(document).get(rule, "nowhere").startswith(where), failed(document)
 
 
-@pytest.mark.parametrize("method, damage, rule, where", [row for row in DAMAGE if row[1] in (swap_layers, transpose_rotation, clip_by_half)],
-                         ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    "method, damage, rule, where",
+    [row for row in DAMAGE if row[1] in (swap_layers, transpose_rotation, clip_by_half)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_damage_shows_in_what_it_does(artifacts, held_out, tmp_path, method, damage, rule, where):
     """With a dump, by what is measured: even if nothing else of the file is compared."""
     good = artifacts(method)
     editor = Editor(good)
     damage(editor)
-    rules = [word for metric in ("heads.logit_rel_mse<=+25%", "heads.v_rel_mse<=+25%") for word in ("--fail-on", metric)]
-    code, document = diff(good, editor.save(tmp_path / "bad.safetensors"), "--model", held_out, "--no-default-rules", *rules)
+    rules = [
+        word for metric in ("heads.logit_rel_mse<=+25%", "heads.v_rel_mse<=+25%") for word in ("--fail-on", metric)
+    ]
+    code, document = diff(
+        good, editor.save(tmp_path / "bad.safetensors"), "--model", held_out, "--no-default-rules", *rules
+    )
     assert code == CHECK_FAILED and failed(document)
 
 
 def overflowing(tensor: str) -> Callable[[Editor], None]:
     """A head whose stored rows are too large for a float: what is measured of it is NaN or infinite."""
+
     def damage(editor: Editor) -> None:
         editor.tensor(tensor)[1] *= 3e33
+
     return damage
 
 
-@pytest.mark.parametrize("side, metrics", [("k", ["logit_rel_mse", "attention_kl.mean", "attention_kl.max", "top10_overlap", "rope_logit_mae"]),
-                                           ("v", ["v_rel_mse", "output_rel_mse"])])
+@pytest.mark.parametrize(
+    "side, metrics",
+    [
+        ("k", ["logit_rel_mse", "attention_kl.mean", "attention_kl.max", "top10_overlap", "rope_logit_mae"]),
+        ("v", ["v_rel_mse", "output_rel_mse"]),
+    ],
+)
 def test_readings_that_are_no_numbers_fail(artifacts, held_out, tmp_path, side, metrics):
     """In one layer, beside sound ones, and also where they were none before; by every rule that is about them."""
     good = artifacts("oscar")
     editor = Editor(good)
     overflowing(f"layers.3.{side}.rotation")(editor)
     bad = editor.save(tmp_path / "bad.safetensors")
-    rules = [f"{prefix}{metric}{limit}" for prefix in ("", "layers.", "heads.") for metric in metrics for limit in (">=-1e30", ">=-99%")
-             if not (prefix == "heads." and metric == "attention_kl.max")]
+    rules = [
+        f"{prefix}{metric}{limit}"
+        for prefix in ("", "layers.", "heads.")
+        for metric in metrics
+        for limit in (">=-1e30", ">=-99%")
+        if not (prefix == "heads." and metric == "attention_kl.max")
+    ]
     flags = [word for rule in rules for word in ("--fail-on", rule)]
     for old in (good, bad):
         code, document = diff(old, bad, "--model", held_out, "--no-default-rules", *flags)
         assert code == CHECK_FAILED
         for check in document["checks"]:
-            assert check["outcome"] == "failed" and check["reason"] == "not a finite number" and check["worst"]["new"] is None, check
+            assert (
+                check["outcome"] == "failed"
+                and check["reason"] == "not a finite number"
+                and check["worst"]["new"] is None
+            ), check
             assert check["worst"].get("where", "layer 3").startswith("layer 3")
-    text = run("kvq-diff", bad, bad, "--model", held_out, "--no-default-rules", "--fail-on", f"layers.{metrics[0]}<=+5%").stdout
+    text = run(
+        "kvq-diff", bad, bad, "--model", held_out, "--no-default-rules", "--fail-on", f"layers.{metrics[0]}<=+5%"
+    ).stdout
     assert f"FAIL  layers.{metrics[0]}<=+5%  not a finite number: " in text
 
 
@@ -242,13 +297,16 @@ def test_what_does_not_apply_is_no_fault(make_dump, tmp_path):
     own = calibrate(dump, tmp_path / "own", "--method", "plain")
     code, document = diff(own, own, "--model", dump)
     assert code == 0 and all(reading["new"] is not None for reading in document["readings"])
-    assert not any("output_rel_mse" in reading["metric"] or "v_rel_mse" in reading["metric"] for reading in document["readings"])
+    assert not any(
+        "output_rel_mse" in reading["metric"] or "v_rel_mse" in reading["metric"] for reading in document["readings"]
+    )
 
 
 @pytest.mark.parametrize("damage", CENTROIDS, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("method", ["4-means", "k-means"])
 def test_damaged_centroids_of_one_head_fail_by_what_they_do(artifacts, held_out, tmp_path, method, damage):
-    """Their own distance cannot tell half of them from another seed's (formats/diff.md); the default rule of logits can."""
+    """Their own distance cannot tell half of them from another seed's (formats/diff.md); the default rule of logits
+    can."""
     good = artifacts(method)
     editor = Editor(good)
     damage(editor)
@@ -257,6 +315,7 @@ def test_damaged_centroids_of_one_head_fail_by_what_they_do(artifacts, held_out,
 
 
 # What must pass
+
 
 # kvq compares candidates whose mixing a seed draws, so that another seed may choose other transforms and bytes.
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "kvq"])
@@ -293,7 +352,11 @@ def test_eigenvector_signs_pass(artifacts, held_out, tmp_path, method):
     code, document = diff(good, editor.save(tmp_path / "signs.safetensors"), "--model", held_out)
     assert code == 0, failed(document)
     distances = {reading["metric"]: reading["new"] for reading in document["readings"] if "old" not in reading}
-    assert distances["rotation.covariance"] < 1e-6 and distances["rotation.factor"] < 1e-5 and distances["rotation.angle"] < 0.1
+    assert (
+        distances["rotation.covariance"] < 1e-6
+        and distances["rotation.factor"] < 1e-5
+        and distances["rotation.angle"] < 0.1
+    )
 
 
 def distances_of(document: dict, metric: str) -> list[float]:
@@ -320,7 +383,10 @@ def test_a_transform_beside_none_is_another_way_of_coding(artifacts):
     for old, new in (("orthogonal", "balanced"), ("balanced", "orthogonal"), ("diagonal", "balanced")):
         code, document = diff(artifacts(old), artifacts(new))
         assert code == CHECK_FAILED and "codes" in failed(document)
-        assert len(distances_of(document, "transform.gauge")) == 12 and min(distances_of(document, "transform.gauge")) > 1e-3
+        assert (
+            len(distances_of(document, "transform.gauge")) == 12
+            and min(distances_of(document, "transform.gauge")) > 1e-3
+        )
         assert {"what": "layer 0 k transform", "old": old, "new": new} in document["differences"]
         assert not distances_of(document, "rotation.factor") and not distances_of(document, "transform.scale")
     _, document = diff(artifacts("orthogonal"), artifacts("balanced"))
@@ -345,10 +411,26 @@ def test_more_bits_cost_bytes(artifacts, held_out):
     code, document = diff(artifacts("oscar"), artifacts("oscar", "--bits", 3), "--model", held_out)
     assert code == CHECK_FAILED and {"codes", "bytes_per_token"} <= failed(document).keys()
     assert "output_rel_mse" not in failed(document)
-    code, document = diff(artifacts("oscar"), artifacts("oscar", "--bits", 3), "--fail-on", "bytes_per_token<=+50%", "--fail-on", "codes<=99",
-                          "--fail-on", "clip<=1")
+    code, document = diff(
+        artifacts("oscar"),
+        artifacts("oscar", "--bits", 3),
+        "--fail-on",
+        "bytes_per_token<=+50%",
+        "--fail-on",
+        "codes<=99",
+        "--fail-on",
+        "clip<=1",
+    )
     assert code == 0, failed(document)
-    back, _ = diff(artifacts("oscar", "--bits", 3), artifacts("oscar"), "--model", held_out, "--no-default-rules", "--fail-on", "output_rel_mse<=+100%")
+    back, _ = diff(
+        artifacts("oscar", "--bits", 3),
+        artifacts("oscar"),
+        "--model",
+        held_out,
+        "--no-default-rules",
+        "--fail-on",
+        "output_rel_mse<=+100%",
+    )
     assert back == CHECK_FAILED
 
 
@@ -361,13 +443,21 @@ def test_lost_bits_and_other_windows_fail(artifacts):
 
 
 def test_a_demanded_rule_without_readings_fails(artifacts, tmp_path):
-    """Nothing to judge is no success: no clip ratios in one of them, or another geometry, so that nothing is measured."""
+    """Nothing to judge is no success: no clip ratios in one of them, or another geometry, so that nothing is
+    measured."""
     code, document = diff(artifacts("oscar"), artifacts("fitted"), "--no-default-rules", "--fail-on", "clip<=0.05")
     assert code == CHECK_FAILED and document["checks"][0]["readings"] == 0
     editor = Editor(artifacts("oscar"))
     wrong_rope(editor)
-    code, _ = diff(artifacts("oscar"), editor.save(tmp_path / "bad.safetensors"), "--model", ROOT / "sample_data/evaluation.h5", "--no-default-rules",
-                   "--fail-on", "attention_kl.p99<=+5%")
+    code, _ = diff(
+        artifacts("oscar"),
+        editor.save(tmp_path / "bad.safetensors"),
+        "--model",
+        ROOT / "sample_data/evaluation.h5",
+        "--no-default-rules",
+        "--fail-on",
+        "attention_kl.p99<=+5%",
+    )
     assert code == CHECK_FAILED
 
 
@@ -382,14 +472,28 @@ def test_windows_that_hold_the_whole_dump_do_not_pass(sample, held_out, tmp_path
         code, document = diff(old, new, "--model", held_out, "--fail-on", "windows<=1", "--junit", junit)
         assert code == CHECK_FAILED
         measured = {check["rule"]: check for check in document["checks"] if check["outcome"] == "failed"}
-        assert {"attention_kl.mean<=+5%", "heads.logit_rel_mse<=+25%", "top10_overlap>=-2%"} <= measured.keys() and "rope_logit_mae<=+5%" not in measured
-        assert all("--no-windows" in measured[rule]["reason"] and measured[rule]["readings"] == 0
-                   for rule in ("attention_kl.mean<=+5%", "heads.logit_rel_mse<=+25%", "top10_overlap>=-2%"))
+        assert {
+            "attention_kl.mean<=+5%",
+            "heads.logit_rel_mse<=+25%",
+            "top10_overlap>=-2%",
+        } <= measured.keys() and "rope_logit_mae<=+5%" not in measured
+        assert all(
+            "--no-windows" in measured[rule]["reason"] and measured[rule]["readings"] == 0
+            for rule in ("attention_kl.mean<=+5%", "heads.logit_rel_mse<=+25%", "top10_overlap>=-2%")
+        )
         assert not any(reading["metric"].endswith(("rel_mse", "attention_kl.mean")) for reading in document["readings"])
-        failure = next(case.find("failure") for case in ElementTree.parse(junit).iter("testcase") if case.get("name") == "attention_kl.mean<=+5%")
+        failure = next(
+            case.find("failure")
+            for case in ElementTree.parse(junit).iter("testcase")
+            if case.get("name") == "attention_kl.mean<=+5%"
+        )
         assert "--no-windows" in failure.get("message")
     text = run("kvq-diff", covered, covered, "--model", held_out)
-    assert text.code == CHECK_FAILED and "nothing to judge" in text.stdout and "--no-windows" in text.stdout.splitlines()[-2]
+    assert (
+        text.code == CHECK_FAILED
+        and "nothing to judge" in text.stdout
+        and "--no-windows" in text.stdout.splitlines()[-2]
+    )
     assert "--no-windows" in run("kvq-diff", covered, covered, "--model", held_out, "--markdown").stdout
     assert diff(covered, covered, "--model", held_out, "--no-windows")[0] == 0
     assert diff(beyond, beyond, "--model", held_out)[0] == 0, "one token of a sequence is read as codes"
@@ -408,7 +512,8 @@ def test_inputs_are_not_overwritten(artifacts, tmp_path):
 
 
 def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
-    """Two eigenvectors of close eigenvalues exchanged: 90 degrees, and nothing that matters; so no default rule is about angles."""
+    """Two eigenvectors of close eigenvalues exchanged: 90 degrees, and nothing that matters; so no default rule is
+    about angles."""
     good = artifacts("oscar")
     editor = Editor(good)
     basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
@@ -419,27 +524,63 @@ def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
     basis[:] = u[:, order]
     other = editor.save(tmp_path / "other.safetensors")
     code, document = diff(good, other, "--model", held_out)
-    assert code == 0 and max(reading["new"] for reading in document["readings"] if reading["metric"] == "rotation.angle") > 89
+    assert (
+        code == 0
+        and max(reading["new"] for reading in document["readings"] if reading["metric"] == "rotation.angle") > 89
+    )
     assert diff(good, other, "--fail-on", "rotation.angle<=1")[0] == CHECK_FAILED
 
 
 # Rules
 
+
 def test_rules_hold_for_all_readings(artifacts, held_out):
     """A rule of layers.<metric> fails if one layer does; limits are inclusive."""
     good, other = artifacts("block-gtq"), artifacts("block-gtq", "--seed", 1)
     _, document = diff(good, other, "--model", held_out)
-    changes = [reading["new"] / reading["old"] - 1 for reading in document["readings"] if reading["metric"] == "layers.output_rel_mse"]
+    changes = [
+        reading["new"] / reading["old"] - 1
+        for reading in document["readings"]
+        if reading["metric"] == "layers.output_rel_mse"
+    ]
     assert len(changes) == 6
     for limit, passes in ((max(changes) + 1e-9, True), (max(changes) - 1e-6, False)):
-        code, document = diff(good, other, "--model", held_out, "--no-default-rules", "--fail-on", f"layers.output_rel_mse<={100 * limit:.10f}%")
+        code, document = diff(
+            good,
+            other,
+            "--model",
+            held_out,
+            "--no-default-rules",
+            "--fail-on",
+            f"layers.output_rel_mse<={100 * limit:.10f}%",
+        )
         assert (code == 0) == passes
-        check, = document["checks"]
-        assert check["readings"] == 6 and check["worst"]["new"] / check["worst"]["old"] - 1 == pytest.approx(max(changes))
+        (check,) = document["checks"]
+        assert check["readings"] == 6 and check["worst"]["new"] / check["worst"]["old"] - 1 == pytest.approx(
+            max(changes)
+        )
 
 
-@pytest.mark.parametrize("rule", ["", "clip", "clip<0.1", "clip=0.1", "clip<=", "clip<=x", "clip<=1e", "clip<=nan", "clip<=5 %", "telepathy<=1", "<=1",
-                                  "attention_kl<=+5%", "heads.attention_kl.p99<=+5%", "heads.o_proj_rel_mse<=1", "attention_kl.p99<=+5%"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "clip",
+        "clip<0.1",
+        "clip=0.1",
+        "clip<=",
+        "clip<=x",
+        "clip<=1e",
+        "clip<=nan",
+        "clip<=5 %",
+        "telepathy<=1",
+        "<=1",
+        "attention_kl<=+5%",
+        "heads.attention_kl.p99<=+5%",
+        "heads.o_proj_rel_mse<=1",
+        "attention_kl.p99<=+5%",
+    ],
+)
 def test_rules_that_are_none(artifacts, rule):
     result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--fail-on", rule)
     assert result.code == USAGE and result.stdout == ""
@@ -447,7 +588,9 @@ def test_rules_that_are_none(artifacts, rule):
 
 
 def test_heads_have_no_output_projection(artifacts, held_out):
-    result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--model", held_out, "--fail-on", "heads.o_proj_rel_mse<=1")
+    result = run(
+        "kvq-diff", artifacts("oscar"), artifacts("oscar"), "--model", held_out, "--fail-on", "heads.o_proj_rel_mse<=1"
+    )
     assert result.code == USAGE and 'there is no metric "heads.o_proj_rel_mse"' in result.stderr
 
 
@@ -459,16 +602,29 @@ def test_a_percentage_of_a_distance_is_refused(artifacts):
     for metric in sorted(distances):
         result = run("kvq-diff", artifacts("oscar"), artifacts("oscar"), "--fail-on", f"{metric}<=+5%")
         assert result.code == USAGE and f"has no old value; write {metric}<=0.05" in result.stderr.splitlines()[0]
-    assert run("kvq-diff", artifacts("block-gtq"), artifacts("block-gtq"), "--fail-on", "allocation.hamming<=0.05").code == 0
+    assert (
+        run("kvq-diff", artifacts("block-gtq"), artifacts("block-gtq"), "--fail-on", "allocation.hamming<=0.05").code
+        == 0
+    )
 
 
 def test_refusals(artifacts, held_out, make_dump, tmp_path):
     good = artifacts("oscar")
-    for flags, code in (((good,), USAGE), ((good, "no.safetensors"), INPUT), ((good, held_out), INPUT), ((good, good, "--no-default-rules"), USAGE),
-                        ((good, good, "--json", "--markdown"), USAGE), ((good, good, "--model", "no.h5"), INPUT),
-                        ((good, good, "--junit", tmp_path / "no/file.xml"), INPUT), ((good, good, "--model", make_dump(layers=6)), INPUT)):
+    for flags, code in (
+        ((good,), USAGE),
+        ((good, "no.safetensors"), INPUT),
+        ((good, held_out), INPUT),
+        ((good, good, "--no-default-rules"), USAGE),
+        ((good, good, "--json", "--markdown"), USAGE),
+        ((good, good, "--model", "no.h5"), INPUT),
+        ((good, good, "--junit", tmp_path / "no/file.xml"), INPUT),
+        ((good, good, "--model", make_dump(layers=6)), INPUT),
+    ):
         result = run("kvq-diff", *flags)
-        assert result.code == code and len([line for line in result.stderr.splitlines() if not line.startswith("hint: ")]) == 1, result
+        assert (
+            result.code == code
+            and len([line for line in result.stderr.splitlines() if not line.startswith("hint: ")]) == 1
+        ), result
 
 
 def test_another_model_is_a_finding(artifacts, make_dump, tmp_path):
@@ -479,12 +635,15 @@ def test_another_model_is_a_finding(artifacts, make_dump, tmp_path):
 
 # What it prints
 
+
 def test_text(artifacts, held_out):
     good, other = artifacts("oscar"), artifacts("oscar", "--clip", 0.7)
     result = run("kvq-diff", good, other, "--model", held_out)
     lines = result.stdout.splitlines()
     assert result.code == CHECK_FAILED and lines[-1] == "FAILED" and lines[:2] == [f"old  {good}", f"new  {other}"]
-    assert any(line.startswith("FAIL  clip<=0.1") for line in lines) and any(line.startswith("options.k.clip") for line in lines)
+    assert any(line.startswith("FAIL  clip<=0.1") for line in lines) and any(
+        line.startswith("options.k.clip") for line in lines
+    )
     assert all(len(line) <= 100 for line in lines[2:])
     assert succeed("kvq-diff", good, good).stdout.splitlines()[-1] == "passed"
 
@@ -498,7 +657,10 @@ def test_markdown_and_junit(artifacts, held_out, tmp_path):
     suite = ElementTree.parse(junit).getroot().find("testsuite")
     cases = suite.findall("testcase")
     assert [case.get("name") for case in cases] == [check["rule"] for check in document["checks"]]
-    outcomes = ["failed" if case.find("failure") is not None else "skipped" if case.find("skipped") is not None else "passed" for case in cases]
+    outcomes = [
+        "failed" if case.find("failure") is not None else "skipped" if case.find("skipped") is not None else "passed"
+        for case in cases
+    ]
     assert outcomes == [check["outcome"] for check in document["checks"]]
     assert (int(suite.get("tests")), int(suite.get("failures"))) == (len(cases), outcomes.count("failed"))
     rows = [line for line in result.stdout.splitlines() if line.startswith("| **FAIL** ") or line.startswith("| pass ")]
@@ -506,7 +668,17 @@ def test_markdown_and_junit(artifacts, held_out, tmp_path):
     assert all(line.replace("\\|", "").count("|") == 4 for line in rows)
 
 
-NAMES = [b"a|b", b"a`b``c", b"\xff\xfe", b"cut\xe2\x82", "ünï".encode(), b"tab\tline\nbell\x07", b"<&\"'>", "\uffff\ufffe".encode(), b"\xed\xa0\x80"]
+NAMES = [
+    b"a|b",
+    b"a`b``c",
+    b"\xff\xfe",
+    b"cut\xe2\x82",
+    "ünï".encode(),
+    b"tab\tline\nbell\x07",
+    b"<&\"'>",
+    "\uffff\ufffe".encode(),
+    b"\xed\xa0\x80",
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
@@ -519,7 +691,12 @@ def test_names_of_any_bytes(artifacts, tmp_path, name):
     assert result.returncode == 0, result.stderr
     expected = "".join("\ufffd" if "\udc80" <= c <= "\udcff" else c for c in os.fsdecode(name))
     assert json.loads(result.stdout.decode())["new"] == str(tmp_path / expected)
-    assert ElementTree.fromstring(junit.read_bytes().decode()).find("testsuite").get("name").startswith(f"kvq-diff {tmp_path}")
+    assert (
+        ElementTree.fromstring(junit.read_bytes().decode())
+        .find("testsuite")
+        .get("name")
+        .startswith(f"kvq-diff {tmp_path}")
+    )
     markdown = subprocess.run([BIN / "kvq-diff", path, path, "--markdown"], capture_output=True).stdout.decode()
     line = markdown.splitlines()[2]
     assert line.count("`") == 4 and line.startswith("`") and line.endswith("`") and "` against `" in line
@@ -531,7 +708,11 @@ def test_names_in_an_artifact_cannot_break_the_markdown(artifacts, tmp_path):
     lines = run("kvq-diff", artifacts("fitted"), editor.save(tmp_path / "other"), "--markdown").stdout.splitlines()
     row = next(line for line in lines if line.startswith("| model name "))
     plain = row.replace("\\\\", "")
-    assert plain.replace("\\|", "").count("|") == 4 and plain.count("`") == plain.count("\\`") == 2 and "<" not in plain.replace("\\<", "")
+    assert (
+        plain.replace("\\|", "").count("|") == 4
+        and plain.count("`") == plain.count("\\`") == 2
+        and "<" not in plain.replace("\\<", "")
+    )
 
 
 def test_threads_change_nothing(artifacts, held_out):

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import ROOT, calibrate, succeed
 
 pytest.importorskip("torch")
@@ -25,8 +24,23 @@ all about it." Mr. Bennet made no answer. "Do not you want to know who has taken
 def dump(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     (folder / "text.txt").write_text(TEXT)
-    subprocess.run([sys.executable, ROOT / "scripts/dump_qkv.py", ROOT / "sample_data/model", "--text", folder / "text.txt",
-                    "--sequence-length", "64", "--output", folder / "dump.h5", "--quiet", "--threads", "2"], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            ROOT / "scripts/dump_qkv.py",
+            ROOT / "sample_data/model",
+            "--text",
+            folder / "text.txt",
+            "--sequence-length",
+            "64",
+            "--output",
+            folder / "dump.h5",
+            "--quiet",
+            "--threads",
+            "2",
+        ],
+        check=True,
+    )
     return folder / "dump.h5"
 
 
@@ -42,8 +56,13 @@ def test_dump_calibrate_inspect(dump, tmp_path, flags):
 
 
 def test_artifact_knows_its_model(dump, sample, tmp_path):
-    """The fingerprint of the model folder travels from the dump into the artifact: the same for two dumps of one model."""
+    """The fingerprint of the model folder travels from the dump into the artifact: the same for two dumps of one
+    model."""
     artifacts = [calibrate(source, tmp_path / source.name, "--layers", 0) for source in (dump, sample)]
-    models = [json.loads(succeed("kvq-inspect", artifact, "--json").stdout)["manifest"]["model"] for artifact in artifacts]
+    models = [
+        json.loads(succeed("kvq-inspect", artifact, "--json").stdout)["manifest"]["model"] for artifact in artifacts
+    ]
     assert models[0]["fingerprint"] == models[1]["fingerprint"] and len(models[0]["fingerprint"]) == 64
-    assert models[0]["config"] == models[1]["config"] == json.loads((ROOT / "sample_data/model/config.json").read_text())
+    assert (
+        models[0]["config"] == models[1]["config"] == json.loads((ROOT / "sample_data/model/config.json").read_text())
+    )

@@ -1,4 +1,5 @@
-"""kvq-eval: RoPE-logit MAE (Block-GTQ, Appendix B.3) as numpy finds it and in the paper's order of methods, tables, JSON, refusals."""
+"""kvq-eval: RoPE-logit MAE (Block-GTQ, Appendix B.3) as numpy finds it and in the paper's order of methods, tables,
+JSON, refusals."""
 
 import json
 import subprocess
@@ -8,7 +9,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
 from dumps import edited
 from faulty_dumps import drop, set_attribute
 from kvq_py.artifact_reader import read_artifact
@@ -26,8 +26,11 @@ def held_out() -> Path:
 @pytest.fixture(scope="module")
 def artifacts(sample, tmp_path_factory) -> dict[tuple[str, int], Path]:
     folder = tmp_path_factory.mktemp("artifacts")
-    return {(method, bits): calibrate(sample, folder / f"{method}-{bits}.safetensors", "--method", method, "--bits", bits)
-            for method in METHODS for bits in (2, 3)}
+    return {
+        (method, bits): calibrate(sample, folder / f"{method}-{bits}.safetensors", "--method", method, "--bits", bits)
+        for method in METHODS
+        for bits in (2, 3)
+    }
 
 
 def evaluate(*flags: object) -> dict:
@@ -61,6 +64,7 @@ def refusal(*flags: object) -> tuple[int, str]:
 
 
 # The numbers
+
 
 @pytest.mark.parametrize("bits", [2, 3])
 def test_block_gtq_beats_tq_mse_in_every_layer(held_out, artifacts, bits):
@@ -102,13 +106,19 @@ def reference(dump: Path, artifact: Path, layer: int, pairs: int) -> np.ndarray:
     k_hat = read_artifact(artifact).layers[layer].sides["k"].reconstruct_heads(k_cached)
     error = rotated(k_cached.astype(np.float64) - k_hat, -positions, attributes, inv_freq, 1 / factor)[:, key]
     q = q[:, query].reshape(len(k), -1, pairs, q.shape[-1])
-    logits = [np.einsum("hgpd,hpd->hgp", q, rotated(error, np.full(pairs, offset), attributes, inv_freq, factor**2))
-              for offset in np.linspace(-1024, 1024, 50)]
+    logits = [
+        np.einsum("hgpd,hpd->hgp", q, rotated(error, np.full(pairs, offset), attributes, inv_freq, factor**2))
+        for offset in np.linspace(-1024, 1024, 50)
+    ]
     return np.abs(logits).mean(axis=(0, 2, 3))
 
 
-LAYOUTS = [{"rope": "half"}, {"rope": "interleaved"}, {"rope": "half", "rotary_dim": 24, "rotary_offset": 5},
-           {"rope": "interleaved", "rotary_dim": 24, "rotary_offset": 8, "rope_attention_factor": 1.25}]
+LAYOUTS = [
+    {"rope": "half"},
+    {"rope": "interleaved"},
+    {"rope": "half", "rotary_dim": 24, "rotary_offset": 5},
+    {"rope": "interleaved", "rotary_dim": 24, "rotary_offset": 8, "rope_attention_factor": 1.25},
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -137,13 +147,14 @@ def test_layers_without_values_are_measured(make_dump, tmp_path):
     mean = evaluate("--model", dump, "--no-windows", artifact)["schemes"][0]["mean"]
     assert mean["rope_logit_mae"] > 0 and mean["attention_kl"]["mean"] > 0
     assert not mean.keys() & {"v_rel_mse", "sv_rel_mse", "output_rel_mse"}
-    scheme, = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
+    (scheme,) = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
     assert scheme["effective_bits"] == 3
     assert all("v_effective_bits" not in layer and layer["k_effective_bits"] == 3 for layer in scheme["layers"])
 
 
 def test_bits_are_weighted_by_elements(make_dump, tmp_path):
-    """A row's scale and minimum are 32 / 32 bits of an element in one layer, 32 / 128 in the other, which has eight times as many elements."""
+    """A row's scale and minimum are 32 / 32 bits of an element in one layer, 32 / 128 in the other, which has eight
+    times as many elements."""
     wide = make_dump(tokens=64, layers=2, head_dim=128, q_heads=4, kv_heads=4)
 
     def replace(file):
@@ -152,7 +163,7 @@ def test_bits_are_weighted_by_elements(make_dump, tmp_path):
             file.copy(other["layers/1"], "layers/1")
 
     dump = edited(make_dump(tokens=64, layers=2, head_dim=32, q_heads=4, kv_heads=2), tmp_path / "mixed.h5", replace)
-    scheme, = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
+    (scheme,) = evaluate("--model", dump, "--scheme", "naive-int2")["schemes"]
     assert [layer["k_effective_bits"] for layer in scheme["layers"]] == [3, 2.25]
     assert scheme["effective_bits"] == pytest.approx((3 + 8 * 2.25) / 9)
 
@@ -169,7 +180,9 @@ def test_one_pair_has_no_interval(make_dump):
 def test_projected_outputs_are_compared_layer_by_layer(make_dump, tmp_path):
     def add(file):
         for layer in "01":
-            file[f"layers/{layer}/o_proj"] = np.random.default_rng(int(layer)).standard_normal((48, 64)).astype(np.float16)
+            file[f"layers/{layer}/o_proj"] = (
+                np.random.default_rng(int(layer)).standard_normal((48, 64)).astype(np.float16)
+            )
 
     dump = edited(make_dump(tokens=64, layers=2, head_dim=32, q_heads=2, kv_heads=1), tmp_path / "projected.h5", add)
     document = evaluate("--model", dump, "--scheme", "naive-int2", "--scheme", "naive-int3")
@@ -182,7 +195,9 @@ def test_projected_outputs_are_compared_layer_by_layer(make_dump, tmp_path):
 
 def peak_megabytes(*flags: object) -> float:
     """Of a process that succeeds, as it is seen from outside every few milliseconds."""
-    process = subprocess.Popen([BIN / "kvq-eval", "--quiet", "--threads", "1", *map(str, flags)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [BIN / "kvq-eval", "--quiet", "--threads", "1", *map(str, flags)], stdout=subprocess.DEVNULL
+    )
     peak = 0.0
     while process.poll() is None:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -196,12 +211,18 @@ def test_projected_outputs_take_little_memory(make_dump, tmp_path):
     """[T, hidden] floats would be 134 MB, and as many for each scheme."""
     bare = make_dump(tokens=4096, sequences=1, layers=1, head_dim=16, q_heads=1, kv_heads=1)
     weights = np.random.default_rng(0).standard_normal((8192, 16)).astype(np.float16)
-    projected = edited(bare, tmp_path / "projected.h5", lambda file: file.create_dataset("layers/0/o_proj", data=weights))
-    assert peak_megabytes("--model", projected, "--scheme", "naive-int2") < peak_megabytes("--model", bare, "--scheme", "naive-int2") + 60
+    projected = edited(
+        bare, tmp_path / "projected.h5", lambda file: file.create_dataset("layers/0/o_proj", data=weights)
+    )
+    assert (
+        peak_megabytes("--model", projected, "--scheme", "naive-int2")
+        < peak_megabytes("--model", bare, "--scheme", "naive-int2") + 60
+    )
     assert "o_proj" in succeed("kvq-eval", "--model", projected, "--scheme", "naive-int2").stdout
 
 
 # What it prints
+
 
 def shown(x: float) -> str:
     return f"{x:.4f}" if x >= 0.001 else f"{x:.1e}"
@@ -220,11 +241,20 @@ def test_layer_table(held_out, artifacts):
         assert rows[1 + layer] == [str(layer), shown(a), shown(b), f"{b / a - 1:+.1%}", shown(c), f"{c / a - 1:+.1%}"]
     means = [np.mean([mae_of(document, scheme, layer) for layer in range(6)]) for scheme in range(3)]
     assert [entry["mean"]["rope_logit_mae"] for entry in document["schemes"]] == pytest.approx(means)
-    assert rows[7] == ["mean", shown(means[0]), shown(means[1]), f"{means[1] / means[0] - 1:+.1%}", shown(means[2]),
-                       f"{means[2] / means[0] - 1:+.1%}"]
+    assert rows[7] == [
+        "mean",
+        shown(means[0]),
+        shown(means[1]),
+        f"{means[1] / means[0] - 1:+.1%}",
+        shown(means[2]),
+        f"{means[2] / means[0] - 1:+.1%}",
+    ]
     assert rows[8] == ["K", "codes", "2.00", "2.00", "3.00"]
     assert rows[9] == ["bits", *(f"{entry['effective_bits']:.2f}" for entry in document["schemes"])]
-    assert lines[10:] == ["block-gtq-2 wins 6/6 layers against tq-mse-2", "block-gtq-3 wins 6/6 layers against tq-mse-2"]
+    assert lines[10:] == [
+        "block-gtq-2 wins 6/6 layers against tq-mse-2",
+        "block-gtq-3 wins 6/6 layers against tq-mse-2",
+    ]
 
 
 def test_wide_layer_tables_are_cut_into_blocks(held_out):
@@ -240,16 +270,30 @@ def test_wide_layer_tables_are_cut_into_blocks(held_out):
 
 def test_summary(held_out, artifacts):
     """All tables fit 80 columns and say what the document says."""
-    flags = ("--model", held_out, artifacts["tq-mse", 2], artifacts["block-gtq", 2], "--scheme", "kivi-2", "--by-context")
+    flags = (
+        "--model",
+        held_out,
+        artifacts["tq-mse", 2],
+        artifacts["block-gtq", 2],
+        "--scheme",
+        "kivi-2",
+        "--by-context",
+    )
     document = evaluate(*flags)
     lines = succeed("kvq-eval", *flags).stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     rows = {line.split()[0]: line.split() for line in reversed(lines) if line}
     for scheme in document["schemes"]:
         mean = scheme["mean"]
-        assert rows[scheme["name"]][:7] == [scheme["name"], f"{scheme['effective_bits']:.2f}", *(
-            shown(mean[name]) for name in ("k_rel_mse", "v_rel_mse", "logit_rel_mse", "sv_rel_mse", "output_rel_mse"))]
-        kl = next(line.split() for line in lines[lines.index("") + 2:] if line.startswith(scheme["name"]))
+        assert rows[scheme["name"]][:7] == [
+            scheme["name"],
+            f"{scheme['effective_bits']:.2f}",
+            *(
+                shown(mean[name])
+                for name in ("k_rel_mse", "v_rel_mse", "logit_rel_mse", "sv_rel_mse", "output_rel_mse")
+            ),
+        ]
+        kl = next(line.split() for line in lines[lines.index("") + 2 :] if line.startswith(scheme["name"]))
         assert kl[1:6] == [shown(mean["attention_kl"][name]) for name in ("mean", "median", "p95", "p99", "max")]
     text = " ".join(lines)
     for name in ("block-gtq-2", "kivi-2"):
@@ -266,8 +310,17 @@ def test_json_is_one_document(held_out, artifacts):
     assert document["settings"]["pairs"] == 447, "a query token has one pair"
     assert document["settings"]["rope_offsets"] == pytest.approx(np.linspace(-1024, 1024, 50))
     assert [entry["method"] for entry in document["schemes"]] == list(METHODS)
-    fixed = {"index", "k_rel_mse", "v_rel_mse", "logit_rel_mse", "rope_logit_mae", "sv_rel_mse", "attention_kl", "top10_overlap",
-             "output_rel_mse"}
+    fixed = {
+        "index",
+        "k_rel_mse",
+        "v_rel_mse",
+        "logit_rel_mse",
+        "rope_logit_mae",
+        "sv_rel_mse",
+        "attention_kl",
+        "top10_overlap",
+        "output_rel_mse",
+    }
     for scheme in document["schemes"]:
         assert [layer["index"] for layer in scheme["layers"]] == [2, 4]
         assert all(fixed <= layer.keys() for layer in scheme["layers"])
@@ -275,19 +328,34 @@ def test_json_is_one_document(held_out, artifacts):
 
 def test_windows(sample, held_out, tmp_path):
     """A window as long as every sequence leaves nothing to code; --no-windows codes all of it."""
-    windowed, bare = (calibrate(sample, tmp_path / name, "--method", "plain", "--recent-tokens", tokens) for name, tokens in (("w", 149), ("b", 0)))
-    inside, outside, plain = (evaluate("--model", held_out, *flags)["schemes"][0]["mean"]
-                              for flags in ((windowed,), ("--no-windows", windowed), (bare,)))
-    assert inside["attention_kl"]["max"] == inside["output_rel_mse"] == inside["k_rel_mse"] == 0 and inside["top10_overlap"] == 1
+    windowed, bare = (
+        calibrate(sample, tmp_path / name, "--method", "plain", "--recent-tokens", tokens)
+        for name, tokens in (("w", 149), ("b", 0))
+    )
+    inside, outside, plain = (
+        evaluate("--model", held_out, *flags)["schemes"][0]["mean"]
+        for flags in ((windowed,), ("--no-windows", windowed), (bare,))
+    )
+    assert (
+        inside["attention_kl"]["max"] == inside["output_rel_mse"] == inside["k_rel_mse"] == 0
+        and inside["top10_overlap"] == 1
+    )
     assert outside == plain and plain["attention_kl"]["mean"] > 0
     assert "--no-windows" in succeed("kvq-eval", "--model", held_out, windowed).stdout.splitlines()[-1]
-    partly = evaluate("--model", held_out, calibrate(sample, tmp_path / "p", "--method", "plain", "--sink-tokens", 8, "--recent-tokens", 32))
+    partly = evaluate(
+        "--model",
+        held_out,
+        calibrate(sample, tmp_path / "p", "--method", "plain", "--sink-tokens", 8, "--recent-tokens", 32),
+    )
     assert 0 < partly["schemes"][0]["mean"]["attention_kl"]["mean"] < plain["attention_kl"]["mean"]
 
 
 def test_windows_of_kivi(held_out):
     """Without windows neither errors nor bits know them."""
-    inside, outside = (evaluate("--model", held_out, "--scheme", "kivi-2", "--context", 1024, *flags)["schemes"][0] for flags in ((), ("--no-windows",)))
+    inside, outside = (
+        evaluate("--model", held_out, "--scheme", "kivi-2", "--context", 1024, *flags)["schemes"][0]
+        for flags in ((), ("--no-windows",))
+    )
     assert outside["effective_bits"] == 3 and inside["effective_bits"] == pytest.approx(3 + 13 * 32 / 1024)
     assert inside["mean"]["output_rel_mse"] < outside["mean"]["output_rel_mse"]
 
@@ -296,7 +364,9 @@ def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
     result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, good, bad, good)
     # Three files, two with the same stem: columns are then named by path, and the same path by a number.
-    assert result.stdout.splitlines()[-2:] == [f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", f"{good} (2)")]
+    assert result.stdout.splitlines()[-2:] == [
+        f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", f"{good} (2)")
+    ]
 
 
 def test_equal_names_are_numbered(make_dump, tmp_path):
@@ -311,8 +381,9 @@ def test_equal_names_are_numbered(make_dump, tmp_path):
 
 def test_threads_change_nothing_and_a_seed_does(held_out, artifacts):
     flags = ("--model", held_out, artifacts["block-gtq", 2], "--json")
-    one, two, other = (succeed("kvq-eval", *flags, *more).stdout
-                       for more in (("--threads", 1), ("--threads", 3), ("--seed", 1)))
+    one, two, other = (
+        succeed("kvq-eval", *flags, *more).stdout for more in (("--threads", 1), ("--threads", 3), ("--seed", 1))
+    )
     assert one == two
     mean, other_mean = (json.loads(text)["schemes"][0]["mean"]["rope_logit_mae"] for text in (one, other))
     assert mean != other_mean and mean == pytest.approx(other_mean, rel=0.1)
@@ -333,12 +404,15 @@ def test_several_dumps(held_out, sample, artifacts):
 
 # What it refuses
 
+
 def test_artifact_of_another_model(held_out, artifacts, tmp_path):
     artifact = artifacts["block-gtq", 2]
     other = edited(held_out, tmp_path / "other.h5", set_attribute("/", "model_fingerprint", "ab" * 32))
     code, message = refusal("--model", other, artifact)
     assert code == INPUT
-    assert message.startswith(f"{artifact}: of another model (kvq-tiny, fingerprint 948642df26e0...; the dump: kvq-tiny, abab")
+    assert message.startswith(
+        f"{artifact}: of another model (kvq-tiny, fingerprint 948642df26e0...; the dump: kvq-tiny, abab"
+    )
     unknown = edited(held_out, tmp_path / "unknown.h5", lambda file: file.attrs.pop("model_fingerprint"))
     assert evaluate("--model", unknown, artifact)["dump"]["fingerprint"] == "", "nothing to compare with"
 
@@ -347,16 +421,21 @@ def shift_frequency(file: h5py.File) -> None:
     file["layers/2/rope_inv_freq"][3] *= 1.5
 
 
-ROPE = {"kind": ("layers/2", "rope_layout", "interleaved", "rope layout: half, but the dump has interleaved"),
-        "factor": ("layers/2", "rope_attention_factor", 1.5, "rope_attention_factor: 1, but the dump has 1.5"),
-        "layers": ("/", "num_layers", 9, "of a model of 6 layers, but the dump's has 9")}
+ROPE = {
+    "kind": ("layers/2", "rope_layout", "interleaved", "rope layout: half, but the dump has interleaved"),
+    "factor": ("layers/2", "rope_attention_factor", 1.5, "rope_attention_factor: 1, but the dump has 1.5"),
+    "layers": ("/", "num_layers", 9, "of a model of 6 layers, but the dump's has 9"),
+}
 
 
 @pytest.mark.parametrize("name", ROPE)
 def test_artifact_of_another_geometry(held_out, artifacts, tmp_path, name):
     place, attribute, value, words = ROPE[name]
-    code, message = refusal("--model", edited(held_out, tmp_path / "other.h5", set_attribute(place, attribute, value)),
-                            artifacts["tq-mse", 2])
+    code, message = refusal(
+        "--model",
+        edited(held_out, tmp_path / "other.h5", set_attribute(place, attribute, value)),
+        artifacts["tq-mse", 2],
+    )
     assert code == INPUT and message.endswith(words)
 
 
@@ -366,11 +445,15 @@ def test_artifact_of_other_frequencies(held_out, artifacts, tmp_path):
 
 
 SLICE, ONE_HEAD = {"rotary_dim": 16}, {"kv_heads": 1}
-OTHERS = [({}, {"q_heads": 8}, "num_q_heads: 4, but the dump has 8"), ({}, {"kv_heads": 4}, "num_kv_heads: 2, but the dump has 4"),
-          ({}, {"head_dim": 64}, "head_dim: 32, but the dump has 64"), ({}, SLICE, "rotary_dim: 32, but the dump has 16"),
-          (SLICE, {"rotary_offset": 8}, "rotary_offset: 0, but the dump has 8"),
-          (ONE_HEAD, {"kind": "mla_rope"}, "kind: gqa, but the dump has mla_rope"),
-          ({}, {"layers": 3}, "of a model of 2 layers, but the dump's has 3")]
+OTHERS = [
+    ({}, {"q_heads": 8}, "num_q_heads: 4, but the dump has 8"),
+    ({}, {"kv_heads": 4}, "num_kv_heads: 2, but the dump has 4"),
+    ({}, {"head_dim": 64}, "head_dim: 32, but the dump has 64"),
+    ({}, SLICE, "rotary_dim: 32, but the dump has 16"),
+    (SLICE, {"rotary_offset": 8}, "rotary_offset: 0, but the dump has 8"),
+    (ONE_HEAD, {"kind": "mla_rope"}, "kind: gqa, but the dump has mla_rope"),
+    ({}, {"layers": 3}, "of a model of 2 layers, but the dump's has 3"),
+]
 
 
 @pytest.mark.parametrize("options, other, words", OTHERS, ids=str)
@@ -387,9 +470,14 @@ def test_every_artifact_is_checked(held_out, make_dump, artifacts, tmp_path):
     assert code == INPUT and message.startswith(f"{stranger}: ")
 
 
-WORDS = [(("--metric", "kl"), USAGE, '--metric: unknown "kl"'), (("--layers", "6"), USAGE, "--layers: layer 6 is not there"),
-         (("--layers", "x"), USAGE, "--layers: expected a list"), (("--pairs", "0"), USAGE, "--pairs: "),
-         (("--seed", "-1"), USAGE, "--seed: "), (("no.safetensors",), INPUT, "no.safetensors: ")]
+WORDS = [
+    (("--metric", "kl"), USAGE, '--metric: unknown "kl"'),
+    (("--layers", "6"), USAGE, "--layers: layer 6 is not there"),
+    (("--layers", "x"), USAGE, "--layers: expected a list"),
+    (("--pairs", "0"), USAGE, "--pairs: "),
+    (("--seed", "-1"), USAGE, "--seed: "),
+    (("no.safetensors",), INPUT, "no.safetensors: "),
+]
 
 
 @pytest.mark.parametrize("flags, code, words", WORDS, ids=str)

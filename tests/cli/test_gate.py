@@ -1,4 +1,5 @@
-"""scripts/gate_artifacts.sh: changed artifacts of a git repository against their revision, as the worked GitHub Actions example runs it."""
+"""scripts/gate_artifacts.sh: changed artifacts of a git repository against their revision, as the worked GitHub Actions
+example runs it."""
 
 import json
 import os
@@ -8,7 +9,6 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import BIN, ROOT, calibrate
 from test_diff import Editor
 
@@ -16,12 +16,21 @@ PASSED, USAGE, INPUT, CHECK_FAILED = 0, 2, 3, 6
 
 
 def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True, capture_output=True
+    )
 
 
 def gate(folder: Path, *flags: object) -> subprocess.CompletedProcess:
     command = [ROOT / "scripts/gate_artifacts.sh", *flags]
-    return subprocess.run([str(word) for word in command], cwd=folder, env=os.environ | {"KVQ_BIN": str(BIN.resolve())}, capture_output=True, text=True, errors="replace")
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=os.environ | {"KVQ_BIN": str(BIN.resolve())},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +65,34 @@ def test_each_changed_artifact_is_judged(repository, artifacts):
     git(repository, "commit", "-m", "change")
     result = gate(repository, "main~1", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows", "--out", "gate")
     assert result.returncode == CHECK_FAILED, result
-    assert result.stdout.splitlines() == ["models/a/one.safetensors: failed (6)", "three.safetensors: passed", "two.safetensors: passed"]
+    assert result.stdout.splitlines() == [
+        "models/a/one.safetensors: failed (6)",
+        "three.safetensors: passed",
+        "two.safetensors: passed",
+    ]
     summary = (repository / "gate/summary.md").read_text()
-    assert [line for line in summary.splitlines() if line.startswith("## ")] == ["## models/a/one.safetensors", "## three.safetensors (new)", "## two.safetensors"]
+    assert [line for line in summary.splitlines() if line.startswith("## ")] == [
+        "## models/a/one.safetensors",
+        "## three.safetensors (new)",
+        "## two.safetensors",
+    ]
     assert summary.count("### kvq-diff: failed") == summary.count("### kvq-diff: passed") == 1
-    suites = {path.name: ElementTree.parse(path).getroot().find("testsuite") for path in (repository / "gate").glob("*.xml")}
-    assert int(suites["models__a__one.safetensors.xml"].get("failures")) > 0 and suites["two.safetensors.xml"].get("failures") == "0"
+    suites = {
+        path.name: ElementTree.parse(path).getroot().find("testsuite") for path in (repository / "gate").glob("*.xml")
+    }
+    assert (
+        int(suites["models__a__one.safetensors.xml"].get("failures")) > 0
+        and suites["two.safetensors.xml"].get("failures") == "0"
+    )
 
 
 def test_flags_reach_kvq_diff(repository, artifacts):
     shutil.copy(artifacts["bad"], repository / "two.safetensors")
     assert gate(repository, "main").returncode == CHECK_FAILED
-    assert gate(repository, "main", "--fail-on", "clip<=1", "--fail-on", "layers.calibration_error<=+9900%").returncode == PASSED
+    assert (
+        gate(repository, "main", "--fail-on", "clip<=1", "--fail-on", "layers.calibration_error<=+9900%").returncode
+        == PASSED
+    )
     assert gate(repository, "main", "--fail-on", "nonsense").returncode == USAGE
 
 
@@ -78,7 +103,8 @@ def test_broken_artifacts_count_more_than_failed_rules(repository, artifacts):
 
 
 def test_renamed_deleted_and_elsewhere(repository, artifacts):
-    """A renamed artifact is compared with what it was, a deleted one is named, and the folder that one stands in does not matter."""
+    """A renamed artifact is compared with what it was, a deleted one is named, and the folder that one stands in does
+    not matter."""
     git(repository, "mv", "two.safetensors", "models/three.safetensors")
     editor = Editor(artifacts["good"])
     editor.side(2, "v")["clip_ratio"][0] = 0.5
@@ -92,7 +118,9 @@ def test_renamed_deleted_and_elsewhere(repository, artifacts):
     assert deleted in ("models/a/one.safetensors: deleted", "two.safetensors: deleted")
 
 
-@pytest.mark.parametrize("name", [b"a`b|c", b"a\n## b", b"\xff", b"<img src=x> [a](b)", b"a&b @c #1", "ü".encode()], ids=repr)
+@pytest.mark.parametrize(
+    "name", [b"a`b|c", b"a\n## b", b"\xff", b"<img src=x> [a](b)", b"a&b @c #1", "ü".encode()], ids=repr
+)
 def test_names_cannot_break_the_summary(repository, artifacts, name):
     """Changed, new and broken ones: a heading of one line each, and everything else as it is for other names."""
     path = repository / os.fsdecode(name + b".safetensors")
@@ -102,7 +130,9 @@ def test_names_cannot_break_the_summary(repository, artifacts, name):
         result = gate(repository, "main", "--out", "gate")
         assert result.returncode == code, result
         lines = (repository / "gate/summary.md").read_bytes().decode().splitlines()
-        assert len([line for line in lines if line.startswith("#")]) == 1 and not any(line.startswith("```") for line in lines)
+        assert len([line for line in lines if line.startswith("#")]) == 1 and not any(
+            line.startswith("```") for line in lines
+        )
         plain = lines[0].replace("\\\\", "")
         assert all(plain.count(c) == plain.count(f"\\{c}") for c in "`|<[&@") and plain.endswith("(new)")
 
@@ -120,9 +150,13 @@ def workflow() -> dict:
 
 
 def test_the_example_runs_what_is_tested(workflow):
-    gates = [step["run"] for step in workflow["jobs"]["kvq-diff"]["steps"] if "gate_artifacts.sh" in step.get("run", "")]
+    gates = [
+        step["run"] for step in workflow["jobs"]["kvq-diff"]["steps"] if "gate_artifacts.sh" in step.get("run", "")
+    ]
     assert len(gates) == 1 and "GITHUB_STEP_SUMMARY" in gates[0]
-    assert not any("${{" in step.get("run", "") for step in workflow["jobs"]["kvq-diff"]["steps"]), "names of others are no shell code"
+    assert not any("${{" in step.get("run", "") for step in workflow["jobs"]["kvq-diff"]["steps"]), (
+        "names of others are no shell code"
+    )
 
 
 def test_only_the_comment_may_write_and_not_for_forks(workflow):
@@ -130,7 +164,10 @@ def test_only_the_comment_may_write_and_not_for_forks(workflow):
     permissions = {name: job["permissions"] for name, job in workflow["jobs"].items()}
     assert permissions == {"kvq-diff": {"contents": "read"}, "comment": {"pull-requests": "write"}}
     comment = workflow["jobs"]["comment"]
-    assert "github.event.pull_request.head.repo.full_name == github.repository" in comment["if"] and comment["needs"] == "kvq-diff"
+    assert (
+        "github.event.pull_request.head.repo.full_name == github.repository" in comment["if"]
+        and comment["needs"] == "kvq-diff"
+    )
     assert not any("run" in step or "checkout" in step["uses"] for step in comment["steps"])
 
 
@@ -150,16 +187,26 @@ def test_the_comment_is_made_once_and_then_written_anew(workflow, tmp_path):
     script = workflow["jobs"]["comment"]["steps"][-1]["with"]["script"]
 
     def said(*comments: dict) -> dict:
-        done = subprocess.run(["node", "-e", NODE, "x", json.dumps(script), tmp_path, json.dumps(comments)], capture_output=True, text=True, check=True)
-        request, = json.loads(done.stdout)
+        done = subprocess.run(
+            ["node", "-e", NODE, "x", json.dumps(script), tmp_path, json.dumps(comments)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        (request,) = json.loads(done.stdout)
         assert len(request["body"]) < 65536 and request["body"].startswith("<!-- kvq-gate -->\n")
         return request
 
     assert "Nothing was compared" in said()["body"]
     (tmp_path / "kvq-gate").mkdir()
     (tmp_path / "kvq-gate/summary.md").write_text("## a.safetensors\n")
-    others = {"id": 1, "user": {"type": "User"}, "body": "<!-- kvq-gate -->"}, {"id": 2, "user": {"type": "Bot"}, "body": "hello"}
-    assert (said(*others)["name"], said(*others)["issue_number"]) == ("create", 7) and "## a.safetensors" in said(*others)["body"]
+    others = (
+        {"id": 1, "user": {"type": "User"}, "body": "<!-- kvq-gate -->"},
+        {"id": 2, "user": {"type": "Bot"}, "body": "hello"},
+    )
+    assert (said(*others)["name"], said(*others)["issue_number"]) == ("create", 7) and "## a.safetensors" in said(
+        *others
+    )["body"]
     again = said(*others, {"id": 3, "user": {"type": "Bot"}, "body": "<!-- kvq-gate -->\nold"})
     assert (again["name"], again["comment_id"]) == ("update", 3)
     (tmp_path / "kvq-gate/summary.md").write_text("| row |\n" * 20000)

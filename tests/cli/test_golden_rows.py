@@ -6,15 +6,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from safetensors import safe_open
-
 import read_artifact
 from kvq_py.artifact import content_hash
 from kvq_py.artifact_reader import read_artifact as read
 from kvq_py.packing import from_bf16_bits, to_bf16_bits
 from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import ROOT, calibrate, run, succeed
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 TOKENS, SEQUENCES, LAYERS, CHECK_FAILED = 301, 3, 2, 6
 OLD_STATS = ROOT / "formats/golden/v1.1/stats.safetensors"
@@ -36,7 +35,9 @@ CODES = {
 
 @pytest.fixture(scope="module")
 def dump(make_dump) -> Path:
-    return make_dump(tokens=TOKENS, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5, head_dim=32)
+    return make_dump(
+        tokens=TOKENS, sequences=SEQUENCES, layers=LAYERS, query_spectrum=0.95, channel_means=0.5, head_dim=32
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,9 @@ def test_golden_rows_are_the_last_ones_of_the_longest_sequence(dump, made):
     with h5py.File(dump) as file:
         group = file["layers/1"] if "layers/1" in file else file["layers"][sorted(file["layers"])[1]]
         for side in "kv":
-            assert (tensors[f"layers.1.golden.{side}"] == to_bf16_bits(group[side][end - 32:end].astype(np.float32))).all()
+            assert (
+                tensors[f"layers.1.golden.{side}"] == to_bf16_bits(group[side][end - 32 : end].astype(np.float32))
+            ).all()
         assert (tensors["layers.1.golden.q"] == to_bf16_bits(group["q"][end - 1].astype(np.float32))).all()
 
 
@@ -93,9 +96,21 @@ def test_the_golden_output_is_what_the_bytes_give(made):
 
     layer = read(made).layers[0]
     geometry, rows = manifest(made)["layers"][0]["geometry"], layer.golden
-    x_hat = {side: np.stack([plan.unrotate(decode(unpack(np.ascontiguousarray(rows.packed[side][:, head]), plan.scheme_of(head), plan.dim),
-                                                  plan.scheme_of(head)), head) for head in range(layer.num_kv_heads)])
-             for side, plan in layer.sides.items()}
+    x_hat = {
+        side: np.stack(
+            [
+                plan.unrotate(
+                    decode(
+                        unpack(np.ascontiguousarray(rows.packed[side][:, head]), plan.scheme_of(head), plan.dim),
+                        plan.scheme_of(head),
+                    ),
+                    head,
+                )
+                for head in range(layer.num_kv_heads)
+            ]
+        )
+        for side, plan in layer.sides.items()
+    }
     for head in range(layer.num_q_heads):
         own = head * layer.num_kv_heads // layer.num_q_heads
         scores = geometry["softmax_scale"] * x_hat["k"][own].astype(np.float64) @ rows.q[head].astype(np.float64)
@@ -108,7 +123,9 @@ def test_fewer_and_more_golden_tokens(dump, tmp_path, count):
     first, end = longest(dump)
     path = calibrate(dump, tmp_path / "out", "--golden-tokens", count)
     expected = min(count, end - first)
-    assert [layer["golden"] for layer in manifest(path)["layers"]] == [{"first": end - expected, "count": expected}] * LAYERS
+    assert [layer["golden"] for layer in manifest(path)["layers"]] == [
+        {"first": end - expected, "count": expected}
+    ] * LAYERS
     succeed("kvq-inspect", path, "--verify")
 
 
@@ -135,15 +152,36 @@ def test_an_artifact_without_golden_rows_is_as_old_as_it_was(dump, made, tmp_pat
 
 @pytest.mark.parametrize("flags", CODES.values(), ids=CODES)
 def test_statistics_give_the_golden_rows_of_the_direct_run(dump, tmp_path, flags):
-    direct = calibrate(dump, tmp_path / "direct", "--collect", "all", "--stats", tmp_path / "stats", "--threads", 1, *flags)
-    succeed("kvq-calibrate", "--quiet", "--stats", tmp_path / "stats", "--threads", 3, "--output", tmp_path / "later", *flags)
+    direct = calibrate(
+        dump, tmp_path / "direct", "--collect", "all", "--stats", tmp_path / "stats", "--threads", 1, *flags
+    )
+    succeed(
+        "kvq-calibrate",
+        "--quiet",
+        "--stats",
+        tmp_path / "stats",
+        "--threads",
+        3,
+        "--output",
+        tmp_path / "later",
+        *flags,
+    )
     assert (tmp_path / "later").read_bytes() == direct.read_bytes()
 
 
 def test_statistics_give_fewer_golden_rows_when_asked(dump, made, tmp_path):
     """Rows of the statistics are a choice of collecting: no more can be had of them."""
     for count, expected in ((5, 5), (32, 32), (100, 32), (0, 0)):
-        succeed("kvq-calibrate", "--quiet", "--stats", made.parent / "stats", "--golden-tokens", count, "--output", tmp_path / "out")
+        succeed(
+            "kvq-calibrate",
+            "--quiet",
+            "--stats",
+            made.parent / "stats",
+            "--golden-tokens",
+            count,
+            "--output",
+            tmp_path / "out",
+        )
         direct = calibrate(dump, tmp_path / "direct", "--golden-tokens", expected)
         assert (tmp_path / "out").read_bytes() == direct.read_bytes()
 
@@ -170,7 +208,16 @@ def test_resuming_takes_no_shard_with_other_golden_tokens(dump, tmp_path):
     calibrate(dump, tmp_path / "fresh", "--golden-tokens", 9)
     (tmp_path / "out.parts").mkdir()
     for layer in range(LAYERS):
-        calibrate(dump, tmp_path / "one", "--layers", layer, "--golden-tokens", 8, "--stats", tmp_path / f"out.parts/layer-{layer:04d}.safetensors")
+        calibrate(
+            dump,
+            tmp_path / "one",
+            "--layers",
+            layer,
+            "--golden-tokens",
+            8,
+            "--stats",
+            tmp_path / f"out.parts/layer-{layer:04d}.safetensors",
+        )
     calibrate(dump, tmp_path / "out", "--resume", "--golden-tokens", 9)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "fresh").read_bytes()
 
@@ -178,7 +225,10 @@ def test_resuming_takes_no_shard_with_other_golden_tokens(dump, tmp_path):
 def test_artifacts_with_other_golden_rows_compare_as_equal(dump, made, tmp_path):
     others = [calibrate(dump, tmp_path / f"other{count}", "--golden-tokens", count) for count in (5, 0)]
     for flags in ((), ("--model", dump, "--no-windows", "--quiet")):
-        said = [succeed("kvq-diff", *flags, made, path).stdout.replace(str(path), "NEW").replace(str(made), "NEW") for path in (made, *others)]
+        said = [
+            succeed("kvq-diff", *flags, made, path).stdout.replace(str(path), "NEW").replace(str(made), "NEW")
+            for path in (made, *others)
+        ]
         assert said[0] == said[1] == said[2] and "FAIL" not in said[0]
 
 
@@ -188,6 +238,7 @@ def test_golden_tokens_out_of_range_are_refused(dump, tmp_path, count):
 
 
 # Damage
+
 
 def rewritten(made: Path, path: Path, name: str, change) -> Path:
     """The artifact with one tensor changed and a hash that fits."""
@@ -205,12 +256,18 @@ def set_last(value):
     def change(array):
         array.reshape(-1)[-1] = value
         return array
+
     return change
 
 
 DAMAGE = {
-    "k": lambda a: a ^ 0x8000, "v": lambda a: a ^ 0x8000, "q": lambda a: a ^ 0x8000,
-    "k_bytes": lambda a: a ^ 1, "v_bytes": lambda a: a ^ 0x80, "k_firm": lambda a: 1 - a, "v_firm": lambda a: 1 - a,
+    "k": lambda a: a ^ 0x8000,
+    "v": lambda a: a ^ 0x8000,
+    "q": lambda a: a ^ 0x8000,
+    "k_bytes": lambda a: a ^ 1,
+    "v_bytes": lambda a: a ^ 0x80,
+    "k_firm": lambda a: 1 - a,
+    "v_firm": lambda a: 1 - a,
     "out": set_last(np.float32(1.5)),
 }
 
@@ -219,7 +276,11 @@ DAMAGE = {
 def test_both_readers_notice_golden_rows_that_are_wrong_although_the_hash_fits(made, tmp_path, capsys, name):
     path = rewritten(made, tmp_path / "bad", f"layers.1.golden.{name}", DAMAGE[name])
     result = run("kvq-inspect", path, "--verify")
-    assert result.code == CHECK_FAILED and result.stdout.count("FAILED") == 1 and "FAILED  golden rows: layer 1: " in result.stdout
+    assert (
+        result.code == CHECK_FAILED
+        and result.stdout.count("FAILED") == 1
+        and "FAILED  golden rows: layer 1: " in result.stdout
+    )
     assert read_artifact.main([str(path), "--verify"]) == CHECK_FAILED
     captured = capsys.readouterr().out
     assert captured.count("FAILED") == 1 and "golden rows: FAILED: layer 1: " in captured
@@ -227,17 +288,31 @@ def test_both_readers_notice_golden_rows_that_are_wrong_although_the_hash_fits(m
 
 @pytest.mark.parametrize("name", ["k", "v", "q"])
 def test_golden_rows_of_huge_numbers_fail_the_check_and_do_nothing_worse(made, tmp_path, capsys, name):
-    path = rewritten(made, tmp_path / "bad", f"layers.1.golden.{name}", lambda a: np.full_like(a, 0x7f7f))
+    path = rewritten(made, tmp_path / "bad", f"layers.1.golden.{name}", lambda a: np.full_like(a, 0x7F7F))
     assert run("kvq-inspect", path, "--verify").code == CHECK_FAILED
     assert read_artifact.main([str(path), "--verify"]) == CHECK_FAILED
     captured = capsys.readouterr()
     assert "golden rows: FAILED: layer 1: " in captured.out and "Warning" not in captured.err
 
 
-@pytest.mark.parametrize("name, change", [
-    ("k", set_last(0x7f80)), ("v", set_last(0xffff)), ("q", set_last(0xff80)), ("out", set_last(np.nan)), ("k_firm", set_last(2)),
-    ("k", lambda a: a[1:]), ("q", lambda a: a[:, 1:]), ("v_bytes", lambda a: a[:, :, 1:]), ("k_bytes", lambda a: a[:1]), ("out", lambda a: a[1:]),
-    ("out", lambda a: a.astype(np.float64)), ("k", from_bf16_bits), ("v_firm", lambda a: a.astype(np.int8))])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("k", set_last(0x7F80)),
+        ("v", set_last(0xFFFF)),
+        ("q", set_last(0xFF80)),
+        ("out", set_last(np.nan)),
+        ("k_firm", set_last(2)),
+        ("k", lambda a: a[1:]),
+        ("q", lambda a: a[:, 1:]),
+        ("v_bytes", lambda a: a[:, :, 1:]),
+        ("k_bytes", lambda a: a[:1]),
+        ("out", lambda a: a[1:]),
+        ("out", lambda a: a.astype(np.float64)),
+        ("k", from_bf16_bits),
+        ("v_firm", lambda a: a.astype(np.int8)),
+    ],
+)
 def test_both_readers_refuse_golden_tensors_that_do_not_fit(made, tmp_path, capsys, name, change):
     path = rewritten(made, tmp_path / "bad", f"layers.0.golden.{name}", lambda a: np.ascontiguousarray(change(a)))
     for result in (run("kvq-inspect", path), run("kvq-inspect", path, "--verify")):

@@ -1,5 +1,6 @@
-"""kvq-inspect --html: one well-formed file that needs nothing else, whose numbers are those of artifact and evaluations, whatever
-the names in them; what does not belong together is refused. In a browser: no complaints, no sideways scrolling."""
+"""kvq-inspect --html: one well-formed file that needs nothing else, whose numbers are those of artifact and
+evaluations, whatever the names in them; what does not belong together is refused. In a browser: no complaints, no
+sideways scrolling."""
 
 import json
 import math
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from browser import Browser, find_browser
 from dumps import edited
 from faulty_dumps import set_attribute
@@ -19,10 +19,14 @@ from kvq_tools import ROOT, calibrate, run, succeed
 USAGE, INPUT, UNSUPPORTED = 2, 3, 5
 METHODS = ("kvq", "oscar", "block-gtq", "saw-int4")
 SIDES = {"keys": "k", "values": "v"}
-METRICS = {"output_rel_mse: error of attention's output": "output_rel_mse", "logit_rel_mse: error of the logits": "logit_rel_mse",
-           "attention_kl: mean KL of the weights, nats": "attention_kl/mean",
-           "attention_kl: 99th percentile over queries, nats": "attention_kl/p99", "k_rel_mse: error of the keys": "k_rel_mse",
-           "v_rel_mse: error of the values": "v_rel_mse"}
+METRICS = {
+    "output_rel_mse: error of attention's output": "output_rel_mse",
+    "logit_rel_mse: error of the logits": "logit_rel_mse",
+    "attention_kl: mean KL of the weights, nats": "attention_kl/mean",
+    "attention_kl: 99th percentile over queries, nats": "attention_kl/p99",
+    "k_rel_mse: error of the keys": "k_rel_mse",
+    "v_rel_mse: error of the values": "v_rel_mse",
+}
 HOSTILE = """<script>alert(1)</script>"'&\u202e\x01<img src=x onerror=alert(2)>"""
 
 
@@ -31,8 +35,18 @@ def folder(sample, tmp_path_factory) -> Path:
     """Artifacts by method, and evaluation.json of all of them beside two schemes."""
     folder = tmp_path_factory.mktemp("report")
     artifacts = [calibrate(sample, folder / f"{method}.safetensors", "--method", method) for method in METHODS]
-    said = succeed("kvq-eval", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows", *artifacts, "--scheme", "tq-mse-2", "--scheme",
-                   "kivi", "--json").stdout
+    said = succeed(
+        "kvq-eval",
+        "--model",
+        ROOT / "sample_data/evaluation.h5",
+        "--no-windows",
+        *artifacts,
+        "--scheme",
+        "tq-mse-2",
+        "--scheme",
+        "kivi",
+        "--json",
+    ).stdout
     (folder / "evaluation.json").write_text(said)
     return folder
 
@@ -52,13 +66,18 @@ def write_report(artifact: Path, output: Path, *evaluations: Path, flags: tuple 
 @pytest.fixture(scope="module")
 def reports(folder) -> dict[str, str]:
     """HTML by method, each with the evaluation."""
-    return {method: write_report(folder / f"{method}.safetensors", folder / f"{method}.html", folder / "evaluation.json") for method in METHODS}
+    return {
+        method: write_report(folder / f"{method}.safetensors", folder / f"{method}.html", folder / "evaluation.json")
+        for method in METHODS
+    }
 
 
 @pytest.fixture(scope="module")
 def bare(folder) -> dict[str, str]:
     """The same without evaluation."""
-    return {method: write_report(folder / f"{method}.safetensors", folder / f"{method}-bare.html") for method in METHODS}
+    return {
+        method: write_report(folder / f"{method}.safetensors", folder / f"{method}-bare.html") for method in METHODS
+    }
 
 
 def section(html: str, name: str) -> Node:
@@ -77,7 +96,7 @@ def is_shown(text: str, value: float) -> bool:
 def expect_numbers(rows: list[list[str]], expected: list[list[float | None]]) -> None:
     """The cells behind a table's first columns; None is a dash."""
     for row, values in zip(rows[1:], expected, strict=True):
-        for text, value in zip(row[len(row) - len(values):], values, strict=True):
+        for text, value in zip(row[len(row) - len(values) :], values, strict=True):
             assert text == "–" if value is None else is_shown(text, value), (row, values)
 
 
@@ -89,13 +108,16 @@ def metric_of(part: dict, name: str) -> float | None:
 
 # Form
 
+
 def test_reports_are_well_formed(reports, bare):
     for html in [*reports.values(), *bare.values()]:
         root = parse(html)
         assert html.startswith("<!doctype html>") and root.first("html").attributes == {"lang": "en"}
         assert root.first("title").text() and len(root.all("h1")) == 1
         ids = [node.attributes["id"] for node in root.walk() if "id" in node.attributes]
-        assert len(ids) == len(set(ids)) and [link.attributes["href"] for link in root.all("a")] == [f"#{name}" for name in ids]
+        assert len(ids) == len(set(ids)) and [link.attributes["href"] for link in root.all("a")] == [
+            f"#{name}" for name in ids
+        ]
         assert all(row.all("th") for table in root.all("table") for row in table.all("tr")), "a line says what it is of"
         for svg in charts(html):
             assert svg.get("role") == "img" and svg.get("viewBox") and len(svg.get("aria-label")) > 20
@@ -103,7 +125,11 @@ def test_reports_are_well_formed(reports, bare):
 
 def test_reports_stand_alone(reports, bare):
     for html in [*reports.values(), *bare.values()]:
-        assert not re.search(r"https?:|//|@import|url\(|<script|<link|<iframe|<img|<base|\ssrc=|\son\w+=|javascript:|xlink", html, re.IGNORECASE)
+        assert not re.search(
+            r"https?:|//|@import|url\(|<script|<link|<iframe|<img|<base|\ssrc=|\son\w+=|javascript:|xlink",
+            html,
+            re.IGNORECASE,
+        )
 
 
 def test_same_bytes_twice(folder, tmp_path, reports):
@@ -112,13 +138,15 @@ def test_same_bytes_twice(folder, tmp_path, reports):
 
 
 # How red, green and blue light reach readers without one kind of cones (Machado et al. 2009, severity 1).
-COLOUR_BLIND = {"no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-                "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-                "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]}
+COLOUR_BLIND = {
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
 
 
 def linear(colour: str) -> np.ndarray:
-    parts = np.array([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
@@ -128,13 +156,19 @@ def contrast(a: str, b: str) -> float:
 
 
 def lab(light: np.ndarray) -> np.ndarray:
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ light.clip(0, 1) / (0.9505, 1, 1.089)
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ light.clip(0, 1)
+        / (0.9505, 1, 1.089)
+    )
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def both_palettes(html: str) -> list[dict[str, str]]:
-    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", html, re.DOTALL))
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", html, re.DOTALL)
+    )
     assert light.keys() - dark.keys() == {"t9"}
     return [light, light | dark]
 
@@ -150,15 +184,21 @@ def test_colours_of_series_stay_apart_for_all_readers(reports):
 def test_colours_stand_out_in_light_and_dark(reports):
     """WCAG 2.2: 4.5 for text, 3 for what is drawn."""
     for colours in both_palettes(reports["kvq"]):
-        assert all(contrast(colours[name], colours[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card"))
+        assert all(
+            contrast(colours[name], colours[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card")
+        )
         assert all(contrast(colours[f"s{i}"], colours["page"]) >= 3 for i in range(8))
         assert all(contrast(colours[f"t{i}"], colours[f"w{i}"]) >= 4.5 for i in range(10))
 
 
 # Numbers
 
+
 def test_headline(reports, bare, document):
-    tiles = {tile.first("dt").text(): [line.text() for line in tile.all("dd")] for tile in parse(reports["kvq"]).first("dl").all("div")}
+    tiles = {
+        tile.first("dt").text(): [line.text() for line in tile.all("dd")]
+        for tile in parse(reports["kvq"]).first("dl").all("div")
+    }
     mean = document["schemes"][0]["mean"]
     assert tiles["Model"][0] == "kvq-tiny" and tiles["Method"][0] == "kvq"
     assert tiles["Code bits"][0] == "2.00" and tiles["Windows"][0] == "none"
@@ -181,16 +221,21 @@ def test_widths(folder, reports, method):
             rows = section(reports[method], "allocation").all("table")[-1].rows()
             assert [row[3] for row in rows if row[0] == side] == ["0-5"], "one width: a line of a table"
             continue
-        counts = [np.bincount(layer.sides[short].tensors["channel_bits"].ravel(), minlength=9) for layer in artifact.layers.values()]
+        counts = [
+            np.bincount(layer.sides[short].tensors["channel_bits"].ravel(), minlength=9)
+            for layer in artifact.layers.values()
+        ]
         header, *rows = shown[title].numbers()
         widths = [int(name.split()[0]) for name in header[4:]]
         assert widths == list(np.flatnonzero(np.sum(counts, axis=0)))
         bars = [rect for rect in shown[title].all("rect")]
         for row, own in zip(rows, counts, strict=True):
-            assert [int(cell) for cell in row[4:]] == [own[width] for width in widths] and is_shown(row[1], own @ np.arange(9) / own.sum())
+            assert [int(cell) for cell in row[4:]] == [own[width] for width in widths] and is_shown(
+                row[1], own @ np.arange(9) / own.sum()
+            )
             for width in np.flatnonzero(own):
                 said = f"layer {row[0]}: {width} bits for "
-                rect, = (bar for bar in bars if bar.text().startswith(said) and bar.has_class(f"w{width}"))
+                (rect,) = (bar for bar in bars if bar.text().startswith(said) and bar.has_class(f"w{width}"))
                 assert float(rect.attributes["height"]) == pytest.approx(190 * own[width] / own.sum(), abs=0.02)
 
 
@@ -202,7 +247,9 @@ def test_errors_by_layer(reports, document):
         for title, metric in METRICS.items():
             rows = shown[title].numbers()
             assert rows[0] == ["layer", *(scheme["name"] for scheme in schemes)], "the artifact itself comes first"
-            expect_numbers(rows, [[metric_of(scheme["layers"][layer], metric) for scheme in schemes] for layer in range(6)])
+            expect_numbers(
+                rows, [[metric_of(scheme["layers"][layer], metric) for scheme in schemes] for layer in range(6)]
+            )
 
 
 def test_scheme_table(reports, document):
@@ -211,9 +258,18 @@ def test_scheme_table(reports, document):
         mean = scheme["mean"]
         assert row[0].removesuffix(" (this artifact)") == scheme["name"]
         metrics = ("output_rel_mse", "attention_kl/mean", "attention_kl/p99", "top10_overlap", "k_rel_mse", "v_rel_mse")
-        assert all(is_shown(text, metric_of(mean, metric)) for text, metric in zip([row[2], *row[4:]], metrics, strict=True))
-        change = next((c for c in document["comparisons"] if (c["scheme"], c["metric"]) == (scheme["name"], "output_rel_mse")), None)
-        assert row[3] == (f"{change['change']:+.1%} [{100 * change['interval'][0]:+.1f}, {100 * change['interval'][1]:+.1f}]" if change else "–")
+        assert all(
+            is_shown(text, metric_of(mean, metric)) for text, metric in zip([row[2], *row[4:]], metrics, strict=True)
+        )
+        change = next(
+            (c for c in document["comparisons"] if (c["scheme"], c["metric"]) == (scheme["name"], "output_rel_mse")),
+            None,
+        )
+        assert row[3] == (
+            f"{change['change']:+.1%} [{100 * change['interval'][0]:+.1f}, {100 * change['interval'][1]:+.1f}]"
+            if change
+            else "–"
+        )
     assert [row[0] for row in rows if "(this artifact)" in row[0]] == ["kvq (this artifact)"]
 
 
@@ -222,9 +278,12 @@ def place(node: Node) -> tuple[float, float]:
 
 
 def axis_of(figure: Node, name: str, log: bool):
-    """From units of the drawing to values, by the numbers at the axis: a straight line through them, which is exact up to rounding."""
+    """From units of the drawing to values, by the numbers at the axis: a straight line through them, which is exact up
+    to rounding."""
     ticks = [node for node in figure.all("text") if node.has_class(name)]
-    where = [float(node.attributes["x" if name == "xtick" else "y"]) - (0 if name == "xtick" else 3.5) for node in ticks]
+    where = [
+        float(node.attributes["x" if name == "xtick" else "y"]) - (0 if name == "xtick" else 3.5) for node in ticks
+    ]
     values = [float(node.text()) for node in ticks]
     slope, start = np.polyfit(where, np.log10(values) if log else values, 1)
     return lambda at: 10 ** (start + slope * at) if log else start + slope * at
@@ -245,17 +304,26 @@ def test_lines_and_points_stand_where_their_numbers_say(reports):
 
 def test_errors_by_context(reports, document):
     shown = figures(reports["kvq"], "context")
-    for title, metric in (("attention_kl: mean KL of the weights, nats", "attention_kl"),
-                          ("output_rel_mse: error of attention's output", "output_rel_mse")):
+    for title, metric in (
+        ("attention_kl: mean KL of the weights, nats", "attention_kl"),
+        ("output_rel_mse: error of attention's output", "output_rel_mse"),
+    ):
         rows = shown[title].numbers()
         assert [row[0] for row in rows[1:]] == ["0+", "64+"]
-        expect_numbers(rows, [[np.mean([layer["buckets"][b][metric] for layer in scheme["layers"]]) for scheme in document["schemes"]]
-                              for b in range(2)])
+        expect_numbers(
+            rows,
+            [
+                [np.mean([layer["buckets"][b][metric] for layer in scheme["layers"]]) for scheme in document["schemes"]]
+                for b in range(2)
+            ],
+        )
 
 
 def test_front(reports, document):
     for title, figure in figures(reports["kvq"], "front").items():
-        points = [(scheme["effective_bits"], metric_of(scheme["mean"], METRICS[title])) for scheme in document["schemes"]]
+        points = [
+            (scheme["effective_bits"], metric_of(scheme["mean"], METRICS[title])) for scheme in document["schemes"]
+        ]
         for row, own in zip(figure.rows()[1:], points, strict=True):
             dominated = any(other[0] <= own[0] and other[1] <= own[1] and other != own for other in points)
             assert is_shown(row[1], own[0]) and is_shown(row[2], own[1]) and row[3] == ("no" if dominated else "yes")
@@ -281,8 +349,11 @@ def test_spectra(folder, reports, method):
     blocks = iter(node for node in shown.children if isinstance(node, Node) and node.tag == "details")
     any_spectrum = False
     for short in SIDES.values():
-        spectra = {index: layer.sides[short].tensors["spectrum"] for index, layer in artifact.layers.items()
-                   if "spectrum" in layer.sides[short].tensors}
+        spectra = {
+            index: layer.sides[short].tensors["spectrum"]
+            for index, layer in artifact.layers.items()
+            if "spectrum" in layer.sides[short].tensors
+        }
         if not spectra:
             continue
         any_spectrum = True
@@ -292,8 +363,12 @@ def test_spectra(folder, reports, method):
         assert [row[0] for row in rows[::3]] == list(map(str, spectra))
         for i, (layer, spectrum) in enumerate(spectra.items()):
             ratio = (spectrum.astype(float) / spectrum.mean(axis=1, keepdims=True, dtype=float))[:, places]
-            for row, name, values in zip(rows[3 * i:], ("least", "mean", "most"), (ratio.min(0), ratio.mean(0), ratio.max(0))):
-                assert row[:2] == [str(layer), name] and all(is_shown(text, value) for text, value in zip(row[2:], values, strict=True))
+            for row, name, values in zip(
+                rows[3 * i :], ("least", "mean", "most"), (ratio.min(0), ratio.mean(0), ratio.max(0))
+            ):
+                assert row[:2] == [str(layer), name] and all(
+                    is_shown(text, value) for text, value in zip(row[2:], values, strict=True)
+                )
     assert not list(blocks)
     assert ("keeps no spectra" in shown.text()) == (not any_spectrum)
 
@@ -313,16 +388,35 @@ def test_bytes_and_bits(folder, tmp_path, method):
     """As --layout and kvq-eval say them; here with windows."""
     path = folder / f"{method}.safetensors"
     layout = json.loads(succeed("kvq-inspect", path, "--json", "--layout", "--context", 5000).stdout)["layout"]
-    evaluated = json.loads(succeed("kvq-eval", "--model", ROOT / "sample_data/evaluation.h5", path, "--context", 5000, "--metric", "rope_logit_mae",
-                                   "--json").stdout)["schemes"][0]
+    evaluated = json.loads(
+        succeed(
+            "kvq-eval",
+            "--model",
+            ROOT / "sample_data/evaluation.h5",
+            path,
+            "--context",
+            5000,
+            "--metric",
+            "rope_logit_mae",
+            "--json",
+        ).stdout
+    )["schemes"][0]
     html = write_report(path, tmp_path / "out.html", flags=("--context", 5000))
     shown = figures(html, "bytes")
     rows = shown["Bytes of a token, all KV heads"].numbers()
     exact = 2 * 2 * 2 * 128
-    expect_numbers([row[:5] for row in rows], [[2 * layer["k_row_bytes"], 2 * layer["v_row_bytes"], layer["bytes_per_token"], exact]
-                                               for layer in layout["layers"]])
+    expect_numbers(
+        [row[:5] for row in rows],
+        [
+            [2 * layer["k_row_bytes"], 2 * layer["v_row_bytes"], layer["bytes_per_token"], exact]
+            for layer in layout["layers"]
+        ],
+    )
     rows = shown["Effective bits of an element, 5000 tokens"].numbers()
-    expect_numbers([row[:1] + row[2::2] for row in rows], [[layer[f"{side}_effective_bits"] for side in "kv"] for layer in evaluated["layers"]])
+    expect_numbers(
+        [row[:1] + row[2::2] for row in rows],
+        [[layer[f"{side}_effective_bits"] for side in "kv"] for layer in evaluated["layers"]],
+    )
     assert np.mean([float(row[1]) for row in rows[1:]]) == pytest.approx(evaluated["k_code_bits"], rel=1e-3)
     tiles = {tile.first("dt").text(): tile.first("dd").text() for tile in parse(html).first("dl").all("div")}
     assert float(tiles["Effective bits"]) == pytest.approx(evaluated["effective_bits"], abs=0.0051)
@@ -331,23 +425,42 @@ def test_bytes_and_bits(folder, tmp_path, method):
 
 def test_provenance(folder, reports, document):
     manifest = json.loads(succeed("kvq-inspect", folder / "kvq.safetensors", "--json").stdout)["manifest"]
-    facts = [tuple(row) for table in section(reports["kvq"], "provenance").all("div")[1:] if table.all("table") for row in table.rows()]
-    for fact in (("dump", manifest["calibration"]["dump"]["hash"]), ("fingerprint", manifest["model"]["fingerprint"]), ("tokens", "447"),
-                 ("tool", manifest["calibration"]["tool"]), ("tool", document["tool"]), ("seed", "0"), ("file", "evaluation.json"),
-                 ("windows", "false")):
+    facts = [
+        tuple(row)
+        for table in section(reports["kvq"], "provenance").all("div")[1:]
+        if table.all("table")
+        for row in table.rows()
+    ]
+    for fact in (
+        ("dump", manifest["calibration"]["dump"]["hash"]),
+        ("fingerprint", manifest["model"]["fingerprint"]),
+        ("tokens", "447"),
+        ("tool", manifest["calibration"]["tool"]),
+        ("tool", document["tool"]),
+        ("seed", "0"),
+        ("file", "evaluation.json"),
+        ("windows", "false"),
+    ):
         assert fact in facts, fact
-    assert all((name, "true" if value is True else "false" if value is False else str(value)) in facts
-               for name, value in manifest["calibration"]["options"].items() if not isinstance(value, (dict, list)))
+    assert all(
+        (name, "true" if value is True else "false" if value is False else str(value)) in facts
+        for name, value in manifest["calibration"]["options"].items()
+        if not isinstance(value, (dict, list))
+    )
 
 
 def test_without_evaluations_it_says_what_is_missing(bare):
     for name in ("errors", "context", "front"):
-        assert "No evaluation was given" in section(bare["kvq"], name).text() and "kvq-eval" in section(bare["kvq"], name).text()
+        assert (
+            "No evaluation was given" in section(bare["kvq"], name).text()
+            and "kvq-eval" in section(bare["kvq"], name).text()
+        )
     assert not figures(bare["kvq"], "context") and not figures(bare["kvq"], "front")
     assert "block-gtq" in section(bare["oscar"], "allocation").text()
 
 
 # Unusual documents
+
 
 def changed(document: dict, path: Path, edit) -> Path:
     copy = json.loads(json.dumps(document))
@@ -362,7 +475,9 @@ def test_documents_with_the_same_names_are_kept_apart(folder, document, tmp_path
     paths.append(changed(document, tmp_path / "sub/two.json", lambda d: d["settings"].update(windows=True)))
     html = write_report(folder / "kvq.safetensors", tmp_path / "out.html", *paths)
     names = figures(html, "errors")["k_rel_mse: error of the keys"].numbers()[0][1:]
-    assert sorted(names) == sorted(f"{stem}: {scheme['name']}" for stem in ("one", "two", "two (2)") for scheme in document["schemes"])
+    assert sorted(names) == sorted(
+        f"{stem}: {scheme['name']}" for stem in ("one", "two", "two (2)") for scheme in document["schemes"]
+    )
     assert all("kvq" in name for name in names[:3]), "the artifact's own come first"
     assert "do not compare one to one" in section(html, "errors").text()
 
@@ -370,7 +485,10 @@ def test_documents_with_the_same_names_are_kept_apart(folder, document, tmp_path
 def test_many_schemes(folder, document, tmp_path):
     def add(d):
         d["schemes"] += [json.loads(json.dumps(d["schemes"][4])) | {"name": f"more {i}"} for i in range(30)]
-    html = write_report(folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "many.json", add))
+
+    html = write_report(
+        folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "many.json", add)
+    )
     figure = figures(html, "errors")["output_rel_mse: error of attention's output"]
     styles = [(line.attributes["class"]) for line in figure.all("polyline")]
     assert len(styles) == len(set(styles)) == 24, "no two lines look the same"
@@ -387,22 +505,32 @@ def test_numbers_that_are_missing_or_zero(folder, document, tmp_path):
             for layer in scheme["layers"]:
                 layer["k_rel_mse"] = 0
                 del layer["v_rel_mse"]
-    html = write_report(folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "gaps.json", edit))
+
+    html = write_report(
+        folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "gaps.json", edit)
+    )
     shown = figures(html, "errors")
     for title in list(METRICS)[:2]:
         assert {row[2] for row in shown[title].numbers()[1:]} == {"–"}
         assert len(shown[title].all("polyline")) == 5
-    assert not shown["k_rel_mse: error of the keys"].all("svg") and "0 everywhere" in shown["k_rel_mse: error of the keys"].text()
+    assert (
+        not shown["k_rel_mse: error of the keys"].all("svg")
+        and "0 everywhere" in shown["k_rel_mse: error of the keys"].text()
+    )
     assert "v_rel_mse: error of the values" not in shown
 
 
 def test_rope_error_alone(folder, tmp_path):
     path = folder / "oscar.safetensors"
-    said = succeed("kvq-eval", "--model", ROOT / "sample_data/evaluation.h5", path, "--metric", "rope_logit_mae", "--json").stdout
+    said = succeed(
+        "kvq-eval", "--model", ROOT / "sample_data/evaluation.h5", path, "--metric", "rope_logit_mae", "--json"
+    ).stdout
     (tmp_path / "rope.json").write_text(said)
     html = write_report(path, tmp_path / "out.html", tmp_path / "rope.json")
     assert "none of these metrics" in section(html, "errors").text()
-    assert not charts(str(section(html, "front"))) and "kvq-eval --json without --metric" in section(html, "front").text()
+    assert (
+        not charts(str(section(html, "front"))) and "kvq-eval --json without --metric" in section(html, "front").text()
+    )
 
 
 def expect_finite(html: str) -> None:
@@ -414,12 +542,24 @@ def expect_finite(html: str) -> None:
                 assert all(math.isfinite(float(number)) for number in numbers), (name, numbers)
 
 
-@pytest.mark.parametrize("options", [{"layers": 1, "kind": "mla_rope", "kv_heads": 1}, {"layers": 2, "v_head_dim": 96, "kv_heads": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"layers": 1, "kind": "mla_rope", "kv_heads": 1}, {"layers": 2, "v_head_dim": 96, "kv_heads": 4}],
+    ids=str,
+)
 def test_other_geometries(make_dump, tmp_path, options):
     dump = make_dump(tokens=96, head_dim=32, **options)
     for method in ("oscar", "block-gtq"):
-        artifact = calibrate(dump, tmp_path / f"{method}.safetensors", "--method", method, *(("--group-size", 0) if method == "oscar" else ()))
-        (tmp_path / "eval.json").write_text(succeed("kvq-eval", "--model", dump, artifact, "--no-windows", "--json").stdout)
+        artifact = calibrate(
+            dump,
+            tmp_path / f"{method}.safetensors",
+            "--method",
+            method,
+            *(("--group-size", 0) if method == "oscar" else ()),
+        )
+        (tmp_path / "eval.json").write_text(
+            succeed("kvq-eval", "--model", dump, artifact, "--no-windows", "--json").stdout
+        )
         html = write_report(artifact, tmp_path / "out.html", tmp_path / "eval.json")
         parse(html)
         expect_finite(html)
@@ -431,16 +571,26 @@ def test_extreme_numbers(folder, document, tmp_path):
             scheme["mean"]["output_rel_mse"] = value
             scheme["layers"][0]["output_rel_mse"] = value
             scheme["layers"][1]["output_rel_mse"] = -value
-    html = write_report(folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "extreme.json", edit))
+
+    html = write_report(
+        folder / "kvq.safetensors", tmp_path / "out.html", changed(document, tmp_path / "extreme.json", edit)
+    )
     expect_finite(html)
 
 
 # Hostile names
 
+
 def test_names_are_only_text(make_dump, tmp_path):
-    dump = edited(make_dump(tokens=61, head_dim=32), tmp_path / "dump.h5", set_attribute("/", "model_name", HOSTILE.replace("\x01", "\x7f")))
+    dump = edited(
+        make_dump(tokens=61, head_dim=32),
+        tmp_path / "dump.h5",
+        set_attribute("/", "model_name", HOSTILE.replace("\x01", "\x7f")),
+    )
     artifact = calibrate(dump, tmp_path / """<b onclick="x">'&.safetensors""", "--method", "oscar", "--group-size", 32)
-    document = json.loads(succeed("kvq-eval", "--model", dump, artifact, "--scheme", "kivi", "--no-windows", "--json").stdout)
+    document = json.loads(
+        succeed("kvq-eval", "--model", dump, artifact, "--scheme", "kivi", "--no-windows", "--json").stdout
+    )
     document["schemes"][0]["name"] = HOSTILE
     document["schemes"][1]["name"] = "x" * 100_000
     document["tool"] = document["dump"]["files"][0] = document["title"] = HOSTILE
@@ -454,7 +604,7 @@ def test_names_are_only_text(make_dump, tmp_path):
     assert charts(html) and not re.search("[\u202e\x01\x7f]", html)
     assert "<script>alert(1)</script>\"'&��<img src=x onerror=alert(2)>" in section(html, "errors").text()
     assert "x" * 200 + "…" in html and "x" * 201 not in html
-    assert "<b onclick=\"x\">'&.safetensors" in root.first("header").text()
+    assert '<b onclick="x">\'&.safetensors' in root.first("header").text()
 
 
 def test_a_file_name_that_is_no_text(folder, tmp_path):
@@ -465,6 +615,7 @@ def test_a_file_name_that_is_no_text(folder, tmp_path):
 
 # Refusals
 
+
 def put(*keys_and_value):
     *keys, last, value = keys_and_value
 
@@ -472,6 +623,7 @@ def put(*keys_and_value):
         for key in keys:
             d = d[key]
         d[last] = value
+
     return edit
 
 
@@ -480,24 +632,47 @@ def drop(*keys):
         for key in keys[:-1]:
             d = d[key]
         del d[keys[-1]]
+
     return edit
 
 
 REFUSALS = {
-    "fingerprint": (put("dump", "fingerprint", "0" * 64), INPUT,
-                    "expected an evaluation of kvq-tiny (948642df26e0...) as in kvq.safetensors, found kvq-tiny (000000000000...)"),
-    "no_fingerprint": (lambda d: d["dump"].update(fingerprint="", model="other"), INPUT, "as in kvq.safetensors, found other (no fingerprint)"),
-    "fewer_layers": (drop("schemes", 1, "layers", 5), INPUT, "schemes/1: expected 6 layers as in kvq.safetensors, found 5"),
-    "other_layer": (put("schemes", 2, "layers", 3, "index", 7), INPUT, "schemes/2: expected layer 3 as in kvq.safetensors, found 7"),
-    "heads": (drop("schemes", 0, "layers", 0, "heads", 1), INPUT, "schemes/0: layer 0: expected 2 KV heads as in kvq.safetensors, found 1"),
+    "fingerprint": (
+        put("dump", "fingerprint", "0" * 64),
+        INPUT,
+        "expected an evaluation of kvq-tiny (948642df26e0...) as in kvq.safetensors, found kvq-tiny (000000000000...)",
+    ),
+    "no_fingerprint": (
+        lambda d: d["dump"].update(fingerprint="", model="other"),
+        INPUT,
+        "as in kvq.safetensors, found other (no fingerprint)",
+    ),
+    "fewer_layers": (
+        drop("schemes", 1, "layers", 5),
+        INPUT,
+        "schemes/1: expected 6 layers as in kvq.safetensors, found 5",
+    ),
+    "other_layer": (
+        put("schemes", 2, "layers", 3, "index", 7),
+        INPUT,
+        "schemes/2: expected layer 3 as in kvq.safetensors, found 7",
+    ),
+    "heads": (
+        drop("schemes", 0, "layers", 0, "heads", 1),
+        INPUT,
+        "schemes/0: layer 0: expected 2 KV heads as in kvq.safetensors, found 1",
+    ),
     "version_2": (put("schema_version", "2.0"), UNSUPPORTED, "expected kvq-eval version 1.x, found 2.0"),
-    "version_text": (put("schema_version", "new"), INPUT, "schema_version, found \"new\""),
+    "version_text": (put("schema_version", "new"), INPUT, 'schema_version, found "new"'),
     "no_schemes": (drop("schemes"), INPUT, "schemes"),
     "name_type": (put("schemes", 0, "name", 3), INPUT, "schemes/0/name, found 3"),
     "negative_bits": (put("schemes", 0, "effective_bits", -1), INPUT, "effective_bits"),
     "empty": (lambda d: d.clear(), INPUT, "the document: Missing required property"),
-    "too_many_schemes": (lambda d: d["schemes"].extend([d["schemes"][0]] * 1013), INPUT,
-                         "expected at most 1024 schemes in all documents, found 1025"),
+    "too_many_schemes": (
+        lambda d: d["schemes"].extend([d["schemes"][0]] * 1013),
+        INPUT,
+        "expected at most 1024 schemes in all documents, found 1025",
+    ),
 }
 
 
@@ -523,34 +698,49 @@ def place_of_refusals(folder, tmp_path) -> Path:
 def test_documents_that_do_not_belong_are_refused(place_of_refusals, document, name):
     edit, code, message = REFUSALS[name]
     changed(document, place_of_refusals / "bad.json", edit)
-    found = refused(place_of_refusals, "kvq.safetensors", "--html", "report.html", "--eval", "good.json", "--eval", "bad.json")
+    found = refused(
+        place_of_refusals, "kvq.safetensors", "--html", "report.html", "--eval", "good.json", "--eval", "bad.json"
+    )
     assert found[0] == code and found[1].startswith("bad.json: ") and message in found[1], found
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"", "not valid JSON"), (b"{", "not valid JSON"), (b"\xff{}", "not valid JSON"), (b"[" * 100_000, "nested deeper than 64 levels"),
-    (b'{"a": 1, "a": 2}', "appears twice"), (b"3", "the document"),
-    (b" " * (64 << 20) + b"{}", "expected at most 67108864 bytes of JSON, found 67108866")], ids=range(7))
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff{}", "not valid JSON"),
+        (b"[" * 100_000, "nested deeper than 64 levels"),
+        (b'{"a": 1, "a": 2}', "appears twice"),
+        (b"3", "the document"),
+        (b" " * (64 << 20) + b"{}", "expected at most 67108864 bytes of JSON, found 67108866"),
+    ],
+    ids=range(7),
+)
 def test_what_is_no_document_is_refused(place_of_refusals, content, message):
     (place_of_refusals / "bad.json").write_bytes(content)
     code, said = refused(place_of_refusals, "kvq.safetensors", "--html", "report.html", "--eval", "bad.json")
     assert code == INPUT and said.startswith("bad.json: ") and message in said
 
 
-@pytest.mark.parametrize("words, code, message", [
-    (("--html", "report.html", "--eval", "no.json"), INPUT, "no.json: cannot open: No such file"),
-    (("--html", "report.html", "--eval", "."), INPUT, ".: cannot open: not a regular file"),
-    (("--html", "no/report.html"), INPUT, "no/report.html: cannot create"),
-    (("--html", "."), INPUT, ".: cannot write: not a regular file"),
-    (("--html", "/dev/null"), INPUT, "/dev/null: cannot write: not a regular file"),
-    (("--html", "kvq.safetensors"), USAGE, "--html: kvq.safetensors is one of the files to read"),
-    (("--html", "./good.json", "--eval", "good.json"), USAGE, "--html: ./good.json is one of the files to read"),
-    (("--eval", "good.json"), USAGE, "--html"),
-    (("--html", "report.html", "--json"), USAGE, "--json"),
-    (("--html", "report.html", "--verify"), USAGE, "--verify"),
-    (("--html", "report.html", "--layer", 0), USAGE, "--layer"),
-    (("--html", "report.html", "--compare", "kvq.safetensors"), USAGE, "--compare"),
-], ids=str)
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        (("--html", "report.html", "--eval", "no.json"), INPUT, "no.json: cannot open: No such file"),
+        (("--html", "report.html", "--eval", "."), INPUT, ".: cannot open: not a regular file"),
+        (("--html", "no/report.html"), INPUT, "no/report.html: cannot create"),
+        (("--html", "."), INPUT, ".: cannot write: not a regular file"),
+        (("--html", "/dev/null"), INPUT, "/dev/null: cannot write: not a regular file"),
+        (("--html", "kvq.safetensors"), USAGE, "--html: kvq.safetensors is one of the files to read"),
+        (("--html", "./good.json", "--eval", "good.json"), USAGE, "--html: ./good.json is one of the files to read"),
+        (("--eval", "good.json"), USAGE, "--html"),
+        (("--html", "report.html", "--json"), USAGE, "--json"),
+        (("--html", "report.html", "--verify"), USAGE, "--verify"),
+        (("--html", "report.html", "--layer", 0), USAGE, "--layer"),
+        (("--html", "report.html", "--compare", "kvq.safetensors"), USAGE, "--compare"),
+    ],
+    ids=str,
+)
 def test_wrong_words_are_refused(place_of_refusals, words, code, message):
     found = refused(place_of_refusals, "kvq.safetensors", *words)
     assert found[0] == code and message in found[1], found
@@ -564,6 +754,7 @@ def test_a_damaged_artifact_leaves_the_old_report(place_of_refusals):
 
 # In a browser
 
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     program = find_browser()
@@ -576,8 +767,10 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(folder, reports, document) -> list[Path]:
     """What is drawn differently: mixed widths and none, with and without evaluation, long names."""
+
     def lengthen(d):
         d["schemes"] = [scheme | {"name": f"{scheme['name']}-{'averylongname' * 20}"} for scheme in d["schemes"]] * 5
+
     long_names = changed(document, folder / "long.json", lengthen)
     write_report(folder / "oscar.safetensors", folder / "long.html", long_names)
     return [folder / "kvq.html", folder / "oscar.html", folder / "long.html"]
@@ -626,5 +819,7 @@ def test_paper_shows_the_numbers_in_light_colours(browser, pages):
     browser.open(pages[0], 1200, dark=True)
     browser.media("print", dark=True)
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.evaluate("[...document.querySelectorAll('details table')].every(t => t.checkVisibility() && t.offsetHeight > 20)")
+    assert browser.evaluate(
+        "[...document.querySelectorAll('details table')].every(t => t.checkVisibility() && t.offsetHeight > 20)"
+    )
     assert browser.pdf().startswith(b"%PDF-")

@@ -1,5 +1,5 @@
-"""kvq-inspect on mixed widths, codebooks, trellis codes and centroids: text that fits a page, JSON that says what the tensors
-hold, and distances between two allocations, worked out here once more."""
+"""kvq-inspect on mixed widths, codebooks, trellis codes and centroids: text that fits a page, JSON that says what the
+tensors hold, and distances between two allocations, worked out here once more."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from kvq_py.artifact_reader import read_artifact
 from kvq_tools import calibrate, run, succeed
 
@@ -58,8 +57,12 @@ def inspected(path: Path, *flags: object) -> dict:
 
 def mixed_sides(path: Path) -> list[tuple[int, str, dict, dict]]:
     """Layer, side, what --json says of the allocation, and the tensors."""
-    return [(layer["layer"], side, layer[side]["allocation"], tensors(path, layer["layer"], side))
-            for layer in inspected(path)["layers"] for side in "kv" if "allocation" in layer.get(side, {})]
+    return [
+        (layer["layer"], side, layer[side]["allocation"], tensors(path, layer["layer"], side))
+        for layer in inspected(path)["layers"]
+        for side in "kv"
+        if "allocation" in layer.get(side, {})
+    ]
 
 
 def entropy(widths: np.ndarray) -> float:
@@ -69,9 +72,17 @@ def entropy(widths: np.ndarray) -> float:
 
 # Text
 
-@pytest.mark.parametrize("name, codes", [
-    ("blocks", "mixed codebook 2.50b"), ("dropped", "mixed norm 1.00b"), ("trellis", "mixed trellis m3 2.25b"),
-    ("fitted", "2-bit codebook g64 fitted km16"), ("joint", "4-bit affine g64 km8 joint")])
+
+@pytest.mark.parametrize(
+    "name, codes",
+    [
+        ("blocks", "mixed codebook 2.50b"),
+        ("dropped", "mixed norm 1.00b"),
+        ("trellis", "mixed trellis m3 2.25b"),
+        ("fitted", "2-bit codebook g64 fitted km16"),
+        ("joint", "4-bit affine g64 km8 joint"),
+    ],
+)
 def test_codes_have_a_name(artifact, name, codes):
     lines = succeed("kvq-inspect", artifact(name)).stdout.splitlines()
     assert any(re.match(rf" +0  k     {re.escape(codes)}  ", line) for line in lines), lines
@@ -105,13 +116,15 @@ def test_overview_draws_the_widths(artifact, name):
         assert bar == "".join(map(str, cells))
         assert (int(kinds), int(row)) == (said["distinct_widths"], said["row_bytes"])
         assert float(bits) == pytest.approx(said["entropy"], abs=0.005 + 1e-9)
-        assert float(excess.rstrip("%")) == pytest.approx(100 * (said["objective"] / said["free_objective"] - 1), abs=0.05 + 1e-9)
+        assert float(excess.rstrip("%")) == pytest.approx(
+            100 * (said["objective"] / said["free_objective"] - 1), abs=0.05 + 1e-9
+        )
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_overview_counts_the_widths(artifact, name):
     text = succeed("kvq-inspect", artifact(name)).stdout
-    header, *rows = text[text.index("layer  side  of width"):].splitlines()
+    header, *rows = text[text.index("layer  side  of width") :].splitlines()
     columns = [int(word) for word in header.split()[4:]]
     assert columns == sorted(columns, reverse=True)
     for row, (layer, side, said, _) in zip(rows, mixed_sides(artifact(name)), strict=True):
@@ -173,19 +186,34 @@ def test_head_shows_widths_beside_what_they_are_worth(artifact, name):
 
 def test_head_knows_channels_that_do_not_rotate(make_dump, tmp_path):
     """Rotary pairs by frequency, then the others in neighbouring pairs: those have no frequency."""
-    dump = make_dump(head_dim=16, rope="interleaved", rotary_dim=6, rotary_offset=4, layers=1, tokens=61, kind="mla_rope", kv_heads=1)
+    dump = make_dump(
+        head_dim=16, rope="interleaved", rotary_dim=6, rotary_offset=4, layers=1, tokens=61, kind="mla_rope", kv_heads=1
+    )
     path = calibrate(dump, tmp_path / "out", *METHODS["blocks"])
     head = inspected(path, "--layer", 0, "--head", 0)["head"]
-    assert [block["channels"] for block in head["k"]["blocks"]] == [[4, 5], [6, 7], [8, 9], [0, 1], [2, 3], [10, 11], [12, 13], [14, 15]]
+    assert [block["channels"] for block in head["k"]["blocks"]] == [
+        [4, 5],
+        [6, 7],
+        [8, 9],
+        [0, 1],
+        [2, 3],
+        [10, 11],
+        [12, 13],
+        [14, 15],
+    ]
     assert [block["inv_freq"] is None for block in head["k"]["blocks"]] == [False] * 3 + [True] * 5
     assert "v" not in head
     assert re.search(r"^ +3  0, 1 +- ", succeed("kvq-inspect", path, "--layer", 0, "--head", 0).stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--head", 0), "--head requires --layer"),
-    (("--layer", 1, "--head", 2), "--head 2: layer 1 has 2 key/value heads, 0 to 1"),
-    (("--layer", 1, "--compare", "b"), "--compare does not go with --layer, --layout or --verify")])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--head", 0), "--head requires --layer"),
+        (("--layer", 1, "--head", 2), "--head 2: layer 1 has 2 key/value heads, 0 to 1"),
+        (("--layer", 1, "--compare", "b"), "--compare does not go with --layer, --layout or --verify"),
+    ],
+)
 def test_flags_that_do_not_go_together(artifact, flags, message):
     result = run("kvq-inspect", artifact("blocks"), *flags)
     assert (result.code, result.stdout) == (USAGE, "") and f"kvq-inspect: error: {message}\n" in result.stderr
@@ -193,13 +221,16 @@ def test_flags_that_do_not_go_together(artifact, flags, message):
 
 # JSON
 
+
 @pytest.mark.parametrize("name", MIXED)
 def test_json_holds_the_allocation(artifact, name):
     manifest = inspected(artifact(name))["manifest"]
     for layer, side, said, held in mixed_sides(artifact(name)):
         assert said.items() >= manifest["layers"][layer][side]["allocation"].items()
         for key in ("channel_bits", "channel_order", "block_bits", "block_energy"):
-            np.testing.assert_array_equal(np.array(said[key], held[key].dtype) if key in held else [], held.get(key, said[key]))
+            np.testing.assert_array_equal(
+                np.array(said[key], held[key].dtype) if key in held else [], held.get(key, said[key])
+            )
         counted = held.get("block_bits", held["channel_bits"])
         assert said["histogram_of"] == ("blocks" if "block_bits" in held else "channels")
         assert said["histogram"] == np.bincount(counted.ravel(), minlength=9).tolist()
@@ -214,7 +245,9 @@ def test_json_holds_tables_taps_and_centroids(artifact, name):
         for side in "kv":
             held = tensors(artifact(name), layer["layer"], side)
             codebooks = layer[side].get("codebooks", {"tables": {}})
-            assert {f"codebook.{bits}" for bits in codebooks["tables"]} == {key for key in held if key.startswith("codebook")}
+            assert {f"codebook.{bits}" for bits in codebooks["tables"]} == {
+                key for key in held if key.startswith("codebook")
+            }
             for bits, table in codebooks["tables"].items():
                 np.testing.assert_array_equal(np.float32(table), held[f"codebook.{bits}"])
             thetas = [theta for taps in layer[side].get("trellis", []) for theta in taps["theta"]]
@@ -232,7 +265,9 @@ def test_json_of_one_layer_has_its_details_only(artifact):
     channels = document["head"]["v"]["channels"]
     assert [channel["bits"] for channel in channels] == held["channel_bits"][0].tolist()
     assert [channel["source"] for channel in channels] == held["channel_order"][0].tolist()
-    np.testing.assert_array_equal(np.float32([channel["eigenvalue"] for channel in channels]), held["spectrum"][0][held["channel_order"][0]])
+    np.testing.assert_array_equal(
+        np.float32([channel["eigenvalue"] for channel in channels]), held["spectrum"][0][held["channel_order"][0]]
+    )
 
 
 def test_json_of_one_width_without_more_has_no_details(dump, tmp_path):
@@ -240,6 +275,7 @@ def test_json_of_one_width_without_more_has_no_details(dump, tmp_path):
 
 
 # Rows
+
 
 @pytest.mark.parametrize("head", [0, 1])
 @pytest.mark.parametrize("name", METHODS)
@@ -254,18 +290,24 @@ def test_row_parts_cover_the_row(artifact, name, head):
         assert sum(part.get("channels", 0) for part in parts) == dim
         held = tensors(artifact(name), 1, side)
         if "channel_bits" in held:
-            widths = np.repeat([part["bits"] for part in parts if "bits" in part], [part["channels"] for part in parts if "bits" in part])
+            widths = np.repeat(
+                [part["bits"] for part in parts if "bits" in part],
+                [part["channels"] for part in parts if "bits" in part],
+            )
             assert widths.tolist() == held["channel_bits"][min(head, len(held["channel_bits"]) - 1)].tolist()
 
 
 def test_row_parts_are_head_0_by_default(artifact):
     text = succeed("kvq-inspect", artifact("both"), "--layout", "--layer", 1).stdout
-    assert "layer 1, head 0: " in text and re.search(r"^k     codes +\d( in 8)?  0\.\.\d+ +0\.\.\d+$", text, re.MULTILINE)
+    assert "layer 1, head 0: " in text and re.search(
+        r"^k     codes +\d( in 8)?  0\.\.\d+ +0\.\.\d+$", text, re.MULTILINE
+    )
     assert text == succeed("kvq-inspect", artifact("both"), "--layout", "--layer", 1, "--head", 0).stdout
     assert "head 0" not in succeed("kvq-inspect", artifact("both"), "--layout").stdout
 
 
 # Distances
+
 
 @pytest.fixture(scope="module")
 def pair(artifact, dump, tmp_path_factory) -> tuple[Path, Path]:
@@ -280,9 +322,13 @@ def distances(pairs: list[tuple[dict, dict]]) -> dict[str, float]:
     scores = np.concatenate([reference["block_energy"].ravel() for _, reference in pairs]).astype(float)
     high = (bits >= 4, wanted >= 4)
     either = (high[0] | high[1]).sum()
-    return {"slots": bits.size, "changed": int((bits != wanted).sum()), "hamming": (bits != wanted).mean(),
-            "high_bit_jaccard": (high[0] & high[1]).sum() / either if either else 1.0,
-            "regret": (scores * (0.25**bits - 0.25**wanted)).sum() / (scores * 0.25**wanted).sum()}
+    return {
+        "slots": bits.size,
+        "changed": int((bits != wanted).sum()),
+        "hamming": (bits != wanted).mean(),
+        "high_bit_jaccard": (high[0] & high[1]).sum() / either if either else 1.0,
+        "regret": (scores * (0.25**bits - 0.25**wanted)).sum() / (scores * 0.25**wanted).sum(),
+    }
 
 
 def test_comparison_follows_the_paper(pair):
@@ -301,8 +347,14 @@ def test_comparison_as_a_table(pair):
     assert max(map(len, lines)) <= PAGE
     assert lines[0].split() == ["layer", "slots", "changed", "hamming", "jaccard@4", "regret"]
     for line, name, said in zip(lines[1:4], ("0", "1", "all"), [*compared["layers"], compared["total"]], strict=True):
-        assert line.split() == [name, str(said["slots"]), str(said["changed"]), f"{said['hamming']:.3f}", f"{said['high_bit_jaccard']:.3f}",
-                                f"{100 * said['regret']:+.2f}%"]
+        assert line.split() == [
+            name,
+            str(said["slots"]),
+            str(said["changed"]),
+            f"{said['hamming']:.3f}",
+            f"{said['high_bit_jaccard']:.3f}",
+            f"{100 * said['regret']:+.2f}%",
+        ]
 
 
 @pytest.mark.parametrize("name", ["blocks", "shared"])
@@ -326,7 +378,10 @@ def test_comparison_needs_blocks_on_both_sides(artifact):
     wanted = "layer 0 k: expected widths by RoPE block, found"
     assert refused(channels, blocks) == f"{channels}: {wanted} mixed codebook 2.25b by channel"
     assert refused(blocks, fitted) == f"{fitted}: {wanted} 2-bit codebook g64 fitted km16"
-    assert refused(shared, blocks) == f"{shared}: layer 0 k: expected widths for each KV head as in {blocks}, found widths for each layer"
+    assert (
+        refused(shared, blocks)
+        == f"{shared}: layer 0 k: expected widths for each KV head as in {blocks}, found widths for each layer"
+    )
 
 
 def test_comparison_needs_the_same_layers(artifact, dump, tmp_path):
@@ -337,10 +392,23 @@ def test_comparison_needs_the_same_layers(artifact, dump, tmp_path):
     assert refused(both, first) == f"{both}: expected no further layer as in {first}, found layer 1"
 
 
-@pytest.mark.parametrize("options, expected, found", [
-    ({"kv_heads": 1}, "num_kv_heads 2", "1"), ({"head_dim": 32}, "head_dim 64", "32"), ({"rope": "interleaved"}, "rope layout half", "interleaved"),
-    ({"sliding_window": 9}, "sliding_window 0", "9"), ({"rope_theta": 100.0}, "rope inv_freq[1] ", "")], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    "options, expected, found",
+    [
+        ({"kv_heads": 1}, "num_kv_heads 2", "1"),
+        ({"head_dim": 32}, "head_dim 64", "32"),
+        ({"rope": "interleaved"}, "rope layout half", "interleaved"),
+        ({"sliding_window": 9}, "sliding_window 0", "9"),
+        ({"rope_theta": 100.0}, "rope inv_freq[1] ", ""),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
 def test_comparison_needs_the_same_geometry(artifact, make_dump, tmp_path, options, expected, found):
-    own = calibrate(make_dump(**({"head_dim": 64, "v_head_dim": 96} | SIZE | options)), tmp_path / "own", *METHODS["blocks"])
+    own = calibrate(
+        make_dump(**({"head_dim": 64, "v_head_dim": 96} | SIZE | options)), tmp_path / "own", *METHODS["blocks"]
+    )
     message = refused(own, artifact("blocks"))
-    assert message.startswith(f"{own}: layer 0: expected {expected}") and f" as in {artifact('blocks')}, found {found}" in message
+    assert (
+        message.startswith(f"{own}: layer 0: expected {expected}")
+        and f" as in {artifact('blocks')}, found {found}" in message
+    )

@@ -1,7 +1,6 @@
 """The two readers, kvq-inspect and scripts/read_artifact.py, read and refuse the same artifacts."""
 
 import pytest
-
 import read_artifact
 from faulty_artifacts import TRANSFORM_FAULTS, TRANSFORM_FAULTS_TO_VERIFY, faulty_artifacts
 from kvq_tools import calibrate, run
@@ -13,8 +12,10 @@ def files(make_dump, tmp_path_factory) -> dict[str, bytes]:
     return faulty_artifacts(calibrate(make_dump(tokens=61, sequences=3, layers=2, head_dim=32), path).read_bytes())
 
 
-@pytest.mark.parametrize("name, code", [("sound", 0), *((name, 3) for name in TRANSFORM_FAULTS),
-                                        *((name, 6) for name in TRANSFORM_FAULTS_TO_VERIFY)])
+@pytest.mark.parametrize(
+    "name, code",
+    [("sound", 0), *((name, 3) for name in TRANSFORM_FAULTS), *((name, 6) for name in TRANSFORM_FAULTS_TO_VERIFY)],
+)
 def test_both_readers_say_the_same_of_a_transform(files, name, code, tmp_path, capsys):
     path = tmp_path / "a.safetensors"
     path.write_bytes(files[f"transform_{name}"])
@@ -26,7 +27,9 @@ def test_both_readers_say_the_same_of_a_transform(files, name, code, tmp_path, c
     assert (": FAILED" in found.out) == (code == 6)
 
 
-@pytest.mark.parametrize("name", ["cut_1", "cut_50", "cut_last", "stretched", "nan", "version_2", "requires", "other_format", "no_manifest"])
+@pytest.mark.parametrize(
+    "name", ["cut_1", "cut_50", "cut_last", "stretched", "nan", "version_2", "requires", "other_format", "no_manifest"]
+)
 def test_both_readers_say_the_same_of_other_faults(files, name, tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(files[name])

@@ -1,8 +1,7 @@
 """Every command in README.md works, in order, in a copy of the checkout; and every file it points at is there.
 
-Nothing is installed or built: the copy's build/ holds the tools under test, set-up and cmake are stand-ins. A section whose
-heading says "Measured" is left alone, since its commands take hours or a GPU.
-"""
+Nothing is installed or built: the copy's build/ holds the tools under test, set-up and cmake are stand-ins. A section
+whose heading says "Measured" is left alone, since its commands take hours or a GPU."""
 
 import importlib.util
 import os
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from expected_text import normalised
 from kvq_tools import BIN, ROOT
 
@@ -63,8 +61,13 @@ def write_stub(path: Path, text: str) -> None:
 def checkout(tmp_path_factory) -> Path:
     """What a clone holds, with tools as if they were built."""
     copy = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
-                            capture_output=True, text=True).stdout.split("\0")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
     for name in filter(None, listed):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -90,8 +93,14 @@ def test_commands_work(checkout, index):
         pytest.skip("needs torch: scripts/setup.sh --with-dump")
     environment = os.environ | {"PATH": f"{checkout}/stubs:{os.environ['PATH']}"}
     for command in commands:
-        done = subprocess.run(["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True,
-                              timeout=LIMIT_SECONDS)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
         (checkout / "said.txt").open("a").write(done.stdout)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 

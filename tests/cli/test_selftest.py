@@ -6,7 +6,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from kvq_tools import BIN, ROOT, calibrate, run, succeed
 
 UNSUPPORTED = 5
@@ -15,7 +14,10 @@ pytestmark = pytest.mark.skipif(not (BIN / "kvq-selftest").is_file(), reason="kv
 
 
 def has_gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    return (
+        shutil.which("nvidia-smi") is not None
+        and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,13 @@ def test_golden_rows_of_the_sample_pass_on_a_gpu(artifact):
     text = succeed("kvq-selftest", artifact).stdout
     assert max(map(len, text.splitlines())) <= 80 and text.endswith("6 of 6 layers passed, 0 failed, 0 not run\n")
     document = json.loads(succeed("kvq-selftest", artifact, "--json").stdout)
-    pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/selftest.schema.json").read_text()))
-    assert document["activation"] == "bf16" and document["status"] == "ok" and [layer["layer"] for layer in document["layers"]] == list(range(6))
+    pytest.importorskip("jsonschema").validate(
+        document, json.loads((ROOT / "formats/selftest.schema.json").read_text())
+    )
+    assert (
+        document["activation"] == "bf16"
+        and document["status"] == "ok"
+        and [layer["layer"] for layer in document["layers"]] == list(range(6))
+    )
     half = json.loads(succeed("kvq-selftest", artifact, "--json", "--activation", "fp16").stdout)
     assert half["activation"] == "fp16" and half["status"] == "ok"

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kvq_tools import ROOT
 
 SCRIPTS = ROOT / "scripts"

@@ -1,5 +1,5 @@
-"""kvq-eval --sweep: which rows a grid has, artifacts as kvq-calibrate writes them, the front, distances of widths, refusals. No run
-leaves anything in the folder for temporary files."""
+"""kvq-eval --sweep: which rows a grid has, artifacts as kvq-calibrate writes them, the front, distances of widths,
+refusals. No run leaves anything in the folder for temporary files."""
 
 import itertools
 import json
@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from dumps import edited
 from faulty_dumps import drop
 from kvq_py.safetensors_file import SafetensorsFile
@@ -41,13 +40,16 @@ def tiny(make_dump) -> Path:
 
 
 def sweep(folder: Path, grid: object, held_out: Path, *flags: object) -> Result:
-    """`grid` is the JSON text of a sweep, what becomes one, or a file. No temporary file stays, whatever the outcome."""
+    """`grid` is the JSON text of a sweep, what becomes one, or a file. No temporary file stays, whatever the
+    outcome."""
     path = grid if isinstance(grid, Path) else folder / "sweep.json"
     if not isinstance(grid, Path):
         path.write_text(grid if isinstance(grid, str) else json.dumps(grid))
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
-    result = run("kvq-eval", "--quiet", "--model", held_out, "--sweep", path, *flags, env=os.environ | {"TMPDIR": str(scratch)})
+    result = run(
+        "kvq-eval", "--quiet", "--model", held_out, "--sweep", path, *flags, env=os.environ | {"TMPDIR": str(scratch)}
+    )
     assert list(scratch.iterdir()) == [], "temporary files stay behind"
     return result
 
@@ -81,8 +83,14 @@ GRID = {
     "title": "some rows",
     "flags": "--sink-tokens 0 --recent-tokens 0",
     "rows": [{"label": "first", "flags": "--method oscar"}, "--method plain --bits 3"],
-    "axes": [[{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 4"}],
-             [{"label": "x", "flags": "--method plain"}, {"label": "y", "flags": "--method quarot"}, {"label": "z", "flags": ""}]],
+    "axes": [
+        [{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 4"}],
+        [
+            {"label": "x", "flags": "--method plain"},
+            {"label": "y", "flags": "--method quarot"},
+            {"label": "z", "flags": ""},
+        ],
+    ],
     "schemes": ["bf16", "kivi-2"],
 }
 
@@ -98,10 +106,14 @@ def test_rows_then_every_combination_then_schemes(tiny, tmp_path):
 
 def test_flags_are_those_of_the_file_then_those_of_the_entries(tiny, tmp_path):
     rows = document(tmp_path, GRID, tiny, "--calibration", tiny)["schemes"][:-2]
-    axes = [f"{bits} {method}".split() for bits, method in
-            itertools.product(("--bits 2", "--bits 4"), ("--method plain", "--method quarot", ""))]
+    axes = [
+        f"{bits} {method}".split()
+        for bits, method in itertools.product(("--bits 2", "--bits 4"), ("--method plain", "--method quarot", ""))
+    ]
     expected = [["--method", "oscar"], ["--method", "plain", "--bits", "3"], *axes]
-    assert [words(row) for row in rows] == [[*GRID["flags"].split(), *flags, "--model", str(tiny)] for flags in expected]
+    assert [words(row) for row in rows] == [
+        [*GRID["flags"].split(), *flags, "--model", str(tiny)] for flags in expected
+    ]
     assert [row["method"] for row in rows] == ["oscar", "plain", *["plain", "quarot", "oscar"] * 2]
 
 
@@ -112,7 +124,10 @@ def test_schemes_have_no_flags(tiny, tmp_path):
 
 def test_schemes_of_the_command_line_stand_beside(tiny, tmp_path):
     grid = {"rows": ["--method plain"], "schemes": ["bf16"]}
-    assert sorted(names(document(tmp_path, grid, tiny, "--calibration", tiny, "--scheme", "tq-mse-2"))[1:]) == ["bf16", "tq-mse-2"]
+    assert sorted(names(document(tmp_path, grid, tiny, "--calibration", tiny, "--scheme", "tq-mse-2"))[1:]) == [
+        "bf16",
+        "tq-mse-2",
+    ]
 
 
 def test_one_axis_and_one_entry_are_enough(tiny, tmp_path):
@@ -128,21 +143,45 @@ def test_title_is_optional(tiny, tmp_path):
 
 # Several dumps
 
+
 def test_dumps_are_one_more_axis(dump, held_out, tmp_path):
-    grid = {"flags": "--method plain", "rows": [{"label": "own", "flags": "--center kv"}],
-            "axes": [[{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 3"}]]}
-    said = document(tmp_path, grid, held_out, "--calibration", f"one={dump}", "--calibration", f"two={held_out}", "--keep", tmp_path / "kept")
+    grid = {
+        "flags": "--method plain",
+        "rows": [{"label": "own", "flags": "--center kv"}],
+        "axes": [[{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 3"}]],
+    }
+    said = document(
+        tmp_path,
+        grid,
+        held_out,
+        "--calibration",
+        f"one={dump}",
+        "--calibration",
+        f"two={held_out}",
+        "--keep",
+        tmp_path / "kept",
+    )
     assert names(said) == [f"{row}, {text}" for row, text in itertools.product(["own", "A", "B"], ["one", "two"])]
     assert [words(row)[-2:] for row in said["schemes"]] == [["--model", str(dump)], ["--model", str(held_out)]] * 3
     found = [Path(row["path"]).read_bytes() for row in said["schemes"] if row["name"].startswith("own")]
-    assert found == [calibrate(source, tmp_path / "out", "--method", "plain", "--center", "kv").read_bytes() for source in (dump, held_out)]
+    assert found == [
+        calibrate(source, tmp_path / "out", "--method", "plain", "--center", "kv").read_bytes()
+        for source in (dump, held_out)
+    ]
 
 
 def test_dumps_without_a_name_are_named_by_their_file(tiny, tmp_path):
     for name in ("prose.h5", "code.h5"):
         shutil.copy(tiny, tmp_path / name)
-    said = document(tmp_path, {"rows": [{"label": "own", "flags": "--method plain"}]}, tiny,
-                    "--calibration", tmp_path / "prose.h5", "--calibration", tmp_path / "code.h5")
+    said = document(
+        tmp_path,
+        {"rows": [{"label": "own", "flags": "--method plain"}]},
+        tiny,
+        "--calibration",
+        tmp_path / "prose.h5",
+        "--calibration",
+        tmp_path / "code.h5",
+    )
     assert names(said) == ["own, prose", "own, code"]
 
 
@@ -156,13 +195,18 @@ def test_row_with_a_dump_of_its_own(tiny, dump, held_out, tmp_path):
     grid = {"rows": [f"--method plain --center kv --model {dump}", f"--method plain --center kv --model {held_out}"]}
     said = document(tmp_path, grid, held_out, "--keep", tmp_path / "kept")
     for row, source in zip(said["schemes"], (dump, held_out), strict=True):
-        assert Path(row["path"]).read_bytes() == calibrate(source, tmp_path / "out", "--method", "plain", "--center", "kv").read_bytes()
+        assert (
+            Path(row["path"]).read_bytes()
+            == calibrate(source, tmp_path / "out", "--method", "plain", "--center", "kv").read_bytes()
+        )
 
 
 @pytest.mark.parametrize("name", ["with space.h5", "with'quote.h5", "with\\backslash.h5", "a=b.h5", "ünïcode.h5"])
 def test_names_of_dumps_may_hold_what_file_names_may(tiny, tmp_path, name):
     shutil.copy(tiny, tmp_path / name)
-    row, = document(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", f"text={tmp_path / name}")["schemes"]
+    (row,) = document(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", f"text={tmp_path / name}")[
+        "schemes"
+    ]
     assert words(row)[-1] == str(tmp_path / name)
 
 
@@ -174,9 +218,15 @@ def test_files_may_have_what_ends_a_name(tiny, tmp_path):
         shutil.copy(tiny, folder / "c=d.h5")
         grid = tmp_path / "sweep.json"
         grid.write_text(json.dumps({"rows": ["--method plain"]}))
-        result = succeed("kvq-eval", "--quiet", "--json", "--model", tiny, "--sweep", grid, "--calibration", calibration, cwd=cwd)
+        result = succeed(
+            "kvq-eval", "--quiet", "--json", "--model", tiny, "--sweep", grid, "--calibration", calibration, cwd=cwd
+        )
         assert words(json.loads(result.stdout)["schemes"][0])[-1] == str(calibration), place
-    refused(sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", folder / "none=1.h5"), INPUT, f"{folder}/none=1.h5: cannot open")
+    refused(
+        sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", folder / "none=1.h5"),
+        INPUT,
+        f"{folder}/none=1.h5: cannot open",
+    )
 
 
 def test_name_of_a_dump_with_a_double_quote_is_one_name(tiny, tmp_path):
@@ -190,12 +240,23 @@ def test_name_of_a_dump_with_a_double_quote_is_one_name(tiny, tmp_path):
 # What is calibrated
 
 METHODS = [
-    "--method oscar", "--method oscar --sign-search 2 --seed 3", "--method oscar --sink-tokens 4 --recent-tokens 16 --share layer",
-    "--target-k scored_query --target-v sst --clip 0.95", "--method block-gtq --score qk_max", "--method block-gtq --v-allocation channel",
-    "--method kvq --held-out-tokens 30", "--method kvq --held-out-tokens 50 --budget-bits 3", "--method saw-int4 --kmeans 4 --center none",
-    "--method saw-int4 --hessian consistent", "--method tq-mse --codebook fitted --sample-tokens 40", "--method plain --num-tokens 80 --center kv",
-    "--method plain --first-token 20 --center kv", "--method oscar --num-tokens 80 --first-token 3", "--method quarot --coder trellis",
-    "--method random --seed 7", "--method plain --center k --exact-layers 0",
+    "--method oscar",
+    "--method oscar --sign-search 2 --seed 3",
+    "--method oscar --sink-tokens 4 --recent-tokens 16 --share layer",
+    "--target-k scored_query --target-v sst --clip 0.95",
+    "--method block-gtq --score qk_max",
+    "--method block-gtq --v-allocation channel",
+    "--method kvq --held-out-tokens 30",
+    "--method kvq --held-out-tokens 50 --budget-bits 3",
+    "--method saw-int4 --kmeans 4 --center none",
+    "--method saw-int4 --hessian consistent",
+    "--method tq-mse --codebook fitted --sample-tokens 40",
+    "--method plain --num-tokens 80 --center kv",
+    "--method plain --first-token 20 --center kv",
+    "--method oscar --num-tokens 80 --first-token 3",
+    "--method quarot --coder trellis",
+    "--method random --seed 7",
+    "--method plain --center k --exact-layers 0",
 ]
 
 
@@ -203,7 +264,9 @@ METHODS = [
 def kept(dump, held_out, tmp_path_factory) -> tuple[dict, Path]:
     """All of these as one sweep, whose rows share statistics where they can, with its artifacts."""
     folder = tmp_path_factory.mktemp("kept")
-    return document(folder, {"rows": METHODS}, held_out, "--calibration", dump, "--keep", folder / "artifacts"), folder / "artifacts"
+    return document(
+        folder, {"rows": METHODS}, held_out, "--calibration", dump, "--keep", folder / "artifacts"
+    ), folder / "artifacts"
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +294,19 @@ def test_kept_artifacts_decide_what_those_of_kvq_calibrate_do(kept, direct):
 
 
 def test_kept_artifacts_are_those_of_kvq_calibrate_byte_for_byte_whatever_the_other_rows_collect(kept, direct):
-    differing = [row["flags"] for row, own in zip(kept[0]["schemes"], direct, strict=True) if Path(row["path"]).read_bytes() != own.read_bytes()]
+    differing = [
+        row["flags"]
+        for row, own in zip(kept[0]["schemes"], direct, strict=True)
+        if Path(row["path"]).read_bytes() != own.read_bytes()
+    ]
     assert differing == []
 
 
 @pytest.mark.parametrize("place", range(0, len(METHODS), 3), ids=lambda place: METHODS[place])
 def test_artifact_of_a_row_alone_is_that_of_kvq_calibrate(dump, held_out, direct, tmp_path, place):
-    row, = document(tmp_path, {"rows": [METHODS[place]]}, held_out, "--calibration", dump, "--keep", tmp_path / "kept")["schemes"]
+    (row,) = document(
+        tmp_path, {"rows": [METHODS[place]]}, held_out, "--calibration", dump, "--keep", tmp_path / "kept"
+    )["schemes"]
     assert Path(row["path"]).read_bytes() == direct[place].read_bytes()
 
 
@@ -256,11 +325,23 @@ def test_every_row_has_one_file_in_order(kept):
 
 def test_rows_are_measured_as_their_artifacts_are(kept, held_out):
     said, _ = kept
-    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, "--context", 90, *(row["path"] for row in said["schemes"])).stdout)
+    alone = json.loads(
+        succeed(
+            "kvq-eval",
+            "--quiet",
+            "--json",
+            "--model",
+            held_out,
+            "--context",
+            90,
+            *(row["path"] for row in said["schemes"]),
+        ).stdout
+    )
     assert said["dump"] == alone["dump"] and said["settings"] == alone["settings"]
     for own, other in zip(said["schemes"], alone["schemes"], strict=True):
         assert {key: own[key] for key in ("effective_bits", "k_code_bits", "mean", "layers", "method")} == {
-            key: other[key] for key in ("effective_bits", "k_code_bits", "mean", "layers", "method")}
+            key: other[key] for key in ("effective_bits", "k_code_bits", "mean", "layers", "method")
+        }
 
 
 def without_names(comparisons: list[dict]) -> list[dict]:
@@ -269,14 +350,25 @@ def without_names(comparisons: list[dict]) -> list[dict]:
 
 def test_rows_are_compared_with_the_first_as_artifacts_are(kept, held_out):
     said, _ = kept
-    alone = json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, "--context", 90, *(row["path"] for row in said["schemes"])).stdout)
+    alone = json.loads(
+        succeed(
+            "kvq-eval",
+            "--quiet",
+            "--json",
+            "--model",
+            held_out,
+            "--context",
+            90,
+            *(row["path"] for row in said["schemes"]),
+        ).stdout
+    )
     assert without_names(said["comparisons"]) == without_names(alone["comparisons"])
     assert {one["against"] for one in said["comparisons"]} == {said["schemes"][0]["name"]}
 
 
 def test_without_keep_no_path_is_named_that_is_gone(tiny, tmp_path):
     """It would also differ from run to run."""
-    row, = document(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny)["schemes"]
+    (row,) = document(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny)["schemes"]
     assert "path" not in row or Path(row["path"]).exists()
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.json", "scratch"}
 
@@ -284,14 +376,29 @@ def test_without_keep_no_path_is_named_that_is_gone(tiny, tmp_path):
 def test_keep_makes_its_folder_and_writes_over_what_was_there(tiny, tmp_path):
     folder = tmp_path / "some" / "where"
     for bits in (2, 3):
-        row, = document(tmp_path, {"rows": [{"label": "own", "flags": f"--method plain --bits {bits}"}]}, tiny, "--calibration", tiny, "--keep", folder)["schemes"]
-        assert Path(row["path"]).read_bytes() == calibrate(tiny, tmp_path / "out", "--method", "plain", "--bits", bits).read_bytes()
+        (row,) = document(
+            tmp_path,
+            {"rows": [{"label": "own", "flags": f"--method plain --bits {bits}"}]},
+            tiny,
+            "--calibration",
+            tiny,
+            "--keep",
+            folder,
+        )["schemes"]
+        assert (
+            Path(row["path"]).read_bytes()
+            == calibrate(tiny, tmp_path / "out", "--method", "plain", "--bits", bits).read_bytes()
+        )
     assert len(list(folder.iterdir())) == 1
 
 
 def test_labels_that_are_no_file_names_and_not_unique(tiny, tmp_path):
     labels = ("a/../b", "a/../b", "C = 1", "..", "K&V; ü")
-    grid = {"rows": [{"label": label, "flags": f"--method plain --bits {bits}"} for bits, label in enumerate(labels, start=1)]}
+    grid = {
+        "rows": [
+            {"label": label, "flags": f"--method plain --bits {bits}"} for bits, label in enumerate(labels, start=1)
+        ]
+    }
     said = document(tmp_path, grid, tiny, "--calibration", tiny, "--keep", tmp_path / "kept")
     assert names(said) == ["a/../b", "a/../b (2)", *labels[2:]]
     assert sorted((tmp_path / "kept").iterdir()) == sorted(Path(row["path"]) for row in said["schemes"])
@@ -300,14 +407,21 @@ def test_labels_that_are_no_file_names_and_not_unique(tiny, tmp_path):
 
 def test_threads_change_nothing(dump, held_out, tmp_path):
     grid = {"rows": ["--method oscar", "--method kvq --held-out-tokens 30"], "schemes": ["tq-mse-2"]}
-    one, three = (sweep(tmp_path, grid, held_out, "--calibration", dump, "--json", "--threads", threads, "--keep", tmp_path / "kept").stdout
-                  for threads in (1, 3))
+    one, three = (
+        sweep(
+            tmp_path, grid, held_out, "--calibration", dump, "--json", "--threads", threads, "--keep", tmp_path / "kept"
+        ).stdout
+        for threads in (1, 3)
+    )
     assert one == three and one.startswith("{")
 
 
 def test_layers_and_windows_of_the_measurement(dump, held_out, tmp_path):
     grid = {"rows": ["--method plain --recent-tokens 300"]}
-    inside, outside = (document(tmp_path, grid, held_out, "--calibration", dump, "--layers", 1, *more)["schemes"][0] for more in ((), ("--no-windows",)))
+    inside, outside = (
+        document(tmp_path, grid, held_out, "--calibration", dump, "--layers", 1, *more)["schemes"][0]
+        for more in ((), ("--no-windows",))
+    )
     assert [layer["index"] for layer in inside["layers"]] == [1]
     assert inside["mean"]["output_rel_mse"] == 0 < outside["mean"]["output_rel_mse"]
 
@@ -317,16 +431,23 @@ def test_bits_are_counted_at_the_longest_sequence(dump, held_out, tmp_path):
     grid = {"rows": ["--method plain"], "schemes": ["kivi-2"]}
     for model, flags, context in ((held_out, (), 90), (dump, (), 127), (dump, ("--context", 32768), 32768)):
         said = document(tmp_path, grid, model, "--calibration", dump, *flags)
-        alone = json.loads(succeed("kvq-eval", "--json", "--model", model, "--scheme", "kivi-2", "--context", context).stdout)
+        alone = json.loads(
+            succeed("kvq-eval", "--json", "--model", model, "--scheme", "kivi-2", "--context", context).stdout
+        )
         assert said["settings"]["context"] == context
         assert said["schemes"][1]["effective_bits"] == alone["schemes"][0]["effective_bits"]
 
 
 # The front
 
-SPREAD = {"flags": "--sink-tokens 0 --recent-tokens 0",
-          "axes": [[f"--method {name}" for name in ("plain", "quarot", "oscar", "block-gtq", "tq-mse")], ["--bits 2", "--bits 3", "--bits 4"]],
-          "schemes": ["kivi-2", "kivi-3", "turboquant-qjl-3", "bf16"]}
+SPREAD = {
+    "flags": "--sink-tokens 0 --recent-tokens 0",
+    "axes": [
+        [f"--method {name}" for name in ("plain", "quarot", "oscar", "block-gtq", "tq-mse")],
+        ["--bits 2", "--bits 3", "--bits 4"],
+    ],
+    "schemes": ["kivi-2", "kivi-3", "turboquant-qjl-3", "bf16"],
+}
 
 
 def on_front(points: list[tuple[float, float]]) -> list[bool]:
@@ -342,7 +463,10 @@ def spread(dump, held_out, tmp_path_factory) -> tuple[dict, list[str]]:
 
 
 def points_of(said: dict, metric: str) -> list[tuple[float, float]]:
-    value = {"output_rel_mse": lambda mean: mean["output_rel_mse"], "attention_kl": lambda mean: mean["attention_kl"]["mean"]}[metric]
+    value = {
+        "output_rel_mse": lambda mean: mean["output_rel_mse"],
+        "attention_kl": lambda mean: mean["attention_kl"]["mean"],
+    }[metric]
     return [(scheme["effective_bits"], value(scheme["mean"])) for scheme in said["schemes"]]
 
 
@@ -357,8 +481,11 @@ def test_front_is_what_nothing_else_beats(spread, metric):
 
 
 def test_equal_rows_are_on_the_front_together(tiny, tmp_path):
-    """"Nothing else has both fewer bits and less output error": which is true of both."""
-    grid = {"rows": [{"label": name, "flags": "--method plain --bits 3"} for name in "ab"] + [{"label": "c", "flags": "--method plain --bits 2"}]}
+    """ "Nothing else has both fewer bits and less output error": which is true of both."""
+    grid = {
+        "rows": [{"label": name, "flags": "--method plain --bits 3"} for name in "ab"]
+        + [{"label": "c", "flags": "--method plain --bits 2"}]
+    }
     said = document(tmp_path, grid, tiny, "--calibration", tiny)
     for metric in ("output_rel_mse", "attention_kl"):
         assert [scheme["pareto"][metric] for scheme in said["schemes"]] == on_front(points_of(said, metric))
@@ -366,13 +493,20 @@ def test_equal_rows_are_on_the_front_together(tiny, tmp_path):
 
 def test_layers_without_values_have_no_front_of_outputs(make_dump, tmp_path):
     dump = make_dump(tokens=64, head_dim=32, layers=1, kind="mla_rope", kv_heads=1)
-    said = document(tmp_path, {"rows": ["--method plain", "--method plain --bits 3", "--method quarot --bits 3"]}, dump, "--calibration", dump)
+    said = document(
+        tmp_path,
+        {"rows": ["--method plain", "--method plain --bits 3", "--method quarot --bits 3"]},
+        dump,
+        "--calibration",
+        dump,
+    )
     assert not any(scheme["pareto"]["output_rel_mse"] for scheme in said["schemes"])
     points = [(scheme["effective_bits"], scheme["mean"]["attention_kl"]["mean"]) for scheme in said["schemes"]]
     assert [scheme["pareto"]["attention_kl"] for scheme in said["schemes"]] == on_front(points)
 
 
 # The table
+
 
 def shown(x: float) -> str:
     return f"{x:.4f}" if x >= 0.001 else f"{x:.1e}" if x else "0"
@@ -387,14 +521,17 @@ def test_table_says_what_the_document_says(spread):
     said, lines = spread
     at = next(place for place, line in enumerate(lines) if line.startswith("row "))
     assert lines[at].split()[:7] == ["row", "bits", "QK", "output", "KL", "KL", "p99"]
-    for line, scheme in zip(lines[at + 1:], said["schemes"]):
+    for line, scheme in zip(lines[at + 1 :], said["schemes"]):
         mean = scheme["mean"]
         kl = mean["attention_kl"]
-        expected = [f"{scheme['effective_bits']:.2f}", *map(shown, (mean["logit_rel_mse"], mean["output_rel_mse"], kl["mean"], kl["p99"]))]
+        expected = [
+            f"{scheme['effective_bits']:.2f}",
+            *map(shown, (mean["logit_rel_mse"], mean["output_rel_mse"], kl["mean"], kl["p99"])),
+        ]
         found = cells(line, scheme["name"])
         assert found[:5] == expected
         assert ("*" in found) == scheme["pareto"]["output_rel_mse"]
-    assert any(line.startswith("*: on the front") for line in lines[at + 1 + len(said["schemes"]):])
+    assert any(line.startswith("*: on the front") for line in lines[at + 1 + len(said["schemes"]) :])
 
 
 def test_progress_does_not_disturb_results(tiny, tmp_path):
@@ -406,9 +543,18 @@ def test_progress_does_not_disturb_results(tiny, tmp_path):
 
 # Distances of widths
 
-WIDTHS = {"rows": ["--method block-gtq --bits 2", "--method block-gtq --bits 2 --score qk_max", "--method block-gtq --bits 2 --num-tokens 60",
-                   "--method block-gtq --bits 3", "--method oscar --bits 2", "--method block-gtq --bits 2 --k-allocation channel",
-                   "--method kvq --held-out-tokens 30"], "schemes": ["tq-mse-2"]}
+WIDTHS = {
+    "rows": [
+        "--method block-gtq --bits 2",
+        "--method block-gtq --bits 2 --score qk_max",
+        "--method block-gtq --bits 2 --num-tokens 60",
+        "--method block-gtq --bits 3",
+        "--method oscar --bits 2",
+        "--method block-gtq --bits 2 --k-allocation channel",
+        "--method kvq --held-out-tokens 30",
+    ],
+    "schemes": ["tq-mse-2"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -442,10 +588,14 @@ def test_table_shows_distances_of_widths(widths):
     said, lines = widths
     at = next(place for place, line in enumerate(lines) if line.startswith("row "))
     assert lines[at].split()[7:] == ["Hamming", "HB@4", "regret"]
-    for line, scheme in zip(lines[at + 1:], said["schemes"]):
+    for line, scheme in zip(lines[at + 1 :], said["schemes"]):
         found = [cell for cell in cells(line, scheme["name"]) if cell != "*"][5:]
         own = scheme.get("allocation")
-        assert found == (["-"] * 3 if own is None else [f"{own['hamming']:.3f}", f"{own['high_bit_jaccard']:.3f}", f"{100 * own['regret']:+.2f}%"])
+        assert found == (
+            ["-"] * 3
+            if own is None
+            else [f"{own['hamming']:.3f}", f"{own['high_bit_jaccard']:.3f}", f"{100 * own['regret']:+.2f}%"]
+        )
 
 
 def test_widths_that_cannot_be_compared_do_not_end_the_sweep(dump, held_out, tmp_path):
@@ -465,7 +615,12 @@ def test_first_row_without_widths_is_no_reference(dump, held_out, tmp_path):
 # The grids of the papers
 
 SCRIPTS = sorted((ROOT / "scripts/sweeps").glob("*.json"))
-LONG = {"block-gtq-table2", "block-gtq-table3", "block-gtq-table17", "oscar-table7"}  # calibrate on more tokens than the sample has
+LONG = {
+    "block-gtq-table2",
+    "block-gtq-table3",
+    "block-gtq-table17",
+    "oscar-table7",
+}  # calibrate on more tokens than the sample has
 MANY_CENTROIDS = "saw-int4-table9"
 
 
@@ -473,7 +628,10 @@ def rows_of(grid: dict) -> list[tuple[str, list[str]]]:
     """Labels and flags, as formats/eval.md counts them."""
     rows = [(entry["label"], entry["flags"]) for entry in grid.get("rows", [])]
     if "axes" in grid:
-        rows += [(", ".join(entry["label"] for entry in entries), " ".join(entry["flags"] for entry in entries)) for entries in itertools.product(*grid["axes"])]
+        rows += [
+            (", ".join(entry["label"] for entry in entries), " ".join(entry["flags"] for entry in entries))
+            for entries in itertools.product(*grid["axes"])
+        ]
     return [(label, f"{grid.get('flags', '')} {flags}".split()) for label, flags in rows]
 
 
@@ -483,7 +641,7 @@ def check_script(path: Path, folder: Path, dump: Path, held_out: Path) -> None:
     expected = rows_of(grid)
     assert said["title"] == grid["title"]
     assert names(said) == [label for label, _ in expected] + grid.get("schemes", [])
-    assert [words(row)[:-2] for row in said["schemes"][:len(expected)]] == [flags for _, flags in expected]
+    assert [words(row)[:-2] for row in said["schemes"][: len(expected)]] == [flags for _, flags in expected]
     assert all(scheme["mean"]["attention_kl"]["mean"] >= 0 for scheme in said["schemes"])
 
 
@@ -496,7 +654,9 @@ def sample_layer(sample, tmp_path_factory) -> tuple[Path, Path]:
         for layer in (0, 1, 2, 4, 5):
             drop(f"layers/{layer}")(file)
 
-    return edited(sample, folder / "calibration.h5", one_layer), edited(ROOT / "sample_data/evaluation.h5", folder / "evaluation.h5", one_layer)
+    return edited(sample, folder / "calibration.h5", one_layer), edited(
+        ROOT / "sample_data/evaluation.h5", folder / "evaluation.h5", one_layer
+    )
 
 
 def test_there_are_grids():
@@ -507,9 +667,13 @@ def test_grids_have_the_rows_of_the_papers():
     rows = {path.stem: rows_of(json.loads(path.read_text())) for path in SCRIPTS}
     labels = {name: [label for label, _ in own] for name, own in rows.items()}
     lengths = [2048, 1024, 512, 256, 128, 64]
-    assert labels["block-gtq-table2"] == [f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in lengths]
+    assert labels["block-gtq-table2"] == [
+        f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in lengths
+    ]
     places = [", ".join(label.split(", ")[:2]) for label in labels["block-gtq-table3"]]
-    assert places == [f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in (2048, 512, 128) for _ in range(3)]
+    assert places == [
+        f"{budget}, {count} tokens" for budget in ("K3V3", "K2V2") for count in (2048, 512, 128) for _ in range(3)
+    ]
     flags = {label: words for label, words in rows["oscar-table4"]}
     assert flags["U H P of C_SQ, C_S"][-2:] == ["--target-k", "scored_query"]
     assert "--random-signs" in flags["random Hadamard"] and flags["random orthogonal"][-2:] == ["--method", "random"]
@@ -522,7 +686,10 @@ def test_transforms_stand_beside_orthogonal_rotations():
         method, kind = label.split(", ")
         kinds.setdefault(method, []).append(kind)
         assert kind == "chosen" or flags[flags.index("--transform") + 1] == kind
-    assert kinds["SAW-INT4 4"] == ["orthogonal", "diagonal", "balanced"] and kinds["OSCAR 2"] == ["orthogonal", "balanced"]
+    assert kinds["SAW-INT4 4"] == ["orthogonal", "diagonal", "balanced"] and kinds["OSCAR 2"] == [
+        "orthogonal",
+        "balanced",
+    ]
     labels = [label for label, _ in rows["methods"]]
     assert {"saw-int4 4", "saw-int4 diagonal 4", "saw-int4 balanced 4", "oscar 2", "oscar balanced 2"} <= set(labels)
 
@@ -530,7 +697,10 @@ def test_transforms_stand_beside_orthogonal_rotations():
 def test_transforms_are_an_axis(dump, held_out, tmp_path):
     """Every row is what kvq-calibrate makes of the same flags."""
     transforms = ("orthogonal", "diagonal", "balanced")
-    grid = {"flags": "--method saw-int4 --hadamard kv", "axes": [[{"label": kind, "flags": f"--transform {kind}"} for kind in transforms]]}
+    grid = {
+        "flags": "--method saw-int4 --hadamard kv",
+        "axes": [[{"label": kind, "flags": f"--transform {kind}"} for kind in transforms]],
+    }
     folder = tmp_path / "kept"
     said = document(tmp_path, grid, held_out, "--calibration", dump, "--keep", folder)
     assert names(said) == list(transforms)
@@ -540,24 +710,52 @@ def test_transforms_are_an_axis(dump, held_out, tmp_path):
 
 
 def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_path):
-    grid = {"flags": "--method plain --center k", "rows": [{"label": "alone", "flags": "--bits 3"}], "schemes": ["bf16"],
-            "axes": [[{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 4"}],
-                     [{"label": f"from {first}", "flags": f"--num-tokens 20 --first-token {first}"} for first in (0, 20, 40)]]}
-    said = document(tmp_path, grid, make_dump(tokens=64, layers=1, head_dim=16, q_heads=2), "--calibration", make_dump(tokens=64, layers=1, head_dim=16, q_heads=2))
+    grid = {
+        "flags": "--method plain --center k",
+        "rows": [{"label": "alone", "flags": "--bits 3"}],
+        "schemes": ["bf16"],
+        "axes": [
+            [{"label": "A", "flags": "--bits 2"}, {"label": "B", "flags": "--bits 4"}],
+            [{"label": f"from {first}", "flags": f"--num-tokens 20 --first-token {first}"} for first in (0, 20, 40)],
+        ],
+    }
+    said = document(
+        tmp_path,
+        grid,
+        make_dump(tokens=64, layers=1, head_dim=16, q_heads=2),
+        "--calibration",
+        make_dump(tokens=64, layers=1, head_dim=16, q_heads=2),
+    )
     path = tmp_path / "said.json"
     path.write_text(json.dumps(said))
-    done = subprocess.run([sys.executable, ROOT / "scripts/sweep_noise.py", path, "--metric", "output_rel_mse", "--metric", "attention_kl.p99"],
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "scripts/sweep_noise.py",
+            path,
+            "--metric",
+            "output_rel_mse",
+            "--metric",
+            "attention_kl.p99",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     header, *lines = done.stdout.splitlines()
     assert header.split() == ["n", "output_rel_mse", "attention_kl.p99"]
     assert [line.split()[:2] for line in lines] == [["alone", "1"], ["A", "3"], ["B", "3"], ["bf16", "1"]]
     values = [scheme["mean"]["output_rel_mse"] for scheme in said["schemes"][1:4]]
     mean, _, deviation, part = lines[1].split()[2:6]
-    assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3) and float(deviation) == pytest.approx(statistics.stdev(values), rel=0.1)
+    assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3) and float(deviation) == pytest.approx(
+        statistics.stdev(values), rel=0.1
+    )
     assert float(part.strip("(%)")) == pytest.approx(100 * statistics.stdev(values) / statistics.mean(values), abs=0.1)
 
 
-@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in LONG | {MANY_CENTROIDS}], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in SCRIPTS if path.stem not in LONG | {MANY_CENTROIDS}], ids=lambda path: path.stem
+)
 def test_grids_of_the_papers_run_on_the_sample(sample_layer, tmp_path, path):
     check_script(path, tmp_path, *sample_layer)
 
@@ -565,7 +763,12 @@ def test_grids_of_the_papers_run_on_the_sample(sample_layer, tmp_path, path):
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem in LONG], ids=lambda path: path.stem)
 def test_grids_for_long_texts_run_on_one(make_dump, tmp_path, path):
     shape = {"layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "query_spectrum": 0.8, "outlier_channels": 2}
-    check_script(path, tmp_path, make_dump(tokens=32768, sequences=128, **shape), make_dump(tokens=64, sequences=1, seed=1, **shape))
+    check_script(
+        path,
+        tmp_path,
+        make_dump(tokens=32768, sequences=128, **shape),
+        make_dump(tokens=64, sequences=1, seed=1, **shape),
+    )
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem in LONG], ids=lambda path: path.stem)
@@ -573,25 +776,39 @@ def test_grids_for_long_texts_name_the_row_that_the_sample_is_too_short_for(samp
     result = sweep(tmp_path, path, ROOT / "sample_data/evaluation.h5", "--calibration", sample)
     assert result.code == USAGE and result.stdout == ""
     label, flags = next(row for row in rows_of(json.loads(path.read_text())) if "--num-tokens" in row[1])
-    assert f'"{label}"' in result.stderr and "447 tokens" in result.stderr and flags[flags.index("--num-tokens") + 1] in result.stderr
+    assert (
+        f'"{label}"' in result.stderr
+        and "447 tokens" in result.stderr
+        and flags[flags.index("--num-tokens") + 1] in result.stderr
+    )
 
 
 def test_grid_of_centroids_needs_as_many_tokens(sample_layer, make_dump, tmp_path):
     """2048 centroids; the error comes after three rows are calibrated."""
     path = ROOT / f"scripts/sweeps/{MANY_CENTROIDS}.json"
     result = sweep(tmp_path, path, sample_layer[1], "--calibration", sample_layer[0])
-    assert result.code == USAGE and result.stdout == "" and '"BDR16, C = 2048"' in result.stderr and "447" in result.stderr
+    assert (
+        result.code == USAGE and result.stdout == "" and '"BDR16, C = 2048"' in result.stderr and "447" in result.stderr
+    )
     shape = {"layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 128}
-    check_script(path, tmp_path, make_dump(tokens=2060, sequences=20, **shape), make_dump(tokens=64, sequences=1, seed=1, **shape))
+    check_script(
+        path,
+        tmp_path,
+        make_dump(tokens=2060, sequences=20, **shape),
+        make_dump(tokens=64, sequences=1, seed=1, **shape),
+    )
 
 
 # What it refuses
+
 
 def refused(result: Result, code: int, *words: str) -> None:
     """One line that says why, and hints."""
     lines = result.stderr.splitlines()
     assert (result.code, result.stdout) == (code, ""), result
-    assert lines[0].startswith("kvq-eval: error: ") and all(line.startswith("hint: ") for line in lines[1:]), result.stderr
+    assert lines[0].startswith("kvq-eval: error: ") and all(line.startswith("hint: ") for line in lines[1:]), (
+        result.stderr
+    )
     for word in words:
         assert word in lines[0], lines[0]
 
@@ -628,7 +845,10 @@ FILES = {
     "too many rows": (json.dumps({"rows": ["--method plain"] * 4097}), "4096", "4097"),
     "too many combinations": (json.dumps({"axes": [["--method plain"] * 17, [""] * 241]}), "4096", "4097"),
     "far too many combinations": (json.dumps({"axes": [[""] * 4000] * 12}), "4096"),
-    "too many of both": (json.dumps({"rows": ["--method plain"], "axes": [["--method plain"] * 64, [""] * 64]}), "4096"),
+    "too many of both": (
+        json.dumps({"rows": ["--method plain"], "axes": [["--method plain"] * 64, [""] * 64]}),
+        "4096",
+    ),
 }
 
 
@@ -639,9 +859,12 @@ def test_files_that_are_no_sweeps(tiny, tmp_path, name):
 
 
 def test_dumps_count_as_rows_too(tiny, tmp_path):
-    """4096 are the limit of what is calibrated. The folder, which cannot be made, ends a run that begins nevertheless."""
+    """4096 are the limit of what is calibrated. The folder, which cannot be made, ends a run that begins
+    nevertheless."""
     grid = {"axes": [["--method plain"] * 64, ["--bits 2"] * 33]}
-    result = sweep(tmp_path, grid, tiny, "--calibration", f"a={tiny}", "--calibration", f"b={tiny}", "--keep", "/dev/null/nowhere")
+    result = sweep(
+        tmp_path, grid, tiny, "--calibration", f"a={tiny}", "--calibration", f"b={tiny}", "--keep", "/dev/null/nowhere"
+    )
     assert result.code != 0 and "4096" in result.stderr.splitlines()[0], result
 
 
@@ -681,7 +904,14 @@ def test_rows_that_make_no_sense_are_named(tiny, tmp_path, name):
     assert not (tmp_path / "x.safetensors").exists()
 
 
-CHOICES = ["--method none", "--coder none", "--method block-gtq --score none", "--clip none-such", "--bits 99", "--share head"]
+CHOICES = [
+    "--method none",
+    "--coder none",
+    "--method block-gtq --score none",
+    "--clip none-such",
+    "--bits 99",
+    "--share head",
+]
 
 
 @pytest.mark.parametrize("flags", CHOICES)
@@ -703,7 +933,10 @@ def test_bad_row_is_found_before_anything_is_calibrated(dump, held_out, tmp_path
     assert not (tmp_path / "kept").exists() or list((tmp_path / "kept").iterdir()) == []
 
 
-@pytest.mark.parametrize("flags, words", [("--layers 0", ("has no layer 1",)), ("--exact-layers 7", ("layer 7",)), ("--num-tokens 151", ("150 tokens",))])
+@pytest.mark.parametrize(
+    "flags, words",
+    [("--layers 0", ("has no layer 1",)), ("--exact-layers 7", ("layer 7",)), ("--num-tokens 151", ("150 tokens",))],
+)
 def test_rows_that_cannot_be_measured_are_found_before_anything_is_calibrated(dump, held_out, tmp_path, flags, words):
     grid = {"rows": ["--method plain", {"label": "the bad one", "flags": f"--method plain {flags}"}]}
     result = sweep(tmp_path, grid, held_out, "--calibration", dump, "--keep", tmp_path / "kept")
@@ -727,8 +960,13 @@ def test_interrupted_sweeps_leave_nothing(dump, held_out, tmp_path, number):
     grid.write_text(json.dumps({"axes": [["--method oscar"], [f"--seed {seed}" for seed in range(200)]]}))
     scratch.mkdir()
     for wanted in ("*/statistics/*", "*/artifacts/0002*"):
-        process = subprocess.Popen([BIN / "kvq-eval", "--quiet", "--model", held_out, "--calibration", dump, "--sweep", grid], stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(scratch)})
+        process = subprocess.Popen(
+            [BIN / "kvq-eval", "--quiet", "--model", held_out, "--calibration", dump, "--sweep", grid],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(scratch)},
+        )
         while not list(scratch.glob(wanted)) and process.poll() is None:
             time.sleep(0.001)
         process.send_signal(number)
@@ -739,7 +977,14 @@ def test_interrupted_sweeps_leave_nothing(dump, held_out, tmp_path, number):
 
 def test_rows_need_a_dump(tiny, tmp_path):
     refused(sweep(tmp_path, {"rows": [{"label": "own", "flags": "--method plain"}]}, tiny), USAGE, '"own"', "no dump")
-    refused(sweep(tmp_path, {"rows": [f"--method plain --model {tiny}", {"label": "own", "flags": "--method plain"}]}, tiny), USAGE, '"own"', "no dump")
+    refused(
+        sweep(
+            tmp_path, {"rows": [f"--method plain --model {tiny}", {"label": "own", "flags": "--method plain"}]}, tiny
+        ),
+        USAGE,
+        '"own"',
+        "no dump",
+    )
 
 
 def test_dumps_that_are_not_there(tiny, tmp_path):
@@ -759,14 +1004,23 @@ def test_message_about_another_geometry_names_no_temporary_file(tiny, dump, tmp_
 
 
 def test_schemes_that_are_none(tiny, tmp_path):
-    refused(sweep(tmp_path, {"rows": ["--method plain"], "schemes": ["bf17"]}, tiny, "--calibration", tiny), USAGE, '"bf17"')
-    refused(sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny, "--scheme", "bf17"), USAGE, '"bf17"')
+    refused(
+        sweep(tmp_path, {"rows": ["--method plain"], "schemes": ["bf17"]}, tiny, "--calibration", tiny), USAGE, '"bf17"'
+    )
+    refused(
+        sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny, "--scheme", "bf17"), USAGE, '"bf17"'
+    )
 
 
 def test_sweeps_go_alone(tiny, tmp_path):
     artifact = calibrate(tiny, tmp_path / "artifact.safetensors", "--method", "plain")
     grid = {"rows": ["--method plain"]}
-    for more in ((artifact,), ("--artifact", artifact), ("--metric", "k_rel_mse"), ("--metric", "rope_logit_mae", "--json")):
+    for more in (
+        (artifact,),
+        ("--artifact", artifact),
+        ("--metric", "k_rel_mse"),
+        ("--metric", "rope_logit_mae", "--json"),
+    ):
         refused(sweep(tmp_path, grid, tiny, "--calibration", tiny, *more), USAGE, "--sweep")
 
 
@@ -786,13 +1040,27 @@ def test_folder_to_keep_that_cannot_be_made_is_named(tiny, tmp_path):
     blocked = tmp_path / "a_file"
     blocked.write_text("")
     for folder in (blocked, blocked / "below"):
-        refused(sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny, "--keep", folder), INPUT, str(blocked))
+        refused(
+            sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny, "--keep", folder),
+            INPUT,
+            str(blocked),
+        )
 
 
 def test_folder_of_temporary_files_that_is_not_there_is_named(tiny, tmp_path):
     grid = tmp_path / "sweep.json"
     grid.write_text(json.dumps({"rows": ["--method plain"]}))
-    result = run("kvq-eval", "--quiet", "--model", tiny, "--calibration", tiny, "--sweep", grid, env=os.environ | {"TMPDIR": str(tmp_path / "gone")})
+    result = run(
+        "kvq-eval",
+        "--quiet",
+        "--model",
+        tiny,
+        "--calibration",
+        tiny,
+        "--sweep",
+        grid,
+        env=os.environ | {"TMPDIR": str(tmp_path / "gone")},
+    )
     refused(result, INPUT, str(tmp_path / "gone"))
 
 

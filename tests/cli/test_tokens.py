@@ -7,15 +7,22 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
 from dumps import edited, replace, synthetic
 from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, shards, start, succeed, wait_for_layers
 
 USAGE = 2
 TOKENS, LAYERS = 301, 2
-SIZE = {"tokens": TOKENS, "sequences": 3, "layers": LAYERS, "head_dim": 32, "query_spectrum": 0.9, "channel_means": 0.5,
-        "outlier_channels": 2, "generated": 20}
+SIZE = {
+    "tokens": TOKENS,
+    "sequences": 3,
+    "layers": LAYERS,
+    "head_dim": 32,
+    "query_spectrum": 0.9,
+    "channel_means": 0.5,
+    "outlier_channels": 2,
+    "generated": 20,
+}
 
 
 def cut(source: Path, target: Path, first: int, count: int) -> Path:
@@ -26,7 +33,9 @@ def cut(source: Path, target: Path, first: int, count: int) -> Path:
         borders = np.clip(file["cu_seqlens"][()], first, first + count) - first
         replace(file, "cu_seqlens", np.unique(borders))
         names = ["positions", *(["generated"] if "generated" in file else [])]
-        names += [f"layers/{layer}/{name}" for layer in file["layers"] for name in "qkv" if name in file["layers"][layer]]
+        names += [
+            f"layers/{layer}/{name}" for layer in file["layers"] for name in "qkv" if name in file["layers"][layer]
+        ]
         for name in names:
             replace(file, name, file[name][()][kept])
 
@@ -113,7 +122,9 @@ def test_so_does_a_real_model(sample, tmp_path):
 
 def test_one_token_is_enough_for_plain_codes(dump, tmp_path):
     own = calibrate(dump, tmp_path / "own", *span(150, 1), "--method", "plain", "--center", "kv")
-    assert tensors(own) == tensors(calibrate(cut(dump, tmp_path / "part.h5", 150, 1), tmp_path / "other", "--method", "plain", "--center", "kv"))
+    assert tensors(own) == tensors(
+        calibrate(cut(dump, tmp_path / "part.h5", 150, 1), tmp_path / "other", "--method", "plain", "--center", "kv")
+    )
 
 
 def test_statistics_of_a_part_are_those_of_its_dump(dump, tmp_path):
@@ -137,8 +148,14 @@ def test_tokens_are_counted_over_all_files(tmp_path):
 
 def test_a_flag_alone(dump, tmp_path):
     """--first-token leaves all that follow, --num-tokens the first ones."""
-    assert calibrate(dump, tmp_path / "a", "--first-token", 120).read_bytes() == calibrate(dump, tmp_path / "b", *span(120, TOKENS - 120)).read_bytes()
-    assert calibrate(dump, tmp_path / "c", "--num-tokens", 120).read_bytes() == calibrate(dump, tmp_path / "d", *span(0, 120)).read_bytes()
+    assert (
+        calibrate(dump, tmp_path / "a", "--first-token", 120).read_bytes()
+        == calibrate(dump, tmp_path / "b", *span(120, TOKENS - 120)).read_bytes()
+    )
+    assert (
+        calibrate(dump, tmp_path / "c", "--num-tokens", 120).read_bytes()
+        == calibrate(dump, tmp_path / "d", *span(0, 120)).read_bytes()
+    )
 
 
 def test_whole_range_is_the_whole_dump(dump, tmp_path):
@@ -150,14 +167,22 @@ def test_whole_range_is_the_whole_dump(dump, tmp_path):
 
 
 def test_threads_change_nothing(dump, tmp_path):
-    one, three = (calibrate(dump, tmp_path / f"{threads}", *span(33, 200), "--threads", threads).read_bytes() for threads in (1, 3))
+    one, three = (
+        calibrate(dump, tmp_path / f"{threads}", *span(33, 200), "--threads", threads).read_bytes()
+        for threads in (1, 3)
+    )
     assert one == three
 
 
 # What the artifact says of it
 
+
 def test_range_is_on_record(dump, tmp_path):
-    for flags, first, count in (((*span(70, 200),), 70, 200), (("--first-token", 120), 120, 181), (("--num-tokens", 50), 0, 50)):
+    for flags, first, count in (
+        ((*span(70, 200),), 70, 200),
+        (("--first-token", 120), 120, 181),
+        (("--num-tokens", 50), 0, 50),
+    ):
         said = manifest(calibrate(dump, tmp_path / "out", *flags))["calibration"]
         assert said["options"]["tokens"] == {"first": first, "count": count}
         assert said["tokens"] == count
@@ -165,8 +190,10 @@ def test_range_is_on_record(dump, tmp_path):
 
 
 def test_every_range_has_its_own_hash(dump, tmp_path):
-    hashes = [manifest(calibrate(dump, tmp_path / "out", *span(first, count)))["calibration"]["dump"]["hash"]
-              for first, count in ((0, TOKENS), (0, 200), (1, 200), (0, 201), (1, 200))]
+    hashes = [
+        manifest(calibrate(dump, tmp_path / "out", *span(first, count)))["calibration"]["dump"]["hash"]
+        for first, count in ((0, TOKENS), (0, 200), (1, 200), (0, 201), (1, 200))
+    ]
     assert len(set(hashes)) == 4 and hashes[2] == hashes[4]
 
 
@@ -174,7 +201,9 @@ def test_artifacts_of_a_part_verify(dump, tmp_path):
     assert run("kvq-inspect", calibrate(dump, tmp_path / "out", *span(70, 200)), "--verify").code == 0
 
 
-@pytest.mark.parametrize("flags", [span(70, 200), ("--first-token", 120), ("--num-tokens", 50), span(0, TOKENS), ()], ids=str)
+@pytest.mark.parametrize(
+    "flags", [span(70, 200), ("--first-token", 120), ("--num-tokens", 50), span(0, TOKENS), ()], ids=str
+)
 def test_deciding_from_statistics_of_a_part_gives_the_artifact_of_the_direct_run(dump, tmp_path, flags):
     direct = calibrate(dump, tmp_path / "direct", *flags, "--stats", tmp_path / "stats")
     succeed("kvq-calibrate", "--quiet", "--stats", tmp_path / "stats", "--output", tmp_path / "later")
@@ -195,12 +224,18 @@ def test_statistics_of_a_part_without_golden_tokens_are_no_newer_than_they_need(
 
 def test_merged_statistics_say_the_range_of_all_of_them(dump, tmp_path):
     """Shards by layer have one; those by sequences, or of different ranges, have none together."""
+
     def collected(name: str, *flags: object) -> Path:
         calibrate(dump, tmp_path / "out", "--stats", tmp_path / name, *flags)
         return tmp_path / name
 
     def merged(*shards: Path) -> dict:
-        succeed("kvq-calibrate", "--stats", tmp_path / "merged", *(word for shard in shards for word in ("--merge-stats", shard)))
+        succeed(
+            "kvq-calibrate",
+            "--stats",
+            tmp_path / "merged",
+            *(word for shard in shards for word in ("--merge-stats", shard)),
+        )
         return manifest(tmp_path / "merged")
 
     low, high = (collected(name, *span(70, 200), "--layers", layer) for name, layer in (("low", 0), ("high", 1)))
@@ -213,8 +248,11 @@ def test_merged_statistics_say_the_range_of_all_of_them(dump, tmp_path):
 
 # --dry-run
 
+
 def predicted(dump: Path, output: Path, *flags: object) -> dict:
-    return json.loads(succeed("kvq-calibrate", "--model", dump, "--output", output, "--dry-run", "--json", *flags).stdout)
+    return json.loads(
+        succeed("kvq-calibrate", "--model", dump, "--output", output, "--dry-run", "--json", *flags).stdout
+    )
 
 
 def test_dry_run_counts_the_tokens_of_the_range(dump, tmp_path):
@@ -250,7 +288,9 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_ranges_that_are_not_there_are_refused(dump, tmp_path, name, more):
     flags, *words = REFUSALS[name]
-    result = run("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", "--stats", tmp_path / "stats", *flags, *more)
+    result = run(
+        "kvq-calibrate", "--model", dump, "--output", tmp_path / "out", "--stats", tmp_path / "stats", *flags, *more
+    )
     assert result.code == USAGE and result.stdout == ""
     first, *rest = result.stderr.splitlines()
     assert first.startswith("kvq-calibrate: error: ") and all(line.startswith("hint: ") for line in rest)
@@ -261,14 +301,17 @@ def test_ranges_that_are_not_there_are_refused(dump, tmp_path, name, more):
 @pytest.mark.parametrize("flags", [("--num-tokens", 10), ("--first-token", 5), span(5, 10)], ids=str)
 def test_ranges_need_a_dump(dump, tmp_path, flags):
     calibrate(dump, tmp_path / "first", "--stats", tmp_path / "stats")
-    for inputs in (("--stats", tmp_path / "stats", "--output", tmp_path / "out"),
-                   ("--merge-stats", tmp_path / "stats", "--stats", tmp_path / "merged")):
+    for inputs in (
+        ("--stats", tmp_path / "stats", "--output", tmp_path / "out"),
+        ("--merge-stats", tmp_path / "stats", "--stats", tmp_path / "merged"),
+    ):
         result = run("kvq-calibrate", *inputs, *flags)
         assert result.code == USAGE and "--model" in result.stderr.splitlines()[0], result
     assert {path.name for path in tmp_path.iterdir()} == {"first", "stats"}
 
 
 # --resume
+
 
 @pytest.fixture(scope="module")
 def long_dump(make_dump) -> Path:
@@ -302,7 +345,10 @@ def test_resume_takes_nothing_over_from_another_range(long_dump, tmp_path, old):
 def test_nor_does_a_run_of_all_tokens_from_a_range(long_dump, tmp_path):
     parts = interrupted(long_dump, tmp_path / "old", *span(0, 399))
     shutil.copytree(parts, tmp_path / "out.parts")
-    assert calibrate(long_dump, tmp_path / "out", "--resume").read_bytes() == calibrate(long_dump, tmp_path / "fresh").read_bytes()
+    assert (
+        calibrate(long_dump, tmp_path / "out", "--resume").read_bytes()
+        == calibrate(long_dump, tmp_path / "fresh").read_bytes()
+    )
 
 
 def test_resume_continues_the_same_range(long_dump, tmp_path):
@@ -314,5 +360,10 @@ def test_resume_continues_the_same_range(long_dump, tmp_path):
     process.kill()
     process.wait()
     if not output.exists():
-        assert kept.items() <= {path.name: path.stat().st_ino for path in shards(output)}.items(), "they are not collected again"
-    assert calibrate(long_dump, output, "--resume", *span(10, 300)).read_bytes() == calibrate(long_dump, tmp_path / "fresh", *span(10, 300)).read_bytes()
+        assert kept.items() <= {path.name: path.stat().st_ino for path in shards(output)}.items(), (
+            "they are not collected again"
+        )
+    assert (
+        calibrate(long_dump, output, "--resume", *span(10, 300)).read_bytes()
+        == calibrate(long_dump, tmp_path / "fresh", *span(10, 300)).read_bytes()
+    )

@@ -186,7 +186,9 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   return at_once([&] { copy(to, from, bytes); });
 }
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  return at_once([&] { if (bytes > 0) std::memset(to, value, bytes); });
+  return at_once([&] {
+    if (bytes > 0) std::memset(to, value, bytes);
+  });
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   return enqueue(stream, {nullptr, [=] { copy(to, from, bytes); }});

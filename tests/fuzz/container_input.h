@@ -16,15 +16,15 @@
 #include <string_view>
 #include <vector>
 
-// What the fuzzers of manifests mutate. In a safetensors file nearly every mutation breaks a length, an offset or the hash. So
-// their input is a text in three parts, of which the last two may be missing:
+// What the fuzzers of manifests mutate. In a safetensors file nearly every mutation breaks a length, an offset or the
+// hash. So their input is a text in three parts, of which the last two may be missing:
 //
 //   the manifest, on one line
 //   the tensors as in the header of a safetensors file, without offsets, on one line
 //   their data one after the other, cut or filled with zeros to the size that they take
 //
-// A container is made of it whose `version` and `requires` are the manifest's, so that a mutation reaches the schema and
-// everything behind it.
+// A container is made of it whose `version` and `requires` are the manifest's, so that a mutation reaches the schema
+// and everything behind it.
 namespace kvq::fuzz {
 
 struct ContainerText {
@@ -45,7 +45,9 @@ constexpr int kMostBytes = 1 << 16;  ///< of a tensor, and so of any number that
 
 /// A number that counts something; 0 for any other value.
 inline int natural(const Json& value) {
-  return value.is_number_unsigned() ? static_cast<int>(std::min<std::uint64_t>(value.get<std::uint64_t>(), kMostBytes + 1)) : 0;
+  return value.is_number_unsigned()
+             ? static_cast<int>(std::min<std::uint64_t>(value.get<std::uint64_t>(), kMostBytes + 1))
+             : 0;
 }
 
 /// Bytes of a tensor; none for what makes no sense or would be much.
@@ -94,7 +96,8 @@ inline Json repeated_words(const std::string& text) {
 }
 
 /// @param hash  goes into the metadata unless it is empty
-inline std::vector<std::byte> container_of(const ContainerText& parts, const std::string& format, const std::string& hash = {}) {
+inline std::vector<std::byte> container_of(const ContainerText& parts, const std::string& format,
+                                           const std::string& hash = {}) {
   Json metadata = repeated_words(parts.manifest);
   metadata["format"] = format;
   metadata["kvq.manifest"] = parts.manifest;

@@ -1,6 +1,6 @@
-// libFuzzer: the manifest of an artifact, its tensors and their data, as in container_input.h. Loading either works or ends in a clean
-// Error. What loads can be written down again and can code rows, its golden rows too, and no bytes of a row lead outside a table.
-// Seeds: make_manifest_seeds.
+// libFuzzer: the manifest of an artifact, its tensors and their data, as in container_input.h. Loading either works or
+// ends in a clean Error. What loads can be written down again and can code rows, its golden rows too, and no bytes of a
+// row lead outside a table. Seeds: make_manifest_seeds.
 
 #include <kvq/artifact/artifact.h>
 #include <kvq/codec/codec.h>
@@ -22,7 +22,8 @@ namespace {
 void fit_claims(Json& plan, std::span<const std::byte> widths, int dim) {
   BitAllocation a;
   for (const std::byte width : widths) a.channel_bits.push_back(std::to_integer<std::uint8_t>(width));
-  const int scale = plan.at("scale_type") == "fp32" ? 4 : 2, count = plan.contains("centroids") ? fuzz::natural(plan.at("centroids").at("count")) : 0;
+  const int scale = plan.at("scale_type") == "fp32" ? 4 : 2,
+            count = plan.contains("centroids") ? fuzz::natural(plan.at("centroids").at("count")) : 0;
   int largest = 0;
   for (auto head = a.channel_bits.begin(); a.channel_bits.end() - head >= dim; head += dim) {
     if (*head > 8 || !std::is_sorted(head, head + dim, std::greater<>())) return;
@@ -38,11 +39,17 @@ void fit_claims(fuzz::ContainerText& parts) {
     Json manifest = parse_json(parts.manifest, "fuzz");
     for (Json& layer : manifest.at("layers"))
       for (const char* side : {"k", "v"}) {
-        if (!layer.contains(side) || !layer.at(side).contains("allocation") || layer.at(side).at("allocation").at("row_bytes") != 0) continue;
-        const Json& offsets = parts.tensors.at(fmt::format("layers.{}.{}.channel_bits", fuzz::natural(layer.at("layer")), side)).at("data_offsets");
+        if (!layer.contains(side) || !layer.at(side).contains("allocation") ||
+            layer.at(side).at("allocation").at("row_bytes") != 0)
+          continue;
+        const Json& offsets =
+            parts.tensors.at(fmt::format("layers.{}.{}.channel_bits", fuzz::natural(layer.at("layer")), side))
+                .at("data_offsets");
         const int dim = fuzz::natural(layer.at("geometry").at(*side == 'k' ? "head_dim" : "v_head_dim"));
-        const auto begin = static_cast<std::size_t>(fuzz::natural(offsets.at(0))), end = static_cast<std::size_t>(fuzz::natural(offsets.at(1)));
-        if (dim > 0 && begin <= end && end <= parts.data.size()) fit_claims(layer[side], std::span(parts.data).subspan(begin, end - begin), dim);
+        const auto begin = static_cast<std::size_t>(fuzz::natural(offsets.at(0))),
+                   end = static_cast<std::size_t>(fuzz::natural(offsets.at(1)));
+        if (dim > 0 && begin <= end && end <= parts.data.size())
+          fit_claims(layer[side], std::span(parts.data).subspan(begin, end - begin), dim);
       }
     parts.manifest = manifest.dump();
   } catch (const Error&) {  // the reader shall say what is wrong
@@ -78,7 +85,8 @@ void code_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
 
 void check_golden(const LayerPlan& layer, const GoldenRows& rows) {
   const LayerGeometry& g = layer.geometry;
-  if (std::max(g.head_dim, g.v_head_dim) <= kMostChannels && g.num_kv_heads <= kMostHeads && rows.tokens.count <= 4) golden_fault(layer, rows);
+  if (std::max(g.head_dim, g.v_head_dim) <= kMostChannels && g.num_kv_heads <= kMostHeads && rows.tokens.count <= 4)
+    golden_fault(layer, rows);
 }
 
 void use(const Artifact& artifact) {

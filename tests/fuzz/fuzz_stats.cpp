@@ -1,6 +1,6 @@
-// libFuzzer: the manifest of a statistics file, its tensors and their data, as in container_input.h; the content hash is made to fit.
-// Opening and loading every layer either works or ends in a clean Error, and what loads has the rows that it says. Seeds:
-// make_stats_seeds.
+// libFuzzer: the manifest of a statistics file, its tensors and their data, as in container_input.h; the content hash
+// is made to fit. Opening and loading every layer either works or ends in a clean Error, and what loads has the rows
+// that it says. Seeds: make_stats_seeds.
 
 #include <kvq/core/error.h>
 #include <kvq/stats/stats_file.h>
@@ -23,7 +23,8 @@ const std::filesystem::path& input_path() {
 }
 
 void write_input(const std::vector<std::byte>& bytes) {
-  std::ofstream(input_path(), std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(input_path(), std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
 void expect_rows(const SampledRows& rows, std::int64_t count) {
@@ -32,7 +33,8 @@ void expect_rows(const SampledRows& rows, std::int64_t count) {
 }
 
 void use(const LayerStats& stats) {
-  for (const SampledRows* rows : {&stats.sample.q, &stats.sample.k, &stats.sample.v}) expect_rows(*rows, stats.sample.size());
+  for (const SampledRows* rows : {&stats.sample.q, &stats.sample.k, &stats.sample.v})
+    expect_rows(*rows, stats.sample.size());
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) stats.sample.weights(h, stats.geometry.num_kv_heads);
   for (const auto& [which, sums] : stats.moments)
     for (const MomentSum& sum : sums) mean_moment(sum);

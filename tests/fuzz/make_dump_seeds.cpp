@@ -14,12 +14,14 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path folder = argv[1];
   std::filesystem::create_directories(folder);
-  const test::RandomDumpSpec small{.num_q_heads = 2,
-                                   .num_kv_heads = 1,
-                                   .head_dim = 4,
-                                   .v_head_dim = 2,
-                                   .lengths = {2, 1},
-                                   .rope = {.layout = RopeLayout::half, .dim = 4, .inv_freq = {1.0, 0.1}}};
+  const test::RandomDumpSpec small{
+      .num_q_heads = 2,
+      .num_kv_heads = 1,
+      .head_dim = 4,
+      .v_head_dim = 2,
+      .lengths = {2, 1},
+      .rope = {.layout = RopeLayout::half, .dim = 4, .inv_freq = {1.0, 0.1}},
+  };
   auto plain = test::random_dump(small);
   test::write_dump(folder / "plain.h5", plain);
   plain.generated = {0, 1, 0};

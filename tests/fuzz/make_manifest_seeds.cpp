@@ -21,7 +21,8 @@ std::string without_claims(const std::string& text) {
   Json manifest = parse_json(text.substr(0, end), "seed");
   for (Json& layer : manifest.at("layers"))
     for (const char* side : {"k", "v"})
-      if (layer.contains(side) && layer[side].contains("allocation")) layer[side]["allocation"]["mean_bits"] = layer[side]["allocation"]["row_bytes"] = 0;
+      if (layer.contains(side) && layer[side].contains("allocation"))
+        layer[side]["allocation"]["mean_bits"] = layer[side]["allocation"]["row_bytes"] = 0;
   return canonical_json(manifest) + text.substr(end);
 }
 
@@ -31,11 +32,23 @@ void write_seed(const Artifact& artifact, const std::filesystem::path& seed) {
   std::ofstream(seed, std::ios::binary) << without_claims(fuzz::text_of(folder / "artifact"));
 }
 
-constexpr LayerGeometry kGeometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 12, .v_head_dim = 6, .softmax_scale = 0.5};
+constexpr LayerGeometry kGeometry = {
+    .num_q_heads = 4,
+    .num_kv_heads = 2,
+    .head_dim = 12,
+    .v_head_dim = 6,
+    .softmax_scale = 0.5,
+};
 
 BitAllocation allocation(std::vector<std::uint8_t> channel_bits, int dim) {
-  BitAllocation bits{.score = "energy", .channel_bits = std::move(channel_bits), .objective = 0.75, .free_objective = 0.5};
-  for (std::size_t j = 0; j < bits.channel_bits.size(); ++j) bits.channel_order.push_back(static_cast<std::uint16_t>(j % static_cast<std::size_t>(dim)));
+  BitAllocation bits{
+      .score = "energy",
+      .channel_bits = std::move(channel_bits),
+      .objective = 0.75,
+      .free_objective = 0.5,
+  };
+  for (std::size_t j = 0; j < bits.channel_bits.size(); ++j)
+    bits.channel_order.push_back(static_cast<std::uint16_t>(j % static_cast<std::size_t>(dim)));
   return bits;
 }
 
@@ -53,7 +66,14 @@ TensorPlan mixed_trellis() {
 }
 
 TensorPlan mixed_codebook() {
-  CodebookCoder book{.bits = 6, .group_size = 0, .rule = ScaleRule::norm, .scale_type = ScaleType::fp32, .per_head = true, .fitted = true};
+  CodebookCoder book{
+      .bits = 6,
+      .group_size = 0,
+      .rule = ScaleRule::norm,
+      .scale_type = ScaleType::fp32,
+      .per_head = true,
+      .fitted = true,
+  };
   for (const int width : {1, 3, 6})
     for (std::uint64_t head = 0; head < 2; ++head) {
       const std::vector<float> table = test::random_table(width, head);
@@ -99,8 +119,9 @@ LayerPlan transformed() {
 /// One artifact of layers that use everything of 1.1.
 Artifact featured(std::vector<LayerPlan> layers) {
   Artifact artifact = test::example_artifact();
-  artifact.calibration.budget = {{"unit", "bits"},  {"budget", 3.0}, {"spent", 2.9},  {"mean_bits", 2.9},       {"mean_bytes", 40.5},
-                                 {"metric", "nll"}, {"cost", 0.01},  {"gap", 0.0625}, {"held_out_tokens", 128}};
+  artifact.calibration.budget = {{"unit", "bits"},   {"budget", 3.0},      {"spent", 2.9},
+                                 {"mean_bits", 2.9}, {"mean_bytes", 40.5}, {"metric", "nll"},
+                                 {"cost", 0.01},     {"gap", 0.0625},      {"held_out_tokens", 128}};
   artifact.layers = std::move(layers);
   return artifact;
 }
@@ -109,7 +130,9 @@ Artifact with_golden_rows(Artifact artifact) {
   for (const LayerPlan& plan : artifact.layers) {
     const LayerGeometry& g = plan.geometry;
     GoldenTokens tokens{.first = 0, .count = 2};
-    const auto bf16 = [](std::int64_t count) { return std::vector<std::uint16_t>(static_cast<std::size_t>(count), std::uint16_t{0x3f80}); };
+    const auto bf16 = [](std::int64_t count) {
+      return std::vector<std::uint16_t>(static_cast<std::size_t>(count), std::uint16_t{0x3f80});
+    };
     tokens.q = bf16(std::int64_t{g.num_q_heads} * g.head_dim);
     tokens.k = bf16(tokens.count * g.num_kv_heads * g.head_dim);
     if (plan.v) tokens.v = bf16(tokens.count * g.num_kv_heads * g.v_head_dim);
@@ -147,5 +170,7 @@ int main(int argc, char** argv) {
   write_seed(featured({plain}), folder / "trellis");
   write_seed(featured({table}), folder / "codebook");
   write_seed(featured({transformed()}), folder / "transforms");
-  for (const LayerPlan& layer : {mixed, plain, table, transformed()}) write_seed(with_golden_rows(featured({layer})), folder / fmt::format("golden_{}{}", layer.layer, layer.k.transform ? "_transforms" : ""));
+  for (const LayerPlan& layer : {mixed, plain, table, transformed()})
+    write_seed(with_golden_rows(featured({layer})),
+               folder / fmt::format("golden_{}{}", layer.layer, layer.k.transform ? "_transforms" : ""));
 }

@@ -16,19 +16,41 @@ using namespace kvq;
 namespace {
 
 test::LayerSpec spec(bool has_values) {
-  return {.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 2, .lengths = {24, 2}, .has_values = has_values, .dtype = DType::bf16};
+  return {
+      .num_q_heads = 2,
+      .num_kv_heads = 1,
+      .head_dim = 4,
+      .v_head_dim = 2,
+      .lengths = {24, 2},
+      .has_values = has_values,
+      .dtype = DType::bf16,
+  };
 }
 
 LayerStats stats_of(const LayerActivations& layer, std::int64_t held_out_tokens) {
-  return collect(layer, {.moments = test::all_moments(layer.v.has_value()), .sample_tokens = 3, .seed = 1, .held_out_tokens = held_out_tokens});
+  return collect(layer, {
+                            .moments = test::all_moments(layer.v.has_value()),
+                            .sample_tokens = 3,
+                            .seed = 1,
+                            .held_out_tokens = held_out_tokens,
+                        });
 }
 
 void write_seed(const std::vector<LayerStats>& layers, const std::filesystem::path& seed) {
-  const StatsHeader header{.model = {.name = "tiny", .fingerprint = std::string(64, 'a'), .config_json = R"({"hidden_size":8})", .num_layers = 2, .layers = {}},
-                           .producer = "kvq tests",
-                           .capture_point = "post_rope",
-                           .seed = 1,
-                           .sample_tokens = 3};
+  const StatsHeader header{
+      .model =
+          {
+              .name = "tiny",
+              .fingerprint = std::string(64, 'a'),
+              .config_json = R"({"hidden_size":8})",
+              .num_layers = 2,
+              .layers = {},
+          },
+      .producer = "kvq tests",
+      .capture_point = "post_rope",
+      .seed = 1,
+      .sample_tokens = 3,
+  };
   const test::TempFolder folder;
   save_stats(header, layers, folder / "stats");
   std::ofstream(seed, std::ios::binary) << fuzz::text_of(folder / "stats");

@@ -45,13 +45,17 @@ class GoldenStats : public StatsSource {
  public:
   explicit GoldenStats(const std::filesystem::path& folder) : file_(StatsFile::open(folder / "stats.safetensors")) {}
   std::size_t size() const override { return file_.header().model.layers.size(); }
-  std::shared_ptr<const LayerStats> load(std::size_t index) const override { return std::make_shared<LayerStats>(file_.load(index)); }
+  std::shared_ptr<const LayerStats> load(std::size_t index) const override {
+    return std::make_shared<LayerStats>(file_.load(index));
+  }
 
  private:
   StatsFile file_;
 };
 
-bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) { return test::file_bytes(a) == test::file_bytes(b); }
+bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return test::file_bytes(a) == test::file_bytes(b);
+}
 
 const Json& budget_of(const Artifact& artifact) { return artifact.calibration.budget; }
 
@@ -64,8 +68,17 @@ std::string widths_of(const TensorPlan& plan) {
 
 /// theta of formats/packing.md, "Trellis tables".
 const TrellisTaps kTaps21 = {.bits = 2, .memory = 1, .theta = {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}};
-const TrellisTaps kTaps22 = {.bits = 2, .memory = 2, .theta = {-0.886770233f, -1.34449962f, 0.717407561f, -0.0397294397f, 0.927222248f, -0.814774881f}};
-const TrellisTaps kTaps41 = {.bits = 4, .memory = 1, .theta = {1.2847827f, 1.1339953f, 0.911722797f, 0.601804498f, 0.910166869f, -0.982628213f, -0.266429482f, 0.453091539f}};
+const TrellisTaps kTaps22 = {
+    .bits = 2,
+    .memory = 2,
+    .theta = {-0.886770233f, -1.34449962f, 0.717407561f, -0.0397294397f, 0.927222248f, -0.814774881f},
+};
+const TrellisTaps kTaps41 = {
+    .bits = 4,
+    .memory = 1,
+    .theta = {1.2847827f, 1.1339953f, 0.911722797f, 0.601804498f, 0.910166869f, -0.982628213f, -0.266429482f,
+              0.453091539f},
+};
 
 /// Lloyd-Max as the library solves it today, for each head's run of that width; the whole row for a head that has none.
 std::vector<float> sphere_tables(const TensorPlan& plan, int width, int dim) {
@@ -73,7 +86,8 @@ std::vector<float> sphere_tables(const TensorPlan& plan, int width, int dim) {
   const auto& bits = plan.allocation->channel_bits;
   for (auto head = bits.begin(); head != bits.end(); head += dim) {
     const auto run = static_cast<int>(std::count(head, head + dim, width));
-    for (const double entry : sphere_codebook(width, run > 0 ? run : dim).entries) tables.push_back(static_cast<float>(entry));
+    for (const double entry : sphere_codebook(width, run > 0 ? run : dim).entries)
+      tables.push_back(static_cast<float>(entry));
   }
   return tables;
 }
@@ -94,9 +108,11 @@ std::vector<std::vector<float>> held_out_rows(const StatsFile& stats, const Json
 /// The centroid of one head's row, or of the token where its heads decide together.
 int centroid_of(const TensorPlan& plan, const std::vector<std::vector<float>>& x, int head) {
   if (!plan.centroids) return 0;
-  if (!plan.centroids->joint) return nearest_centroid(*plan.centroids, plan.rotation.head_index(head), x.at(static_cast<std::size_t>(head)));
+  if (!plan.centroids->joint)
+    return nearest_centroid(*plan.centroids, plan.rotation.head_index(head), x.at(static_cast<std::size_t>(head)));
   std::vector<float> sums(static_cast<std::size_t>(plan.centroids->count), 0.0f);
-  for (std::size_t h = 0; h < x.size(); ++h) add_centroid_distances(*plan.centroids, plan.rotation.head_index(static_cast<int>(h)), x[h], sums);
+  for (std::size_t h = 0; h < x.size(); ++h)
+    add_centroid_distances(*plan.centroids, plan.rotation.head_index(static_cast<int>(h)), x[h], sums);
   return static_cast<int>(std::min_element(sums.begin(), sums.end()) - sums.begin());
 }
 
@@ -136,21 +152,25 @@ std::vector<float> reconstructed(const TensorPlan& plan, const std::vector<std::
 
 std::vector<std::byte> bytes_of(const std::string& hex) {
   std::vector<std::byte> bytes;
-  for (std::size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  for (std::size_t i = 0; i < hex.size(); i += 2)
+    bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
   return bytes;
 }
 
 std::vector<float> floats_of(const Json& patterns) {
   std::vector<float> numbers;
-  for (const Json& word : patterns) numbers.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16))));
+  for (const Json& word : patterns)
+    numbers.push_back(
+        std::bit_cast<float>(static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16))));
   return numbers;
 }
 
 }  // namespace
 
 TEST_CASE("every golden artifact is read and verified", "[golden]") {
-  const std::string name = GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq", "v1.1/tq-mse", "v1.1/saw-int4", "v1.2/kvq",
-                                    "v1.2/block-gtq", "v1.2/oscar", "v1.2/quarot", "v1.2/plain");
+  const std::string name =
+      GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq", "v1.1/tq-mse",
+               "v1.1/saw-int4", "v1.2/kvq", "v1.2/block-gtq", "v1.2/oscar", "v1.2/quarot", "v1.2/plain");
   const auto path = file_of(name);
   CAPTURE(path);
   CHECK(load_artifact(path).layers.size() == 2);
@@ -172,8 +192,13 @@ TEST_CASE("the golden symmetric artifact says what it was made with", "[golden]"
   CHECK(layer.k.rotation.recipe == "U*H*P");
   CHECK(layer.k.center.size() == 2 * 16);
   REQUIRE(layer.v);
-  CHECK(std::get<UniformCoder>(layer.v->coder) == UniformCoder{.bits = 3, .group_size = 16, .levels = UniformLevels::symmetric,
-                                                               .rule = ScaleRule::norm, .scale_type = ScaleType::bf16});
+  CHECK(std::get<UniformCoder>(layer.v->coder) == UniformCoder{
+                                                      .bits = 3,
+                                                      .group_size = 16,
+                                                      .levels = UniformLevels::symmetric,
+                                                      .rule = ScaleRule::norm,
+                                                      .scale_type = ScaleType::bf16,
+                                                  });
 }
 
 TEST_CASE("golden statistics are written again as they are", "[golden]") {
@@ -191,14 +216,20 @@ TEST_CASE("the golden dump still gives the golden statistics", "[golden]") {
   CAPTURE(version);
   const Dump dump = Dump::open({kFolder / "dump.h5"});
   const StatsFile golden = StatsFile::open(file_of(version + "/stats"));
-  const StatsRequest request{.moments = {std::begin(kAllMoments), std::end(kAllMoments)}, .sample_tokens = 32, .seed = 0, .held_out_tokens = held_out_tokens};
+  const StatsRequest request{
+      .moments = {std::begin(kAllMoments), std::end(kAllMoments)},
+      .sample_tokens = 32,
+      .seed = 0,
+      .held_out_tokens = held_out_tokens,
+  };
   for (std::size_t i = 0; i < 2; ++i) {
     const LayerStats now = collect(dump.load_layer(static_cast<int>(i)), request), then = golden.load(i);
     CHECK(now.content_hash == then.content_hash);
     CHECK(now.sample.key == then.sample.key);
     CHECK(now.sample.k.raw == then.sample.k.raw);
     for (const Moment moment : kAllMoments) {
-      // Products are exact and summed in double. Scores are float32, and those of another CPU are summed in another order.
+      // Products are exact and summed in double. Scores are float32, and those of another CPU are summed in another
+      // order.
       const bool of_scores = moment != Moment::query && moment != Moment::key && moment != Moment::value;
       for (std::size_t h = 0; h < 2; ++h) {
         CAPTURE(i, to_string(moment), h);
@@ -219,11 +250,13 @@ TEST_CASE("the golden dump still gives the golden statistics", "[golden]") {
   }
 }
 
-TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the statistics the golden transforms", "[golden]") {
+TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the statistics the golden transforms",
+          "[golden]") {
   const Dump dump = Dump::open({kGolden / "v1.2/dump.h5"});
   const StatsFile golden = StatsFile::open(file_of("v1.2/stats"));
   for (std::size_t i = 0; i < 2; ++i)
-    CHECK(collect(dump.load_layer(static_cast<int>(i)), {.moments = {Moment::query}, .sample_tokens = 32}).o_proj_metric == golden.load(i).o_proj_metric);
+    CHECK(collect(dump.load_layer(static_cast<int>(i)), {.moments = {Moment::query}, .sample_tokens = 32})
+              .o_proj_metric == golden.load(i).o_proj_metric);
   const Method& method = find_method("quarot");
   Options options;
   options.method = "quarot";
@@ -240,7 +273,8 @@ TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the
   for (std::size_t i = 0; i < 2; ++i) {
     CHECK(plans[i].k.rotation.channel_scale == artifact.layers[i].k.rotation.channel_scale);
     CHECK(plans[i].v->rotation.channel_scale == artifact.layers[i].v->rotation.channel_scale);
-    CHECK(test::largest_difference(plans[i].v->transform->outlier_gain, artifact.layers[i].v->transform->outlier_gain) < 1e-9);
+    CHECK(test::largest_difference(plans[i].v->transform->outlier_gain, artifact.layers[i].v->transform->outlier_gain) <
+          1e-9);
   }
 }
 
@@ -260,10 +294,11 @@ TEST_CASE("the golden statistics still give the golden rotation", "[golden]") {
 }
 
 TEST_CASE("the golden artifacts of version 1.1 say which features they use", "[golden]") {
-  const auto [name, required] = GENERATE(table<std::string, Json>({{"kvq", {"trellis", "mixed_widths"}},
-                                                                   {"block-gtq", {"codebook", "mixed_widths"}},
-                                                                   {"tq-mse", {"codebook", "centroids"}},
-                                                                   {"saw-int4", {"codebook", "trellis", "centroids"}}}));
+  const auto [name, required] =
+      GENERATE(table<std::string, Json>({{"kvq", {"trellis", "mixed_widths"}},
+                                         {"block-gtq", {"codebook", "mixed_widths"}},
+                                         {"tq-mse", {"codebook", "centroids"}},
+                                         {"saw-int4", {"codebook", "trellis", "centroids"}}}));
   const Artifact artifact = load_artifact(file_of("v1.1/" + name));
   CAPTURE(name);
   CHECK(artifact.calibration.method == name);
@@ -281,7 +316,8 @@ TEST_CASE("the golden kvq artifact has blocks of mixed widths, trellises and a b
   CHECK(budget_of(artifact).at("spent") == 1.5);
   CHECK(budget_of(artifact).at("mean_bytes") == 2 * (8 + 8));
   CHECK(budget_of(artifact).at("held_out_tokens") == 24);
-  const TensorPlan &k0 = artifact.layers[0].k, &v0 = *artifact.layers[0].v, &k1 = artifact.layers[1].k, &v1 = *artifact.layers[1].v;
+  const TensorPlan &k0 = artifact.layers[0].k, &v0 = *artifact.layers[0].v, &k1 = artifact.layers[1].k,
+                   &v1 = *artifact.layers[1].v;
   CHECK(std::get<TrellisCoder>(k0.coder) == TrellisCoder{.bits = 2, .group_size = 0, .taps = {kTaps21}});
   CHECK(std::get<TrellisCoder>(v0.coder).taps == std::vector{kTaps22});
   CHECK(std::get<TrellisCoder>(k1.coder).taps == std::vector{kTaps22});
@@ -307,7 +343,8 @@ TEST_CASE("the golden Block-GTQ artifact has a Lloyd-Max codebook for each width
   const Artifact artifact = load_artifact(file_of("v1.1/block-gtq"));
   CHECK(budget_of(artifact).at("budget") == 3.0);
   CHECK(budget_of(artifact).at("mean_bytes") == 16 + 12 + 12 + 24);  // two heads in each of two layers
-  const TensorPlan &k0 = artifact.layers[0].k, &v0 = *artifact.layers[0].v, &k1 = artifact.layers[1].k, &v1 = *artifact.layers[1].v;
+  const TensorPlan &k0 = artifact.layers[0].k, &v0 = *artifact.layers[0].v, &k1 = artifact.layers[1].k,
+                   &v1 = *artifact.layers[1].v;
   CHECK(widths_of(k0) == "53333322222211115333322222222111");
   CHECK(widths_of(v0) == "44443333333333334444333333333333");
   CHECK(widths_of(k1) == "52222221111111005222222111111100");
@@ -357,7 +394,8 @@ TEST_CASE("the golden TQ-MSE artifact has one codebook and centroids for all hea
 TEST_CASE("the golden SAW-INT4 artifact has trellises, fitted codebooks and joint centroids", "[golden]") {
   const Artifact artifact = load_artifact(file_of("v1.1/saw-int4"));
   for (const LayerPlan& layer : artifact.layers) {
-    CHECK(std::get<TrellisCoder>(layer.k.coder) == TrellisCoder{.bits = 4, .group_size = 8, .scale_type = ScaleType::fp32, .taps = {kTaps41}});
+    CHECK(std::get<TrellisCoder>(layer.k.coder) ==
+          TrellisCoder{.bits = 4, .group_size = 8, .scale_type = ScaleType::fp32, .taps = {kTaps41}});
     const auto& coder = std::get<CodebookCoder>(layer.v->coder);
     CHECK(coder.per_head);
     CHECK(coder.fitted);
@@ -401,14 +439,16 @@ TEST_CASE("the golden statistics of version 1.1 still give the golden codebooks 
     CHECK(now.k.rotation.signs == then.k.rotation.signs);
     CHECK(test::largest_difference(now.k.centroids->values, then.k.centroids->values) < 1e-5);
     CHECK(test::largest_difference(now.v->centroids->values, then.v->centroids->values) < 1e-5);
-    CHECK(test::largest_difference(std::get<CodebookCoder>(now.v->coder).tables.at(3), std::get<CodebookCoder>(then.v->coder).tables.at(3)) < 1e-5);
+    CHECK(test::largest_difference(std::get<CodebookCoder>(now.v->coder).tables.at(3),
+                                   std::get<CodebookCoder>(then.v->coder).tables.at(3)) < 1e-5);
   }
 }
 
 TEST_CASE("golden rows have the golden bytes and come back with the golden bits", "[golden]") {
   using Names = std::vector<std::string>;
-  const auto [version, names] = GENERATE(table<std::string, Names>({{"v1.1", {"kvq", "block-gtq", "tq-mse", "saw-int4"}},
-                                                                    {"v1.2", {"kvq", "block-gtq", "oscar", "quarot", "plain"}}}));
+  const auto [version, names] =
+      GENERATE(table<std::string, Names>({{"v1.1", {"kvq", "block-gtq", "tq-mse", "saw-int4"}},
+                                          {"v1.2", {"kvq", "block-gtq", "oscar", "quarot", "plain"}}}));
   CAPTURE(version);
   const Json rows = parse_json(test::file_bytes(kGolden / version / "rows.json"), "rows.json");
   REQUIRE(rows.size() == names.size() * 2 * 2 * 2 * 3);  // artifacts, layers, sides, heads, tokens

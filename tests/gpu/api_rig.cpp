@@ -163,8 +163,8 @@ std::vector<std::uint16_t> LayerRunner::query(std::uint64_t seed, std::int64_t l
   const std::size_t dim = static_cast<std::size_t>(info.head_dim),
                     group = static_cast<std::size_t>(info.num_q_heads / info.num_kv_heads);
   for (std::size_t i = 0; scaled_ && i < queries.size(); ++i)
-    queries[i] = float_to_bf16(bf16_to_float(queries[i]) /
-                               plan_.k.rotation.channel_scale[i / dim / group * dim + i % dim]);
+    queries[i] =
+        float_to_bf16(bf16_to_float(queries[i]) / plan_.k.rotation.channel_scale[i / dim / group * dim + i % dim]);
   return queries;
 }
 

@@ -183,7 +183,6 @@ TEST_CASE("What was not run does not count as passed", "[runtime][gpu][api][emul
   const Outcome none = selftest(first_layers(2, 0));
   CHECK(none.status == KVQ_UNSUPPORTED);
   CHECK_THAT(none.message, Contains("no golden rows") && Contains("1 more of 2 layers"));
-
 }
 
 TEST_CASE("A format that has no row in variants.json passes on plain kernels", "[runtime][gpu][api][plain][emulated]") {

@@ -426,7 +426,8 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   cudaGraphDestroy(graph);
 }
 
-TEST_CASE("Cached rows come back as the model gave them, and chunks attend over them", "[runtime][gpu][api][emulated]") {
+TEST_CASE("Cached rows come back as the model gave them, and chunks attend over them",
+          "[runtime][gpu][api][emulated]") {
   const Windows windows{.sink_tokens = 6, .recent_tokens = 40};
   const bool transformed = GENERATE(false, true);
   const Artifact artifact = transformed ? transformed_artifact(windows, 0) : served_artifact(windows, 0);
@@ -494,8 +495,8 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
       expected.k.emplace_back(floats(runner.key(5, kPrefix + i))),
           expected.v.emplace_back(floats(runner.value(5, kPrefix + i)));
       const std::vector<float> mine = floats(std::span(found).subspan(static_cast<std::size_t>(i) * 2048, 2048));
-      CHECK(relative_error(
-                mine, attend_expected(plan, windows, expected, floats(runner.query(5, kPrefix + i)), kPrefix)) <
+      CHECK(relative_error(mine,
+                           attend_expected(plan, windows, expected, floats(runner.query(5, kPrefix + i)), kPrefix)) <
             (transformed ? 2e-2 : 1e-2));  // larger scores, of keys in 16 bits
     }
     --p.workspace_bytes;

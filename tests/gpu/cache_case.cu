@@ -171,15 +171,18 @@ struct MadeCache {
         for (float& x : inverse) x = std::ldexp(x, power);
         return inverse;
       };
-      const std::vector<float> of_keys = sized(random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed).inverse, -6),
+      const std::vector<float> of_keys =
+                                   sized(random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed).inverse, -6),
                                of_values = sized(random_transform(v_dim, kCaseCondition, c.seed + 100).inverse,
                                                  variant.bf16 ? -30 : -8);
       std::vector<float> of_queries(of_keys.size());
       for (std::size_t i = 0, n = static_cast<std::size_t>(dim); i < of_keys.size(); ++i)
         of_queries[i] = of_keys[i / (n * n) * n * n + i % n * n + i / n % n];
-      cache.rotation_k = {.per_head = true,
-                          .matrix = arena.put(of_queries),
-                          .sizes = arena.put(column_sizes(of_keys, dim))};
+      cache.rotation_k = {
+          .per_head = true,
+          .matrix = arena.put(of_queries),
+          .sizes = arena.put(column_sizes(of_keys, dim)),
+      };
       cache.rotation_v = {.matrix = arena.put(of_values), .sizes = arena.put(column_sizes(of_values, v_dim))};
       undo_k = {.per_head = true, .matrix = arena.put(of_keys)}, undo_v = cache.rotation_v;
     } else if (c.rotation == CaseRotation::hadamard) {

@@ -201,11 +201,15 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     // Keys: A^-T is as good a transform as any.
     const Transform of_keys = random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed),
                     of_values = random_transform(v_dim, kCaseCondition, c.seed + 100, 3);
-    p.rotation_k = {.per_head = true,
-                    .matrix = arena.put(of_keys.matrix),
-                    .fragments = arena.put(rotation_fragments(of_keys.matrix, dim))};
-    p.rotation_v = {.matrix = arena.put(of_values.inverse),
-                    .fragments = arena.put(rotation_fragments(of_values.inverse, v_dim))};
+    p.rotation_k = {
+        .per_head = true,
+        .matrix = arena.put(of_keys.matrix),
+        .fragments = arena.put(rotation_fragments(of_keys.matrix, dim)),
+    };
+    p.rotation_v = {
+        .matrix = arena.put(of_values.inverse),
+        .fragments = arena.put(rotation_fragments(of_values.inverse, v_dim)),
+    };
   } else if (c.rotation == CaseRotation::hadamard) {
     std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
     for (auto& s : signs) s = random() & 1 ? 1 : -1;

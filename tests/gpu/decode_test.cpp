@@ -43,12 +43,14 @@ DecodeCase long_line(int blocks, int share, int items) {
   const auto tokens = static_cast<std::int64_t>(blocks) * share * 64;
   constexpr int kStep = 77, kSteps = 40;
   const int longest = static_cast<int>(tokens / heads / sequences) + kStep * kSteps;
-  DecodeCase c{.num_kv_heads = heads,
-               .sink_tokens = 64,
-               .recent_tokens = 256,
-               .rotation = CaseRotation::dense,
-               .shared_prefix = true,
-               .seed = 13};
+  DecodeCase c{
+      .num_kv_heads = heads,
+      .sink_tokens = 64,
+      .recent_tokens = 256,
+      .rotation = CaseRotation::dense,
+      .shared_prefix = true,
+      .seed = 13,
+  };
   for (int i = 0; i < sequences; ++i) c.lengths.push_back(longest - kStep * (i % kSteps));
   c.lengths.insert(c.lengths.begin() + 1, 0);
   c.replay = c.lengths;
@@ -80,13 +82,15 @@ DecodeCase several_sequences(CaseRotation rotation) {
   DecodeLaunch launch;
   REQUIRE(two_bits().plan(launch).ok());
   const int batch = GENERATE(3, 9) * launch.multiprocessors / 2;
-  DecodeCase c{.num_kv_heads = 2,
-               .heads = 3,
-               .sink_tokens = 16,
-               .recent_tokens = 32,
-               .rotation = rotation,
-               .centers = true,
-               .seed = 16};
+  DecodeCase c{
+      .num_kv_heads = 2,
+      .heads = 3,
+      .sink_tokens = 16,
+      .recent_tokens = 32,
+      .rotation = rotation,
+      .centers = true,
+      .seed = 16,
+  };
   for (int i = 0; i < batch; ++i) c.lengths.push_back(i % 7 == 3 ? 0 : 1 + i * 37 % 190);
   return c;
 }
@@ -114,35 +118,41 @@ TEST_CASE("Rotations, centres, learned sinks", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const bool centers = GENERATE(false, true);
-  run_all({.heads = 0,
-           .page_size = 16,
-           .lengths = kRagged,
-           .sink_tokens = 4,
-           .recent_tokens = 30,
-           .rotation = rotation,
-           .centers = centers,
-           .seed = 4});
+  run_all({
+      .heads = 0,
+      .page_size = 16,
+      .lengths = kRagged,
+      .sink_tokens = 4,
+      .recent_tokens = 30,
+      .rotation = rotation,
+      .centers = centers,
+      .seed = 4,
+  });
 }
 
 TEST_CASE("Sliding windows hide what lies before", "[runtime][gpu]") {
   const int window = GENERATE(1, 15, 64, 300, 5000);
-  run_all({.heads = 0,
-           .page_size = 32,
-           .lengths = kRagged,
-           .sink_tokens = 64,
-           .recent_tokens = 100,
-           .sliding_window = window,
-           .seed = 5});
+  run_all({
+      .heads = 0,
+      .page_size = 32,
+      .lengths = kRagged,
+      .sink_tokens = 64,
+      .recent_tokens = 100,
+      .sliding_window = window,
+      .seed = 5,
+  });
 }
 
 TEST_CASE("Page tables as one list, shared prefixes", "[runtime][gpu]") {
   const bool shared = GENERATE(false, true);
-  run_all({.heads = 0,
-           .page_size = 64,
-           .lengths = {700, 650, 64, 0, 129},
-           .indptr = true,
-           .shared_prefix = shared,
-           .seed = 6});
+  run_all({
+      .heads = 0,
+      .page_size = 64,
+      .lengths = {700, 650, 64, 0, 129},
+      .indptr = true,
+      .shared_prefix = shared,
+      .seed = 6,
+  });
 }
 
 TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") {
@@ -158,12 +168,14 @@ TEST_CASE("Largest scores that rise from stage to stage", "[runtime][gpu][slow]"
 }
 
 TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
-  run_all({.num_kv_heads = 8,
-           .heads = 0,
-           .lengths = {20000, 3, 0, 9999},
-           .sink_tokens = 64,
-           .recent_tokens = 256,
-           .seed = 8});
+  run_all({
+      .num_kv_heads = 8,
+      .heads = 0,
+      .lengths = {20000, 3, 0, 9999},
+      .sink_tokens = 64,
+      .recent_tokens = 256,
+      .seed = 8,
+  });
   run_all({.num_kv_heads = 1, .heads = 0, .lengths = std::vector<int>(300, 200), .recent_tokens = 16, .seed = 9});
 }
 
@@ -193,12 +205,14 @@ TEST_CASE("A very long line has one round more", "[runtime][gpu][slow]") {
 }
 
 TEST_CASE("A captured call replays with other lengths", "[runtime][gpu]") {
-  run_all({.heads = 0,
-           .lengths = {2000, 500, 64},
-           .sink_tokens = 8,
-           .recent_tokens = 40,
-           .replay = {1024, 0, 33},
-           .seed = 10});
+  run_all({
+      .heads = 0,
+      .lengths = {2000, 500, 64},
+      .sink_tokens = 8,
+      .recent_tokens = 40,
+      .replay = {1024, 0, 33},
+      .seed = 10,
+  });
 }
 
 TEST_CASE("No sequence has a token", "[runtime][gpu]") {

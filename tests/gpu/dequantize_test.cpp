@@ -37,13 +37,15 @@ TEST_CASE("Rotations are undone, centres added", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const bool centers = GENERATE(false, true);
-  run_all({.lengths = kRagged,
-           .sink_tokens = 4,
-           .recent_tokens = 30,
-           .rotation = rotation,
-           .centers = centers,
-           .indptr = true,
-           .seed = 3});
+  run_all({
+      .lengths = kRagged,
+      .sink_tokens = 4,
+      .recent_tokens = 30,
+      .rotation = rotation,
+      .centers = centers,
+      .indptr = true,
+      .seed = 3,
+  });
 }
 
 TEST_CASE("Part of the tokens, into rows that lie apart", "[runtime][gpu]") {

@@ -180,7 +180,14 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
   Bytes page = rest;
   for (const auto& [slot, token] : written) {
     WriteCall call{
-        .layout = layout, .k = {}, .v = {}, .center_k = {}, .center_v = {}, .slots = {slot}, .window_rows = {}};
+        .layout = layout,
+        .k = {},
+        .v = {},
+        .center_k = {},
+        .center_v = {},
+        .slots = {slot},
+        .window_rows = {},
+    };
     call.k.assign(heads * dim, 0), call.v.assign(heads * dim, 0);
     call.center_k.assign(heads * dim, 0.0f), call.center_v.assign(heads * dim, 0.0f);
     for (const PageVector::Row* row : token) {
@@ -359,14 +366,16 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
   const auto heads = static_cast<std::size_t>(windows.num_kv_heads),
              dim = static_cast<std::size_t>(write_variant.k.head_dim);
   const auto tokens = tokens_of(vector, {true, true});
-  WriteCall call{.layout = layout,
-                 .k = std::vector<std::uint16_t>(tokens.size() * heads * dim, 0),
-                 .v = {},
-                 .center_k = {},
-                 .center_v = {},
-                 .slots = std::vector<std::int64_t>(tokens.size(), -1),
-                 .windows = windows,
-                 .window_rows = {}};
+  WriteCall call{
+      .layout = layout,
+      .k = std::vector<std::uint16_t>(tokens.size() * heads * dim, 0),
+      .v = {},
+      .center_k = {},
+      .center_v = {},
+      .slots = std::vector<std::int64_t>(tokens.size(), -1),
+      .windows = windows,
+      .window_rows = {},
+  };
   call.v = call.k;
   const int length = tokens.rbegin()->first + 1;
   int recent = 0;

@@ -29,14 +29,16 @@ void for_each_format(Check check) {
 }
 
 DecodeCase decode_case(const PlainFormat& format, int i) {
-  return {.num_kv_heads = 1 + i % 3,
-          .heads = format.heads,
-          .page_size = kPageSizes[i % 3],
-          .lengths = {1, 0, 17, 63, 64, 65, 300},
-          .rotation = kRotations[i / 2 % 5],
-          .centers = i % 4 < 2,
-          .indptr = i % 2 == 1,
-          .seed = 100u + static_cast<unsigned>(i)};
+  return {
+      .num_kv_heads = 1 + i % 3,
+      .heads = format.heads,
+      .page_size = kPageSizes[i % 3],
+      .lengths = {1, 0, 17, 63, 64, 65, 300},
+      .rotation = kRotations[i / 2 % 5],
+      .centers = i % 4 < 2,
+      .indptr = i % 2 == 1,
+      .seed = 100u + static_cast<unsigned>(i),
+  };
 }
 
 void check_decode_case(const PlainFormat& format, const DecodeCase& c) {
@@ -158,15 +160,17 @@ TEST_CASE("Plain writing rotates", "[runtime][gpu][plain]") {
 
 TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
   for_each_format([](const PlainFormat& format, int i) {
-    CacheCase cache{.num_kv_heads = 1 + i % 3,
-                    .page_size = kPageSizes[i % 3],
-                    .lengths = {1, 0, 17, 64, 65, 300},
-                    .sink_tokens = i % 3 ? 0 : 5,
-                    .recent_tokens = i % 2 ? 0 : 30,
-                    .rotation = kRotations[i / 2 % 5],
-                    .centers = i % 4 < 2,
-                    .indptr = i % 2 == 1,
-                    .seed = 400u + static_cast<unsigned>(i)};
+    CacheCase cache{
+        .num_kv_heads = 1 + i % 3,
+        .page_size = kPageSizes[i % 3],
+        .lengths = {1, 0, 17, 64, 65, 300},
+        .sink_tokens = i % 3 ? 0 : 5,
+        .recent_tokens = i % 2 ? 0 : 30,
+        .rotation = kRotations[i / 2 % 5],
+        .centers = i % 4 < 2,
+        .indptr = i % 2 == 1,
+        .seed = 400u + static_cast<unsigned>(i),
+    };
     DequantizeCase c;
     if (i % 3 == 1) c = {.first = {0, 0, 3, 60, 65, 17}, .last = {1, 0, 17, 64, 65, 283}, .gap = 24};
     check_cache(run_dequantize_case(format.dequantize(), cache, c));
@@ -176,14 +180,16 @@ TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
 TEST_CASE("Plain prefill over every format, and rows of prefill over plain rows", "[runtime][gpu][plain]") {
   for_each_format([](const PlainFormat& format, int i) {
     if (format.heads > 16) return;
-    CacheCase cache{.num_kv_heads = 2,
-                    .page_size = kPageSizes[i % 3],
-                    .lengths = {200, 0, 64, 127},
-                    .sink_tokens = i % 3 ? 0 : 5,
-                    .recent_tokens = i % 2 ? 0 : 30,
-                    .rotation = kRotations[i / 2 % 5],
-                    .centers = i % 4 < 2,
-                    .seed = 500u + static_cast<unsigned>(i)};
+    CacheCase cache{
+        .num_kv_heads = 2,
+        .page_size = kPageSizes[i % 3],
+        .lengths = {200, 0, 64, 127},
+        .sink_tokens = i % 3 ? 0 : 5,
+        .recent_tokens = i % 2 ? 0 : 30,
+        .rotation = kRotations[i / 2 % 5],
+        .centers = i % 4 < 2,
+        .seed = 500u + static_cast<unsigned>(i),
+    };
     PrefillCase c{.heads = format.heads, .chunks = {33, 70, 1, 16}, .plain = true};
     if (i % 3 == 0) c.sliding_window = 1 + i * 7 % 90;
     if (i % 4 == 1) c.sinks = true;
@@ -218,12 +224,14 @@ TEST_CASE("Plain kernels in small", "[runtime][gpu][plain][sanitizer]") {
     WriteCase write = random_case(variant, 21, 2, 16, 700, true);
     if (i % 2) write.clip_k = {0.96, 1.0}, write.clip_v = {0.9, 0.85};
     CHECK(compare_bytes(variant, write).where == "");
-    const CacheCase cache{.page_size = 32,
-                          .lengths = {70, 0},
-                          .sink_tokens = 4,
-                          .recent_tokens = 20,
-                          .rotation = kRotations[i % 5],
-                          .seed = 701};
+    const CacheCase cache{
+        .page_size = 32,
+        .lengths = {70, 0},
+        .sink_tokens = 4,
+        .recent_tokens = 20,
+        .rotation = kRotations[i % 5],
+        .seed = 701,
+    };
     check_cache(run_dequantize_case(format.dequantize(), cache, {}));
     check_cache(run_prefill_case(format.dequantize(), cache, {.heads = 3, .chunks = {9, 3}, .plain = true}), 1e-3);
   });

@@ -48,15 +48,18 @@ TEST_CASE("A prefix with exact windows, rotations and centres", "[runtime][gpu]"
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const int recent = GENERATE(0, 100);
-  run_all({.page_size = 32,
-           .lengths = {400, 3, 150},
-           .sink_tokens = 20,
-           .recent_tokens = recent,
-           .rotation = rotation,
-           .centers = true,
-           .indptr = true,
-           .seed = 4},
-          {.chunks = {40, 90, 7}});
+  run_all(
+      {
+          .page_size = 32,
+          .lengths = {400, 3, 150},
+          .sink_tokens = 20,
+          .recent_tokens = recent,
+          .rotation = rotation,
+          .centers = true,
+          .indptr = true,
+          .seed = 4,
+      },
+      {.chunks = {40, 90, 7}});
 }
 
 TEST_CASE("A chunk that is in the cache already is taken from the caller", "[runtime][gpu]") {

@@ -11,15 +11,17 @@ using namespace kvq::test;
 TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks", "[runtime][gpu][sanitizer]") {
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);
-    const DecodeOutcome outcome = run_decode_case(*variant, {.num_kv_heads = 2,
-                                                             .heads = variant->max_heads,
-                                                             .page_size = 32,
-                                                             .lengths = {333, 0, 70, 1},
-                                                             .sink_tokens = 4,
-                                                             .recent_tokens = 30,
-                                                             .rotation = CaseRotation::hadamard,
-                                                             .centers = true,
-                                                             .seed = 11});
+    const DecodeOutcome outcome = run_decode_case(*variant, {
+                                                                .num_kv_heads = 2,
+                                                                .heads = variant->max_heads,
+                                                                .page_size = 32,
+                                                                .lengths = {333, 0, 70, 1},
+                                                                .sink_tokens = 4,
+                                                                .recent_tokens = 30,
+                                                                .rotation = CaseRotation::hadamard,
+                                                                .centers = true,
+                                                                .seed = 11,
+                                                            });
     CHECK(outcome.failure == "");
     CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
   }
@@ -39,12 +41,14 @@ TEST_CASE("Decode in small: blocks with more items than they have places for", "
 }
 
 TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
-  const CacheCase cache{.page_size = 32,
-                        .lengths = {150, 0},
-                        .sink_tokens = 4,
-                        .recent_tokens = 20,
-                        .rotation = CaseRotation::dense,
-                        .seed = 12};
+  const CacheCase cache{
+      .page_size = 32,
+      .lengths = {150, 0},
+      .sink_tokens = 4,
+      .recent_tokens = 20,
+      .rotation = CaseRotation::dense,
+      .seed = 12,
+  };
   for (const DequantizeVariant* rows : dequantize_variants()) {
     CAPTURE(rows->name);
     CHECK(run_dequantize_case(*rows, cache, {}).failure == "");
@@ -58,25 +62,29 @@ TEST_CASE("Transforms in small: scales of channels, matrices near the bound", "[
   const auto rotation = GENERATE(CaseRotation::scaled, CaseRotation::transform);
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);
-    const DecodeOutcome outcome = run_decode_case(*variant, {.num_kv_heads = 2,
-                                                             .heads = variant->max_heads,
-                                                             .page_size = 32,
-                                                             .lengths = {70, 0, 17},
-                                                             .sink_tokens = 4,
-                                                             .recent_tokens = 20,
-                                                             .rotation = rotation,
-                                                             .centers = true,
-                                                             .seed = 19});
+    const DecodeOutcome outcome = run_decode_case(*variant, {
+                                                                .num_kv_heads = 2,
+                                                                .heads = variant->max_heads,
+                                                                .page_size = 32,
+                                                                .lengths = {70, 0, 17},
+                                                                .sink_tokens = 4,
+                                                                .recent_tokens = 20,
+                                                                .rotation = rotation,
+                                                                .centers = true,
+                                                                .seed = 19,
+                                                            });
     CHECK(outcome.failure == "");
     CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
   }
-  const CacheCase cache{.page_size = 32,
-                        .lengths = {70, 0},
-                        .sink_tokens = 4,
-                        .recent_tokens = 20,
-                        .rotation = rotation,
-                        .centers = true,
-                        .seed = 20};
+  const CacheCase cache{
+      .page_size = 32,
+      .lengths = {70, 0},
+      .sink_tokens = 4,
+      .recent_tokens = 20,
+      .rotation = rotation,
+      .centers = true,
+      .seed = 20,
+  };
   for (const DequantizeVariant* rows : dequantize_variants()) {
     CAPTURE(rows->name);
     const CacheOutcome dequantized = run_dequantize_case(*rows, cache, {});

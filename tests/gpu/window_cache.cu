@@ -138,8 +138,7 @@ TensorPlan cache_plan(const CacheCase& c, bool value) {
   plan.center = c.center;
   if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
   if (!c.matrix.empty())
-    plan.rotation = {
-        .kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix, .inverse = c.inverse};
+    plan.rotation = {.kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix, .inverse = c.inverse};
   plan.rotation.channel_scale = c.scale;
   if (side.exact()) return plan;
   UniformCoder coder;

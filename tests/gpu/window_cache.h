@@ -40,12 +40,12 @@ struct CacheCase {
   const DecodeVariant* decode = nullptr;  ///< null: no decoding
   int num_layers = 2, num_kv_heads = 2, heads = 2;
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
-  int order = 1;              ///< Hadamard blocks of keys and values
-  std::vector<float> matrix;  ///< [D, D] instead, of all heads and both sides; not for decode
+  int order = 1;                    ///< Hadamard blocks of keys and values
+  std::vector<float> matrix;        ///< [D, D] instead, of all heads and both sides; not for decode
   std::vector<float> inverse = {};  ///< of a matrix that is not orthogonal; for bfloat16 rows
   std::vector<float> scale = {};    ///< [Hkv, D] channel_scale of both sides, or empty
-  std::vector<float> center;  ///< [Hkv, D], of both sides, or empty
-  std::vector<double> clip;   ///< [Hkv] clip ratios of sides with rule minmax, or empty
+  std::vector<float> center;        ///< [Hkv, D], of both sides, or empty
+  std::vector<double> clip;         ///< [Hkv] clip ratios of sides with rule minmax, or empty
   int num_pages = 0, num_window_slots = 0;
   int max_tokens = 0;  ///< rows of a step at most
   StepCase step;       ///< all but lengths and rows

@@ -13,14 +13,14 @@ namespace kvq::test {
 /// Rows as the model gives them, in 16 bit, and where they go.
 struct WriteCase {
   int num_tokens = 0, num_kv_heads = 1, page_size = 64, num_pages = 1;
-  std::vector<std::uint16_t> k, v;         ///< [T, Hkv, D]
-  std::vector<std::int64_t> slot_mapping;  ///< [T]
-  std::vector<std::int8_t> signs;          ///< [Hkv, D] or empty, of both sides
-  std::vector<float> matrix_k, matrix_v;   ///< dense rotations [Hkv, D, D] or, for all heads, [D, D]; or empty
-  std::vector<float> inverse_k, inverse_v; ///< of matrices that are not orthogonal, or empty
-  std::vector<float> scale_k, scale_v;     ///< channel_scale [Hkv, D], or empty
-  std::vector<float> center_k, center_v;   ///< [Hkv, D] or empty; [D] with one matrix for all heads
-  std::vector<double> clip_k, clip_v;      ///< clip ratios [Hkv] or empty; [1] likewise
+  std::vector<std::uint16_t> k, v;          ///< [T, Hkv, D]
+  std::vector<std::int64_t> slot_mapping;   ///< [T]
+  std::vector<std::int8_t> signs;           ///< [Hkv, D] or empty, of both sides
+  std::vector<float> matrix_k, matrix_v;    ///< dense rotations [Hkv, D, D] or, for all heads, [D, D]; or empty
+  std::vector<float> inverse_k, inverse_v;  ///< of matrices that are not orthogonal, or empty
+  std::vector<float> scale_k, scale_v;      ///< channel_scale [Hkv, D], or empty
+  std::vector<float> center_k, center_v;    ///< [Hkv, D] or empty; [D] with one matrix for all heads
+  std::vector<double> clip_k, clip_v;       ///< clip ratios [Hkv] or empty; [1] likewise
   int order_k = 1, order_v = 1;
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
 };

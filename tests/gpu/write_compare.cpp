@@ -34,7 +34,8 @@ double term_size(const Rotation& rotation, int head, const std::vector<float>& x
   const std::size_t d = x.size(), first = static_cast<std::size_t>(rotation.head_index(head)) * d * d;
   for (std::size_t j = 0; j < d; ++j) {
     double sum = 0.0;
-    for (std::size_t i = 0; i < d; ++i) sum += std::abs(static_cast<double>(x[i]) * static_cast<double>(rotation.matrix[first + i * d + j]));
+    for (std::size_t i = 0; i < d; ++i)
+      sum += std::abs(static_cast<double>(x[i]) * static_cast<double>(rotation.matrix[first + i * d + j]));
     largest = std::max(largest, sum);
   }
   return largest;
@@ -140,7 +141,8 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
     std::vector<float> numbers(row.numbers.size());
     load_page_row(layout, row.side, row.type, row.head, row.slot, page, codes, numbers);
     for (std::size_t i = 0; i < numbers.size(); ++i)
-      if (!(std::abs(numbers[i] - row.numbers[i]) <= tolerance * std::abs(row.numbers[i]) + 1e-3f * most + error * row.size) &&
+      if (!(std::abs(numbers[i] - row.numbers[i]) <=
+            tolerance * std::abs(row.numbers[i]) + 1e-3f * most + error * row.size) &&
           difference.where.empty())
         difference.where = name + " number " + std::to_string(i) + ": " + std::to_string(numbers[i]) + ", expected " +
                            std::to_string(row.numbers[i]);

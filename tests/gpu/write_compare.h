@@ -14,13 +14,13 @@ struct Difference {
   std::int64_t differing = 0;  ///< codes; of rows with equal numbers
   std::int64_t far = 0;        ///< differing by more than one
   std::int64_t inside = 0;     ///< affine codes that differ though the codec's quotient is not close to an edge
-  double cancelled = 1.0;  ///< of a row the size of its terms over its own, at most
+  double cancelled = 1.0;      ///< of a row the size of its terms over its own, at most
   std::int64_t rows = 0;
   std::int64_t other_numbers = 0;  ///< rows with other scales or minima
 };
 
-/// What rounding errors of x_rot are relative to: its largest magnitude, or if the rotation is not orthogonal the largest
-/// sum_i |x_i| |A_ij|, the size of its terms, which may cancel.
+/// What rounding errors of x_rot are relative to: its largest magnitude, or if the rotation is not orthogonal the
+/// largest sum_i |x_i| |A_ij|, the size of its terms, which may cancel.
 double term_size(const Rotation& rotation, int head, const std::vector<float>& x, const std::vector<float>& rotated);
 
 /// Codes the case with the codec and with the variant and compares pages, those between rows included.

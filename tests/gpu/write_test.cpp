@@ -28,8 +28,8 @@ void check_rotated(const Difference& difference) {
         2e-2 * difference.cancelled * static_cast<double>(difference.rows) + 1);
 }
 
-/// Rows [T, Hkv, D] that become `rows` by the matrices whose inverses these are, [Hkv, D, D] or one for all: their terms
-/// cancel.
+/// Rows [T, Hkv, D] that become `rows` by the matrices whose inverses these are, [Hkv, D, D] or one for all: their
+/// terms cancel.
 std::vector<std::uint16_t> before_transform(const std::vector<std::uint16_t>& rows, const std::vector<float>& inverse,
                                             int heads, int dim, bool bf16) {
   const auto d = static_cast<std::size_t>(dim);
@@ -59,7 +59,8 @@ void unscale(WriteCase& c, int dim, bool bf16) {
 WriteCase transformed_case(const WriteVariant& variant, double condition, bool cancel, int tokens, unsigned seed) {
   const int dim = variant.k.head_dim;
   WriteCase c = random_case(variant, tokens, 2, 64, seed, false);
-  const Transform k = random_transforms(2, dim, condition, seed + 1, 3), v = random_transform(dim, condition, seed + 7, 3);
+  const Transform k = random_transforms(2, dim, condition, seed + 1, 3),
+                  v = random_transform(dim, condition, seed + 7, 3);
   c.matrix_k = k.matrix, c.inverse_k = k.inverse, c.matrix_v = v.matrix, c.inverse_v = v.inverse;
   if (!cancel) return c;
   c.k = before_transform(c.k, c.inverse_k, 2, dim, variant.bf16);

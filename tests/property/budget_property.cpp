@@ -2,8 +2,8 @@
 #include <kvq/solve/bit_budget.h>
 #include <kvq/solve/budget_search.h>
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,8 @@ std::vector<double> any_scores(int most_blocks) {
 
 /// Falling and convex: what is left of some falling gains.
 RateLaw any_law() {
-  auto gains = *rc::gen::container<std::vector<double>>(8, rc::gen::map(rc::gen::inRange(1, 1000), [](int n) { return n * 1e-3; }));
+  auto gains = *rc::gen::container<std::vector<double>>(
+      8, rc::gen::map(rc::gen::inRange(1, 1000), [](int n) { return n * 1e-3; }));
   std::sort(gains.rbegin(), gains.rend());
   RateLaw law{};
   for (std::size_t b = 8; b-- > 0;) law[b] = law[b + 1] + gains[b];
@@ -55,10 +56,12 @@ Bits naive_greedy(const std::vector<double>& scores, int budget, int least, int 
 TEST_CASE("Greedy allocation is Algorithm 1: the same bits, with ties to the lowest index", "[solve][property]") {
   rc::prop("any scores, limits, budget and law", [] {
     const std::vector<double> scores = any_scores(30);
-    const int least = *rc::gen::inRange(0, 5), most = *rc::gen::inRange(least, 9), count = static_cast<int>(scores.size());
+    const int least = *rc::gen::inRange(0, 5), most = *rc::gen::inRange(least, 9),
+              count = static_cast<int>(scores.size());
     const int budget = *rc::gen::inRange(count * least, count * most + 1);
     const RateLaw law = *rc::gen::inRange(0, 2) == 0 ? paper_law() : any_law();
-    const Bits found = greedy_allocation(scores, budget, least, most, law), expected = naive_greedy(scores, budget, least, most, law);
+    const Bits found = greedy_allocation(scores, budget, least, most, law),
+               expected = naive_greedy(scores, budget, least, most, law);
     RC_ASSERT(std::accumulate(found.begin(), found.end(), 0) == budget);
     for (std::size_t i = 0; i < scores.size(); ++i) {
       RC_ASSERT(found[i] >= least);
@@ -76,13 +79,15 @@ TEST_CASE("Greedy allocation is Algorithm 1: the same bits, with ties to the low
 TEST_CASE("Greedy allocation is optimal: no other widths of the same sum have a smaller J", "[solve][property]") {
   rc::prop("few blocks, all allocations", [] {
     const std::vector<double> scores = any_scores(5);
-    const int least = *rc::gen::inRange(0, 3), most = *rc::gen::inRange(least, 6), count = static_cast<int>(scores.size());
+    const int least = *rc::gen::inRange(0, 3), most = *rc::gen::inRange(least, 6),
+              count = static_cast<int>(scores.size());
     const int budget = *rc::gen::inRange(count * least, count * most + 1);
     const RateLaw law = *rc::gen::inRange(0, 2) == 0 ? paper_law() : any_law();
     double best = HUGE_VAL;
     Bits bits(scores.size(), static_cast<std::uint8_t>(least));
     for (;;) {
-      if (std::accumulate(bits.begin(), bits.end(), 0) == budget) best = std::min(best, allocation_objective(scores, bits, law));
+      if (std::accumulate(bits.begin(), bits.end(), 0) == budget)
+        best = std::min(best, allocation_objective(scores, bits, law));
       std::size_t at = 0;
       while (at < bits.size() && bits[at] == most) bits[at++] = static_cast<std::uint8_t>(least);
       if (at == bits.size()) break;
@@ -96,13 +101,21 @@ TEST_CASE("Greedy allocation is optimal: no other widths of the same sum have a 
 TEST_CASE("A byte budget is never exceeded, and more bytes never cost more", "[solve][property]") {
   rc::prop("any scores", [] {
     const std::vector<double> scores = any_scores(24);
-    RowBudget budget{.scale_bytes = *rc::gen::element(2, 4), .index_bytes = *rc::gen::inRange(0, 3), .channels_per_block = *rc::gen::inRange(1, 4),
-                     .min_bits = *rc::gen::inRange(0, 3), .max_bits = *rc::gen::element(4, 8)};
+    RowBudget budget{
+        .scale_bytes = *rc::gen::element(2, 4),
+        .index_bytes = *rc::gen::inRange(0, 3),
+        .channels_per_block = *rc::gen::inRange(1, 4),
+        .min_bits = *rc::gen::inRange(0, 3),
+        .max_bits = *rc::gen::element(4, 8),
+    };
     const auto bytes = [&](Bits blocks) {
       std::sort(blocks.rbegin(), blocks.rend());
       Bits channels;
-      for (const std::uint8_t width : blocks) channels.insert(channels.end(), static_cast<std::size_t>(budget.channels_per_block), width);
-      return mixed_row_layout(channels.data(), static_cast<int>(channels.size()), budget.scale_bytes, budget.index_bytes).row_bytes;
+      for (const std::uint8_t width : blocks)
+        channels.insert(channels.end(), static_cast<std::size_t>(budget.channels_per_block), width);
+      return mixed_row_layout(channels.data(), static_cast<int>(channels.size()), budget.scale_bytes,
+                              budget.index_bytes)
+          .row_bytes;
     };
     const int least = bytes(Bits(scores.size(), static_cast<std::uint8_t>(budget.min_bits)));
     double last = HUGE_VAL;
@@ -119,13 +132,21 @@ TEST_CASE("A byte budget is never exceeded, and more bytes never cost more", "[s
 
 TEST_CASE("A budget search is within its budget and between bound and brute force", "[solve][property]") {
   rc::prop("few units", [] {
-    const auto integer = [](int low, int high) { return rc::gen::map(rc::gen::inRange(low, high), [](int n) { return static_cast<double>(n); }); };
-    const auto choice = rc::gen::map(rc::gen::pair(integer(0, 9), integer(0, 20)), [](std::pair<double, double> p) { return Choice{p.first, p.second}; });
+    const auto integer = [](int low, int high) {
+      return rc::gen::map(rc::gen::inRange(low, high), [](int n) { return static_cast<double>(n); });
+    };
+    const auto choice = rc::gen::map(rc::gen::pair(integer(0, 9), integer(0, 20)),
+                                     [](std::pair<double, double> p) { return Choice{p.first, p.second}; });
     const auto count = static_cast<std::size_t>(*rc::gen::inRange(1, 5));
     std::vector<std::vector<Choice>> units;
-    for (std::size_t u = 0; u < count; ++u) units.push_back(*rc::gen::container<std::vector<Choice>>(static_cast<std::size_t>(*rc::gen::inRange(1, 5)), choice));
+    for (std::size_t u = 0; u < count; ++u)
+      units.push_back(
+          *rc::gen::container<std::vector<Choice>>(static_cast<std::size_t>(*rc::gen::inRange(1, 5)), choice));
     double least = 0.0, best = HUGE_VAL;
-    for (const auto& unit : units) least += std::min_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) { return a.size < b.size; })->size;
+    for (const auto& unit : units)
+      least += std::min_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) {
+                 return a.size < b.size;
+               })->size;
     const double budget = least + *rc::gen::inRange(0, 25);
     std::vector<std::size_t> at(count, 0);
     for (;;) {
@@ -138,7 +159,8 @@ TEST_CASE("A budget search is within its budget and between bound and brute forc
     }
     const BudgetResult result = search_budget(units, budget);
     double size = 0.0, cost = 0.0;
-    for (std::size_t u = 0; u < count; ++u) size += units[u].at(result.chosen.at(u)).size, cost += units[u].at(result.chosen.at(u)).cost;
+    for (std::size_t u = 0; u < count; ++u)
+      size += units[u].at(result.chosen.at(u)).size, cost += units[u].at(result.chosen.at(u)).cost;
     RC_ASSERT(size <= budget);
     RC_ASSERT(std::abs(size - result.size) <= 1e-9);
     RC_ASSERT(std::abs(cost - result.cost) <= 1e-9);

@@ -4,8 +4,8 @@
 #include "support/packing_reference.h"
 #include "support/schemes.h"
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -31,7 +31,8 @@ std::ostream& operator<<(std::ostream& out, const Row& row) {
 
 UniformCoder any_coder() {
   UniformCoder coder{.bits = *rc::gen::inRange(1, 9), .group_size = *rc::gen::element(1, 2, 3, 5, 8, 12, 31, 32, 64)};
-  coder.rule = *rc::gen::element(ScaleRule::minmax, ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm);
+  coder.rule = *rc::gen::element(ScaleRule::minmax, ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares,
+                                 ScaleRule::norm);
   coder.levels = coder.rule == ScaleRule::minmax ? UniformLevels::affine : UniformLevels::symmetric;
   coder.scale_type = *rc::gen::element(ScaleType::fp16, ScaleType::bf16, ScaleType::fp32);
   coder.zero = *rc::gen::element(ZeroKind::floating, ZeroKind::integer);
@@ -66,14 +67,17 @@ struct Coded {
 };
 Coded coded(const Row& row) {
   Coded result{std::vector<std::uint8_t>(row.x.size()),
-               std::vector<float>(static_cast<std::size_t>(numbers_per_row(row.coder, static_cast<int>(row.x.size())))), std::vector<float>(row.x.size())};
+               std::vector<float>(static_cast<std::size_t>(numbers_per_row(row.coder, static_cast<int>(row.x.size())))),
+               std::vector<float>(row.x.size())};
   encode_row(row.coder, row.clip, row.x, result.codes, result.numbers);
   decode_row(row.coder, result.codes, result.numbers, result.decoded);
   return result;
 }
 
 /// Unit roundoff of a number type.
-double roundoff(ScaleType type) { return type == ScaleType::fp16 ? 0x1p-11 : type == ScaleType::bf16 ? 0x1p-8 : 0x1p-24; }
+double roundoff(ScaleType type) {
+  return type == ScaleType::fp16 ? 0x1p-11 : type == ScaleType::bf16 ? 0x1p-8 : 0x1p-24;
+}
 
 }  // namespace
 
@@ -94,7 +98,8 @@ TEST_CASE("Any finite row is coded as the text of the format says, bit for bit",
   });
 }
 
-TEST_CASE("Codes are below 2^bits, numbers are of the scale type, and coding again gives the same", "[codec][property]") {
+TEST_CASE("Codes are below 2^bits, numbers are of the scale type, and coding again gives the same",
+          "[codec][property]") {
   rc::prop("any finite row", [] {
     const Row row = *row_of(finite_number());
     const Coded first = coded(row), second = coded(row);
@@ -124,7 +129,8 @@ TEST_CASE("A row survives its bytes", "[codec][property]") {
   });
   rc::prop("any codes of any width and length", [] {
     const int bits = *rc::gen::inRange(1, 9);
-    const auto codes = *rc::gen::container<std::vector<std::uint8_t>>(rc::gen::map(rc::gen::inRange(0, 1 << bits), [](int n) { return static_cast<std::uint8_t>(n); }));
+    const auto codes = *rc::gen::container<std::vector<std::uint8_t>>(
+        rc::gen::map(rc::gen::inRange(0, 1 << bits), [](int n) { return static_cast<std::uint8_t>(n); }));
     std::vector<std::byte> bytes((codes.size() * static_cast<std::size_t>(bits) + 7) / 8);
     std::vector<std::uint8_t> back(codes.size());
     pack_codes(codes, bits, bytes);
@@ -142,7 +148,8 @@ TEST_CASE("An affine group is off by at most half a step and what rounding its n
     const auto size = static_cast<std::size_t>(row.coder.group_size), groups = row.x.size() / size;
     const double n = std::pow(2.0, row.coder.bits) - 1.0;
     for (std::size_t g = 0; g < groups; ++g) {
-      const auto [low, high] = std::minmax_element(row.x.begin() + static_cast<std::ptrdiff_t>(g * size), row.x.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+      const auto [low, high] = std::minmax_element(row.x.begin() + static_cast<std::ptrdiff_t>(g * size),
+                                                   row.x.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
       const double lo = *low, hi = *high, s = found.numbers[g], second = found.numbers[groups + g];
       if (s == 0.0) continue;  // a range below the scale type
       // The levels reach from `bottom` to `top`; beyond them the error grows with the distance.
@@ -150,7 +157,8 @@ TEST_CASE("An affine group is off by at most half a step and what rounding its n
       const double reach = std::max({0.0, bottom - lo, hi - (bottom + n * s)});
       const double rounding = 8 * roundoff(ScaleType::fp32) * (std::max(std::abs(lo), std::abs(hi)) + n * s);
       for (std::size_t i = g * size; i < (g + 1) * size; ++i)
-        RC_ASSERT(std::abs(static_cast<double>(row.x[i]) - static_cast<double>(found.decoded[i])) <= s / 2 + reach + rounding);
+        RC_ASSERT(std::abs(static_cast<double>(row.x[i]) - static_cast<double>(found.decoded[i])) <=
+                  s / 2 + reach + rounding);
       // Rounding the numbers is all that keeps the levels from the ends; a zero point of fp32 or of few steps is exact.
       if (row.coder.zero == ZeroKind::floating)
         RC_ASSERT(reach <= roundoff(row.coder.scale_type) * (std::abs(lo) + n * s + 0x1p-14) + rounding);
@@ -168,8 +176,10 @@ TEST_CASE("Absmax never exceeds the largest magnitude, and is off by at most hal
     const auto size = static_cast<std::size_t>(row.coder.group_size);
     for (std::size_t g = 0; g < row.x.size() / size; ++g) {
       double largest = 0.0;
-      for (std::size_t i = g * size; i < (g + 1) * size; ++i) largest = std::max(largest, std::abs(static_cast<double>(row.x[i])));
-      const double s = found.numbers[g], slack = 2 * roundoff(row.coder.scale_type) * largest + 0x1p-14 * roundoff(ScaleType::fp16);
+      for (std::size_t i = g * size; i < (g + 1) * size; ++i)
+        largest = std::max(largest, std::abs(static_cast<double>(row.x[i])));
+      const double s = found.numbers[g],
+                   slack = 2 * roundoff(row.coder.scale_type) * largest + 0x1p-14 * roundoff(ScaleType::fp16);
       if (s == 0.0) continue;
       for (std::size_t i = g * size; i < (g + 1) * size; ++i) {
         const double x = row.x[i], y = found.decoded[i];
@@ -191,7 +201,8 @@ TEST_CASE("Least squares is never farther from the row than norm, with the same 
     row.coder.rule = ScaleRule::least_squares;
     const Coded fitted = coded(row);
     RC_ASSERT(norm.codes == fitted.codes);
-    RC_ASSERT(test::relative_difference(fitted.decoded, row.x) <= test::relative_difference(norm.decoded, row.x) + 1e-6);
+    RC_ASSERT(test::relative_difference(fitted.decoded, row.x) <=
+              test::relative_difference(norm.decoded, row.x) + 1e-6);
   });
 }
 

@@ -1,5 +1,5 @@
-// What attention computes does not change if keys become k M and queries q M^-T, or values v M and o_proj's columns W M^-T. Decisions
-// with a transform must not notice either: the same rows are coded, to the same error.
+// What attention computes does not change if keys become k M and queries q M^-T, or values v M and o_proj's columns W
+// M^-T. Decisions with a transform must not notice either: the same rows are coded, to the same error.
 
 #include <kvq/codec/codec.h>
 #include <kvq/methods/method.h>
@@ -24,7 +24,8 @@ using Doubles = std::vector<double>;
 
 constexpr int kDim = 32, kHidden = 48;
 constexpr std::size_t kSide = kDim;
-constexpr std::int64_t kAllTokens = 1 << 20;  // of the sample: which tokens a smaller one takes depends on the keys' bytes
+constexpr std::int64_t kAllTokens =
+    1 << 20;  // of the sample: which tokens a smaller one takes depends on the keys' bytes
 
 /// M and its inverse.
 struct Map {
@@ -36,13 +37,15 @@ Doubles scales(double condition, std::uint64_t seed) {
   test::Random random(seed);
   Doubles all;
   for (int i = 0; i < kDim; ++i) all.push_back(std::pow(condition, static_cast<double>(i) / (kDim - 1)));
-  for (int i = kDim - 1; i > 0; --i) std::swap(all[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(random.integer(0, i))]);
+  for (int i = kDim - 1; i > 0; --i)
+    std::swap(all[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(random.integer(0, i))]);
   return all;
 }
 
 /// Orthogonal, scales, orthogonal: condition number `condition`.
 Map any_map(double condition, std::uint64_t seed) {
-  const Doubles left = test::random_orthogonal(kDim, seed), right = test::random_orthogonal(kDim, seed + 1), s = scales(condition, seed + 2);
+  const Doubles left = test::random_orthogonal(kDim, seed), right = test::random_orthogonal(kDim, seed + 1),
+                s = scales(condition, seed + 2);
   Doubles scaled(left), unscaled(test::transpose(right, kDim));
   for (std::size_t i = 0; i < kSide; ++i)
     for (std::size_t j = 0; j < kSide; ++j) {
@@ -88,9 +91,24 @@ void multiply_tensor(ActivationTensor& tensor, const std::vector<const Doubles*>
 
 /// A layer whose queries, keys, values and o_proj have spectra that differ, as trained ones have; 1200 tokens.
 LayerActivations correlated_layer(std::uint64_t seed) {
-  LayerActivations layer = test::make_layer({.num_q_heads = 4, .num_kv_heads = 2, .head_dim = kDim, .v_head_dim = kDim, .lengths = {700, 500}, .softmax_scale = 0.05, .seed = seed});
-  layer.geometry.rope = {.layout = RopeLayout::half, .dim = kDim, .offset = 0, .attention_factor = 1.0, .inv_freq = Doubles(kDim / 2, 0.01)};
-  for (std::size_t i = 0; i < layer.geometry.rope.inv_freq.size(); ++i) layer.geometry.rope.inv_freq[i] /= static_cast<double>(i + 1);
+  LayerActivations layer = test::make_layer({
+      .num_q_heads = 4,
+      .num_kv_heads = 2,
+      .head_dim = kDim,
+      .v_head_dim = kDim,
+      .lengths = {700, 500},
+      .softmax_scale = 0.05,
+      .seed = seed,
+  });
+  layer.geometry.rope = {
+      .layout = RopeLayout::half,
+      .dim = kDim,
+      .offset = 0,
+      .attention_factor = 1.0,
+      .inv_freq = Doubles(kDim / 2, 0.01),
+  };
+  for (std::size_t i = 0; i < layer.geometry.rope.inv_freq.size(); ++i)
+    layer.geometry.rope.inv_freq[i] /= static_cast<double>(i + 1);
   std::vector<Doubles> mixings;
   std::uint64_t draw = seed * 100;
   const auto mixing = [&] {
@@ -107,11 +125,13 @@ LayerActivations correlated_layer(std::uint64_t seed) {
   multiply_tensor(layer.k, pick(4, 2));
   multiply_tensor(*layer.v, pick(6, 2));
   std::vector<float> k = rows_of(layer.k);  // keys have means, as real ones do
-  for (std::size_t i = 0; i < k.size(); ++i) k[i] += 0.3f * static_cast<float>(std::sin(static_cast<double>(i % (2 * kSide))));
+  for (std::size_t i = 0; i < k.size(); ++i)
+    k[i] += 0.3f * static_cast<float>(std::sin(static_cast<double>(i % (2 * kSide))));
   std::memcpy(layer.k.raw.data(), k.data(), layer.k.raw.size());
   layer.o_proj = test::gaussian(static_cast<std::size_t>(kHidden) * 4 * kSide, seed + 7);
   layer.o_proj_rows = kHidden;
-  for (std::size_t i = 0; i < layer.o_proj.size(); ++i) layer.o_proj[i] *= static_cast<float>(1.0 + std::cos(static_cast<double>(i % kSide)));
+  for (std::size_t i = 0; i < layer.o_proj.size(); ++i)
+    layer.o_proj[i] *= static_cast<float>(1.0 + std::cos(static_cast<double>(i % kSide)));
   return layer;
 }
 
@@ -143,7 +163,8 @@ Rescaled rescaled(LayerActivations layer, const std::function<Map(std::uint64_t)
   return result;
 }
 
-/// Error of a plan on all rows of a side, relative, under the metric of queries or of o_proj, in double and with the codec.
+/// Error of a plan on all rows of a side, relative, under the metric of queries or of o_proj, in double and with the
+/// codec.
 double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
   double cost = 0.0, energy = 0.0;
   for (int head = 0; head < 2; ++head) {
@@ -151,7 +172,8 @@ double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
     std::vector<float> seen = rows;
     reconstruct(plan, head, seen, kDim);
     const Doubles metric = side == 'k' ? mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)))
-                                       : Doubles(stats.o_proj_metric.begin() + head * kDim * kDim, stats.o_proj_metric.begin() + (head + 1) * kDim * kDim);
+                                       : Doubles(stats.o_proj_metric.begin() + head * kDim * kDim,
+                                                 stats.o_proj_metric.begin() + (head + 1) * kDim * kDim);
     for (std::size_t t = 0; t < rows.size(); t += kSide)
       for (std::size_t i = 0; i < kSide; ++i)
         for (std::size_t j = 0; j < kSide; ++j) {
@@ -164,13 +186,15 @@ double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
 }
 
 /// How far apart the rows are that the coder sees, root mean square, relative: x A of one model, x M A' of the other.
-double difference_of_codes(const LayerStats& a_stats, const TensorPlan& a_plan, const LayerStats& b_stats, const TensorPlan& b_plan, char side, int head) {
+double difference_of_codes(const LayerStats& a_stats, const TensorPlan& a_plan, const LayerStats& b_stats,
+                           const TensorPlan& b_plan, char side, int head) {
   const std::vector<float> a = (side == 'k' ? a_stats.sample.k : a_stats.sample.v).head(head);
   std::vector<float> b(a.size());
   // Equal tokens stand at other places of the sample, since its order follows the rows' bytes.
   const std::vector<float> stored = (side == 'k' ? b_stats.sample.k : b_stats.sample.v).head(head);
   for (std::size_t t = 0; t < a_stats.sample.token.size(); ++t) {
-    const auto place = std::find(b_stats.sample.token.begin(), b_stats.sample.token.end(), a_stats.sample.token[t]) - b_stats.sample.token.begin();
+    const auto place = std::find(b_stats.sample.token.begin(), b_stats.sample.token.end(), a_stats.sample.token[t]) -
+                       b_stats.sample.token.begin();
     std::copy_n(stored.begin() + place * kDim, kSide, b.begin() + static_cast<std::ptrdiff_t>(t * kSide));
   }
   std::vector<float> y(kSide), z(kSide);
@@ -229,12 +253,19 @@ std::vector<Case> invariant_cases() {
     o.min_bits = 0;
     o.mixing = "hadamard";
   };
-  return {{"quarot, symmetric", test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
-          {"quarot, trellis", test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::trellis, ScaleRule::norm); })},
-          {"saw-int4, affine", test::options_of("saw-int4", [&](Options& o) { balanced(o, CoderKind::affine, ScaleRule::minmax); })},
-          {"oscar, codebook", test::options_of("oscar", [&](Options& o) { balanced(o, CoderKind::codebook, ScaleRule::norm); })},
-          {"oscar, clip searched", test::options_of("oscar", [&](Options& o) { both(o, [](SideOptions& s) { s.transform = TransformKind::balanced; }); })},
-          {"random, symmetric", test::options_of("random", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
+  return {{"quarot, symmetric",
+           test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
+          {"quarot, trellis",
+           test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::trellis, ScaleRule::norm); })},
+          {"saw-int4, affine",
+           test::options_of("saw-int4", [&](Options& o) { balanced(o, CoderKind::affine, ScaleRule::minmax); })},
+          {"oscar, codebook",
+           test::options_of("oscar", [&](Options& o) { balanced(o, CoderKind::codebook, ScaleRule::norm); })},
+          {"oscar, clip searched",
+           test::options_of(
+               "oscar", [&](Options& o) { both(o, [](SideOptions& s) { s.transform = TransformKind::balanced; }); })},
+          {"random, symmetric",
+           test::options_of("random", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},
           {"block-gtq, klt", test::options_of("block-gtq", klt)},
           {"kvq, klt", test::options_of("kvq", klt)}};
 }
@@ -248,11 +279,13 @@ TEST_CASE("Decisions with a transform do not notice how a model is scaled", "[me
       const Decided base = decide(layer, one.options);
       for (const double condition : {10.0, 1e4}) {
         INFO(one.name << ", seed " << seed << ", condition number " << condition);
-        const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
+        const Rescaled other =
+            rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
         const Decided found = decide(other.layer, one.options);
         for (const char side : {'k', 'v'}) {
           INFO("side " << side);
-          const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v, &plan = side == 'k' ? found.plan.k : *found.plan.v;
+          const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v,
+                           &plan = side == 'k' ? found.plan.k : *found.plan.v;
           CHECK(plan.clip_ratio == expected.clip_ratio);
           REQUIRE(plan.allocation.has_value() == expected.allocation.has_value());
           if (plan.allocation) CHECK(plan.allocation->channel_bits == expected.allocation->channel_bits);
@@ -287,12 +320,16 @@ TEST_CASE("A diagonal transform does not notice how channels are scaled", "[meth
     const Decided found = decide(other.layer, options);
     for (const char side : {'k', 'v'}) {
       INFO("side " << side);
-      const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v, &plan = side == 'k' ? found.plan.k : *found.plan.v;
+      const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v,
+                       &plan = side == 'k' ? found.plan.k : *found.plan.v;
       REQUIRE(plan.rotation.kind == RotationKind::block_hadamard);
       for (std::size_t i = 0; i < 2 * kSide; ++i) {
         const Map& map = (side == 'k' ? other.k : other.v)[i / kSide];
-        CHECK(double{plan.rotation.channel_scale[i]} * map.matrix[i % kSide * (kSide + 1)] == Approx(double{expected.rotation.channel_scale[i]}).epsilon(0x1p-7));
-        if (side == 'k') CHECK(plan.rotation.channel_scale[i] == plan.rotation.channel_scale[i / kSide * kSide + (i + kSide / 2) % kSide]);  // of a rotary pair
+        CHECK(double{plan.rotation.channel_scale[i]} * map.matrix[i % kSide * (kSide + 1)] ==
+              Approx(double{expected.rotation.channel_scale[i]}).epsilon(0x1p-7));
+        if (side == 'k')
+          CHECK(plan.rotation.channel_scale[i] ==
+                plan.rotation.channel_scale[i / kSide * kSide + (i + kSide / 2) % kSide]);  // of a rotary pair
       }
       CHECK(error_of(found.stats, plan, side) == Approx(error_of(base.stats, expected, side)).epsilon(0.01));
     }

@@ -7,8 +7,8 @@
 #include "support/decide.h"
 #include "support/temp_folder.h"
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 using namespace kvq;
 
@@ -30,7 +30,8 @@ Options any_options(bool has_values) {
     side->zero = *rc::gen::element(ZeroKind::floating, ZeroKind::integer);
     side->clip = *rc::gen::element<std::optional<double>>(std::nullopt, 1.0, 0.92);
     side->transform = *rc::gen::element(TransformKind::orthogonal, TransformKind::diagonal, TransformKind::balanced);
-    if (side->allocate == Allocate::rope_block && side->transform == TransformKind::balanced) side->transform = TransformKind::diagonal;
+    if (side->allocate == Allocate::rope_block && side->transform == TransformKind::balanced)
+      side->transform = TransformKind::diagonal;
     if (side->coder != CoderKind::affine) side->clip = 1.0;
     if (*rc::gen::arbitrary<bool>()) continue;
     side->coder = CoderKind::symmetric;
@@ -50,18 +51,21 @@ Options any_options(bool has_values) {
 
 }  // namespace
 
-TEST_CASE("Whatever is asked of a method, its plan is valid, orthogonal and survives the artifact", "[methods][property]") {
+TEST_CASE("Whatever is asked of a method, its plan is valid, orthogonal and survives the artifact",
+          "[methods][property]") {
   rc::prop("any options, any shape", [] {
     const bool has_values = *rc::gen::inRange(0, 4) != 0;
-    const LayerActivations layer = test::make_layer({.layer = 2,
-                                                     .num_q_heads = 4,
-                                                     .num_kv_heads = *rc::gen::element(1, 2, 4),
-                                                     .head_dim = *rc::gen::element(16, 24, 32, 40),
-                                                     .v_head_dim = *rc::gen::element(16, 24, 32, 40),
-                                                     .lengths = {23, 8},
-                                                     .has_values = has_values,
-                                                     .seed = *rc::gen::inRange<std::uint64_t>(0, 1000),
-                                                     .outliers = *rc::gen::arbitrary<bool>()});
+    const LayerActivations layer = test::make_layer({
+        .layer = 2,
+        .num_q_heads = 4,
+        .num_kv_heads = *rc::gen::element(1, 2, 4),
+        .head_dim = *rc::gen::element(16, 24, 32, 40),
+        .v_head_dim = *rc::gen::element(16, 24, 32, 40),
+        .lengths = {23, 8},
+        .has_values = has_values,
+        .seed = *rc::gen::inRange<std::uint64_t>(0, 1000),
+        .outliers = *rc::gen::arbitrary<bool>(),
+    });
     const Options options = any_options(has_values);
     Artifact artifact = test::example_artifact();
     artifact.layers = {test::decide_one(layer, options, 20)};

@@ -7,8 +7,8 @@
 #include "support/matrix.h"
 #include "support/random_data.h"
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 #include <bit>
 #include <cmath>
@@ -76,7 +76,8 @@ TEST_CASE("A common shift of all keys is free: the centre cancels in the softmax
     const int tokens = *rc::gen::inRange(1, 30), window = *rc::gen::inRange(0, 8);
     constexpr int kDim = 6;
     const auto rows = static_cast<std::size_t>(tokens * kDim);
-    const std::vector<float> q = test::gaussian(rows, seed), k = test::gaussian(rows, seed + 1), v = test::gaussian(rows, seed + 2), center = test::gaussian(kDim, seed + 3);
+    const std::vector<float> q = test::gaussian(rows, seed), k = test::gaussian(rows, seed + 1),
+                             v = test::gaussian(rows, seed + 2), center = test::gaussian(kDim, seed + 3);
     std::vector<float> shifted = k;
     for (std::size_t i = 0; i < rows; ++i) shifted[i] += center[i % kDim];
     std::vector<double> out(rows), out_shifted(rows);
@@ -91,6 +92,7 @@ TEST_CASE("Every composition of any orthogonal basis is orthogonal", "[solve][pr
     const int dim = *rc::gen::inRange(1, 70);
     const std::vector<double> basis = test::random_orthogonal(dim, *rc::gen::inRange<std::uint64_t>(0, 1000));
     for (const Composition& composition : compositions())
-      if (!composition.uses('J')) RC_ASSERT(test::orthogonality_defect(compose(composition, basis, dim, hadamard_order(dim)), dim) < 1e-11);
+      if (!composition.uses('J'))
+        RC_ASSERT(test::orthogonality_defect(compose(composition, basis, dim, hadamard_order(dim)), dim) < 1e-11);
   });
 }

@@ -5,8 +5,8 @@
 #include "support/row_plans.h"
 #include "support/row_reference.h"
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 #include <bit>
 #include <cmath>
@@ -24,10 +24,12 @@ struct Row {
 };
 
 std::ostream& operator<<(std::ostream& out, const Row& row) {
-  out << coder_name(row.plan.coder) << " " << to_string(scale_rule(row.plan.coder)) << " " << to_string(scale_type(row.plan.coder)) << ", widths";
+  out << coder_name(row.plan.coder) << " " << to_string(scale_rule(row.plan.coder)) << " "
+      << to_string(scale_type(row.plan.coder)) << ", widths";
   if (row.plan.allocation)
     for (const std::uint8_t width : row.plan.allocation->channel_bits) out << ' ' << static_cast<int>(width);
-  else out << ' ' << code_bits(row.plan.coder) << ", group " << group_size(row.plan.coder);
+  else
+    out << ' ' << code_bits(row.plan.coder) << ", group " << group_size(row.plan.coder);
   out << ", x:" << std::hexfloat;
   for (const float x : row.x) out << ' ' << x;
   return out;
@@ -59,8 +61,10 @@ TensorPlan any_plan(int& dim, bool mixed) {
   const ScaleRule rule = *rc::gen::element(ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares);
   dim = group * *rc::gen::inRange(1, 3);
   TensorPlan plan;
-  if (*rc::gen::inRange(0, 2) == 0) plan.coder = test::codebook_coder(bits, group, rule, type, seed);
-  else plan.coder = test::trellis_coder({bits}, group, rule, type, seed, 4);
+  if (*rc::gen::inRange(0, 2) == 0)
+    plan.coder = test::codebook_coder(bits, group, rule, type, seed);
+  else
+    plan.coder = test::trellis_coder({bits}, group, rule, type, seed, 4);
   return plan;
 }
 
@@ -80,7 +84,8 @@ struct Coded {
 };
 Coded coded(const Row& row) {
   const RowCodec codec(row.plan, 0, row.dim());
-  Coded result{std::vector<std::uint8_t>(row.x.size()), std::vector<float>(static_cast<std::size_t>(codec.num_numbers())), std::vector<float>(row.x.size())};
+  Coded result{std::vector<std::uint8_t>(row.x.size()),
+               std::vector<float>(static_cast<std::size_t>(codec.num_numbers())), std::vector<float>(row.x.size())};
   codec.encode(row.x, result.codes, result.numbers);
   codec.decode(result.codes, result.numbers, result.decoded);
   return result;
@@ -88,7 +93,8 @@ Coded coded(const Row& row) {
 
 }  // namespace
 
-TEST_CASE("Any finite row in the codes of 1.1 is coded as the text of the format says, bit for bit", "[codec][property]") {
+TEST_CASE("Any finite row in the codes of 1.1 is coded as the text of the format says, bit for bit",
+          "[codec][property]") {
   const auto same = [](const Row& row) {
     const Coded found = coded(row);
     const test::ReferenceBytes expected = test::reference_plan_row(row.plan, 0, 0, row.x);
@@ -101,7 +107,8 @@ TEST_CASE("Any finite row in the codes of 1.1 is coded as the text of the format
   rc::prop("all patterns", [same] { same(*row_of(finite_number())); });
 }
 
-TEST_CASE("Any row in the codes of 1.1 survives its bytes, and its numbers are finite and of their type", "[codec][property]") {
+TEST_CASE("Any row in the codes of 1.1 survives its bytes, and its numbers are finite and of their type",
+          "[codec][property]") {
   rc::prop("any finite row", [] {
     const Row row = *row_of(finite_number());
     const Coded first = coded(row);

@@ -6,8 +6,8 @@
 #include "support/layers.h"
 #include "support/temp_folder.h"
 
-#include <catch2/catch.hpp>
 #include <rapidcheck/catch.h>
+#include <catch2/catch.hpp>
 
 using namespace kvq;
 
@@ -29,7 +29,11 @@ test::LayerSpec any_spec() {
 }
 
 StatsRequest request_for(bool has_values) {
-  StatsRequest request{.moments = test::all_moments(has_values), .sample_tokens = *rc::gen::inRange<std::int64_t>(1, 50), .seed = *rc::gen::arbitrary<std::uint32_t>()};
+  StatsRequest request{
+      .moments = test::all_moments(has_values),
+      .sample_tokens = *rc::gen::inRange<std::int64_t>(1, 50),
+      .seed = *rc::gen::arbitrary<std::uint32_t>(),
+  };
   request.moments.erase(Moment::sst);
   return request;
 }
@@ -60,8 +64,13 @@ TEST_CASE("Any statistics survive their file, byte for byte", "[stats][property]
     const test::TempFolder folder;
     const test::LayerSpec spec = any_spec();
     const StatsRequest request = request_for(spec.has_values);
-    const StatsHeader header{.model = {.name = "m", .fingerprint = "", .config_json = "", .num_layers = 4, .layers = {}},
-                             .producer = "p", .capture_point = "pre_rope", .seed = request.seed, .sample_tokens = request.sample_tokens};
+    const StatsHeader header{
+        .model = {.name = "m", .fingerprint = "", .config_json = "", .num_layers = 4, .layers = {}},
+        .producer = "p",
+        .capture_point = "pre_rope",
+        .seed = request.seed,
+        .sample_tokens = request.sample_tokens,
+    };
     save_stats(header, std::vector<LayerStats>{collect(test::make_layer(spec), request)}, folder / "a");
     const StatsFile file = StatsFile::open(folder / "a");
     save_stats(file.header(), std::vector<LayerStats>{file.load(0)}, folder / "b");

@@ -6,8 +6,13 @@ import struct
 import numpy as np
 import safetensors.numpy
 
-DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.int8): "I8", np.dtype(np.float64): "F64",
-               np.dtype(np.uint8): "U8", np.dtype(np.uint16): "U16"}
+DTYPE_NAMES = {
+    np.dtype(np.float32): "F32",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.float64): "F64",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.uint16): "U16",
+}
 
 
 def orthogonal(seed: int, heads: int, dim: int) -> np.ndarray:
@@ -20,15 +25,38 @@ def exact_plan() -> dict:
     return {"coder": "exact", "bits": 16, "center": False, "rotation": rotation("identity")}
 
 
-def affine_plan(bits: int, group_size: int, heads: int, clip_ratio: float = 1.0, zero: str = "float",
-                scale_type: str = "fp16", **rest) -> dict:
-    return {"coder": "affine", "bits": bits, "group_size": group_size, "scale_type": scale_type, "scale_rule": "minmax",
-            "zero": zero, "clip_ratio": [clip_ratio] * heads, "center": False, "rotation": rotation("identity")} | rest
+def affine_plan(
+    bits: int,
+    group_size: int,
+    heads: int,
+    clip_ratio: float = 1.0,
+    zero: str = "float",
+    scale_type: str = "fp16",
+    **rest,
+) -> dict:
+    return {
+        "coder": "affine",
+        "bits": bits,
+        "group_size": group_size,
+        "scale_type": scale_type,
+        "scale_rule": "minmax",
+        "zero": zero,
+        "clip_ratio": [clip_ratio] * heads,
+        "center": False,
+        "rotation": rotation("identity"),
+    } | rest
 
 
 def symmetric_plan(bits: int, group_size: int, rule: str = "norm", scale_type: str = "fp16", **rest) -> dict:
-    return {"coder": "symmetric", "bits": bits, "group_size": group_size, "scale_type": scale_type, "scale_rule": rule,
-            "center": False, "rotation": rotation("identity")} | rest
+    return {
+        "coder": "symmetric",
+        "bits": bits,
+        "group_size": group_size,
+        "scale_type": scale_type,
+        "scale_rule": rule,
+        "center": False,
+        "rotation": rotation("identity"),
+    } | rest
 
 
 def codebook_plan(bits: int, group_size: int, rule: str = "norm", per_head: bool = False, **rest) -> dict:
@@ -43,8 +71,14 @@ def trellis_plan(bits: int, group_size: int, memory: int, rule: str = "norm", **
 
 def mixed(plan: dict, bits: int, row_bytes: int, unit: str = "channel") -> dict:
     """The plan with mixed rows; `bits` is the largest width."""
-    allocation = {"unit": unit, "score": "energy", "mean_bits": 2.0, "row_bytes": row_bytes, "objective": 0.5,
-                  "free_objective": 0.4}
+    allocation = {
+        "unit": unit,
+        "score": "energy",
+        "mean_bits": 2.0,
+        "row_bytes": row_bytes,
+        "objective": 0.5,
+        "free_objective": 0.4,
+    }
     return {key: value for key, value in plan.items() if key != "group_size"} | {"bits": bits, "allocation": allocation}
 
 
@@ -60,11 +94,17 @@ def transform(heads: int, kind: str = "balanced", gain: float = 1.5, condition: 
 def inverse_pair(seed: int, heads: int, dim: int, spread: float = 4.0) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """(A, A^-1, condition): float32 [heads, dim, dim] twice, and [heads] of what the manifest says of them."""
     rng = np.random.default_rng(seed)
-    matrices = [np.linalg.qr(rng.standard_normal((dim, dim)))[0] * spread ** rng.uniform(-1, 1, dim) @
-                np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(heads)]
+    matrices = [
+        np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+        * spread ** rng.uniform(-1, 1, dim)
+        @ np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+        for _ in range(heads)
+    ]
     inverses = [np.linalg.inv(a) for a in matrices]
-    conditions = [float(np.sqrt(np.mean([(a[i] @ a[i]) * (b[:, i] @ b[:, i]) for i in range(dim)])))
-                  for a, b in zip(matrices, inverses)]
+    conditions = [
+        float(np.sqrt(np.mean([(a[i] @ a[i]) * (b[:, i] @ b[:, i]) for i in range(dim)])))
+        for a, b in zip(matrices, inverses)
+    ]
     return np.float32(matrices), np.float32(inverses), conditions
 
 
@@ -74,24 +114,53 @@ def rotation(kind: str, scope: str = "kv_head", **rest) -> dict:
 
 
 def geometry(q_heads: int, kv_heads: int, dim: int) -> dict:
-    return {"num_q_heads": q_heads, "num_kv_heads": kv_heads, "head_dim": dim, "v_head_dim": dim,
-            "softmax_scale": dim**-0.5, "sliding_window": 0, "kind": "gqa",
-            "rope": {"layout": "half", "dim": dim, "offset": 0, "attention_factor": 1.0,
-                     "inv_freq": [1e4 ** (-2 * j / dim) for j in range(dim // 2)]}}
+    return {
+        "num_q_heads": q_heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": dim,
+        "v_head_dim": dim,
+        "softmax_scale": dim**-0.5,
+        "sliding_window": 0,
+        "kind": "gqa",
+        "rope": {
+            "layout": "half",
+            "dim": dim,
+            "offset": 0,
+            "attention_factor": 1.0,
+            "inv_freq": [1e4 ** (-2 * j / dim) for j in range(dim // 2)],
+        },
+    }
 
 
 def version_of(requires) -> str:
     return "1.2" if "transform" in requires else "1.1" if requires else "1.0"
 
 
-def manifest(layers: list[dict], num_layers: int | None = None, sink: int = 0, recent: int = 0,
-             fingerprint: str = "", requires: tuple[str, ...] = ()) -> dict:
-    return {"format": "kvq-artifact", "version": version_of(requires), "requires": list(requires),
-            "model": {"name": "by hand", "fingerprint": fingerprint, "num_layers": num_layers or len(layers)},
-            "calibration": {"method": "plain", "tool": "kvq 0.1.0", "tokens": 10, "sequences": 1, "seed": 0, "options": {},
-                            "dump": {"hash": "xxh3-128:" + "0" * 32, "producer": "by hand", "capture_point": "post_rope"}},
-            "windows": {"sink_tokens": sink, "recent_tokens": recent},
-            "layers": layers}
+def manifest(
+    layers: list[dict],
+    num_layers: int | None = None,
+    sink: int = 0,
+    recent: int = 0,
+    fingerprint: str = "",
+    requires: tuple[str, ...] = (),
+) -> dict:
+    return {
+        "format": "kvq-artifact",
+        "version": version_of(requires),
+        "requires": list(requires),
+        "model": {"name": "by hand", "fingerprint": fingerprint, "num_layers": num_layers or len(layers)},
+        "calibration": {
+            "method": "plain",
+            "tool": "kvq 0.1.0",
+            "tokens": 10,
+            "sequences": 1,
+            "seed": 0,
+            "options": {},
+            "dump": {"hash": "xxh3-128:" + "0" * 32, "producer": "by hand", "capture_point": "post_rope"},
+        },
+        "windows": {"sink_tokens": sink, "recent_tokens": recent},
+        "layers": layers,
+    }
 
 
 def layer(index: int, shape: dict, k: dict, v: dict | None = None) -> dict:
@@ -120,8 +189,13 @@ def metadata(tree: dict, tensors: dict[str, np.ndarray], **changes: str) -> dict
     text = canonical(tree)
     # A test may have spoiled what belongs here.
     requires = [word for word in tree.get("requires", []) if word != "later"]
-    return {"format": "kvq-artifact", "version": version_of(requires), "requires": ",".join(requires), "kvq.manifest": text,
-            "kvq.content_hash": content_hash(text, tensors)} | changes
+    return {
+        "format": "kvq-artifact",
+        "version": version_of(requires),
+        "requires": ",".join(requires),
+        "kvq.manifest": text,
+        "kvq.content_hash": content_hash(text, tensors),
+    } | changes
 
 
 def to_bytes(tree: dict, tensors: dict[str, np.ndarray] | None = None, **changes: str) -> bytes:

@@ -54,8 +54,9 @@ class Reference:
             self._watch(kept, layer.self_attn)
         ids = torch.tensor([tokens])
         with torch.no_grad():
-            self.logits = self.model(ids, attention_mask=torch.ones_like(ids),
-                                     position_ids=torch.arange(len(tokens))[None] * stride).logits[0]
+            self.logits = self.model(
+                ids, attention_mask=torch.ones_like(ids), position_ids=torch.arange(len(tokens))[None] * stride
+            ).logits[0]
 
     def _watch(self, kept: dict, attention) -> None:
         for name in self.MODULES:
@@ -121,7 +122,7 @@ def expected_qk(reference: Reference, layer: int, dumped: DumpLayer, tiny, confi
     for tensor, name in names.items():
         x = reference.heads(layer, name, num_heads[tensor])
         if tiny.is_mla:
-            x = x[..., -config.qk_rope_head_dim:]
+            x = x[..., -config.qk_rope_head_dim :]
             if config.model_type == "deepseek_v3" and config.rope_interleave:
                 x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
         result[tensor] = rotate_as_specified(x, positions, dumped)

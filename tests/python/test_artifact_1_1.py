@@ -2,10 +2,9 @@
 
 import json
 
+import artifact_builder as build
 import numpy as np
 import pytest
-
-import artifact_builder as build
 import read_artifact
 from kvq_py import packing
 from kvq_py.artifact_reader import parse_artifact
@@ -37,17 +36,37 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     """
     shape = build.geometry(Q_HEADS, KV_HEADS, DIM)
     dense, shared = build.rotation("dense"), build.rotation("dense", "layer")
-    both = build.trellis_plan(4, DIM, 1, "rms", rotation=dense, trellis=[{"bits": 2, "memory": 2}, {"bits": 1, "memory": 3}])
+    both = build.trellis_plan(
+        4, DIM, 1, "rms", rotation=dense, trellis=[{"bits": 2, "memory": 2}, {"bits": 1, "memory": 3}]
+    )
     books = {"bits": [1, 2, 4], "per_head": False, "source": "sphere"}
-    tree = build.manifest([
-        build.layer(0, shape, build.mixed(both, 4, ROW_BYTES, "rope_block"),
-                    build.codebook_plan(2, 10, "norm", True, **build.centroids(3, KV_HEADS))),
-        build.layer(1, shape, build.mixed(build.codebook_plan(4, DIM, rotation=shared, codebooks=books,
-                                                              **build.centroids(5, 1, "joint")), 4, ROW_BYTES),
-                    build.trellis_plan(1, 10, 2, "least_squares", scale_type="bf16")),
-        build.layer(2, shape, build.mixed(build.symmetric_plan(4, DIM, "absmax", center=True), 4, ROW_BYTES),
-                    build.affine_plan(3, DIM, KV_HEADS, **build.centroids(300, KV_HEADS, "joint"))),
-    ], requires=FEATURES)
+    tree = build.manifest(
+        [
+            build.layer(
+                0,
+                shape,
+                build.mixed(both, 4, ROW_BYTES, "rope_block"),
+                build.codebook_plan(2, 10, "norm", True, **build.centroids(3, KV_HEADS)),
+            ),
+            build.layer(
+                1,
+                shape,
+                build.mixed(
+                    build.codebook_plan(4, DIM, rotation=shared, codebooks=books, **build.centroids(5, 1, "joint")),
+                    4,
+                    ROW_BYTES,
+                ),
+                build.trellis_plan(1, 10, 2, "least_squares", scale_type="bf16"),
+            ),
+            build.layer(
+                2,
+                shape,
+                build.mixed(build.symmetric_plan(4, DIM, "absmax", center=True), 4, ROW_BYTES),
+                build.affine_plan(3, DIM, KV_HEADS, **build.centroids(300, KV_HEADS, "joint")),
+            ),
+        ],
+        requires=FEATURES,
+    )
     return tree, {
         "layers.0.k.rotation": build.orthogonal(1, KV_HEADS, DIM),
         "layers.0.k.channel_bits": WIDTHS,
@@ -93,6 +112,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 
 # Reading
 
+
 def test_reads_every_feature():
     plans, tensors = sample_plans(), sample()[1]
     k = plans[0, "k"]
@@ -100,15 +120,22 @@ def test_reads_every_feature():
     assert k.row_bytes == ROW_BYTES and k.scheme_of(1).row_bytes(DIM) == ROW_BYTES
     theta = tensors["layers.0.k.trellis"].tolist()
     assert [(p.scheme.coder, p.scheme.memory, p.scheme.theta) for p in k.scheme_of(0).parts] == [
-        ("symmetric", 0, ()), ("trellis", 2, tuple(theta[:6])), ("trellis", 3, tuple(theta[6:]))]
+        ("symmetric", 0, ()),
+        ("trellis", 2, tuple(theta[:6])),
+        ("trellis", 3, tuple(theta[6:])),
+    ]
     for head in range(KV_HEADS):
         assert plans[0, "v"].scheme_of(head).codebook == tuple(tensors["layers.0.v.codebook.2"][head].tolist())
         assert plans[1, "k"].scheme_of(head) is plans[1, "k"].schemes[0]
     assert [p.scheme.codebook for p in plans[1, "k"].scheme.parts] == [
-        tuple(tensors[f"layers.1.k.codebook.{bits}"].tolist()) for bits in (4, 2, 1)]
+        tuple(tensors[f"layers.1.k.codebook.{bits}"].tolist()) for bits in (4, 2, 1)
+    ]
     assert plans[1, "v"].scheme.theta == tuple(tensors["layers.1.v.trellis"].tolist())
     assert {place: plan.centroid_scope for place, plan in plans.items() if plan.centroid_scope} == {
-        (0, "v"): "kv_head", (1, "k"): "joint", (2, "v"): "joint"}
+        (0, "v"): "kv_head",
+        (1, "k"): "joint",
+        (2, "v"): "joint",
+    }
     assert plans[0, "v"].row_bytes == 5 + 2 * 2 + 1
     assert plans[2, "v"].row_bytes == 8 + 2 * 2 + 2
 
@@ -135,8 +162,10 @@ def test_the_sample_is_what_the_schema_allows():
 
 # What is refused
 
+
 def edit(*path, value):
     """A change of a plan of the manifest; value `...` deletes."""
+
     def apply(tree, tensors):
         node = tree["layers"]
         for key in path[:-1]:
@@ -145,15 +174,18 @@ def edit(*path, value):
             del node[path[-1]]
         else:
             node[path[-1]] = value
+
     return apply
 
 
 def tensor(name, value=None):
     """Replaces a tensor, or drops it."""
+
     def apply(tree, tensors):
         tensors.pop(name, None)
         if value is not None:
             tensors[name] = value
+
     return apply
 
 
@@ -161,6 +193,7 @@ def both(*changes):
     def apply(tree, tensors):
         for change in changes:
             change(tree, tensors)
+
     return apply
 
 
@@ -171,12 +204,16 @@ def damaged(name, value, place=-1):
 
 
 TENSORS = sample()[1]
+
+
 def mixed_values(unit, *more):
     """Layer 2 with mixed values, with the tensors of the keys of layer 0."""
     names = ("channel_bits", "channel_order", *more)
-    return both(edit(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
-                tensor("layers.2.v.centroids"),
-                *(tensor(f"layers.2.v.{name}", TENSORS[f"layers.0.k.{name}"]) for name in names))
+    return both(
+        edit(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
+        tensor("layers.2.v.centroids"),
+        *(tensor(f"layers.2.v.{name}", TENSORS[f"layers.0.k.{name}"]) for name in names),
+    )
 
 
 K0, V0, K1, V1, K2, V2 = ((layer, side) for layer in range(3) for side in "kv")
@@ -223,9 +260,14 @@ REFUSED = {
     "no codebooks": edit(*V0, "codebooks", value=...),
     "codebooks of another coder": edit(*V1, "codebooks", value={"bits": [1], "per_head": False, "source": "sphere"}),
     "codebook missing": tensor("layers.0.v.codebook.2"),
-    "codebook of a width without one": both(edit(*K1, "codebooks", "bits", value=[1, 4]), tensor("layers.1.k.codebook.2")),
-    "codebook of no uniform width": both(edit(*V0, "codebooks", "bits", value=[1]), tensor("layers.0.v.codebook.2"),
-                                         tensor("layers.0.v.codebook.1", np.sort(gaussian(1, KV_HEADS, 2)))),
+    "codebook of a width without one": both(
+        edit(*K1, "codebooks", "bits", value=[1, 4]), tensor("layers.1.k.codebook.2")
+    ),
+    "codebook of no uniform width": both(
+        edit(*V0, "codebooks", "bits", value=[1]),
+        tensor("layers.0.v.codebook.2"),
+        tensor("layers.0.v.codebook.1", np.sort(gaussian(1, KV_HEADS, 2))),
+    ),
     "codebook not announced": tensor("layers.0.v.codebook.3", np.sort(gaussian(1, KV_HEADS, 8))),
     "codebook width twice": edit(*K1, "codebooks", "bits", value=[1, 2, 4, 4]),
     "codebook width 9": edit(*K1, "codebooks", "bits", value=[1, 2, 9]),
@@ -247,19 +289,32 @@ REFUSED = {
     "theta by rows": tensor("layers.1.v.trellis", gaussian(1, 1, 3)),
     "theta infinite": damaged("layers.1.v.trellis", np.inf),
     "trellis without memory": edit(*V1, "trellis", 0, "memory", value=0),
-    "trellis with 9 bits of state": both(edit(*V1, "trellis", 0, value={"bits": 3, "memory": 3}), edit(*V1, "bits", value=3),
-                                         tensor("layers.1.v.trellis", gaussian(1, 12))),
-    "trellis of memory 9": both(edit(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))),
-    "trellis of another width": both(edit(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))),
-    "trellis twice": both(edit(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2),
-                          tensor("layers.1.v.trellis", gaussian(1, 6))),
+    "trellis with 9 bits of state": both(
+        edit(*V1, "trellis", 0, value={"bits": 3, "memory": 3}),
+        edit(*V1, "bits", value=3),
+        tensor("layers.1.v.trellis", gaussian(1, 12)),
+    ),
+    "trellis of memory 9": both(
+        edit(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))
+    ),
+    "trellis of another width": both(
+        edit(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))
+    ),
+    "trellis twice": both(
+        edit(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2), tensor("layers.1.v.trellis", gaussian(1, 6))
+    ),
     "empty trellis": both(edit(*V1, "trellis", value=[]), tensor("layers.1.v.trellis", gaussian(1, 0))),
     "rms of symmetric codes": edit(*K2, "scale_rule", value="rms"),
     # centroids
-    "center and centroids": both(edit(*V0, "center", value=True), tensor("layers.0.v.center", gaussian(1, KV_HEADS, DIM))),
-    "one centroid": both(edit(*V0, "centroids", "count", value=1), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 1, DIM))),
-    "4097 centroids": both(edit(*V0, "centroids", "count", value=4097),
-                           tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 4097, DIM))),
+    "center and centroids": both(
+        edit(*V0, "center", value=True), tensor("layers.0.v.center", gaussian(1, KV_HEADS, DIM))
+    ),
+    "one centroid": both(
+        edit(*V0, "centroids", "count", value=1), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 1, DIM))
+    ),
+    "4097 centroids": both(
+        edit(*V0, "centroids", "count", value=4097), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 4097, DIM))
+    ),
     "another count": edit(*V0, "centroids", "count", value=4),
     "no centroids": tensor("layers.0.v.centroids"),
     "centroids not announced": edit(*V0, "centroids", value=...),
@@ -304,6 +359,7 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
 
 # Coding rows
 
+
 def test_rows_are_coded_as_the_formula_says():
     plans, tensors = sample_plans(), sample()[1]
     x = gaussian(20, KV_HEADS, 11, DIM)
@@ -315,8 +371,8 @@ def test_rows_are_coded_as_the_formula_says():
         coded = packing.encode((x[head].astype(np.float64) @ rotation).astype(np.float32), own)
         packed = plans[0, "k"].pack_rows(x[head], head)
         assert packed.shape == (11, ROW_BYTES)
-        assert (packed[:, :own.needed_bytes()] == packing.pack(coded, own)[:, :own.needed_bytes()]).all()
-        assert not packed[:, own.needed_bytes():].any()
+        assert (packed[:, : own.needed_bytes()] == packing.pack(coded, own)[:, : own.needed_bytes()]).all()
+        assert not packed[:, own.needed_bytes() :].any()
 
 
 def test_short_groups_of_a_trellis_are_symmetric():
@@ -370,6 +426,7 @@ def test_all_heads_at_once_are_each_head(place):
 def test_torch_reconstructs_what_numpy_does():
     torch = pytest.importorskip("torch")
     from kvq_py.coded_attention import reconstruct, unrounded
+
     x = gaussian(24, KV_HEADS, 70, DIM)
     for place, plan in sample_plans().items():
         for own in (plan, unrounded(plan)):
@@ -380,12 +437,17 @@ def test_torch_reconstructs_what_numpy_does():
 
 # The program
 
+
 def test_prints_mixed_plans(tmp_path, capsys):
     code, out, err = run(capsys, write(tmp_path), "--verify")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["0", "k", "trellis", "2m2", "1m3", "1.55", "mixed", "fp16", "rms", "12", "-", "no"] in [line[:12] for line in lines]
-    assert ["1", "k", "codebook", "1.60", "mixed", "fp16", "norm", "12", "-", "5", "joint"] in [line[:11] for line in lines]
+    assert ["0", "k", "trellis", "2m2", "1m3", "1.55", "mixed", "fp16", "rms", "12", "-", "no"] in [
+        line[:12] for line in lines
+    ]
+    assert ["1", "k", "codebook", "1.60", "mixed", "fp16", "norm", "12", "-", "5", "joint"] in [
+        line[:11] for line in lines
+    ]
     assert "0 k by rope_block  4: 5.0%, 2: 45.0%, 1: 45.0%, 0: 5.0%" in out
     assert "2 k by channel  " in out
 

@@ -1,13 +1,22 @@
 """Codebook and trellis codes, mixed widths and centroids of packing.md 1.1: small cases by hand, and brute force."""
 
 import dataclasses
-
-import numpy as np
-import pytest
+import itertools
 
 import derive_vectors as exact
+import numpy as np
+import pytest
 from kvq_py import packing
-from kvq_py.scheme import MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, TABLE_RULES, MixedScheme, Scheme, Tables, with_equal_rows
+from kvq_py.scheme import (
+    MIXABLE_CODERS,
+    SCALE_BYTES,
+    SCALE_RULES,
+    TABLE_RULES,
+    MixedScheme,
+    Scheme,
+    Tables,
+    with_equal_rows,
+)
 
 TRELLISES = [(1, 1), (1, 3), (1, 6), (1, 7), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2)]  # bits, memory
 
@@ -40,9 +49,18 @@ def trellis_scheme(bits, theta, group_size, rule="rms", scale_type="fp32") -> Sc
 
 
 def table_schemes(group_size: int) -> list[Scheme]:
-    return [scheme for scale_type in SCALE_BYTES for rule in TABLE_RULES for scheme in (
-        *(codebook_scheme(codebook(bits), group_size, rule, scale_type) for bits in (1, 2, 3, 5, 8)),
-        *(trellis_scheme(bits, trellis(bits, memory)[1], group_size, rule, scale_type) for bits, memory in TRELLISES))]
+    return [
+        scheme
+        for scale_type in SCALE_BYTES
+        for rule in TABLE_RULES
+        for scheme in (
+            *(codebook_scheme(codebook(bits), group_size, rule, scale_type) for bits in (1, 2, 3, 5, 8)),
+            *(
+                trellis_scheme(bits, trellis(bits, memory)[1], group_size, rule, scale_type)
+                for bits, memory in TRELLISES
+            ),
+        )
+    ]
 
 
 def random_widths(rng, dim: int) -> tuple[int, ...]:
@@ -53,8 +71,12 @@ def random_widths(rng, dim: int) -> tuple[int, ...]:
 def mixed_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
     """Every coder with every rule and type, with widths of its own."""
     rng = np.random.default_rng(seed)
-    return [MixedScheme.make(coder, random_widths(rng, dim), scale_type, rule, TABLES, centroids)
-            for coder in MIXABLE_CODERS for rule in SCALE_RULES[coder] for scale_type in SCALE_BYTES]
+    return [
+        MixedScheme.make(coder, random_widths(rng, dim), scale_type, rule, TABLES, centroids)
+        for coder in MIXABLE_CODERS
+        for rule in SCALE_RULES[coder]
+        for scale_type in SCALE_BYTES
+    ]
 
 
 def rows(seed: int, count: int, dim: int) -> np.ndarray:
@@ -79,6 +101,7 @@ def device(request):
 def check_torch(x: np.ndarray, scheme, device) -> None:
     import torch
     from kvq_py import torch_codec
+
     coded, rows = packing.encode(x, scheme), torch.from_numpy(x).to(device)
     codes, numbers = torch_codec.encode(rows, scheme)
     assert (codes.cpu().numpy() == coded.codes).all(), scheme
@@ -90,12 +113,17 @@ def check_torch(x: np.ndarray, scheme, device) -> None:
 
 # Codebook codes
 
+
 def test_codebook_by_hand():
     x = floats(3, -1, 1, -1, 3, -3, 1, 1)[None]  # E = 32, d = 2, y = 1.5 -0.5 0.5 -0.5 1.5 -1.5 0.5 0.5
     entries = (-2.0, -0.5, 0.25, 1.5)  # thresholds -1.25 -0.125 0.875
     codes = [3, 1, 2, 1, 3, 0, 2, 2]
     values = floats(*entries)[codes]  # N = 2.25 0.25 0.0625 0.25 2.25 4 0.0625 0.0625 = 9.1875; x v = 16.75
-    for rule, scale in (("rms", 2.0), ("norm", np.sqrt(floats(32) / floats(9.1875))[0]), ("least_squares", 16.75 / 9.1875)):
+    for rule, scale in (
+        ("rms", 2.0),
+        ("norm", np.sqrt(floats(32) / floats(9.1875))[0]),
+        ("least_squares", 16.75 / 9.1875),
+    ):
         coded = packing.encode(x, scheme := codebook_scheme(entries, 8, rule))
         assert coded.codes[0].tolist() == codes
         assert same_bits(coded.numbers[0], floats(scale)), rule
@@ -112,14 +140,17 @@ def test_a_value_on_a_threshold_gets_the_upper_entry():
 def test_codebook_codes_count_thresholds(bits):
     entries = floats(*codebook(bits))
     y = np.concatenate([gaussian(1, 300), (entries[:-1] + entries[1:]) / 2, entries]).astype(np.float32)
-    thresholds = [(a + b) * np.float32(0.5) for a, b in zip(entries, entries[1:])]
+    thresholds = [(a + b) * np.float32(0.5) for a, b in itertools.pairwise(entries)]
     found = packing.nearest_entries(y[None, None], codebook_scheme(entries.tolist(), len(y)))
     assert found[0, 0].tolist() == [sum(t <= v for t in thresholds) for v in y]
 
 
 @pytest.mark.parametrize("rule", TABLE_RULES)
-@pytest.mark.parametrize("scheme", [codebook_scheme((-1.0, -0.5, 0.5, 1.0), 8), trellis_scheme(2, (1.0, 2.0, 0.1, 0.2), 8)],
-                         ids=["codebook", "trellis"])
+@pytest.mark.parametrize(
+    "scheme",
+    [codebook_scheme((-1.0, -0.5, 0.5, 1.0), 8), trellis_scheme(2, (1.0, 2.0, 0.1, 0.2), 8)],
+    ids=["codebook", "trellis"],
+)
 def test_a_group_without_scale_has_middle_codes(scheme, rule):
     scheme = dataclasses.replace(scheme, scale_rule=rule, scale_type="fp16")
     x = np.zeros((1, 24), np.float32)
@@ -138,6 +169,7 @@ def test_values_without_norm_keep_the_deviation(rule):
 
 # Trellis codes
 
+
 def test_trellis_by_hand():
     """b = 1, m = 1, theta = 1 1: v is +1 or -1 where a code is that of the channel before, and 0 where it is not."""
     x = floats(0, 2, 0, 0, 0, 0, 0, -2)[None]  # E = 8, so d = 1; v = x / 2, N = 2, x v = 4
@@ -151,10 +183,13 @@ def test_trellis_by_hand():
 def test_before_the_first_code_come_the_last_ones():
     scheme = trellis_scheme(2, (1.0, 2.0, 0.5, 0.25, 0.125, 0.0625), 8)
     found = packing.trellis_values(np.array([3, 0, 2, 1, 0, 0, 2, 1], np.uint8), scheme)
-    h = lambda *terms: sum(terms) / 2  # noqa: E731
+    h = lambda *terms: sum(terms) / 2
     assert found[:4].tolist() == [
-        h(1, 2, 0.5, -0.25, -0.125, 0.0625), h(-1, -2, 0.5, 0.25, 0.125, -0.0625), h(-1, 2, -0.5, -0.25, 0.125, 0.0625),
-        h(1, -2, -0.5, 0.25, -0.125, -0.0625)]
+        h(1, 2, 0.5, -0.25, -0.125, 0.0625),
+        h(-1, -2, 0.5, 0.25, 0.125, -0.0625),
+        h(-1, 2, -0.5, -0.25, 0.125, 0.0625),
+        h(1, -2, -0.5, 0.25, -0.125, -0.0625),
+    ]
 
 
 @pytest.mark.parametrize("bits, memory", [*TRELLISES, (8, 1)])
@@ -192,12 +227,12 @@ def seam_by_force(y: np.ndarray, scheme: Scheme) -> list[int]:
     """
     size, memory = len(y), scheme.memory
     codes = sequences(2**scheme.bits, memory + 2 * size)
-    window = [codes[:, memory - k:codes.shape[1] - k].astype(int) for k in range(memory + 1)]
+    window = [codes[:, memory - k : codes.shape[1] - k].astype(int) for k in range(memory + 1)]
     place = sum(before << scheme.bits * k for k, before in enumerate(window))
     cost = costs(np.concatenate([y, y]), packing.trellis_table(scheme)[place])
     codes = codes[cost == cost.min()].tolist()
     best = min(codes, key=lambda path: (path[-memory:], path[:-memory][::-1]))
-    return best[size:size + memory]
+    return best[size : size + memory]
 
 
 def group_by_force(y: np.ndarray, seam: list[int], scheme: Scheme) -> list[int]:
@@ -227,8 +262,9 @@ def test_both_runs_find_the_best_of_all_paths(memory, ties):
             assert found == group_by_force(row, seam, scheme), scheme.theta
 
 
-@pytest.mark.parametrize("bits, memory, size", [(1, 1, 12), (1, 2, 9), (1, 3, 13), (1, 7, 8), (1, 7, 14), (2, 1, 8), (2, 3, 9),
-                                                (3, 2, 8)])
+@pytest.mark.parametrize(
+    "bits, memory, size", [(1, 1, 12), (1, 2, 9), (1, 3, 13), (1, 7, 8), (1, 7, 14), (2, 1, 8), (2, 3, 9), (3, 2, 8)]
+)
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_group_is_the_best_path_through_the_seam(bits, memory, size, ties):
     rng = np.random.default_rng(40 + size)
@@ -328,6 +364,7 @@ def test_rules_fit_what_they_say(scheme):
 
 # Mixed widths
 
+
 def test_a_mixed_row_by_hand():
     """3 channels of 5 bits in bytes, 3 of 2 bits, 2 without bits; two fp32 scales at a multiple of 4."""
     scheme = MixedScheme.make("symmetric", (5, 5, 5, 2, 2, 2, 0, 0), "fp32", "absmax")
@@ -380,7 +417,7 @@ def test_every_width_and_length_of_a_segment(width, length):
     coded = packing.CodedRows(codes, np.ones((6, 1), np.float32))
     packed = packing.pack(coded, scheme)
     assert (packing.unpack(packed, scheme, length + 1).codes == codes).all()
-    used = np.unpackbits(packed, axis=1, bitorder="little")[:, length * stored:scheme.numbers_begin(length + 1) * 8]
+    used = np.unpackbits(packed, axis=1, bitorder="little")[:, length * stored : scheme.numbers_begin(length + 1) * 8]
     assert not used.any()  # padding
 
 
@@ -390,8 +427,8 @@ def test_a_segment_is_coded_as_a_row_of_its_own():
         for rule in SCALE_RULES[coder]:
             coded = packing.encode(x, scheme := MixedScheme.make(coder, widths, "fp16", rule, TABLES))
             for place, part in enumerate(scheme.parts):
-                alone = packing.encode(x[:, part.begin:part.end], part.scheme)
-                assert (coded.codes[:, part.begin:part.end] == alone.codes).all()
+                alone = packing.encode(x[:, part.begin : part.end], part.scheme)
+                assert (coded.codes[:, part.begin : part.end] == alone.codes).all()
                 assert same_bits(coded.numbers[:, place], alone.numbers[:, 0])
             decoded = packing.decode(coded, scheme)
             assert same_bits(decoded[:, 29:], np.zeros((20, 5), np.float32))
@@ -402,7 +439,10 @@ def test_widths_without_a_theta_and_short_segments_are_symmetric(rule, fallback)
     tables = Tables(trellises={1: trellis(1, 1), 2: trellis(2, 1)})
     scheme = MixedScheme.make("trellis", (3,) * 9 + (2,) * 7 + (1,) * 8, "fp16", rule, tables)
     assert [(part.scheme.coder, part.scheme.scale_rule) for part in scheme.parts] == [
-        ("symmetric", fallback), ("symmetric", fallback), ("trellis", rule)]
+        ("symmetric", fallback),
+        ("symmetric", fallback),
+        ("trellis", rule),
+    ]
 
 
 @pytest.mark.parametrize("rule, fallback", [("norm", "norm"), ("rms", "norm"), ("least_squares", "least_squares")])
@@ -422,7 +462,9 @@ def test_short_groups_of_one_width_are_symmetric(size, rule, fallback, device):
 
 
 def test_heads_have_equal_rows():
-    heads = [MixedScheme.make("symmetric", widths, "fp16", "norm") for widths in ((8,) * 8, (8, 1) + (0,) * 6, (0,) * 8)]
+    heads = [
+        MixedScheme.make("symmetric", widths, "fp16", "norm") for widths in ((8,) * 8, (8, 1) + (0,) * 6, (0,) * 8)
+    ]
     assert [head.row_bytes(8) for head in heads] == [12, 8, 0]  # 8 + 2, 1 + 1 + 4, nothing
     equal = with_equal_rows(heads)
     assert [head.row_bytes(8) for head in equal] == [12, 12, 12]
@@ -442,6 +484,7 @@ def test_bytes_that_no_encoder_writes_are_refused():
 
 
 # Centroids
+
 
 def test_the_nearest_centroid_and_its_ties():
     centroids = floats(0, 0, 2, 0, 0, 2, 2, 0).reshape(1, 4, 2)
@@ -467,6 +510,7 @@ def test_distances_are_the_trees(dim):
 
 # PyTorch
 
+
 @pytest.mark.parametrize("scheme", table_schemes(12), ids=str)
 def test_torch_equals_numpy_for_tables(scheme, device):
     check_torch(rows(13, 41, 24), scheme, device)
@@ -481,7 +525,9 @@ def test_torch_equals_numpy_for_random_mixed_rows(seed, device):
 @pytest.mark.parametrize("size", [8, 31, 32, 33, 64, 70])
 def test_torch_finds_the_same_seam(size, device):
     for bits, memory in ((1, 7), (2, 3)):
-        check_torch(rows(19, 15, 2 * size), trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16"), device)
+        check_torch(
+            rows(19, 15, 2 * size), trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16"), device
+        )
 
 
 def test_torch_has_the_largest_trellis(device):
@@ -495,6 +541,7 @@ def test_torch_has_the_same_infinite_costs(device):
 def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
     import torch
     from kvq_py import torch_codec
+
     monkeypatch.setitem(torch_codec.CHUNK, device.type, 1 << 9)
     rng = np.random.default_rng(15)
     for bits, memory in TRELLISES[:7]:
@@ -508,6 +555,7 @@ def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
 def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
     import torch
     from kvq_py import torch_codec
+
     monkeypatch.setitem(torch_codec.CHUNK, device.type, chunk)
     x, centroids = gaussian(16, 3, 37, 13), gaussian(17, 3, 9, 13)
     centroids[:, 7] = centroids[:, 2]
@@ -523,23 +571,42 @@ def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
 
 # Schemes
 
-@pytest.mark.parametrize("fields", [
-    dict(coder="codebook", bits=2, codebook=(0.0, 1.0)), dict(coder="codebook", bits=1, codebook=(1.0, 1.0)),
-    dict(coder="codebook", bits=1, codebook=(1.0, np.inf)), dict(coder="codebook", bits=1),
-    dict(coder="codebook", bits=1, codebook=(0.0, 1.0), scale_rule="absmax"), dict(coder="symmetric", bits=2, scale_rule="rms"),
-    dict(coder="symmetric", bits=1, codebook=(0.0, 1.0)), dict(coder="codebook", bits=1, codebook=(0.0, 1.0), zero="float"),
-    dict(coder="trellis", bits=1, memory=0, theta=(1.0,)), dict(coder="trellis", bits=1, memory=2, theta=(1.0, 1.0)),
-    dict(coder="trellis", bits=1, memory=9, theta=(1.0,) * 10), dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
-    dict(coder="trellis", bits=8, memory=2, theta=(1.0,) * 24),
-    dict(coder="trellis", bits=1, memory=1, theta=(1.0, np.nan)), dict(coder="symmetric", bits=1, memory=1)])
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(coder="codebook", bits=2, codebook=(0.0, 1.0)),
+        dict(coder="codebook", bits=1, codebook=(1.0, 1.0)),
+        dict(coder="codebook", bits=1, codebook=(1.0, np.inf)),
+        dict(coder="codebook", bits=1),
+        dict(coder="codebook", bits=1, codebook=(0.0, 1.0), scale_rule="absmax"),
+        dict(coder="symmetric", bits=2, scale_rule="rms"),
+        dict(coder="symmetric", bits=1, codebook=(0.0, 1.0)),
+        dict(coder="codebook", bits=1, codebook=(0.0, 1.0), zero="float"),
+        dict(coder="trellis", bits=1, memory=0, theta=(1.0,)),
+        dict(coder="trellis", bits=1, memory=2, theta=(1.0, 1.0)),
+        dict(coder="trellis", bits=1, memory=9, theta=(1.0,) * 10),
+        dict(coder="trellis", bits=3, memory=3, theta=(1.0,) * 12),
+        dict(coder="trellis", bits=8, memory=2, theta=(1.0,) * 24),
+        dict(coder="trellis", bits=1, memory=1, theta=(1.0, np.nan)),
+        dict(coder="symmetric", bits=1, memory=1),
+    ],
+)
 def test_impossible_tables_are_refused(fields):
     with pytest.raises(ValueError):
         Scheme(**{"group_size": 4, "scale_rule": "norm"} | fields)
 
 
-@pytest.mark.parametrize("coder, widths, match", [
-    ("affine", (2, 1), "coder"), ("exact", (2, 1), "coder"), ("symmetric", (1, 2), "descending"),
-    ("symmetric", (9, 2), "widths"), ("codebook", (3, 2), "codebook of 3 bits")])
+@pytest.mark.parametrize(
+    "coder, widths, match",
+    [
+        ("affine", (2, 1), "coder"),
+        ("exact", (2, 1), "coder"),
+        ("symmetric", (1, 2), "descending"),
+        ("symmetric", (9, 2), "widths"),
+        ("codebook", (3, 2), "codebook of 3 bits"),
+    ],
+)
 def test_impossible_mixtures_are_refused(coder, widths, match):
     with pytest.raises(ValueError, match=match):
         MixedScheme.make(coder, widths, "fp16", "norm", Tables({2: codebook(2)}))

@@ -99,8 +99,9 @@ def test_positions_of_a_file_are_taken(tmp_path, capsys):
         assert "positions from a file" in file.attrs["producer"]
 
 
-@pytest.mark.parametrize("positions", [np.arange(20), np.zeros(21, int), np.arange(21) - 1, np.arange(21.0),
-                                       np.arange(21)[:, None]])
+@pytest.mark.parametrize(
+    "positions", [np.arange(20), np.zeros(21, int), np.arange(21) - 1, np.arange(21.0), np.arange(21)[:, None]]
+)
 def test_positions_that_do_not_fit_are_refused(tmp_path, capsys, positions):
     fabricate(tmp_path / "dump")
     np.save(tmp_path / "p.npy", positions)
@@ -128,8 +129,20 @@ def test_other_dtypes_stay_what_they_are(tmp_path, capsys, dtype, name):
 
 def write_config(tmp_path, **changes):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "qwen3", "hidden_size": 32, "num_attention_heads": Q_HEADS, "head_dim": DIM,
-                                "num_key_value_heads": KV_HEADS, "num_hidden_layers": 5, "rope_theta": 1e6} | changes))
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "qwen3",
+                "hidden_size": 32,
+                "num_attention_heads": Q_HEADS,
+                "head_dim": DIM,
+                "num_key_value_heads": KV_HEADS,
+                "num_hidden_layers": 5,
+                "rope_theta": 1e6,
+            }
+            | changes
+        )
+    )
     return path
 
 
@@ -158,8 +171,13 @@ def test_interleaved_and_partial_rope_come_from_the_configuration(tmp_path, caps
 def test_scaled_rope_is_what_transformers_computes(tmp_path, capsys):
     pytest.importorskip("transformers")
     fabricate(tmp_path / "dump")
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     config = write_config(tmp_path, model_type="llama", rope_scaling=scaling, max_position_embeddings=512)
     code, _, err = run(capsys, tmp_path / "dump", tmp_path / "out.h5", "--config", config)
     assert code == 0, err
@@ -180,10 +198,17 @@ def test_yarn_brings_its_attention_factor(tmp_path, capsys):
         assert file["layers/0"].attrs["rope_attention_factor"] == pytest.approx(0.1 * np.log(4) + 1)
 
 
-@pytest.mark.parametrize("changes, code", [({"model_type": "unheard_of"}, 2), ({"model_type": "deepseek_v3"}, 2),
-                                           ({"rope_theta": None}, 3), ({"num_hidden_layers": 1}, 2),
-                                           ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 5),
-                                           ({"head_dim": 16}, 2)])
+@pytest.mark.parametrize(
+    "changes, code",
+    [
+        ({"model_type": "unheard_of"}, 2),
+        ({"model_type": "deepseek_v3"}, 2),
+        ({"rope_theta": None}, 3),
+        ({"num_hidden_layers": 1}, 2),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 5),
+        ({"head_dim": 16}, 2),
+    ],
+)
 def test_configurations_that_do_not_decide_are_refused(tmp_path, capsys, changes, code):
     fabricate(tmp_path / "dump")
     found, out, err = run(capsys, tmp_path / "dump", tmp_path / "out.h5", "--config", write_config(tmp_path, **changes))
@@ -193,6 +218,7 @@ def test_configurations_that_do_not_decide_are_refused(tmp_path, capsys, changes
 
 def damage(kind):
     """A fault in chunk 2 of layer 1."""
+
     def apply(folder):
         if kind == "missing chunk":
             (folder / "layer_1/v/2.pt").unlink()
@@ -220,12 +246,28 @@ def damage(kind):
             save(folder, 1, "k", 2, torch.ones(8, 1, DIM, dtype=torch.bfloat16))
         elif kind == "other dtype":
             save(folder, 1, "k", 2, torch.ones(8, KV_HEADS, DIM))
+
     return apply
 
 
-@pytest.mark.parametrize("kind", ["missing chunk", "not a pickle", "empty file", "a dictionary", "other code", "lengths",
-                                  "negative length", "other sequences", "fewer keys", "flat queries", "key width",
-                                  "other heads", "other dtype"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing chunk",
+        "not a pickle",
+        "empty file",
+        "a dictionary",
+        "other code",
+        "lengths",
+        "negative length",
+        "other sequences",
+        "fewer keys",
+        "flat queries",
+        "key width",
+        "other heads",
+        "other dtype",
+    ],
+)
 def test_damaged_dumps_are_refused_and_named(tmp_path, capsys, kind):
     fabricate(tmp_path / "dump")
     damage(kind)(tmp_path / "dump")
@@ -241,7 +283,13 @@ def test_numbers_that_cannot_be_are_refused(tmp_path, capsys, value):
     tensors = fabricate(tmp_path / "dump")
     for chunk in CHUNKS:
         x = tensors[0, "v", chunk]
-        save(tmp_path / "dump", 0, "v", chunk, torch.zeros_like(x) if value == 0 else x.index_fill(0, torch.tensor([0]), value))
+        save(
+            tmp_path / "dump",
+            0,
+            "v",
+            chunk,
+            torch.zeros_like(x) if value == 0 else x.index_fill(0, torch.tensor([0]), value),
+        )
     code, _, err = run(capsys, tmp_path / "dump", tmp_path / "out.h5", *ROPE)
     assert code == 4 and "layer_0/v" in err
 
@@ -261,8 +309,9 @@ def test_empty_folders_and_a_lone_warm_up_are_refused(tmp_path, capsys):
     assert code == 3 and "--keep-first-chunk" in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--rope-layout", "half"], ["--rope-layout", "spiral"],
-                                       [*ROPE, "--softmax-scale", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--rope-layout", "half"], ["--rope-layout", "spiral"], [*ROPE, "--softmax-scale", "0"]]
+)
 def test_rope_is_never_guessed(tmp_path, arguments):
     with pytest.raises(SystemExit) as error:
         convert_oscar_dump.main(["dump", "out.h5", *arguments])

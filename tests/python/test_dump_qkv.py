@@ -89,13 +89,24 @@ def test_layer_attributes_state_the_geometry_of_the_model(name, tiny_folder, tmp
     dump = make_dump(tiny_folder(name), tmp_path)
     assert sorted(dump.layers) == [0, 1]
     for index, layer in dump.layers.items():
-        expected = {"kind": "gqa", "num_q_heads": options["num_attention_heads"],
-                    "num_kv_heads": options["num_key_value_heads"], "head_dim": options.get("head_dim"),
-                    "v_head_dim": options.get("head_dim"), "rope_layout": tiny.layout, "rotary_dim": tiny.rotary_dim,
-                    "rotary_offset": 0, "sliding_window": tiny.windows[index]}
+        expected = {
+            "kind": "gqa",
+            "num_q_heads": options["num_attention_heads"],
+            "num_kv_heads": options["num_key_value_heads"],
+            "head_dim": options.get("head_dim"),
+            "v_head_dim": options.get("head_dim"),
+            "rope_layout": tiny.layout,
+            "rotary_dim": tiny.rotary_dim,
+            "rotary_offset": 0,
+            "sliding_window": tiny.windows[index],
+        }
         if tiny.is_mla:
-            expected |= {"kind": "mla_rope", "num_kv_heads": 1, "head_dim": options["qk_rope_head_dim"],
-                         "v_head_dim": options["v_head_dim"]}
+            expected |= {
+                "kind": "mla_rope",
+                "num_kv_heads": 1,
+                "head_dim": options["qk_rope_head_dim"],
+                "v_head_dim": options["v_head_dim"],
+            }
         assert {key: layer.attrs[key] for key in expected} == expected
         assert layer.attrs["softmax_scale"] == pytest.approx(tiny.softmax_scale, rel=1e-6)
         assert_layer_is_well_formed(layer, len(dump.positions))
@@ -103,9 +114,11 @@ def test_layer_attributes_state_the_geometry_of_the_model(name, tiny_folder, tmp
 
 def assert_layer_is_well_formed(layer: DumpLayer, num_tokens: int) -> None:
     attrs = layer.attrs
-    shapes = {"q": (num_tokens, attrs["num_q_heads"], attrs["head_dim"]),
-              "k": (num_tokens, attrs["num_kv_heads"], attrs["head_dim"]),
-              "v": (num_tokens, attrs["num_kv_heads"], attrs["v_head_dim"])}
+    shapes = {
+        "q": (num_tokens, attrs["num_q_heads"], attrs["head_dim"]),
+        "k": (num_tokens, attrs["num_kv_heads"], attrs["head_dim"]),
+        "v": (num_tokens, attrs["num_kv_heads"], attrs["v_head_dim"]),
+    }
     if attrs["kind"] == "mla_rope":
         del shapes["v"]
     assert {name: layer.stored[name].shape for name in layer.dtypes} == shapes
@@ -122,8 +135,8 @@ def test_yarn_attention_factor_is_recorded(tiny_folder, tmp_path):
 def test_gemma3_local_and_global_layers_have_their_own_frequencies(tiny_folder, tmp_path):
     dump = make_dump(tiny_folder("gemma3_text"), tmp_path)
     exponent = -np.arange(0, 20, 2) / 20
-    assert dump.layers[0]["rope_inv_freq"] == pytest.approx(10_000.0 ** exponent, rel=1e-5)
-    assert dump.layers[1]["rope_inv_freq"] == pytest.approx(1_000_000.0 ** exponent, rel=1e-5)
+    assert dump.layers[0]["rope_inv_freq"] == pytest.approx(10_000.0**exponent, rel=1e-5)
+    assert dump.layers[1]["rope_inv_freq"] == pytest.approx(1_000_000.0**exponent, rel=1e-5)
 
 
 def test_root_attributes_and_token_datasets_follow_the_format(tiny_folder, tmp_path):
@@ -168,7 +181,7 @@ def greedy_tokens(folder, prompt: list[int], count: int) -> list[int]:
         logits = Reference(folder, tokens).logits[-1]
         logits[4] = -np.inf
         tokens.append(int(logits.argmax()))
-    return tokens[len(prompt):]
+    return tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "glm4", "gemma2"])
@@ -220,7 +233,7 @@ def test_the_metric_of_o_proj_is_always_there_but_for_mla(name, options, tiny_fo
         for head in range(kv_heads):  # what an error costs, head by head as the model reads values
             for error in (*np.eye(dim), rng.standard_normal(dim)):
                 readers = [h for h in range(q_heads) if h // (q_heads // kv_heads) == head]
-                cost = sum(np.sum((weight[:, h * dim:(h + 1) * dim] @ error)**2) for h in readers)
+                cost = sum(np.sum((weight[:, h * dim : (h + 1) * dim] @ error) ** 2) for h in readers)
                 assert error @ metric[head].astype(np.float64) @ error == pytest.approx(cost, rel=1e-5)
 
 
@@ -268,10 +281,14 @@ def test_curvature_is_the_second_moment_of_the_nll_gradient(name, tiny_folder, t
 
 def output_gradients(model, tokens: list[int]) -> list[np.ndarray]:
     """Gradient of the summed NLL at a zero added to each layer's attention output: [T, Hq * Dv] per layer."""
-    zeros = [torch.zeros(1, len(tokens), layer.self_attn.o_proj.in_features, requires_grad=True)
-             for layer in model.model.layers]
-    hooks = [layer.self_attn.o_proj.register_forward_pre_hook(lambda _m, inputs, zero=zero: (inputs[0] + zero,))
-             for layer, zero in zip(model.model.layers, zeros)]
+    zeros = [
+        torch.zeros(1, len(tokens), layer.self_attn.o_proj.in_features, requires_grad=True)
+        for layer in model.model.layers
+    ]
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _m, inputs, zero=zero: (inputs[0] + zero,))
+        for layer, zero in zip(model.model.layers, zeros)
+    ]
     ids = torch.tensor([tokens])
     loss = model(ids, labels=ids).loss * (len(tokens) - 1)
     gradients = torch.autograd.grad(loss, zeros)
@@ -313,8 +330,20 @@ def test_several_texts_take_turns_and_begin_with_the_bos_of_the_configuration(sa
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path, word in zip(texts, ("chalk", "cheese")):
         path.write_text(f"{word}: {TEXT * 3}", encoding="utf-8")
-    dump = make_dump(sample_model, tmp_path, "--text", texts[0], "--text", texts[1], "--sequence-length", 31,
-                     "--tokens", 100, "--layers", "0,2")
+    dump = make_dump(
+        sample_model,
+        tmp_path,
+        "--text",
+        texts[0],
+        "--text",
+        texts[1],
+        "--sequence-length",
+        31,
+        "--tokens",
+        100,
+        "--layers",
+        "0,2",
+    )
     assert dump.cu_seqlens.tolist() == [0, 31, 62, 93]  # the last 7 are too few for a sequence
     firsts = {name: [dump.layers[0][name][rows.start] for rows in dump.sequences()] for name in "kv"}
     for name in "kv":  # layer 0 sees the token alone: every sequence begins with the same one, at position 0
@@ -337,7 +366,8 @@ def test_the_default_prefix_is_what_the_tokenizer_adds(sample_model):
     assert default_prefix(tokenizer, config) == default_prefix(None, config) == [0]
     names = {"<|pad|>": 1, "<|endoftext|>": 0}
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|pad|> <|endoftext|> $A <|pad|>", special_tokens=list(names.items()))
+        single="<|pad|> <|endoftext|> $A <|pad|>", special_tokens=list(names.items())
+    )
     assert default_prefix(tokenizer, config) == [1, 0]
 
 
@@ -395,8 +425,12 @@ def test_terms_only_the_interface_sees_are_refused(tiny_folder, tmp_path, capsys
 
 
 def test_rope_that_changes_with_the_length_is_refused(tmp_path, capsys):
-    folder = save_tiny("llama", tmp_path / "model", max_position_embeddings=25, rope_parameters={
-        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    folder = save_tiny(
+        "llama",
+        tmp_path / "model",
+        max_position_embeddings=25,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    )
     assert run_dump(folder, tmp_path / "dump.h5", "--synthetic-tokens", 40, "--sequence-length", 41) == 0
     options = ("--synthetic-tokens", 50, "--sequence-length", 24, "--generate", 8)
     assert run_dump(folder, tmp_path / "other.h5", *options) == 5
@@ -416,8 +450,12 @@ def test_unreadable_input_is_named(tiny_folder, sample_model, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (tmp_path / "short.txt").write_text("Hm.")
-    for name, complaint in {"empty.txt": "empty", "latin.txt": "0xe9", "short.txt": "expected at least",
-                            "missing.txt": "No such file"}.items():
+    for name, complaint in {
+        "empty.txt": "empty",
+        "latin.txt": "0xe9",
+        "short.txt": "expected at least",
+        "missing.txt": "No such file",
+    }.items():
         assert run_dump(sample_model, tmp_path / "dump.h5", "--text", tmp_path / name) == 3
         expect_error(capsys, complaint)
     assert run_dump(tmp_path / "no_model", tmp_path / "dump.h5", "--synthetic-tokens", 9) == 3
@@ -432,9 +470,16 @@ def test_unreadable_input_is_named(tiny_folder, sample_model, tmp_path, capsys):
 
 
 def test_wrong_flags_exit_with_two(tiny_folder, tmp_path, capsys):
-    wrong = [[], ["--synthetic-tokens", "9", "--text", "x"], ["--synthetic-tokens", "0"], ["--dtype", "int8"],
-             ["--synthetic-tokens", "9", "--layers", "x"], ["--synthetic-tokens", "9", "--layers", "1-2"],
-             ["--synthetic-tokens", "9", "--prepend", "89"], ["--synthetic-tokens", "9", "--sequence-length", "1"]]
+    wrong = [
+        [],
+        ["--synthetic-tokens", "9", "--text", "x"],
+        ["--synthetic-tokens", "0"],
+        ["--dtype", "int8"],
+        ["--synthetic-tokens", "9", "--layers", "x"],
+        ["--synthetic-tokens", "9", "--layers", "1-2"],
+        ["--synthetic-tokens", "9", "--prepend", "89"],
+        ["--synthetic-tokens", "9", "--sequence-length", "1"],
+    ]
     for options in wrong:
         assert run_dump(tiny_folder("llama"), tmp_path / "dump.h5", *options) == 2, options
         expect_error(capsys)
@@ -482,8 +527,11 @@ def test_a_wrong_layout_is_noticed(name, tiny_folder, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
 def test_a_qk_norm_other_than_the_models_is_noticed(name, tiny_folder, tmp_path, capsys, monkeypatch, out):
     facts = kvq_dump.capture.norm_facts
-    monkeypatch.setattr(kvq_dump.capture, "norm_facts",
-                        lambda norm: kvq_dump.capture.NormFacts(1.001 * facts(norm).weight, facts(norm).epsilon))
+    monkeypatch.setattr(
+        kvq_dump.capture,
+        "norm_facts",
+        lambda norm: kvq_dump.capture.NormFacts(1.001 * facts(norm).weight, facts(norm).epsilon),
+    )
     expect_failed_check(tiny_folder(name), tmp_path, capsys, "QK-norm", "captured without the norm?")
 
 
@@ -521,21 +569,37 @@ def test_overflow_of_float16_is_noticed(tiny_folder, tmp_path, capsys):
 
 
 def test_help_needs_no_torch_and_shows_an_example():
-    code = ("import sys; import dump_qkv\n"
-            "try: dump_qkv.main(['--help'])\n"
-            "except SystemExit: assert 'torch' not in sys.modules and 'h5py' not in sys.modules")
+    code = (
+        "import sys; import dump_qkv\n"
+        "try: dump_qkv.main(['--help'])\n"
+        "except SystemExit: assert 'torch' not in sys.modules and 'h5py' not in sys.modules"
+    )
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "example:" in shown.stdout and "exit codes:" in shown.stdout and "gemma3_text" in shown.stdout
 
 
 def test_a_run_reports_checks_on_stderr_and_a_table_on_stdout(tiny_folder, tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "dump_qkv.py", tiny_folder("gemma3_text"), "--synthetic-tokens", "40",
-               "--output", tmp_path / "dump.h5", "--threads", "1"]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "dump_qkv.py",
+        tiny_folder("gemma3_text"),
+        "--synthetic-tokens",
+        "40",
+        "--output",
+        tmp_path / "dump.h5",
+        "--threads",
+        "1",
+    ]
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert [line.split(":")[1].strip() for line in ran.stderr.splitlines() if line.startswith("check: ")] == [
-        "sequences", "values", "QK-norm", "RoPE", "attention output"]
+        "sequences",
+        "values",
+        "QK-norm",
+        "RoPE",
+        "attention output",
+    ]
     assert "capture: 100%" in ran.stderr and "FAILED" not in ran.stderr
     table = ran.stdout.splitlines()
     assert table[0].startswith("wrote ") and len(table) == 4  # layers 0 and 1 differ in their window
@@ -564,10 +628,12 @@ def test_sample_dumps_belong_to_the_sample_model(name, sample_model):
     path = ROOT / "sample_data" / name
     if not path.exists():
         pytest.skip(f"sample_data/{name} is not here")
-    assert path.stat().st_size <= 8 * 2 ** 20
+    assert path.stat().st_size <= 8 * 2**20
     dump = Dump(path)
-    lines = "".join(f"{hashlib.sha256((sample_model / part).read_bytes()).hexdigest()}  {part}\n"
-                    for part in ("config.json", "model.safetensors"))
+    lines = "".join(
+        f"{hashlib.sha256((sample_model / part).read_bytes()).hexdigest()}  {part}\n"
+        for part in ("config.json", "model.safetensors")
+    )
     assert dump.attrs["model_fingerprint"] == hashlib.sha256(lines.encode()).hexdigest()
     assert sorted(dump.layers) == list(range(6)) and len(dump.sequences()) == 3
     for layer in dump.layers.values():

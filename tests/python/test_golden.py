@@ -11,7 +11,6 @@ import h5py
 import jsonschema
 import numpy as np
 import pytest
-
 import read_artifact
 from kvq_py.artifact import Artifact, SidePlan
 from kvq_py.artifact_reader import read_artifact as read
@@ -65,17 +64,25 @@ def test_golden_manifests_are_canonical(path):
 
 # Files of 1.2
 
-KINDS_1_2 = {"kvq": {"0k": "klt", "0v": "klt", "1k": "mixed", "1v": "klt"}, "block-gtq": dict.fromkeys(("0k", "0v", "1k", "1v"), "klt"),
-             "oscar": {"0k": "balanced", "1k": "balanced"}, "quarot": dict.fromkeys(("0k", "0v", "1k", "1v"), "diagonal"),
-             "plain": {"0v": "diagonal", "1v": "diagonal"}}
+KINDS_1_2 = {
+    "kvq": {"0k": "klt", "0v": "klt", "1k": "mixed", "1v": "klt"},
+    "block-gtq": dict.fromkeys(("0k", "0v", "1k", "1v"), "klt"),
+    "oscar": {"0k": "balanced", "1k": "balanced"},
+    "quarot": dict.fromkeys(("0k", "0v", "1k", "1v"), "diagonal"),
+    "plain": {"0v": "diagonal", "1v": "diagonal"},
+}
 
 
 @pytest.mark.parametrize("name", KINDS_1_2)
 def test_transforms(name):
     artifact = read(GOLDEN / "v1.2" / f"{name}.safetensors")
     assert (artifact.manifest["version"], "transform" in artifact.manifest["requires"]) == ("1.2", True)
-    kinds = {f"{layer['layer']}{letter}": layer[letter]["transform"]["kind"]
-             for layer in artifact.manifest["layers"] for letter in "kv" if "transform" in layer[letter]}
+    kinds = {
+        f"{layer['layer']}{letter}": layer[letter]["transform"]["kind"]
+        for layer in artifact.manifest["layers"]
+        for letter in "kv"
+        if "transform" in layer[letter]
+    }
     assert kinds == KINDS_1_2[name]
 
 
@@ -86,10 +93,13 @@ def test_statistics_and_dump_of_1_2_have_the_metric_of_o_proj():
         assert dump.attrs["version"] == "1.1"
         for layer in (0, 1):
             stored = np.float64(dump[f"layers/{layer}/o_proj_metric"][()])
-            np.testing.assert_array_equal(stats.array(f"layers.{layer}.o_proj_metric"), 0.5 * (stored + stored.transpose(0, 2, 1)))
+            np.testing.assert_array_equal(
+                stats.array(f"layers.{layer}.o_proj_metric"), 0.5 * (stored + stored.transpose(0, 2, 1))
+            )
 
 
 # Statistics of 1.1
+
 
 def test_golden_statistics_fit_their_schema(stats):
     manifest = json.loads(stats.metadata["kvq.manifest"])
@@ -114,6 +124,7 @@ def test_golden_statistics_hold_out_the_first_tokens(stats, layer):
 
 # Artifacts of 1.1
 
+
 def widths(plan: SidePlan) -> list[str]:
     """[H], a digit a channel"""
     return ["".join(map(str, row)) for row in plan.tensors["channel_bits"].tolist()]
@@ -125,8 +136,12 @@ def side(artifacts, name: str, key: str) -> tuple[SidePlan, dict]:
     return artifact.layers[layer].sides[key[1]], artifact.manifest["layers"][layer][key[1]]
 
 
-REQUIRES = {"kvq": ["trellis", "mixed_widths"], "block-gtq": ["codebook", "mixed_widths"],
-            "tq-mse": ["codebook", "centroids"], "saw-int4": ["codebook", "trellis", "centroids"]}
+REQUIRES = {
+    "kvq": ["trellis", "mixed_widths"],
+    "block-gtq": ["codebook", "mixed_widths"],
+    "tq-mse": ["codebook", "centroids"],
+    "saw-int4": ["codebook", "trellis", "centroids"],
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,13 +152,25 @@ def test_features(artifacts, name):
 
 
 WIDTHS = {
-    "kvq": {"0k": ["2222222222111100", "2222222211111111"], "0v": ["2222222222221111"] * 2,
-            "1k": ["2222111111111111"] * 2, "1v": ["2222222211111111"] * 2},
-    "block-gtq": {"0k": ["5333332222221111", "5333322222222111"], "0v": ["4444333333333333"] * 2,
-                  "1k": ["5222222111111100"] * 2, "1v": ["6555555555555554", "5555555555555555"]},
+    "kvq": {
+        "0k": ["2222222222111100", "2222222211111111"],
+        "0v": ["2222222222221111"] * 2,
+        "1k": ["2222111111111111"] * 2,
+        "1v": ["2222222211111111"] * 2,
+    },
+    "block-gtq": {
+        "0k": ["5333332222221111", "5333322222222111"],
+        "0v": ["4444333333333333"] * 2,
+        "1k": ["5222222111111100"] * 2,
+        "1v": ["6555555555555554", "5555555555555555"],
+    },
 }
-ROW_BYTES = {"kvq": {"0k": 8, "0v": 8, "1k": 8, "1v": 8}, "block-gtq": {"0k": 16, "0v": 12, "1k": 12, "1v": 24},
-             "tq-mse": {"0k": 7, "0v": 4, "1k": 7, "1v": 4}, "saw-int4": {"0k": 17, "0v": 15, "1k": 17, "1v": 15}}
+ROW_BYTES = {
+    "kvq": {"0k": 8, "0v": 8, "1k": 8, "1v": 8},
+    "block-gtq": {"0k": 16, "0v": 12, "1k": 12, "1v": 24},
+    "tq-mse": {"0k": 7, "0v": 4, "1k": 7, "1v": 4},
+    "saw-int4": {"0k": 17, "0v": 15, "1k": 17, "1v": 15},
+}
 
 
 @pytest.mark.parametrize("name", WIDTHS)
@@ -181,11 +208,19 @@ def test_rope_blocks(artifacts):
 
 
 # formats/packing.md, "Trellis tables"
-THETA = {(2, 1): [1.48225427, 0.918767927, -0.792501826, 0.993044327],
-         (2, 2): [-0.886770233, -1.34449962, 0.717407561, -0.0397294397, 0.927222248, -0.814774881],
-         (4, 1): [1.2847827, 1.1339953, 0.911722797, 0.601804498, 0.910166869, -0.982628213, -0.266429482, 0.453091539]}
-TRELLISES = [("kvq", "0k", (2, 1)), ("kvq", "0v", (2, 2)), ("kvq", "1k", (2, 2)), ("kvq", "1v", (2, 1)),
-             ("saw-int4", "0k", (4, 1)), ("saw-int4", "1k", (4, 1))]
+THETA = {
+    (2, 1): [1.48225427, 0.918767927, -0.792501826, 0.993044327],
+    (2, 2): [-0.886770233, -1.34449962, 0.717407561, -0.0397294397, 0.927222248, -0.814774881],
+    (4, 1): [1.2847827, 1.1339953, 0.911722797, 0.601804498, 0.910166869, -0.982628213, -0.266429482, 0.453091539],
+}
+TRELLISES = [
+    ("kvq", "0k", (2, 1)),
+    ("kvq", "0v", (2, 2)),
+    ("kvq", "1k", (2, 2)),
+    ("kvq", "1v", (2, 1)),
+    ("saw-int4", "0k", (4, 1)),
+    ("saw-int4", "1k", (4, 1)),
+]
 
 
 @pytest.mark.parametrize("name, key, shape", TRELLISES)
@@ -195,10 +230,16 @@ def test_trellises_are_the_published_ones(artifacts, name, key, shape):
     assert plan.tensors["trellis"].tolist() == np.float32(THETA[shape]).tolist()
 
 
-CODEBOOKS = [("block-gtq", "0k", "sphere", True, [1, 2, 3, 5]), ("block-gtq", "0v", "sphere", True, [3, 4]),
-             ("block-gtq", "1k", "sphere", True, [1, 2, 5]), ("block-gtq", "1v", "sphere", True, [4, 5, 6]),
-             ("tq-mse", "0k", "sphere", False, [2]), ("tq-mse", "0v", "sphere", False, [1]),
-             ("saw-int4", "0v", "fitted", True, [3]), ("saw-int4", "1v", "fitted", True, [3])]
+CODEBOOKS = [
+    ("block-gtq", "0k", "sphere", True, [1, 2, 3, 5]),
+    ("block-gtq", "0v", "sphere", True, [3, 4]),
+    ("block-gtq", "1k", "sphere", True, [1, 2, 5]),
+    ("block-gtq", "1v", "sphere", True, [4, 5, 6]),
+    ("tq-mse", "0k", "sphere", False, [2]),
+    ("tq-mse", "0v", "sphere", False, [1]),
+    ("saw-int4", "0v", "fitted", True, [3]),
+    ("saw-int4", "1v", "fitted", True, [3]),
+]
 
 
 @pytest.mark.parametrize("name, key, source, per_head, widths", CODEBOOKS)
@@ -221,8 +262,12 @@ def test_centroids(artifacts):
     assert plan.tensors["centroids"].shape == (2, 3, 16) and len(facts["centroids"]["inertia"]) == 2
 
 
-SCALES = {"kvq": ("fp16", "norm"), "block-gtq": ("bf16", "least_squares"), "tq-mse": ("fp16", "rms"),
-          "saw-int4": ("fp32", "norm")}
+SCALES = {
+    "kvq": ("fp16", "norm"),
+    "block-gtq": ("bf16", "least_squares"),
+    "tq-mse": ("fp16", "rms"),
+    "saw-int4": ("fp32", "norm"),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -236,6 +281,7 @@ def test_windows(artifacts):
 
 
 # Rows of 1.1 and later
+
 
 def held_out_rows(stats: SafetensorsFile, layer: int, name: str) -> np.ndarray:
     """float32 [H, N, D], the first held-out tokens."""
@@ -256,9 +302,19 @@ def coded_rows(version: str) -> list[dict]:
             for letter, plan in entry.sides.items():
                 x = held_out_rows(stats, layer, letter)
                 packed, left = plan.pack_heads(x), plan.reconstruct_heads(x)
-                rows += [{"artifact": name, "layer": layer, "side": letter, "head": head, "token": token,
-                          "bytes": packed[head, token].tobytes().hex(), "reconstructed_bits": hex_bits(left[head, token])}
-                         for head in range(len(x)) for token in range(ROWS)]
+                rows += [
+                    {
+                        "artifact": name,
+                        "layer": layer,
+                        "side": letter,
+                        "head": head,
+                        "token": token,
+                        "bytes": packed[head, token].tobytes().hex(),
+                        "reconstructed_bits": hex_bits(left[head, token]),
+                    }
+                    for head in range(len(x))
+                    for token in range(ROWS)
+                ]
     return rows
 
 

@@ -7,10 +7,9 @@ import math
 import re
 from fractions import Fraction
 
+import derive_vectors as exact
 import numpy as np
 import pytest
-
-import derive_vectors as exact
 from kvq_py import packing
 from kvq_py.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
 
@@ -33,8 +32,9 @@ def tables_of(vector: dict) -> Tables:
 def scheme_of(vector: dict) -> AnyScheme:
     tables, count = tables_of(vector), len(vector.get("centroids_bits", []))
     if "channel_bits" in vector:
-        scheme = MixedScheme.make(vector["coder"], tuple(vector["channel_bits"]), vector["scale_type"],
-                                  vector["scale_rule"], tables, count)
+        scheme = MixedScheme.make(
+            vector["coder"], tuple(vector["channel_bits"]), vector["scale_type"], vector["scale_rule"], tables, count
+        )
         return dataclasses.replace(scheme, size=vector["row_bytes"])
     if vector["coder"] in ("codebook", "trellis"):
         fields = [vector[name] for name in ("coder", "bits", "group_size", "scale_type", "scale_rule")]
@@ -64,10 +64,19 @@ def float_bits(x: np.ndarray) -> list[str]:
 
 
 def all_schemes(group_size: int, bits=range(1, 9)) -> list[Scheme]:
-    return [scheme for b in bits for scale_type in SCALE_BYTES for scheme in (
-        *(Scheme("affine", b, group_size, scale_type, "minmax", zero, ratio) for zero in ("float", "integer")
-          for ratio in (1.0, 0.92)),
-        *(Scheme("symmetric", b, group_size, scale_type, rule) for rule in SYMMETRIC_RULES))]
+    return [
+        scheme
+        for b in bits
+        for scale_type in SCALE_BYTES
+        for scheme in (
+            *(
+                Scheme("affine", b, group_size, scale_type, "minmax", zero, ratio)
+                for zero in ("float", "integer")
+                for ratio in (1.0, 0.92)
+            ),
+            *(Scheme("symmetric", b, group_size, scale_type, rule) for rule in SYMMETRIC_RULES),
+        )
+    ]
 
 
 def rows(seed: int, count: int, dim: int) -> np.ndarray:
@@ -80,6 +89,7 @@ def rows(seed: int, count: int, dim: int) -> np.ndarray:
 
 
 # Vectors
+
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"].replace(" ", "_"))
 def test_numpy_gives_every_number_of_the_vector(vector):
@@ -96,14 +106,22 @@ def test_numpy_gives_every_number_of_the_vector(vector):
     assert (None if back.index is None else back.index[0]) == vector.get("centroid")
 
 
-@pytest.mark.parametrize("vector", [v for v in VECTORS if v["coder"] != "exact"], ids=lambda v: v["name"].replace(" ", "_"))
+@pytest.mark.parametrize(
+    "vector", [v for v in VECTORS if v["coder"] != "exact"], ids=lambda v: v["name"].replace(" ", "_")
+)
 def test_torch_gives_every_number_of_the_vector(vector):
     torch = pytest.importorskip("torch")
     from kvq_py import torch_codec
+
     scheme = scheme_of(vector)
-    x, index = coded_row_of(vector, lambda *arrays: torch_codec.nearest_centroids(*map(torch.from_numpy, arrays)).numpy())
+    x, index = coded_row_of(
+        vector, lambda *arrays: torch_codec.nearest_centroids(*map(torch.from_numpy, arrays)).numpy()
+    )
     codes, numbers = torch_codec.encode(torch.from_numpy(x), scheme)
-    assert packing.pack(packing.CodedRows(codes.numpy(), numbers.numpy(), index), scheme).tobytes().hex() == vector["bytes"]
+    assert (
+        packing.pack(packing.CodedRows(codes.numpy(), numbers.numpy(), index), scheme).tobytes().hex()
+        == vector["bytes"]
+    )
     assert float_bits(torch_codec.decode(codes, numbers, scheme).numpy()) == vector["decoded_bits"]
 
 
@@ -116,7 +134,8 @@ def test_vectors_cover_what_packing_md_defines():
     rules = [("minmax", "float"), ("minmax", "integer"), *((rule, None) for rule in SYMMETRIC_RULES)]
     assert seen >= {(rule, zero, bits) for rule, zero in rules for bits in range(1, 9)}
     assert {(v["scale_rule"], v["scale_type"]) for v in VECTORS if "scale_type" in v} >= {
-        (rule, scale_type) for rule in ("minmax", *SYMMETRIC_RULES) for scale_type in SCALE_BYTES}
+        (rule, scale_type) for rule in ("minmax", *SYMMETRIC_RULES) for scale_type in SCALE_BYTES
+    }
     assert seen >= {(rule, None, bits) for rule in TABLE_RULES for bits in (1, 2, 3)}
     for coder in ("codebook", "trellis"):
         assert {v["scale_rule"] for v in VECTORS if v["coder"] == coder} == set(TABLE_RULES)
@@ -133,6 +152,7 @@ def test_steps_are_the_table_of_packing_md():
 
 
 # Misreadings: each is packing.md with one step done otherwise, and at least one vector must notice.
+
 
 def fused_energy(self, x):
     total = exact.ZERO
@@ -180,7 +200,7 @@ def scale_to_infinity(self, value, scale_type):
 def clip_each_group(self, row, group_size, ratio):
     if ratio == 1:
         return row
-    return [x for i in range(0, len(row), group_size) for x in self.clip_at_quantile(row[i:i + group_size], ratio)]
+    return [x for i in range(0, len(row), group_size) for x in self.clip_at_quantile(row[i : i + group_size], ratio)]
 
 
 def reciprocal(self, a, b):
@@ -207,11 +227,13 @@ def refit_is_coded_again(self, x, bits, rule, scale_type):
 
 def zeros_before_the_group(self, codes, trellis):
     padded = [0] * trellis.memory + codes
-    return [self.trellis_value(tuple(padded[j:j + trellis.memory + 1][::-1]), trellis) for j in range(len(codes))]
+    return [self.trellis_value(tuple(padded[j : j + trellis.memory + 1][::-1]), trellis) for j in range(len(codes))]
 
 
 def nothing_before_the_group(self, codes, trellis):
-    return [self.trellis_value(tuple(codes[max(j - trellis.memory, 0):j + 1][::-1]), trellis) for j in range(len(codes))]
+    return [
+        self.trellis_value(tuple(codes[max(j - trellis.memory, 0) : j + 1][::-1]), trellis) for j in range(len(codes))
+    ]
 
 
 def free_costs(trellis):
@@ -227,12 +249,12 @@ def seam_of_one_round(self, y, table, trellis):
 def seam_at_the_end(self, y, table, trellis):
     """The state after 2 L steps."""
     length = self.seam_length(len(y))
-    return self.cheapest(self.search(y[len(y) - length:] + y[:length], free_costs(trellis), table, trellis).costs)
+    return self.cheapest(self.search(y[len(y) - length :] + y[:length], free_costs(trellis), table, trellis).costs)
 
 
 def seam_of_the_last_channels(self, y, table, trellis):
     """The last L channels alone do not know what follows."""
-    return self.cheapest(self.search(y[-self.seam_length(len(y)):], free_costs(trellis), table, trellis).costs)
+    return self.cheapest(self.search(y[-self.seam_length(len(y)) :], free_costs(trellis), table, trellis).costs)
 
 
 def path_from_anywhere(self, y, seam, table, trellis):
@@ -255,9 +277,13 @@ def nearest_values(self, y, trellis):
     """Each channel for itself, after the codes that were chosen before it."""
     codes = []
     for sample in y:
-        before = tuple(codes[::-1][:trellis.memory])
-        codes.append(min(range(2**trellis.bits), key=lambda c: abs(exact.subtract(
-            sample, self.trellis_value((c, *before), trellis))).exact))
+        before = tuple(codes[::-1][: trellis.memory])
+        codes.append(
+            min(
+                range(2**trellis.bits),
+                key=lambda c: abs(exact.subtract(sample, self.trellis_value((c, *before), trellis))).exact,
+            )
+        )
     return codes
 
 
@@ -281,7 +307,9 @@ MISREADINGS = {
     "scales overflow": {"to_scale_type": scale_to_infinity},
     "threshold of the group": {"clip": clip_each_group},
     "threshold index rounded up": {"clip_index": lambda self, n, ratio: min(math.ceil(ratio * n), n - 1)},
-    "threshold index of the exact product": {"clip_index": lambda self, n, ratio: min(math.floor(Fraction(ratio) * n), n - 1)},
+    "threshold index of the exact product": {
+        "clip_index": lambda self, n, ratio: min(math.floor(Fraction(ratio) * n), n - 1)
+    },
     "threshold index of n - 1": {"clip_index": lambda self, n, ratio: math.floor(ratio * (n - 1))},
     "no upper clamp": {"clamp": lambda self, v, top: exact.Spec.clamp(self, v, 255)},
     "codes after the refit": {"symmetric": refit_is_coded_again},
@@ -336,6 +364,7 @@ def test_vectors_notice_a_misreading(name):
 
 # Properties
 
+
 @pytest.mark.parametrize("bits", [*range(1, 9), 16])
 @pytest.mark.parametrize("dim", ODD_DIMS)
 def test_unpacking_gives_back_packed_codes(bits, dim):
@@ -358,6 +387,7 @@ def test_rows_survive_their_bytes(scheme):
 def test_torch_equals_numpy_bit_for_bit(scheme):
     torch = pytest.importorskip("torch")
     from kvq_py import torch_codec
+
     x = rows(2, 61, 96)
     coded = packing.encode(x, scheme)
     codes, numbers = torch_codec.encode(torch.from_numpy(x), scheme)
@@ -369,9 +399,11 @@ def test_torch_equals_numpy_bit_for_bit(scheme):
 def test_torch_exact_rows_equal_numpy():
     torch = pytest.importorskip("torch")
     from kvq_py import torch_codec
+
     x, scheme = rows(3, 61, 13), Scheme("exact", 16)
-    assert float_bits(torch_codec.fake_quantize(torch.from_numpy(x), scheme).numpy()) == \
-        float_bits(packing.fake_quantize(x, scheme))
+    assert float_bits(torch_codec.fake_quantize(torch.from_numpy(x), scheme).numpy()) == float_bits(
+        packing.fake_quantize(x, scheme)
+    )
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -404,7 +436,7 @@ def test_norm_keeps_the_norm_and_least_squares_the_smallest_error(bits):
     norm = packing.fake_quantize(x, Scheme("symmetric", bits, 64, "fp32", "norm"))
     least = packing.fake_quantize(x, Scheme("symmetric", bits, 64, "fp32", "least_squares"))
     np.testing.assert_allclose(np.linalg.norm(norm, axis=1), np.linalg.norm(x, axis=1), rtol=1e-6)
-    assert (((least - x)**2).sum(1) <= ((norm - x)**2).sum(1) * (1 + 1e-6)).all()
+    assert (((least - x) ** 2).sum(1) <= ((norm - x) ** 2).sum(1) * (1 + 1e-6)).all()
     # The refit stands right above the codes: the residual is orthogonal to what is decoded.
     np.testing.assert_allclose(((x - least) * least).sum(1), 0, atol=1e-4)
 
@@ -446,12 +478,20 @@ def test_rows_that_are_not_finite_are_refused(bad):
         packing.encode(x, Scheme("symmetric", 2, 12, "fp16", "norm"))
 
 
-@pytest.mark.parametrize("fields", [
-    dict(coder="affine", bits=0, group_size=4, zero="float"), dict(coder="affine", bits=9, group_size=4, zero="float"),
-    dict(coder="affine", bits=2, group_size=0, zero="float"), dict(coder="affine", bits=2, group_size=4),
-    dict(coder="symmetric", bits=2, group_size=4), dict(coder="exact", bits=8), dict(coder="lookup", bits=2, group_size=4),
-    dict(coder="affine", bits=2, group_size=4, zero="float", scale_type="fp8"),
-    dict(coder="affine", bits=2, group_size=4, zero="float", clip_ratio=0.0)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(coder="affine", bits=0, group_size=4, zero="float"),
+        dict(coder="affine", bits=9, group_size=4, zero="float"),
+        dict(coder="affine", bits=2, group_size=0, zero="float"),
+        dict(coder="affine", bits=2, group_size=4),
+        dict(coder="symmetric", bits=2, group_size=4),
+        dict(coder="exact", bits=8),
+        dict(coder="lookup", bits=2, group_size=4),
+        dict(coder="affine", bits=2, group_size=4, zero="float", scale_type="fp8"),
+        dict(coder="affine", bits=2, group_size=4, zero="float", clip_ratio=0.0),
+    ],
+)
 def test_impossible_schemes_are_refused(fields):
     with pytest.raises(ValueError):
         Scheme(**fields)

@@ -2,10 +2,9 @@
 
 import json
 
+import derive_page_vectors as derived
 import numpy as np
 import pytest
-
-import derive_page_vectors as derived
 
 FILE = json.loads(derived.VECTORS.read_text())
 VECTORS = FILE["vectors"]
@@ -69,7 +68,7 @@ def exact_byte(dim: int, token: int, place: int) -> int:
 
 
 def pattern(data: bytes, at: int) -> str:
-    return data[at:at + 2][::-1].hex()
+    return data[at : at + 2][::-1].hex()
 
 
 def exact_row(tile: bytes, dim: int, token: int, place=lambda channel: channel) -> dict:
@@ -77,9 +76,14 @@ def exact_row(tile: bytes, dim: int, token: int, place=lambda channel: channel) 
 
 
 def coded_row(tile: bytes, side: Side, is_value: bool, token: int) -> dict:
-    codes = [tile[side.code_byte(is_value, token, c)] >> side.piece_place(c)[2] * side.b & (1 << side.b) - 1 for c in range(side.D)]
-    numbers = {name: [pattern(tile, side.number_byte(token, group, number)) for group in range(side.G)]
-               for number, name in enumerate(("scales", "minima")[:side.N])}
+    codes = [
+        tile[side.code_byte(is_value, token, c)] >> side.piece_place(c)[2] * side.b & (1 << side.b) - 1
+        for c in range(side.D)
+    ]
+    numbers = {
+        name: [pattern(tile, side.number_byte(token, group, number)) for group in range(side.G)]
+        for number, name in enumerate(("scales", "minima")[: side.N])
+    }
     return {"codes": "".join(f"{code:x}" for code in codes)} | numbers
 
 
@@ -87,7 +91,7 @@ def row_of_page(vector: dict, data: bytes, side: str, head: int, slot: int) -> d
     k, v, n = Side(vector["k"]), Side(vector["v"]), vector["page_size"] // 16
     mine, begin = (v, n * k.tile_bytes) if side == "v" else (k, 0)
     begin += head * n * (k.tile_bytes + v.tile_bytes) + slot // 16 * mine.tile_bytes
-    tile = data[begin:begin + mine.tile_bytes]
+    tile = data[begin : begin + mine.tile_bytes]
     return exact_row(tile, mine.D, slot % 16) if mine.exact else coded_row(tile, mine, side == "v", slot % 16)
 
 
@@ -98,14 +102,14 @@ def row_of_windows(vector: dict, data: bytes, side: str, head: int, position: in
     begin = (head * (sink_rows + ring_rows) // 16 + row // 16) * 32 * (k.D + v.D)
     if side == "k":
         return exact_row(data[begin:], k.D, row % 16)
-    return exact_row(data[begin + 32 * k.D:], v.D, row % 16, v.place)
+    return exact_row(data[begin + 32 * k.D :], v.D, row % 16, v.place)
 
 
 def bytes_of(vector: dict) -> bytes:
     data = bytearray(vector["num_bytes"])
     for offset, text in vector["bytes"]:
         run = bytes.fromhex(text)
-        data[offset:offset + len(run)] = run
+        data[offset : offset + len(run)] = run
     assert len(data) == vector["num_bytes"]
     return bytes(data)
 
@@ -128,8 +132,11 @@ def test_the_reader_finds_every_row_of_the_vector(vector):
 @pytest.mark.parametrize("vector", VECTORS, ids=IDS)
 def test_nothing_but_the_rows_is_in_the_vector(vector):
     """As many bits are set as the rows have."""
+
     def bits_of(row: dict) -> int:
-        words = row.get("values", "").split() + row.get("scales", []) + row.get("minima", []) + list(row.get("codes", ""))
+        words = (
+            row.get("values", "").split() + row.get("scales", []) + row.get("minima", []) + list(row.get("codes", ""))
+        )
         return sum(int(word, 16).bit_count() for word in words)
 
     assert int.from_bytes(bytes_of(vector), "little").bit_count() == sum(map(bits_of, vector["rows"]))
@@ -144,15 +151,26 @@ def test_vectors_cover_what_pages_md_defines():
     pages = [v for v in VECTORS if v["kind"] == "page"]
     sides = [v[side] for v in pages for side in "kv"]
     assert {v["page_size"] for v in pages} == {16, 32, 64}
-    assert {(s["head_dim"], s["bits"]) for s in sides} >= {(128, 2), (128, 4), (64, 2), (64, 4), (256, 2), (192, 4), (96, 4), (64, 16)}
+    assert {(s["head_dim"], s["bits"]) for s in sides} >= {
+        (128, 2),
+        (128, 4),
+        (64, 2),
+        (64, 4),
+        (256, 2),
+        (192, 4),
+        (96, 4),
+        (64, 16),
+    }
     assert {(s["coder"], s["scale_type"]) for s in sides if s["bits"] != 16} == {
-        (coder, scale_type) for coder in ("affine", "symmetric") for scale_type in ("fp16", "bf16")}
+        (coder, scale_type) for coder in ("affine", "symmetric") for scale_type in ("fp16", "bf16")
+    }
     assert {Side(s).W % 2 for s in sides if s["bits"] != 16} == {0, 1}
     assert {v["v"]["bits"] for v in VECTORS if v["kind"] == "windows"} == {2, 4, 16}
     assert len({v["name"] for v in VECTORS}) == len(VECTORS)
 
 
 # Misreadings: each is pages.md with one step done otherwise, and at least one vector must notice.
+
 
 def plain_at(self, lane, x):
     return lane * 2 * self.B + x
@@ -213,10 +231,16 @@ def test_vectors_notice_a_misreading(name, monkeypatch):
     assert noticed(), f"no vector notices: {name}"
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda dim, token, place: 2 * dim * token + 2 * place,
-    lambda dim, token, place: 2 * dim * token + 16 * (place // 64 * 8 + (place // 8 % 8 ^ token % 4)) + 2 * (place % 8)],
-    ids=["no exchange", "exchange of four"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda dim, token, place: 2 * dim * token + 2 * place,
+        lambda dim, token, place: (
+            2 * dim * token + 16 * (place // 64 * 8 + (place // 8 % 8 ^ token % 4)) + 2 * (place % 8)
+        ),
+    ],
+    ids=["no exchange", "exchange of four"],
+)
 def test_vectors_notice_another_exchange_of_chunks(wrong, monkeypatch):
     monkeypatch.setitem(globals(), "exact_byte", wrong)
     assert noticed()
@@ -224,8 +248,15 @@ def test_vectors_notice_another_exchange_of_chunks(wrong, monkeypatch):
 
 # Properties of the text
 
-FITTING = [{"head_dim": D, "bits": b, "group_size": g, "coder": coder} for b in (2, 4) for D in range(32, 321, 32) if D * b % 128 == 0
-           for g in range(32, D + 1, 32) if D % g == 0 for coder in ("affine", "symmetric")]
+FITTING = [
+    {"head_dim": D, "bits": b, "group_size": g, "coder": coder}
+    for b in (2, 4)
+    for D in range(32, 321, 32)
+    if D * b % 128 == 0
+    for g in range(32, D + 1, 32)
+    if D % g == 0
+    for coder in ("affine", "symmetric")
+]
 
 
 @pytest.mark.parametrize("is_value", [False, True], ids=["keys", "values"])
@@ -236,11 +267,11 @@ def test_every_bit_of_a_tile_belongs_to_one_code_or_number(is_value):
         for token in range(16):
             for channel in range(side.D):
                 first = side.code_byte(is_value, token, channel) * 8 + side.piece_place(channel)[2] * side.b
-                taken[first:first + side.b] += 1
+                taken[first : first + side.b] += 1
             for group in range(side.G):
                 for number in range(side.N):
                     first = side.number_byte(token, group, number) * 8
-                    taken[first:first + 16] += 1
+                    taken[first : first + 16] += 1
         assert (taken == 1).all(), fields
 
 
@@ -256,11 +287,18 @@ def test_a_block_of_places_belongs_to_the_step_that_pages_md_says():
 
 
 def test_sizes_are_those_of_the_table():
-    rows = [line.split("|")[1:-1] for line in (derived.VECTORS.parent / "pages.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line.split("|")[1:-1]
+        for line in (derived.VECTORS.parent / "pages.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     sizes = [[cell.strip() for cell in row] for row in rows if row[0].strip().isdigit()]
     assert len(sizes) >= 12
     for dim, bits, group, affine, symmetric, share in sizes:
         fields = {"head_dim": int(dim), "bits": int(bits)} | ({"group_size": int(group)} if group else {})
-        found = [2 * Side(fields | {"coder": coder}).tile_bytes / 16 for coder in (("affine", "symmetric") if group else ("exact",))]
+        found = [
+            2 * Side(fields | {"coder": coder}).tile_bytes / 16
+            for coder in (("affine", "symmetric") if group else ("exact",))
+        ]
         assert [f"{n:g}" for n in found] == [n for n in (affine, symmetric) if n]
         assert [f"{n / (4 * int(dim)):.3f}" for n in found] == share.split(", ")

@@ -1,4 +1,5 @@
-"""scripts/perplexity.py and its attention: windows against a query-by-query reference, coding against the numpy codec."""
+"""scripts/perplexity.py and its attention: windows against a query-by-query reference, coding against the numpy
+codec."""
 
 import json
 import math
@@ -26,10 +27,12 @@ WINDOW = 61
 
 # Attention
 
+
 def kv(seed: int, tokens: int, heads: int = 2, dim: int = 8) -> KeysValues:
     generator = torch.Generator().manual_seed(seed)
-    return KeysValues(torch.randn(heads, tokens, dim, generator=generator),
-                      torch.randn(heads, tokens, dim - 2, generator=generator))
+    return KeysValues(
+        torch.randn(heads, tokens, dim, generator=generator), torch.randn(heads, tokens, dim - 2, generator=generator)
+    )
 
 
 def reference(q, exact, decoded, scale, windows, sliding_window=0):
@@ -70,20 +73,33 @@ def test_spans_cover_every_key_once():
 
 def test_without_decoded_keys_everything_is_exact():
     q, exact = torch.randn(4, 30, 8), kv(1, 30)
-    torch.testing.assert_close(attend(q, exact, None, 0.3, Windows()).double(),
-                               reference(q, exact, exact, 0.3, Windows()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        attend(q, exact, None, 0.3, Windows()).double(),
+        reference(q, exact, exact, 0.3, Windows()),
+        atol=1e-5,
+        rtol=1e-5,
+    )
 
 
 def test_reconstruction_is_the_numpy_codecs():
     shape = build.geometry(Q_HEADS, KV_HEADS, 8)
     blocks = build.rotation("block_hadamard", order=8, signs=True)
-    tree = build.manifest([build.layer(0, shape, build.affine_plan(3, 4, KV_HEADS, 0.9, center=True,
-                                                                  rotation=build.rotation("dense")),
-                                       build.symmetric_plan(2, 8, rotation=blocks))])
+    tree = build.manifest(
+        [
+            build.layer(
+                0,
+                shape,
+                build.affine_plan(3, 4, KV_HEADS, 0.9, center=True, rotation=build.rotation("dense")),
+                build.symmetric_plan(2, 8, rotation=blocks),
+            )
+        ]
+    )
     rng = np.random.default_rng(2)
-    tensors = {"layers.0.k.rotation": build.orthogonal(1, KV_HEADS, 8),
-               "layers.0.k.center": rng.standard_normal((KV_HEADS, 8)).astype(np.float32),
-               "layers.0.v.hadamard_signs": rng.choice([-1, 1], (KV_HEADS, 8)).astype(np.int8)}
+    tensors = {
+        "layers.0.k.rotation": build.orthogonal(1, KV_HEADS, 8),
+        "layers.0.k.center": rng.standard_normal((KV_HEADS, 8)).astype(np.float32),
+        "layers.0.v.hadamard_signs": rng.choice([-1, 1], (KV_HEADS, 8)).astype(np.int8),
+    }
     layer = parse_artifact(SafetensorsFile(build.to_bytes(tree, tensors), "test")).layers[0]
     x = rng.standard_normal((KV_HEADS, 40, 8)).astype(np.float32)
     for plan in layer.sides.values():
@@ -94,16 +110,18 @@ def test_reconstruction_is_the_numpy_codecs():
 
 # The protocol
 
+
 def test_windows_are_cut_as_the_protocol_says():
     tokens = list(range(100))
-    assert perplexity.cut_windows(tokens, 9, 6) == [tokens[i:i + 9] for i in (0, 9, 18, 27, 36, 45)]  # 11 // 6 = 1
-    assert perplexity.cut_windows(tokens, 9, 5) == [tokens[i:i + 9] for i in (0, 18, 36, 54, 72)]
-    assert perplexity.cut_windows(tokens, 9, 50) == [tokens[i:i + 9] for i in range(0, 99, 9)]
+    assert perplexity.cut_windows(tokens, 9, 6) == [tokens[i : i + 9] for i in (0, 9, 18, 27, 36, 45)]  # 11 // 6 = 1
+    assert perplexity.cut_windows(tokens, 9, 5) == [tokens[i : i + 9] for i in (0, 18, 36, 54, 72)]
+    assert perplexity.cut_windows(tokens, 9, 50) == [tokens[i : i + 9] for i in range(0, 99, 9)]
     assert perplexity.cut_windows(tokens, 100, 6) == [tokens]
     assert perplexity.cut_windows(tokens, 101, 6) == []
 
 
 # The program, on random models
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
@@ -154,7 +172,9 @@ def fails(capsys, code, model, text, *arguments) -> str:
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma2"])
 def test_exact_is_what_transformers_computes(models, text, capsys, name):
     result = measure(capsys, models[name], text)
-    model = transformers.AutoModelForCausalLM.from_pretrained(models[name], dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        models[name], dtype=torch.float32, attn_implementation="eager"
+    )
     tokens = [int(word[1:]) for word in text.read_text().split()]
     losses = []
     for window in perplexity.cut_windows(tokens, WINDOW - 1, 6):
@@ -188,7 +208,7 @@ def test_fewer_bits_change_more(models, text, capsys, tmp_path):
 def test_windows_of_the_artifact_are_the_default(models, text, capsys, tmp_path):
     plan = build.symmetric_plan(2, 20, rotation=build.rotation("block_hadamard", order=4))
     artifact = write_artifact(tmp_path / "a", plan, plan, sink=2, recent=8)
-    run = lambda *extra: measure(capsys, models["mistral"], text, "--artifact", artifact, *extra)  # noqa: E731
+    run = lambda *extra: measure(capsys, models["mistral"], text, "--artifact", artifact, *extra)
     default, none, explicit = run(), run("--windows", "none"), run("--windows", "2,8")
     assert default["windows"] == {"sink_tokens": 2, "recent_tokens": 8}
     assert default["nll"] == explicit["nll"] != none["nll"]
@@ -205,7 +225,9 @@ def test_an_artifact_equals_the_same_scheme_by_name(models, text, capsys, tmp_pa
 
 
 def test_unrounded_metadata_is_fp32_metadata(models, text, capsys, tmp_path):
-    fp16, fp32 = (write_artifact(tmp_path / t, *[build.affine_plan(2, 20, KV_HEADS, scale_type=t)] * 2) for t in ("fp16", "fp32"))
+    fp16, fp32 = (
+        write_artifact(tmp_path / t, *[build.affine_plan(2, 20, KV_HEADS, scale_type=t)] * 2) for t in ("fp16", "fp32")
+    )
     unrounded = measure(capsys, models["qwen3"], text, "--artifact", fp16, "--unrounded-metadata")
     assert unrounded["window_nll"] == measure(capsys, models["qwen3"], text, "--artifact", fp32)["window_nll"]
     assert unrounded["window_nll"] != measure(capsys, models["qwen3"], text, "--artifact", fp16)["window_nll"]
@@ -219,15 +241,21 @@ def test_codes_of_1_1_run(models, text, capsys, tmp_path):
     rng = np.random.default_rng(1)
     tensors = {}
     for layer in (0, 1):
-        tensors |= {f"layers.{layer}.k.channel_bits": widths, f"layers.{layer}.k.trellis": np.float32([1.2, 0.5, -0.3, 0.2]),
-                    f"layers.{layer}.k.channel_order": np.tile(np.arange(DIM, dtype=np.uint16), (KV_HEADS, 1)),
-                    f"layers.{layer}.v.codebook.3": np.linspace(-2, 2, 8, dtype=np.float32),
-                    f"layers.{layer}.v.centroids": rng.standard_normal((KV_HEADS, 4, DIM)).astype(np.float32)}
-    artifact = write_artifact(tmp_path / "a", keys, values, tensors=tensors,
-                              requires=("codebook", "trellis", "mixed_widths", "centroids"))
+        tensors |= {
+            f"layers.{layer}.k.channel_bits": widths,
+            f"layers.{layer}.k.trellis": np.float32([1.2, 0.5, -0.3, 0.2]),
+            f"layers.{layer}.k.channel_order": np.tile(np.arange(DIM, dtype=np.uint16), (KV_HEADS, 1)),
+            f"layers.{layer}.v.codebook.3": np.linspace(-2, 2, 8, dtype=np.float32),
+            f"layers.{layer}.v.centroids": rng.standard_normal((KV_HEADS, 4, DIM)).astype(np.float32),
+        }
+    artifact = write_artifact(
+        tmp_path / "a", keys, values, tensors=tensors, requires=("codebook", "trellis", "mixed_widths", "centroids")
+    )
     exact = measure(capsys, models["qwen3"], text)
-    nll = {only: measure(capsys, models["qwen3"], text, "--artifact", artifact, *(["--only", only] if only else []))["nll"]
-           for only in ("", "k", "v")}
+    nll = {
+        only: measure(capsys, models["qwen3"], text, "--artifact", artifact, *(["--only", only] if only else []))["nll"]
+        for only in ("", "k", "v")
+    }
     assert len({exact["nll"], *nll.values()}) == 4
 
 
@@ -236,11 +264,16 @@ def test_transforms_run(models, text, capsys, tmp_path, kind):
     """With 8 bits hardly anything changes, though the way back is not the transpose of A; with 2 bits more does."""
     a, inverse, condition = build.inverse_pair(1, KV_HEADS, DIM)
     scale = np.exp2(np.random.default_rng(2).integers(-1, 2, (KV_HEADS, DIM))).astype(np.float32)
-    rotation = build.rotation(kind, **({"inverse": True} if kind == "dense" else {"channel_scale": True}),
-                              **({"order": 4} if kind == "block_hadamard" else {}))
+    rotation = build.rotation(
+        kind,
+        **({"inverse": True} if kind == "dense" else {"channel_scale": True}),
+        **({"order": 4} if kind == "block_hadamard" else {}),
+    )
     claims = build.transform(KV_HEADS, condition=condition if kind == "dense" else 1.0)
     own = {"rotation": a, "inverse": inverse} if kind == "dense" else {"channel_scale": scale}
-    tensors = {f"layers.{layer}.{side}.{name}": array for layer in (0, 1) for side in "kv" for name, array in own.items()}
+    tensors = {
+        f"layers.{layer}.{side}.{name}": array for layer in (0, 1) for side in "kv" for name, array in own.items()
+    }
     exact = measure(capsys, models["qwen3"], text)
     moved = []
     for bits in (8, 2):
@@ -252,8 +285,10 @@ def test_transforms_run(models, text, capsys, tmp_path, kind):
 
 
 def test_one_side_alone(models, text, capsys):
-    nll = {only: measure(capsys, models["qwen3"], text, "--scheme", "norm2", *(["--only", only] if only else []))["nll"]
-           for only in ("", "k", "v")}
+    nll = {
+        only: measure(capsys, models["qwen3"], text, "--scheme", "norm2", *(["--only", only] if only else []))["nll"]
+        for only in ("", "k", "v")
+    }
     assert len(set(nll.values())) == 3
 
 
@@ -279,7 +314,9 @@ def test_fingerprint_of_another_model_is_refused(models, text, capsys, tmp_path)
 def test_what_does_not_fit_is_refused_in_one_line(models, text, capsys, tmp_path):
     shape = build.geometry(Q_HEADS, 3, DIM)
     wrong = tmp_path / "wrong"
-    wrong.write_bytes(build.to_bytes(build.manifest([build.layer(i, shape, *[build.affine_plan(2, 20, 3)] * 2) for i in (0, 1)])))
+    wrong.write_bytes(
+        build.to_bytes(build.manifest([build.layer(i, shape, *[build.affine_plan(2, 20, 3)] * 2) for i in (0, 1)]))
+    )
     assert "3 of 20" in fails(capsys, 3, models["qwen3"], text, "--artifact", wrong)
     fails(capsys, 2, models["qwen3"], text, "--scheme", "affine9")
     fails(capsys, 2, models["qwen3"], text, "--scheme", "affine2g7")
@@ -299,8 +336,16 @@ def test_softcap_and_learned_sinks_are_unsupported():
             attention(module, q, k, k, None, scaling=1.0, **extra)
 
 
-@pytest.mark.parametrize("arguments", [["--windows", "64"], ["--windows", "a,b"], ["--num-windows", "0"],
-                                       ["--artifact", "a", "--scheme", "exact"], ["--only", "q"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--windows", "64"],
+        ["--windows", "a,b"],
+        ["--num-windows", "0"],
+        ["--artifact", "a", "--scheme", "exact"],
+        ["--only", "q"],
+    ],
+)
 def test_wrong_flags_exit_with_2(arguments):
     with pytest.raises(SystemExit) as error:
         perplexity.main(["model", "--text", "text", *arguments])

@@ -1,13 +1,13 @@
-"""scripts/read_artifact.py: reads what formats/artifact.md allows, refuses what it forbids, and codes rows as it says."""
+"""scripts/read_artifact.py: reads what formats/artifact.md allows, refuses what it forbids, and codes rows as it
+says."""
 
 import copy
 import json
 import struct
 
+import artifact_builder as build
 import numpy as np
 import pytest
-
-import artifact_builder as build
 import read_artifact
 from kvq_py import packing
 from kvq_py.artifact import hadamard
@@ -25,11 +25,20 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     dense = build.rotation("dense", eigenbasis=True, signs=True, order=8, target="query", sign_choice=["canonical"] * 2)
     shared = build.rotation("dense", "layer")
     blocks = build.rotation("block_hadamard", order=4, signs=True)
-    tree = build.manifest([
-        build.layer(0, shape, build.affine_plan(2, 4, KV_HEADS, 0.9, rotation=dense, center=True),
-                    build.symmetric_plan(3, 8, rotation=shared)),
-        build.layer(2, shape, build.symmetric_plan(4, 8, "absmax", "bf16", rotation=blocks), build.exact_plan()),
-    ], num_layers=4, sink=2, recent=5)
+    tree = build.manifest(
+        [
+            build.layer(
+                0,
+                shape,
+                build.affine_plan(2, 4, KV_HEADS, 0.9, rotation=dense, center=True),
+                build.symmetric_plan(3, 8, rotation=shared),
+            ),
+            build.layer(2, shape, build.symmetric_plan(4, 8, "absmax", "bf16", rotation=blocks), build.exact_plan()),
+        ],
+        num_layers=4,
+        sink=2,
+        recent=5,
+    )
     signs = rng.choice([-1, 1], (KV_HEADS, DIM)).astype(np.int8)
     return tree, {
         "layers.0.k.rotation": build.orthogonal(2, KV_HEADS, DIM),
@@ -60,6 +69,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 
 # What is allowed
 
+
 def test_reads_what_the_safetensors_package_wrote():
     tree, tensors = sample()
     artifact = parse(build.to_bytes(tree, tensors))
@@ -79,8 +89,11 @@ def test_order_of_tensors_and_alignment_do_not_matter():
     header, data = {"__metadata__": build.metadata(tree, tensors)}, b""
     for name in names:
         raw = tensors[name].tobytes()
-        header[name] = {"dtype": build.DTYPE_NAMES[tensors[name].dtype], "shape": list(tensors[name].shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": build.DTYPE_NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header)
     artifact = parse(build.raw_bytes(text + " " * ((2 - len(text)) % 8 + 1), data))
@@ -96,8 +109,10 @@ def test_higher_minor_and_unknown_keys_are_read():
 
 # What is refused: manifest and tensors
 
+
 def edit(*path, value):
     """A change of the manifest at a path; value `...` deletes."""
+
     def apply(tree, tensors):
         for key in path[:-1]:
             tree = tree[key]
@@ -105,15 +120,18 @@ def edit(*path, value):
             del tree[path[-1]]
         else:
             tree[path[-1]] = value
+
     return apply
 
 
 def tensor(name, value=None):
     """Replaces a tensor, or drops it."""
+
     def apply(tree, tensors):
         tensors.pop(name, None)
         if value is not None:
             tensors[name] = value
+
     return apply
 
 
@@ -188,12 +206,27 @@ def test_refuses_a_bad_manifest_or_tensor(name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("changes, code", [
-    ({"format": "pt"}, 3), ({"version": "2.0"}, 5), ({"version": "0.9"}, 5), ({"version": "1"}, 3), ({"version": "1.x"}, 3),
-    ({"version": "-1.0"}, 3), ({"requires": "later"}, 5), ({"requires": "trellis"}, 3), ({"requires": "a,b"}, 5), ({"kvq.manifest": "{"}, 3),
-    ({"kvq.manifest": "[]"}, 3), ({"kvq.manifest": '{"a": NaN}'}, 3), ({"kvq.manifest": '{"a": 1, "a": 2}'}, 3),
-    ({"kvq.manifest": "[" * 100_000}, 3), ({"kvq.manifest": '{"a":' * 70 + "0" + "}" * 70}, 3),
-    ({"kvq.manifest": '{"a": "\\ud800"}'}, 3)])
+@pytest.mark.parametrize(
+    "changes, code",
+    [
+        ({"format": "pt"}, 3),
+        ({"version": "2.0"}, 5),
+        ({"version": "0.9"}, 5),
+        ({"version": "1"}, 3),
+        ({"version": "1.x"}, 3),
+        ({"version": "-1.0"}, 3),
+        ({"requires": "later"}, 5),
+        ({"requires": "trellis"}, 3),
+        ({"requires": "a,b"}, 5),
+        ({"kvq.manifest": "{"}, 3),
+        ({"kvq.manifest": "[]"}, 3),
+        ({"kvq.manifest": '{"a": NaN}'}, 3),
+        ({"kvq.manifest": '{"a": 1, "a": 2}'}, 3),
+        ({"kvq.manifest": "[" * 100_000}, 3),
+        ({"kvq.manifest": '{"a":' * 70 + "0" + "}" * 70}, 3),
+        ({"kvq.manifest": '{"a": "\\ud800"}'}, 3),
+    ],
+)
 def test_refuses_bad_metadata(changes, code):
     with pytest.raises(ScriptError) as error:
         parse(build.to_bytes(*sample(), **changes))
@@ -209,6 +242,7 @@ def test_refuses_missing_metadata():
 
 
 # What is refused: the container
+
 
 def entry(begin, end, shape=(2,), dtype="F32"):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
@@ -251,8 +285,9 @@ def test_refuses_a_bad_container(name):
     assert error.value.exit_code == 3
 
 
-@pytest.mark.parametrize("path", sorted((read_artifact.SCHEMA.parent / "malformed").glob("*.safetensors")),
-                         ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((read_artifact.SCHEMA.parent / "malformed").glob("*.safetensors")), ids=lambda path: path.stem
+)
 def test_refuses_the_malformed_files_of_the_formats_folder(path, capsys):
     code, out, err = run(capsys, path, "--verify")
     assert code in (3, 5) and out == ""
@@ -284,6 +319,7 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
 
 # The one formula
 
+
 def test_rotation_is_what_the_formula_says():
     tree, tensors = sample()
     artifact = parse(build.to_bytes(tree, tensors))
@@ -295,7 +331,9 @@ def test_rotation_is_what_the_formula_says():
     blocks = artifact.layers[2].sides["k"]
     h4 = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
     signed = x * tensors["layers.2.k.hadamard_signs"][0]
-    np.testing.assert_allclose(blocks.rotate(x, 0), np.concatenate([signed[:, :4] @ h4, signed[:, 4:] @ h4], 1), atol=1e-6)
+    np.testing.assert_allclose(
+        blocks.rotate(x, 0), np.concatenate([signed[:, :4] @ h4, signed[:, 4:] @ h4], 1), atol=1e-6
+    )
     np.testing.assert_allclose(blocks.unrotate(blocks.rotate(x, 0), 0), x, atol=1e-6)
 
 
@@ -312,12 +350,13 @@ def test_reconstruction_is_as_close_as_the_codes_are():
     errors = {}
     for layer, side in ((0, "k"), (0, "v"), (2, "k"), (2, "v")):
         plan = artifact.layers[layer].sides[side]
-        errors[plan.scheme.bits] = float(np.mean((plan.reconstruct(x, 0) - x)**2))
+        errors[plan.scheme.bits] = float(np.mean((plan.reconstruct(x, 0) - x) ** 2))
     assert errors[2] > errors[3] > errors[4] > errors[16] > 0
     assert errors[16] < 1e-5
 
 
 # The program
+
 
 def test_prints_a_summary(tmp_path, capsys):
     code, out, err = run(capsys, write(tmp_path, build.to_bytes(*sample())))
@@ -362,7 +401,7 @@ def test_verify_notices_a_changed_byte(tmp_path, capsys):
     tree, tensors = sample()
     content = bytearray(build.to_bytes(tree, tensors))
     content[-1] ^= 0xFE if content[-1] in (1, 255) else 1  # the last byte is a sign: +1 becomes -1 and back
-    code, out, err = run(capsys, write(tmp_path, bytes(content)), "--verify")
+    code, _out, err = run(capsys, write(tmp_path, bytes(content)), "--verify")
     assert code == 6 and "content hash" in err
 
 
@@ -389,9 +428,14 @@ def test_encodes_rows(tmp_path, capsys):
     assert (np.load(tmp_path / "out.npy") == expected).all()
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (["--layer", "1", "--side", "k"], 2), (["--layer", "0", "--side", "k", "--head", "2"], 2),
-    (["--layer", "0", "--side", "k", "--encode-rows", "missing.npy"], 3)])
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (["--layer", "1", "--side", "k"], 2),
+        (["--layer", "0", "--side", "k", "--head", "2"], 2),
+        (["--layer", "0", "--side", "k", "--encode-rows", "missing.npy"], 3),
+    ],
+)
 def test_wrong_rows_are_refused_in_one_line(tmp_path, capsys, arguments, code):
     path = write(tmp_path, build.to_bytes(*sample()))
     np.save(tmp_path / "x.npy", np.zeros((2, DIM), np.float32))

@@ -1,12 +1,12 @@
 """scripts/make_synthetic_dump.py: what it says it planted can be found again with plain numpy."""
 
+import itertools
 import json
 
 import h5py
+import make_synthetic_dump
 import numpy as np
 import pytest
-
-import make_synthetic_dump
 from kvq_dump.rope import rotate
 
 TOLERANCE = {"float32": 1e-4, "float16": 0.02, "float16_bits": 0.02, "bfloat16": 0.1}
@@ -45,7 +45,7 @@ def query_moments(file: h5py.File, layer: int) -> np.ndarray:
 
 def attention(file: h5py.File, layer: int, sequence: int) -> np.ndarray:
     """Causal softmax of one sequence, [Hq, n, n]."""
-    first, last = file["cu_seqlens"][sequence:sequence + 2]
+    first, last = file["cu_seqlens"][sequence : sequence + 2]
     q, k = load(file, layer, "q")[first:last], load(file, layer, "k")[first:last]
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     logits = np.einsum("ihd,jhd->hij", q, k) * file[f"layers/{layer}"].attrs["softmax_scale"]
@@ -55,14 +55,31 @@ def attention(file: h5py.File, layer: int, sequence: int) -> np.ndarray:
 
 
 def test_file_has_everything_dump_md_asks_for(tmp_path):
-    path = make(tmp_path, "--tokens", "101", "--sequences", "7", "--layers", "3", "--v-head-dim", "24", "--generated", "2",
-                "--sliding-window", "50")
+    path = make(
+        tmp_path,
+        "--tokens",
+        "101",
+        "--sequences",
+        "7",
+        "--layers",
+        "3",
+        "--v-head-dim",
+        "24",
+        "--generated",
+        "2",
+        "--sliding-window",
+        "50",
+    )
     with h5py.File(path) as file:
         assert {k: file.attrs[k] for k in ("format", "version", "capture_point", "num_layers")} == {
-            "format": "kvq-dump", "version": "1.0", "capture_point": "post_rope", "num_layers": 3}
+            "format": "kvq-dump",
+            "version": "1.0",
+            "capture_point": "post_rope",
+            "num_layers": 3,
+        }
         bounds, positions = file["cu_seqlens"][:], file["positions"][:]
         assert bounds[0] == 0 and bounds[-1] == 101 and len(bounds) == 8 and (np.diff(bounds) > 0).all()
-        for first, last in zip(bounds, bounds[1:]):
+        for first, last in itertools.pairwise(bounds):
             assert (positions[first:last] == np.arange(last - first)).all()
             assert file["generated"][first:last].sum() == min(2, last - first)
         assert sorted(file["layers"]) == ["0", "1", "2"]
@@ -77,7 +94,10 @@ def test_file_has_everything_dump_md_asks_for(tmp_path):
 
 def test_a_metric_of_the_output_projection_changes_nothing_else(tmp_path):
     options = ("--layers", "2", "--tokens", "40", "--v-head-dim", "24")
-    with h5py.File(make(tmp_path, *options)) as plain, h5py.File(make(tmp_path, *options, "--o-proj-metric", name="b.h5")) as file:
+    with (
+        h5py.File(make(tmp_path, *options)) as plain,
+        h5py.File(make(tmp_path, *options, "--o-proj-metric", name="b.h5")) as file,
+    ):
         assert (plain.attrs["version"], file.attrs["version"]) == ("1.0", "1.1")
         assert "o_proj_metric" not in plain["layers/0"]
         found = [file[f"layers/{layer}/o_proj_metric"][:] for layer in range(2)]
@@ -108,7 +128,7 @@ def test_query_eigenbasis_is_found_again(tmp_path, dtype):
             for h in range(2):
                 rebuilt = basis[h] * spectrum[h] @ basis[h].T
                 np.testing.assert_allclose(moments[h], rebuilt, atol=TOLERANCE[dtype])
-                values, vectors = np.linalg.eigh(moments[h])
+                _values, vectors = np.linalg.eigh(moments[h])
                 # Signs are free for an eigensolver; the planted ones are canonical.
                 cosines = np.abs((vectors[:, ::-1] * basis[h]).sum(0))
                 assert cosines.min() > 1 - TOLERANCE[dtype]
@@ -147,7 +167,9 @@ def test_sink_draws_attention_and_moves_one_eigenvalue(tmp_path):
             weights = attention(file, 0, sequence)
             assert weights[:, 1:, 0].mean() > 0.5
         k = load(file, 0, "k")
-        np.testing.assert_allclose(k[first_tokens(file)], np.broadcast_to(truth(file, 0, "sink_key"), (3, 2, 64)), rtol=1e-6)
+        np.testing.assert_allclose(
+            k[first_tokens(file)], np.broadcast_to(truth(file, 0, "sink_key"), (3, 2, 64)), rtol=1e-6
+        )
         basis, spectrum = truth(file, 0, "query_basis"), truth(file, 0, "query_spectrum")
         np.testing.assert_allclose(truth(file, 0, "sink_direction"), basis[:, :, 0])
         rebuilt = np.einsum("hij,hj,hkj->hik", basis, spectrum, basis)
@@ -238,10 +260,20 @@ def test_few_tokens_are_written_but_not_called_exact(tmp_path):
         assert np.isfinite(load(file, 0, "k")).all()
 
 
-@pytest.mark.parametrize("options", [
-    ["--tokens", "2", "--sequences", "3"], ["--q-heads", "3", "--kv-heads", "2"], ["--head-dim", "1025"],
-    ["--rotary-dim", "7"], ["--rotary-dim", "64", "--rotary-offset", "8"], ["--query-spectrum", "0"], ["--layers", "0"],
-    ["--outlier-channels", "65"], ["--seed", "-1"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--tokens", "2", "--sequences", "3"],
+        ["--q-heads", "3", "--kv-heads", "2"],
+        ["--head-dim", "1025"],
+        ["--rotary-dim", "7"],
+        ["--rotary-dim", "64", "--rotary-offset", "8"],
+        ["--query-spectrum", "0"],
+        ["--layers", "0"],
+        ["--outlier-channels", "65"],
+        ["--seed", "-1"],
+    ],
+)
 def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, options):
     assert make_synthetic_dump.main([str(tmp_path / "a.h5"), *options]) == 2
     error = capsys.readouterr().err
@@ -251,7 +283,10 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, options):
 
 def test_failed_writing_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     from kvq_py import synthetic
-    monkeypatch.setattr(synthetic, "plant_layer", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+
+    monkeypatch.setattr(
+        synthetic, "plant_layer", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     assert make_synthetic_dump.main([str(tmp_path / "a.h5")]) == 3
     assert "No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

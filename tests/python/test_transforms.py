@@ -2,11 +2,10 @@
 
 import json
 
-import numpy as np
-import pytest
-
 import artifact_builder as build
 import derive_transform_vectors as derived
+import numpy as np
+import pytest
 import read_artifact
 from kvq_py.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
 from kvq_py.artifact_reader import parse_artifact
@@ -40,15 +39,36 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     scaled = build.rotation("identity", channel_scale=True)
     mixed = build.mixed(build.symmetric_plan(4, DIM, rotation=shared_dense), 4, 8)
     rng = np.random.default_rng(3)
-    tree = build.manifest([
-        build.layer(0, shape, build.affine_plan(3, 6, KV_HEADS, rotation=dense, center=True,
-                                                **build.transform(KV_HEADS, "klt", condition=per_head[2])),
-                    build.codebook_plan(2, 6, rotation=blocks, **build.transform(KV_HEADS, "diagonal"))),
-        build.layer(1, shape, build.symmetric_plan(4, 6, rotation=scaled, **build.transform(KV_HEADS, "mixed", 1)),
-                    mixed | build.transform(1, "balanced", condition=shared[2])),
-        build.layer(2, shape, build.symmetric_plan(2, DIM, rotation=build.rotation("dense")),
-                    build.symmetric_plan(2, DIM, rotation=shared_blocks, **build.transform(1, "diagonal"))),
-    ], requires=("codebook", "mixed_widths", "transform"))
+    tree = build.manifest(
+        [
+            build.layer(
+                0,
+                shape,
+                build.affine_plan(
+                    3,
+                    6,
+                    KV_HEADS,
+                    rotation=dense,
+                    center=True,
+                    **build.transform(KV_HEADS, "klt", condition=per_head[2]),
+                ),
+                build.codebook_plan(2, 6, rotation=blocks, **build.transform(KV_HEADS, "diagonal")),
+            ),
+            build.layer(
+                1,
+                shape,
+                build.symmetric_plan(4, 6, rotation=scaled, **build.transform(KV_HEADS, "mixed", 1)),
+                mixed | build.transform(1, "balanced", condition=shared[2]),
+            ),
+            build.layer(
+                2,
+                shape,
+                build.symmetric_plan(2, DIM, rotation=build.rotation("dense")),
+                build.symmetric_plan(2, DIM, rotation=shared_blocks, **build.transform(1, "diagonal")),
+            ),
+        ],
+        requires=("codebook", "mixed_widths", "transform"),
+    )
     return tree, {
         "layers.0.k.rotation": per_head[0],
         "layers.0.k.inverse": per_head[1],
@@ -99,6 +119,7 @@ def verify(tmp_path, capsys, tree, tensors) -> tuple[int, dict[str, dict], str]:
 
 # The map
 
+
 def expected_map(place: tuple[int, str], head: int, x: np.ndarray) -> np.ndarray:
     """x_rot without a center, step by step as the table of artifact.md has them; float64."""
     scale, signs = (TENSORS.get(f"layers.{place[0]}.{place[1]}.{name}") for name in ("channel_scale", "hadamard_signs"))
@@ -142,7 +163,9 @@ def test_errors_come_back_through_the_inverse():
     x = np.random.default_rng(10).standard_normal((20, DIM)).astype(np.float32)
     coded = plan.encode_rows(x, 1)
     error = np.float64(decode(coded, plan.scheme_of(1))) - plan.rotate(x, 1)
-    np.testing.assert_allclose(plan.reconstruct(x, 1) - x, error @ np.float64(TENSORS["layers.0.k.inverse"][1]), atol=1e-5)
+    np.testing.assert_allclose(
+        plan.reconstruct(x, 1) - x, error @ np.float64(TENSORS["layers.0.k.inverse"][1]), atol=1e-5
+    )
 
 
 def test_scaled_channels_are_products_rounded_once():
@@ -172,13 +195,24 @@ def plan_of(vector: dict):
     """The vector's plan, read from an artifact that says the same."""
     facts, dim = vector["rotation"], len(vector["x_bits"])
     flags = {name: f"{name}_bits" in facts for name in ("inverse", "channel_scale")}
-    rotation = build.rotation(facts["kind"], signs="signs" in facts, **flags, **{key: facts[key] for key in ("order",) if key in facts})
-    coder = {key: vector[key] for key in ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero") if key in vector}
-    plan = coder | {"center": "center_bits" in vector, "rotation": rotation} | build.transform(1, condition=vector["condition"])
+    rotation = build.rotation(
+        facts["kind"], signs="signs" in facts, **flags, **{key: facts[key] for key in ("order",) if key in facts}
+    )
+    coder = {
+        key: vector[key] for key in ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero") if key in vector
+    }
+    plan = (
+        coder
+        | {"center": "center_bits" in vector, "rotation": rotation}
+        | build.transform(1, condition=vector["condition"])
+    )
     if "clip_ratio" in vector:
         plan["clip_ratio"] = [vector["clip_ratio"]]
-    tensors = {"layers.0.k.rotation": ("matrix_bits", (1, dim, dim)), "layers.0.k.inverse": ("inverse_bits", (1, dim, dim)),
-               "layers.0.k.channel_scale": ("channel_scale_bits", (1, dim))}
+    tensors = {
+        "layers.0.k.rotation": ("matrix_bits", (1, dim, dim)),
+        "layers.0.k.inverse": ("inverse_bits", (1, dim, dim)),
+        "layers.0.k.channel_scale": ("channel_scale_bits", (1, dim)),
+    }
     arrays = {name: patterns(facts[key]).reshape(shape) for name, (key, shape) in tensors.items() if key in facts}
     if "signs" in facts:
         arrays["layers.0.k.hadamard_signs"] = np.int8([facts["signs"]])
@@ -236,10 +270,17 @@ def test_the_first_vector_by_hand():
 
 # Reading
 
+
 def test_reads_what_the_manifest_says():
     plans = sample_plans()
     assert {place: plan.transform and plan.transform.kind for place, plan in plans.items()} == {
-        (0, "k"): "klt", (0, "v"): "diagonal", (1, "k"): "mixed", (1, "v"): "balanced", (2, "k"): None, (2, "v"): "diagonal"}
+        (0, "k"): "klt",
+        (0, "v"): "diagonal",
+        (1, "k"): "mixed",
+        (1, "v"): "balanced",
+        (2, "k"): None,
+        (2, "v"): "diagonal",
+    }
     assert plans[1, "k"].transform.outlier_gain == (1.0, 1.0) and plans[1, "k"].transform.condition == (1.0, 1.0)
     assert (plans[0, "k"].tensors["inverse"] == TENSORS["layers.0.k.inverse"]).all()
 
@@ -258,8 +299,10 @@ def test_the_largest_and_the_smallest_scale_are_read():
 
 # What is refused
 
+
 def edit(*path, value):
     """A change of the manifest's layers; value `...` deletes."""
+
     def apply(tree, tensors):
         node = tree["layers"]
         for key in path[:-1]:
@@ -268,15 +311,18 @@ def edit(*path, value):
             del node[path[-1]]
         else:
             node[path[-1]] = value
+
     return apply
 
 
 def tensor(name, value=None):
     """Replaces a tensor, or drops it."""
+
     def apply(tree, tensors):
         tensors.pop(name, None)
         if value is not None:
             tensors[name] = value
+
     return apply
 
 
@@ -290,6 +336,7 @@ def both(*changes):
     def apply(tree, tensors):
         for change in changes:
             change(tree, tensors)
+
     return apply
 
 
@@ -327,23 +374,43 @@ REFUSED = {
     "scale infinite": damaged(SCALE, np.inf),
     "scale NaN": damaged(SCALE, np.nan, 0),
     # what goes with what
-    "scale of a dense A": with_rotation(0, "k", build.rotation("dense", channel_scale=True), tensor(INVERSE),
-                                        tensor("layers.0.k.channel_scale", TENSORS[SCALE])),
-    "scale and inverse of a dense A": with_rotation(0, "k", build.rotation("dense", inverse=True, channel_scale=True),
-                                                    tensor("layers.0.k.channel_scale", TENSORS[SCALE])),
-    "inverse of an identity": with_rotation(1, "k", build.rotation("identity", inverse=True), tensor(SCALE),
-                                            tensor("layers.1.k.inverse", EYE)),
-    "inverse of blocks": with_rotation(0, "v", build.rotation("block_hadamard", order=ORDER, inverse=True, signs=True,
-                                                              channel_scale=True), tensor("layers.0.v.inverse", EYE)),
+    "scale of a dense A": with_rotation(
+        0,
+        "k",
+        build.rotation("dense", channel_scale=True),
+        tensor(INVERSE),
+        tensor("layers.0.k.channel_scale", TENSORS[SCALE]),
+    ),
+    "scale and inverse of a dense A": with_rotation(
+        0,
+        "k",
+        build.rotation("dense", inverse=True, channel_scale=True),
+        tensor("layers.0.k.channel_scale", TENSORS[SCALE]),
+    ),
+    "inverse of an identity": with_rotation(
+        1, "k", build.rotation("identity", inverse=True), tensor(SCALE), tensor("layers.1.k.inverse", EYE)
+    ),
+    "inverse of blocks": with_rotation(
+        0,
+        "v",
+        build.rotation("block_hadamard", order=ORDER, inverse=True, signs=True, channel_scale=True),
+        tensor("layers.0.v.inverse", EYE),
+    ),
     "transform without tensors": edit(2, "k", "transform", value=build.transform(KV_HEADS)["transform"]),
     "inverse without transform": edit(0, "k", "transform", value=...),
     "scale without transform": edit(1, "k", "transform", value=...),
-    "transform of exact values": edit(2, "v", value=build.exact_plan() | build.transform(1, "diagonal") | {
-        "rotation": build.rotation("identity", "layer", channel_scale=True)}),
+    "transform of exact values": edit(
+        2,
+        "v",
+        value=build.exact_plan()
+        | build.transform(1, "diagonal")
+        | {"rotation": build.rotation("identity", "layer", channel_scale=True)},
+    ),
     "transform with centroids": both(
         lambda tree, tensors: tree["requires"].append("centroids"),
         edit(1, "k", "centroids", value=build.centroids(2, KV_HEADS)["centroids"]),
-        tensor("layers.1.k.centroids", np.zeros((KV_HEADS, 2, DIM), np.float32))),
+        tensor("layers.1.k.centroids", np.zeros((KV_HEADS, 2, DIM), np.float32)),
+    ),
     # claims
     "transform as a word": edit(0, "k", "transform", value="klt"),
     "transform null": edit(0, "k", "transform", value=None),
@@ -395,6 +462,7 @@ def test_a_plan_without_transform_may_say_so_and_a_listed_feature_need_not_be_us
 
 # What only --verify finds
 
+
 def test_verify_passes(tmp_path, capsys):
     code, checks, _ = verify(tmp_path, capsys, *sample())
     assert code == 0
@@ -416,14 +484,20 @@ def test_verify_allows_a_larger_error_where_the_condition_is_larger(tmp_path, ca
     pairs = build.inverse_pair(5, KV_HEADS, DIM, 64.0)
     tensors |= {"layers.0.k.rotation": pairs[0], "layers.0.k.inverse": pairs[1]}
     tree["layers"][0]["k"]["transform"]["condition"] = pairs[2]
-    code, checks, _ = verify(tmp_path, capsys, tree, tensors)
+    code, _checks, _ = verify(tmp_path, capsys, tree, tensors)
     assert code == 0 and max(pairs[2]) > 100
     assert inverse_error(parse(build.to_bytes(tree, tensors)).layers[0].sides["k"]).max() > 1e-6
 
 
-@pytest.mark.parametrize("change", [
-    lambda a: a * np.float32(1.00001), lambda a: a.transpose(0, 2, 1).copy(), lambda a: a[::-1].copy(),
-    lambda a: np.concatenate([a[:1], np.eye(DIM, dtype=np.float32)[None]])])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a * np.float32(1.00001),
+        lambda a: a.transpose(0, 2, 1).copy(),
+        lambda a: a[::-1].copy(),
+        lambda a: np.concatenate([a[:1], np.eye(DIM, dtype=np.float32)[None]]),
+    ],
+)
 def test_verify_notices_a_wrong_inverse(tmp_path, capsys, change):
     tree, tensors = sample()
     tensors[INVERSE] = change(tensors[INVERSE])
@@ -469,6 +543,7 @@ def test_verify_notices_a_condition_beyond_the_limit(tmp_path, capsys):
 
 # The program
 
+
 def test_the_table_names_the_transform(tmp_path, capsys):
     (tmp_path / "a.safetensors").write_bytes(build.to_bytes(*sample()))
     code, out, _ = run(capsys, tmp_path / "a.safetensors")
@@ -484,7 +559,18 @@ def test_encodes_rows_through_the_transform(tmp_path, capsys):
     (tmp_path / "a.safetensors").write_bytes(build.to_bytes(*sample()))
     x = np.random.default_rng(7).standard_normal((5, DIM)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    code, out, _ = run(capsys, tmp_path / "a.safetensors", "--encode-rows", tmp_path / "x.npy", "--layer", 0, "--side", "k", "--head", 1)
+    code, out, _ = run(
+        capsys,
+        tmp_path / "a.safetensors",
+        "--encode-rows",
+        tmp_path / "x.npy",
+        "--layer",
+        0,
+        "--side",
+        "k",
+        "--head",
+        1,
+    )
     assert code == 0
     assert out.split() == [row.tobytes().hex() for row in sample_plans()[0, "k"].pack_rows(x, 1)]
 

@@ -10,14 +10,16 @@ namespace kvq::test {
 namespace {
 
 LayerGeometry geometry(bool has_values) {
-  return {.num_q_heads = 4,
-          .num_kv_heads = has_values ? 2 : 1,
-          .head_dim = 8,
-          .v_head_dim = 4,
-          .softmax_scale = 1.0 / std::sqrt(8.0),
-          .sliding_window = 128,
-          .kind = has_values ? AttentionKind::gqa : AttentionKind::mla_rope,
-          .rope = {.layout = RopeLayout::half, .dim = 4, .offset = 2, .attention_factor = 1.1, .inv_freq = {1.0, 0.01}}};
+  return {
+      .num_q_heads = 4,
+      .num_kv_heads = has_values ? 2 : 1,
+      .head_dim = 8,
+      .v_head_dim = 4,
+      .softmax_scale = 1.0 / std::sqrt(8.0),
+      .sliding_window = 128,
+      .kind = has_values ? AttentionKind::gqa : AttentionKind::mla_rope,
+      .rope = {.layout = RopeLayout::half, .dim = 4, .offset = 2, .attention_factor = 1.1, .inv_freq = {1.0, 0.01}},
+  };
 }
 
 void append_orthogonal(std::vector<float>& into, int dim, std::uint64_t seed) {
@@ -51,7 +53,13 @@ TensorPlan hadamard_plan() {
   plan.rotation.order = 2;
   plan.rotation.recipe = "H";
   plan.rotation.signs = {1, -1, -1, 1, 1, 1, -1, 1};
-  plan.coder = UniformCoder{.bits = 3, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm, .scale_type = ScaleType::bf16};
+  plan.coder = UniformCoder{
+      .bits = 3,
+      .group_size = 4,
+      .levels = UniformLevels::symmetric,
+      .rule = ScaleRule::norm,
+      .scale_type = ScaleType::bf16,
+  };
   return plan;
 }
 
@@ -72,10 +80,16 @@ Artifact example_artifact() {
   artifact.calibration.seed = 0x7fffffffffffffff;
   artifact.calibration.options = {{"method", "oscar"}, {"seed", 7}};
   artifact.windows = {.sink_tokens = 64, .recent_tokens = 256};
-  artifact.layers = {{.layer = 0, .geometry = geometry(true), .k = dense_plan(8, 2, Scope::kv_head, 1), .v = hadamard_plan()},
-                     {.layer = 1, .geometry = geometry(true), .k = TensorPlan{}, .v = TensorPlan{}},
-                     {.layer = 4, .geometry = geometry(false), .k = dense_plan(8, 1, Scope::layer, 7), .v = std::nullopt}};
-  std::get<UniformCoder>(artifact.layers[2].k.coder) = {.bits = 4, .group_size = 8, .scale_type = ScaleType::fp32, .zero = ZeroKind::integer};
+  artifact.layers = {
+      {.layer = 0, .geometry = geometry(true), .k = dense_plan(8, 2, Scope::kv_head, 1), .v = hadamard_plan()},
+      {.layer = 1, .geometry = geometry(true), .k = TensorPlan{}, .v = TensorPlan{}},
+      {.layer = 4, .geometry = geometry(false), .k = dense_plan(8, 1, Scope::layer, 7), .v = std::nullopt}};
+  std::get<UniformCoder>(artifact.layers[2].k.coder) = {
+      .bits = 4,
+      .group_size = 8,
+      .scale_type = ScaleType::fp32,
+      .zero = ZeroKind::integer,
+  };
   artifact.layers[2].k.center.clear();
   return artifact;
 }

@@ -35,7 +35,8 @@ double largest_difference(const A& a, const B& b) {
   double largest = 0.0;
   for (std::size_t i = 0; i < std::size(a); ++i) {
     const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(difference <= largest)) largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+    if (!(difference <= largest))
+      largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
   }
   return largest;
 }

@@ -16,8 +16,12 @@ Options options_of(const std::string& method, const std::function<void(Options&)
 LayerStats stats_for(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens) {
   std::set<Moment> moments = find_method(options.method).needs(options);
   if (!layer.v) std::erase_if(moments, [](Moment which) { return which != Moment::query && which != Moment::key; });
-  return collect(layer, {.moments = std::move(moments), .sample_tokens = sample_tokens, .seed = options.seed,
-                          .held_out_tokens = options.budget_bits || options.budget_bytes ? 32 : 0});
+  return collect(layer, {
+                            .moments = std::move(moments),
+                            .sample_tokens = sample_tokens,
+                            .seed = options.seed,
+                            .held_out_tokens = options.budget_bits || options.budget_bytes ? 32 : 0,
+                        });
 }
 
 LayerPlan decide_one(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens) {
@@ -32,11 +36,14 @@ double measured_error(const LayerStats& stats, const TensorPlan& plan, char side
     const std::vector<float> rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(head);
     std::vector<float> seen = rows;
     reconstruct(plan, head, seen, dim);
-    const std::vector<float> weights = stats.sample.value_weight.empty() || side == 'k' ? std::vector<float>(rows.size() / d, 1.0f)
-                                                                                       : stats.sample.weights(head, stats.geometry.num_kv_heads);
+    const std::vector<float> weights = stats.sample.value_weight.empty() || side == 'k'
+                                           ? std::vector<float>(rows.size() / d, 1.0f)
+                                           : stats.sample.weights(head, stats.geometry.num_kv_heads);
     std::vector<double> metric = std::vector<double>(d * d, 0.0);
-    if (side == 'k') metric = mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)));
-    else for (std::size_t i = 0; i < d; ++i) metric[i * (d + 1)] = 1.0;
+    if (side == 'k')
+      metric = mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)));
+    else
+      for (std::size_t i = 0; i < d; ++i) metric[i * (d + 1)] = 1.0;
     for (std::size_t t = 0; t < weights.size(); ++t)
       for (std::size_t i = 0; i < d; ++i)
         for (std::size_t j = 0; j < d; ++j) {

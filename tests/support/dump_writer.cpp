@@ -186,14 +186,16 @@ DumpLayer random_layer(const RandomDumpSpec& spec, int layer, std::size_t tokens
     return tokens * static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim);
   };
   DumpLayer result{.layer = layer, .dtype = spec.dtype};
-  result.geometry = {.num_q_heads = spec.num_q_heads,
-                     .num_kv_heads = spec.num_kv_heads,
-                     .head_dim = spec.head_dim,
-                     .v_head_dim = spec.v_head_dim,
-                     .softmax_scale = 1.0 / spec.head_dim,
-                     .sliding_window = spec.sliding_window,
-                     .kind = spec.kind,
-                     .rope = spec.rope};
+  result.geometry = {
+      .num_q_heads = spec.num_q_heads,
+      .num_kv_heads = spec.num_kv_heads,
+      .head_dim = spec.head_dim,
+      .v_head_dim = spec.v_head_dim,
+      .softmax_scale = 1.0 / spec.head_dim,
+      .sliding_window = spec.sliding_window,
+      .kind = spec.kind,
+      .rope = spec.rope,
+  };
   result.q = gaussian(count(spec.num_q_heads, spec.head_dim), spec.seed, layer, 0);
   result.k = gaussian(count(spec.num_kv_heads, spec.head_dim), spec.seed, layer, 1);
   if (spec.kind == AttentionKind::gqa)

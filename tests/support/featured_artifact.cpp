@@ -11,15 +11,23 @@ namespace kvq::test {
 namespace {
 
 BitAllocation allocation(std::vector<std::uint8_t> channel_bits, int dim) {
-  BitAllocation bits{.score = "energy", .channel_bits = std::move(channel_bits), .objective = 0.75, .free_objective = 0.5};
+  BitAllocation bits{
+      .score = "energy",
+      .channel_bits = std::move(channel_bits),
+      .objective = 0.75,
+      .free_objective = 0.5,
+  };
   for (std::size_t j = 0; j < bits.channel_bits.size(); ++j) {
     const auto place = static_cast<int>(j) % dim;
-    bits.channel_order.push_back(static_cast<std::uint16_t>(j < static_cast<std::size_t>(dim) ? dim - 1 - place : (place + 2) % dim));
+    bits.channel_order.push_back(
+        static_cast<std::uint16_t>(j < static_cast<std::size_t>(dim) ? dim - 1 - place : (place + 2) % dim));
   }
   return bits;
 }
 
-TrellisTaps taps(int bits, int memory, std::uint64_t seed) { return {.bits = bits, .memory = memory, .theta = gaussian(static_cast<std::size_t>(bits * (memory + 1)), seed)}; }
+TrellisTaps taps(int bits, int memory, std::uint64_t seed) {
+  return {.bits = bits, .memory = memory, .theta = gaussian(static_cast<std::size_t>(bits * (memory + 1)), seed)};
+}
 
 void check_equal_sides(const TensorPlan& a, const TensorPlan& b) {
   REQUIRE(a.allocation.has_value() == b.allocation.has_value());
@@ -46,19 +54,45 @@ void check_equal_sides(const TensorPlan& a, const TensorPlan& b) {
 
 Artifact featured_artifact() {
   Artifact artifact = example_artifact();
-  const LayerGeometry geometry{.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 8, .v_head_dim = 6, .softmax_scale = 0.5};
+  const LayerGeometry geometry{
+      .num_q_heads = 4,
+      .num_kv_heads = 2,
+      .head_dim = 8,
+      .v_head_dim = 6,
+      .softmax_scale = 0.5,
+  };
   artifact.model.num_layers = 3;
   artifact.calibration.method = "kvq";
-  artifact.calibration.budget = {{"unit", "bits"},  {"budget", 3.0}, {"spent", 2.9},  {"mean_bits", 2.9},       {"mean_bytes", 40.5},
-                                 {"metric", "nll"}, {"cost", 0.01},  {"gap", 0.0625}, {"held_out_tokens", 128}};
+  artifact.calibration.budget = {{"unit", "bits"},   {"budget", 3.0},      {"spent", 2.9},
+                                 {"mean_bits", 2.9}, {"mean_bytes", 40.5}, {"metric", "nll"},
+                                 {"cost", 0.01},     {"gap", 0.0625},      {"held_out_tokens", 128}};
   LayerPlan mixed{.layer = 0, .geometry = geometry, .k = {}, .v = TensorPlan{}};
-  mixed.k.coder = TrellisCoder{.bits = 4, .group_size = 0, .rule = ScaleRule::rms, .scale_type = ScaleType::bf16, .taps = {taps(2, 2, 1), taps(4, 1, 2)}};
+  mixed.k.coder = TrellisCoder{
+      .bits = 4,
+      .group_size = 0,
+      .rule = ScaleRule::rms,
+      .scale_type = ScaleType::bf16,
+      .taps = {taps(2, 2, 1), taps(4, 1, 2)},
+  };
   mixed.k.allocation = allocation({4, 4, 4, 4, 2, 2, 1, 0, /**/ 4, 4, 2, 2, 2, 2, 2, 2}, 8);
   mixed.k.allocation->unit = "rope_block";
   mixed.k.allocation->block_bits = {4, 2, 4, 0, /**/ 2, 4, 2, 2};
   mixed.k.allocation->block_energy = {9.5f, 3, 8, 0, /**/ 2, 5, 2.5f, 2};
-  mixed.k.centroids = Centroids{.count = 3, .joint = true, .after_rotation = true, .values = gaussian(2 * 3 * 8, 3), .inertia = {0.5, 0.25}};
-  CodebookCoder book{.bits = 6, .group_size = 0, .rule = ScaleRule::norm, .scale_type = ScaleType::fp32, .per_head = true, .fitted = true};
+  mixed.k.centroids = Centroids{
+      .count = 3,
+      .joint = true,
+      .after_rotation = true,
+      .values = gaussian(2 * 3 * 8, 3),
+      .inertia = {0.5, 0.25},
+  };
+  CodebookCoder book{
+      .bits = 6,
+      .group_size = 0,
+      .rule = ScaleRule::norm,
+      .scale_type = ScaleType::fp32,
+      .per_head = true,
+      .fitted = true,
+  };
   for (const int width : {1, 3, 6})
     for (std::uint64_t head = 0; head < 2; ++head) {
       const std::vector<float> table = random_table(width, 7 * head + static_cast<std::uint64_t>(width));

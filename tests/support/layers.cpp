@@ -29,8 +29,9 @@ ActivationTensor make_tensor(DType dtype, std::int64_t tokens, int heads, int di
 ActivationTensor random_tensor(const LayerSpec& spec, std::int64_t tokens, int heads, int dim, std::uint64_t purpose) {
   const std::uint64_t seed = spec.seed * 1000 + static_cast<std::uint64_t>(spec.layer) * 10 + purpose;
   const auto rows = static_cast<std::size_t>(tokens * heads);
-  return make_tensor(spec.dtype, tokens, heads, dim,
-                     spec.outliers ? rows_with_outliers(rows, dim, seed) : gaussian(rows * static_cast<std::size_t>(dim), seed));
+  return make_tensor(
+      spec.dtype, tokens, heads, dim,
+      spec.outliers ? rows_with_outliers(rows, dim, seed) : gaussian(rows * static_cast<std::size_t>(dim), seed));
 }
 
 ActivationTensor keep_tokens(const ActivationTensor& tensor, std::int64_t first, std::int64_t count) {
@@ -46,25 +47,30 @@ std::string made_up_hash(std::uint64_t number) { return fmt::format("xxh3-128:{:
 }  // namespace
 
 LayerActivations make_layer(const LayerSpec& spec) {
-  LayerActivations layer{.layer = spec.layer,
-                         .geometry = {.num_q_heads = spec.num_q_heads,
-                                      .num_kv_heads = spec.num_kv_heads,
-                                      .head_dim = spec.head_dim,
-                                      .v_head_dim = spec.v_head_dim,
-                                      .softmax_scale = spec.softmax_scale,
-                                      .sliding_window = spec.sliding_window,
-                                      .kind = spec.has_values ? AttentionKind::gqa : AttentionKind::mla_rope},
-                         .cu_seqlens = {0},
-                         .positions = {},
-                         .generated = {},
-                         .q = {},
-                         .k = {},
-                         .v = {},
-                         .o_proj = {},
-                         .o_proj_rows = 0,
-                         .o_proj_metric = {},
-                         .output_curvature = {},
-                         .content_hash = made_up_hash(spec.seed * 100 + static_cast<std::uint64_t>(spec.layer))};
+  LayerActivations layer{
+      .layer = spec.layer,
+      .geometry =
+          {
+              .num_q_heads = spec.num_q_heads,
+              .num_kv_heads = spec.num_kv_heads,
+              .head_dim = spec.head_dim,
+              .v_head_dim = spec.v_head_dim,
+              .softmax_scale = spec.softmax_scale,
+              .sliding_window = spec.sliding_window,
+              .kind = spec.has_values ? AttentionKind::gqa : AttentionKind::mla_rope,
+          },
+      .cu_seqlens = {0},
+      .positions = {},
+      .generated = {},
+      .q = {},
+      .k = {},
+      .v = {},
+      .o_proj = {},
+      .o_proj_rows = 0,
+      .o_proj_metric = {},
+      .output_curvature = {},
+      .content_hash = made_up_hash(spec.seed * 100 + static_cast<std::uint64_t>(spec.layer)),
+  };
   for (const std::int64_t length : spec.lengths) {
     layer.cu_seqlens.push_back(layer.cu_seqlens.back() + length);
     for (std::int64_t position = 0; position < length; ++position) layer.positions.push_back(position);
@@ -92,16 +98,19 @@ LayerActivations keep_sequences(const LayerActivations& layer, std::size_t first
 AttentionCase attention_case(const LayerActivations& layer, std::size_t sequence, int kv_head) {
   const std::int64_t first = layer.cu_seqlens.at(sequence), tokens = layer.cu_seqlens.at(sequence + 1) - first;
   const LayerGeometry& geometry = layer.geometry;
-  AttentionCase input{.tokens = tokens,
-                      .queries = geometry.queries_per_kv_head(),
-                      .dim = geometry.head_dim,
-                      .v_dim = geometry.v_head_dim,
-                      .scale = geometry.softmax_scale,
-                      .window = geometry.sliding_window};
+  AttentionCase input{
+      .tokens = tokens,
+      .queries = geometry.queries_per_kv_head(),
+      .dim = geometry.head_dim,
+      .v_dim = geometry.v_head_dim,
+      .scale = geometry.softmax_scale,
+      .window = geometry.sliding_window,
+  };
   const auto key_size = static_cast<std::size_t>(tokens * geometry.head_dim);
   input.q.resize(static_cast<std::size_t>(input.queries) * key_size);
   for (int query = 0; query < input.queries; ++query)
-    layer.q.load_head(kv_head * input.queries + query, first, tokens, input.q.data() + static_cast<std::size_t>(query) * key_size);
+    layer.q.load_head(kv_head * input.queries + query, first, tokens,
+                      input.q.data() + static_cast<std::size_t>(query) * key_size);
   input.k.resize(key_size);
   layer.k.load_head(kv_head, first, tokens, input.k.data());
   input.v.resize(static_cast<std::size_t>(tokens * geometry.v_head_dim));

@@ -41,7 +41,9 @@ class MemoryStats : public StatsSource {
  public:
   explicit MemoryStats(std::vector<LayerStats> layers) : layers_(std::move(layers)) {}
   std::size_t size() const override { return layers_.size(); }
-  std::shared_ptr<const LayerStats> load(std::size_t index) const override { return std::make_shared<LayerStats>(layers_.at(index)); }
+  std::shared_ptr<const LayerStats> load(std::size_t index) const override {
+    return std::make_shared<LayerStats>(layers_.at(index));
+  }
 
  private:
   std::vector<LayerStats> layers_;

@@ -12,7 +12,9 @@ namespace kvq::test {
 namespace {
 
 std::size_t square(int n) { return static_cast<std::size_t>(n) * static_cast<std::size_t>(n); }
-std::size_t at(int row, int column, int n) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(n) + static_cast<std::size_t>(column); }
+std::size_t at(int row, int column, int n) {
+  return static_cast<std::size_t>(row) * static_cast<std::size_t>(n) + static_cast<std::size_t>(column);
+}
 
 double off_diagonal(std::span<const double> a, int n) {
   double sum = 0.0;

@@ -27,7 +27,8 @@ std::vector<double> random_covariance(int n, std::uint64_t seed, double decay = 
 /// Eigenvalues and vectors by Jacobi's rotations, descending; signs as they come.
 EigenPairs jacobi(std::vector<double> symmetric, int n);
 
-/// Walsh-Hadamard matrix of Sylvester's order by its closed form: (-1)^popcount(i & j) / sqrt(n), blocks on the diagonal.
+/// Walsh-Hadamard matrix of Sylvester's order by its closed form: (-1)^popcount(i & j) / sqrt(n), blocks on the
+/// diagonal.
 std::vector<double> sylvester_blocks(int n, int order);
 
 }  // namespace kvq::test

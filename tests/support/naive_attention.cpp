@@ -60,7 +60,8 @@ std::vector<double> attention_output(const AttentionCase& input, int query) {
       const double s = scores[static_cast<std::size_t>(i * input.tokens + t)];
       if (s == 0.0) continue;
       for (int c = 0; c < input.v_dim; ++c)
-        out[static_cast<std::size_t>(i * input.v_dim + c)] += s * static_cast<double>(input.v[static_cast<std::size_t>(t * input.v_dim + c)]);
+        out[static_cast<std::size_t>(i * input.v_dim + c)] +=
+            s * static_cast<double>(input.v[static_cast<std::size_t>(t * input.v_dim + c)]);
     }
   return out;
 }
@@ -75,11 +76,13 @@ void add_outer(std::span<const double> x, double weight, std::vector<double>& su
 NaiveMoments naive_moments(const AttentionCase& input) {
   const auto dim = static_cast<std::size_t>(input.dim), v_dim = static_cast<std::size_t>(input.v_dim);
   const auto tokens = static_cast<std::size_t>(input.tokens);
-  NaiveMoments moments{.outputs = std::vector<double>(v_dim * v_dim),
-                       .outputs_first = std::vector<double>(v_dim),
-                       .scored_query = std::vector<double>(dim * dim),
-                       .scored_query_first = std::vector<double>(dim),
-                       .column_energy = std::vector<double>(tokens)};
+  NaiveMoments moments{
+      .outputs = std::vector<double>(v_dim * v_dim),
+      .outputs_first = std::vector<double>(v_dim),
+      .scored_query = std::vector<double>(dim * dim),
+      .scored_query_first = std::vector<double>(dim),
+      .column_energy = std::vector<double>(tokens),
+  };
   for (int query = 0; query < input.queries; ++query) {
     const std::vector<double> scores = softmax_scores(input, query), out = attention_output(input, query);
     for (std::size_t i = 0; i < tokens; ++i) {
@@ -90,7 +93,8 @@ NaiveMoments naive_moments(const AttentionCase& input) {
         const double s = scores[i * tokens + t];
         moments.column_energy[t] += s * s;
         double distance = 0.0;
-        for (std::size_t c = 0; c < v_dim; ++c) distance += std::pow(static_cast<double>(input.v[t * v_dim + c]) - o[c], 2);
+        for (std::size_t c = 0; c < v_dim; ++c)
+          distance += std::pow(static_cast<double>(input.v[t * v_dim + c]) - o[c], 2);
         weight += s * s * distance;
       }
       const std::vector<double> q = row_of(input.q, query * input.tokens + static_cast<std::int64_t>(i), input.dim);

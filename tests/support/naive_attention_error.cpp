@@ -12,7 +12,18 @@ namespace kvq::test {
 namespace {
 
 static_assert(sizeof(AttentionSums) == kAttentionSums * sizeof(double), "a new sum needs a place here");
-enum Sum { kQueries, kLogitError, kLogitEnergy, kSvError, kOutputError, kOutputEnergy, kCurvedError, kDivergence, kTopHits, kTopQueries };
+enum Sum {
+  kQueries,
+  kLogitError,
+  kLogitEnergy,
+  kSvError,
+  kOutputError,
+  kOutputEnergy,
+  kCurvedError,
+  kDivergence,
+  kTopHits,
+  kTopQueries
+};
 
 using Row = std::vector<double>;
 
@@ -41,12 +52,19 @@ struct SideRows {
   std::vector<Row> exact, stored, change;  ///< change = stored - exact
   Row no_change;
   ExactTokens tokens;
-  bool is_stored(std::int64_t query, std::int64_t key) const { return key >= tokens.sink && key < tokens.coded_end(query); }
-  const Row& read(std::int64_t query, std::int64_t key) const { return (is_stored(query, key) ? stored : exact)[static_cast<std::size_t>(key)]; }
-  const Row& changed(std::int64_t query, std::int64_t key) const { return is_stored(query, key) ? change[static_cast<std::size_t>(key)] : no_change; }
+  bool is_stored(std::int64_t query, std::int64_t key) const {
+    return key >= tokens.sink && key < tokens.coded_end(query);
+  }
+  const Row& read(std::int64_t query, std::int64_t key) const {
+    return (is_stored(query, key) ? stored : exact)[static_cast<std::size_t>(key)];
+  }
+  const Row& changed(std::int64_t query, std::int64_t key) const {
+    return is_stored(query, key) ? change[static_cast<std::size_t>(key)] : no_change;
+  }
 };
 
-SideRows load(const ActivationTensor& tensor, const StoredSide* side, bool with_windows, int head, std::int64_t first, std::int64_t count) {
+SideRows load(const ActivationTensor& tensor, const StoredSide* side, bool with_windows, int head, std::int64_t first,
+              std::int64_t count) {
   std::vector<float> numbers(static_cast<std::size_t>(count * tensor.dim));
   tensor.load_head(head, first, count, numbers.data());
   SideRows rows;
@@ -78,18 +96,23 @@ double log_sum_exp(const Row& logits) {
   return top + std::log(sum);
 }
 
-/// Which are the ten largest: the earlier one where two are equal. Logits have the order of the weights, and never underflow.
-/// @param near  becomes how many lie within `margin` of the border between the tenth and the eleventh, if that is not sharp
+/// Which are the ten largest: the earlier one where two are equal. Logits have the order of the weights, and never
+/// underflow.
+/// @param near  becomes how many lie within `margin` of the border between the tenth and the eleventh, if that is not
+/// sharp
 std::vector<bool> top_ten(const Row& logits, double margin, double& near) {
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto before = [&](std::size_t a, std::size_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+  const auto before = [&](std::size_t a, std::size_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  };
   std::partial_sort(order.begin(), order.begin() + 11, order.end(), before);
   std::vector<bool> chosen(logits.size(), false);
   for (std::size_t place = 0; place < 10; ++place) chosen[order[place]] = true;
   const double last = logits[order[9]], next = logits[order[10]];
   if (last - next <= margin)
-    near += static_cast<double>(std::count_if(logits.begin(), logits.end(), [&](double l) { return l >= next - margin && l <= last + margin; }));
+    near += static_cast<double>(std::count_if(logits.begin(), logits.end(),
+                                              [&](double l) { return l >= next - margin && l <= last + margin; }));
   return chosen;
 }
 
@@ -139,7 +162,8 @@ class NaiveMeter {
       for (std::int64_t i = 0; i < count; ++i) {
         const auto token = static_cast<std::size_t>(first + i);
         auto& bucket = bucket_of(i, result);
-        result.divergence[static_cast<std::size_t>(group) * tokens() + token] = add_query(q[static_cast<std::size_t>(i)], i, token, q_head, k, v, bucket);
+        result.divergence[static_cast<std::size_t>(group) * tokens() + token] =
+            add_query(q[static_cast<std::size_t>(i)], i, token, q_head, k, v, bucket);
       }
     }
   }
@@ -157,8 +181,8 @@ class NaiveMeter {
     sum.bound += bound * bound;
   }
 
-  NaiveNumber add_query(const Row& q, std::int64_t i, std::size_t token, int q_head, const SideRows& k, const SideRows& v,
-                        std::array<NaiveNumber, kAttentionSums>& sums) {
+  NaiveNumber add_query(const Row& q, std::int64_t i, std::size_t token, int q_head, const SideRows& k,
+                        const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
     const std::int64_t begin = g_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, i - g_.sliding_window + 1);
     Row exact, changed, delta;
     double logit_size = 0.0, delta_size = 0.0;  // of the terms of a product, which round
@@ -175,7 +199,8 @@ class NaiveMeter {
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));
 
-    // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r): as both sums of weights are 1, and no term is negative.
+    // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r): as both sums of weights are 1, and no term is
+    // negative.
     const double log_z = log_sum_exp(exact), log_z_changed = log_sum_exp(changed);
     Row p, p_change;
     double divergence = 0.0, plain_divergence = 0.0, largest = 0.0;
@@ -187,15 +212,18 @@ class NaiveMeter {
       plain_divergence += p[a] * (log_p - (changed[a] - log_z_changed));
       largest = std::max({largest, std::abs(exact[a]), std::abs(changed[a])});
     }
-    if (std::abs(divergence - plain_divergence) > 1e-13 * (1.0 + largest)) throw std::logic_error("the naive attention contradicts itself");
-    // d KL = sum (p^ - p) d delta, where sum |p^ - p| <= sqrt(2 KL), and = sum (p^ - p (1 + log(p^ / p)) - p KL) d l, where the
-    // first part is positive and its sum is KL.
-    const double divergence_rounding = std::sqrt(2.0 * std::max(0.0, divergence)) * delta_rounding + delta_rounding * delta_rounding +
-                                       2.0 * divergence * (logit_rounding + kUnit) + 1e-18;
+    if (std::abs(divergence - plain_divergence) > 1e-13 * (1.0 + largest))
+      throw std::logic_error("the naive attention contradicts itself");
+    // d KL = sum (p^ - p) d delta, where sum |p^ - p| <= sqrt(2 KL), and = sum (p^ - p (1 + log(p^ / p)) - p KL) d l,
+    // where the first part is positive and its sum is KL.
+    const double divergence_rounding = std::sqrt(2.0 * std::max(0.0, divergence)) * delta_rounding +
+                                       delta_rounding * delta_rounding + 2.0 * divergence * (logit_rounding + kUnit) +
+                                       1e-18;
     add(sums[kDivergence], divergence, divergence_rounding);
     if (exact.size() > 10) {
       double near = 0.0;
-      const std::vector<bool> best = top_ten(exact, 2.0 * logit_rounding, near), found = top_ten(changed, 2.0 * (logit_rounding + delta_rounding), near);
+      const std::vector<bool> best = top_ten(exact, 2.0 * logit_rounding, near),
+                              found = top_ten(changed, 2.0 * (logit_rounding + delta_rounding), near);
       double hits = 0.0;
       for (std::size_t a = 0; a < best.size(); ++a) hits += best[a] && found[a] ? 1.0 : 0.0;
       add(sums[kTopQueries], 1.0, 0.0);
@@ -205,8 +233,9 @@ class NaiveMeter {
     return {divergence, divergence_rounding};
   }
 
-  void add_outputs(std::int64_t i, std::int64_t begin, std::size_t token, int q_head, const SideRows& v, const Row& p, const Row& p_change,
-                   double logit_rounding, double delta_rounding, std::array<NaiveNumber, kAttentionSums>& sums) {
+  void add_outputs(std::int64_t i, std::int64_t begin, std::size_t token, int q_head, const SideRows& v, const Row& p,
+                   const Row& p_change, double logit_rounding, double delta_rounding,
+                   std::array<NaiveNumber, kAttentionSums>& sums) {
     Row o(v_dim(), 0.0), sv(v_dim(), 0.0), o_change(v_dim(), 0.0);
     double o_rounding = 0.0, sv_rounding = 0.0, change_rounding = 0.0;
     for (std::size_t a = 0; a < p.size(); ++a) {
@@ -217,7 +246,8 @@ class NaiveMeter {
       add_scaled(p_change[a], read, o_change);
       o_rounding += logit_rounding * p[a] * length(exact);
       sv_rounding += logit_rounding * p[a] * length(change);
-      change_rounding += (delta_rounding * (p[a] + p_change[a]) + logit_rounding * std::abs(p_change[a])) * length(read);
+      change_rounding +=
+          (delta_rounding * (p[a] + p_change[a]) + logit_rounding * std::abs(p_change[a])) * length(read);
     }
     add_scaled(1.0, sv, o_change);
     change_rounding += sv_rounding;
@@ -231,7 +261,8 @@ class NaiveMeter {
         const auto row = layer_.output_curvature.begin() + static_cast<std::ptrdiff_t>((head * v_dim() + c) * v_dim());
         turned.push_back(std::inner_product(o_change.begin(), o_change.end(), row, 0.0));
       }
-      add(sums[kCurvedError], 0.5 * dot(o_change, turned), (length(turned) + kUnit * length(o_change)) * change_rounding);
+      add(sums[kCurvedError], 0.5 * dot(o_change, turned),
+          (length(turned) + kUnit * length(o_change)) * change_rounding);
     }
     std::copy(o.begin(), o.end(), output_[token].begin() + static_cast<std::ptrdiff_t>(head * v_dim()));
     std::copy(o_change.begin(), o_change.end(), change_[token].begin() + static_cast<std::ptrdiff_t>(head * v_dim()));
@@ -246,7 +277,8 @@ class NaiveMeter {
     double largest = 0.0;  // entry of W_o
     for (const Row& row : projection)
       for (const double value : row) largest = std::max(largest, std::abs(value));
-    const double gain = largest * std::sqrt(static_cast<double>(projection.size() * v_dim()));  // at least |W_o x| / |x| of one head
+    const double gain =
+        largest * std::sqrt(static_cast<double>(projection.size() * v_dim()));  // at least |W_o x| / |x| of one head
     for (std::size_t t = 0; t < x.size(); ++t) {
       double energy = 0.0;
       for (const Row& row : projection) energy += dot(row, x[t]) * dot(row, x[t]);
@@ -266,11 +298,13 @@ class NaiveMeter {
 
 }  // namespace
 
-const std::array<const char*, kAttentionSums> kAttentionSumNames = {"queries",       "logit_error",  "logit_energy", "sv_error", "output_error",
-                                                                    "output_energy", "curved_error", "divergence",   "top_hits", "top_queries"};
+const std::array<const char*, kAttentionSums> kAttentionSumNames = {
+    "queries",       "logit_error",  "logit_energy", "sv_error", "output_error",
+    "output_energy", "curved_error", "divergence",   "top_hits", "top_queries"};
 
 std::array<double, kAttentionSums> numbers_of(const AttentionSums& s) {
-  return {s.queries, s.logit_error, s.logit_energy, s.sv_error, s.output_error, s.output_energy, s.curved_error, s.divergence, s.top_hits, s.top_queries};
+  return {s.queries,       s.logit_error,  s.logit_energy, s.sv_error, s.output_error,
+          s.output_energy, s.curved_error, s.divergence,   s.top_hits, s.top_queries};
 }
 
 NaiveErrors naive_attention_errors(const LayerActivations& layer, const StoredLayer& stored, bool with_windows) {
@@ -282,11 +316,12 @@ std::string first_disagreement(const LayerError& found, const NaiveErrors& naive
   const auto compare = [&](double number, const NaiveNumber& expected, double relative, const std::string& what) {
     const double difference = std::abs(number - expected.value);
     if (!text.empty() || difference <= relative * std::abs(expected.value) + expected.bound) return;
-    text = fmt::format("{}: found {}, expected {} with a bound of {} on rounding, relative difference {}", what, number, expected.value, expected.bound,
-                       difference / std::abs(expected.value));
+    text = fmt::format("{}: found {}, expected {} with a bound of {} on rounding, relative difference {}", what, number,
+                       expected.value, expected.bound, difference / std::abs(expected.value));
   };
   constexpr double kRelative = 1e-6;
-  if (found.heads.size() != naive.heads.size()) return fmt::format("{} heads, expected {}", found.heads.size(), naive.heads.size());
+  if (found.heads.size() != naive.heads.size())
+    return fmt::format("{} heads, expected {}", found.heads.size(), naive.heads.size());
   compare(found.projected_error, naive.projected_error, kRelative, "projected_error");
   compare(found.projected_energy, naive.projected_energy, kRelative, "projected_energy");
   for (std::size_t h = 0; h < found.heads.size(); ++h) {
@@ -302,13 +337,16 @@ std::string first_disagreement(const LayerError& found, const NaiveErrors& naive
       const auto expected = b < want.buckets.size() ? want.buckets[b] : std::array<NaiveNumber, kAttentionSums>{};
       for (std::size_t i = 0; i < kAttentionSums; ++i) {
         const bool is_count = i == kQueries || i == kTopHits || i == kTopQueries;
-        compare(sums[i], expected[i], is_count ? 0.0 : kRelative, fmt::format("head {}, bucket {}: {}", h, b, kAttentionSumNames[i]));
+        compare(sums[i], expected[i], is_count ? 0.0 : kRelative,
+                fmt::format("head {}, bucket {}: {}", h, b, kAttentionSumNames[i]));
       }
     }
     if (head.divergence.size() != want.divergence.size())
-      return fmt::format("head {}: divergence of {} queries, expected {}", h, head.divergence.size(), want.divergence.size());
+      return fmt::format("head {}: divergence of {} queries, expected {}", h, head.divergence.size(),
+                         want.divergence.size());
     for (std::size_t t = 0; t < head.divergence.size(); ++t)
-      compare(double{head.divergence[t]}, want.divergence[t], kRelative, fmt::format("head {}: divergence of query {}", h, t));
+      compare(double{head.divergence[t]}, want.divergence[t], kRelative,
+              fmt::format("head {}: divergence of query {}", h, t));
   }
   return text;
 }

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-/// The attention errors of eval/attention_error.h by their definitions, in double: one softmax for each query. Beside each sum stands
-/// how far float arithmetic may move it, so that a comparison is strict where the sum is well conditioned.
+/// The attention errors of eval/attention_error.h by their definitions, in double: one softmax for each query. Beside
+/// each sum stands how far float arithmetic may move it, so that a comparison is strict where the sum is well
+/// conditioned.
 namespace kvq::test {
 
 constexpr std::size_t kAttentionSums = 10;
@@ -30,10 +31,12 @@ struct NaiveErrors {
   NaiveNumber projected_error, projected_energy;
 };
 
-/// A query reads row j of a side as stored if sink <= j < coded_end(query), places counted in the sequence; without windows all rows.
+/// A query reads row j of a side as stored if sink <= j < coded_end(query), places counted in the sequence; without
+/// windows all rows.
 NaiveErrors naive_attention_errors(const LayerActivations& layer, const StoredLayer& stored, bool with_windows);
 
-/// In words, what of `found` differs from `naive` by more than 1e-6 of its size and what rounding explains; empty if nothing does.
+/// In words, what of `found` differs from `naive` by more than 1e-6 of its size and what rounding explains; empty if
+/// nothing does.
 std::string first_disagreement(const LayerError& found, const NaiveErrors& naive);
 
 }  // namespace kvq::test

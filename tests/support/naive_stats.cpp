@@ -37,7 +37,8 @@ std::vector<double> sst_weights(const LayerActivations& layer, int kv_head) {
   std::vector<double> weights(static_cast<std::size_t>(layer.k.tokens), 0.0);
   for (std::size_t t = 0; t < weights.size(); ++t)
     for (std::size_t i = 0; i < dim; ++i)
-      for (std::size_t j = 0; j < dim; ++j) weights[t] += keys[t * dim + i] * query.sum[i * dim + j] / query.weight * keys[t * dim + j];
+      for (std::size_t j = 0; j < dim; ++j)
+        weights[t] += keys[t * dim + i] * query.sum[i * dim + j] / query.weight * keys[t * dim + j];
   return weights;
 }
 
@@ -58,7 +59,8 @@ NaiveMoment naive_moment(const LayerActivations& layer, Moment which, int kv_hea
     for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
       const NaiveMoments sums = naive_moments(attention_case(layer, s, kv_head));
       const bool value = which == Moment::scored_value;
-      const std::vector<double>&sum = value ? sums.outputs : sums.scored_query, &first = value ? sums.outputs_first : sums.scored_query_first;
+      const std::vector<double>&sum = value ? sums.outputs : sums.scored_query,
+            &first = value ? sums.outputs_first : sums.scored_query_first;
       for (std::size_t i = 0; i < sum.size(); ++i) moment.sum[i] += sum[i];
       for (std::size_t i = 0; i < first.size(); ++i) moment.first[i] += first[i];
     }

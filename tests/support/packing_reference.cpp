@@ -9,7 +9,7 @@ namespace kvq::test {
 namespace {
 
 constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max());
-constexpr float kStep[] = {0.0f,        1.5957691f,  0.9956867f,  0.58601946f, 0.3352006f,
+constexpr float kStep[] = {0.0f,        1.5957691f,  0.9956867f,   0.58601946f, 0.3352006f,
                            0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
 
 double f32(double value) { return static_cast<double>(static_cast<float>(value)); }
@@ -67,9 +67,10 @@ Group symmetric_group(const UniformCoder& coder, const std::vector<double>& x) {
     largest = std::max(largest, std::abs(value));
   }
   const double energy = tree(squares);
-  const double step = coder.rule == ScaleRule::absmax
-                          ? nearest_in(coder.scale_type, f32(f32(2.0 * largest) / n))
-                          : nearest_in(coder.scale_type, f32(static_cast<double>(kStep[coder.bits]) * f32(std::sqrt(f32(energy / g)))));
+  const double step =
+      coder.rule == ScaleRule::absmax
+          ? nearest_in(coder.scale_type, f32(f32(2.0 * largest) / n))
+          : nearest_in(coder.scale_type, f32(static_cast<double>(kStep[coder.bits]) * f32(std::sqrt(f32(energy / g)))));
   Group group;
   const bool empty = step == 0.0 || (coder.rule != ScaleRule::absmax && energy == 0.0);
   std::vector<double> products;
@@ -101,7 +102,8 @@ std::vector<double> clipped(std::span<const float> row, double clip_ratio) {
   for (const double value : x) magnitudes.push_back(std::abs(value));
   std::sort(magnitudes.begin(), magnitudes.end());
   const auto last = static_cast<double>(x.size() - 1);
-  const double tau = magnitudes[static_cast<std::size_t>(std::min(std::floor(clip_ratio * static_cast<double>(x.size())), last))];
+  const double tau =
+      magnitudes[static_cast<std::size_t>(std::min(std::floor(clip_ratio * static_cast<double>(x.size())), last))];
   for (double& value : x) value = std::min(std::max(value, -tau), tau);
   return x;
 }
@@ -128,12 +130,14 @@ double nearest_in(ScaleType type, double value) {
 }
 
 ReferenceRow reference_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row) {
-  const std::vector<double> x = coder.rule == ScaleRule::minmax ? clipped(row, clip_ratio) : std::vector<double>(row.begin(), row.end());
+  const std::vector<double> x =
+      coder.rule == ScaleRule::minmax ? clipped(row, clip_ratio) : std::vector<double>(row.begin(), row.end());
   ReferenceRow result;
   std::vector<float> second;
   for (auto begin = x.begin(); begin != x.end(); begin += coder.group_size) {
     const std::vector<double> channels(begin, begin + coder.group_size);
-    const Group group = coder.levels == UniformLevels::affine ? affine_group(coder, channels) : symmetric_group(coder, channels);
+    const Group group =
+        coder.levels == UniformLevels::affine ? affine_group(coder, channels) : symmetric_group(coder, channels);
     for (const double code : group.codes) result.codes.push_back(static_cast<std::uint8_t>(code));
     for (const double value : group.decoded) result.decoded.push_back(static_cast<float>(value));
     result.numbers.push_back(static_cast<float>(group.numbers[0]));

@@ -11,7 +11,8 @@
 namespace kvq::test {
 
 /// The number of a binary floating-point format nearest to `value`, ties to even, saturating.
-/// @param precision  significant bits; @param min_exponent  of the smallest normal number; @param largest  finite number
+/// @param precision  significant bits; @param min_exponent  of the smallest normal number; @param largest  finite
+/// number
 double nearest(double value, int precision, int min_exponent, double largest);
 double nearest_f16(double value);
 double nearest_bf16(double value);

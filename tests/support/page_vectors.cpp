@@ -14,24 +14,31 @@ TensorPlan side_of(const Json& side) {
   TensorPlan plan;
   if (side.at("bits") == 16) return plan;
   const bool affine = side.at("coder") == "affine";
-  plan.coder = UniformCoder{.bits = side.at("bits"),
-                            .group_size = side.at("group_size"),
-                            .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
-                            .rule = affine ? ScaleRule::minmax : ScaleRule::absmax,
-                            .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16};
+  plan.coder = UniformCoder{
+      .bits = side.at("bits"),
+      .group_size = side.at("group_size"),
+      .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
+      .rule = affine ? ScaleRule::minmax : ScaleRule::absmax,
+      .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16,
+  };
   return plan;
 }
 
 LayerPlan plan_of(const Json& vector) {
   const int heads = vector.at("num_kv_heads");
-  return {.layer = 0,
-          .geometry = {.num_q_heads = heads,
-                       .num_kv_heads = heads,
-                       .head_dim = vector.at("k").at("head_dim"),
-                       .v_head_dim = vector.at("v").at("head_dim"),
-                       .softmax_scale = 1.0},
-          .k = side_of(vector.at("k")),
-          .v = side_of(vector.at("v"))};
+  return {
+      .layer = 0,
+      .geometry =
+          {
+              .num_q_heads = heads,
+              .num_kv_heads = heads,
+              .head_dim = vector.at("k").at("head_dim"),
+              .v_head_dim = vector.at("v").at("head_dim"),
+              .softmax_scale = 1.0,
+          },
+      .k = side_of(vector.at("k")),
+      .v = side_of(vector.at("v")),
+  };
 }
 
 std::vector<std::byte> bytes_of(const Json& vector) {
@@ -48,12 +55,14 @@ std::vector<std::byte> bytes_of(const Json& vector) {
 std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16)); }
 
 PageVector::Row row_of(const Json& json, const PageVector& vector) {
-  PageVector::Row row{.side = json.at("side") == "v" ? CacheSide::v : CacheSide::k,
-                      .head = json.at("head"),
-                      .place = json.at(vector.in_pages ? "slot" : "position"),
-                      .codes = {},
-                      .numbers = {},
-                      .exact = {}};
+  PageVector::Row row{
+      .side = json.at("side") == "v" ? CacheSide::v : CacheSide::k,
+      .head = json.at("head"),
+      .place = json.at(vector.in_pages ? "slot" : "position"),
+      .codes = {},
+      .numbers = {},
+      .exact = {},
+  };
   if (json.contains("values")) {
     std::istringstream words(json.at("values").get<std::string>());
     for (std::string word; words >> word;) row.exact.push_back(pattern_of(word));
@@ -78,12 +87,14 @@ std::vector<PageVector> parse_page_vectors(const std::string& text) {
     throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 1.0"};
   std::vector<PageVector> vectors;
   for (const Json& json : file.at("vectors")) {
-    PageVector vector{.name = json.at("name"),
-                      .why = json.at("why"),
-                      .plan = plan_of(json),
-                      .in_pages = json.at("kind") == "page",
-                      .rows = {},
-                      .bytes = bytes_of(json)};
+    PageVector vector{
+        .name = json.at("name"),
+        .why = json.at("why"),
+        .plan = plan_of(json),
+        .in_pages = json.at("kind") == "page",
+        .rows = {},
+        .bytes = bytes_of(json),
+    };
     vector.pages = page_layout_of(vector.plan, vector.in_pages ? json.at("page_size").get<int>() : 16);
     if (!vector.in_pages) {
       vector.windows = window_layout_of(vector.pages, {}, 0);

@@ -9,7 +9,8 @@ std::vector<float> random_table(int bits, std::uint64_t seed) {
   Random random(seed);
   const int count = 1 << bits;
   std::vector<float> table;
-  for (int i = 0; i < count; ++i) table.push_back(static_cast<float>((2.0 * (i + 0.4 * random.uniform(-1.0, 1.0)) + 1.0 - count) * 2.5 / count));
+  for (int i = 0; i < count; ++i)
+    table.push_back(static_cast<float>((2.0 * (i + 0.4 * random.uniform(-1.0, 1.0)) + 1.0 - count) * 2.5 / count));
   return table;
 }
 
@@ -19,14 +20,22 @@ CodebookCoder codebook_coder(int bits, int group_size, ScaleRule rule, ScaleType
   return coder;
 }
 
-TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type, std::uint64_t seed, int most_state_bits) {
-  TrellisCoder coder{.bits = *std::max_element(widths.begin(), widths.end()), .group_size = group_size, .rule = rule, .scale_type = type};
+TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type,
+                           std::uint64_t seed, int most_state_bits) {
+  TrellisCoder coder{
+      .bits = *std::max_element(widths.begin(), widths.end()),
+      .group_size = group_size,
+      .rule = rule,
+      .scale_type = type,
+  };
   Random random(seed);
   for (const int bits : widths) {
     const int most = std::max(1, std::min({8, most_state_bits / bits, 16 / bits - 1, 8 / bits}));
     const int memory = random.integer(1, most);
     TrellisTaps taps{.bits = bits, .memory = memory, .theta = {}};
-    for (int i = 0; i < bits * (memory + 1); ++i) taps.theta.push_back(static_cast<float>(random.normal() * (i < bits ? std::pow(2.0, i) * 3.0 / (1 << bits) : 0.4)));
+    for (int i = 0; i < bits * (memory + 1); ++i)
+      taps.theta.push_back(
+          static_cast<float>(random.normal() * (i < bits ? std::pow(2.0, i) * 3.0 / (1 << bits) : 0.4)));
     coder.taps.push_back(taps);
   }
   return coder;
@@ -42,7 +51,15 @@ std::vector<TensorPlan> plain_plans(int bits, int group_size, ScaleType type) {
   };
   add(UniformCoder{.bits = bits, .group_size = group_size, .scale_type = type}, true);
   add(UniformCoder{.bits = bits, .group_size = group_size, .scale_type = type, .zero = ZeroKind::integer}, true);
-  add(UniformCoder{.bits = bits, .group_size = group_size, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm, .scale_type = type}, false);
+  add(
+      UniformCoder{
+          .bits = bits,
+          .group_size = group_size,
+          .levels = UniformLevels::symmetric,
+          .rule = ScaleRule::norm,
+          .scale_type = type,
+      },
+      false);
   add(codebook_coder(bits, group_size, ScaleRule::norm, type, 1), false);
   add(trellis_coder({bits}, group_size, ScaleRule::norm, type, 1, 4), false);
   return plans;
@@ -64,9 +81,16 @@ TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int code
   const int largest = std::max<int>(1, widths[0]);
   if (coder == 0) {
     const ScaleRule rule = random.integer(0, 1) == 0 ? ScaleRule::norm : ScaleRule::least_squares;
-    plan.coder = UniformCoder{.bits = largest, .group_size = 0, .levels = UniformLevels::symmetric, .rule = rule, .scale_type = type};
+    plan.coder = UniformCoder{
+        .bits = largest,
+        .group_size = 0,
+        .levels = UniformLevels::symmetric,
+        .rule = rule,
+        .scale_type = type,
+    };
   } else {
-    const ScaleRule rule = std::vector{ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares}[static_cast<std::size_t>(random.integer(0, 2))];
+    const ScaleRule rule = std::vector{ScaleRule::norm, ScaleRule::rms,
+                                       ScaleRule::least_squares}[static_cast<std::size_t>(random.integer(0, 2))];
     std::vector<int> kinds;
     for (int width = 1; width <= largest; ++width)
       if (std::count(widths.begin(), widths.end(), width) > 0) kinds.push_back(width);
@@ -76,7 +100,8 @@ TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int code
       for (const int width : kinds) book.tables[width] = random_table(width, seed + static_cast<std::uint64_t>(width));
       plan.coder = book;
     } else {
-      if (kinds.size() > 1 && random.integer(0, 1) == 0) kinds.erase(kinds.begin() + random.integer(0, static_cast<int>(kinds.size()) - 1));  // a width without theta
+      if (kinds.size() > 1 && random.integer(0, 1) == 0)
+        kinds.erase(kinds.begin() + random.integer(0, static_cast<int>(kinds.size()) - 1));  // a width without theta
       TrellisCoder trellis = trellis_coder(kinds, 0, rule, type, seed, 4);
       trellis.bits = largest;
       plan.coder = trellis;
@@ -88,9 +113,12 @@ TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int code
 }
 
 void add_centroids(TensorPlan& plan, int dim, int count, std::uint64_t seed, int heads) {
-  plan.centroids = Centroids{.count = count,
-                             .values = gaussian(static_cast<std::size_t>(heads) * static_cast<std::size_t>(count) * static_cast<std::size_t>(dim), seed),
-                             .inertia = std::vector<double>(static_cast<std::size_t>(heads), 0.5)};
+  plan.centroids = Centroids{
+      .count = count,
+      .values = gaussian(
+          static_cast<std::size_t>(heads) * static_cast<std::size_t>(count) * static_cast<std::size_t>(dim), seed),
+      .inertia = std::vector<double>(static_cast<std::size_t>(heads), 0.5),
+  };
 }
 
 }  // namespace kvq::test

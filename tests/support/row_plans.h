@@ -16,7 +16,8 @@ CodebookCoder codebook_coder(int bits, int group_size, ScaleRule rule, ScaleType
 
 /// Thetas that are no shipped ones, for those of `widths` that the format allows one for.
 /// @param most_state_bits  bits * memory at most
-TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type, std::uint64_t seed, int most_state_bits = 6);
+TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type,
+                           std::uint64_t seed, int most_state_bits = 6);
 
 /// Every coder at one width, one group in a row: affine with both zeros, symmetric, codebook, trellis.
 std::vector<TensorPlan> plain_plans(int bits, int group_size, ScaleType type);

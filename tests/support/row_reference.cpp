@@ -37,23 +37,28 @@ float tree_product(std::span<const float> a, std::span<const float> b) {
 float stored_scale(ScaleRule rule, ScaleType type, float d, std::span<const float> x, std::span<const float> v) {
   const float n = tree_product(v, v);
   if (rule == ScaleRule::rms || n == 0.0f) return d;
-  if (rule == ScaleRule::norm) return f32(nearest_in(type, wide(f32(std::sqrt(wide(f32(wide(tree_product(x, x)) / wide(n))))))));
+  if (rule == ScaleRule::norm)
+    return f32(nearest_in(type, wide(f32(std::sqrt(wide(f32(wide(tree_product(x, x)) / wide(n))))))));
   return f32(nearest_in(type, wide(f32(wide(tree_product(x, v)) / wide(n)))));
 }
 
-ReferenceGroup finish(ScaleRule rule, ScaleType type, float d, std::span<const float> x, std::vector<std::uint8_t> codes, const std::vector<float>& v) {
+ReferenceGroup finish(ScaleRule rule, ScaleType type, float d, std::span<const float> x,
+                      std::vector<std::uint8_t> codes, const std::vector<float>& v) {
   ReferenceGroup group{.codes = std::move(codes), .scale = stored_scale(rule, type, d, x, v), .decoded = {}};
   for (const float value : v) group.decoded.push_back(f32(wide(group.scale) * wide(value)));
   return group;
 }
 
 /// d = 0: every code in the middle, scale 0.
-std::vector<std::uint8_t> middle(int bits, std::size_t count) { return std::vector<std::uint8_t>(count, static_cast<std::uint8_t>(1 << (bits - 1))); }
+std::vector<std::uint8_t> middle(int bits, std::size_t count) {
+  return std::vector<std::uint8_t>(count, static_cast<std::uint8_t>(1 << (bits - 1)));
+}
 
 /// Codes c[j], c[j-1], ... c[j-m] that end in channel j, the tail before the first.
 std::vector<std::uint8_t> history(std::span<const std::uint8_t> codes, std::size_t j, int memory) {
   std::vector<std::uint8_t> window;
-  for (std::size_t k = 0; k <= static_cast<std::size_t>(memory); ++k) window.push_back(codes[(j + codes.size() * (1 + k) - k) % codes.size()]);
+  for (std::size_t k = 0; k <= static_cast<std::size_t>(memory); ++k)
+    window.push_back(codes[(j + codes.size() * (1 + k) - k) % codes.size()]);
   return window;
 }
 
@@ -64,15 +69,16 @@ float added(float cost, float y, float v) {
 
 /// Survivors of all states after some channels, and the way back.
 struct Survivors {
-  std::vector<float> cost;                          ///< [S]
-  std::vector<std::vector<std::uint8_t>> dropped;   ///< of each step: by state, the oldest code of the path kept
+  std::vector<float> cost;                         ///< [S]
+  std::vector<std::vector<std::uint8_t>> dropped;  ///< of each step: by state, the oldest code of the path kept
 };
 
 struct Steps {
   explicit Steps(const TrellisTaps& taps) : bits(taps.bits), states(std::size_t{1} << (taps.bits * taps.memory)) {
     for (std::size_t window = 0; window < states << bits; ++window) {  // own code lowest
       std::vector<std::uint8_t> codes;
-      for (int k = 0; k <= taps.memory; ++k) codes.push_back(static_cast<std::uint8_t>((window >> (k * bits)) & ((1u << bits) - 1)));
+      for (int k = 0; k <= taps.memory; ++k)
+        codes.push_back(static_cast<std::uint8_t>((window >> (k * bits)) & ((1u << bits) - 1)));
       values.push_back(trellis_value(taps, codes));
     }
   }
@@ -94,9 +100,11 @@ struct Steps {
   }
 
   /// The state `count` steps before the end of the path to `state`, and the codes since.
-  std::size_t trace(const Survivors& paths, std::size_t state, std::size_t count, std::vector<std::uint8_t>* codes = nullptr) const {
+  std::size_t trace(const Survivors& paths, std::size_t state, std::size_t count,
+                    std::vector<std::uint8_t>* codes = nullptr) const {
     for (std::size_t i = 0; i < count; ++i) {
-      if (codes != nullptr) codes->insert(codes->begin(), static_cast<std::uint8_t>(state & ((std::size_t{1} << bits) - 1)));
+      if (codes != nullptr)
+        codes->insert(codes->begin(), static_cast<std::uint8_t>(state & ((std::size_t{1} << bits) - 1)));
       state = (state | paths.dropped[paths.dropped.size() - 1 - i][state] * states) >> bits;
     }
     return state;
@@ -112,7 +120,8 @@ std::size_t seam_of(const Steps& steps, std::span<const float> y) {
   Survivors paths{.cost = std::vector<float>(steps.states, 0.0f), .dropped = {}};
   for (std::size_t j = 0; j < reach; ++j) steps.step(y[y.size() - reach + j], paths);
   for (std::size_t j = 0; j < reach; ++j) steps.step(y[j], paths);
-  const auto last = static_cast<std::size_t>(std::min_element(paths.cost.begin(), paths.cost.end()) - paths.cost.begin());
+  const auto last =
+      static_cast<std::size_t>(std::min_element(paths.cost.begin(), paths.cost.end()) - paths.cost.begin());
   return steps.trace(paths, last, reach);
 }
 
@@ -138,7 +147,8 @@ Normalised normalised(ScaleType type, std::span<const float> x) {
   return result;
 }
 
-ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type, std::span<const float> x) {
+ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type,
+                                  std::span<const float> x) {
   const Normalised unit = normalised(type, x);
   const int bits = std::countr_zero(table.size());
   std::vector<std::uint8_t> codes = middle(bits, x.size());
@@ -146,7 +156,8 @@ ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, 
   for (std::size_t j = 0; j < x.size(); ++j) {
     if (unit.d != 0.0f) {
       int below = 0;
-      for (std::size_t i = 1; i < table.size(); ++i) below += f32(wide(f32(wide(table[i - 1]) + wide(table[i]))) * 0.5) <= unit.y[j] ? 1 : 0;
+      for (std::size_t i = 1; i < table.size(); ++i)
+        below += f32(wide(f32(wide(table[i - 1]) + wide(table[i]))) * 0.5) <= unit.y[j] ? 1 : 0;
       codes[j] = static_cast<std::uint8_t>(below);
     }
     v.push_back(table[codes[j]]);
@@ -161,7 +172,8 @@ ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, 
 
 float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes) {
   float cost = 0.0f;
-  for (std::size_t j = 0; j < y.size(); ++j) cost = added(cost, y[j], trellis_value(taps, history(codes, j, taps.memory)));
+  for (std::size_t j = 0; j < y.size(); ++j)
+    cost = added(cost, y[j], trellis_value(taps, history(codes, j, taps.memory)));
   return cost;
 }
 
@@ -189,7 +201,14 @@ ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleT
 
 ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std::span<const float> x) {
   const ReferenceRow row = reference_row(
-      {.bits = bits, .group_size = static_cast<int>(x.size()), .levels = UniformLevels::symmetric, .rule = rule, .scale_type = type}, 1.0, x);
+      {
+          .bits = bits,
+          .group_size = static_cast<int>(x.size()),
+          .levels = UniformLevels::symmetric,
+          .rule = rule,
+          .scale_type = type,
+      },
+      1.0, x);
   return {.codes = row.codes, .scale = row.numbers.at(0), .decoded = row.decoded};
 }
 
@@ -197,7 +216,8 @@ namespace {
 
 /// One group of a coder at one width.
 ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::span<const float> x) {
-  if (const auto* uniform = std::get_if<UniformCoder>(&coder)) return reference_symmetric(width, uniform->rule, uniform->scale_type, x);
+  if (const auto* uniform = std::get_if<UniformCoder>(&coder))
+    return reference_symmetric(width, uniform->rule, uniform->scale_type, x);
   if (const auto* book = std::get_if<CodebookCoder>(&coder)) {
     std::span<const float> table = book->tables.at(width);
     const std::size_t entries = std::size_t{1} << width;
@@ -205,8 +225,10 @@ ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::
     return reference_codebook(table, book->rule, book->scale_type, x);
   }
   const auto& trellis = std::get<TrellisCoder>(coder);
-  const auto found = std::find_if(trellis.taps.begin(), trellis.taps.end(), [&](const TrellisTaps& taps) { return taps.bits == width; });
-  if (found != trellis.taps.end() && x.size() >= 8) return reference_trellis(*found, trellis.rule, trellis.scale_type, x);
+  const auto found = std::find_if(trellis.taps.begin(), trellis.taps.end(),
+                                  [&](const TrellisTaps& taps) { return taps.bits == width; });
+  if (found != trellis.taps.end() && x.size() >= 8)
+    return reference_trellis(*found, trellis.rule, trellis.scale_type, x);
   const ScaleRule rule = trellis.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm;
   return reference_symmetric(width, rule, trellis.scale_type, x);
 }
@@ -217,8 +239,11 @@ void append_stream(std::vector<std::byte>& bytes, std::span<const std::uint8_t> 
 
 void append_numbers(std::vector<std::byte>& bytes, ScaleType type, std::span<const float> numbers) {
   for (const float number : numbers) {
-    const std::uint32_t pattern = type == ScaleType::fp32 ? std::bit_cast<std::uint32_t>(number) : type == ScaleType::fp16 ? float_to_f16(number) : float_to_bf16(number);
-    for (int i = 0; i < (type == ScaleType::fp32 ? 4 : 2); ++i) bytes.push_back(static_cast<std::byte>((pattern >> (8 * i)) & 0xffu));
+    const std::uint32_t pattern = type == ScaleType::fp32   ? std::bit_cast<std::uint32_t>(number)
+                                  : type == ScaleType::fp16 ? float_to_f16(number)
+                                                            : float_to_bf16(number);
+    for (int i = 0; i < (type == ScaleType::fp32 ? 4 : 2); ++i)
+      bytes.push_back(static_cast<std::byte>((pattern >> (8 * i)) & 0xffu));
   }
 }
 
@@ -242,7 +267,8 @@ ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centr
       result.codes.resize(row.size(), 0);
       result.decoded.resize(row.size(), 0.0f);
     } else {
-      const ReferenceGroup group = reference_group(plan.coder, kv_head, static_cast<int>(width), row.subspan(j, end - j));
+      const ReferenceGroup group =
+          reference_group(plan.coder, kv_head, static_cast<int>(width), row.subspan(j, end - j));
       result.codes.insert(result.codes.end(), group.codes.begin(), group.codes.end());
       result.decoded.insert(result.decoded.end(), group.decoded.begin(), group.decoded.end());
       result.numbers.push_back(group.scale);
@@ -257,7 +283,8 @@ ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centr
   }
   append_numbers(result.bytes, type, result.numbers);
   if (!plan.centroids) return result;
-  if (plan.centroids->count > 256 && plan.allocation && result.bytes.size() % 2 != 0) result.bytes.push_back(std::byte{0});
+  if (plan.centroids->count > 256 && plan.allocation && result.bytes.size() % 2 != 0)
+    result.bytes.push_back(std::byte{0});
   result.bytes.push_back(static_cast<std::byte>(centroid & 255));
   if (plan.centroids->count > 256) result.bytes.push_back(static_cast<std::byte>(centroid >> 8));
   return result;

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-/// What packing.md 1.1 adds, written down a second time: codebooks, trellises, mixed widths. Plain and slow; every binary32 step
-/// is made in double and rounded once, as in packing_reference.h.
+/// What packing.md 1.1 adds, written down a second time: codebooks, trellises, mixed widths. Plain and slow; every
+/// binary32 step is made in double and rounded once, as in packing_reference.h.
 namespace kvq::test {
 
 struct ReferenceGroup {
@@ -16,7 +16,8 @@ struct ReferenceGroup {
   float scale = 0.0f;
   std::vector<float> decoded;
 };
-ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type, std::span<const float> x);
+ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type,
+                                  std::span<const float> x);
 ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleType type, std::span<const float> x);
 ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std::span<const float> x);
 

@@ -17,14 +17,20 @@ inline std::vector<UniformCoder> all_schemes(int group_size) {
       for (const ZeroKind zero : {ZeroKind::floating, ZeroKind::integer})
         schemes.push_back({.bits = bits, .group_size = group_size, .scale_type = type, .zero = zero});
       for (const ScaleRule rule : {ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm})
-        schemes.push_back({.bits = bits, .group_size = group_size, .levels = UniformLevels::symmetric, .rule = rule, .scale_type = type});
+        schemes.push_back({
+            .bits = bits,
+            .group_size = group_size,
+            .levels = UniformLevels::symmetric,
+            .rule = rule,
+            .scale_type = type,
+        });
     }
   return schemes;
 }
 
 inline std::string describe(const UniformCoder& coder) {
-  return fmt::format("{} {} {}, {} bits, groups of {}, {}", to_string(coder.levels), to_string(coder.rule), to_string(coder.zero), coder.bits,
-                     coder.group_size, to_string(coder.scale_type));
+  return fmt::format("{} {} {}, {} bits, groups of {}, {}", to_string(coder.levels), to_string(coder.rule),
+                     to_string(coder.zero), coder.bits, coder.group_size, to_string(coder.scale_type));
 }
 
 }  // namespace kvq::test

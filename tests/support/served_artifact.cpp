@@ -21,20 +21,26 @@ namespace {
 constexpr int kDim = 128, kKvHeads = 4, kQHeads = 16;
 
 LayerGeometry geometry(int sliding_window) {
-  return {.num_q_heads = kQHeads,
-          .num_kv_heads = kKvHeads,
-          .head_dim = kDim,
-          .v_head_dim = kDim,
-          .softmax_scale = 1.0 / std::sqrt(128.0),
-          .sliding_window = sliding_window,
-          .rope = {.layout = RopeLayout::half, .dim = 128, .inv_freq = std::vector<double>(64, 0.5)}};
+  return {
+      .num_q_heads = kQHeads,
+      .num_kv_heads = kKvHeads,
+      .head_dim = kDim,
+      .v_head_dim = kDim,
+      .softmax_scale = 1.0 / std::sqrt(128.0),
+      .sliding_window = sliding_window,
+      .rope = {.layout = RopeLayout::half, .dim = 128, .inv_freq = std::vector<double>(64, 0.5)},
+  };
 }
 
 TensorPlan coded(int bits, UniformLevels levels) {
   TensorPlan plan;
   const bool affine = levels == UniformLevels::affine;
   plan.coder = UniformCoder{
-      .bits = bits, .group_size = kDim, .levels = levels, .rule = affine ? ScaleRule::minmax : ScaleRule::norm};
+      .bits = bits,
+      .group_size = kDim,
+      .levels = levels,
+      .rule = affine ? ScaleRule::minmax : ScaleRule::norm,
+  };
   if (affine) plan.clip_ratio.assign(kKvHeads, 1.0);
   return plan;
 }
@@ -112,7 +118,8 @@ void transform(TensorPlan& plan, double condition, std::uint64_t seed) {
 }
 
 void scale(TensorPlan& plan, int spread, std::uint64_t seed) {
-  plan.rotation.channel_scale = random_scales(kKvHeads, kDim, spread, seed, true, 1);  // engines' rows take them without rounding
+  plan.rotation.channel_scale =
+      random_scales(kKvHeads, kDim, spread, seed, true, 1);  // engines' rows take them without rounding
   plan.transform = {.kind = "diagonal"};
 }
 
@@ -156,7 +163,12 @@ LayerPlan transformed_layer_of(int index) {
 Artifact empty_artifact(Windows windows, int layers) {
   Artifact artifact;
   artifact.model = {
-      .name = "served", .fingerprint = std::string(64, 'a'), .config_json = "", .num_layers = layers, .layers = {}};
+      .name = "served",
+      .fingerprint = std::string(64, 'a'),
+      .config_json = "",
+      .num_layers = layers,
+      .layers = {},
+  };
   artifact.calibration.method = "saw-int4";
   artifact.calibration.dump_hash = "xxh3-128:0123456789abcdef0123456789abcdef";
   artifact.calibration.dump_producer = "kvq tests";
@@ -227,11 +239,13 @@ Artifact served_artifact(Windows windows, std::int64_t golden_tokens) {
     artifact.layers.push_back(layer_of(layer));
     if (golden_tokens == 0) continue;
     const auto seed = static_cast<std::uint64_t>(100 * layer);
-    GoldenTokens tokens{.first = 0,
-                        .count = golden_tokens,
-                        .q = rows(kQHeads * kDim, seed),
-                        .k = rows(golden_tokens * kKvHeads * kDim, seed + 1),
-                        .v = rows(golden_tokens * kKvHeads * kDim, seed + 2)};
+    GoldenTokens tokens{
+        .first = 0,
+        .count = golden_tokens,
+        .q = rows(kQHeads * kDim, seed),
+        .k = rows(golden_tokens * kKvHeads * kDim, seed + 1),
+        .v = rows(golden_tokens * kKvHeads * kDim, seed + 2),
+    };
     artifact.golden[layer] = code_golden_rows(artifact.layers.back(), std::move(tokens));
   }
   return artifact;

@@ -10,8 +10,8 @@ struct Transform {
   std::vector<float> matrix, inverse;
 };
 
-/// Orthogonal, times stretches of log-uniform size, times orthogonal: transform_condition() is about `condition`. Its rows
-/// are then multiplied by random powers of two from 2^-spread to 2^spread, which changes no condition: channels of
+/// Orthogonal, times stretches of log-uniform size, times orthogonal: transform_condition() is about `condition`. Its
+/// rows are then multiplied by random powers of two from 2^-spread to 2^spread, which changes no condition: channels of
 /// different sizes.
 Transform random_transform(int dim, double condition, std::uint64_t seed, int spread = 0);
 /// Several of them, one after the other.
@@ -20,6 +20,7 @@ Transform random_transforms(int count, int dim, double condition, std::uint64_t 
 /// bfloat16 numbers from 2^-spread to 2^spread, [count, D].
 /// @param pairs   channels i and i + D/2 share one
 /// @param digits  of each number, 1 to 8; 1 = powers of two
-std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs = false, int digits = 8);
+std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs = false,
+                                 int digits = 8);
 
 }  // namespace kvq::test

@@ -39,16 +39,18 @@ WindowLayout CacheShape::windows() const {
 
 CacheShape cache_of(const DecodeCase& c) {
   const DecodeVariant& variant = *c.variant;
-  return {.k = variant.k,
-          .v = variant.v,
-          .k_bfloat = variant.k_bfloat,
-          .v_bfloat = variant.v_bfloat,
-          .num_kv_heads = c.num_kv_heads,
-          .batch = c.batch,
-          .context = c.context,
-          .page_size = c.page_size,
-          .sink_tokens = c.sink_tokens,
-          .recent_tokens = c.recent_tokens};
+  return {
+      .k = variant.k,
+      .v = variant.v,
+      .k_bfloat = variant.k_bfloat,
+      .v_bfloat = variant.v_bfloat,
+      .num_kv_heads = c.num_kv_heads,
+      .batch = c.batch,
+      .context = c.context,
+      .page_size = c.page_size,
+      .sink_tokens = c.sink_tokens,
+      .recent_tokens = c.recent_tokens,
+  };
 }
 
 CacheBytes bytes_of(const CacheShape& c) {
@@ -72,16 +74,18 @@ std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
 
 CacheShape cache_of(const PrefillCase& c) {
   const DequantizeVariant& rows = *c.rows;
-  return {.k = rows.k,
-          .v = rows.v,
-          .k_bfloat = rows.k_bfloat,
-          .v_bfloat = rows.v_bfloat,
-          .num_kv_heads = c.num_kv_heads,
-          .batch = c.batch,
-          .context = c.prefix,
-          .page_size = c.page_size,
-          .sink_tokens = c.sink_tokens,
-          .recent_tokens = c.recent_tokens};
+  return {
+      .k = rows.k,
+      .v = rows.v,
+      .k_bfloat = rows.k_bfloat,
+      .v_bfloat = rows.v_bfloat,
+      .num_kv_heads = c.num_kv_heads,
+      .batch = c.batch,
+      .context = c.prefix,
+      .page_size = c.page_size,
+      .sink_tokens = c.sink_tokens,
+      .recent_tokens = c.recent_tokens,
+  };
 }
 
 double operations_of(const PrefillCase& c) {

@@ -75,10 +75,10 @@ double operations_of(const PrefillCase& c);
 struct WriteCase {
   const WriteVariant* variant = nullptr;
   int num_kv_heads = 8, tokens = 1, page_size = 64;
-  int order = 1;                               ///< of the Hadamard blocks, both sides; 1 = none
-  bool dense = false;                          ///< a dense rotation of each KV head, both sides, in their place
-  bool transform = false;  ///< not orthogonal: with scales of channels before the blocks, or a matrix with an inverse
-  double clip_ratio = 1.0;                     ///< of affine sides (packing.md, "Clip"); 1 = none
+  int order = 1;            ///< of the Hadamard blocks, both sides; 1 = none
+  bool dense = false;       ///< a dense rotation of each KV head, both sides, in their place
+  bool transform = false;   ///< not orthogonal: with scales of channels before the blocks, or a matrix with an inverse
+  double clip_ratio = 1.0;  ///< of affine sides (packing.md, "Clip"); 1 = none
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< of symmetric sides
 };
 ScaleRule rule_of(const WriteCase& c, const TileSide& side);

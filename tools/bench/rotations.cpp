@@ -29,9 +29,11 @@ std::vector<float> random_orthogonal(std::size_t dim, std::mt19937& random) {
 
 DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const std::vector<float>& matrices) {
   if (!matrices.empty()) {
-    DeviceRotation dense{.per_head = true,
-                         .matrix = memory.put(matrices),
-                         .fragments = memory.put(rotation_fragments(matrices, rotations.head_dim))};
+    DeviceRotation dense{
+        .per_head = true,
+        .matrix = memory.put(matrices),
+        .fragments = memory.put(rotation_fragments(matrices, rotations.head_dim)),
+    };
     if (!rotations.plans[0].rotation.is_orthogonal())
       dense.sizes = memory.put(column_sizes(rotations.results, rotations.head_dim));
     return dense;

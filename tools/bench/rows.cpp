@@ -77,21 +77,25 @@ double work_of(const Run& run) {
 }
 
 SdpaShape sdpa_shape(const PrefillCase& c) {
-  return {.batch = c.batch,
-          .context = c.prefix + c.chunk,
-          .q_len = c.chunk,
-          .num_q_heads = c.num_q_heads,
-          .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.rows->k.head_dim};
+  return {
+      .batch = c.batch,
+      .context = c.prefix + c.chunk,
+      .q_len = c.chunk,
+      .num_q_heads = c.num_q_heads,
+      .num_kv_heads = c.num_kv_heads,
+      .head_dim = c.rows->k.head_dim,
+  };
 }
 
 SdpaShape sdpa_shape(const DecodeCase& c) {
-  return {.batch = c.batch,
-          .context = c.context,
-          .q_len = 1,
-          .num_q_heads = c.num_q_heads,
-          .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.variant->k.head_dim};
+  return {
+      .batch = c.batch,
+      .context = c.context,
+      .q_len = 1,
+      .num_q_heads = c.num_q_heads,
+      .num_kv_heads = c.num_kv_heads,
+      .head_dim = c.variant->k.head_dim,
+  };
 }
 
 void measure(int index, const std::string& python, Run& run, const OnProgress& on_progress) {

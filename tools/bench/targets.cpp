@@ -65,26 +65,30 @@ constexpr PrefillTarget kPrefill[] = {{1, 30720, 2048, 0.75}, {8, 30720, 2048, 0
 
 DecodeCase case_of(const DecodeTarget& t) {
   const bool exact = std::string(t.cache) == "bf16";
-  return {.variant = &choose_decode(t.cache, t.cache, 128, 4, true),
-          .num_q_heads = 32,
-          .num_kv_heads = 8,
-          .batch = t.batch,
-          .context = t.context,
-          .page_size = 64,
-          .sink_tokens = exact ? 0 : 64,
-          .recent_tokens = exact ? 0 : 256,
-          .rotation = exact ? CaseRotation::none : CaseRotation::dense};
+  return {
+      .variant = &choose_decode(t.cache, t.cache, 128, 4, true),
+      .num_q_heads = 32,
+      .num_kv_heads = 8,
+      .batch = t.batch,
+      .context = t.context,
+      .page_size = 64,
+      .sink_tokens = exact ? 0 : 64,
+      .recent_tokens = exact ? 0 : 256,
+      .rotation = exact ? CaseRotation::none : CaseRotation::dense,
+  };
 }
 
 WriteCase case_of(const WriteTarget& t) {
-  return {.variant = &choose_write(t.cache, t.cache, 128, true),
-          .num_kv_heads = 8,
-          .tokens = t.tokens,
-          .page_size = 64,
-          .order = t.dense_and_clip ? 1 : 128,
-          .dense = t.dense_and_clip,
-          .clip_ratio = t.dense_and_clip ? 0.96 : 1.0,
-          .symmetric_rule = ScaleRule::norm};
+  return {
+      .variant = &choose_write(t.cache, t.cache, 128, true),
+      .num_kv_heads = 8,
+      .tokens = t.tokens,
+      .page_size = 64,
+      .order = t.dense_and_clip ? 1 : 128,
+      .dense = t.dense_and_clip,
+      .clip_ratio = t.dense_and_clip ? 0.96 : 1.0,
+      .symmetric_rule = ScaleRule::norm,
+  };
 }
 
 WriteCase transformed(WriteCase c) {
@@ -94,17 +98,19 @@ WriteCase transformed(WriteCase c) {
 
 PrefillCase case_of(const PrefillTarget& t) {
   const DequantizeVariant& rows = choose_prefill("u2g128", "u2g128", 128, true);
-  return {.rows = &rows,
-          .attention = find_prefill_variant(rows),
-          .num_q_heads = 32,
-          .num_kv_heads = 8,
-          .batch = t.batch,
-          .prefix = t.prefix,
-          .chunk = t.chunk,
-          .page_size = 64,
-          .sink_tokens = 64,
-          .recent_tokens = 256,
-          .rotation = CaseRotation::dense};
+  return {
+      .rows = &rows,
+      .attention = find_prefill_variant(rows),
+      .num_q_heads = 32,
+      .num_kv_heads = 8,
+      .batch = t.batch,
+      .prefix = t.prefix,
+      .chunk = t.chunk,
+      .page_size = 64,
+      .sink_tokens = 64,
+      .recent_tokens = 256,
+      .rotation = CaseRotation::dense,
+  };
 }
 
 const DecodeRow* find(const Run& run, const DecodeCase& c) {
@@ -155,36 +161,44 @@ std::vector<Target> judge(const Run& run) {
   std::vector<Target> targets;
   for (const DecodeTarget& t : kDecode) {
     const DecodeRow& row = *find(run, case_of(t));
-    targets.push_back({.what = fmt::format("{} decode {} x {}k", t.name, t.batch, t.context / 1024),
-                       .measure = text_of(t.measure),
-                       .asked = t.asked,
-                       .at_most = t.measure == Measure::microseconds || t.measure == Measure::of_int2,
-                       .reached = reached(run, row, t.measure)});
+    targets.push_back({
+        .what = fmt::format("{} decode {} x {}k", t.name, t.batch, t.context / 1024),
+        .measure = text_of(t.measure),
+        .asked = t.asked,
+        .at_most = t.measure == Measure::microseconds || t.measure == Measure::of_int2,
+        .reached = reached(run, row, t.measure),
+    });
   }
   for (const WriteTarget& t : kWrite) {
     const WriteRow& row = *find(run, case_of(t));
-    Target target{.what = fmt::format("{} write {}k tokens", t.name, t.tokens / 1024),
-                  .measure = "of copy",
-                  .asked = t.asked,
-                  .at_most = false,
-                  .reached = {}};
+    Target target{
+        .what = fmt::format("{} write {}k tokens", t.name, t.tokens / 1024),
+        .measure = "of copy",
+        .asked = t.asked,
+        .at_most = false,
+        .reached = {},
+    };
     if (row.result) target.reached = row.bytes_per_second() / run.copy_bytes_per_second;
     targets.push_back(target);
   }
   for (const WriteTarget& t : kWrite)
-    targets.push_back({.what = fmt::format("{} transform write {}k", t.name, t.tokens / 1024),
-                       .measure = "of plain",
-                       .asked = kTransformTime,
-                       .at_most = true,
-                       .reached = transform_ratio(run, *find(run, transformed(case_of(t))))});
+    targets.push_back({
+        .what = fmt::format("{} transform write {}k", t.name, t.tokens / 1024),
+        .measure = "of plain",
+        .asked = kTransformTime,
+        .at_most = true,
+        .reached = transform_ratio(run, *find(run, transformed(case_of(t)))),
+    });
   for (const PrefillTarget& t : kPrefill) {
     const auto row =
         std::find_if(run.prefill.begin(), run.prefill.end(), [&](const PrefillRow& r) { return r.c.batch == t.batch; });
-    targets.push_back({.what = fmt::format("INT2 prefill {} x {}k + {}k", t.batch, t.prefix / 1024, t.chunk / 1024),
-                       .measure = "of cuDNN",
-                       .asked = t.asked,
-                       .at_most = false,
-                       .reached = row->result ? row->sdpa_ratio() : std::nullopt});
+    targets.push_back({
+        .what = fmt::format("INT2 prefill {} x {}k + {}k", t.batch, t.prefix / 1024, t.chunk / 1024),
+        .measure = "of cuDNN",
+        .asked = t.asked,
+        .at_most = false,
+        .reached = row->result ? row->sdpa_ratio() : std::nullopt,
+    });
   }
   return targets;
 }

@@ -18,15 +18,18 @@ namespace {
 
 constexpr int kMajor = 1;
 
-std::string tensor_name(int layer, char side, const char* what) { return fmt::format("layers.{}.{}.{}", layer, side, what); }
+std::string tensor_name(int layer, char side, const char* what) {
+  return fmt::format("layers.{}.{}.{}", layer, side, what);
+}
 
-/// The tensors of one side, in one place for both directions: `visit(name, values, shape)` for each that is there or, when
-/// reading, each that the manifest announces.
+/// The tensors of one side, in one place for both directions: `visit(name, values, shape)` for each that is there or,
+/// when reading, each that the manifest announces.
 struct SideExtents {
   std::int64_t heads, dim;
 };
 SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, char side) {
-  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, side == 'k' ? geometry.head_dim : geometry.v_head_dim};
+  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads,
+          side == 'k' ? geometry.head_dim : geometry.v_head_dim};
 }
 
 std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std::int64_t heads) {
@@ -37,7 +40,8 @@ std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std:
 void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, char side) {
   const auto [heads, dim] = extents(layer.geometry, plan.rotation, side);
   const auto add_floats = [&](const char* what, const std::vector<float>& values, std::vector<std::int64_t> shape) {
-    if (!values.empty()) writer.add<float>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const float>{values});
+    if (!values.empty())
+      writer.add<float>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const float>{values});
   };
   add_floats("rotation", plan.rotation.matrix, {heads, dim, dim});
   add_floats("inverse", plan.rotation.inverse, {heads, dim, dim});
@@ -47,7 +51,8 @@ void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPla
   add_floats("center", plan.center, {heads, dim});
   const auto add = [&](const char* what, const auto& values, std::vector<std::int64_t> shape) {
     using T = typename std::remove_cvref_t<decltype(values)>::value_type;
-    if (!values.empty()) writer.add<T>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const T>{values});
+    if (!values.empty())
+      writer.add<T>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const T>{values});
   };
   add("hadamard_signs", plan.rotation.signs, {heads, dim});
   if (plan.allocation) {
@@ -78,10 +83,13 @@ class Reader {
   TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, char side) {
     TensorPlan plan = plan_of(json, layer, side);
     const auto [heads, dim] = extents(geometry, plan.rotation, side);
-    if (plan.rotation.kind == RotationKind::dense) plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
+    if (plan.rotation.kind == RotationKind::dense)
+      plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
     const Json& rotation = json.at("rotation");
-    if (rotation.value("inverse", false)) plan.rotation.inverse = floats(tensor_name(layer, side, "inverse"), {heads, dim, dim});
-    if (rotation.value("channel_scale", false)) plan.rotation.channel_scale = floats(tensor_name(layer, side, "channel_scale"), {heads, dim});
+    if (rotation.value("inverse", false))
+      plan.rotation.inverse = floats(tensor_name(layer, side, "inverse"), {heads, dim, dim});
+    if (rotation.value("channel_scale", false))
+      plan.rotation.channel_scale = floats(tensor_name(layer, side, "channel_scale"), {heads, dim});
     if (rotation.value("eigenbasis", false)) {
       plan.rotation.eigenbasis = floats(tensor_name(layer, side, "eigenbasis"), {heads, dim, dim});
       plan.rotation.spectrum = floats(tensor_name(layer, side, "spectrum"), {heads, dim});
@@ -93,23 +101,29 @@ class Reader {
     if (plan.centroids) {
       plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
       if (plan.centroids->inertia.size() != static_cast<std::size_t>(heads))
-        throw Error{ErrorKind::bad_input, fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(), layer, side, heads, plan.centroids->inertia.size())};
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(),
+                                layer, side, heads, plan.centroids->inertia.size())};
     }
     if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
     if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
       for (auto& [bits, table] : codebook->tables)
-        table = floats(tensor_name(layer, side, fmt::format("codebook.{}", bits).c_str()), table_shape(*codebook, bits, heads));
-    if (auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) read_taps(*trellis, tensor_name(layer, side, "trellis"));
+        table = floats(tensor_name(layer, side, fmt::format("codebook.{}", bits).c_str()),
+                       table_shape(*codebook, bits, heads));
+    if (auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
+      read_taps(*trellis, tensor_name(layer, side, "trellis"));
     return plan;
   }
 
   void expect_all_read() const {
     if (!unread_.empty())
-      throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {} is not announced by the manifest", file_.name(), *unread_.begin())};
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: tensor {} is not announced by the manifest", file_.name(), *unread_.begin())};
   }
 
  private:
-  /// layers.<i>.golden.*: read_golden_rows() asks for what the manifest announces; others may come with a later minor version.
+  /// layers.<i>.golden.*: read_golden_rows() asks for what the manifest announces; others may come with a later minor
+  /// version.
   static bool is_reserved(const std::string& name) {
     constexpr std::string_view prefix = "layers.";
     if (!name.starts_with(prefix)) return false;
@@ -150,7 +164,9 @@ class Reader {
     unread_.erase(name);
     return file_.read<T>(name, shape);
   }
-  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) { return numbers<float>(name, shape); }
+  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) {
+    return numbers<float>(name, shape);
+  }
 
   const SafetensorsFile& file_;
   std::set<std::string> unread_;
@@ -184,8 +200,10 @@ void check_claims(const TensorPlan& plan, const Json& json, const Json& required
   const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
   const double mean = json.at("allocation").at("mean_bits");
   if (mean != plan.allocation->mean_bits())
-    throw Error{ErrorKind::bad_input, fmt::format("mean_bits: expected {}, found {}", plan.allocation->mean_bits(), mean)};
-  if (claimed != found) throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("mean_bits: expected {}, found {}", plan.allocation->mean_bits(), mean)};
+  if (claimed != found)
+    throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
 }
 
 /// All features of the layers' plans, in the order of kFeatures.
@@ -215,8 +233,10 @@ Artifact load_artifact(const SafetensorsFile& file) {
     LayerPlan plan;
     plan.layer = json.at("layer");
     const std::string where = fmt::format("{}: layer {}", file.name(), plan.layer);
-    if (plan.layer >= artifact.model.num_layers || (!artifact.layers.empty() && plan.layer <= artifact.layers.back().layer))
-      throw Error{ErrorKind::bad_input, fmt::format("{}: layers are not ascending below num_layers {}", where, artifact.model.num_layers)};
+    if (plan.layer >= artifact.model.num_layers ||
+        (!artifact.layers.empty() && plan.layer <= artifact.layers.back().layer))
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layers are not ascending below num_layers {}", where, artifact.model.num_layers)};
     plan.geometry = geometry_from_json(json.at("geometry"), where);
     plan.k = reader.side(json.at("k"), plan.layer, plan.geometry, 'k');
     if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, 'v');
@@ -248,27 +268,32 @@ Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
   Json layers = Json::array();
   for (const LayerPlan& plan : artifact.layers) {
-    Json layer = {{"layer", plan.layer}, {"geometry", geometry_to_json(plan.geometry)}, {"k", plan_to_json(plan.k, plan.geometry.head_dim)}};
+    Json layer = {{"layer", plan.layer},
+                  {"geometry", geometry_to_json(plan.geometry)},
+                  {"k", plan_to_json(plan.k, plan.geometry.head_dim)}};
     if (plan.v) layer["v"] = plan_to_json(*plan.v, plan.geometry.v_head_dim);
-    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end()) layer["golden"] = golden_json(it->second);
+    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end())
+      layer["golden"] = golden_json(it->second);
     layers.push_back(std::move(layer));
   }
-  Json calibration = {{"method", c.method},
-                      {"tool", c.tool},
-                      {"dump", {{"hash", c.dump_hash}, {"producer", c.dump_producer}, {"capture_point", c.capture_point}}},
-                      {"tokens", c.tokens},
-                      {"sequences", c.sequences},
-                      {"seed", c.seed},
-                      {"options", c.options}};
+  Json calibration = {
+      {"method", c.method},
+      {"tool", c.tool},
+      {"dump", {{"hash", c.dump_hash}, {"producer", c.dump_producer}, {"capture_point", c.capture_point}}},
+      {"tokens", c.tokens},
+      {"sequences", c.sequences},
+      {"seed", c.seed},
+      {"options", c.options}};
   if (!c.budget.is_null()) calibration["budget"] = c.budget;
   const Json required = required_features(artifact.layers);
-  return {{"format", "kvq-artifact"},
-          {"version", version_of(required, !artifact.golden.empty())},
-          {"requires", required},
-          {"model", model_to_json(artifact.model)},
-          {"calibration", std::move(calibration)},
-          {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
-          {"layers", std::move(layers)}};
+  return {
+      {"format", "kvq-artifact"},
+      {"version", version_of(required, !artifact.golden.empty())},
+      {"requires", required},
+      {"model", model_to_json(artifact.model)},
+      {"calibration", std::move(calibration)},
+      {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
+      {"layers", std::move(layers)}};
 }
 
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path) {
@@ -281,7 +306,8 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
     }
     add_side(writer, plan, plan.k, 'k');
     if (plan.v) add_side(writer, plan, *plan.v, 'v');
-    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end()) add_golden_rows(writer, plan, it->second);
+    if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end())
+      add_golden_rows(writer, plan, it->second);
   }
   const Json manifest = artifact_manifest(artifact);
   check_schema(manifest, artifact_schema(), "the new manifest");
@@ -299,13 +325,15 @@ Check check_golden_rows(const Artifact& artifact) {
   for (const LayerPlan& plan : artifact.layers) {
     const auto it = artifact.golden.find(plan.layer);
     if (it == artifact.golden.end()) continue;
-    if (const std::string fault = golden_fault(plan, it->second); !fault.empty()) return {name, false, fmt::format("layer {}: {}", plan.layer, fault)};
+    if (const std::string fault = golden_fault(plan, it->second); !fault.empty())
+      return {name, false, fmt::format("layer {}: {}", plan.layer, fault)};
     for (const GoldenSide* side : {&it->second.k, &it->second.v}) {
       rows += static_cast<std::int64_t>(side->firm.size());
       firm += std::count(side->firm.begin(), side->firm.end(), 1);
     }
   }
-  return {name, true, fmt::format("{} rows in {} layers coded alike, {} of them firm", rows, artifact.golden.size(), firm)};
+  return {name, true,
+          fmt::format("{} rows in {} layers coded alike, {} of them firm", rows, artifact.golden.size(), firm)};
 }
 
 }  // namespace
@@ -319,21 +347,27 @@ void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) 
   std::string wrong_claim;
   bool any = false;
   for (const LayerPlan& plan : artifact.layers)
-    for (const auto& [side, name, dim] : {std::tuple{&plan.k, 'k', plan.geometry.head_dim}, {plan.v ? &*plan.v : nullptr, 'v', plan.geometry.v_head_dim}}) {
+    for (const auto& [side, name, dim] : {std::tuple{&plan.k, 'k', plan.geometry.head_dim},
+                                          {plan.v ? &*plan.v : nullptr, 'v', plan.geometry.v_head_dim}}) {
       if (side == nullptr || !side->transform) continue;
       any = true;
       for (int h = 0; h < static_cast<int>(side->transform->condition.size()); ++h) {
-        const double condition = transform_condition(side->rotation, h, dim), claimed = side->transform->condition[static_cast<std::size_t>(h)];
+        const double condition = transform_condition(side->rotation, h, dim),
+                     claimed = side->transform->condition[static_cast<std::size_t>(h)];
         worst = std::max(worst, inverse_error(side->rotation, h, dim) / condition);
         largest = std::max(largest, condition);
         if (wrong_claim.empty() && std::abs(condition - claimed) > kClaimTolerance * condition)
-          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name, h, condition, claimed);
+          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name, h,
+                                    condition, claimed);
       }
     }
   if (!any) return;
-  checks.push_back({"inverses", worst <= kInverseTolerance, fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", worst, kInverseTolerance)});
+  checks.push_back({"inverses", worst <= kInverseTolerance,
+                    fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", worst, kInverseTolerance)});
   const bool passed = wrong_claim.empty() && largest <= kMostCondition;
-  checks.push_back({"condition", passed, wrong_claim.empty() ? fmt::format("largest {:.3g}, allowed {:.0f}", largest, kMostCondition) : wrong_claim});
+  checks.push_back(
+      {"condition", passed,
+       wrong_claim.empty() ? fmt::format("largest {:.3g}, allowed {:.0f}", largest, kMostCondition) : wrong_claim});
 }
 
 }  // namespace
@@ -342,12 +376,14 @@ std::vector<Check> verify_artifact(const std::filesystem::path& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   const Artifact artifact = load_artifact(file);  // structure, schema, shapes and finite values, or an error
   std::vector<Check> checks;
-  checks.push_back({"schema, tensors, finite values", true, fmt::format("{} layers, {} tensors", artifact.layers.size(), file.tensors().size())});
+  checks.push_back({"schema, tensors, finite values", true,
+                    fmt::format("{} layers, {} tensors", artifact.layers.size(), file.tensors().size())});
 
   const auto claimed = file.metadata().find("kvq.content_hash");
   const std::string found = content_hash(file, file.metadata().at("kvq.manifest"));
   const std::string expected = claimed == file.metadata().end() ? "none" : claimed->second;
-  checks.push_back({"content hash", expected == found, expected == found ? found : fmt::format("expected {}, found {}", expected, found)});
+  checks.push_back({"content hash", expected == found,
+                    expected == found ? found : fmt::format("expected {}, found {}", expected, found)});
 
   double worst = 0.0;
   for (const LayerPlan& plan : artifact.layers) {

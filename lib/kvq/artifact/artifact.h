@@ -16,14 +16,14 @@ namespace kvq {
 struct Provenance {
   std::string method;
   std::string tool = "kvq " KVQ_VERSION;
-  std::string dump_hash;      ///< "xxh3-128:..."
+  std::string dump_hash;  ///< "xxh3-128:..."
   std::string dump_producer;
   std::string capture_point;  ///< "post_rope" or "pre_rope"
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;
   std::uint64_t seed = 0;
   Json options = Json::object();
-  Json budget;                ///< null, or what a budget over layers was spent on (formats/artifact.md)
+  Json budget;  ///< null, or what a budget over layers was spent on (formats/artifact.md)
 };
 
 /// The whole artifact in memory.
@@ -31,7 +31,7 @@ struct Artifact {
   ModelGeometry model;  ///< without `layers`: each plan carries its geometry
   Provenance calibration;
   Windows windows;
-  std::vector<LayerPlan> layers;  ///< ascending
+  std::vector<LayerPlan> layers;          ///< ascending
   std::map<int, GoldenRows> golden = {};  ///< by layer, for those that have any
 };
 

@@ -30,16 +30,22 @@ LayerGeometry geometry_from_json(const Json& json, std::string_view where) {
   g.kind = json.at("kind") == "mla_rope" ? AttentionKind::mla_rope : AttentionKind::gqa;
   const Json& rope = json.at("rope");
   const std::string layout = rope.at("layout");
-  g.rope.layout = layout == "half" ? RopeLayout::half : layout == "interleaved" ? RopeLayout::interleaved : RopeLayout::none;
+  g.rope.layout = layout == "half"          ? RopeLayout::half
+                  : layout == "interleaved" ? RopeLayout::interleaved
+                                            : RopeLayout::none;
   g.rope.dim = rope.at("dim");
   g.rope.offset = rope.at("offset");
   g.rope.attention_factor = rope.at("attention_factor");
   g.rope.inv_freq = rope.at("inv_freq").get<std::vector<double>>();
-  const auto fail = [&](const std::string& what) { throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what)}; };
+  const auto fail = [&](const std::string& what) {
+    throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what)};
+  };
   if (g.num_q_heads % g.num_kv_heads != 0)
-    fail(fmt::format("expected num_q_heads to be a multiple of num_kv_heads {}, found {}", g.num_kv_heads, g.num_q_heads));
+    fail(fmt::format("expected num_q_heads to be a multiple of num_kv_heads {}, found {}", g.num_kv_heads,
+                     g.num_q_heads));
   if (g.rope.dim % 2 != 0 || g.rope.offset + g.rope.dim > g.head_dim)
-    fail(fmt::format("rotary slice [{}, {}) does not fit head_dim {}", g.rope.offset, g.rope.offset + g.rope.dim, g.head_dim));
+    fail(fmt::format("rotary slice [{}, {}) does not fit head_dim {}", g.rope.offset, g.rope.offset + g.rope.dim,
+                     g.head_dim));
   if (g.rope.inv_freq.size() != static_cast<std::size_t>(g.rope.dim / 2))
     fail(fmt::format("inv_freq: expected {} values, found {}", g.rope.dim / 2, g.rope.inv_freq.size()));
   return g;

@@ -16,9 +16,12 @@ void add_golden_rows(SafetensorsWriter& writer, const LayerPlan& plan, const Gol
 GoldenRows read_golden_rows(const SafetensorsFile& file, const LayerPlan& plan, const Json& json);
 Json golden_json(const GoldenRows& rows);
 
-/// bfloat16 numbers as the U16 of their bits, for statistics and artifacts: programs without a bfloat16 type can load all tensors.
-void add_bf16(SafetensorsWriter& writer, std::string name, std::vector<std::int64_t> shape, const std::vector<std::uint16_t>& bits);
+/// bfloat16 numbers as the U16 of their bits, for statistics and artifacts: programs without a bfloat16 type can load
+/// all tensors.
+void add_bf16(SafetensorsWriter& writer, std::string name, std::vector<std::int64_t> shape,
+              const std::vector<std::uint16_t>& bits);
 /// @throws Error{bad_input} for another type or shape, NaN or Inf
-std::vector<std::uint16_t> read_bf16(const SafetensorsFile& file, const std::string& name, const std::vector<std::int64_t>& shape);
+std::vector<std::uint16_t> read_bf16(const SafetensorsFile& file, const std::string& name,
+                                     const std::vector<std::int64_t>& shape);
 
 }  // namespace kvq

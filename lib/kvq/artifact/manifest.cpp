@@ -14,11 +14,13 @@ struct CoderToJson {
   void operator()(const CodebookCoder& coder) const {
     Json bits = Json::array();
     for (const auto& [width, table] : coder.tables) bits.push_back(width);
-    json["codebooks"] = {{"bits", std::move(bits)}, {"per_head", coder.per_head}, {"source", coder.fitted ? "fitted" : "sphere"}};
+    json["codebooks"] = {
+        {"bits", std::move(bits)}, {"per_head", coder.per_head}, {"source", coder.fitted ? "fitted" : "sphere"}};
   }
   void operator()(const TrellisCoder& coder) const {
     json["trellis"] = Json::array();
-    for (const TrellisTaps& taps : coder.taps) json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}});
+    for (const TrellisTaps& taps : coder.taps)
+      json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}});
   }
 };
 
@@ -34,17 +36,27 @@ void coder_to_json(const Coder& coder, Json& json) {
 
 Json allocation_to_json(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
-  return {{"unit", a.unit}, {"score", a.score}, {"mean_bits", a.mean_bits()}, {"row_bytes", row_bytes(plan, dim)},
-          {"objective", a.objective}, {"free_objective", a.free_objective}};
+  return {{"unit", a.unit},
+          {"score", a.score},
+          {"mean_bits", a.mean_bits()},
+          {"row_bytes", row_bytes(plan, dim)},
+          {"objective", a.objective},
+          {"free_objective", a.free_objective}};
 }
 
 Json centroids_to_json(const Centroids& c) {
-  return {{"count", c.count}, {"scope", c.joint ? "joint" : "kv_head"}, {"order", c.after_rotation ? "after" : "before"}, {"inertia", c.inertia}};
+  return {{"count", c.count},
+          {"scope", c.joint ? "joint" : "kv_head"},
+          {"order", c.after_rotation ? "after" : "before"},
+          {"inertia", c.inertia}};
 }
 
 Json rotation_to_json(const Rotation& rotation) {
-  Json json = {{"kind", to_string(rotation.kind)}, {"scope", to_string(rotation.scope)}, {"recipe", rotation.recipe},
-               {"signs", !rotation.signs.empty()}, {"eigenbasis", !rotation.eigenbasis.empty()}};
+  Json json = {{"kind", to_string(rotation.kind)},
+               {"scope", to_string(rotation.scope)},
+               {"recipe", rotation.recipe},
+               {"signs", !rotation.signs.empty()},
+               {"eigenbasis", !rotation.eigenbasis.empty()}};
   if (!rotation.inverse.empty()) json["inverse"] = true;
   if (!rotation.channel_scale.empty()) json["channel_scale"] = true;
   if (rotation.order > 0) json["order"] = rotation.order;
@@ -56,7 +68,9 @@ Json rotation_to_json(const Rotation& rotation) {
 Rotation rotation_from_json(const Json& json) {
   Rotation rotation;
   const std::string kind = json.at("kind");
-  rotation.kind = kind == "dense" ? RotationKind::dense : kind == "block_hadamard" ? RotationKind::block_hadamard : RotationKind::identity;
+  rotation.kind = kind == "dense"            ? RotationKind::dense
+                  : kind == "block_hadamard" ? RotationKind::block_hadamard
+                                             : RotationKind::identity;
   rotation.scope = json.at("scope") == "layer" ? Scope::layer : Scope::kv_head;
   rotation.recipe = json.at("recipe");
   rotation.order = json.value("order", 0);
@@ -72,15 +86,23 @@ Enum enum_from(const std::string& name, const Enum (&values)[N]) {
   throw Error{ErrorKind::bad_input, fmt::format("unknown word \"{}\" in a plan", name)};
 }
 
-ScaleType scale_type_from(const Json& json) { return enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}); }
+ScaleType scale_type_from(const Json& json) {
+  return enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
+}
 
 ScaleRule rule_from(const Json& json) {
-  return enum_from(json.at("scale_rule"), {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
+  return enum_from(json.at("scale_rule"),
+                   {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
 }
 
 UniformCoder uniform_from_json(const Json& json) {
-  UniformCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .levels = enum_from(json.at("coder"), {UniformLevels::affine, UniformLevels::symmetric}),
-                     .rule = rule_from(json), .scale_type = scale_type_from(json)};
+  UniformCoder coder{
+      .bits = json.at("bits"),
+      .group_size = json.value("group_size", 0),
+      .levels = enum_from(json.at("coder"), {UniformLevels::affine, UniformLevels::symmetric}),
+      .rule = rule_from(json),
+      .scale_type = scale_type_from(json),
+  };
   if (coder.levels == UniformLevels::affine) {
     if (!json.contains("zero")) throw Error{ErrorKind::bad_input, "coder affine without \"zero\""};
     coder.zero = enum_from(json.at("zero"), {ZeroKind::floating, ZeroKind::integer});
@@ -96,12 +118,23 @@ Coder coder_from_json(const Json& json) {
   const char* const block = name == "codebook" ? "codebooks" : "trellis";
   if (!json.contains(block)) throw Error{ErrorKind::bad_input, fmt::format("coder {} without \"{}\"", name, block)};
   if (name == "codebook") {
-    CodebookCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .rule = rule_from(json), .scale_type = scale_type_from(json),
-                        .per_head = json.at(block).at("per_head"), .fitted = json.at(block).at("source") == "fitted"};
+    CodebookCoder coder{
+        .bits = json.at("bits"),
+        .group_size = json.value("group_size", 0),
+        .rule = rule_from(json),
+        .scale_type = scale_type_from(json),
+        .per_head = json.at(block).at("per_head"),
+        .fitted = json.at(block).at("source") == "fitted",
+    };
     for (const Json& width : json.at(block).at("bits")) coder.tables[width.get<int>()] = {};
     return coder;
   }
-  TrellisCoder coder{.bits = json.at("bits"), .group_size = json.value("group_size", 0), .rule = rule_from(json), .scale_type = scale_type_from(json)};
+  TrellisCoder coder{
+      .bits = json.at("bits"),
+      .group_size = json.value("group_size", 0),
+      .rule = rule_from(json),
+      .scale_type = scale_type_from(json),
+  };
   for (const Json& taps : json.at(block)) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
   return coder;
 }
@@ -116,7 +149,13 @@ BitAllocation allocation_from_json(const Json& json) {
 }
 
 Centroids centroids_from_json(const Json& json) {
-  return {.count = json.at("count"), .joint = json.at("scope") == "joint", .after_rotation = json.at("order") == "after", .values = {}, .inertia = json.at("inertia")};
+  return {
+      .count = json.at("count"),
+      .joint = json.at("scope") == "joint",
+      .after_rotation = json.at("order") == "after",
+      .values = {},
+      .inertia = json.at("inertia"),
+  };
 }
 
 }  // namespace
@@ -137,9 +176,12 @@ Json plan_to_json(const TensorPlan& plan, int dim) {
   if (plan.allocation) json["allocation"] = allocation_to_json(plan, dim);
   if (plan.centroids) json["centroids"] = centroids_to_json(*plan.centroids);
   if (plan.transform)
-    json["transform"] = {{"kind", plan.transform->kind}, {"outlier_gain", plan.transform->outlier_gain}, {"condition", plan.transform->condition}};
+    json["transform"] = {{"kind", plan.transform->kind},
+                         {"outlier_gain", plan.transform->outlier_gain},
+                         {"condition", plan.transform->condition}};
   if (!plan.clip_ratio.empty()) json["clip_ratio"] = plan.clip_ratio;
-  if (plan.error) json["error"] = {{"metric", plan.error->metric}, {"before", plan.error->before}, {"after", plan.error->after}};
+  if (plan.error)
+    json["error"] = {{"metric", plan.error->metric}, {"before", plan.error->before}, {"after", plan.error->after}};
   return json;
 }
 

@@ -41,7 +41,8 @@ void check_requires(const std::string& words, const std::vector<std::string>& kn
     const std::size_t comma = std::min(words.find(',', begin), words.size());
     const std::string word = words.substr(begin, comma - begin);
     if (std::find(known.begin(), known.end(), word) == known.end())
-      throw Error{ErrorKind::unsupported, fmt::format("{}: requires the feature \"{}\", which kvq {} does not know", name, word, KVQ_VERSION),
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("{}: requires the feature \"{}\", which kvq {} does not know", name, word, KVQ_VERSION),
                   "use a newer kvq"};
     begin = comma + 1;
   }
@@ -56,7 +57,8 @@ Json read_manifest(const SafetensorsFile& file, std::string_view format, int maj
     throw Error{ErrorKind::bad_input, fmt::format("{}: expected format {}, found \"{}\"", file.name(), format, found)};
   const std::string& version = metadata(file, "version");
   if (const int file_major = parse_major(version, file.name()); file_major != major)
-    throw Error{ErrorKind::unsupported, fmt::format("{}: {} version {}: this kvq reads {}.x", file.name(), format, version, major),
+    throw Error{ErrorKind::unsupported,
+                fmt::format("{}: {} version {}: this kvq reads {}.x", file.name(), format, version, major),
                 file_major > major ? "use a newer kvq" : "calibrate again with this kvq"};
   check_requires(metadata(file, "requires"), known_features, file.name());
   const std::string& text = metadata(file, "kvq.manifest");
@@ -64,7 +66,8 @@ Json read_manifest(const SafetensorsFile& file, std::string_view format, int maj
   Json manifest = parse_json(text, where);
   check_schema(manifest, schema, where);
   if (manifest["version"] != version || joined_words(manifest["requires"]) != metadata(file, "requires"))
-    throw Error{ErrorKind::bad_input, fmt::format("{}: version or requires differ from the file's __metadata__", where)};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: version or requires differ from the file's __metadata__", where)};
   return manifest;
 }
 

@@ -11,7 +11,8 @@ namespace kvq {
 
 /// Checks `format`, `version` and `requires` of a safetensors file's metadata, then parses and checks its manifest.
 /// A file written by a newer minor version is read if every word of `requires` is in `known_features`.
-/// @throws Error{bad_input} for another format, Error{unsupported} for a higher major or an unknown required feature, by name
+/// @throws Error{bad_input} for another format, Error{unsupported} for a higher major or an unknown required feature,
+/// by name
 Json read_manifest(const SafetensorsFile& file, std::string_view format, int major, const Json& schema,
                    const std::vector<std::string>& known_features = {});
 

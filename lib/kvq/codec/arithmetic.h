@@ -14,7 +14,8 @@ constexpr int kLargestGroup = 1024;
 inline float tree_sum(std::array<float, kLargestGroup>& values, std::size_t count) {
   std::size_t width = 1;
   while (width < count) width *= 2;
-  std::fill(values.begin() + static_cast<std::ptrdiff_t>(count), values.begin() + static_cast<std::ptrdiff_t>(width), 0.0f);
+  std::fill(values.begin() + static_cast<std::ptrdiff_t>(count), values.begin() + static_cast<std::ptrdiff_t>(width),
+            0.0f);
   for (; width > 1; width /= 2)
     for (std::size_t i = 0; i < width / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
   return values[0];

@@ -46,18 +46,21 @@ void unpack_codes(std::span<const std::byte> bytes, int bits, std::span<std::uin
 void store_numbers(ScaleType type, std::span<const float> numbers, std::span<std::byte> bytes);
 void load_numbers(ScaleType type, std::span<const std::byte> bytes, std::span<float> numbers);
 
-/// Codes and decodes one row of one width in place: what the cache gives back. Exact rows are rounded to bfloat16. For many
-/// rows, and for mixed widths, see RowCodec.
+/// Codes and decodes one row of one width in place: what the cache gives back. Exact rows are rounded to bfloat16. For
+/// many rows, and for mixed widths, see RowCodec.
 void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row);
 void quantize_exact(std::span<float> row);
 
-/// x_rot = (x - offset) @ rotation for one row of one KV head, where the offset is the centre, or centroid `centroid`; sums in
-/// double, one rounding to float at the end.
-void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot, int centroid = 0);
+/// x_rot = (x - offset) @ rotation for one row of one KV head, where the offset is the centre, or centroid `centroid`;
+/// sums in double, one rounding to float at the end.
+void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot,
+                int centroid = 0);
 /// x = x_rot @ rotation^T + offset.
-void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x, int centroid = 0);
+void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x,
+                  int centroid = 0);
 
-/// What attention sees of rows stored by `plan`: rotate, code, decode, rotate back. x is [rows, D] of one KV head, in place.
+/// What attention sees of rows stored by `plan`: rotate, code, decode, rotate back. x is [rows, D] of one KV head, in
+/// place.
 /// @throws Error{internal} for centroids of scope joint, whose index needs all heads: see reconstruct_heads()
 void reconstruct(const TensorPlan& plan, int kv_head, std::span<float> x, int dim);
 /// The same for all KV heads: x is [H, rows, D].
@@ -65,7 +68,7 @@ void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float
 
 /// Plain causal attention of one query head over one sequence in double: out [T, Dv].
 /// @param q, k  [T, D]; @param v [T, Dv]; @param window  0 = all keys, else the last `window` keys, itself included
-void attend(std::span<const float> q, std::span<const float> k, std::span<const float> v, int dim, int v_dim, double scale,
-            int window, std::span<double> out);
+void attend(std::span<const float> q, std::span<const float> k, std::span<const float> v, int dim, int v_dim,
+            double scale, int window, std::span<double> out);
 
 }  // namespace kvq

@@ -22,7 +22,8 @@ Matrix transposed(const Matrix& matrix, std::size_t dim) {
   return result;
 }
 
-/// A of one KV head, and A^-T: what queries, and columns that meet such values, are multiplied by. Empty for the identity.
+/// A of one KV head, and A^-T: what queries, and columns that meet such values, are multiplied by. Empty for the
+/// identity.
 struct Maps {
   Matrix rows, duals;
 };
@@ -158,7 +159,8 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
 namespace {
 
 /// Rows [first, first + D) of a projection and its bias, times a factor each.
-void scale_outputs(const Projection& projection, std::size_t first, std::size_t inputs, std::span<const double> factors) {
+void scale_outputs(const Projection& projection, std::size_t first, std::size_t inputs,
+                   std::span<const double> factors) {
   for (std::size_t i = 0; i < factors.size(); ++i) {
     for (double& x : projection.weight.subspan((first + i) * inputs, inputs)) x *= factors[i];
     if (!projection.bias.empty()) projection.bias[first + i] *= factors[i];
@@ -191,11 +193,13 @@ std::string key_scale_fault(const LayerPlan& plan) {
   for (std::size_t first = 0; first < scales.size(); first += dim)
     for (std::size_t pair = 0; pair < pairs; ++pair) {
       const auto [a, b] = blocks[pair];
-      const float one = scales[first + static_cast<std::size_t>(a)], other = scales[first + static_cast<std::size_t>(b)];
+      const float one = scales[first + static_cast<std::size_t>(a)],
+                  other = scales[first + static_cast<std::size_t>(b)];
       if (one != other)
-        return fmt::format("k: channel_scale: expected one for the two channels of a rotary pair, found {} of channel {} "
-                           "and {} of channel {} of head {}: RoPE mixes them, so that weights cannot hold the scales",
-                           one, a, other, b, first / dim);
+        return fmt::format(
+            "k: channel_scale: expected one for the two channels of a rotary pair, found {} of channel {} "
+            "and {} of channel {} of head {}: RoPE mixes them, so that weights cannot hold the scales",
+            one, a, other, b, first / dim);
     }
   return "";
 }
@@ -227,9 +231,10 @@ void fold_key_scales(const LayerPlan& plan, std::span<double> q_norm, std::span<
     const std::vector<double> others = scales_of(plan.k.rotation, h, dim, false);
     for (std::size_t i = 0; i < dim; ++i)
       if (others[i] != scales[i])
-        refuse(plan.layer, fmt::format("k: channel_scale: a norm's weights are those of all heads, and the scales of KV "
-                                       "heads 0 and {} differ: {} and {} of channel {}",
-                                       h, scales[i], others[i], i));
+        refuse(plan.layer,
+               fmt::format("k: channel_scale: a norm's weights are those of all heads, and the scales of KV "
+                           "heads 0 and {} differ: {} and {} of channel {}",
+                           h, scales[i], others[i], i));
   }
   scale_outputs({k_norm, {}}, 0, 1, scales);
   scale_outputs({q_norm, {}}, 0, 1, scales_of(plan.k.rotation, 0, dim, true));

@@ -44,13 +44,13 @@ FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, con
 /// @throws  Error{unsupported} for a layer with RoPE, with the reason; otherwise as above
 void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_proj, const Projection& k_proj);
 
-/// Why the channel_scale of a layer's keys cannot be folded: there is none, or the two channels of a rotary pair differ,
-/// so that scaling does not commute with RoPE. Empty if it can.
+/// Why the channel_scale of a layer's keys cannot be folded: there is none, or the two channels of a rotary pair
+/// differ, so that scaling does not commute with RoPE. Empty if it can.
 std::string key_scale_fault(const LayerPlan& plan);
 
 /// Folds the channel_scale of the keys, which commutes with RoPE where rotary pairs share one: k_proj then gives k *
-/// channel_scale, q_proj q / channel_scale. Rounding the weights to 16 bits afterwards changes a weight by its last digit.
-/// What is left to serve is the plan without its channel_scale, whose centre is center * channel_scale.
+/// channel_scale, q_proj q / channel_scale. Rounding the weights to 16 bits afterwards changes a weight by its last
+/// digit. What is left to serve is the plan without its channel_scale, whose centre is center * channel_scale.
 /// @param q_proj  weight [Hq D, hidden], of which a query head takes the scales of its KV head
 /// @param k_proj  weight [Hkv D, hidden]
 /// @throws        Error{unsupported} with key_scale_fault(); Error{bad_input} as above

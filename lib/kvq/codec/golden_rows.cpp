@@ -30,8 +30,8 @@ Choice smallest(std::span<const float> sums) {
   return {static_cast<int>(best - sums.begin()), second - *best > *best * kCentroidGap};
 }
 
-/// Moves all channels by one step, the sign of channel j by the parity of j & mask. Masks of one bit part every two channels, so any
-/// two of them are moved against each other as well as together.
+/// Moves all channels by one step, the sign of channel j by the parity of j & mask. Masks of one bit part every two
+/// channels, so any two of them are moved against each other as well as together.
 /// @param same  moved row -> whether its bytes are the expected ones
 template <typename Same>
 bool all_probes(std::span<const float> x_rot, float step, Same same) {
@@ -48,8 +48,12 @@ bool all_probes(std::span<const float> x_rot, float step, Same same) {
 class SideCoder {
  public:
   SideCoder(const TensorPlan& plan, int heads, int dim)
-      : plan_(plan), exact_(std::holds_alternative<ExactCoder>(plan.coder)), heads_(static_cast<std::size_t>(heads)), dim_(static_cast<std::size_t>(dim)),
-        row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))), codes_(dim_) {
+      : plan_(plan),
+        exact_(std::holds_alternative<ExactCoder>(plan.coder)),
+        heads_(static_cast<std::size_t>(heads)),
+        dim_(static_cast<std::size_t>(dim)),
+        row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))),
+        codes_(dim_) {
     for (int h = 0; h < heads; ++h) codecs_.emplace_back(plan, h, dim);
   }
 
@@ -65,7 +69,8 @@ class SideCoder {
       const std::vector<Choice> choices = choose(std::span(x).subspan(first * dim_, heads_ * dim_));
       for (std::size_t h = 0; h < heads_; ++h) {
         const std::size_t row = first + h;
-        const bool firm = code(h, choices[h], std::span(x).subspan(row * dim_, dim_), std::span(side.bytes).subspan(row * row_bytes_, row_bytes_),
+        const bool firm = code(h, choices[h], std::span(x).subspan(row * dim_, dim_),
+                               std::span(side.bytes).subspan(row * row_bytes_, row_bytes_),
                                std::span(decoded).subspan(row * dim_, dim_));
         side.firm[row] = firm ? 1 : 0;
       }
@@ -80,7 +85,8 @@ class SideCoder {
     if (!plan_.centroids) return choices;
     std::vector<float> sums(static_cast<std::size_t>(plan_.centroids->count), 0.0f);
     for (std::size_t h = 0; h < heads_; ++h) {
-      add_centroid_distances(*plan_.centroids, plan_.rotation.head_index(static_cast<int>(h)), x.subspan(h * dim_, dim_), sums);
+      add_centroid_distances(*plan_.centroids, plan_.rotation.head_index(static_cast<int>(h)),
+                             x.subspan(h * dim_, dim_), sums);
       if (plan_.centroids->joint) continue;
       choices[h] = smallest(sums);
       std::fill(sums.begin(), sums.end(), 0.0f);
@@ -90,7 +96,8 @@ class SideCoder {
   }
 
   /// @return  whether bytes are firm
-  bool code(std::size_t head, const Choice& choice, std::span<const float> x, std::span<std::uint8_t> bytes, std::span<float> decoded) {
+  bool code(std::size_t head, const Choice& choice, std::span<const float> x, std::span<std::uint8_t> bytes,
+            std::span<float> decoded) {
     std::vector<float> x_rot(dim_), x_hat(dim_);
     rotate_row(plan_, static_cast<int>(head), x, x_rot, choice.centroid);
     pack(head, choice.centroid, x_rot, bytes);
@@ -120,7 +127,8 @@ class SideCoder {
     codecs_[head].pack(codes_, numbers_, centroid, std::as_writable_bytes(bytes));
   }
 
-  bool survives_probes(std::size_t head, int centroid, std::span<const float> x_rot, std::span<const std::uint8_t> expected) {
+  bool survives_probes(std::size_t head, int centroid, std::span<const float> x_rot,
+                       std::span<const std::uint8_t> expected) {
     float largest = 0.0f;
     for (const float x : x_rot) largest = std::max(largest, std::abs(x));
     const float step = largest * kProbe;
@@ -141,9 +149,12 @@ class SideCoder {
 };
 
 /// [Hq, Dv] in double over rows k [N, Hkv, D] and v [N, Hkv, Dv], rounded to float once.
-std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& tokens, std::span<const float> k, std::span<const float> v) {
-  const auto n = static_cast<std::size_t>(tokens.count), heads = static_cast<std::size_t>(g.num_kv_heads), queries = static_cast<std::size_t>(g.num_q_heads);
-  const auto d = static_cast<std::size_t>(g.head_dim), dv = static_cast<std::size_t>(g.v_head_dim), window = static_cast<std::size_t>(g.sliding_window);
+std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& tokens, std::span<const float> k,
+                               std::span<const float> v) {
+  const auto n = static_cast<std::size_t>(tokens.count), heads = static_cast<std::size_t>(g.num_kv_heads),
+             queries = static_cast<std::size_t>(g.num_q_heads);
+  const auto d = static_cast<std::size_t>(g.head_dim), dv = static_cast<std::size_t>(g.v_head_dim),
+             window = static_cast<std::size_t>(g.sliding_window);
   const std::size_t first = window > 0 && n > window ? n - window : 0;
   std::vector<float> out;
   std::vector<double> weights(n), sums(dv);
@@ -152,7 +163,8 @@ std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& token
     double largest = -HUGE_VAL, total = 0.0;
     for (std::size_t t = first; t < n; ++t) {
       double dot = 0.0;
-      for (std::size_t j = 0; j < d; ++j) dot += double{bf16_to_float(tokens.q[hq * d + j])} * double{k[(t * heads + h) * d + j]};
+      for (std::size_t j = 0; j < d; ++j)
+        dot += double{bf16_to_float(tokens.q[hq * d + j])} * double{k[(t * heads + h) * d + j]};
       weights[t] = g.softmax_scale * dot;
       largest = std::max(largest, weights[t]);
     }
@@ -167,46 +179,57 @@ std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& token
 
 std::string side_fault(char side, const GoldenSide& expected, const GoldenSide& found, std::int64_t heads) {
   const auto place = [&](std::size_t row) {
-    return fmt::format("{} of token {} head {}", side, static_cast<std::int64_t>(row) / heads, static_cast<std::int64_t>(row) % heads);
+    return fmt::format("{} of token {} head {}", side, static_cast<std::int64_t>(row) / heads,
+                       static_cast<std::int64_t>(row) % heads);
   };
-  if (found.bytes.size() != expected.bytes.size() || found.firm.size() != expected.firm.size()) return fmt::format("{}: another number of rows", side);
+  if (found.bytes.size() != expected.bytes.size() || found.firm.size() != expected.firm.size())
+    return fmt::format("{}: another number of rows", side);
   const std::size_t row_size = expected.firm.empty() ? 1 : expected.bytes.size() / expected.firm.size();
   for (std::size_t i = 0; i < expected.bytes.size(); ++i)
     if (expected.bytes[i] != found.bytes[i])
-      return fmt::format("{}: byte {}: expected {}, found {}", place(i / row_size), i % row_size, expected.bytes[i], found.bytes[i]);
+      return fmt::format("{}: byte {}: expected {}, found {}", place(i / row_size), i % row_size, expected.bytes[i],
+                         found.bytes[i]);
   for (std::size_t row = 0; row < expected.firm.size(); ++row)
-    if (expected.firm[row] != found.firm[row]) return fmt::format("{}: firm: expected {}, found {}", place(row), expected.firm[row], found.firm[row]);
+    if (expected.firm[row] != found.firm[row])
+      return fmt::format("{}: firm: expected {}, found {}", place(row), expected.firm[row], found.firm[row]);
   return "";
 }
 
 std::string output_fault(const std::vector<float>& expected, const std::vector<float>& found, std::size_t dim) {
-  if (expected.size() != found.size()) return fmt::format("output: expected {} numbers, found {}", expected.size(), found.size());
+  if (expected.size() != found.size())
+    return fmt::format("output: expected {} numbers, found {}", expected.size(), found.size());
   for (std::size_t first = 0; first < expected.size(); first += dim) {
     float largest = 0.0f;
     for (std::size_t j = 0; j < dim; ++j) largest = std::max(largest, std::abs(expected[first + j]));
     for (std::size_t j = 0; j < dim; ++j)
       if (!(std::abs(expected[first + j] - found[first + j]) <= kOutputTolerance * largest))
-        return fmt::format("output of query head {} channel {}: expected {}, found {}", first / dim, j, expected[first + j], found[first + j]);
+        return fmt::format("output of query head {} channel {}: expected {}, found {}", first / dim, j,
+                           expected[first + j], found[first + j]);
   }
   return "";
 }
 
 }  // namespace
 
-bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step, std::span<const std::uint8_t> bytes) {
+bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step,
+                     std::span<const std::uint8_t> bytes) {
   KVQ_ASSERT(!std::holds_alternative<ExactCoder>(plan.coder) && !plan.centroids);
   const RowCodec codec(plan, kv_head, static_cast<int>(x_rot.size()));
-  return all_probes(x_rot, step, [&, codes = std::vector<std::uint8_t>(x_rot.size()), numbers = std::vector<float>(static_cast<std::size_t>(codec.num_numbers())),
-                                  found = std::vector<std::uint8_t>(bytes.size())](std::span<const float> moved) mutable {
-    codec.encode(moved, codes, numbers);
-    codec.pack(codes, numbers, 0, std::as_writable_bytes(std::span(found)));
-    return std::equal(found.begin(), found.end(), bytes.begin());
-  });
+  return all_probes(x_rot, step,
+                    [&, codes = std::vector<std::uint8_t>(x_rot.size()),
+                     numbers = std::vector<float>(static_cast<std::size_t>(codec.num_numbers())),
+                     found = std::vector<std::uint8_t>(bytes.size())](std::span<const float> moved) mutable {
+                      codec.encode(moved, codes, numbers);
+                      codec.pack(codes, numbers, 0, std::as_writable_bytes(std::span(found)));
+                      return std::equal(found.begin(), found.end(), bytes.begin());
+                    });
 }
 
 GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens) {
   const LayerGeometry& g = plan.geometry;
-  const auto expect = [](std::size_t found, std::int64_t expected) { KVQ_ASSERT(found == static_cast<std::size_t>(expected)); };
+  const auto expect = [](std::size_t found, std::int64_t expected) {
+    KVQ_ASSERT(found == static_cast<std::size_t>(expected));
+  };
   expect(tokens.q.size(), std::int64_t{g.num_q_heads} * g.head_dim);
   expect(tokens.k.size(), tokens.count * g.num_kv_heads * g.head_dim);
   expect(tokens.v.size(), plan.v ? tokens.count * g.num_kv_heads * g.v_head_dim : 0);

@@ -23,15 +23,16 @@ using arithmetic::kLargestGroup;
 constexpr std::size_t kSeamLength = 32;
 constexpr std::size_t kMostStates = 256;
 
-// A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest code
-// w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and the survivors
-// the minimum over the 2^b slices of that array: both loops run over neighbouring numbers. They are written for wide vectors;
-// every lane does the same binary32 operations whatever the machine has.
+// A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
+// code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and
+// the survivors the minimum over the 2^b slices of that array: both loops run over neighbouring numbers. They are
+// written for wide vectors; every lane does the same binary32 operations whatever the machine has.
 
-/// reached[w] = cost[w div branches] + (y - value[w])^2; the number of branches is known to the compiler unless it is 0.
+/// reached[w] = cost[w div branches] + (y - value[w])^2; the number of branches is known to the compiler unless it is
+/// 0.
 template <std::size_t kBranches>
-KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<const float> cost, std::span<float> reached,
-                              std::size_t branches = kBranches) {
+KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<const float> cost,
+                              std::span<float> reached, std::size_t branches = kBranches) {
   if constexpr (kBranches > 0) branches = kBranches;
   const float* value = values.data();
   float* out = reached.data();
@@ -59,7 +60,8 @@ KVQ_INLINE void keep_survivors(std::span<const float> reached, std::span<float> 
 }
 
 /// One channel: costs of all states from y on, and the code that each survivor drops.
-KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached, std::uint8_t* oldest) {
+KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
+                     std::uint8_t* oldest) {
   switch (const std::size_t branches = values.size() / cost.size(); branches) {
     case 2: reach_windows<2>(y, values, cost, reached); break;
     case 4: reach_windows<4>(y, values, cost, reached); break;
@@ -71,12 +73,13 @@ KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> co
 }
 
 using Step = void (*)(float, std::span<const float>, std::span<float>, std::span<float>, std::uint8_t*);
-void step_plain(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached, std::uint8_t* oldest) {
+void step_plain(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
+                std::uint8_t* oldest) {
   step(y, values, cost, reached, oldest);
 }
 #ifdef KVQ_X86
-__attribute__((target("avx2"))) void step_avx2(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
-                                               std::uint8_t* oldest) {
+__attribute__((target("avx2"))) void step_avx2(float y, std::span<const float> values, std::span<float> cost,
+                                               std::span<float> reached, std::uint8_t* oldest) {
   step(y, values, cost, reached, oldest);
 }
 #endif
@@ -90,10 +93,13 @@ Step chosen_step() {
 }
 
 /// d = R(sqrt(E / g))
-float first_scale(ScaleType type, float energy, std::size_t count) { return round_to(type, std::sqrt(energy / static_cast<float>(count))); }
+float first_scale(ScaleType type, float energy, std::size_t count) {
+  return round_to(type, std::sqrt(energy / static_cast<float>(count)));
+}
 
 /// The stored scale for decoded values v of a group whose first scale d is not 0.
-float stored_scale(ScaleRule rule, ScaleType type, std::span<const float> x, std::span<const float> v, float energy, float d) {
+float stored_scale(ScaleRule rule, ScaleType type, std::span<const float> x, std::span<const float> v, float energy,
+                   float d) {
   const float n = arithmetic::energy(v);
   if (rule == ScaleRule::rms || n == 0.0f) return d;
   if (rule == ScaleRule::norm) return round_to(type, std::sqrt(energy / n));
@@ -134,7 +140,11 @@ void CodebookGroup::decode(std::span<const std::uint8_t> codes, float scale, std
 }
 
 TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType type)
-    : bits_(taps.bits), memory_(taps.memory), values_(std::size_t{1} << (taps.bits * (taps.memory + 1))), rule_(rule), type_(type) {
+    : bits_(taps.bits),
+      memory_(taps.memory),
+      values_(std::size_t{1} << (taps.bits * (taps.memory + 1))),
+      rule_(rule),
+      type_(type) {
   for (std::size_t window = 0; window < values_.size(); ++window)
     for (std::size_t i = 0; i < taps.theta.size(); ++i) {
       const float half = taps.theta[i] * 0.5f, term = (window >> i) & 1u ? half : -half;

@@ -2,8 +2,8 @@
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 
-#include <bit>
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace kvq {

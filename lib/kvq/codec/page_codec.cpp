@@ -23,7 +23,8 @@ Tile<Byte> tile_of(const PageLayout& layout, CacheSide which, int head, int slot
   const bool is_value = which == CacheSide::v;
   const TileSide& side = is_value ? layout.v : layout.k;
   const int offset = is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot);
-  return {side, is_value, slot % kTileTokens, page.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(side.bytes()))};
+  return {side, is_value, slot % kTileTokens,
+          page.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(side.bytes()))};
 }
 
 /// Where a channel's code lies.
@@ -46,12 +47,14 @@ void for_each_number(const Tile<Byte>& tile, const Action& action) {
   std::size_t index = 0;
   for (int number = 0; number < tile.side.numbers; ++number)
     for (int group = 0; group < tile.side.groups(); ++group)
-      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.side, tile.token, group, number)), 2), index++);
+      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.side, tile.token, group, number)), 2),
+             index++);
 }
 
 void check_row(const TileSide& side, ScaleType type, std::size_t codes, std::size_t numbers) {
   KVQ_ASSERT(!side.exact() && type != ScaleType::fp32);
-  KVQ_ASSERT(codes == static_cast<std::size_t>(side.head_dim) && numbers == static_cast<std::size_t>(side.groups() * side.numbers));
+  KVQ_ASSERT(codes == static_cast<std::size_t>(side.head_dim) &&
+             numbers == static_cast<std::size_t>(side.groups() * side.numbers));
 }
 
 void store_bf16(float value, std::span<std::byte> all, std::int64_t offset) {
@@ -66,10 +69,12 @@ float load_bf16(std::span<const std::byte> all, std::int64_t offset) {
 
 /// First byte of a channel of an exact row in its slot.
 std::int64_t window_offset(const WindowLayout& layout, CacheSide side, int head, int row, int channel) {
-  return head * layout.head_bytes() + (side == CacheSide::v ? layout.value_offset(row, channel) : layout.key_offset(row, channel));
+  return head * layout.head_bytes() +
+         (side == CacheSide::v ? layout.value_offset(row, channel) : layout.key_offset(row, channel));
 }
 
-void check_window(const WindowLayout& layout, CacheSide side, int head, int row, std::size_t dim, std::size_t slot_bytes) {
+void check_window(const WindowLayout& layout, CacheSide side, int head, int row, std::size_t dim,
+                  std::size_t slot_bytes) {
   KVQ_ASSERT(head >= 0 && head < layout.num_kv_heads && row >= 0 && row < layout.sink_rows + layout.ring_rows);
   KVQ_ASSERT(dim == static_cast<std::size_t>(side == CacheSide::v ? layout.v.head_dim : layout.k.head_dim));
   KVQ_ASSERT(slot_bytes == static_cast<std::size_t>(layout.slot_bytes()));
@@ -77,8 +82,8 @@ void check_window(const WindowLayout& layout, CacheSide side, int head, int row,
 
 }  // namespace
 
-void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot, std::span<const std::uint8_t> codes,
-                    std::span<const float> numbers, std::span<std::byte> page) {
+void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+                    std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page) {
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
   check_row(tile.side, type, codes.size(), numbers.size());
   const unsigned mask = (1u << tile.side.bits) - 1;
@@ -88,11 +93,12 @@ void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, in
     const unsigned others = std::to_integer<unsigned>(tile.bytes[at.byte]) & ~(mask << at.shift);
     tile.bytes[at.byte] = static_cast<std::byte>(others | unsigned{codes[channel]} << at.shift);
   }
-  for_each_number(tile, [&](std::span<std::byte> at, std::size_t i) { store_numbers(type, numbers.subspan(i, 1), at); });
+  for_each_number(tile,
+                  [&](std::span<std::byte> at, std::size_t i) { store_numbers(type, numbers.subspan(i, 1), at); });
 }
 
-void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot, std::span<const std::byte> page,
-                   std::span<std::uint8_t> codes, std::span<float> numbers) {
+void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+                   std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers) {
   const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
   check_row(tile.side, type, codes.size(), numbers.size());
   const unsigned mask = (1u << tile.side.bits) - 1;
@@ -100,21 +106,26 @@ void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int
     const CodeBits at = code_bits_of(tile, static_cast<int>(channel));
     codes[channel] = static_cast<std::uint8_t>(std::to_integer<unsigned>(tile.bytes[at.byte]) >> at.shift & mask);
   }
-  for_each_number(tile, [&](std::span<const std::byte> at, std::size_t i) { load_numbers(type, at, numbers.subspan(i, 1)); });
+  for_each_number(tile,
+                  [&](std::span<const std::byte> at, std::size_t i) { load_numbers(type, at, numbers.subspan(i, 1)); });
 }
 
-void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row, std::span<std::byte> page) {
+void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row,
+                    std::span<std::byte> page) {
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
   KVQ_ASSERT(tile.side.exact() && row.size() == static_cast<std::size_t>(tile.side.head_dim));
   for (int channel = 0; channel < tile.side.head_dim; ++channel)
-    store_bf16(row[static_cast<std::size_t>(channel)], tile.bytes, exact_offset(tile.side.head_dim, tile.token, channel));
+    store_bf16(row[static_cast<std::size_t>(channel)], tile.bytes,
+               exact_offset(tile.side.head_dim, tile.token, channel));
 }
 
-void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page, std::span<float> row) {
+void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page,
+                   std::span<float> row) {
   const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
   KVQ_ASSERT(tile.side.exact() && row.size() == static_cast<std::size_t>(tile.side.head_dim));
   for (int channel = 0; channel < tile.side.head_dim; ++channel)
-    row[static_cast<std::size_t>(channel)] = load_bf16(tile.bytes, exact_offset(tile.side.head_dim, tile.token, channel));
+    row[static_cast<std::size_t>(channel)] =
+        load_bf16(tile.bytes, exact_offset(tile.side.head_dim, tile.token, channel));
 }
 
 void store_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const float> row,
@@ -124,8 +135,8 @@ void store_window_row(const WindowLayout& layout, CacheSide side, int head, int 
     store_bf16(row[channel], slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));
 }
 
-void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const std::byte> slot,
-                     std::span<float> row) {
+void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row,
+                     std::span<const std::byte> slot, std::span<float> row) {
   check_window(layout, side, head, window_row, row.size(), slot.size());
   for (std::size_t channel = 0; channel < row.size(); ++channel)
     row[channel] = load_bf16(slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));

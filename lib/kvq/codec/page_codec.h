@@ -7,9 +7,10 @@
 #include <cstdint>
 #include <span>
 
-/// Rows into pages and back, line by line as in formats/pages.md: the truth for what a page's bytes mean. It is pinned by
-/// formats/page_vectors.json; kernels that write or read pages are pinned by it. Codes and numbers come from RowCodec.
-/// Storing a row changes that row's bits and no other. Error{internal} if extents disagree or a place lies outside.
+/// Rows into pages and back, line by line as in formats/pages.md: the truth for what a page's bytes mean. It is pinned
+/// by formats/page_vectors.json; kernels that write or read pages are pinned by it. Codes and numbers come from
+/// RowCodec. Storing a row changes that row's bits and no other. Error{internal} if extents disagree or a place lies
+/// outside.
 namespace kvq {
 
 enum class CacheSide { k, v };
@@ -19,14 +20,16 @@ enum class CacheSide { k, v };
 /// @param codes    [D], each below 2^bits
 /// @param numbers  [G] scales, then for affine [G] minima, each representable in `type`
 /// @param page     [page_bytes()]
-void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot, std::span<const std::uint8_t> codes,
-                    std::span<const float> numbers, std::span<std::byte> page);
-void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot, std::span<const std::byte> page,
-                   std::span<std::uint8_t> codes, std::span<float> numbers);
+void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+                    std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page);
+void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+                   std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers);
 
 /// The same for a side that is exact in pages. @param row  [D] x_rot, rounded to bfloat16
-void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row, std::span<std::byte> page);
-void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page, std::span<float> row);
+void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row,
+                    std::span<std::byte> page);
+void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page,
+                   std::span<float> row);
 
 /// Exact rows of the windows.
 /// @param window_row  WindowLayout::row() of a position
@@ -34,7 +37,7 @@ void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot,
 /// @param slot        [slot_bytes()], one sequence's
 void store_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const float> row,
                       std::span<std::byte> slot);
-void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const std::byte> slot,
-                     std::span<float> row);
+void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row,
+                     std::span<const std::byte> slot, std::span<float> row);
 
 }  // namespace kvq

@@ -28,7 +28,9 @@ std::span<const float> offset_of(const TensorPlan& plan, std::size_t entry, std:
   if (!plan.center.empty()) return std::span(plan.center).subspan(entry * dim, dim);
   if (!plan.centroids) return {};
   KVQ_ASSERT(centroid >= 0 && centroid < plan.centroids->count);
-  return std::span(plan.centroids->values).subspan((entry * static_cast<std::size_t>(plan.centroids->count) + static_cast<std::size_t>(centroid)) * dim, dim);
+  return std::span(plan.centroids->values)
+      .subspan((entry * static_cast<std::size_t>(plan.centroids->count) + static_cast<std::size_t>(centroid)) * dim,
+               dim);
 }
 
 }  // namespace
@@ -106,7 +108,8 @@ void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float
   const std::size_t tokens = x.size() / (heads * d);
   const auto row = [&](std::size_t head, std::size_t token) { return x.subspan((head * tokens + token) * d, d); };
   if (!plan.centroids || !plan.centroids->joint) {
-    for (int h = 0; h < num_kv_heads; ++h) reconstruct(plan, h, x.subspan(static_cast<std::size_t>(h) * tokens * d, tokens * d), dim);
+    for (int h = 0; h < num_kv_heads; ++h)
+      reconstruct(plan, h, x.subspan(static_cast<std::size_t>(h) * tokens * d, tokens * d), dim);
     return;
   }
   std::vector<RowCodec> codecs;

@@ -24,13 +24,19 @@ TensorPlan plan_of(const Coder& coder, double clip_ratio) {
 void check_finite(std::span<const float> row) {
   for (std::size_t i = 0; i < row.size(); ++i)
     if (!std::isfinite(row[i]))
-      throw Error{ErrorKind::numerical, fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
+      throw Error{ErrorKind::numerical,
+                  fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
 }
 
 /// The symmetric code that stands for a width without theta (packing.md, "Mixed widths").
 UniformCoder symmetric_stand_in(const TrellisCoder& coder, int width, int count) {
-  return {.bits = width, .group_size = count, .levels = UniformLevels::symmetric,
-          .rule = coder.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm, .scale_type = coder.scale_type};
+  return {
+      .bits = width,
+      .group_size = count,
+      .levels = UniformLevels::symmetric,
+      .rule = coder.rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm,
+      .scale_type = coder.scale_type,
+  };
 }
 
 }  // namespace
@@ -51,7 +57,8 @@ RowCodec::RowCodec(const TensorPlan& plan, int kv_head, int dim) : dim_(dim), la
   }
   for (int s = 0; s < layout_.num_segments; ++s) {
     const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
-    add_groups(plan.coder, segment.bits, segment.first_channel, segment.channels, plan.allocation ? segment.channels : group_size(plan.coder), entry);
+    add_groups(plan.coder, segment.bits, segment.first_channel, segment.channels,
+               plan.allocation ? segment.channels : group_size(plan.coder), entry);
   }
 }
 
@@ -64,8 +71,10 @@ void RowCodec::add_groups(const Coder& coder, int width, int first, int count, i
       groups_.push_back({start, group, one});
     } else if (const auto* codebook = std::get_if<CodebookCoder>(&coder)) {
       const std::vector<float>& table = codebook->tables.at(width);
-      const std::size_t size = std::size_t{1} << width, offset = codebook->per_head ? static_cast<std::size_t>(entry) * size : 0;
-      groups_.push_back({start, group, CodebookGroup(std::span(table).subspan(offset, size), codebook->rule, codebook->scale_type)});
+      const std::size_t size = std::size_t{1} << width,
+                        offset = codebook->per_head ? static_cast<std::size_t>(entry) * size : 0;
+      groups_.push_back(
+          {start, group, CodebookGroup(std::span(table).subspan(offset, size), codebook->rule, codebook->scale_type)});
     } else {
       const auto& trellis = std::get<TrellisCoder>(coder);
       const TrellisTaps* taps = trellis.find(width);
@@ -114,14 +123,17 @@ void RowCodec::decode(std::span<const std::uint8_t> codes, std::span<const float
   }
 }
 
-void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid, std::span<std::byte> bytes) const {
-  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) && numbers.size() == static_cast<std::size_t>(num_numbers_));
+void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid,
+                    std::span<std::byte> bytes) const {
+  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) &&
+             numbers.size() == static_cast<std::size_t>(num_numbers_));
   std::fill(bytes.begin(), bytes.end(), std::byte{0});
   for (int s = 0; s < layout_.num_segments; ++s) {
     const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
     const auto count = static_cast<std::size_t>(segment.channels);
     pack_codes(codes.subspan(static_cast<std::size_t>(segment.first_channel), count), segment.stored_bits,
-               bytes.subspan(static_cast<std::size_t>(segment.byte_offset), (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8));
+               bytes.subspan(static_cast<std::size_t>(segment.byte_offset),
+                             (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8));
   }
   store_numbers(type_, numbers, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)));
   for (int i = 0; i < layout_.index_bytes; ++i)
@@ -129,13 +141,15 @@ void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> 
 }
 
 int RowCodec::unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const {
-  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) && numbers.size() == static_cast<std::size_t>(num_numbers_));
+  KVQ_ASSERT(!exact_ && bytes.size() >= static_cast<std::size_t>(layout_.row_bytes) &&
+             numbers.size() == static_cast<std::size_t>(num_numbers_));
   std::fill(codes.begin(), codes.end(), std::uint8_t{0});
   for (int s = 0; s < layout_.num_segments; ++s) {
     const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
     const auto count = static_cast<std::size_t>(segment.channels);
     const auto target = codes.subspan(static_cast<std::size_t>(segment.first_channel), count);
-    unpack_codes(bytes.subspan(static_cast<std::size_t>(segment.byte_offset), (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8),
+    unpack_codes(bytes.subspan(static_cast<std::size_t>(segment.byte_offset),
+                               (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8),
                  segment.stored_bits, target);
     // Widths 5 to 7 lie in bytes: bits above the width are not looked at, so that no byte leads outside a table.
     for (std::uint8_t& code : target) code = static_cast<std::uint8_t>(code & ((1u << segment.bits) - 1));
@@ -163,7 +177,8 @@ void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row) {
 void add_centroid_distances(const Centroids& centroids, int entry, std::span<const float> x, std::span<float> sums) {
   const std::size_t d = x.size();
   std::array<float, kLargestGroup> difference;
-  const float* table = centroids.values.data() + static_cast<std::size_t>(entry) * static_cast<std::size_t>(centroids.count) * d;
+  const float* table =
+      centroids.values.data() + static_cast<std::size_t>(entry) * static_cast<std::size_t>(centroids.count) * d;
   for (std::size_t c = 0; c < sums.size(); ++c, table += d) {
     for (std::size_t j = 0; j < d; ++j) difference[j] = x[j] - table[j];
     sums[c] += arithmetic::energy({difference.data(), d});

@@ -31,7 +31,8 @@ class RowCodec {
   void decode(std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<float> out) const;
 
   /// Bytes of one row; `bytes` is the side's row size, at least layout().row_bytes. `centroid` is 0 without centroids.
-  void pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid, std::span<std::byte> bytes) const;
+  void pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid,
+            std::span<std::byte> bytes) const;
   int unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const;
 
   /// Codes and decodes one row in place.

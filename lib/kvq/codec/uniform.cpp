@@ -16,17 +16,19 @@ namespace kvq {
 namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
-using arithmetic::kLargestGroup;
 using arithmetic::energy;
+using arithmetic::kLargestGroup;
 using arithmetic::tree_sum;
 
 /// step[b] of packing.md: mean squared error optimal mid-rise step for a unit Gaussian, b = 1..8.
-constexpr std::array<float, 9> kGaussianStep = {0.0f,        1.5957691f,  0.9956867f,  0.58601946f, 0.3352006f,
+constexpr std::array<float, 9> kGaussianStep = {0.0f,        1.5957691f,  0.9956867f,   0.58601946f, 0.3352006f,
                                                 0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
 
 // floor(clamp(y, 0, n)) equals clamp(floor(y), 0, n) for whole n, and a float below 2^31 truncates as it floors when it
 // is not negative; written so, the loop needs no call and vectorises.
-std::uint8_t clamp_code(float y, float n) { return static_cast<std::uint8_t>(static_cast<int>(std::min(std::max(y, 0.0f), n))); }
+std::uint8_t clamp_code(float y, float n) {
+  return static_cast<std::uint8_t>(static_cast<int>(std::min(std::max(y, 0.0f), n)));
+}
 
 void encode_affine_float(const UniformCoder& coder, std::span<const float> x, float n, float lo, float range,
                          std::span<std::uint8_t> codes, float& scale, float& minimum) {
@@ -85,7 +87,8 @@ float refit_scale(const UniformCoder& coder, std::span<const float> x, std::span
   return round_to(coder.scale_type, 2.0f * tree_sum(products, x.size()) / n);
 }
 
-void encode_symmetric(const UniformCoder& coder, std::span<const float> x, std::span<std::uint8_t> codes, float& scale) {
+void encode_symmetric(const UniformCoder& coder, std::span<const float> x, std::span<std::uint8_t> codes,
+                      float& scale) {
   if (coder.rule == ScaleRule::absmax) {
     float largest = 0.0f;
     for (const float value : x) largest = std::max(largest, std::abs(value));
@@ -102,12 +105,14 @@ void encode_symmetric(const UniformCoder& coder, std::span<const float> x, std::
 void check_finite(std::span<const float> row) {
   for (std::size_t i = 0; i < row.size(); ++i)
     if (!std::isfinite(row[i]))
-      throw Error{ErrorKind::numerical, fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
+      throw Error{ErrorKind::numerical,
+                  fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
 }
 
 void check_row(const UniformCoder& coder, std::size_t dim, std::size_t codes, std::size_t numbers) {
   KVQ_ASSERT(coder.bits >= 1 && coder.bits <= 8);
-  KVQ_ASSERT(coder.group_size >= 1 && coder.group_size <= kLargestGroup && dim % static_cast<std::size_t>(coder.group_size) == 0);
+  KVQ_ASSERT(coder.group_size >= 1 && coder.group_size <= kLargestGroup &&
+             dim % static_cast<std::size_t>(coder.group_size) == 0);
   KVQ_ASSERT(codes == dim && numbers == static_cast<std::size_t>(numbers_per_row(coder, static_cast<int>(dim))));
 }
 
@@ -143,7 +148,8 @@ void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const fl
   const bool clips = coder.rule == ScaleRule::minmax && clip_ratio < 1.0;
   if (clips) {
     const float tau = clip_threshold(row, clip_ratio);
-    std::transform(row.begin(), row.end(), clipped.begin(), [tau](float x) { return std::min(std::max(x, -tau), tau); });
+    std::transform(row.begin(), row.end(), clipped.begin(),
+                   [tau](float x) { return std::min(std::max(x, -tau), tau); });
     row = std::span<const float>{clipped.data(), row.size()};
   }
   const auto size = static_cast<std::size_t>(coder.group_size);

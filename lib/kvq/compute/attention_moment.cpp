@@ -9,20 +9,21 @@
 #include <cmath>
 #include <memory>
 
-// S is needed row by row only: o_i = S_i V is a row's whole contribution to C_S, so a panel of rows is enough at a time.
-// A panel holds the same few tokens of all query heads of the group: they read the same keys, so one product with K serves
-// them all. Inside a panel the keys come in blocks that stay in the second-level cache: logits, exponentials against the
-// row's largest logit so far, and O += S_b V_b follow each other on one block before the next is touched. The two products
-// are nearly all of the work. Column energies need the finished row sums, so the panel is kept and swept once more.
+// S is needed row by row only: o_i = S_i V is a row's whole contribution to C_S, so a panel of rows is enough at a
+// time. A panel holds the same few tokens of all query heads of the group: they read the same keys, so one product with
+// K serves them all. Inside a panel the keys come in blocks that stay in the second-level cache: logits, exponentials
+// against the row's largest logit so far, and O += S_b V_b follow each other on one block before the next is touched.
+// The two products are nearly all of the work. Column energies need the finished row sums, so the panel is kept and
+// swept once more.
 
 namespace kvq {
 
 namespace {
 
-constexpr std::int64_t kPanelRows = 256;            // rows of S in flight per thread, fewer for very long sequences
-constexpr std::int64_t kPanelElements = 8 << 20;    // at most: 32 MB
+constexpr std::int64_t kPanelRows = 256;          // rows of S in flight per thread, fewer for very long sequences
+constexpr std::int64_t kPanelElements = 8 << 20;  // at most: 32 MB
 constexpr std::int64_t kBlockKeys = 1024;
-constexpr std::int64_t kPanelsPerTask = 8;          // fixed borders: partial sums are the same for any number of threads
+constexpr std::int64_t kPanelsPerTask = 8;  // fixed borders: partial sums are the same for any number of threads
 
 struct Partial {
   MomentSum outputs, scored_query;
@@ -43,7 +44,8 @@ class Panel {
     const auto rows = static_cast<std::size_t>(tokens_ * in.queries);
     const std::int64_t keys = std::min(in.tokens, in.window > 0 ? in.window + tokens_ : in.tokens);
     q_.resize(rows * static_cast<std::size_t>(in.dim));
-    s_ = std::make_unique_for_overwrite<float[]>(rows * static_cast<std::size_t>(keys));  // clearing it would cost 5% of all
+    s_ = std::make_unique_for_overwrite<float[]>(rows *
+                                                 static_cast<std::size_t>(keys));  // clearing it would cost 5% of all
     o_.resize(rows * static_cast<std::size_t>(in.v_dim));
     block_largest_.resize(rows * static_cast<std::size_t>((keys + kBlockKeys - 1) / kBlockKeys));
     columns_.resize(static_cast<std::size_t>(keys));
@@ -74,7 +76,8 @@ class Panel {
   void gather_queries(std::int64_t count) {
     for (std::int64_t t = 0; t < count; ++t)
       for (int g = 0; g < in_.queries; ++g)
-        std::copy_n(in_.q + (g * in_.tokens + first_ + t) * in_.dim, in_.dim, q_.data() + (t * in_.queries + g) * in_.dim);
+        std::copy_n(in_.q + (g * in_.tokens + first_ + t) * in_.dim, in_.dim,
+                    q_.data() + (t * in_.queries + g) * in_.dim);
   }
 
   /// Unnormalised S block by block, then O = S V and the row sums.
@@ -84,17 +87,20 @@ class Panel {
     std::fill(o_.begin(), o_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b) {
       const std::int64_t n = block_size(b);
-      blas::gemm_nt(rows_, n, in_.dim, static_cast<float>(in_.scale), q_.data(), in_.dim, in_.k + (key_begin_ + b * kBlockKeys) * in_.dim,
-                    in_.dim, block(b), n);
+      blas::gemm_nt(rows_, n, in_.dim, static_cast<float>(in_.scale), q_.data(), in_.dim,
+                    in_.k + (key_begin_ + b * kBlockKeys) * in_.dim, in_.dim, block(b), n);
       for (std::int64_t r = 0; r < rows_; ++r) soften_row(b, r, n);
       blas::gemm_nn(rows_, in_.v_dim, n, block(b), n, values(b), in_.v_dim, true, o_.data(), in_.v_dim);
     }
-    for (std::int64_t r = 0; r < rows_; ++r) scale_output(r, static_cast<float>(1.0 / sum_[static_cast<std::size_t>(r)]));
+    for (std::int64_t r = 0; r < rows_; ++r)
+      scale_output(r, static_cast<float>(1.0 / sum_[static_cast<std::size_t>(r)]));
   }
 
-  /// Exponentials of one row of block b, zeros where the mask forbids; rescales the row's output to a new largest logit.
+  /// Exponentials of one row of block b, zeros where the mask forbids; rescales the row's output to a new largest
+  /// logit.
   void soften_row(std::int64_t b, std::int64_t r, std::int64_t n) {
-    const std::int64_t own = first_ + r / in_.queries - key_begin_ - b * kBlockKeys;  // the query's own key, in this block's count
+    const std::int64_t own =
+        first_ + r / in_.queries - key_begin_ - b * kBlockKeys;  // the query's own key, in this block's count
     const std::int64_t end = std::clamp<std::int64_t>(own + 1, 0, n);
     const std::int64_t begin = in_.window > 0 ? std::clamp<std::int64_t>(own - in_.window + 1, 0, end) : 0;
     float* row = block(b) + r * n;
@@ -123,14 +129,16 @@ class Panel {
   /// What turns row r of block b into S: exp(block's largest - row's largest) / row sum.
   float normalisation(std::int64_t b, std::int64_t r) const {
     const auto row = static_cast<std::size_t>(r);
-    return static_cast<float>(std::exp(double{block_largest_[static_cast<std::size_t>(b * rows_ + r)]} - largest_[row]) / sum_[row]);
+    return static_cast<float>(
+        std::exp(double{block_largest_[static_cast<std::size_t>(b * rows_ + r)]} - largest_[row]) / sum_[row]);
   }
 
   void add_column_energies(Partial& into) {
     std::fill(columns_.begin(), columns_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)
       for (std::int64_t r = 0; r < rows_; ++r)
-        row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalisation(b, r), columns_.data() + b * kBlockKeys);
+        row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalisation(b, r),
+                             columns_.data() + b * kBlockKeys);
     for (std::int64_t t = 0; t < keys_; ++t)
       into.columns[static_cast<std::size_t>(key_begin_ + t)] += columns_[static_cast<std::size_t>(t)];
   }
@@ -146,7 +154,8 @@ class Panel {
         for (std::int64_t t = 0; t < block_size(b); ++t) row[t] = (factor * row[t]) * (factor * row[t]);
       }
     for (std::int64_t b = 0; b < num_blocks(); ++b)
-      blas::gemm_nn(rows_, in_.v_dim, block_size(b), block(b), block_size(b), values(b), in_.v_dim, true, squared_o_.data(), in_.v_dim);
+      blas::gemm_nn(rows_, in_.v_dim, block_size(b), block(b), block_size(b), values(b), in_.v_dim, true,
+                    squared_o_.data(), in_.v_dim);
     std::vector<float> weights(static_cast<std::size_t>(rows_));
     for (std::int64_t r = 0; r < rows_; ++r) {
       double a = 0.0, c = 0.0, bo = 0.0, oo = 0.0;
@@ -161,7 +170,8 @@ class Panel {
         bo += squared_o_[static_cast<std::size_t>(j)] * o;
         oo += o * o;
       }
-      weights[static_cast<std::size_t>(r)] = static_cast<float>(std::max(in_.scale * in_.scale * (a - 2.0 * bo + c * oo), 0.0));
+      weights[static_cast<std::size_t>(r)] =
+          static_cast<float>(std::max(in_.scale * in_.scale * (a - 2.0 * bo + c * oo), 0.0));
     }
     into.scored_query.add(std::span<const float>{q_.data(), static_cast<std::size_t>(rows_ * in_.dim)}, weights);
   }
@@ -198,7 +208,8 @@ void add_attention_moments(const AttentionInput& in, bool with_scored_query, Att
   parallel_for(tasks, [&](std::int64_t index) {
     const std::int64_t task = tasks - 1 - index;  // the longest rows first: better balance at the end
     Partial& partial = partials[static_cast<std::size_t>(task)];
-    partial = {MomentSum{in.v_dim}, MomentSum{with_scored_query ? in.dim : 0}, std::vector<double>(static_cast<std::size_t>(in.tokens))};
+    partial = {MomentSum{in.v_dim}, MomentSum{with_scored_query ? in.dim : 0},
+               std::vector<double>(static_cast<std::size_t>(in.tokens))};
     Panel panel(in, with_scored_query, v_norm);
     const std::int64_t end = std::min(in.tokens, (task + 1) * task_tokens);
     for (std::int64_t first = task * task_tokens; first < end; first += step)

@@ -11,10 +11,10 @@ namespace kvq {
 /// One KV head and its query heads over one sequence. All arrays are contiguous float32.
 struct AttentionInput {
   std::int64_t tokens = 0;
-  int queries = 1;         ///< query heads that read this KV head
+  int queries = 1;  ///< query heads that read this KV head
   int dim = 0, v_dim = 0;
-  double scale = 1.0;      ///< softmax_scale
-  int window = 0;          ///< 0 = all keys before and at the query, else the last `window`
+  double scale = 1.0;        ///< softmax_scale
+  int window = 0;            ///< 0 = all keys before and at the query, else the last `window`
   const float* q = nullptr;  ///< [queries, T, D]
   const float* k = nullptr;  ///< [T, D]
   const float* v = nullptr;  ///< [T, Dv]
@@ -22,18 +22,20 @@ struct AttentionInput {
 
 /// What the true causal softmax S of one KV head says about errors. Sums over tokens and the group's query heads.
 ///   outputs       sum_i o_i o_i^T with o = S V: N times OSCAR's C_S = (1/N) V^T S^T S V (section 3)
-///   column_energy [T] a_t = sum_i S_it^2: squared output error per unit error of value t, if errors of different tokens
+///   column_energy [T] a_t = sum_i S_it^2: squared output error per unit error of value t, if errors of different
+///   tokens
 ///                 are uncorrelated (the diagonal of S^T S)
 ///   scored_query  sum_i w_i q_i q_i^T, w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2: see collect.h, C_SQ
 struct AttentionMoments {
   MomentSum outputs;
-  MomentSum scored_query;           ///< only if asked for
+  MomentSum scored_query;  ///< only if asked for
   std::vector<double> column_energy;
 };
 
 /// Adds one sequence to `into` (column_energy is overwritten, [T]). S is made a panel of rows at a time in float32 from
 /// float32 logits, exponentials and normalisation; the moment is summed in double. Never stores more than
-/// 256 x T of it, or 32 MB, per thread; panels are summed in order, so the result does not depend on the number of threads.
+/// 256 x T of it, or 32 MB, per thread; panels are summed in order, so the result does not depend on the number of
+/// threads.
 void add_attention_moments(const AttentionInput& input, bool with_scored_query, AttentionMoments& into);
 
 }  // namespace kvq

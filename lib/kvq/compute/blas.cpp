@@ -8,10 +8,10 @@ namespace {
 blasint narrow(std::int64_t n) { return static_cast<blasint>(n); }
 }  // namespace
 
-void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda, const float* b,
-             std::int64_t ldb, float* c, std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, narrow(m), narrow(n), narrow(k), alpha, a, narrow(lda), b, narrow(ldb),
-              0.0f, c, narrow(ldc));
+void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
+             const float* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, narrow(m), narrow(n), narrow(k), alpha, a, narrow(lda), b,
+              narrow(ldb), 0.0f, c, narrow(ldc));
 }
 
 void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,

@@ -2,13 +2,13 @@
 
 #include <cstdint>
 
-/// The few BLAS calls kvq makes, row-major, single-threaded: parallelism is ours (parallel.h), so that sums keep one order
-/// for any number of threads. OpenBLAS chooses kernels by CPU: results are reproducible on one kind of machine.
+/// The few BLAS calls kvq makes, row-major, single-threaded: parallelism is ours (parallel.h), so that sums keep one
+/// order for any number of threads. OpenBLAS chooses kernels by CPU: results are reproducible on one kind of machine.
 namespace kvq::blas {
 
 /// c [m, n] = alpha * a [m, k] @ b^T, b [n, k].
-void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda, const float* b,
-             std::int64_t ldb, float* c, std::int64_t ldc);
+void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
+             const float* b, std::int64_t ldb, float* c, std::int64_t ldc);
 /// c [m, n] = a [m, k] @ b [k, n] (+ c if accumulate).
 void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,
              std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);

@@ -13,7 +13,9 @@ constexpr std::size_t kBlockRows = 256;
 }  // namespace
 
 MomentSum::MomentSum(int d)
-    : dim(d), sum(static_cast<std::size_t>(d) * static_cast<std::size_t>(d), 0.0), mean(static_cast<std::size_t>(d), 0.0) {}
+    : dim(d),
+      sum(static_cast<std::size_t>(d) * static_cast<std::size_t>(d), 0.0),
+      mean(static_cast<std::size_t>(d), 0.0) {}
 
 void MomentSum::add(std::span<const float> rows, std::span<const float> weights) {
   const auto d = static_cast<std::size_t>(dim);

@@ -6,8 +6,8 @@
 
 namespace kvq {
 
-/// Sum of outer products of the rows of one head, in double: a monoid. Symmetric; only the upper triangle is valid until
-/// `symmetrise()`.
+/// Sum of outer products of the rows of one head, in double: a monoid. Symmetric; only the upper triangle is valid
+/// until `symmetrise()`.
 struct MomentSum {
   int dim = 0;
   std::vector<double> sum;   ///< [D, D], sum of w x x^T
@@ -15,7 +15,8 @@ struct MomentSum {
   double weight = 0.0;       ///< sum of w; the number of rows when unweighted
 
   explicit MomentSum(int d = 0);
-  /// Adds rows [rows, D]; `weights` is [rows], non-negative, or empty for 1. Rows are widened to double before the product.
+  /// Adds rows [rows, D]; `weights` is [rows], non-negative, or empty for 1. Rows are widened to double before the
+  /// product.
   void add(std::span<const float> rows, std::span<const float> weights = {});
   void add(const MomentSum& other);
   void subtract(const MomentSum& other);  ///< takes back what was added before, up to rounding

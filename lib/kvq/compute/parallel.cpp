@@ -15,7 +15,8 @@ struct ThreadLimit::Impl {
 ThreadLimit::ThreadLimit(int threads)
     : impl_(new Impl{oneapi::tbb::global_control{
           oneapi::tbb::global_control::max_allowed_parallelism,
-          static_cast<std::size_t>(threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())))}}) {
+          static_cast<std::size_t>(
+              threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())))}}) {
   blas::use_one_thread();
 }
 ThreadLimit::~ThreadLimit() = default;

@@ -79,17 +79,28 @@ struct Operations {
 
 float largest_4(const float* row, std::int64_t count) { return largest_of<4>(row, count); }
 float exponentiate_4(float* row, std::int64_t count, float top) { return exponentiate_row<4>(row, count, top); }
-void add_squares_4(const float* row, std::int64_t count, float factor, float* columns) { add_squares_of<4>(row, count, factor, columns); }
+void add_squares_4(const float* row, std::int64_t count, float factor, float* columns) {
+  add_squares_of<4>(row, count, factor, columns);
+}
 
 #ifdef KVQ_X86
-__attribute__((target("avx2"))) float largest_8(const float* row, std::int64_t count) { return largest_of<8>(row, count); }
-__attribute__((target("avx2"))) float exponentiate_8(float* row, std::int64_t count, float top) { return exponentiate_row<8>(row, count, top); }
+__attribute__((target("avx2"))) float largest_8(const float* row, std::int64_t count) {
+  return largest_of<8>(row, count);
+}
+__attribute__((target("avx2"))) float exponentiate_8(float* row, std::int64_t count, float top) {
+  return exponentiate_row<8>(row, count, top);
+}
 __attribute__((target("avx2"))) void add_squares_8(const float* row, std::int64_t count, float factor, float* columns) {
   add_squares_of<8>(row, count, factor, columns);
 }
-__attribute__((target("avx512f"))) float largest_16(const float* row, std::int64_t count) { return largest_of<16>(row, count); }
-__attribute__((target("avx512f"))) float exponentiate_16(float* row, std::int64_t count, float top) { return exponentiate_row<16>(row, count, top); }
-__attribute__((target("avx512f"))) void add_squares_16(const float* row, std::int64_t count, float factor, float* columns) {
+__attribute__((target("avx512f"))) float largest_16(const float* row, std::int64_t count) {
+  return largest_of<16>(row, count);
+}
+__attribute__((target("avx512f"))) float exponentiate_16(float* row, std::int64_t count, float top) {
+  return exponentiate_row<16>(row, count, top);
+}
+__attribute__((target("avx512f"))) void add_squares_16(const float* row, std::int64_t count, float factor,
+                                                       float* columns) {
   add_squares_of<16>(row, count, factor, columns);
 }
 #endif

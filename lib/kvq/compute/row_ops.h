@@ -2,15 +2,15 @@
 
 #include <cstdint>
 
-/// The sweeps over a row of S between the two matrix products, written for wide vectors. Lanes are fixed at 16 whatever the
-/// machine has, so every build adds in the same order.
+/// The sweeps over a row of S between the two matrix products, written for wide vectors. Lanes are fixed at 16 whatever
+/// the machine has, so every build adds in the same order.
 namespace kvq::row_ops {
 
 /// Largest of `count` >= 1 values.
 float largest(const float* row, std::int64_t count);
 
-/// row[t] = exp(row[t] - top) in place for values <= top; returns their sum. Relative error below 2.5e-7; exactly 0 below
-/// top - 87. The sum is exact to a few ulp for rows up to some thousands of entries.
+/// row[t] = exp(row[t] - top) in place for values <= top; returns their sum. Relative error below 2.5e-7; exactly 0
+/// below top - 87. The sum is exact to a few ulp for rows up to some thousands of entries.
 float exponentiate(float* row, std::int64_t count, float top);
 
 /// columns[t] += (factor * row[t])^2.

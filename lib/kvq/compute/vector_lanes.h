@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Vector types of g++ and clang, of the width that the machine has. Sixteen running lanes in any case (four vectors of 4, two
-// of 8, one of 16), and no fused multiply-add: every width gives the same bits.
+// Vector types of g++ and clang, of the width that the machine has. Sixteen running lanes in any case (four vectors of
+// 4, two of 8, one of 16), and no fused multiply-add: every width gives the same bits.
 #define KVQ_INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__)
 #define KVQ_X86 1
@@ -32,14 +32,15 @@ KVQ_INLINE void store(const Floats& from, float* to) {
   std::memcpy(to, &from, sizeof from);
 }
 
-/// exp(x) for x <= 0: 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2. n ln 2 is subtracted in two pieces (Cody and
-/// Waite); exp(r) by its series to the sixth power, remainder 1.2e-7.
+/// exp(x) for x <= 0: 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2. n ln 2 is subtracted in two pieces (Cody
+/// and Waite); exp(r) by its series to the sixth power, remainder 1.2e-7.
 template <int kWidth>
 KVQ_INLINE void exp_nonpositive(typename Vector<kWidth>::Floats& x) {
   using Floats = typename Vector<kWidth>::Floats;
   const Floats lowest = Floats{} - 87.0f;
   const Floats clamped = x < lowest ? lowest : x;
-  const Floats shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits of the sum are round(x / ln 2)
+  const Floats shifted =
+      clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits of the sum are round(x / ln 2)
   const Floats n = shifted - 12582912.0f;
   const Floats r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   Floats p = Floats{} + 1.3888889e-3f;

@@ -24,10 +24,11 @@ double over_pieces(std::int64_t count, const Step& step) {
   return total;
 }
 
-/// term(value, added) for the vectors of all rows, `value` being copies; the last one goes to `out`, if that is not null. Behind the end
-/// stand zeros, in the last row `fill`. Returns the sum of `added`.
+/// term(value, added) for the vectors of all rows, `value` being copies; the last one goes to `out`, if that is not
+/// null. Behind the end stand zeros, in the last row `fill`. Returns the sum of `added`.
 template <int kWidth, std::size_t kRows, typename Term>
-KVQ_INLINE float sweep(const std::array<const float*, kRows>& rows, float* out, std::int64_t count, const Term& term, float fill = 0.0f) {
+KVQ_INLINE float sweep(const std::array<const float*, kRows>& rows, float* out, std::int64_t count, const Term& term,
+                       float fill = 0.0f) {
   using V = Vector<kWidth>;
   typename V::Floats total[V::kCount], value[kRows], added;
   for (auto& sum : total) sum = typename V::Floats{};
@@ -65,34 +66,41 @@ KVQ_INLINE float sweep(const std::array<const float*, kRows>& rows, float* out, 
 template <int kWidth>
 KVQ_INLINE float plain_sum(const float* row, std::int64_t count) {
   using Floats = typename Vector<kWidth>::Floats;
-  return sweep<kWidth, 1>({row}, nullptr, count, [](Floats* value, Floats& added) __attribute__((always_inline)) { added = value[0]; });
+  return sweep<kWidth, 1>({row}, nullptr, count,
+                          [](Floats* value, Floats& added) __attribute__((always_inline)) { added = value[0]; });
 }
 
 template <int kWidth>
 KVQ_INLINE float products(const float* a, const float* b, std::int64_t count) {
   using Floats = typename Vector<kWidth>::Floats;
-  return sweep<kWidth, 2>({a, b}, nullptr, count, [](Floats* value, Floats& added) __attribute__((always_inline)) { added = value[0] * value[1]; });
+  return sweep<kWidth, 2>({a, b}, nullptr, count, [](Floats* value, Floats& added) __attribute__((always_inline)) {
+    added = value[0] * value[1];
+  });
 }
 
-/// delta becomes u = exp(x) - 1 for x = delta - mean; returns sum p (u - x). For |x| < 1, u - x is its series, beyond it is exp(x) - 1 - x:
-/// either way it keeps its digits.
+/// delta becomes u = exp(x) - 1 for x = delta - mean; returns sum p (u - x). For |x| < 1, u - x is its series, beyond
+/// it is exp(x) - 1 - x: either way it keeps its digits.
 template <int kWidth>
 KVQ_INLINE float bend(const float* p, float* delta, std::int64_t count, float mean) {
   using Floats = typename Vector<kWidth>::Floats;
-  return sweep<kWidth, 2>({p, delta}, delta, count, [mean](Floats* value, Floats& added) __attribute__((always_inline)) {
-    const Floats x = value[1] - mean;
-    Floats series = Floats{} + 2.5052108e-8f;  // 1 / 11!
-    for (const float coefficient : {2.7557319e-7f, 2.7557319e-6f, 2.4801587e-5f, 1.9841270e-4f, 1.3888889e-3f, 8.3333333e-3f, 4.1666667e-2f, 1.6666667e-1f, 0.5f})
-      series = series * x + coefficient;
-    const Floats near = series * x * x;
-    Floats power = x;
-    exp_nonpositive<kWidth>(power);
-    const Floats far = (power - 1.0f) - x;
-    const Floats magnitude = x < 0.0f ? -x : x;
-    const Floats bent = magnitude < 1.0f ? near : far;
-    added = value[0] * bent;
-    value[1] = magnitude < 1.0f ? x + near : power - 1.0f;
-  }, mean);  // x = 0 behind the end
+  return sweep<kWidth, 2>(
+      {p, delta}, delta, count,
+      [mean](Floats* value, Floats& added) __attribute__((always_inline)) {
+        const Floats x = value[1] - mean;
+        Floats series = Floats{} + 2.5052108e-8f;  // 1 / 11!
+        for (const float coefficient : {2.7557319e-7f, 2.7557319e-6f, 2.4801587e-5f, 1.9841270e-4f, 1.3888889e-3f,
+                                        8.3333333e-3f, 4.1666667e-2f, 1.6666667e-1f, 0.5f})
+          series = series * x + coefficient;
+        const Floats near = series * x * x;
+        Floats power = x;
+        exp_nonpositive<kWidth>(power);
+        const Floats far = (power - 1.0f) - x;
+        const Floats magnitude = x < 0.0f ? -x : x;
+        const Floats bent = magnitude < 1.0f ? near : far;
+        added = value[0] * bent;
+        value[1] = magnitude < 1.0f ? x + near : power - 1.0f;
+      },
+      mean);  // x = 0 behind the end
 }
 
 /// delta[t] = p[t] (delta[t] - h) factor
@@ -112,11 +120,15 @@ struct Operations {
   void (*weigh)(const float*, float*, std::int64_t, float, float);
 };
 
-#define KVQ_DEFINE(width, target)                                                                                                        \
-  target float sum_##width(const float* row, std::int64_t n) { return plain_sum<width>(row, n); }                                        \
-  target float products_##width(const float* a, const float* b, std::int64_t n) { return products<width>(a, b, n); }                     \
-  target float bend_##width(const float* p, float* delta, std::int64_t n, float mean) { return bend<width>(p, delta, n, mean); }         \
-  target void weigh_##width(const float* p, float* delta, std::int64_t n, float h, float factor) { weigh<width>(p, delta, n, h, factor); }
+#define KVQ_DEFINE(width, target)                                                                                    \
+  target float sum_##width(const float* row, std::int64_t n) { return plain_sum<width>(row, n); }                    \
+  target float products_##width(const float* a, const float* b, std::int64_t n) { return products<width>(a, b, n); } \
+  target float bend_##width(const float* p, float* delta, std::int64_t n, float mean) {                              \
+    return bend<width>(p, delta, n, mean);                                                                           \
+  }                                                                                                                  \
+  target void weigh_##width(const float* p, float* delta, std::int64_t n, float h, float factor) {                   \
+    weigh<width>(p, delta, n, h, factor);                                                                            \
+  }
 
 KVQ_DEFINE(4, )
 #ifdef KVQ_X86
@@ -190,8 +202,10 @@ double change_weights(const float* p, const float* logits, float* delta, std::in
   const double total = sum_of(p, count), exact_mean = dot_product(p, delta, count) / total;
   const auto mean = static_cast<float>(exact_mean);
   if (!(row_ops::largest(delta, count) - mean < kLargestChange)) return change_weights_slowly(logits, delta, count);
-  const double bent = over_pieces(count, [&](std::int64_t t, std::int64_t n) { return double{operations().bend(p + t, delta + t, n, mean)}; });
-  // Z = 1 + sum p u = 1 + h, and KL = log Z - sum p x, where rounding of the mean leaves sum p x = h - sum p (u - x) a little beside 0.
+  const double bent = over_pieces(
+      count, [&](std::int64_t t, std::int64_t n) { return double{operations().bend(p + t, delta + t, n, mean)}; });
+  // Z = 1 + sum p u = 1 + h, and KL = log Z - sum p x, where rounding of the mean leaves sum p x = h - sum p (u - x) a
+  // little beside 0.
   const double h = dot_product(p, delta, count) / total;
   const double divergence = h < 1.0 ? bent / total + (std::log1p(h) - h) : std::log1p(h) - (exact_mean - double{mean});
   const auto factor = static_cast<float>(1.0 / (total * (1.0 + h)));

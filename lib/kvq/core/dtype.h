@@ -20,9 +20,7 @@ std::optional<DType> activation_dtype(std::string_view name);
 std::string_view activation_name(DType type);
 
 /// Exact widening of 16-bit patterns.
-inline float bf16_to_float(std::uint16_t bits) {
-  return std::bit_cast<float>(std::uint32_t{bits} << 16);
-}
+inline float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 float f16_to_float(std::uint16_t bits);
 
 /// Nearest-even narrowing; beyond the largest finite value it saturates (formats/packing.md, R). NaN stays NaN.

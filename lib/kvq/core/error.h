@@ -10,13 +10,13 @@ namespace kvq {
 
 /// What went wrong, as far as a caller can act on it. Each kind has one exit code, see `exit_code()`.
 enum class ErrorKind {
-  internal,     ///< a bug in kvq
-  usage,        ///< wrong flags or arguments
-  bad_input,    ///< unreadable, malformed or inconsistent file
-  numerical,    ///< NaN in the data, not converged, no energy
-  unsupported,  ///< a version, feature or geometry that this build does not know
-  check_failed, ///< a check that the user asked for did not hold
-  io,           ///< the system refused: disk full, permission, no such file
+  internal,      ///< a bug in kvq
+  usage,         ///< wrong flags or arguments
+  bad_input,     ///< unreadable, malformed or inconsistent file
+  numerical,     ///< NaN in the data, not converged, no energy
+  unsupported,   ///< a version, feature or geometry that this build does not know
+  check_failed,  ///< a check that the user asked for did not hold
+  io,            ///< the system refused: disk full, permission, no such file
 };
 
 /// The error of everything offline: a kind, one line that says what was expected, what was found and where, and

@@ -13,10 +13,10 @@ enum class CapturePoint { post_rope, pre_rope };
 /// How positions enter q and k of one layer (formats/dump.md).
 struct RopeStyle {
   RopeLayout layout = RopeLayout::none;
-  int dim = 0;                       ///< rotary_dim, even; 0 for none
-  int offset = 0;                    ///< first rotary channel
-  double attention_factor = 1.0;     ///< factor on cos and sin
-  std::vector<double> inv_freq = {}; ///< [dim / 2], radians per position
+  int dim = 0;                        ///< rotary_dim, even; 0 for none
+  int offset = 0;                     ///< first rotary channel
+  double attention_factor = 1.0;      ///< factor on cos and sin
+  std::vector<double> inv_freq = {};  ///< [dim / 2], radians per position
   bool operator==(const RopeStyle&) const = default;
 };
 
@@ -24,7 +24,7 @@ struct RopeStyle {
 struct LayerGeometry {
   int num_q_heads = 0;
   int num_kv_heads = 0;
-  int head_dim = 0;    ///< of q and k
+  int head_dim = 0;  ///< of q and k
   int v_head_dim = 0;
   double softmax_scale = 0.0;
   int sliding_window = 0;  ///< keys a query sees, itself included; 0 = all
@@ -34,12 +34,14 @@ struct LayerGeometry {
   int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
 };
 
-/// Channels that one frequency rotates together, or two neighbours outside the rotary slice; `second` is -1 for a last single one.
+/// Channels that one frequency rotates together, or two neighbours outside the rotary slice; `second` is -1 for a last
+/// single one.
 struct RopeBlock {
   int first = 0, second = -1;
 };
 
-/// All blocks of a key: rotary pairs by frequency, then the other channels in neighbouring pairs, ascending (formats/artifact.md).
+/// All blocks of a key: rotary pairs by frequency, then the other channels in neighbouring pairs, ascending
+/// (formats/artifact.md).
 std::vector<RopeBlock> rope_blocks(const LayerGeometry& geometry);
 
 /// The model a dump was taken from. `layers` holds the layers that are there, ascending, with their index.

@@ -12,7 +12,15 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::a
 /// A stream of numbers from one key. Purposes keep streams of different uses apart.
 class RandomStream {
  public:
-  enum class Purpose : std::uint32_t { haar = 1, signs = 2, sign_search = 3, kmeans = 4, test = 5, qjl = 6, bootstrap = 7 };
+  enum class Purpose : std::uint32_t {
+    haar = 1,
+    signs = 2,
+    sign_search = 3,
+    kmeans = 4,
+    test = 5,
+    qjl = 6,
+    bootstrap = 7
+  };
   RandomStream(std::uint64_t seed, Purpose purpose, std::uint32_t layer = 0, std::uint32_t head = 0);
 
   std::uint32_t next_u32();

@@ -66,29 +66,29 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 #define KVQ_SUMS_128(d, i) KVQ_SUMS_64(d, i), KVQ_SUMS_64(d, i + 64)
 
 // The two products for N columns and COUNT = N / 2 accumulators; P0.. are the numbers of the operands behind them.
-#define KVQ_WGMMA(N, COUNT, TYPE, NAME, P0, P1, P2, P3, P4, P5, P6)                                             \
-  /* c = a b (+ c); a [64, 16] and b [N, 16] in panels. */                                                      \
-  __device__ __forceinline__ void wgmma_m64k16_##NAME(float (&c)[COUNT], u64 a, u64 b, int add) {               \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P2                                                        \
-                 ", 0;\n"                                                                                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" KVQ_NAMES_##COUNT         \
-                 "}, %" P0 ", %" P1 ", p, 1, 1, 0, 0;\n}"                                                       \
-                 : KVQ_SUMS_##COUNT(c, 0)                                                                       \
-                 : "l"(a), "l"(b), "r"(add)                                                                     \
-                 : "memory");                                                                                   \
-  }                                                                                                             \
-  /* c = a b (+ c); a [64, 16] in registers, b [16, N] in panels: its columns are channels; its rows if not     \
-   * transposed. */                                                                                             \
-  template <int kTransposed = 1>                                                                                \
-  __device__ __forceinline__ void wgmma_m64k16_##NAME(float (&c)[COUNT], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
-                                                      int add) {                                                \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P5                                                        \
-                 ", 0;\n"                                                                                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" KVQ_NAMES_##COUNT         \
-                 "}, {%" P0 ", %" P1 ", %" P2 ", %" P3 "}, %" P4 ", p, 1, 1, %" P6 ";\n}"                       \
-                 : KVQ_SUMS_##COUNT(c, 0)                                                                       \
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(kTransposed)                       \
-                 : "memory");                                                                                   \
+#define KVQ_WGMMA(N, COUNT, TYPE, NAME, P0, P1, P2, P3, P4, P5, P6)                                            \
+  /* c = a b (+ c); a [64, 16] and b [N, 16] in panels. */                                                     \
+  __device__ __forceinline__ void wgmma_m64k16_##NAME(float(&c)[COUNT], u64 a, u64 b, int add) {               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P2                                                       \
+                 ", 0;\n"                                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" KVQ_NAMES_##COUNT        \
+                 "}, %" P0 ", %" P1 ", p, 1, 1, 0, 0;\n}"                                                      \
+                 : KVQ_SUMS_##COUNT(c, 0)                                                                      \
+                 : "l"(a), "l"(b), "r"(add)                                                                    \
+                 : "memory");                                                                                  \
+  }                                                                                                            \
+  /* c = a b (+ c); a [64, 16] in registers, b [16, N] in panels: its columns are channels; its rows if not    \
+   * transposed. */                                                                                            \
+  template <int kTransposed = 1>                                                                               \
+  __device__ __forceinline__ void wgmma_m64k16_##NAME(float(&c)[COUNT], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
+                                                      int add) {                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P5                                                       \
+                 ", 0;\n"                                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" KVQ_NAMES_##COUNT        \
+                 "}, {%" P0 ", %" P1 ", %" P2 ", %" P3 "}, %" P4 ", p, 1, 1, %" P6 ";\n}"                      \
+                 : KVQ_SUMS_##COUNT(c, 0)                                                                      \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(kTransposed)                      \
+                 : "memory");                                                                                  \
   }
 #define KVQ_WGMMA_TYPES(N, COUNT, P0, P1, P2, P3, P4, P5, P6)   \
   KVQ_WGMMA(N, COUNT, "bf16", bf16, P0, P1, P2, P3, P4, P5, P6) \

@@ -58,7 +58,7 @@ class Dump {
   const std::string& producer() const;
   std::int64_t num_tokens() const;  ///< T, all files
   std::int64_t num_sequences() const;
-  std::int64_t longest_sequence() const;  ///< in tokens
+  std::int64_t longest_sequence() const;      ///< in tokens
   std::int64_t layer_bytes(int layer) const;  ///< raw bytes of q, k and v as stored
 
   /// Reads one layer of all files, joined in file order; rotates q and k of a pre_rope dump (then they are float32).

@@ -70,10 +70,10 @@ void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hashe
   if (const auto bad = check.first_bad()) {
     const float value = element_at(stored.dtype, target, *bad);
     const std::string where = index_text(*bad, dataset.shape());
-    throw Error{ErrorKind::numerical,
-                std::isfinite(value)
-                    ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}", dataset.place(), value, where, kMaxMagnitude)
-                    : fmt::format("{}: NaN or infinity at {}", dataset.place(), where)};
+    throw Error{ErrorKind::numerical, std::isfinite(value)
+                                          ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}",
+                                                        dataset.place(), value, where, kMaxMagnitude)
+                                          : fmt::format("{}: NaN or infinity at {}", dataset.place(), where)};
   }
   if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
 }
@@ -132,8 +132,8 @@ std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const 
   return values;
 }
 
-/// Finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry of the head's largest element, with no
-/// negative diagonal.
+/// Finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry of the head's largest element, with
+/// no negative diagonal.
 void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
   constexpr float kMetricAsymmetry = 1e-5f;
   const auto dim = static_cast<std::size_t>(dataset.shape()[1]), size = dim * dim;
@@ -143,14 +143,15 @@ void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
     for (const float value : metric) largest = std::max(largest, std::abs(value));
     for (std::size_t i = 0; i < dim; ++i) {
       if (metric[i * dim + i] < 0.0f)
-        throw Error{ErrorKind::bad_input, fmt::format("{}: {:g} at {}: expected a diagonal that is not negative", dataset.place(),
-                                                      metric[i * dim + i], index_text(first + i * dim + i, dataset.shape()))};
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: {:g} at {}: expected a diagonal that is not negative", dataset.place(),
+                                metric[i * dim + i], index_text(first + i * dim + i, dataset.shape()))};
       for (std::size_t j = 0; j < i; ++j)
         if (std::abs(metric[i * dim + j] - metric[j * dim + i]) > kMetricAsymmetry * largest)
           throw Error{ErrorKind::bad_input,
-                      fmt::format("{}: {:g} at {}, {:g} at {}: expected a symmetric matrix", dataset.place(), metric[i * dim + j],
-                                  index_text(first + i * dim + j, dataset.shape()), metric[j * dim + i],
-                                  index_text(first + j * dim + i, dataset.shape()))};
+                      fmt::format("{}: {:g} at {}, {:g} at {}: expected a symmetric matrix", dataset.place(),
+                                  metric[i * dim + j], index_text(first + i * dim + j, dataset.shape()),
+                                  metric[j * dim + i], index_text(first + j * dim + i, dataset.shape()))};
     }
   }
 }
@@ -176,18 +177,20 @@ void rotate(const RopeStyle& rope, const std::vector<std::int64_t>& positions, A
 LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, const Sequences& joined) {
   const LayerPart& facts = parts.front()->layers.at(layer);
   const LayerGeometry& g = facts.geometry;
-  LayerActivations result{.layer = layer,
-                          .geometry = g,
-                          .cu_seqlens = joined.cu_seqlens,
-                          .positions = joined.positions,
-                          .generated = joined.generated,
-                          .q = make_tensor(facts.q.dtype, joined.tokens(), g.num_q_heads, g.head_dim),
-                          .k = make_tensor(facts.k.dtype, joined.tokens(), g.num_kv_heads, g.head_dim),
-                          .v = std::nullopt,
-                          .o_proj = {},
-                          .o_proj_metric = {},
-                          .output_curvature = {},
-                          .content_hash = {}};
+  LayerActivations result{
+      .layer = layer,
+      .geometry = g,
+      .cu_seqlens = joined.cu_seqlens,
+      .positions = joined.positions,
+      .generated = joined.generated,
+      .q = make_tensor(facts.q.dtype, joined.tokens(), g.num_q_heads, g.head_dim),
+      .k = make_tensor(facts.k.dtype, joined.tokens(), g.num_kv_heads, g.head_dim),
+      .v = std::nullopt,
+      .o_proj = {},
+      .o_proj_metric = {},
+      .output_curvature = {},
+      .content_hash = {},
+  };
   if (facts.v) result.v = make_tensor(facts.v->dtype, joined.tokens(), g.num_kv_heads, g.v_head_dim);
 
   Hasher hasher;

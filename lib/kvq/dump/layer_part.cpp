@@ -75,8 +75,7 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   rope.layout = read_layout(layer);
   rope.dim = read_bounded(layer, "rotary_dim", 0, kMaxHeadDim);
   rope.offset = read_bounded(layer, "rotary_offset", 0, kMaxHeadDim);
-  if (layer.has_attribute("rope_attention_factor"))
-    rope.attention_factor = read_factor(layer, "rope_attention_factor");
+  if (layer.has_attribute("rope_attention_factor")) rope.attention_factor = read_factor(layer, "rope_attention_factor");
   if (rope.layout == RopeLayout::none) {
     if (rope.dim != 0) reject(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
     return rope;
@@ -179,7 +178,8 @@ LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults&
   if (layer.has("o_proj_metric"))
     faults.collect([&] { part.o_proj_metric = read_matrices(layer, "o_proj_metric", g.num_kv_heads, g.v_head_dim); });
   if (layer.has("output_curvature"))
-    faults.collect([&] { part.output_curvature = read_matrices(layer, "output_curvature", g.num_q_heads, g.v_head_dim); });
+    faults.collect(
+        [&] { part.output_curvature = read_matrices(layer, "output_curvature", g.num_q_heads, g.v_head_dim); });
   return part;
 }
 

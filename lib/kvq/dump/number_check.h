@@ -10,7 +10,8 @@
 namespace kvq {
 
 /// Looks at raw bits of f16, bf16 or f32 data, block after block: is all of it finite and of a magnitude below
-/// `limit` (above the largest float16), and is anything not zero? A few instructions per vector register; a layer is checked at the speed of memory.
+/// `limit` (above the largest float16), and is anything not zero? A few instructions per vector register; a layer is
+/// checked at the speed of memory.
 class NumberCheck {
  public:
   explicit NumberCheck(DType type, float limit = std::numeric_limits<float>::infinity()) : type_(type), limit_(limit) {}

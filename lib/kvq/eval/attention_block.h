@@ -14,8 +14,8 @@ struct ExactRows {
   std::vector<float> k, v;  ///< [T, D], [T, Dv]; v is empty for a layer without values
 };
 struct StoredRows {
-  std::vector<float> k_change;          ///< [T, D] k^ - k, 0 for sink tokens; empty if keys are exact
-  std::vector<float> v_change, v;       ///< [T, Dv] v^ - v, and v^
+  std::vector<float> k_change;     ///< [T, D] k^ - k, 0 for sink tokens; empty if keys are exact
+  std::vector<float> v_change, v;  ///< [T, Dv] v^ - v, and v^
   ExactTokens k_exact, v_exact;
 };
 

@@ -14,11 +14,11 @@ namespace kvq {
 /// logits l = scale q k, weights p = softmax(l), outputs o = sum_j p_j v_j, and a hat on what comes from stored rows:
 struct AttentionSums {
   double queries = 0.0;
-  double logit_error = 0.0, logit_energy = 0.0;  ///< sum (l^ - l)^2, sum l^2
-  double sv_error = 0.0;                         ///< sum |sum_j p_j (v^_j - v_j)|^2: exact weights, stored values
+  double logit_error = 0.0, logit_energy = 0.0;    ///< sum (l^ - l)^2, sum l^2
+  double sv_error = 0.0;                           ///< sum |sum_j p_j (v^_j - v_j)|^2: exact weights, stored values
   double output_error = 0.0, output_energy = 0.0;  ///< sum |o^ - o|^2, sum |o|^2
-  double curved_error = 0.0;                     ///< sum 1/2 (o^ - o)^T G (o^ - o), nats; G the dump's output curvature
-  double divergence = 0.0;                       ///< sum KL(p || p^), nats
+  double curved_error = 0.0;  ///< sum 1/2 (o^ - o)^T G (o^ - o), nats; G the dump's output curvature
+  double divergence = 0.0;    ///< sum KL(p || p^), nats
   /// Of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equals); queries of more
   /// than 10 keys.
   double top_hits = 0.0, top_queries = 0.0;
@@ -33,15 +33,15 @@ std::span<const std::int64_t> context_edges();
 struct HeadError {
   /// sum |k^ - k|^2, sum |k|^2 over tokens, as read from the end of each sequence.
   double k_error = 0.0, k_energy = 0.0, v_error = 0.0, v_energy = 0.0;
-  std::vector<AttentionSums> buckets;   ///< [context_edges().size()]
-  std::vector<float> divergence;        ///< [queries per KV head, T] KL of each query
+  std::vector<AttentionSums> buckets;  ///< [context_edges().size()]
+  std::vector<float> divergence;       ///< [queries per KV head, T] KL of each query
   AttentionSums total() const;
 };
 
 /// One layer under one scheme.
 struct LayerError {
-  std::vector<HeadError> heads;                             ///< [Hkv]
-  double projected_error = 0.0, projected_energy = 0.0;     ///< |W_o (o^ - o)|^2, |W_o o|^2 where the dump has o_proj
+  std::vector<HeadError> heads;                          ///< [Hkv]
+  double projected_error = 0.0, projected_energy = 0.0;  ///< |W_o (o^ - o)|^2, |W_o o|^2 where the dump has o_proj
 };
 
 /// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its

@@ -130,7 +130,8 @@ Matrix between(const Rotation& rotation, const Rotation& other, int h, int dim) 
 /// Largest |eigenvalue - shift| of m m^T.
 double largest_eigenvalue(const Matrix& m, double shift, int dim) {
   Matrix gram = product(m, transposed(m, dim), dim);
-  if (!std::all_of(gram.begin(), gram.end(), [](double x) { return std::isfinite(x); })) return NAN;  // which eigh() cannot take
+  if (!std::all_of(gram.begin(), gram.end(), [](double x) { return std::isfinite(x); }))
+    return NAN;  // which eigh() cannot take
   const std::vector<double> values = eigh(gram, dim).values;
   return std::max(std::abs(values.front() - shift), std::abs(values.back() - shift));
 }
@@ -311,7 +312,8 @@ double gauge_distance(const TensorPlan& plan, const TensorPlan& reference, int k
   std::vector<std::size_t> blocks = blocks_of(plan, kv_head, dim);
   if (blocks != blocks_of(reference, kv_head, dim)) blocks.assign(static_cast<std::size_t>(dim), 0);
   const Rotation &a = plan.rotation, &b = reference.rotation;
-  return larger(block_distance(between(a, b, kv_head, dim), blocks), block_distance(between(b, a, kv_head, dim), blocks));
+  return larger(block_distance(between(a, b, kv_head, dim), blocks),
+                block_distance(between(b, a, kv_head, dim), blocks));
 }
 
 std::vector<std::size_t> eigenspaces(std::span<const float> spectrum, double gap) {

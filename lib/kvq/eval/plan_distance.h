@@ -24,8 +24,8 @@ struct PlanDistance {
   std::optional<double> importance;
   /// Of this plan alone: |R^T R - I|; of a transform with an inverse |A^-1 A - I| over its condition.
   std::optional<double> orthogonality;
-  /// How far coded channels are from the reference's but for orthogonal maps inside one width, where either has a transform: see
-  /// gauge_distance().
+  /// How far coded channels are from the reference's but for orthogonal maps inside one width, where either has a
+  /// transform: see gauge_distance().
   std::optional<double> gauge;
   std::optional<double> channel_scale;  ///< largest |log2 (s / s_ref)|
   std::optional<double> outlier_gain;   ///< largest |g / g_ref - 1| of a head
@@ -40,11 +40,11 @@ struct PlanDistance {
 /// @param plan, reference  of the same dim and number of heads
 PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, int num_kv_heads, int dim);
 
-/// With T = A^-1 A_ref, so that y_ref = y T: how much the energy of any direction changes, the spectral norm of T T^T - I, of T without
-/// what lies outside of the blocks of one width (one scale group, where widths are equal); the spectral norm of what lies there;
-/// or the same of T^-1, if that is larger. Orthogonal maps of either rows inside the blocks change none of it, and it is 0 if and only
-/// if y_ref is y times such maps. A head whose widths are others than the reference's is one block: only the metric A A^T is
-/// compared then.
+/// With T = A^-1 A_ref, so that y_ref = y T: how much the energy of any direction changes, the spectral norm of T T^T -
+/// I, of T without what lies outside of the blocks of one width (one scale group, where widths are equal); the spectral
+/// norm of what lies there; or the same of T^-1, if that is larger. Orthogonal maps of either rows inside the blocks
+/// change none of it, and it is 0 if and only if y_ref is y times such maps. A head whose widths are others than the
+/// reference's is one block: only the metric A A^T is compared then.
 double gauge_distance(const TensorPlan& plan, const TensorPlan& reference, int kv_head, int dim);
 
 /// Eigenspaces: runs of eigenvalues (descending) of which neighbours are apart by less than `gap` of the larger one.

@@ -92,7 +92,7 @@ RopeLogitError::RopeLogitError(const LayerActivations& layer, const RopeLogitReq
 }
 
 /// R(-p) of rows [H, P, D], each by the position of its token.
-std::vector<float> RopeLogitError::turned_back(std::vector<float> rows, std::int64_t TokenPair::*token) const {
+std::vector<float> RopeLogitError::turned_back(std::vector<float> rows, std::int64_t TokenPair::* token) const {
   const std::size_t d = static_cast<std::size_t>(geometry_.head_dim), head_size = pairs_.size() * d;
   for_pieces(static_cast<std::int64_t>(pairs_.size()), [&](std::int64_t first, std::int64_t count) {
     Rotator rotator(rotation_);

@@ -61,16 +61,16 @@ class RopeLogitError {
   std::span<const float> keys() const { return k_; }  ///< [Hkv, P, D] after RoPE
 
  private:
-  std::vector<float> turned_back(std::vector<float> rows, std::int64_t TokenPair::*token) const;
+  std::vector<float> turned_back(std::vector<float> rows, std::int64_t TokenPair::* token) const;
   double mae_of_head(int q_head, std::span<const float> error) const;
 
   const LayerActivations& layer_;
   const LayerGeometry& geometry_;
-  RopeStyle rotation_;                          ///< of the layer, without attention factor
-  std::vector<TokenPair> pairs_;                ///< [P]
-  std::vector<float> k_;                        ///< [Hkv, P, D] after RoPE
-  std::vector<RopeBlock> rotary_, still_;       ///< blocks that R_D turns, and the others
-  std::vector<double> cos_, sin_;               ///< [rotary blocks, offsets]
+  RopeStyle rotation_;                     ///< of the layer, without attention factor
+  std::vector<TokenPair> pairs_;           ///< [P]
+  std::vector<float> k_;                   ///< [Hkv, P, D] after RoPE
+  std::vector<RopeBlock> rotary_, still_;  ///< blocks that R_D turns, and the others
+  std::vector<double> cos_, sin_;          ///< [rotary blocks, offsets]
 };
 
 }  // namespace kvq

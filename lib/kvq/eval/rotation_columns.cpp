@@ -44,7 +44,8 @@ std::vector<std::size_t> group_borders(const TensorPlan& plan, int kv_head, int 
 double importance_peak(const LayerActivations& layer, const TensorPlan& plan, int kv_head,
                        std::span<const std::int64_t> tokens) {
   const auto d = static_cast<std::size_t>(layer.geometry.head_dim);
-  const std::vector<double> inverse = inverse_matrix(plan.rotation, plan.rotation.head_index(kv_head), layer.geometry.head_dim);
+  const std::vector<double> inverse =
+      inverse_matrix(plan.rotation, plan.rotation.head_index(kv_head), layer.geometry.head_dim);
   std::vector<double> importance(d, 0.0);
   std::vector<float> q(d);
   const int group = layer.geometry.queries_per_kv_head();

@@ -73,7 +73,11 @@ std::unique_ptr<StoredSide> saw_int4(const Place& place, int) {
 
 std::unique_ptr<StoredSide> symmetric_norm(const Place& place, int bits) {
   const UniformCoder coder{
-      .bits = bits, .group_size = place.dim(), .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+      .bits = bits,
+      .group_size = place.dim(),
+      .levels = UniformLevels::symmetric,
+      .rule = ScaleRule::norm,
+  };
   return planned(place, {.rotation = hadamard(place, place.dim()), .coder = coder});
 }
 

@@ -11,9 +11,9 @@ namespace kvq {
 
 /// Which tokens of a sequence a query reads as codes: [sink, coded_end(query)). The others are exact.
 struct ExactTokens {
-  std::int64_t sink = 0;    ///< the first ones
-  std::int64_t recent = 0;  ///< the last ones, the query's own included
-  std::int64_t granule = 1; ///< tokens are coded this many at a time: up to granule - 1 more are exact
+  std::int64_t sink = 0;     ///< the first ones
+  std::int64_t recent = 0;   ///< the last ones, the query's own included
+  std::int64_t granule = 1;  ///< tokens are coded this many at a time: up to granule - 1 more are exact
   /// @param query  place in the sequence, from 0
   std::int64_t coded_end(std::int64_t query) const;
   bool operator==(const ExactTokens&) const = default;

@@ -33,11 +33,13 @@ Distribution distribution_of(std::vector<float> values) {
   std::sort(values.begin(), values.end());
   double sum = 0.0;
   for (const float value : values) sum += static_cast<double>(value);
-  return {.mean = sum / static_cast<double>(values.size()),
-          .median = quantile(values, 0.5),
-          .p95 = quantile(values, 0.95),
-          .p99 = quantile(values, 0.99),
-          .max = static_cast<double>(values.back())};
+  return {
+      .mean = sum / static_cast<double>(values.size()),
+      .median = quantile(values, 0.5),
+      .p95 = quantile(values, 0.95),
+      .p99 = quantile(values, 0.99),
+      .max = static_cast<double>(values.back()),
+  };
 }
 
 PairedChange paired_change(std::span<const double> a, std::span<const double> b, std::uint64_t seed) {

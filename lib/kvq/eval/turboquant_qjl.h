@@ -26,8 +26,8 @@ class TurboQuantQjl {
   void keep_sketch(std::span<float> residual) const;
 
   int dim_;
-  std::vector<float> rotation_, sketch_;    ///< R and S^T, [dim, dim]
-  std::vector<float> entries_, thresholds_; ///< for rows of length 1
+  std::vector<float> rotation_, sketch_;     ///< R and S^T, [dim, dim]
+  std::vector<float> entries_, thresholds_;  ///< for rows of length 1
 };
 
 }  // namespace kvq

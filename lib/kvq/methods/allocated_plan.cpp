@@ -48,7 +48,8 @@ double sum_over(const Unit& unit, const std::vector<double>& energy) {
 
 std::vector<Unit> rope_units(const LayerGeometry& geometry) {
   std::vector<Unit> units;
-  for (const RopeBlock& block : rope_blocks(geometry)) units.push_back({block.second < 0 ? std::vector{block.first} : std::vector{block.first, block.second}});
+  for (const RopeBlock& block : rope_blocks(geometry))
+    units.push_back({block.second < 0 ? std::vector{block.first} : std::vector{block.first, block.second}});
   return units;
 }
 
@@ -62,9 +63,14 @@ std::vector<Unit> channel_units(int dim) {
 class SidePlanner {
  public:
   SidePlanner(const SideView& view, const Options& options, const std::vector<Allocate>& how)
-      : view_(view), stats_(view.stats()), options_(options), side_(view.side()), how_(how),
+      : view_(view),
+        stats_(view.stats()),
+        options_(options),
+        side_(view.side()),
+        how_(how),
         center_(options.side(side_).center ? make_center(stats_, options, side_) : std::vector<float>{}),
-        data_(fit_data(stats_, side_, !view.is_orthogonal())), request_{stats_, options, side_, coder_, data_, center_} {}
+        data_(fit_data(stats_, side_, !view.is_orthogonal())),
+        request_{stats_, options, side_, coder_, data_, center_} {}
 
   TensorPlan plan(const SideBudget& budget, bool with_error) {
     TensorPlan plan;
@@ -72,11 +78,15 @@ class SidePlanner {
     plan.rotation.kind = RotationKind::dense;
     plan.rotation.recipe = recipe();
     plan.center = center_;
-    plan.allocation = BitAllocation{.unit = any(Allocate::rope_block) ? "rope_block" : "channel", .score = score_name()};
+    plan.allocation =
+        BitAllocation{.unit = any(Allocate::rope_block) ? "rope_block" : "channel", .score = score_name()};
     for (int h = 0; h < request_.heads(); ++h) add_head(plan, h, problem(h), budget);
     const std::vector<std::uint8_t>& bits = plan.allocation->channel_bits;
     if (std::all_of(bits.begin(), bits.end(), [](std::uint8_t b) { return b == 0; }))
-      throw Error{ErrorKind::usage, fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, side_, budget.row_bytes), "make the rows larger"};
+      throw Error{ErrorKind::usage,
+                  fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, side_,
+                              budget.row_bytes),
+                  "make the rows larger"};
     plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
     finish(plan, with_error);
     view_.compose(plan, options_);
@@ -85,7 +95,9 @@ class SidePlanner {
 
  private:
   int dim() const { return request_.dim(); }
-  bool is_balanced(int h) const { return view_.kind(h) == TransformKind::balanced || view_.kind(h) == TransformKind::klt; }
+  bool is_balanced(int h) const {
+    return view_.kind(h) == TransformKind::balanced || view_.kind(h) == TransformKind::klt;
+  }
   const RateLaw& law() const { return options_.coder_law ? rate_law(options_.side(side_).coder) : paper_law(); }
 
   bool any(Allocate which) const { return std::find(how_.begin(), how_.end(), which) != how_.end(); }
@@ -102,7 +114,9 @@ class SidePlanner {
     std::string text;
     bool balanced = false;
     for (int h = 0; h < request_.heads(); ++h) balanced = balanced || (is_balanced(h) && how(h) == Allocate::channel);
-    for (const auto& [which, factors] : {std::pair{Allocate::rope_block, "G*" + mixing}, {Allocate::channel, (balanced ? "G*" : "U*G*") + mixing}, {Allocate::none, mixing}})
+    for (const auto& [which, factors] : {std::pair{Allocate::rope_block, "G*" + mixing},
+                                         {Allocate::channel, (balanced ? "G*" : "U*G*") + mixing},
+                                         {Allocate::none, mixing}})
       if (any(which)) text += (text.empty() ? "" : " or ") + factors;
     return text;
   }
@@ -124,18 +138,23 @@ class SidePlanner {
       return p;
     }
     if (how(h) == Allocate::channel) {
-      const Moment target = side_ == 'k' ? Moment::query : stats_.moments.count(Moment::scored_value) ? Moment::scored_value : Moment::value;
+      const Moment target = side_ == 'k'                                 ? Moment::query
+                            : stats_.moments.count(Moment::scored_value) ? Moment::scored_value
+                                                                         : Moment::value;
       const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == 'v')[entry], dim());
       p.basis = pairs.vectors;
       p.spectrum = pairs.values;
       p.units = channel_units(dim());
       const std::vector<double> energy = energies(own, p.basis, dim());
-      for (std::size_t j = 0; j < p.units.size(); ++j) p.scores.push_back(energy[j] * (side_ == 'k' ? std::max(0.0, pairs.values[j]) : 1.0));
+      for (std::size_t j = 0; j < p.units.size(); ++j)
+        p.scores.push_back(energy[j] * (side_ == 'k' ? std::max(0.0, pairs.values[j]) : 1.0));
       return p;
     }
     p.units = rope_units(stats_.geometry);
-    const std::vector<double> key = energies(own, {}, dim()), query = energies(scoped_moment(request_, Moment::query, false)[entry], {}, dim());
-    for (const Unit& unit : p.units) p.scores.push_back(block_score(options_.score, sum_over(unit, query), sum_over(unit, key)));
+    const std::vector<double> key = energies(own, {}, dim()),
+                              query = energies(scoped_moment(request_, Moment::query, false)[entry], {}, dim());
+    for (const Unit& unit : p.units)
+      p.scores.push_back(block_score(options_.score, sum_over(unit, query), sum_over(unit, key)));
     return p;
   }
 
@@ -152,8 +171,15 @@ class SidePlanner {
   std::vector<std::uint8_t> widths(const HeadProblem& p, const SideBudget& budget) const {
     const int per_unit = static_cast<int>(p.units.front().channels.size());
     if (budget.row_bytes > 0)
-      return byte_allocation(p.scores, {.row_bytes = budget.row_bytes / kRowWord * kRowWord, .scale_bytes = scale_bytes(options_.side(side_).scale_type), .index_bytes = 0,
-                                        .channels_per_block = per_unit, .min_bits = options_.min_bits, .max_bits = options_.max_bits},
+      return byte_allocation(p.scores,
+                             {
+                                 .row_bytes = budget.row_bytes / kRowWord * kRowWord,
+                                 .scale_bytes = scale_bytes(options_.side(side_).scale_type),
+                                 .index_bytes = 0,
+                                 .channels_per_block = per_unit,
+                                 .min_bits = options_.min_bits,
+                                 .max_bits = options_.max_bits,
+                             },
                              law());
     const auto count = static_cast<int>(p.units.size());
     return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, options_.max_bits, law());
@@ -164,7 +190,8 @@ class SidePlanner {
     const std::vector<std::uint8_t> bits = widths(p, budget);
     a.objective += allocation_objective(p.scores, bits, law());
     const int spent = std::accumulate(bits.begin(), bits.end(), 0);
-    a.free_objective += allocation_objective(p.scores, greedy_allocation(p.scores, spent, options_.min_bits, options_.max_bits, law()), law());
+    a.free_objective += allocation_objective(
+        p.scores, greedy_allocation(p.scores, spent, options_.min_bits, options_.max_bits, law()), law());
     if (how(h) != Allocate::rope_block && any(Allocate::rope_block)) {
       const auto blocks = static_cast<std::size_t>(num_blocks(dim()));
       a.block_bits.insert(a.block_bits.end(), blocks, *std::min_element(bits.begin(), bits.end()));
@@ -176,7 +203,8 @@ class SidePlanner {
     }
     std::vector<std::size_t> order(bits.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return bits[x] != bits[y] ? bits[x] > bits[y] : x < y; });
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t x, std::size_t y) { return bits[x] != bits[y] ? bits[x] > bits[y] : x < y; });
     std::vector<int> sources;
     for (const std::size_t unit : order)
       for (const int channel : p.units[unit].channels) {
@@ -188,12 +216,14 @@ class SidePlanner {
   }
 
   /// Columns of the basis gathered by width, each group mixed by an orthogonal matrix of its own.
-  void add_rotation(Rotation& rotation, int h, const HeadProblem& p, const std::vector<int>& sources, std::span<const std::uint8_t> bits) {
+  void add_rotation(Rotation& rotation, int h, const HeadProblem& p, const std::vector<int>& sources,
+                    std::span<const std::uint8_t> bits) {
     const auto d = static_cast<std::size_t>(dim());
     std::vector<double> gathered(d * d, 0.0), mixing(d * d, 0.0);
     for (std::size_t place = 0; place < d; ++place) {
       const auto source = static_cast<std::size_t>(sources[place]);
-      for (std::size_t i = 0; i < d; ++i) gathered[i * d + place] = p.basis.empty() ? (i == source ? 1.0 : 0.0) : p.basis[i * d + source];
+      for (std::size_t i = 0; i < d; ++i)
+        gathered[i * d + place] = p.basis.empty() ? (i == source ? 1.0 : 0.0) : p.basis[i * d + source];
     }
     for (std::size_t first = 0; first < d;) {
       std::size_t end = first;
@@ -207,7 +237,8 @@ class SidePlanner {
     }
     const std::vector<double> matrix = product(gathered, mixing, dim());
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
-    if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal()) return;  // an eigenbasis is kept where all heads have one
+    if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal())
+      return;  // an eigenbasis is kept where all heads have one
     rotation.target = side_ == 'k' ? "query" : stats_.moments.count(Moment::scored_value) ? "scored_value" : "value";
     rotation.eigenbasis.insert(rotation.eigenbasis.end(), p.basis.begin(), p.basis.end());
     rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
@@ -232,8 +263,10 @@ class SidePlanner {
     std::vector<std::vector<RotatedData>> rotated;
     for (int h = 0; h < request_.heads(); ++h) {
       rotated.emplace_back();
-      const auto center = center_.empty() ? std::span<const float>{} : std::span(center_).subspan(static_cast<std::size_t>(h) * d, d);
-      for (const std::size_t member : request_.members(h)) rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
+      const auto center =
+          center_.empty() ? std::span<const float>{} : std::span(center_).subspan(static_cast<std::size_t>(h) * d, d);
+      for (const std::size_t member : request_.members(h))
+        rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
     }
     fit_tables(plan, options_.side(side_).fitted, rotated);
     if (!with_error) return;
@@ -258,7 +291,9 @@ class SidePlanner {
       after += sum[2];
     }
     if (!(total > 0.0))
-      throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer, side_)};
+      throw Error{
+          ErrorKind::numerical,
+          fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer, side_)};
     plan.error = FitError{metric_name(view_), before / total, after / total};
   }
 
@@ -292,10 +327,12 @@ double block_score(std::string_view name, double q, double k) {
   if (name == "k_only") return k;
   if (name == "q_only") return q;
   if (name == "qk_energy_product") return q * k;
-  throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name), fmt::format("choose one of {}", fmt::join(kScores, ", "))};
+  throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name),
+              fmt::format("choose one of {}", fmt::join(kScores, ", "))};
 }
 
-TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
+TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
+                         const std::vector<Allocate>& how, bool with_error) {
   return SidePlanner(view, options, how).plan(budget, with_error);
 }
 

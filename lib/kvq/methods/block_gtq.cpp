@@ -3,10 +3,11 @@
 #include <kvq/methods/recipes.h>
 #include <kvq/solve/structured.h>
 
-// Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy and a
-// greedy rule; every run of one width is a group of TurboQuant-MSE codes (norm, rotation, Lloyd-Max). Values: TQ-MSE of one
-// width. Where its code differs we follow the paper: the pairs and frequencies are the dump's (not always i, i + D/2), keys are
-// coded after RoPE, every group is rotated, codebooks are exact for the group's dimension, matrices are stored.
+// Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy
+// and a greedy rule; every run of one width is a group of TurboQuant-MSE codes (norm, rotation, Lloyd-Max). Values:
+// TQ-MSE of one width. Where its code differs we follow the paper: the pairs and frequencies are the dump's (not always
+// i, i + D/2), keys are coded after RoPE, every group is rotated, codebooks are exact for the group's dimension,
+// matrices are stored.
 
 namespace kvq {
 
@@ -37,7 +38,8 @@ TensorPlan gtq_side(const LayerStats& stats, const Options& options, char side) 
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
   if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
   const auto heads = static_cast<std::size_t>(options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
-  return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes}, std::vector<Allocate>(heads, asked.allocate), true);
+  return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes},
+                       std::vector<Allocate>(heads, asked.allocate), true);
 }
 
 std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
@@ -67,11 +69,13 @@ void gtq_defaults(Options& options) {
 }  // namespace
 
 Method block_gtq_method() {
-  return {"block-gtq", "RoPE-block bit allocation over TurboQuant-MSE codes", gtq_defaults, allocation_needs, gtq_decide};
+  return {"block-gtq", "RoPE-block bit allocation over TurboQuant-MSE codes", gtq_defaults, allocation_needs,
+          gtq_decide};
 }
 
 Method tq_mse_method() {
-  return {"tq-mse", "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept", tq_defaults, common_needs, gtq_decide};
+  return {"tq-mse", "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept", tq_defaults, common_needs,
+          gtq_decide};
 }
 
 }  // namespace kvq

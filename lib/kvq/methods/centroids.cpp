@@ -11,21 +11,29 @@ namespace {
 
 KMeansOptions kmeans_options(const RotationRequest& request, int h) {
   const Options& options = request.options;
-  return {.clusters = options.side(request.side).kmeans, .restarts = options.kmeans_restarts, .seed = options.seed, .layer = request.stats.layer,
-          .head = 2 * h + (request.side == 'v' ? 1 : 0)};
+  return {
+      .clusters = options.side(request.side).kmeans,
+      .restarts = options.kmeans_restarts,
+      .seed = options.seed,
+      .layer = request.stats.layer,
+      .head = 2 * h + (request.side == 'v' ? 1 : 0),
+  };
 }
 
 void expect_rows(const RotationRequest& request, std::int64_t rows) {
   const int wanted = request.options.side(request.side).kmeans;
   if (rows < wanted)
-    throw Error{ErrorKind::usage, fmt::format("layer {} {}: --kmeans {} needs at least as many rows, the sample has {}", request.stats.layer, request.side, wanted, rows),
+    throw Error{ErrorKind::usage,
+                fmt::format("layer {} {}: --kmeans {} needs at least as many rows, the sample has {}",
+                            request.stats.layer, request.side, wanted, rows),
                 "--sample-tokens keeps more tokens of the dump"};
 }
 
 /// Rows as they are clustered: of all heads that share entry h, one below the other, rotated if asked for.
 std::vector<float> rows_of_entry(const RotationRequest& request, const Rotation& rotation, int h) {
   std::vector<float> rows;
-  const std::vector<double> matrix = request.options.kmeans_after ? rotation_matrix(rotation, h, request.dim()) : std::vector<double>{};
+  const std::vector<double> matrix =
+      request.options.kmeans_after ? rotation_matrix(rotation, h, request.dim()) : std::vector<double>{};
   for (const std::size_t member : request.members(h)) {
     FitData plain{.dim = request.dim(), .rows = request.data[member].rows};
     const std::vector<float> turned = matrix.empty() ? plain.rows : rotate(plain, matrix, {}).rows;
@@ -35,10 +43,13 @@ std::vector<float> rows_of_entry(const RotationRequest& request, const Rotation&
 }
 
 /// Centroids found after the rotation, as they are stored: unrotated.
-std::vector<float> unrotated(const RotationRequest& request, const Rotation& rotation, int h, std::vector<float> centroids) {
-  const std::vector<double> matrix = request.options.kmeans_after ? rotation_matrix(rotation, h, request.dim()) : std::vector<double>{};
+std::vector<float> unrotated(const RotationRequest& request, const Rotation& rotation, int h,
+                             std::vector<float> centroids) {
+  const std::vector<double> matrix =
+      request.options.kmeans_after ? rotation_matrix(rotation, h, request.dim()) : std::vector<double>{};
   if (matrix.empty()) return centroids;
-  return rotate(FitData{.dim = request.dim(), .rows = std::move(centroids)}, transposed(matrix, request.dim()), {}).rows;
+  return rotate(FitData{.dim = request.dim(), .rows = std::move(centroids)}, transposed(matrix, request.dim()), {})
+      .rows;
 }
 
 /// Sum of squared distances of rows from their mean.
@@ -64,14 +75,16 @@ std::vector<float> side_by_side(const RotationRequest& request, const Rotation& 
   std::vector<float> joint(n * heads * d);
   for (std::size_t h = 0; h < heads; ++h) {
     const std::vector<float> rows = rows_of_entry(request, rotation, static_cast<int>(h));
-    for (std::size_t t = 0; t < n; ++t) std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(t * d), d, joint.begin() + static_cast<std::ptrdiff_t>((t * heads + h) * d));
+    for (std::size_t t = 0; t < n; ++t)
+      std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(t * d), d,
+                  joint.begin() + static_cast<std::ptrdiff_t>((t * heads + h) * d));
   }
   return joint;
 }
 
 struct Clustering {
-  std::vector<float> values;                         ///< [H, C, D] unrotated
-  std::vector<std::vector<std::int32_t>> assignment; ///< per KV head, of its rows
+  std::vector<float> values;                          ///< [H, C, D] unrotated
+  std::vector<std::vector<std::int32_t>> assignment;  ///< per KV head, of its rows
 };
 
 Clustering cluster_heads(const RotationRequest& request, const Rotation& rotation, Centroids& centroids) {
@@ -96,7 +109,8 @@ Clustering cluster_heads(const RotationRequest& request, const Rotation& rotatio
 
 Clustering cluster_jointly(const RotationRequest& request, const Rotation& rotation, Centroids& centroids) {
   if (request.options.scope == Scope::layer)
-    throw Error{ErrorKind::usage, "--kmeans-scope joint and --share layer exclude each other", "joint centroids have a part of their own for each head"};
+    throw Error{ErrorKind::usage, "--kmeans-scope joint and --share layer exclude each other",
+                "joint centroids have a part of their own for each head"};
   const auto d = static_cast<std::size_t>(request.dim()), heads = request.data.size();
   const std::vector<float> rows = side_by_side(request, rotation);
   expect_rows(request, request.data.front().count());
@@ -107,7 +121,8 @@ Clustering cluster_jointly(const RotationRequest& request, const Rotation& rotat
   for (std::size_t h = 0; h < heads; ++h) {
     std::vector<float> own;
     for (int c = 0; c < centroids.count; ++c) {
-      const auto start = found.centroids.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(c) * heads + h) * d);
+      const auto start =
+          found.centroids.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(c) * heads + h) * d);
       own.insert(own.end(), start, start + static_cast<std::ptrdiff_t>(d));
     }
     own = unrotated(request, rotation, static_cast<int>(h), std::move(own));
@@ -121,8 +136,13 @@ Clustering cluster_jointly(const RotationRequest& request, const Rotation& rotat
 
 std::vector<FitData> add_centroids(TensorPlan& plan, const RotationRequest& request) {
   const Options& options = request.options;
-  Centroids centroids{.count = options.side(request.side).kmeans, .joint = options.kmeans_joint, .after_rotation = options.kmeans_after};
-  Clustering clusters = centroids.joint ? cluster_jointly(request, plan.rotation, centroids) : cluster_heads(request, plan.rotation, centroids);
+  Centroids centroids{
+      .count = options.side(request.side).kmeans,
+      .joint = options.kmeans_joint,
+      .after_rotation = options.kmeans_after,
+  };
+  Clustering clusters = centroids.joint ? cluster_jointly(request, plan.rotation, centroids)
+                                        : cluster_heads(request, plan.rotation, centroids);
   centroids.values = std::move(clusters.values);
   std::vector<FitData> residuals = request.data;
   const auto d = static_cast<std::size_t>(request.dim());
@@ -130,7 +150,8 @@ std::vector<FitData> add_centroids(TensorPlan& plan, const RotationRequest& requ
     const std::size_t entry = options.scope == Scope::layer ? 0 : member;
     const float* table = centroids.values.data() + entry * static_cast<std::size_t>(centroids.count) * d;
     for (std::size_t t = 0; t < clusters.assignment[member].size(); ++t)
-      for (std::size_t j = 0; j < d; ++j) residuals[member].rows[t * d + j] -= table[static_cast<std::size_t>(clusters.assignment[member][t]) * d + j];
+      for (std::size_t j = 0; j < d; ++j)
+        residuals[member].rows[t * d + j] -= table[static_cast<std::size_t>(clusters.assignment[member][t]) * d + j];
   }
   plan.centroids = std::move(centroids);
   return residuals;

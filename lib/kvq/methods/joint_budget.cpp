@@ -16,30 +16,47 @@ namespace kvq {
 
 namespace {
 
-/// Squared errors of outputs are measured in o_proj's metric where transforms are: what a model's scaling does not change.
+/// Squared errors of outputs are measured in o_proj's metric where transforms are: what a model's scaling does not
+/// change.
 bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
-  const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal || options.v.transform != TransformKind::orthogonal;
+  const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal ||
+                          options.v.transform != TransformKind::orthogonal;
   return transforms && stats.has_values && !stats.o_proj_metric.empty();
 }
 
-/// One layer's held-out attention, head by head. Where the dump has no values (mla_rope) the keys stand in for them: then the
-/// error is that of the keys' own average under the changed weights.
+/// One layer's held-out attention, head by head. Where the dump has no values (mla_rope) the keys stand in for them:
+/// then the error is that of the keys' own average under the changed weights.
 class LayerJudge {
  public:
   LayerJudge(const LayerStats& stats, const Options& options) : stats_(stats) {
     if (!stats.held_out)
-      throw Error{ErrorKind::usage, fmt::format("layer {}: the statistics hold no held-out tokens to compare plans on", stats.layer),
-                  "collect from the dump with this method (--model), or with --held-out-tokens; a dump needs 24 tokens"};
+      throw Error{
+          ErrorKind::usage,
+          fmt::format("layer {}: the statistics hold no held-out tokens to compare plans on", stats.layer),
+          "collect from the dump with this method (--model), or with --held-out-tokens; a dump needs 24 tokens"};
     const HeldOut& held = *stats.held_out;
     const LayerGeometry& g = stats.geometry;
     std::vector<AttentionCase> cases;
     for (int h = 0; h < g.num_kv_heads; ++h) {
-      AttentionCase one{.dim = g.head_dim, .v_dim = stats.has_values ? g.v_head_dim : g.head_dim, .queries_per_head = g.queries_per_kv_head(), .scale = g.softmax_scale, .window = g.sliding_window,
-                        .sink_tokens = options.windows.sink_tokens, .recent_tokens = options.windows.recent_tokens, .query = held.query, .q = {}, .k = held.k.head(h),
-                        .v = (stats.has_values ? held.v : held.k).head(h), .curvature = {}, .output_metric = {}};
+      AttentionCase one{
+          .dim = g.head_dim,
+          .v_dim = stats.has_values ? g.v_head_dim : g.head_dim,
+          .queries_per_head = g.queries_per_kv_head(),
+          .scale = g.softmax_scale,
+          .window = g.sliding_window,
+          .sink_tokens = options.windows.sink_tokens,
+          .recent_tokens = options.windows.recent_tokens,
+          .query = held.query,
+          .q = {},
+          .k = held.k.head(h),
+          .v = (stats.has_values ? held.v : held.k).head(h),
+          .curvature = {},
+          .output_metric = {},
+      };
       if (measures_behind_o_proj(stats, options)) {
         const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
-        const auto start = stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * size);
+        const auto start =
+            stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * size);
         one.output_metric.assign(start, start + static_cast<std::ptrdiff_t>(size));
       }
       for (int i = 0; i < one.queries_per_head; ++i) {
@@ -48,25 +65,29 @@ class LayerJudge {
         one.q.insert(one.q.end(), q.begin(), q.end());
         if (held.curvature.empty() || !stats.has_values) continue;
         const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
-        const auto start = held.curvature.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(q_head) * size);
+        const auto start =
+            held.curvature.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(q_head) * size);
         one.curvature.insert(one.curvature.end(), start, start + static_cast<std::ptrdiff_t>(size));
       }
       cases.push_back(std::move(one));
     }
     heads_.resize(cases.size());
     parallel_for(static_cast<std::int64_t>(cases.size()), [&](std::int64_t h) {
-      heads_[static_cast<std::size_t>(h)] = std::make_unique<OutputError>(std::move(cases[static_cast<std::size_t>(h)]));
+      heads_[static_cast<std::size_t>(h)] =
+          std::make_unique<OutputError>(std::move(cases[static_cast<std::size_t>(h)]));
     });
     for (const auto& head : heads_) energy_ += head->energy();
   }
 
-  /// What each KV head's rows under a plan do to the outputs: nats a token, and the square relative to the layer's outputs.
+  /// What each KV head's rows under a plan do to the outputs: nats a token, and the square relative to the layer's
+  /// outputs.
   std::vector<OutputChange> changes(const TensorPlan& plan, char side) const {
     std::vector<OutputChange> result(heads_.size());
     const int dim = side == 'k' ? stats_.geometry.head_dim : stats_.geometry.v_head_dim;
     parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
       const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
-      const std::vector<float> rows = coded(plan, static_cast<int>(h), side == 'k' ? judge.data().k : judge.data().v, dim);
+      const std::vector<float> rows =
+          coded(plan, static_cast<int>(h), side == 'k' ? judge.data().k : judge.data().v, dim);
       result[static_cast<std::size_t>(h)] = side == 'k' ? judge.of_keys(rows) : judge.of_values(rows);
     });
     for (OutputChange& change : result) change.squared /= std::max(energy_.squared, 1e-300);
@@ -80,11 +101,13 @@ class LayerJudge {
     const auto d = static_cast<std::size_t>(dim);
     const int entry = plan.rotation.head_index(h);
     const std::vector<double> matrix = rotation_matrix(plan.rotation, entry, dim);
-    const auto center = plan.center.empty() ? std::span<const float>{} : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
+    const auto center = plan.center.empty() ? std::span<const float>{}
+                                            : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
     std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
     const RowCodec codec(plan, h, dim);
     for (std::size_t start = 0; start < x.size(); start += d) codec.quantize(std::span(x).subspan(start, d));
-    if (!matrix.empty()) x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
+    if (!matrix.empty())
+      x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
     for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];
     return x;
   }
@@ -132,16 +155,18 @@ struct Unit {
   char side = 'k';
   double channels = 0.0;  ///< of all heads
   std::vector<SideBudget> budgets;
-  std::vector<Bases> bases;                  ///< per budget
-  std::vector<OutputChange> changes;         ///< per budget
+  std::vector<Bases> bases;           ///< per budget
+  std::vector<OutputChange> changes;  ///< per budget
   std::vector<Choice> choices;
-  std::vector<double> bits, bytes;           ///< per budget: code bits of a token, bytes of a token
+  std::vector<double> bits, bytes;  ///< per budget: code bits of a token, bytes of a token
 };
 
 /// Mean bits that a side is tried at: quarters up to 4, then halves and whole ones, around the budget.
 std::vector<double> bit_ladder(const Options& options, double around) {
   std::vector<double> ladder;
-  for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0 ? 0.25 : bits < 5.0 ? 0.5 : 1.0)
+  for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0   ? 0.25
+                                                                                             : bits < 5.0 ? 0.5
+                                                                                                          : 1.0)
     if (ladder.empty() ? bits >= around - 1.5 : bits <= around + 2.5) ladder.push_back(bits);
   if (ladder.empty()) ladder.push_back(options.max_bits);
   if (options.min_bits == 0) ladder.insert(ladder.begin(), 0.5);
@@ -156,7 +181,8 @@ double around(const Options& options) {
 
 class Planner {
  public:
-  Planner(const StatsSource& source, const Options& options, const LayerDone& done) : source_(source), options_(options), done_(done) {}
+  Planner(const StatsSource& source, const Options& options, const LayerDone& done)
+      : source_(source), options_(options), done_(done) {}
 
   BudgetDecision decide() {
     try_everything();
@@ -169,7 +195,8 @@ class Planner {
   static constexpr double kExactBytes = 2.0;  ///< of a channel in 16 bit
 
   static double channels_of(const LayerStats& stats, char side) {
-    return static_cast<double>(side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim) * stats.geometry.num_kv_heads;
+    return static_cast<double>(side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim) *
+           stats.geometry.num_kv_heads;
   }
   bool joint() const { return options_.budget_bits || options_.budget_bytes; }
   bool by_rows() const { return options_.budget_bytes || options_.uniform_layout; }
@@ -179,11 +206,15 @@ class Planner {
     const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
     std::vector<SideBudget> budgets;
     if (by_rows()) {
-      const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6 : *options_.budget_bytes / (2.0 * stats.geometry.num_kv_heads);
-      const int least = round_up((dim * std::max(1, options_.min_bits) + 7) / 8 + scale_bytes(options_.side(side).scale_type), 4);
+      const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6
+                                                 : *options_.budget_bytes / (2.0 * stats.geometry.num_kv_heads);
+      const int least =
+          round_up((dim * std::max(1, options_.min_bits) + 7) / 8 + scale_bytes(options_.side(side).scale_type), 4);
       const int step = std::max(4, dim / 32 / 4 * 4);
       budgets.push_back({0.0, least});  // if this alone is too large, search_budget() says so
-      for (int bytes = least + step; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16; bytes += step) budgets.push_back({0.0, bytes});
+      for (int bytes = least + step; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16;
+           bytes += step)
+        budgets.push_back({0.0, bytes});
     } else {
       for (const double bits : bit_ladder(options_, around(options_))) budgets.push_back({bits, 0});
     }
@@ -204,7 +235,8 @@ class Planner {
     double bits = 0.0, bytes = 0.0;
     std::vector<OutputChange> changes;
   };
-  Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget, const Bases& bases) const {
+  Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget,
+              const Bases& bases) const {
     const TensorPlan plan = allocate_side(views.of(bases), options_, budget, allocations(bases), false);
     const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
     const double kv_heads = stats.geometry.num_kv_heads;
@@ -212,7 +244,8 @@ class Planner {
   }
 
   /// The base that costs each head least at this budget, tried.
-  Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget) const {
+  Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side,
+                   const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
     const Bases bases = bases_of(side);
     std::vector<Trial> trials;
@@ -224,20 +257,22 @@ class Planner {
       for (std::size_t h = 0; h < heads; ++h) {
         double cost = 0.0;  // within a layer every head counts as it does; with one basis for all heads their sum does
         for (std::size_t member = 0; member < changes.size(); ++member)
-          if (heads == 1 || member == h) cost += judge.has_curvature() ? changes[member].curved : changes[member].squared;
+          if (heads == 1 || member == h)
+            cost += judge.has_curvature() ? changes[member].curved : changes[member].squared;
         if (cost >= least[h]) continue;
         least[h] = cost;
         best[h] = trials.size() - 1;
       }
     }
-    if (std::all_of(best.begin(), best.end(), [&](std::size_t base) { return base == best.front(); })) return std::move(trials[best.front()]);
+    if (std::all_of(best.begin(), best.end(), [&](std::size_t base) { return base == best.front(); }))
+      return std::move(trials[best.front()]);
     Bases mixed;
     for (const std::size_t base : best) mixed.push_back(bases[base]);
     return trial(stats, views, judge, side, budget, mixed);
   }
 
-  /// A side's choices. The bases are compared in the middle of each third of the ladder: at a low rate another one may be better than
-  /// at a high one.
+  /// A side's choices. The bases are compared in the middle of each third of the ladder: at a low rate another one may
+  /// be better than at a high one.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
     constexpr std::size_t kParts = 3;
     Views views(stats, options_, unit.side);
@@ -247,7 +282,8 @@ class Planner {
       const std::size_t middle = (first + end) / 2;
       const Trial best = best_trial(stats, views, judge, unit.side, unit.budgets[middle]);
       for (std::size_t i = first; i < end; ++i)
-        add_choice(unit, judge, i == middle ? best : trial(stats, views, judge, unit.side, unit.budgets[i], best.bases));
+        add_choice(unit, judge,
+                   i == middle ? best : trial(stats, views, judge, unit.side, unit.budgets[i], best.bases));
     }
   }
 
@@ -258,7 +294,8 @@ class Planner {
     unit.changes.push_back(total);
     unit.bits.push_back(tried.bits);
     unit.bytes.push_back(tried.bytes);
-    unit.choices.push_back({options_.budget_bytes ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
+    unit.choices.push_back(
+        {options_.budget_bytes ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
   }
 
   void try_everything() {
@@ -266,18 +303,32 @@ class Planner {
       const auto stats = source_.load(i);
       std::vector<char> sides{'k'};
       if (stats->has_values) sides.push_back('v');
-      const bool all_exact = std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
+      const bool all_exact =
+          std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
       exact_bytes_of_.push_back(0.0);
       for (const char side : sides)
-        if (stays_exact(options_, stats->layer, side)) exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
+        if (stays_exact(options_, stats->layer, side))
+          exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
       exact_bytes_ += exact_bytes_of_.back();
       if (!all_exact) {
         const LayerJudge judge(*stats, options_);
-        report_.metric = judge.has_curvature() ? "nll" : measures_behind_o_proj(*stats, options_) ? "relative_residual" : "relative_output";
+        report_.metric = judge.has_curvature()                      ? "nll"
+                         : measures_behind_o_proj(*stats, options_) ? "relative_residual"
+                                                                    : "relative_output";
         report_.tokens = stats->held_out->count();
         for (const char side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
-          Unit unit{.layer = i, .side = side, .channels = 0.0, .budgets = ladder(*stats, side), .bases = {}, .changes = {}, .choices = {}, .bits = {}, .bytes = {}};
+          Unit unit{
+              .layer = i,
+              .side = side,
+              .channels = 0.0,
+              .budgets = ladder(*stats, side),
+              .bases = {},
+              .changes = {},
+              .choices = {},
+              .bits = {},
+              .bytes = {},
+          };
           try_ladder(*stats, judge, unit);
           unit.channels = channels_of(*stats, side);
           channels_ += unit.channels;
@@ -306,7 +357,8 @@ class Planner {
         channels += units_[end].channels;
         choices.push_back(units_[end].choices);
       }
-      const double allowed = options_.budget_bits ? *options_.budget_bits * channels : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
+      const double allowed = options_.budget_bits ? *options_.budget_bits * channels
+                                                  : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
       const BudgetResult found = search_budget(choices, allowed);
       all.chosen.insert(all.chosen.end(), found.chosen.begin(), found.chosen.end());
       all.cost += found.cost;
@@ -320,9 +372,14 @@ class Planner {
     std::vector<std::size_t> chosen(units_.size(), 0);
     if (joint() && report_.metric == "nll") weigh_layers();
     if (joint()) {
-      const BudgetResult found = options_.budget_per_layer ? search_each_layer() : search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
+      const BudgetResult found =
+          options_.budget_per_layer
+              ? search_each_layer()
+              : search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
       for (std::size_t u = 0; u < units_.size(); ++u)
-        chosen[u] = !options_.uniform_layout ? found.chosen[u] : units_[u].side == 'k' ? found.chosen.front() : found.chosen.back();
+        chosen[u] = !options_.uniform_layout ? found.chosen[u]
+                    : units_[u].side == 'k'  ? found.chosen.front()
+                                             : found.chosen.back();
       report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
     }
     double bits = 0.0, bytes = exact_bytes_;
@@ -336,14 +393,16 @@ class Planner {
     report_.mean_bytes = bytes / static_cast<double>(source_.size());
     report_.unit = options_.budget_bytes ? "bytes" : "bits";
     report_.spent = options_.budget_bytes ? report_.mean_bytes : report_.mean_bits;
-    report_.budget = options_.budget_bits ? *options_.budget_bits : options_.budget_bytes ? *options_.budget_bytes : report_.spent;
+    report_.budget = options_.budget_bits    ? *options_.budget_bits
+                     : options_.budget_bytes ? *options_.budget_bytes
+                                             : report_.spent;
     return chosen;
   }
 
-  /// The curvature is a second-order forecast, and it overrates some layers (the first one, of the sample model, up to ninefold), while
-  /// the relative output error knows nothing of layers. The weight of a layer and side, forecast over relative error, is drawn towards the
-  /// geometric mean of all by the exponent kTrust: 1 takes the forecast, 0 the relative error. One half was the best of 0, 1/2 and 1
-  /// on the text that the sample model was calibrated on.
+  /// The curvature is a second-order forecast, and it overrates some layers (the first one, of the sample model, up to
+  /// ninefold), while the relative output error knows nothing of layers. The weight of a layer and side, forecast over
+  /// relative error, is drawn towards the geometric mean of all by the exponent kTrust: 1 takes the forecast, 0 the
+  /// relative error. One half was the best of 0, 1/2 and 1 on the text that the sample model was calibrated on.
   void weigh_layers() {
     constexpr double kTrust = 0.5;
     std::vector<double> logs;
@@ -369,7 +428,8 @@ class Planner {
       auto& sum = sums[unit.side == 'k' ? 0 : 1];
       if (sum.empty()) sum.resize(unit.choices.size());
       if (sum.size() != unit.choices.size())
-        throw Error{ErrorKind::unsupported, "--uniform-layout: the layers have different head dimensions", "leave the flag out: each layer then has rows of its own"};
+        throw Error{ErrorKind::unsupported, "--uniform-layout: the layers have different head dimensions",
+                    "leave the flag out: each layer then has rows of its own"};
       for (std::size_t i = 0; i < sum.size(); ++i) {
         sum[i].size += unit.choices[i].size;
         sum[i].cost += unit.choices[i].cost;
@@ -389,7 +449,8 @@ class Planner {
         if (units_[u].layer != i) continue;
         Views views(*stats, options_, units_[u].side);
         const Bases& bases = units_[u].bases[chosen[u]];
-        TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true);
+        TensorPlan side =
+            allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true);
         (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);
@@ -402,15 +463,17 @@ class Planner {
   const Options& options_;
   const LayerDone& done_;
   std::vector<Unit> units_;
-  double channels_ = 0.0;     ///< of all coded sides, a token
-  double exact_bytes_ = 0.0;  ///< of all sides that are not coded, a token
+  double channels_ = 0.0;               ///< of all coded sides, a token
+  double exact_bytes_ = 0.0;            ///< of all sides that are not coded, a token
   std::vector<double> exact_bytes_of_;  ///< the same of each layer
   BudgetReport report_;
 };
 
 }  // namespace
 
-BudgetDecision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) { return Planner(source, options, done).decide(); }
+BudgetDecision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) {
+  return Planner(source, options, done).decide();
+}
 
 std::vector<AblationRow> ablate(const StatsSource& source, const Options& options) {
   // From Block-GTQ as its paper has it, at the same bits in every layer and side, one ingredient after the other.
@@ -418,7 +481,8 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
   const double bits = options.budget_bits.value_or(2.0);
   if (options.budget_bytes) {  // equal rows for all
     const LayerGeometry& g = source.load(0)->geometry;
-    o.k.row_bytes = o.v.row_bytes = static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
+    o.k.row_bytes = o.v.row_bytes =
+        static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
   }
   o.budget_bits = o.budget_bytes = std::nullopt;
   o.uniform_layout = o.budget_per_layer = o.choose_basis = o.choose_transform = o.coder_law = false;
@@ -432,7 +496,9 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
     side->center = false;
   }
   std::vector<AblationRow> rows;
-  const auto add = [&](const std::string& name, const Options& with) { rows.push_back({name, decide_with_budget(source, with, {}).report}); };
+  const auto add = [&](const std::string& name, const Options& with) {
+    rows.push_back({name, decide_with_budget(source, with, {}).report});
+  };
   add("Block-GTQ keys, TQ-MSE values", o);
   o.k.rule = o.v.rule = ScaleRule::norm;
   add("+ norm kept", o);

@@ -1,10 +1,10 @@
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
 
-// Our own method: centred keys and values; head by head the best of three bases, channels in the coordinates of klt, RoPE blocks
-// scored by the product of query and key energy, or the head rotated as a whole; widths from 0 bits on; trellis codes whose scale
-// keeps the norm; and one budget for all layers and sides, decided by the error of attention's output on held-out tokens, weighted
-// by the loss's curvature where the dump has it.
+// Our own method: centred keys and values; head by head the best of three bases, channels in the coordinates of klt,
+// RoPE blocks scored by the product of query and key energy, or the head rotated as a whole; widths from 0 bits on;
+// trellis codes whose scale keeps the norm; and one budget for all layers and sides, decided by the error of
+// attention's output on held-out tokens, weighted by the loss's curvature where the dump has it.
 
 namespace kvq {
 
@@ -35,7 +35,8 @@ std::vector<LayerPlan> kvq_decide(const StatsSource& source, const Options& opti
 }  // namespace
 
 Method kvq_method() {
-  return {"kvq", "all of it: product score, trellis codes, one measured budget over layers and sides", kvq_defaults, allocation_needs, kvq_decide};
+  return {"kvq", "all of it: product score, trellis codes, one measured budget over layers and sides", kvq_defaults,
+          allocation_needs, kvq_decide};
 }
 
 }  // namespace kvq

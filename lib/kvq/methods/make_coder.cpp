@@ -10,14 +10,30 @@ namespace kvq {
 
 namespace {
 
-std::vector<float> as_floats(const ScalarCodebook& codebook) { return {codebook.entries.begin(), codebook.entries.end()}; }
+std::vector<float> as_floats(const ScalarCodebook& codebook) {
+  return {codebook.entries.begin(), codebook.entries.end()};
+}
 
 CodebookCoder codebook_coder(const SideOptions& side, int bits, int group_size) {
-  return {.bits = bits, .group_size = group_size, .rule = side.rule, .scale_type = side.scale_type, .per_head = false, .fitted = side.fitted, .tables = {}};
+  return {
+      .bits = bits,
+      .group_size = group_size,
+      .rule = side.rule,
+      .scale_type = side.scale_type,
+      .per_head = false,
+      .fitted = side.fitted,
+      .tables = {},
+  };
 }
 
 UniformCoder symmetric_coder(const SideOptions& side, int bits, int group_size, ScaleRule rule) {
-  return {.bits = bits, .group_size = group_size, .levels = UniformLevels::symmetric, .rule = rule, .scale_type = side.scale_type};
+  return {
+      .bits = bits,
+      .group_size = group_size,
+      .levels = UniformLevels::symmetric,
+      .rule = rule,
+      .scale_type = side.scale_type,
+  };
 }
 
 /// The rule of the symmetric codes that stand where a trellis coder has no trellis (packing.md (d)).
@@ -33,7 +49,8 @@ std::vector<Run> runs_of(const TensorPlan& plan, int entry, int dim) {
   std::vector<Run> runs;
   for (int s = 0; s < layout.num_segments; ++s) {
     const CodeSegment& segment = layout.segments[static_cast<std::size_t>(s)];
-    runs.push_back({segment.bits, segment.first_channel, segment.channels, plan.allocation ? segment.channels : group_size(plan.coder)});
+    runs.push_back({segment.bits, segment.first_channel, segment.channels,
+                    plan.allocation ? segment.channels : group_size(plan.coder)});
   }
   return runs;
 }
@@ -54,8 +71,11 @@ std::vector<float> normalised(const std::vector<RotatedData>& heads, const Run& 
   return samples;
 }
 
-/// Neighbours that became equal, or fell together in float32, would break the order of a table: the sphere's stays then.
-bool ascends(const std::vector<float>& table) { return std::adjacent_find(table.begin(), table.end(), std::greater_equal<>()) == table.end(); }
+/// Neighbours that became equal, or fell together in float32, would break the order of a table: the sphere's stays
+/// then.
+bool ascends(const std::vector<float>& table) {
+  return std::adjacent_find(table.begin(), table.end(), std::greater_equal<>()) == table.end();
+}
 
 std::vector<float> table_for(const Run& run, bool fitted, const std::vector<RotatedData>& heads) {
   const ScalarCodebook& sphere = sphere_codebook(run.width, run.group);
@@ -78,8 +98,9 @@ int shortest_run(const BitAllocation& allocation, int width, int dim) {
 }  // namespace
 
 const RateLaw& rate_law(CoderKind kind) {
-  // Lloyd-Max: sphere_codebook(b, 1024). Symmetric: the Gaussian-optimal step of packing.md (b). Trellis: groups of 128 channels
-  // with the longest memory; from five bits on they are symmetric (the fifth rounded down, to keep the law convex).
+  // Lloyd-Max: sphere_codebook(b, 1024). Symmetric: the Gaussian-optimal step of packing.md (b). Trellis: groups of 128
+  // channels with the longest memory; from five bits on they are symmetric (the fifth rounded down, to keep the law
+  // convex).
   static constexpr RateLaw kCodebook = {1.0, 0.3632, 0.1174, 0.03446, 0.00947, 0.00249, 0.00064, 0.000162, 0.0000407};
   static constexpr RateLaw kSymmetric = {1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.000304, 0.0000875};
   static constexpr RateLaw kTrellis = {1.0, 0.3634, 0.0791, 0.0205, 0.00578, 0.00341, 0.00104, 0.000304, 0.0000875};
@@ -92,20 +113,31 @@ Coder make_coder(const Options& options, char which, int group) {
   switch (side.coder) {
     case CoderKind::affine:
     case CoderKind::symmetric:
-      return UniformCoder{.bits = bits, .group_size = group, .levels = side.coder == CoderKind::affine ? UniformLevels::affine : UniformLevels::symmetric,
-                          .rule = side.rule, .scale_type = side.scale_type, .zero = side.zero};
+      return UniformCoder{
+          .bits = bits,
+          .group_size = group,
+          .levels = side.coder == CoderKind::affine ? UniformLevels::affine : UniformLevels::symmetric,
+          .rule = side.rule,
+          .scale_type = side.scale_type,
+          .zero = side.zero,
+      };
     case CoderKind::codebook: {
       CodebookCoder coder = codebook_coder(side, bits, group);
       coder.tables[bits] = as_floats(sphere_codebook(bits, group));
       return coder;
     }
-    case CoderKind::trellis:
-      break;
+    case CoderKind::trellis: break;
   }
   // One bit has no trellis that gains anything: symmetric codes are that trellis without memory.
   const auto taps = trellis_taps(bits, options.memory, group);
   if (taps.empty()) return symmetric_coder(side, bits, group, rule_without_trellis(side.rule));
-  return TrellisCoder{.bits = bits, .group_size = group, .rule = side.rule, .scale_type = side.scale_type, .taps = taps};
+  return TrellisCoder{
+      .bits = bits,
+      .group_size = group,
+      .rule = side.rule,
+      .scale_type = side.scale_type,
+      .taps = taps,
+  };
 }
 
 Coder make_mixed_coder(const Options& options, char which, const BitAllocation& allocation, int dim) {
@@ -115,7 +147,8 @@ Coder make_mixed_coder(const Options& options, char which, const BitAllocation& 
   if (side.coder == CoderKind::symmetric) return symmetric_coder(side, largest, 0, side.rule);
   TrellisCoder coder{.bits = largest, .group_size = 0, .rule = side.rule, .scale_type = side.scale_type, .taps = {}};
   for (int bits = 1; bits <= largest; ++bits)
-    for (TrellisTaps& taps : trellis_taps(bits, options.memory, shortest_run(allocation, bits, dim))) coder.taps.push_back(std::move(taps));
+    for (TrellisTaps& taps : trellis_taps(bits, options.memory, shortest_run(allocation, bits, dim)))
+      coder.taps.push_back(std::move(taps));
   if (coder.taps.empty()) return symmetric_coder(side, largest, 0, rule_without_trellis(side.rule));
   return coder;
 }

@@ -11,14 +11,16 @@ namespace kvq {
 /// Coder of a side whose channels all have one width.
 Coder make_coder(const Options& options, char side, int group_size);
 
-/// Coder of mixed rows that use these widths. Codebooks are made later, for the lengths of the segments: see fit_tables().
+/// Coder of mixed rows that use these widths. Codebooks are made later, for the lengths of the segments: see
+/// fit_tables().
 Coder make_mixed_coder(const Options& options, char side, const BitAllocation& allocation, int dim);
 
 /// Relative squared errors of a coder at 0 to 8 bits, on Gaussian rows.
 const RateLaw& rate_law(CoderKind kind);
 
-/// Fills the tables of a codebook coder, one per head and width: Lloyd-Max for the sphere of the group's dimension, or Lloyd on the
-/// rotated rows in units of each group's root mean square (--codebook fitted). Other coders are left alone.
+/// Fills the tables of a codebook coder, one per head and width: Lloyd-Max for the sphere of the group's dimension, or
+/// Lloyd on the rotated rows in units of each group's root mean square (--codebook fitted). Other coders are left
+/// alone.
 /// @param heads  rotated rows of the heads of each entry, [H] of spans
 void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads);
 

@@ -12,7 +12,8 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, char side) 
   std::string divisors;
   for (int g = 8; g <= dim; ++g)
     if (dim % g == 0) divisors += fmt::format("{}{}", divisors.empty() ? "" : ", ", g);
-  throw Error{ErrorKind::usage, fmt::format("layer {} {}: --group-size {} does not divide head_dim {}", layer, side, asked, dim),
+  throw Error{ErrorKind::usage,
+              fmt::format("layer {} {}: --group-size {} does not divide head_dim {}", layer, side, asked, dim),
               fmt::format("choose one of {}", divisors)};
 }
 
@@ -20,40 +21,65 @@ namespace {
 
 void check_side(const SideOptions& side, char name) {
   if (side.bits != 16 && !(side.bits >= 1 && side.bits <= 8))
-    throw Error{ErrorKind::usage, fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name, side.bits)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name, side.bits)};
   if (side.bits != std::floor(side.bits) && side.allocate == Allocate::none)
-    throw Error{ErrorKind::usage, fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels", name, side.bits),
-                "fractions go with allocated widths, such as --method block-gtq"};
+    throw Error{
+        ErrorKind::usage,
+        fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels", name, side.bits),
+        "fractions go with allocated widths, such as --method block-gtq"};
   const bool affine = side.coder == CoderKind::affine, symmetric = side.coder == CoderKind::symmetric;
   if (affine && side.rule != ScaleRule::minmax)
-    throw Error{ErrorKind::usage, fmt::format("--scale-rule {} needs --coder symmetric", to_string(side.rule)), "affine codes use minmax"};
+    throw Error{ErrorKind::usage, fmt::format("--scale-rule {} needs --coder symmetric", to_string(side.rule)),
+                "affine codes use minmax"};
   if (!affine && side.rule == ScaleRule::minmax)
-    throw Error{ErrorKind::usage, "--scale-rule minmax needs --coder affine", "symmetric codes use absmax, least_squares or norm"};
+    throw Error{ErrorKind::usage, "--scale-rule minmax needs --coder affine",
+                "symmetric codes use absmax, least_squares or norm"};
   if (!affine && side.clip != 1.0)
-    throw Error{ErrorKind::usage, fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name, to_string(side.coder))};
+    throw Error{ErrorKind::usage,
+                fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name,
+                            to_string(side.coder))};
   if ((side.rule == ScaleRule::absmax && !symmetric) || (side.rule == ScaleRule::rms && symmetric))
-    throw Error{ErrorKind::usage, fmt::format("--scale-rule {} has no meaning for --coder {}", to_string(side.rule), to_string(side.coder)),
-                symmetric ? "symmetric codes use absmax, least_squares or norm" : "codebook and trellis codes use norm, least_squares or rms"};
+    throw Error{
+        ErrorKind::usage,
+        fmt::format("--scale-rule {} has no meaning for --coder {}", to_string(side.rule), to_string(side.coder)),
+        symmetric ? "symmetric codes use absmax, least_squares or norm"
+                  : "codebook and trellis codes use norm, least_squares or rms"};
   if (side.coder == CoderKind::trellis && side.allocate == Allocate::none && side.bits != 16 && side.bits > 4)
     throw Error{ErrorKind::usage, fmt::format("--bits-{}: trellis codes have 1 to 4 bits, found {}", name, side.bits)};
   if (side.allocate != Allocate::none && affine)
-    throw Error{ErrorKind::usage, fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis", name == 'k' ? "keys" : "values")};
+    throw Error{ErrorKind::usage, fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis",
+                                              name == 'k' ? "keys" : "values")};
   if (side.allocate != Allocate::none && side.group_size != 0)
     throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
-  if (side.kmeans < 0 || side.kmeans > 4096) throw Error{ErrorKind::usage, fmt::format("--kmeans: expected 1 to 4096, found {}", side.kmeans)};
+  if (side.kmeans < 0 || side.kmeans > 4096)
+    throw Error{ErrorKind::usage, fmt::format("--kmeans: expected 1 to 4096, found {}", side.kmeans)};
   if (side.kmeans > 0 && side.allocate != Allocate::none)
-    throw Error{ErrorKind::usage, fmt::format("--kmeans of {}: residual codes of mixed widths are not built", name == 'k' ? "keys" : "values"),
-                "use it with one width for all channels; --center goes with mixed widths"};
+    throw Error{
+        ErrorKind::usage,
+        fmt::format("--kmeans of {}: residual codes of mixed widths are not built", name == 'k' ? "keys" : "values"),
+        "use it with one width for all channels; --center goes with mixed widths"};
   if (side.transform != TransformKind::orthogonal && side.bits != 16) {
     const bool mixes = side.transform == TransformKind::balanced || side.transform == TransformKind::klt;
     if (side.kmeans > 1)
-      throw Error{ErrorKind::usage, fmt::format("--kmeans of {} and --transform {}: residual codes of transformed rows are not built", name, to_string(side.transform)), "--center goes with transforms"};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--kmeans of {} and --transform {}: residual codes of transformed rows are not built",
+                              name, to_string(side.transform)),
+                  "--center goes with transforms"};
     if (mixes && side.allocate == Allocate::rope_block)
-      throw Error{ErrorKind::usage, fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name, to_string(side.transform)), "use --transform diagonal, or --k-allocation channel"};
+      throw Error{
+          ErrorKind::usage,
+          fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name, to_string(side.transform)),
+          "use --transform diagonal, or --k-allocation channel"};
     if (side.transform == TransformKind::klt && side.allocate != Allocate::channel)
-      throw Error{ErrorKind::usage, fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width", name), "use --transform balanced, or --method block-gtq or kvq"};
+      throw Error{
+          ErrorKind::usage,
+          fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width", name),
+          "use --transform balanced, or --method block-gtq or kvq"};
   }
-  if (side.kmeans > 0 && side.center) throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre", "--kmeans 1 is --center"};
+  if (side.kmeans > 0 && side.center)
+    throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre",
+                "--kmeans 1 is --center"};
   if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
     throw Error{ErrorKind::usage, fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name, *side.clip)};
 }
@@ -111,17 +137,24 @@ void check_options(const Options& options) {
   if (options.windows.sink_tokens < 0 || options.windows.recent_tokens < 0)
     throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
   if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))
-    throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides", "use a method without --budget-bits, --budget-bytes and --joint"};
+    throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides",
+                "use a method without --budget-bits, --budget-bytes and --joint"};
   if (options.uniform_layout && options.budget_per_layer)
-    throw Error{ErrorKind::usage, "--uniform-layout and --budget-per-layer exclude each other", "equal rows in all layers already spend the same in each"};
+    throw Error{ErrorKind::usage, "--uniform-layout and --budget-per-layer exclude each other",
+                "equal rows in all layers already spend the same in each"};
   if (options.hessian != "none" && !options.k.hadamard && !options.v.hadamard)
     throw Error{ErrorKind::usage, "--hessian rotates the sides that --hadamard names, and it names none"};
   if (options.min_bits < 0 || options.max_bits < 1 || options.max_bits > 8 || options.min_bits > options.max_bits)
-    throw Error{ErrorKind::usage, fmt::format("--min-bits and --max-bits: expected 0 <= min <= max, and max from 1 to 8, found {} and {}", options.min_bits, options.max_bits)};
-  if (options.memory < 1 || options.memory > 3) throw Error{ErrorKind::usage, fmt::format("--memory: expected 1 to 3, found {}", options.memory)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--min-bits and --max-bits: expected 0 <= min <= max, and max from 1 to 8, found {} and {}",
+                            options.min_bits, options.max_bits)};
+  if (options.memory < 1 || options.memory > 3)
+    throw Error{ErrorKind::usage, fmt::format("--memory: expected 1 to 3, found {}", options.memory)};
   if (options.kmeans_restarts < 1 || options.kmeans_restarts > 100)
-    throw Error{ErrorKind::usage, fmt::format("--kmeans-restarts: expected 1 to 100, found {}", options.kmeans_restarts)};
-  if (options.budget_bits && options.budget_bytes) throw Error{ErrorKind::usage, "--budget-bits and --budget-bytes: expected one of both"};
+    throw Error{ErrorKind::usage,
+                fmt::format("--kmeans-restarts: expected 1 to 100, found {}", options.kmeans_restarts)};
+  if (options.budget_bits && options.budget_bytes)
+    throw Error{ErrorKind::usage, "--budget-bits and --budget-bytes: expected one of both"};
   if (options.sign_search < 0 || options.sign_search > 4096)
     throw Error{ErrorKind::usage, fmt::format("--sign-search: expected 0 to 4096, found {}", options.sign_search)};
 }

@@ -17,21 +17,22 @@ enum class Allocate { none, rope_block, channel };
 
 /// What a user may say of one side, keys or values. Axes are independent: every method takes all of them.
 struct SideOptions {
-  double bits = 2;              ///< 1..8, 16 = exact; fractions only where widths are allocated
-  int row_bytes = 0;            ///< allocate to fill rows of this size instead; 0 = by bits
-  int group_size = 0;           ///< 0: the method's default, see resolve_group_size()
+  double bits = 2;     ///< 1..8, 16 = exact; fractions only where widths are allocated
+  int row_bytes = 0;   ///< allocate to fill rows of this size instead; 0 = by bits
+  int group_size = 0;  ///< 0: the method's default, see resolve_group_size()
   CoderKind coder = CoderKind::affine;
-  bool fitted = false;          ///< codebook: Lloyd on the sample instead of the sphere's marginal
+  bool fitted = false;  ///< codebook: Lloyd on the sample instead of the sphere's marginal
   Allocate allocate = Allocate::none;
-  int kmeans = 0;               ///< centroids of the residual code; 0 = none
+  int kmeans = 0;  ///< centroids of the residual code; 0 = none
   ScaleRule rule = ScaleRule::minmax;
   ZeroKind zero = ZeroKind::floating;
   ScaleType scale_type = ScaleType::fp16;
   bool center = false;
-  TransformKind transform = TransformKind::orthogonal;  ///< coordinates that are rotated and coded; klt also needs Allocate::channel
-  std::optional<double> clip = 1.0;   ///< 1 = no clip, nullopt = search on the sample
-  Moment target = Moment::query;      ///< OSCAR: moment whose eigenbasis U is
-  bool hadamard = true;               ///< SAW-INT4: rotate this side
+  TransformKind transform =
+      TransformKind::orthogonal;     ///< coordinates that are rotated and coded; klt also needs Allocate::channel
+  std::optional<double> clip = 1.0;  ///< 1 = no clip, nullopt = search on the sample
+  Moment target = Moment::query;     ///< OSCAR: moment whose eigenbasis U is
+  bool hadamard = true;              ///< SAW-INT4: rotate this side
 };
 
 struct Options {
@@ -49,17 +50,17 @@ struct Options {
   bool kmeans_joint = false;        ///< one centroid for all heads of a token
   bool kmeans_after = false;        ///< cluster after the rotation
   int kmeans_restarts = 1;
-  std::string score = "qk_avg";     ///< Block-GTQ: how a RoPE block is scored, see score_names()
-  int min_bits = 1, max_bits = 8;   ///< allocation
-  bool coder_law = false;           ///< allocation: by the coder's own distortions, not by 4^-b
-  std::string mixing = "haar";      ///< rotation inside a group of one width: haar or hadamard
-  int memory = 3;                   ///< trellis: most codes that a value looks back on
+  std::string score = "qk_avg";        ///< Block-GTQ: how a RoPE block is scored, see score_names()
+  int min_bits = 1, max_bits = 8;      ///< allocation
+  bool coder_law = false;              ///< allocation: by the coder's own distortions, not by 4^-b
+  std::string mixing = "haar";         ///< rotation inside a group of one width: haar or hadamard
+  int memory = 3;                      ///< trellis: most codes that a value looks back on
   std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
   std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
-  bool uniform_layout = false;      ///< joint: equal rows in all layers
-  bool budget_per_layer = false;    ///< joint: every layer spends the same, on keys and values together
-  bool choose_basis = false;        ///< joint: also try the whole head rotated, head by head
-  bool choose_transform = false;    ///< joint: also try klt, head by head
+  bool uniform_layout = false;         ///< joint: equal rows in all layers
+  bool budget_per_layer = false;       ///< joint: every layer spends the same, on keys and values together
+  bool choose_basis = false;           ///< joint: also try the whole head rotated, head by head
+  bool choose_transform = false;       ///< joint: also try klt, head by head
   const SideOptions& side(char which) const { return which == 'k' ? k : v; }
 };
 

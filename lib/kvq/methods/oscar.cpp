@@ -7,9 +7,9 @@
 #include <algorithm>
 
 // OSCAR (arXiv 2605.17757): R = U H P_br, U the eigenbasis of C_Q = (1/N) sum q^T q for keys and of
-// C_S = (1/N) V^T S^T S V for values (section 3, Eq. 3), 2-bit affine codes in groups of 64, clip ratios, exact windows (A.5).
-// Where the paper's code differs (ecosystem of the paper, `sst` in place of C_S, one rotation a layer, eigenvectors as the
-// solver left them) the paper is the default here and the code's choice is an option.
+// C_S = (1/N) V^T S^T S V for values (section 3, Eq. 3), 2-bit affine codes in groups of 64, clip ratios, exact windows
+// (A.5). Where the paper's code differs (ecosystem of the paper, `sst` in place of C_S, one rotation a layer,
+// eigenvectors as the solver left them) the paper is the default here and the code's choice is an option.
 
 namespace kvq {
 
@@ -29,9 +29,11 @@ bool is_residual(const Composition& composition) { return composition.name.start
 double candidate_cost(const RotationRequest& request, int h, const std::vector<double>& rotation) {
   const auto d = static_cast<std::size_t>(request.dim());
   std::span<const float> center;
-  if (!request.center.empty()) center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
+  if (!request.center.empty())
+    center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
   double cost = 0.0;
-  for (const std::size_t member : request.members(h)) cost += coding_cost(rotate(request.data[member], rotation, center), request.coder, 1.0);
+  for (const std::size_t member : request.members(h))
+    cost += coding_cost(rotate(request.data[member], rotation, center), request.coder, 1.0);
   return cost;
 }
 
@@ -61,19 +63,23 @@ Candidate choose_signs(const RotationRequest& request, int h, const Composition&
   return best;
 }
 
-/// The residual variant: error of the coder under the default rotation, then the two eigenbases matched in opposite order.
-Candidate residual_candidate(const RotationRequest& request, int h, const Composition& composition, const EigenPairs& pairs) {
+/// The residual variant: error of the coder under the default rotation, then the two eigenbases matched in opposite
+/// order.
+Candidate residual_candidate(const RotationRequest& request, int h, const Composition& composition,
+                             const EigenPairs& pairs) {
   const int dim = request.dim();
   const auto d = static_cast<std::size_t>(dim);
   const std::vector<double> reference = compose(*find_composition("uhp"), pairs.vectors, dim, hadamard_order(dim));
   std::span<const float> center;
-  if (!request.center.empty()) center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
+  if (!request.center.empty())
+    center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
   std::vector<double> covariance(d * d, 0.0);
   for (const std::size_t member : request.members(h)) {
     const auto one = error_covariance(rotate(request.data[member], reference, center), request.coder, 1.0);
     for (std::size_t i = 0; i < covariance.size(); ++i) covariance[i] += one[i];
   }
-  return {residual_rotation(pairs, eigh(covariance, dim), dim, composition.name == "residual-published"), pairs.vectors, "canonical"};
+  return {residual_rotation(pairs, eigh(covariance, dim), dim, composition.name == "residual-published"), pairs.vectors,
+          "canonical"};
 }
 
 Rotation oscar_rotation(const RotationRequest& request) {
@@ -89,7 +95,8 @@ Rotation oscar_rotation(const RotationRequest& request) {
   rotation.kind = RotationKind::dense;
   const bool spectral = composition.uses('U');
   const Moment target = request.options.side(request.side).target;
-  const auto moments = spectral ? scoped_moment(request, target, request.side == 'v' || target == Moment::key) : std::vector<std::vector<double>>{};
+  const auto moments = spectral ? scoped_moment(request, target, request.side == 'v' || target == Moment::key)
+                                : std::vector<std::vector<double>>{};
   const auto heads = static_cast<std::size_t>(request.heads());
   const auto d = static_cast<std::size_t>(request.dim());
   rotation.matrix.resize(heads * d * d);
@@ -102,11 +109,14 @@ Rotation oscar_rotation(const RotationRequest& request) {
   parallel_for(request.heads(), [&](std::int64_t index) {
     const auto h = static_cast<std::size_t>(index);
     const EigenPairs pairs = spectral ? eigh(moments[h], request.dim()) : EigenPairs{};
-    const Candidate chosen = is_residual(composition) ? residual_candidate(request, static_cast<int>(h), composition, pairs)
-                                                      : choose_signs(request, static_cast<int>(h), composition, pairs);
-    std::copy(chosen.matrix.begin(), chosen.matrix.end(), rotation.matrix.begin() + static_cast<std::ptrdiff_t>(h * d * d));
+    const Candidate chosen = is_residual(composition)
+                                 ? residual_candidate(request, static_cast<int>(h), composition, pairs)
+                                 : choose_signs(request, static_cast<int>(h), composition, pairs);
+    std::copy(chosen.matrix.begin(), chosen.matrix.end(),
+              rotation.matrix.begin() + static_cast<std::ptrdiff_t>(h * d * d));
     if (!spectral) return;
-    std::copy(chosen.basis.begin(), chosen.basis.end(), rotation.eigenbasis.begin() + static_cast<std::ptrdiff_t>(h * d * d));
+    std::copy(chosen.basis.begin(), chosen.basis.end(),
+              rotation.eigenbasis.begin() + static_cast<std::ptrdiff_t>(h * d * d));
     std::copy(pairs.values.begin(), pairs.values.end(), rotation.spectrum.begin() + static_cast<std::ptrdiff_t>(h * d));
     rotation.sign_choice[h] = chosen.signs;
   });
@@ -136,7 +146,8 @@ std::vector<LayerPlan> oscar_decide(const StatsSource& source, const Options& op
 }  // namespace
 
 Method oscar_method() {
-  return {"oscar", "INT2 with query- and score-covariance rotations, clip ratios and exact windows", oscar_defaults, oscar_needs, oscar_decide};
+  return {"oscar", "INT2 with query- and score-covariance rotations, clip ratios and exact windows", oscar_defaults,
+          oscar_needs, oscar_decide};
 }
 
 }  // namespace kvq

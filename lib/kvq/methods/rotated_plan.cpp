@@ -35,34 +35,39 @@ struct EntryResult {
   double clip = 1.0, cost = 0.0, plain_cost = 0.0, energy = 0.0;
 };
 
-/// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment on the sample
-/// model, not derived (README, "Measured").
+/// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment on the
+/// sample model, not derived (README, "Measured").
 constexpr double kKeyShrinkWeight = 4.0;
 
-/// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys and of
-/// values, counts this much more. Found in the same way.
+/// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys
+/// and of values, counts this much more. Found in the same way.
 constexpr double kWindowsShrinkFactor = 2.0;
 
-/// The same for values, from the statistics: -a v_t moves every output by -a o_i, at a cost of a^2 E|o|^2 per query, where
-/// independent errors of that size cost a^2 sum_t S_it^2 |v_t|^2.
-double value_shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member, std::span<const float> center) {
+/// The same for values, from the statistics: -a v_t moves every output by -a o_i, at a cost of a^2 E|o|^2 per query,
+/// where independent errors of that size cost a^2 sum_t S_it^2 |v_t|^2.
+double value_shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member,
+                           std::span<const float> center) {
   const auto moments = request.stats.moments.find(Moment::scored_value);
   if (moments == request.stats.moments.end()) return 1.0;
   const std::vector<double> outputs = mean_moment(moments->second[member], {center.begin(), center.end()});
   const std::vector<double>& metric = request.data[member].metric;
   double trace = 0.0;
-  for (std::size_t i = 0, d = static_cast<std::size_t>(rotated.dim); i < (metric.empty() ? d : d * d); ++i) trace += metric.empty() ? outputs[i * (d + 1)] : metric[i] * outputs[i];
+  for (std::size_t i = 0, d = static_cast<std::size_t>(rotated.dim); i < (metric.empty() ? d : d * d); ++i)
+    trace += metric.empty() ? outputs[i * (d + 1)] : metric[i] * outputs[i];
   return trace * static_cast<double>(request.stats.sample.size()) / energy(rotated);
 }
 
-double shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member, std::span<const float> center) {
+double shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member,
+                     std::span<const float> center) {
   const Windows& windows = request.options.windows;
   const double factor = windows.sink_tokens + windows.recent_tokens > 0 ? kWindowsShrinkFactor : 1.0;
   return factor * (request.side == 'k' ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
 }
 
-/// Rows of the heads that share entry h as the coder sees them. `coded` are the rows that are coded: residuals, with centroids.
-std::vector<RotatedData> rotate_members(const RotationRequest& request, const std::vector<FitData>& coded, const Rotation& rotation, int h) {
+/// Rows of the heads that share entry h as the coder sees them. `coded` are the rows that are coded: residuals, with
+/// centroids.
+std::vector<RotatedData> rotate_members(const RotationRequest& request, const std::vector<FitData>& coded,
+                                        const Rotation& rotation, int h) {
   const std::vector<double> matrix = rotation_matrix(rotation, h, request.dim());
   const auto center = center_of(request.center, h, request.dim());
   std::vector<RotatedData> rotated;
@@ -75,11 +80,13 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
 
 /// Clip search and errors of the heads that share entry h.
 /// @param plain  the rows as the model has them, with their metric
-EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<FitData>& plain, const std::vector<RotatedData>& rotated, int h) {
+EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<FitData>& plain,
+                      const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);
   EntryResult result;
   TensorPlan unclipped = plan;
-  if (scale_rule(plan.coder) == ScaleRule::minmax) unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
+  if (scale_rule(plan.coder) == ScaleRule::minmax)
+    unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
   const RowCodec plain_codec(unclipped, h, request.dim());
   for (const std::size_t member : request.members(h)) {
     const RotatedData rows = rotate(plain[member], {}, {});
@@ -93,12 +100,12 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
     result.clip = side.clip.value_or(1.0);
   }
   TensorPlan coded = plan;
-  if (scale_rule(plan.coder) == ScaleRule::minmax) coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);
+  if (scale_rule(plan.coder) == ScaleRule::minmax)
+    coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);
   const RowCodec codec(coded, h, request.dim());
   for (const RotatedData& data : rotated) result.cost += coding_cost(data, codec);
   return result;
 }
-
 
 }  // namespace
 
@@ -110,7 +117,8 @@ const char* metric_name(const SideView& view) {
 }
 
 bool stays_exact(const Options& options, int layer, char side) {
-  return options.side(side).bits == 16 || std::find(options.exact_layers.begin(), options.exact_layers.end(), layer) != options.exact_layers.end();
+  return options.side(side).bits == 16 ||
+         std::find(options.exact_layers.begin(), options.exact_layers.end(), layer) != options.exact_layers.end();
 }
 
 TensorPlan exact_plan(const Options& options) {
@@ -131,12 +139,16 @@ std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_me
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) {
     FitData entry{.dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim};
     entry.rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(h);
-    if (side == 'k' && stats.moments.count(Moment::query)) entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
+    if (side == 'k' && stats.moments.count(Moment::query))
+      entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
     if (side == 'v' && output_metric && !stats.o_proj_metric.empty()) {
-      const std::size_t size = static_cast<std::size_t>(entry.dim) * static_cast<std::size_t>(entry.dim), first = static_cast<std::size_t>(h) * size;
-      entry.metric.assign(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first), stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first + size));
+      const std::size_t size = static_cast<std::size_t>(entry.dim) * static_cast<std::size_t>(entry.dim),
+                        first = static_cast<std::size_t>(h) * size;
+      entry.metric.assign(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first),
+                          stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first + size));
     }
-    if (side == 'v' && !stats.sample.value_weight.empty()) entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
+    if (side == 'v' && !stats.sample.value_weight.empty())
+      entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
     data.push_back(std::move(entry));
   }
   return data;
@@ -164,13 +176,15 @@ std::set<Moment> common_needs(const Options& options) {
   return needs;
 }
 
-TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose, int preferred_group) {
+TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose,
+                     int preferred_group) {
   const SideOptions& side = options.side(which);
   const int dim = which == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
   if (stays_exact(options, stats.layer, which)) return exact_plan(options);
 
   TensorPlan plan;
-  plan.coder = make_coder(options, which, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
+  plan.coder =
+      make_coder(options, which, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
   const SideView view(stats, options, which);
   if (side.center) plan.center = make_center(view.stats(), options, which);
   const std::vector<FitData> data = fit_data(view.stats(), which, !view.is_orthogonal());
@@ -183,11 +197,14 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
 
   const auto heads = static_cast<std::size_t>(request.heads());
   std::vector<std::vector<RotatedData>> rotated(heads);
-  parallel_for(request.heads(), [&](std::int64_t h) { rotated[static_cast<std::size_t>(h)] = rotate_members(request, coded, plan.rotation, static_cast<int>(h)); });
+  parallel_for(request.heads(), [&](std::int64_t h) {
+    rotated[static_cast<std::size_t>(h)] = rotate_members(request, coded, plan.rotation, static_cast<int>(h));
+  });
   fit_tables(plan, side.fitted, rotated);
   std::vector<EntryResult> entries(heads);
   parallel_for(request.heads(), [&](std::int64_t h) {
-    entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, plain, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
+    entries[static_cast<std::size_t>(h)] =
+        fit_entry(request, plan, plain, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
   });
   EntryResult total;
   for (const EntryResult& entry : entries) {
@@ -197,7 +214,8 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
     if (scale_rule(plan.coder) == ScaleRule::minmax) plan.clip_ratio.push_back(entry.clip);
   }
   if (!(total.energy > 0.0))
-    throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
+    throw Error{ErrorKind::numerical,
+                fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
   plan.error = FitError{metric_name(view), total.plain_cost / total.energy, total.cost / total.energy};
   view.compose(plan, options);
   return plan;
@@ -209,7 +227,12 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto loaded = source.load(i);
     const LayerStats& stats = *loaded;
-    LayerPlan plan{.layer = stats.layer, .geometry = stats.geometry, .k = plan_side(stats, options, 'k', choose, preferred_group), .v = {}};
+    LayerPlan plan{
+        .layer = stats.layer,
+        .geometry = stats.geometry,
+        .k = plan_side(stats, options, 'k', choose, preferred_group),
+        .v = {},
+    };
     if (stats.has_values) plan.v = plan_side(stats, options, 'v', choose, preferred_group);
     validate(plan);
     plans.push_back(std::move(plan));

@@ -10,16 +10,16 @@
 
 namespace kvq {
 
-/// What a method that only chooses rotations has to say: the rotation of one side of one layer. With a transform all of this is in the
-/// coordinates of a SideView.
-/// `data` holds the sample of each head (or of all heads, one entry a head, when they share); `center` its means.
+/// What a method that only chooses rotations has to say: the rotation of one side of one layer. With a transform all of
+/// this is in the coordinates of a SideView. `data` holds the sample of each head (or of all heads, one entry a head,
+/// when they share); `center` its means.
 struct RotationRequest {
   const LayerStats& stats;
   const Options& options;
   char side;
   const Coder& coder;
-  const std::vector<FitData>& data;    ///< one per KV head
-  const std::vector<float>& center;    ///< [H, D] or empty
+  const std::vector<FitData>& data;  ///< one per KV head
+  const std::vector<float>& center;  ///< [H, D] or empty
   int dim() const { return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim; }
   int heads() const { return options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads; }
   /// Indices into `data` of the KV heads that share entry h.
@@ -43,7 +43,8 @@ std::vector<float> make_center(const LayerStats& stats, const Options& options, 
 const char* metric_name(const SideView& view);
 
 /// The plan of one side by this recipe.
-TensorPlan plan_side(const LayerStats& stats, const Options& options, char side, ChooseRotation choose, int preferred_group);
+TensorPlan plan_side(const LayerStats& stats, const Options& options, char side, ChooseRotation choose,
+                     int preferred_group);
 
 /// Moments that centring, clip search and error reporting need beside the method's own.
 std::set<Moment> common_needs(const Options& options);
@@ -59,7 +60,7 @@ std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_me
 struct LayerRotationReport {
   struct Head {
     std::vector<RotationRow> k;
-    double alignment = 0.0;         ///< Figure 7: query against key eigenbasis
+    double alignment = 0.0;  ///< Figure 7: query against key eigenbasis
   };
   int layer = 0;
   std::vector<Head> heads;

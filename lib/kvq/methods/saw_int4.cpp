@@ -8,8 +8,8 @@
 #include <algorithm>
 
 // SAW-INT4 (arXiv 2604.19157): token-wise affine codes with one scale and zero per token and head (A.1), block-diagonal
-// Hadamard rotation (A.4) of keys only by default, as its repository serves it; no exact windows. Hessian rotation: A.3. K-means
-// residual codes (A.2) are an axis of every method, see centroids.cpp.
+// Hadamard rotation (A.4) of keys only by default, as its repository serves it; no exact windows. Hessian rotation:
+// A.3. K-means residual codes (A.2) are an axis of every method, see centroids.cpp.
 
 namespace kvq {
 
@@ -22,7 +22,8 @@ int resolve_order(int asked, int dim, int layer, char side) {
   std::string orders;
   for (int order = 16; order <= 256; order *= 2)
     if (dim % order == 0) orders += fmt::format("{}{}", orders.empty() ? "" : ", ", order);
-  throw Error{ErrorKind::usage, fmt::format("layer {} {}: --hadamard-order {} does not fit head_dim {}", layer, side, asked, dim),
+  throw Error{ErrorKind::usage,
+              fmt::format("layer {} {}: --hadamard-order {} does not fit head_dim {}", layer, side, asked, dim),
               orders.empty() ? "no order from 16 to 256 divides it" : "choose one of " + orders};
 }
 
@@ -34,7 +35,8 @@ Rotation hadamard_rotation(const RotationRequest& request, int order) {
   if (!request.options.random_signs) return rotation;
   rotation.recipe = "S*H";
   for (int h = 0; h < request.heads(); ++h) {
-    const auto signs = random_signs(request.dim(), request.options.seed, request.stats.layer, 2 * h + (request.side == 'v' ? 1 : 0));
+    const auto signs =
+        random_signs(request.dim(), request.options.seed, request.stats.layer, 2 * h + (request.side == 'v' ? 1 : 0));
     rotation.signs.insert(rotation.signs.end(), signs.begin(), signs.end());
   }
   return rotation;
@@ -50,17 +52,24 @@ std::vector<double> pooled(const std::vector<std::vector<double>>& moments) {
 }
 
 /// A.3: x -> (x H_b) R with R the eigenbasis of the damped moment M + 0.01 mean(diag M) I, Eq. 7-11. `paper` takes M of
-/// unrotated rows pooled over the heads, although R then meets rotated ones; `consistent` takes H_b^T M H_b, of each head, so that R
-/// diagonalises what it meets. Keys: queries; values: the values themselves ("the same pipeline").
+/// unrotated rows pooled over the heads, although R then meets rotated ones; `consistent` takes H_b^T M H_b, of each
+/// head, so that R diagonalises what it meets. Keys: queries; values: the values themselves ("the same pipeline").
 Rotation hessian_rotation(const RotationRequest& request, int order) {
   constexpr double kDamping = 0.01;
   const int dim = request.dim();
   const auto d = static_cast<std::size_t>(dim);
   const bool paper = request.options.hessian == "paper";
-  std::vector<std::vector<double>> moments = scoped_moment(request, request.side == 'k' ? Moment::query : Moment::value, false);
+  std::vector<std::vector<double>> moments =
+      scoped_moment(request, request.side == 'k' ? Moment::query : Moment::value, false);
   if (paper) moments.assign(moments.size(), pooled(moments));
   const Rotation blocks = hadamard_rotation(request, order);
-  Rotation rotation{.kind = RotationKind::dense, .order = order, .signs = blocks.signs, .recipe = blocks.recipe + "*U", .target = request.side == 'k' ? "query" : "value"};
+  Rotation rotation{
+      .kind = RotationKind::dense,
+      .order = order,
+      .signs = blocks.signs,
+      .recipe = blocks.recipe + "*U",
+      .target = request.side == 'k' ? "query" : "value",
+  };
   for (int h = 0; h < request.heads(); ++h) {
     const std::vector<double> hadamard = rotation_matrix(blocks, h, dim);
     std::vector<double> damped = moments[static_cast<std::size_t>(h)];
@@ -80,8 +89,10 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
 Rotation saw_rotation(const RotationRequest& request) {
   if (!request.options.side(request.side).hadamard) return {};
   if (request.options.hessian != "none")
-    return hessian_rotation(request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
-  return hadamard_rotation(request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
+    return hessian_rotation(
+        request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
+  return hadamard_rotation(
+      request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
 }
 
 void saw_defaults(Options& options) {
@@ -94,7 +105,9 @@ std::vector<LayerPlan> saw_decide(const StatsSource& source, const Options& opti
 }
 
 /// QuaRot: the full Hadamard on both sides, in the largest blocks head_dim allows.
-Rotation quarot_rotation(const RotationRequest& request) { return hadamard_rotation(request, hadamard_order(request.dim())); }
+Rotation quarot_rotation(const RotationRequest& request) {
+  return hadamard_rotation(request, hadamard_order(request.dim()));
+}
 
 std::vector<LayerPlan> quarot_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, quarot_rotation, 0);
@@ -103,11 +116,13 @@ std::vector<LayerPlan> quarot_decide(const StatsSource& source, const Options& o
 }  // namespace
 
 Method saw_int4_method() {
-  return {"saw-int4", "token-wise INT4 with a block-diagonal Hadamard rotation of the keys", saw_defaults, common_needs, saw_decide};
+  return {"saw-int4", "token-wise INT4 with a block-diagonal Hadamard rotation of the keys", saw_defaults, common_needs,
+          saw_decide};
 }
 
 Method quarot_method() {
-  return {"quarot", "baseline: full Hadamard rotation of keys and values", [](Options&) {}, common_needs, quarot_decide};
+  return {"quarot", "baseline: full Hadamard rotation of keys and values", [](Options&) {}, common_needs,
+          quarot_decide};
 }
 
 }  // namespace kvq

@@ -13,7 +13,9 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-int dim_of(const LayerStats& stats, char side) { return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim; }
+int dim_of(const LayerStats& stats, char side) {
+  return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+}
 
 void add_to(Doubles& sum, const Doubles& more) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
@@ -25,26 +27,32 @@ struct EntryMoments {
   std::int64_t tokens = 0;
 };
 
-/// Metric of one KV head's rows: the queries' moment for keys, o_proj's for values (the identity where the dump had none).
+/// Metric of one KV head's rows: the queries' moment for keys, o_proj's for values (the identity where the dump had
+/// none).
 Doubles metric_of(const LayerStats& stats, char side, std::size_t head) {
   const auto d = static_cast<std::size_t>(dim_of(stats, side));
   if (side == 'k') return mean_moment(stats.moment(Moment::query)[head]);
   Doubles metric(d * d, 0.0);
   for (std::size_t i = 0; i < d; ++i) metric[i * d + i] = 1.0;
-  if (!stats.o_proj_metric.empty()) std::copy_n(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(head * d * d), d * d, metric.begin());
+  if (!stats.o_proj_metric.empty())
+    std::copy_n(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(head * d * d), d * d, metric.begin());
   return metric;
 }
 
 std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& options, char side) {
   const std::vector<MomentSum>& rows = stats.moment(side == 'k' ? Moment::key : Moment::value);
-  const std::vector<float> centers = options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
+  const std::vector<float> centers =
+      options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
   const auto d = static_cast<std::size_t>(dim_of(stats, side));
   std::vector<EntryMoments> entries;
   for (std::size_t h = 0; h < rows.size(); ++h) {
     const std::size_t entry = options.scope == Scope::layer ? 0 : h;
     Doubles center;
-    if (!centers.empty()) center.assign(centers.begin() + static_cast<std::ptrdiff_t>(entry * d), centers.begin() + static_cast<std::ptrdiff_t>((entry + 1) * d));
-    EntryMoments own{mean_moment(rows[h], center), metric_of(stats, side, h), mean_vector(rows[h]), static_cast<std::int64_t>(rows[h].weight)};
+    if (!centers.empty())
+      center.assign(centers.begin() + static_cast<std::ptrdiff_t>(entry * d),
+                    centers.begin() + static_cast<std::ptrdiff_t>((entry + 1) * d));
+    EntryMoments own{mean_moment(rows[h], center), metric_of(stats, side, h), mean_vector(rows[h]),
+                     static_cast<std::int64_t>(rows[h].weight)};
     if (entry == entries.size()) {
       entries.push_back(std::move(own));
       continue;
@@ -65,7 +73,8 @@ ChannelPairs pairs_of(const LayerGeometry& geometry, char side) {
   ChannelPairs pairs;
   if (side == 'v' || geometry.rope.layout == RopeLayout::none) return pairs;
   const std::vector<RopeBlock> blocks = rope_blocks(geometry);  // the rotary pairs come first
-  for (std::size_t i = 0; i < static_cast<std::size_t>(geometry.rope.dim / 2); ++i) pairs.emplace_back(blocks[i].first, blocks[i].second);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(geometry.rope.dim / 2); ++i)
+    pairs.emplace_back(blocks[i].first, blocks[i].second);
   return pairs;
 }
 
@@ -95,7 +104,8 @@ SampledRows moved(const SampledRows& rows, const std::vector<const Doubles*>& ma
       std::fill(sum.begin(), sum.end(), 0.0);
       for (std::size_t i = 0; i < d; ++i)
         for (std::size_t j = 0; j < d; ++j) sum[j] += double{own[t * d + i]} * matrix[i * d + j];
-      std::copy(sum.begin(), sum.end(), all.begin() + static_cast<std::ptrdiff_t>((t * heads + static_cast<std::size_t>(h)) * d));
+      std::copy(sum.begin(), sum.end(),
+                all.begin() + static_cast<std::ptrdiff_t>((t * heads + static_cast<std::size_t>(h)) * d));
     }
   });
   result.raw.resize(all.size() * sizeof(float));
@@ -104,7 +114,8 @@ SampledRows moved(const SampledRows& rows, const std::vector<const Doubles*>& ma
 }
 
 /// The side's statistics in new coordinates. @param heads  the transform of each KV head
-std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side, const std::vector<const HeadTransform*>& heads) {
+std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side,
+                                              const std::vector<const HeadTransform*>& heads) {
   auto view = std::make_unique<LayerStats>();
   view->layer = stats.layer, view->geometry = stats.geometry, view->has_values = stats.has_values;
   view->tokens = stats.tokens, view->sequences = stats.sequences, view->content_hash = stats.content_hash;
@@ -118,7 +129,8 @@ std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side
   for (const auto& [which, sums] : stats.moments) {
     const bool of_queries = which == Moment::query || which == Moment::scored_query;
     if (is_value_moment(which) != (side == 'v')) continue;
-    for (std::size_t h = 0; h < sums.size(); ++h) view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
+    for (std::size_t h = 0; h < sums.size(); ++h)
+      view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
   }
   view->sample.key = stats.sample.key, view->sample.token = stats.sample.token;
   view->sample.value_weight = stats.sample.value_weight;
@@ -127,7 +139,8 @@ std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side
   const auto size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const Doubles metric = turned(metric_of(stats, 'v', h), duals[h], dim);
-    view->o_proj_metric.insert(view->o_proj_metric.end(), metric.begin(), metric.begin() + static_cast<std::ptrdiff_t>(size));
+    view->o_proj_metric.insert(view->o_proj_metric.end(), metric.begin(),
+                               metric.begin() + static_cast<std::ptrdiff_t>(size));
   }
   return view;
 }
@@ -156,12 +169,15 @@ Doubles refined_inverse(const Doubles& inverse, std::span<const float> matrix, i
 }  // namespace
 
 SideView::SideView(const LayerStats& stats, const Options& options, char side)
-    : SideView(stats, options, side, std::vector<TransformKind>(options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
-                                                                options.side(side).transform)) {}
+    : SideView(stats, options, side,
+               std::vector<TransformKind>(
+                   options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
+                   options.side(side).transform)) {}
 
 SideView::SideView(const LayerStats& stats, const Options& options, char side, std::vector<TransformKind> kinds)
     : original_(stats), side_(side), kinds_(std::move(kinds)) {
-  if (std::all_of(kinds_.begin(), kinds_.end(), [](TransformKind kind) { return kind == TransformKind::orthogonal; })) return;
+  if (std::all_of(kinds_.begin(), kinds_.end(), [](TransformKind kind) { return kind == TransformKind::orthogonal; }))
+    return;
   const int dim = dim_of(stats, side);
   const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
   const ChannelPairs pairs = pairs_of(stats.geometry, side);
@@ -184,7 +200,8 @@ SideView::SideView(const LayerStats& stats, const Options& options, char side, s
     throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, side, error.what()), error.hint()};
   }
   std::vector<const HeadTransform*> of_head;
-  for (int h = 0; h < stats.geometry.num_kv_heads; ++h) of_head.push_back(&heads_[options.scope == Scope::layer ? 0 : static_cast<std::size_t>(h)]);
+  for (int h = 0; h < stats.geometry.num_kv_heads; ++h)
+    of_head.push_back(&heads_[options.scope == Scope::layer ? 0 : static_cast<std::size_t>(h)]);
   view_ = transformed(stats, side, of_head);
 }
 
@@ -195,9 +212,11 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
   Rotation& rotation = plan.rotation;
   if (!plan.center.empty()) plan.center = make_center(original_, options, side_);
   MetricTransform told{.kind = kind_name(kinds_), .outlier_gain = {}, .condition = {}};
-  const bool diagonal = std::all_of(heads_.begin(), heads_.end(), [](const HeadTransform& head) { return !head.scale.empty(); });
+  const bool diagonal =
+      std::all_of(heads_.begin(), heads_.end(), [](const HeadTransform& head) { return !head.scale.empty(); });
   if (diagonal && rotation.kind != RotationKind::dense) {
-    for (const HeadTransform& head : heads_) rotation.channel_scale.insert(rotation.channel_scale.end(), head.scale.begin(), head.scale.end());
+    for (const HeadTransform& head : heads_)
+      rotation.channel_scale.insert(rotation.channel_scale.end(), head.scale.begin(), head.scale.end());
   } else {
     std::vector<float> matrix, inverse;
     for (std::size_t h = 0; h < heads_.size(); ++h) {

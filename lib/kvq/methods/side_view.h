@@ -10,8 +10,9 @@
 
 namespace kvq {
 
-/// One side of a layer in the coordinates of its transforms: rows x A, queries q A^-T, metrics A^-1 W A^-T, and all moments of them. A method
-/// decides on these as on a model that was scaled so, and compose() takes the decision back to the model's own rows.
+/// One side of a layer in the coordinates of its transforms: rows x A, queries q A^-T, metrics A^-1 W A^-T, and all
+/// moments of them. A method decides on these as on a model that was scaled so, and compose() takes the decision back
+/// to the model's own rows.
 class SideView {
  public:
   /// @param kinds  [H] a transform for each entry of the scope
@@ -23,12 +24,14 @@ class SideView {
   char side() const { return side_; }
   /// The layer as it is.
   const LayerStats& original() const { return original_; }
-  /// The layer in the coordinates of this side; the other side, golden and held-out rows are left out. original() if all is orthogonal.
+  /// The layer in the coordinates of this side; the other side, golden and held-out rows are left out. original() if
+  /// all is orthogonal.
   const LayerStats& stats() const { return view_ ? *view_ : original_; }
   TransformKind kind(int entry) const { return kinds_[static_cast<std::size_t>(entry)]; }
   bool is_orthogonal() const { return view_ == nullptr; }
 
-  /// Turns a plan for stats() into one for original(): centre, rotation with its inverse, what is told of the transform.
+  /// Turns a plan for stats() into one for original(): centre, rotation with its inverse, what is told of the
+  /// transform.
   void compose(TensorPlan& plan, const Options& options) const;
 
  private:

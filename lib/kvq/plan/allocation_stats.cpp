@@ -21,7 +21,8 @@ std::span<const std::uint8_t> allocated_widths(const BitAllocation& allocation) 
 }
 
 int distinct_widths(const WidthHistogram& histogram) {
-  return static_cast<int>(std::count_if(histogram.begin(), histogram.end(), [](std::int64_t count) { return count > 0; }));
+  return static_cast<int>(
+      std::count_if(histogram.begin(), histogram.end(), [](std::int64_t count) { return count > 0; }));
 }
 
 double width_entropy(const WidthHistogram& histogram) {
@@ -32,7 +33,8 @@ double width_entropy(const WidthHistogram& histogram) {
   return entropy;
 }
 
-void AllocationDistance::add(std::span<const std::uint8_t> bits, std::span<const std::uint8_t> reference_bits, std::span<const float> scores) {
+void AllocationDistance::add(std::span<const std::uint8_t> bits, std::span<const std::uint8_t> reference_bits,
+                             std::span<const float> scores) {
   KVQ_ASSERT(bits.size() == reference_bits.size() && bits.size() == scores.size());
   slots += static_cast<std::int64_t>(bits.size());
   for (std::size_t i = 0; i < bits.size(); ++i) {
@@ -56,7 +58,9 @@ void AllocationDistance::merge(const AllocationDistance& other) {
   reference_cost += other.reference_cost;
 }
 
-double AllocationDistance::hamming() const { return slots == 0 ? 0.0 : static_cast<double>(changed) / static_cast<double>(slots); }
+double AllocationDistance::hamming() const {
+  return slots == 0 ? 0.0 : static_cast<double>(changed) / static_cast<double>(slots);
+}
 
 double AllocationDistance::high_bit_jaccard() const {
   return high_in_any == 0 ? 1.0 : static_cast<double>(high_in_both) / static_cast<double>(high_in_any);

@@ -3,16 +3,17 @@
 #include <array>
 #include <cstdint>
 
-/// Byte arithmetic of coded rows (formats/packing.md, "Mixed widths" and "Bytes"), in constexpr integers, for host and device.
+/// Byte arithmetic of coded rows (formats/packing.md, "Mixed widths" and "Bytes"), in constexpr integers, for host and
+/// device.
 namespace kvq {
 
 /// A run of channels of one width.
 struct CodeSegment {
-  int bits = 0;           ///< width of a code
-  int stored_bits = 0;    ///< bits that a code takes: 8 for the widths 5, 6, 7 of mixed rows
+  int bits = 0;         ///< width of a code
+  int stored_bits = 0;  ///< bits that a code takes: 8 for the widths 5, 6, 7 of mixed rows
   int first_channel = 0;
   int channels = 0;
-  int byte_offset = 0;    ///< from the row's first byte
+  int byte_offset = 0;  ///< from the row's first byte
 };
 
 /// Where everything of one head's row lies.
@@ -22,9 +23,9 @@ struct RowLayout {
   std::array<CodeSegment, kMaxSegments> segments{};
   int numbers_offset = 0;  ///< first byte of the scales
   int num_numbers = 0;
-  int index_offset = 0;    ///< of the centroid's index
-  int index_bytes = 0;     ///< 0, 1 or 2
-  int row_bytes = 0;       ///< what this head needs; see common_row_bytes()
+  int index_offset = 0;  ///< of the centroid's index
+  int index_bytes = 0;   ///< 0, 1 or 2
+  int row_bytes = 0;     ///< what this head needs; see common_row_bytes()
 };
 
 /// Bits that the code of a channel takes in a mixed row.

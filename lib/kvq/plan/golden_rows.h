@@ -18,7 +18,8 @@ struct GoldenTokens {
 /// What one side's plan makes of them.
 struct GoldenSide {
   std::vector<std::uint8_t> bytes = {};  ///< [N, Hkv, row_bytes], as in packing.md
-  std::vector<std::uint8_t> firm = {};   ///< [N, Hkv] 1 if rounding in the rotation cannot change the bytes (formats/artifact.md), else 0
+  std::vector<std::uint8_t> firm =
+      {};  ///< [N, Hkv] 1 if rounding in the rotation cannot change the bytes (formats/artifact.md), else 0
   bool operator==(const GoldenSide&) const = default;
 };
 

@@ -36,7 +36,8 @@ struct SideCheck {
 
   void check_uniform(const UniformCoder& coder, bool mixed, int dim) const {
     if (coder.scale_type == ScaleType::fp32) fail("scale_type", "fp16, bf16", to_string(coder.scale_type));
-    if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating) fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
+    if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating)
+      fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
     if (mixed) return;  // neither one width nor groups
     if (coder.bits != 2 && coder.bits != 4)
       fail("bits", "2, 4 and 16 (exact)", coder.bits);
@@ -64,18 +65,22 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
     values.check(*plan.v, plan.geometry.v_head_dim);
   else
     values.fail("values", "layers that have them", "none");
-  if (!faults.empty() || !plan.v) throw Error{ErrorKind::unsupported, fmt::format("pages: {}", fmt::join(faults, "; "))};
-  return {tile_side(plan.k, plan.geometry.head_dim), tile_side(*plan.v, plan.geometry.v_head_dim), plan.geometry.num_kv_heads, page_size};
+  if (!faults.empty() || !plan.v)
+    throw Error{ErrorKind::unsupported, fmt::format("pages: {}", fmt::join(faults, "; "))};
+  return {tile_side(plan.k, plan.geometry.head_dim), tile_side(*plan.v, plan.geometry.v_head_dim),
+          plan.geometry.num_kv_heads, page_size};
 }
 
 WindowLayout window_layout_of(const PageLayout& pages, const Windows& windows, int step_tokens) {
   const int ring = windows.recent_tokens == 0 ? 0 : windows.recent_tokens + step_tokens;
-  return {.num_kv_heads = pages.num_kv_heads,
-          .k = {pages.k.head_dim, 16, pages.k.head_dim, 0},
-          .v = {pages.v.head_dim, 16, pages.v.head_dim, 0},
-          .coded_v = pages.v,
-          .sink_rows = round_up(windows.sink_tokens, kTileTokens),
-          .ring_rows = round_up(ring, kTileTokens)};
+  return {
+      .num_kv_heads = pages.num_kv_heads,
+      .k = {pages.k.head_dim, 16, pages.k.head_dim, 0},
+      .v = {pages.v.head_dim, 16, pages.v.head_dim, 0},
+      .coded_v = pages.v,
+      .sink_rows = round_up(windows.sink_tokens, kTileTokens),
+      .ring_rows = round_up(ring, kTileTokens),
+  };
 }
 
 }  // namespace kvq

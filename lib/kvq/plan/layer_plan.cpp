@@ -33,10 +33,13 @@ struct Checker {
     const auto d = static_cast<std::size_t>(dim);
     expect_size(rotation.matrix.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "rotation");
     if (!rotation.signs.empty()) expect_size(rotation.signs.size(), heads * d, "hadamard_signs");
-    if (!rotation.inverse.empty()) expect_size(rotation.inverse.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "inverse");
-    if (!rotation.channel_scale.empty()) expect_size(rotation.channel_scale.size(), rotation.kind == RotationKind::dense ? 0 : heads * d, "channel_scale");
+    if (!rotation.inverse.empty())
+      expect_size(rotation.inverse.size(), rotation.kind == RotationKind::dense ? heads * d * d : 0, "inverse");
+    if (!rotation.channel_scale.empty())
+      expect_size(rotation.channel_scale.size(), rotation.kind == RotationKind::dense ? 0 : heads * d, "channel_scale");
     for (const float scale : rotation.channel_scale)
-      if (!(scale >= kLeastChannelScale && scale <= kMostChannelScale) || (std::bit_cast<std::uint32_t>(scale) & 0xffffu) != 0)
+      if (!(scale >= kLeastChannelScale && scale <= kMostChannelScale) ||
+          (std::bit_cast<std::uint32_t>(scale) & 0xffffu) != 0)
         fail(fmt::format("channel_scale: expected bfloat16 numbers from 2^-24 to 2^24, found {}", scale));
     expect_finite(rotation.inverse, "inverse");
     for (const auto sign : rotation.signs)
@@ -48,7 +51,8 @@ struct Checker {
     if (!rotation.sign_choice.empty()) expect_size(rotation.sign_choice.size(), heads, "sign_choice");
     if (!rotation.eigenbasis.empty()) expect_size(rotation.eigenbasis.size(), heads * d * d, "eigenbasis");
     if (!rotation.spectrum.empty()) expect_size(rotation.spectrum.size(), heads * d, "spectrum");
-    if (rotation.eigenbasis.empty() != rotation.spectrum.empty()) fail("eigenbasis and spectrum: expected both or none");
+    if (rotation.eigenbasis.empty() != rotation.spectrum.empty())
+      fail("eigenbasis and spectrum: expected both or none");
     expect_finite(rotation.matrix, "rotation");
     expect_finite(rotation.eigenbasis, "eigenbasis");
     expect_finite(rotation.spectrum, "spectrum");
@@ -56,7 +60,8 @@ struct Checker {
 
   void check_transform(const TensorPlan& plan, std::size_t heads) const {
     if (plan.rotation.is_orthogonal() == plan.transform.has_value())
-      fail(plan.transform ? "transform: expected a channel_scale or an inverse beside it, found neither" : "channel_scale or inverse without a transform");
+      fail(plan.transform ? "transform: expected a channel_scale or an inverse beside it, found neither"
+                          : "channel_scale or inverse without a transform");
     if (!plan.transform) return;
     if (plan.centroids) fail("transform and centroids: expected one of both");
     if (std::holds_alternative<ExactCoder>(plan.coder)) fail("a transform does not go with coder exact");
@@ -66,9 +71,11 @@ struct Checker {
     expect_size(t.outlier_gain.size(), heads, "outlier_gain");
     expect_size(t.condition.size(), heads, "condition");
     for (const double gain : t.outlier_gain)
-      if (!(std::isfinite(gain) && gain >= 1.0)) fail(fmt::format("outlier_gain: expected finite numbers of at least 1, found {}", gain));
+      if (!(std::isfinite(gain) && gain >= 1.0))
+        fail(fmt::format("outlier_gain: expected finite numbers of at least 1, found {}", gain));
     for (const double condition : t.condition)
-      if (!(condition >= 1.0 && condition <= kMostCondition)) fail(fmt::format("condition: expected 1 to {}, found {}", kMostCondition, condition));
+      if (!(condition >= 1.0 && condition <= kMostCondition))
+        fail(fmt::format("condition: expected 1 to {}, found {}", kMostCondition, condition));
   }
 
   void check_clip(const TensorPlan& plan, std::size_t heads, bool minmax) const {
@@ -91,7 +98,8 @@ struct Checker {
     const int bits = code_bits(coder), group = group_size(coder);
     if (bits < 1 || bits > 8) fail(fmt::format("bits: expected 1 to 8, found {}", bits));
     if (mixed ? group != 0 : group < 1 || dim % group != 0)
-      fail(fmt::format("group_size: expected {} {}, found {}", mixed ? "none for mixed widths, head_dim" : "a divisor of head_dim", dim, group));
+      fail(fmt::format("group_size: expected {} {}, found {}",
+                       mixed ? "none for mixed widths, head_dim" : "a divisor of head_dim", dim, group));
     if (const auto* uniform = std::get_if<UniformCoder>(&coder)) {
       if (mixed && uniform->levels == UniformLevels::affine) fail("mixed widths do not go with coder affine");
       if (uniform->levels == UniformLevels::affine)
@@ -113,7 +121,8 @@ struct Checker {
       expect_size(table.size(), (coder.per_head ? heads : 1) * size, name.c_str());
       expect_finite(table, name.c_str());
       for (std::size_t i = 1; i < table.size(); ++i)
-        if (i % size != 0 && !(table[i - 1] < table[i])) fail(fmt::format("{}: entry {} is not above the one before it", name, i % size));
+        if (i % size != 0 && !(table[i - 1] < table[i]))
+          fail(fmt::format("{}: entry {} is not above the one before it", name, i % size));
     }
     if (!coder.tables.count(coder.bits)) fail(fmt::format("codebook.{} is missing", coder.bits));
   }
@@ -121,7 +130,8 @@ struct Checker {
   void check_taps(const TrellisCoder& coder, bool mixed) const {
     int below = 0;
     for (const TrellisTaps& taps : coder.taps) {
-      if (taps.bits <= below || taps.bits > 8) fail(fmt::format("trellis: expected ascending widths of 1 to 8, found {}", taps.bits));
+      if (taps.bits <= below || taps.bits > 8)
+        fail(fmt::format("trellis: expected ascending widths of 1 to 8, found {}", taps.bits));
       below = taps.bits;
       if (taps.memory < 1 || taps.bits * (taps.memory + 1) > 16 || taps.bits * taps.memory > 8 || taps.memory > 8)
         fail(fmt::format("trellis: {} bits do not go with memory {}", taps.bits, taps.memory));
@@ -137,7 +147,8 @@ struct Checker {
     if (a.unit != "channel" && !(a.unit == "rope_block" && side == 'k'))
       fail(fmt::format("allocation unit: expected channel{}, found {}", side == 'k' ? " or rope_block" : "", a.unit));
     for (const double value : {a.objective, a.free_objective})
-      if (!(std::isfinite(value) && value >= 0.0)) fail(fmt::format("allocation objective: expected a finite number of at least 0, found {}", value));
+      if (!(std::isfinite(value) && value >= 0.0))
+        fail(fmt::format("allocation objective: expected a finite number of at least 0, found {}", value));
     expect_size(a.channel_bits.size(), heads * d, "channel_bits");
     expect_size(a.channel_order.size(), heads * d, "channel_order");
     expect_size(a.block_bits.size(), a.unit == "rope_block" ? heads * blocks : 0, "block_bits");
@@ -153,15 +164,18 @@ struct Checker {
       for (std::size_t j = 0; j < d; ++j) {
         const int width = a.channel_bits[h * d + j];
         if (width > 8 || (j > 0 && width > a.channel_bits[h * d + j - 1]))
-          fail(fmt::format("channel_bits: head {}: expected descending widths of 0 to 8, found {} at channel {}", h, width, j));
+          fail(fmt::format("channel_bits: head {}: expected descending widths of 0 to 8, found {} at channel {}", h,
+                           width, j));
         if (codebook && width > 0 && !codebook->tables.count(width)) fail(fmt::format("codebook.{} is missing", width));
         largest = std::max(largest, width);
         const std::size_t source = a.channel_order[h * d + j];
-        if (source >= d || seen[source]) fail(fmt::format("channel_order: head {}: expected a permutation, found {} at channel {}", h, source, j));
+        if (source >= d || seen[source])
+          fail(fmt::format("channel_order: head {}: expected a permutation, found {} at channel {}", h, source, j));
         seen[source] = true;
       }
     }
-    if (largest != code_bits(plan.coder)) fail(fmt::format("bits: expected the largest width {}, found {}", largest, code_bits(plan.coder)));
+    if (largest != code_bits(plan.coder))
+      fail(fmt::format("bits: expected the largest width {}, found {}", largest, code_bits(plan.coder)));
   }
 
   void check_centroids(const TensorPlan& plan, std::size_t heads, int dim) const {
@@ -169,11 +183,13 @@ struct Checker {
     if (c.count < 2 || c.count > 4096) fail(fmt::format("centroids: expected 2 to 4096, found {}", c.count));
     if (!plan.center.empty()) fail("centroids and center: expected one of both");
     if (std::holds_alternative<ExactCoder>(plan.coder)) fail("centroids do not go with coder exact");
-    expect_size(c.values.size(), heads * static_cast<std::size_t>(c.count) * static_cast<std::size_t>(dim), "centroids");
+    expect_size(c.values.size(), heads * static_cast<std::size_t>(c.count) * static_cast<std::size_t>(dim),
+                "centroids");
     expect_finite(c.values, "centroids");
     if (!c.inertia.empty()) expect_size(c.inertia.size(), heads, "inertia");
     for (const double value : c.inertia)
-      if (!(std::isfinite(value) && value >= 0.0)) fail(fmt::format("inertia: expected finite numbers of at least 0, found {}", value));
+      if (!(std::isfinite(value) && value >= 0.0))
+        fail(fmt::format("inertia: expected finite numbers of at least 0, found {}", value));
   }
 };
 
@@ -207,7 +223,8 @@ double orthogonality_error(const Rotation& rotation, int dim) {
   double worst = 0.0;
   for (std::size_t h = 0; h < heads; ++h) {
     const float* r = rotation.matrix.data() + h * d * d;
-    for (std::size_t i = 0; i < d; ++i) {  // row i of R^T R, accumulated over rows of R so that memory is walked in order
+    for (std::size_t i = 0; i < d;
+         ++i) {  // row i of R^T R, accumulated over rows of R so that memory is walked in order
       std::fill(row.begin(), row.end(), 0.0);
       for (std::size_t c = 0; c < d; ++c) {
         const double left = r[c * d + i];
@@ -257,7 +274,8 @@ double inverse_error(const Rotation& rotation, int entry, int dim) {
 }
 
 double BitAllocation::mean_bits() const {
-  return std::accumulate(channel_bits.begin(), channel_bits.end(), 0.0) / static_cast<double>(std::max<std::size_t>(1, channel_bits.size()));
+  return std::accumulate(channel_bits.begin(), channel_bits.end(), 0.0) /
+         static_cast<double>(std::max<std::size_t>(1, channel_bits.size()));
 }
 
 int index_bytes(const TensorPlan& plan) { return !plan.centroids ? 0 : plan.centroids->count <= 256 ? 1 : 2; }
@@ -266,7 +284,8 @@ RowLayout row_layout(const TensorPlan& plan, int kv_head, int dim) {
   const int bytes = scale_bytes(scale_type(plan.coder)), index = index_bytes(plan);
   if (plan.allocation) {
     const auto entry = static_cast<std::size_t>(plan.rotation.head_index(kv_head));
-    return mixed_row_layout(plan.allocation->channel_bits.data() + entry * static_cast<std::size_t>(dim), dim, bytes, index);
+    return mixed_row_layout(plan.allocation->channel_bits.data() + entry * static_cast<std::size_t>(dim), dim, bytes,
+                            index);
   }
   RowLayout layout;
   const int bits = code_bits(plan.coder);
@@ -289,16 +308,20 @@ int row_bytes(const TensorPlan& plan, int dim) {
 }
 
 CacheLayout cache_layout(const LayerPlan& plan) {
-  return {plan.geometry.num_kv_heads, row_bytes(plan.k, plan.geometry.head_dim), plan.v ? row_bytes(*plan.v, plan.geometry.v_head_dim) : 0};
+  return {plan.geometry.num_kv_heads, row_bytes(plan.k, plan.geometry.head_dim),
+          plan.v ? row_bytes(*plan.v, plan.geometry.v_head_dim) : 0};
 }
 
-double mean_code_bits(const TensorPlan& plan) { return plan.allocation ? plan.allocation->mean_bits() : code_bits(plan.coder); }
+double mean_code_bits(const TensorPlan& plan) {
+  return plan.allocation ? plan.allocation->mean_bits() : code_bits(plan.coder);
+}
 
 double effective_bits(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context) {
   if (context <= 0) return 0.0;
   const std::int64_t exact = std::min<std::int64_t>(context, windows.sink_tokens + windows.recent_tokens);
   const double coded_bits = 8.0 * row_bytes(plan, dim) / dim;
-  return (static_cast<double>(exact) * 16.0 + static_cast<double>(context - exact) * coded_bits) / static_cast<double>(context);
+  return (static_cast<double>(exact) * 16.0 + static_cast<double>(context - exact) * coded_bits) /
+         static_cast<double>(context);
 }
 
 }  // namespace kvq

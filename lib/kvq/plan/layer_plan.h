@@ -13,20 +13,22 @@ namespace kvq {
 
 /// What the calibration minimised, relative to the energy of the exact quantity.
 struct FitError {
-  std::string metric;   ///< "query_weighted" (keys), "attention_weighted", "output_weighted" (and by o_proj's metric) or "unweighted" (values)
+  std::string metric;  ///< "query_weighted" (keys), "attention_weighted", "output_weighted" (and by o_proj's metric) or
+                       ///< "unweighted" (values)
   double before = 0.0;  ///< the same coder without rotation, centre and clip
   double after = 0.0;   ///< this plan
 };
 
-/// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed widths").
+/// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed
+/// widths").
 struct BitAllocation {
-  std::string unit = "channel";              ///< what got the bits: "rope_block" or "channel"
+  std::string unit = "channel";                   ///< what got the bits: "rope_block" or "channel"
   std::string score = {};                         ///< by which score
   std::vector<std::uint8_t> channel_bits = {};    ///< [H, D], 0..8, descending along x_rot
   std::vector<std::uint16_t> channel_order = {};  ///< [H, D], source channel gathered to each place, for people
   std::vector<std::uint8_t> block_bits = {};      ///< [H, blocks] in RoPE-block order, or empty for unit "channel"
   std::vector<float> block_energy = {};           ///< [H, blocks] the scores, or empty
-  double objective = 0.0;       ///< sum over heads of sum_i s_i 4^-b_i of these widths
+  double objective = 0.0;                         ///< sum over heads of sum_i s_i 4^-b_i of these widths
   double free_objective = 0.0;  ///< the same at the optimum of as many bits without the layout's granule
   double mean_bits() const;
 };
@@ -34,28 +36,29 @@ struct BitAllocation {
 /// K-means residual codes: each row is stored relative to its nearest centroid (packing.md, "Centroids").
 struct Centroids {
   int count = 0;
-  bool joint = false;           ///< one index for all heads of a token, else one per KV head
-  bool after_rotation = false;  ///< clustered after the rotation; stored unrotated in both cases
+  bool joint = false;                ///< one index for all heads of a token, else one per KV head
+  bool after_rotation = false;       ///< clustered after the rotation; stored unrotated in both cases
   std::vector<float> values = {};    ///< [H, C, D]
   std::vector<double> inertia = {};  ///< [H] mean squared residual over mean squared distance from the mean
 };
 
 /// Which metric transform is inside a rotation, and how far each head was from needing none.
 struct MetricTransform {
-  std::string kind = "balanced";             ///< "diagonal", "balanced" or "klt"; "mixed": of these and orthogonal, head by head
-  std::vector<double> outlier_gain = {};     ///< [H] tr W tr C over its optimum (tr (C^1/2 W C^1/2)^1/2)^2: 1 = balanced as it was
-  std::vector<double> condition = {};        ///< [H] transform_condition(), at most kMostCondition
+  std::string kind = "balanced";  ///< "diagonal", "balanced" or "klt"; "mixed": of these and orthogonal, head by head
+  std::vector<double> outlier_gain =
+      {};  ///< [H] tr W tr C over its optimum (tr (C^1/2 W C^1/2)^1/2)^2: 1 = balanced as it was
+  std::vector<double> condition = {};  ///< [H] transform_condition(), at most kMostCondition
 };
 
 /// How one layer's keys, or its values, are stored.
 struct TensorPlan {
   Rotation rotation = {};
-  std::optional<MetricTransform> transform = {}; ///< missing: the rotation is orthogonal
-  std::vector<float> center = {};                ///< [H, D], or empty for none
-  std::optional<Centroids> centroids = {};       ///< never together with a centre
-  std::optional<BitAllocation> allocation = {};  ///< missing: one width for all channels
+  std::optional<MetricTransform> transform = {};  ///< missing: the rotation is orthogonal
+  std::vector<float> center = {};                 ///< [H, D], or empty for none
+  std::optional<Centroids> centroids = {};        ///< never together with a centre
+  std::optional<BitAllocation> allocation = {};   ///< missing: one width for all channels
   Coder coder = ExactCoder{};
-  std::vector<double> clip_ratio = {};           ///< [H] for scale rule minmax (1 = no clip), empty otherwise
+  std::vector<double> clip_ratio = {};  ///< [H] for scale rule minmax (1 = no clip), empty otherwise
   std::optional<FitError> error = {};
 };
 
@@ -82,13 +85,14 @@ void validate(const LayerPlan& plan);
 /// Largest |R^T R - I| over all heads of an orthogonal dense rotation, in double; 0 for all others.
 double orthogonality_error(const Rotation& rotation, int dim);
 
-/// How much a transform amplifies rounding: the root mean square over channels i of |row i of A| |column i of A^-1|. At least 1;
-/// 1 for orthogonal maps and for diagonal ones times orthogonal ones, since scaling a channel costs a float nothing.
+/// How much a transform amplifies rounding: the root mean square over channels i of |row i of A| |column i of A^-1|. At
+/// least 1; 1 for orthogonal maps and for diagonal ones times orthogonal ones, since scaling a channel costs a float
+/// nothing.
 double transform_condition(const Rotation& rotation, int entry, int dim);
 inline constexpr double kMostCondition = 4096.0;
 
-/// Largest |A^-1 A - I| of one entry of [H, D, D] with an inverse, in double; 0 without. Rounding A and A^-1 to float32 leaves
-/// less than kInverseTolerance * transform_condition().
+/// Largest |A^-1 A - I| of one entry of [H, D, D] with an inverse, in double; 0 without. Rounding A and A^-1 to float32
+/// leaves less than kInverseTolerance * transform_condition().
 double inverse_error(const Rotation& rotation, int entry, int dim);
 inline constexpr double kInverseTolerance = 1e-6;
 
@@ -109,8 +113,8 @@ CacheLayout cache_layout(const LayerPlan& plan);
 /// Average code bits of an element: the mean width of mixed rows, 16 for exact.
 double mean_code_bits(const TensorPlan& plan);
 
-/// Average bits per element of one side at a context of `context` tokens: payload, numbers beside it and the tokens that
-/// the windows keep in 16 bit.
+/// Average bits per element of one side at a context of `context` tokens: payload, numbers beside it and the tokens
+/// that the windows keep in 16 bit.
 double effective_bits(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context);
 
 }  // namespace kvq

@@ -49,8 +49,12 @@ struct ReadCommon {
   CommonFields operator()(const UniformCoder& c) const {
     return {c.bits, c.group_size, c.numbers_per_group(), c.rule, c.scale_type, to_string(c.levels)};
   }
-  CommonFields operator()(const CodebookCoder& c) const { return {c.bits, c.group_size, 1, c.rule, c.scale_type, "codebook"}; }
-  CommonFields operator()(const TrellisCoder& c) const { return {c.bits, c.group_size, 1, c.rule, c.scale_type, "trellis"}; }
+  CommonFields operator()(const CodebookCoder& c) const {
+    return {c.bits, c.group_size, 1, c.rule, c.scale_type, "codebook"};
+  }
+  CommonFields operator()(const TrellisCoder& c) const {
+    return {c.bits, c.group_size, 1, c.rule, c.scale_type, "trellis"};
+  }
 };
 
 CommonFields common(const Coder& coder) { return std::visit(ReadCommon{}, coder); }

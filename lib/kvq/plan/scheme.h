@@ -36,8 +36,8 @@ struct CodebookCoder {
   int group_size = 128;  ///< as for UniformCoder
   ScaleRule rule = ScaleRule::norm;
   ScaleType scale_type = ScaleType::fp16;
-  bool per_head = false;  ///< tables are [H, 2^b], else [2^b]
-  bool fitted = false;    ///< made from data, else Lloyd-Max for the marginal of the sphere
+  bool per_head = false;                          ///< tables are [H, 2^b], else [2^b]
+  bool fitted = false;                            ///< made from data, else Lloyd-Max for the marginal of the sphere
   std::map<int, std::vector<float>> tables = {};  ///< by width, ascending along a head's entries
   bool operator==(const CodebookCoder&) const = default;
 };
@@ -50,7 +50,8 @@ struct TrellisTaps {
   bool operator==(const TrellisTaps&) const = default;
 };
 
-/// Codes with memory, packing.md (d). Rules: norm, least_squares, rms. Widths without taps, in mixed rows, are symmetric.
+/// Codes with memory, packing.md (d). Rules: norm, least_squares, rms. Widths without taps, in mixed rows, are
+/// symmetric.
 struct TrellisCoder {
   int bits = 2;
   int group_size = 128;

@@ -87,8 +87,7 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
   side.center = put(centers(plan, num_kv_heads, d));
   side.write_center = put(center_rotated);
   if (plan.rotation.kind == RotationKind::dense) {
-    const std::vector<float> inverse = inverse_of(plan.rotation, d),
-                             matrix = value ? inverse : transposed(inverse, d);
+    const std::vector<float> inverse = inverse_of(plan.rotation, d), matrix = value ? inverse : transposed(inverse, d);
     side.matrix = put(matrix), side.fragments = put(rotation_fragments(matrix, dim));
     std::vector<float> units;
     if (!plan.rotation.is_orthogonal()) {
@@ -114,7 +113,8 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
 void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16) {
   const LayerGeometry& g = plan.geometry;
   Layer layer;
-  layer.k = add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
+  layer.k =
+      add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
   layer.v = add_side(*plan.v, g.num_kv_heads, g.v_head_dim, folded.v, true, bf16);
   layers_.push_back(layer);
 }
@@ -135,21 +135,25 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     return side;
   };
   const auto rotation = [&](const Side& s) {
-    return DeviceRotation{.order = s.order,
-                          .per_head = s.per_head,
-                          .signs = signs(s),
-                          .matrix = floats(s.matrix),
-                          .fragments = at(s.fragments),
-                          .factors = floats(s.factors),
-                          .sizes = floats(s.sizes)};
+    return DeviceRotation{
+        .order = s.order,
+        .per_head = s.per_head,
+        .signs = signs(s),
+        .matrix = floats(s.matrix),
+        .fragments = at(s.fragments),
+        .factors = floats(s.factors),
+        .sizes = floats(s.sizes),
+    };
   };
   const Layer& layer = layers_[i];
-  return {.write_k = write(layer.k),
-          .write_v = write(layer.v),
-          .rotation_k = rotation(layer.k),
-          .rotation_v = rotation(layer.v),
-          .center_k = floats(layer.k.center),
-          .center_v = floats(layer.v.center)};
+  return {
+      .write_k = write(layer.k),
+      .write_v = write(layer.v),
+      .rotation_k = rotation(layer.k),
+      .rotation_v = rotation(layer.v),
+      .center_k = floats(layer.k.center),
+      .center_v = floats(layer.v.center),
+  };
 }
 
 }  // namespace kvq

@@ -27,8 +27,8 @@ struct LayerPointers {
 };
 
 /// The bytes that kernels read of some layers: signs or factors, matrices (for reading A^-T of keys and A^-1 of values,
-/// laid out for tensor cores too; for writing A, packed), centres, clips. Made on the host; all offsets are multiples of
-/// 256, so one copy to aligned memory brings it to a device.
+/// laid out for tensor cores too; for writing A, packed), centres, clips. Made on the host; all offsets are multiples
+/// of 256, so one copy to aligned memory brings it to a device.
 class DeviceImage {
  public:
   /// @param plan  one rank's (see slice()), valid, with values, of uniform or exact coders

@@ -36,9 +36,11 @@ TensorPlan slice_side(const TensorPlan& plan, int heads, const HeadSlice& slice)
   some.rotation.inverse = cut(plan.rotation.inverse);
   some.rotation.channel_scale = cut(plan.rotation.channel_scale);
   if (plan.transform)
-    some.transform = {.kind = plan.transform->kind,
-                      .outlier_gain = cut(plan.transform->outlier_gain),
-                      .condition = cut(plan.transform->condition)};
+    some.transform = {
+        .kind = plan.transform->kind,
+        .outlier_gain = cut(plan.transform->outlier_gain),
+        .condition = cut(plan.transform->condition),
+    };
   // Of a dense rotation the signs only explain the matrix.
   if (plan.rotation.kind == RotationKind::block_hadamard) some.rotation.signs = cut(plan.rotation.signs);
   some.center = cut(plan.center);
@@ -85,14 +87,19 @@ GoldenRows slice(const GoldenRows& rows, const LayerPlan& plan, const HeadSlice&
   const auto cut_queries = [&](const auto& values) {
     return part(values, 1, plan.geometry.num_q_heads, heads.first_q, heads.num_q);
   };
-  return {.tokens = {.first = rows.tokens.first,
-                     .count = rows.tokens.count,
-                     .q = cut_queries(rows.tokens.q),
-                     .k = cut(rows.tokens.k),
-                     .v = cut(rows.tokens.v)},
-          .k = {.bytes = cut(rows.k.bytes), .firm = cut(rows.k.firm)},
-          .v = {.bytes = cut(rows.v.bytes), .firm = cut(rows.v.firm)},
-          .out = cut_queries(rows.out)};
+  return {
+      .tokens =
+          {
+              .first = rows.tokens.first,
+              .count = rows.tokens.count,
+              .q = cut_queries(rows.tokens.q),
+              .k = cut(rows.tokens.k),
+              .v = cut(rows.tokens.v),
+          },
+      .k = {.bytes = cut(rows.k.bytes), .firm = cut(rows.k.firm)},
+      .v = {.bytes = cut(rows.v.bytes), .firm = cut(rows.v.firm)},
+      .out = cut_queries(rows.out),
+  };
 }
 
 }  // namespace kvq

@@ -70,12 +70,14 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
   const auto bfloat = [](const TensorPlan& side) {
     return !std::holds_alternative<ExactCoder>(side.coder) && scale_type(side.coder) == ScaleType::bf16;
   };
-  return {.k = pages.k,
-          .v = pages.v,
-          .k_bfloat = bfloat(plan.k),
-          .v_bfloat = bfloat(*plan.v),
-          .heads = plan.geometry.queries_per_kv_head(),
-          .bf16 = bf16};
+  return {
+      .k = pages.k,
+      .v = pages.v,
+      .k_bfloat = bfloat(plan.k),
+      .v_bfloat = bfloat(*plan.v),
+      .heads = plan.geometry.queries_per_kv_head(),
+      .bf16 = bf16,
+  };
 }
 
 DecodeVariant choose_decode(const KernelKey& key) {

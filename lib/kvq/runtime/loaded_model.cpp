@@ -134,22 +134,26 @@ LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& clai
   const std::vector<const LayerPlan*> plans = matching_layers(artifact, claim, path.string());
   const std::vector<PageLayout> layouts = page_layouts(plans, claim, path.string());
 
-  LoadedModel model{.claim = claim,
-                    .name = artifact.model.name,
-                    .method = artifact.calibration.method,
-                    .windows = {},
-                    .layers = {},
-                    .image = {}};
+  LoadedModel model{
+      .claim = claim,
+      .name = artifact.model.name,
+      .method = artifact.calibration.method,
+      .windows = {},
+      .layers = {},
+      .image = {},
+  };
   if (!claim.without_windows) model.windows = artifact.windows;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const HeadSlice heads = slice_of(plans[i]->geometry, claim.tp_rank, claim.tp_size);
-    LoadedLayer layer{.plan = slice(*plans[i], heads),
-                      .heads = heads,
-                      .folded = claim.layers[static_cast<std::size_t>(plans[i]->layer)].folded,
-                      .pages = layouts[i],
-                      .key = {},
-                      .windows = {},
-                      .golden = {}};
+    LoadedLayer layer{
+        .plan = slice(*plans[i], heads),
+        .heads = heads,
+        .folded = claim.layers[static_cast<std::size_t>(plans[i]->layer)].folded,
+        .pages = layouts[i],
+        .key = {},
+        .windows = {},
+        .golden = {},
+    };
     layer.pages.num_kv_heads = heads.num_kv;
     layer.key = kernel_key(layer.plan, layer.pages, claim.bf16);
     layer.windows = window_layout_of(layer.pages, model.windows, claim.max_step_tokens);

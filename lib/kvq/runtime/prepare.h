@@ -38,8 +38,9 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
 /// then err by less than 2^-21 of an element, or 2^-38 of the largest one. @param matrices  [n, D, D]
 std::vector<float> fp16_units(std::span<const float> matrices, int head_dim);
 
-/// What rows are multiplied by before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. Products are
-/// summed in float32, as they are. In fp16 a factor below 2^-14 errs by 2^-25: units are such that factors are about 1.
+/// What rows are multiplied by before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. Products
+/// are summed in float32, as they are. In fp16 a factor below 2^-14 errs by 2^-25: units are such that factors are
+/// about 1.
 struct WriteFactors {
   std::vector<std::uint16_t> factors = {};  ///< [H, D] in the rows' type
   std::vector<float> units = {};            ///< [H] the power of two nearest to the geometric mean of channel_scale

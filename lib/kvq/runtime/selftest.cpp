@@ -167,7 +167,11 @@ StatusCode SelftestLayer::status() const {
 SelftestLayer selftest(const LoadedLayer& layer, const LayerPointers& pointers, CUstream_st* stream) {
   const auto not_run = [&](const char* why) {
     return SelftestLayer{
-        .layer = layer.plan.layer, .write = StatusCode::unsupported, .decode = StatusCode::unsupported, .message = why};
+        .layer = layer.plan.layer,
+        .write = StatusCode::unsupported,
+        .decode = StatusCode::unsupported,
+        .message = why,
+    };
   };
   if (!layer.golden)
     return not_run("the artifact has no golden rows for this layer: kvq-calibrate --golden-tokens writes them");

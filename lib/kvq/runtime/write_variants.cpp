@@ -23,14 +23,18 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
   if (!aligned_to_16(w.factors))
     return Status::fail(kBad, "quantize_write: %s: factors must be aligned to 16 bytes", side);
   if (w.factors && (!w.units || w.signs || tile.exact()))
-    return Status::fail(kBad, "quantize_write: %s: factors go with units, without signs, and not with exact rows", side);
+    return Status::fail(kBad, "quantize_write: %s: factors go with units, without signs, and not with exact rows",
+                        side);
   if (!aligned_to_16(w.center))
     return Status::fail(kBad, "quantize_write: %s: centres must be aligned to 16 bytes", side);
   if (w.rotation) {
     if (w.order != 1 || w.signs || w.factors)
       return Status::fail(kBad,
                           "quantize_write: %s: a dense rotation beside Hadamard blocks of order %d%s; expected one",
-                          side, w.order, w.signs ? " and signs" : w.factors ? " and factors" : "");
+                          side, w.order,
+                          w.signs     ? " and signs"
+                          : w.factors ? " and factors"
+                                      : "");
     const long long bytes = RotationLayout{tile.head_dim}.bytes();
     if (!aligned_to_16(w.rotation) || w.rotation_stride % 16 != 0 ||
         (w.rotation_stride != 0 && w.rotation_stride < bytes))

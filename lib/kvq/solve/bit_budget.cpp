@@ -41,14 +41,17 @@ const RateLaw& paper_law() {
 
 int total_bits(double mean_bits, int blocks) { return static_cast<int>(std::floor(mean_bits * blocks + 1e-9)); }
 
-std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits, const RateLaw& law) {
+std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits,
+                                            const RateLaw& law) {
   const auto blocks = static_cast<int>(scores.size());
   if (budget < blocks * min_bits || budget > blocks * max_bits)
-    throw Error{ErrorKind::usage, fmt::format("bit budget: expected {} to {} bits for {} blocks of {} to {} bits, found {}", blocks * min_bits,
-                                              blocks * max_bits, blocks, min_bits, max_bits, budget)};
+    throw Error{ErrorKind::usage,
+                fmt::format("bit budget: expected {} to {} bits for {} blocks of {} to {} bits, found {}",
+                            blocks * min_bits, blocks * max_bits, blocks, min_bits, max_bits, budget)};
   std::vector<std::uint8_t> bits(scores.size(), static_cast<std::uint8_t>(min_bits));
   std::vector<Offer> offers;
-  for (int i = 0; i < blocks && min_bits < max_bits; ++i) offers.push_back({gain_of(scores[static_cast<std::size_t>(i)], min_bits, law), min_bits, i});
+  for (int i = 0; i < blocks && min_bits < max_bits; ++i)
+    offers.push_back({gain_of(scores[static_cast<std::size_t>(i)], min_bits, law), min_bits, i});
   std::priority_queue<Offer> heap(std::less<Offer>{}, std::move(offers));
   for (int left = budget - blocks * min_bits; left > 0; --left) {
     const Offer best = heap.top();
@@ -68,16 +71,18 @@ double allocation_objective(std::span<const double> scores, std::span<const std:
 
 namespace {
 
-/// Dynamic programme over the blocks in order of falling score. A larger score never gets a smaller width, because only the
-/// counts decide about bytes; so each width takes a run of blocks, the widest first.
+/// Dynamic programme over the blocks in order of falling score. A larger score never gets a smaller width, because only
+/// the counts decide about bytes; so each width takes a run of blocks, the widest first.
 class ByteProgramme {
  public:
-  ByteProgramme(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law) : budget_(budget), law_(law), blocks_(sorted.size()), prefix_(sorted.size() + 1, 0.0) {
+  ByteProgramme(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law)
+      : budget_(budget), law_(law), blocks_(sorted.size()), prefix_(sorted.size() + 1, 0.0) {
     std::partial_sum(sorted.begin(), sorted.end(), prefix_.begin() + 1);
     for (const int width : {8, 4, 3, 2, 1, 0})
       if (width >= budget.min_bits && width <= budget.max_bits) widths_.push_back(width);
-    // The last scale may have to be aligned, the index too: whoever fits without that fits with it, because the offset of the
-    // scales is only rounded up where the codes are odd. So codes and scales are counted, and the codes rounded up.
+    // The last scale may have to be aligned, the index too: whoever fits without that fits with it, because the offset
+    // of the scales is only rounded up where the codes are odd. So codes and scales are counted, and the codes rounded
+    // up.
     const int rest = budget.row_bytes - budget.index_bytes;
     room_ = static_cast<std::size_t>(std::max(0, rest - rest % budget.scale_bytes));
   }
@@ -108,10 +113,12 @@ class ByteProgramme {
   std::size_t bytes_of(int width, std::size_t count) const {
     if (width == 0 || count == 0) return 0;
     const std::size_t channels = count * static_cast<std::size_t>(budget_.channels_per_block);
-    return (channels * static_cast<std::size_t>(stored_bits(width)) + 7) / 8 + static_cast<std::size_t>(budget_.scale_bytes);
+    return (channels * static_cast<std::size_t>(stored_bits(width)) + 7) / 8 +
+           static_cast<std::size_t>(budget_.scale_bytes);
   }
 
-  void extend(std::size_t w, std::size_t done, std::size_t used, double cost, std::vector<double>& next, std::vector<int>& taken) const {
+  void extend(std::size_t w, std::size_t done, std::size_t used, double cost, std::vector<double>& next,
+              std::vector<int>& taken) const {
     for (std::size_t count = 0; done + count <= blocks_; ++count) {
       const std::size_t bytes = used + bytes_of(widths_[w], count);
       if (bytes > room_) break;
@@ -150,7 +157,8 @@ class ByteProgramme {
 std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget, const RateLaw& law) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   std::vector<double> sorted;
   for (const std::size_t i : order) sorted.push_back(scores[i]);
   ByteProgramme programme(std::move(sorted), budget, law);
@@ -158,9 +166,12 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
   if (counts.empty() || budget.row_bytes < budget.index_bytes) {
     const int channels = static_cast<int>(scores.size()) * budget.channels_per_block;
     const int codes = (channels * stored_bits(budget.min_bits) + 7) / 8;
-    const int least = budget.min_bits == 0 ? budget.index_bytes : round_up(codes, budget.scale_bytes) + budget.scale_bytes + budget.index_bytes;
-    throw Error{ErrorKind::usage, fmt::format("byte budget: {} channels of at least {} bits and a scale take {} bytes a row, found {}", channels,
-                                              budget.min_bits, least, budget.row_bytes)};
+    const int least = budget.min_bits == 0
+                          ? budget.index_bytes
+                          : round_up(codes, budget.scale_bytes) + budget.scale_bytes + budget.index_bytes;
+    throw Error{ErrorKind::usage,
+                fmt::format("byte budget: {} channels of at least {} bits and a scale take {} bytes a row, found {}",
+                            channels, budget.min_bits, least, budget.row_bytes)};
   }
   std::vector<std::uint8_t> bits(scores.size());
   std::size_t next = 0;

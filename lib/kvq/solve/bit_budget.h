@@ -14,32 +14,36 @@ using RateLaw = std::array<double, 9>;
 /// 4^-b
 const RateLaw& paper_law();
 
-/// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, s_i (D(b) - D(b + 1)), the
-/// lowest index on a tie. Optimal for any budget, because gains fall with each bit (Theorem 1). Blocks of
-/// score 0 gain nothing: what is left over is dealt to them evenly, so that the whole budget is always spent.
+/// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, s_i (D(b) -
+/// D(b + 1)), the lowest index on a tie. Optimal for any budget, because gains fall with each bit (Theorem 1). Blocks
+/// of score 0 gain nothing: what is left over is dealt to them evenly, so that the whole budget is always spent.
 /// @param scores  [L] finite, at least 0
 /// @param budget  sum of all widths, from L * min_bits to L * max_bits
 /// @throws        Error{usage} naming the range of the budget
-std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits, const RateLaw& law = paper_law());
+std::vector<std::uint8_t> greedy_allocation(std::span<const double> scores, int budget, int min_bits, int max_bits,
+                                            const RateLaw& law = paper_law());
 
 /// Sum of all widths for an average, rounded down as the paper does: floor(L * mean_bits).
 int total_bits(double mean_bits, int blocks);
 
 /// J(b)
-double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits, const RateLaw& law = paper_law());
+double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits,
+                            const RateLaw& law = paper_law());
 
 /// What a byte budget is spent on: mixed rows as packing.md lays them out.
 struct RowBudget {
-  int row_bytes = 0;        ///< of one head, all of it
+  int row_bytes = 0;  ///< of one head, all of it
   int scale_bytes = 2;
   int index_bytes = 0;
   int channels_per_block = 2;
   int min_bits = 1, max_bits = 8;
 };
 
-/// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if min_bits is
-/// 0), with a scale for each width that occurs. Widths 5 to 7 never pay, they are stored in bytes. A block of fewer channels counts full.
+/// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if
+/// min_bits is 0), with a scale for each width that occurs. Widths 5 to 7 never pay, they are stored in bytes. A block
+/// of fewer channels counts full.
 /// @throws  Error{usage} if not even min_bits fit, naming the bytes that they take
-std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget, const RateLaw& law = paper_law());
+std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget,
+                                          const RateLaw& law = paper_law());
 
 }  // namespace kvq

@@ -22,7 +22,8 @@ std::vector<std::size_t> lower_hull(const std::vector<Choice>& choices) {
     if (!hull.empty() && choices[i].cost >= choices[hull.back()].cost) continue;
     while (hull.size() >= 2) {
       const Choice &a = choices[hull[hull.size() - 2]], &b = choices[hull.back()], &c = choices[i];
-      if ((a.cost - b.cost) * (c.size - b.size) > (b.cost - c.cost) * (b.size - a.size)) break;  // b lies below the line a c
+      if ((a.cost - b.cost) * (c.size - b.size) > (b.cost - c.cost) * (b.size - a.size))
+        break;  // b lies below the line a c
       hull.pop_back();
     }
     hull.push_back(i);
@@ -55,7 +56,9 @@ void tally(const std::vector<std::vector<Choice>>& units, BudgetResult& result) 
 /// Any single unit, then any two at once, moved to another choice while that lowers the cost within the budget.
 void exchange(const std::vector<std::vector<Choice>>& units, double budget, BudgetResult& result) {
   const auto gain_of = [&](std::size_t u, std::size_t c) { return units[u][result.chosen[u]].cost - units[u][c].cost; };
-  const auto growth_of = [&](std::size_t u, std::size_t c) { return units[u][c].size - units[u][result.chosen[u]].size; };
+  const auto growth_of = [&](std::size_t u, std::size_t c) {
+    return units[u][c].size - units[u][result.chosen[u]].size;
+  };
   const double slack = 1e-9 * std::max(1.0, budget);
   for (int round = 0; round < 1000; ++round) {
     double best = 1e-12 * std::max(1e-300, result.cost);
@@ -66,7 +69,8 @@ void exchange(const std::vector<std::vector<Choice>>& units, double budget, Budg
         for (std::size_t w = u; w < units.size(); ++w)
           for (std::size_t d = 0; d < units[w].size(); ++d) {
             if (w == u && d != c) continue;
-            const double gain = gain_of(u, c) + (w == u ? 0.0 : gain_of(w, d)), growth = growth_of(u, c) + (w == u ? 0.0 : growth_of(w, d));
+            const double gain = gain_of(u, c) + (w == u ? 0.0 : gain_of(w, d)),
+                         growth = growth_of(u, c) + (w == u ? 0.0 : growth_of(w, d));
             if (gain <= best || result.size + growth > budget + slack) continue;
             best = gain;
             bu = u, bc = c, bw = w, bd = d;
@@ -90,7 +94,9 @@ BudgetResult search_budget(const std::vector<std::vector<Choice>>& units, double
   }
   const double slack = 1e-9 * std::max(1.0, budget);
   if (size > budget + slack)
-    throw Error{ErrorKind::usage, fmt::format("budget: the smallest choices take {:.6g}, the budget is {:.6g}", size, budget), "raise the budget or lower --min-bits"};
+    throw Error{ErrorKind::usage,
+                fmt::format("budget: the smallest choices take {:.6g}, the budget is {:.6g}", size, budget),
+                "raise the budget or lower --min-bits"};
 
   double price = 0.0;  // cost per size at which the walk stopped: the multiplier of the bound
   for (;;) {

@@ -19,12 +19,14 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 std::vector<float> times_metric(const std::vector<float>& rows, const std::vector<float>& metric, int dim) {
   if (metric.empty()) return rows;
   std::vector<float> product(rows.size());
-  blas::gemm_nn(static_cast<std::int64_t>(rows.size()) / dim, dim, dim, rows.data(), dim, metric.data(), dim, false, product.data(), dim);
+  blas::gemm_nn(static_cast<std::int64_t>(rows.size()) / dim, dim, dim, rows.data(), dim, metric.data(), dim, false,
+                product.data(), dim);
   return product;
 }
 
 /// sum_t w_t a_t . b_t
-double weighted_dot(const std::vector<float>& a, const std::vector<float>& b, const std::vector<float>& weights, int dim) {
+double weighted_dot(const std::vector<float>& a, const std::vector<float>& b, const std::vector<float>& weights,
+                    int dim) {
   const auto d = static_cast<std::size_t>(dim);
   double total = 0.0;
   for (std::size_t t = 0; t < a.size() / d; ++t) {
@@ -56,7 +58,8 @@ RotatedData rotate(const FitData& data, std::span<const double> rotation, std::s
   if (rotation.empty()) return out;
   const std::vector<float> r(rotation.begin(), rotation.end());
   const std::vector<float> centered(out.rows);
-  blas::gemm_nn(data.count(), data.dim, data.dim, centered.data(), data.dim, r.data(), data.dim, false, out.rows.data(), data.dim);
+  blas::gemm_nn(data.count(), data.dim, data.dim, centered.data(), data.dim, r.data(), data.dim, false, out.rows.data(),
+                data.dim);
   if (!data.metric.empty()) {
     const Eigen::Map<const Matrix> m(data.metric.data(), data.dim, data.dim), rot(rotation.data(), data.dim, data.dim);
     const Matrix turned = rot.transpose() * m * rot;

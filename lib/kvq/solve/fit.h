@@ -7,13 +7,13 @@
 
 namespace kvq {
 
-/// The rows one decision is made on: a sample of one head's keys or values, and what an error costs. For keys the cost of
-/// error e is e M e^T with M = C_Q; for values it is a_t |e|^2 with the attention energy a_t of the token.
+/// The rows one decision is made on: a sample of one head's keys or values, and what an error costs. For keys the cost
+/// of error e is e M e^T with M = C_Q; for values it is a_t |e|^2 with the attention energy a_t of the token.
 struct FitData {
   int dim = 0;
-  std::vector<float> rows = {};        ///< [n, D] unrotated
-  std::vector<double> metric = {};     ///< [D, D] or empty for the identity
-  std::vector<float> weights = {};     ///< [n] or empty for 1
+  std::vector<float> rows = {};     ///< [n, D] unrotated
+  std::vector<double> metric = {};  ///< [D, D] or empty for the identity
+  std::vector<float> weights = {};  ///< [n] or empty for 1
   std::int64_t count() const { return static_cast<std::int64_t>(rows.size()) / dim; }
 };
 
@@ -39,16 +39,18 @@ double energy(const RotatedData& data);
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
 
-/// What the clip search minimises. Clipping makes rows shorter, all of them alike: write e_t = -a x_t + r_t with one a for all
-/// rows (least squares under the metric). The errors r_t of different tokens are independent and average out in an output
-/// that looks at many tokens; -a x_t does not. So the cost is sum w r M r^T + shrink_weight * a^2 sum w x M x^T.
+/// What the clip search minimises. Clipping makes rows shorter, all of them alike: write e_t = -a x_t + r_t with one a
+/// for all rows (least squares under the metric). The errors r_t of different tokens are independent and average out in
+/// an output that looks at many tokens; -a x_t does not. So the cost is sum w r M r^T + shrink_weight * a^2 sum w x M
+/// x^T.
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
 
 struct ClipChoice {
   double ratio = 1.0;
   double cost = 0.0;
 };
-/// The clip ratio of smallest clip_cost() on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go to the larger ratio.
+/// The clip ratio of smallest clip_cost() on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go
+/// to the larger ratio.
 ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& coder);
 
 }  // namespace kvq

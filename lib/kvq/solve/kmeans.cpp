@@ -11,10 +11,11 @@
 #include <limits>
 #include <numeric>
 
-// Nearly all the time goes into the distances of all rows to all centroids. A float matrix product gives them fast, but only up
-// to rounding that grows with the norms, not with the distance: |x|^2 - 2 x.c + |c|^2 cancels. Two measures keep that harmless.
-// Rows and centroids are multiplied less a vector near their middle, which leaves distances as they are. And a product never
-// decides alone: it bounds the distance from both sides, and centroids whose bounds overlap are compared in double.
+// Nearly all the time goes into the distances of all rows to all centroids. A float matrix product gives them fast, but
+// only up to rounding that grows with the norms, not with the distance: |x|^2 - 2 x.c + |c|^2 cancels. Two measures
+// keep that harmless. Rows and centroids are multiplied less a vector near their middle, which leaves distances as they
+// are. And a product never decides alone: it bounds the distance from both sides, and centroids whose bounds overlap
+// are compared in double.
 
 namespace kvq {
 
@@ -95,9 +96,10 @@ void prefetch(const float* row, Index dim) {
   for (Index j = 0; j < dim; j += kCacheLine) __builtin_prefetch(row + j);
 }
 
-/// Sets each centroid to the mean of its rows; one without rows stays. Threads take pieces of groups with fixed borders,
-/// and the pieces' sums are added in order.
-void move_to_means(std::span<const float> rows, std::span<const std::int32_t> assignment, std::span<float> centroids, Index dim) {
+/// Sets each centroid to the mean of its rows; one without rows stays. Threads take pieces of groups with fixed
+/// borders, and the pieces' sums are added in order.
+void move_to_means(std::span<const float> rows, std::span<const std::int32_t> assignment, std::span<float> centroids,
+                   Index dim) {
   struct Piece {
     Index cluster, first, last;
   };
@@ -146,9 +148,9 @@ Floats load(const float* from) {
   return to;
 }
 
-/// Bounds of the score |c|^2 / 2 - x.c, which orders centroids as the distance does, given the float product `dot` of a row and
-/// a centroid: low - dot - reach * norm <= score <= high - dot + reach * norm. Filled up to whole vectors with centroids at
-/// infinity.
+/// Bounds of the score |c|^2 / 2 - x.c, which orders centroids as the distance does, given the float product `dot` of a
+/// row and a centroid: low - dot - reach * norm <= score <= high - dot + reach * norm. Filled up to whole vectors with
+/// centroids at infinity.
 struct Bounds {
   std::vector<float> low, high, norm;  ///< [C, rounded up to kLanes]
   Index count = 0;                     ///< C
@@ -157,8 +159,8 @@ struct Bounds {
 };
 
 Bounds bounds_of(const Centred& centroids) {
-  // Rounding of |c|^2, of the centred centroid and of the sums that use the bound, with much room; the absolute part is for
-  // products so small that they lose digits.
+  // Rounding of |c|^2, of the centred centroid and of the sums that use the bound, with much room; the absolute part is
+  // for products so small that they lose digits.
   constexpr float kRelative = 16 * kUnit, kAbsolute = 1e-36f;
   const Index count = centroids.count(), stride = blocks_of(count, kLanes) * kLanes;
   Bounds out;
@@ -176,8 +178,9 @@ Bounds bounds_of(const Centred& centroids) {
   return out;
 }
 
-/// Error of a float product of length `dim` over |c|, in any order of summation: dim roundings of parts that are at most |x||c|,
-/// and some for the centring and for sums. Infinite, so that every centroid is compared in double, if the product may overflow.
+/// Error of a float product of length `dim` over |c|, in any order of summation: dim roundings of parts that are at
+/// most |x||c|, and some for the centring and for sums. Infinite, so that every centroid is compared in double, if the
+/// product may overflow.
 float reach_of(double row_squared_norm, Index dim, const Bounds& bounds) {
   const auto norm = static_cast<float>(std::sqrt(row_squared_norm));
   if (!(norm * bounds.largest_norm < 1e36f)) return kInfinity;
@@ -205,7 +208,8 @@ float smallest_high(const float* dots, const Bounds& bounds, float reach) {
 bool all_above(const float* dots, const Bounds& bounds, Index k, float reach, float limit) {
   const float *low = bounds.low.data(), *norm = bounds.norm.data();
   auto above = Floats{} == Floats{};
-  for (Index from = k; from < k + kLanes; from += kWidth) above &= load(low + from) - load(dots + from) - reach * load(norm + from) > limit;
+  for (Index from = k; from < k + kLanes; from += kWidth)
+    above &= load(low + from) - load(dots + from) - reach * load(norm + from) > limit;
   std::int64_t halves[2];
   std::memcpy(halves, &above, sizeof halves);
   return (halves[0] & halves[1]) == -1;
@@ -256,7 +260,8 @@ std::vector<std::int32_t> assign(const Centred& data, std::span<const float> cen
     blas::gemm_nt(count, bounds.count, dim, 1.0f, data.row(first), dim, centres.rows.data(), dim, dots.data(), stride);
     for (Index i = 0; i < count; ++i) {
       const float reach = reach_of(data.squared_norm[at(first + i)], dim, bounds);
-      assignment[at(first + i)] = nearest(data.original_row(first + i), centres, dots.data() + i * stride, bounds, reach);
+      assignment[at(first + i)] =
+          nearest(data.original_row(first + i), centres, dots.data() + i * stride, bounds, reach);
     }
   });
   return assignment;
@@ -268,7 +273,10 @@ std::vector<std::int32_t> assign(const Centred& data, std::span<const float> cen
 class Seeding {
  public:
   Seeding(const Centred& data, RandomStream& random)
-      : data_(data), random_(random), blocks_(blocks_of(data.count(), kSeedBlockRows)), closest_(at(data.count()), kInfinity) {}
+      : data_(data),
+        random_(random),
+        blocks_(blocks_of(data.count(), kSeedBlockRows)),
+        closest_(at(data.count()), kInfinity) {}
 
   /// Row numbers of the seeds.
   std::vector<Index> choose(int clusters) {
@@ -332,9 +340,11 @@ class Seeding {
   }
 
   /// Squared distance of each row of a block to the nearest seed, should a candidate become one; and their sum.
-  void measure_block(Index block, const std::vector<Index>& candidates, const std::vector<float>& centres, std::vector<double>& sums) {
+  void measure_block(Index block, const std::vector<Index>& candidates, const std::vector<float>& centres,
+                     std::vector<double>& sums) {
     const auto trials = static_cast<Index>(candidates.size());
-    const Index first = block * kSeedBlockRows, count = std::min(kSeedBlockRows, data_.count() - first), dim = data_.dim;
+    const Index first = block * kSeedBlockRows, count = std::min(kSeedBlockRows, data_.count() - first),
+                dim = data_.dim;
     static thread_local std::vector<float> dots;
     dots.resize(at(trials * kSeedBlockRows));
     blas::gemm_nt(trials, count, dim, 1.0f, centres.data(), dim, data_.row(first), dim, dots.data(), kSeedBlockRows);
@@ -354,7 +364,8 @@ class Seeding {
   /// |x - c|^2 by the product, or in double where little would be left of it.
   float distance_of(Index row, Index centre, float dot, float closest) const {
     if (closest == 0.0f) return 0.0f;
-    const double norms = data_.squared_norm[at(row)] + data_.squared_norm[at(centre)], distance = norms - 2.0 * double{dot};
+    const double norms = data_.squared_norm[at(row)] + data_.squared_norm[at(centre)],
+                 distance = norms - 2.0 * double{dot};
     if (distance > 4.0 * kUnit * static_cast<double>(data_.dim + 16) * norms) return static_cast<float>(distance);
     return static_cast<float>(squared_distance(data_.row(row), data_.row(centre), data_.dim));
   }
@@ -375,7 +386,8 @@ std::vector<double> distances_to_own(std::span<const float> rows, const KMeansRe
   std::vector<double> distances(at(count));
   parallel_for(blocks_of(count, kBlockRows), [&](Index block) {
     for (Index t = block * kBlockRows; t < std::min(count, (block + 1) * kBlockRows); ++t)
-      distances[at(t)] = squared_distance(rows.data() + t * dim, state.centroids.data() + state.assignment[at(t)] * dim, dim);
+      distances[at(t)] =
+          squared_distance(rows.data() + t * dim, state.centroids.data() + state.assignment[at(t)] * dim, dim);
   });
   return distances;
 }
@@ -391,7 +403,9 @@ int repair_empty(std::span<const float> rows, KMeansResult& state, Index dim) {
   std::vector<Index> farthest;
   for (std::size_t t = 0; t < distances.size(); ++t)
     if (distances[t] > 0.0) farthest.push_back(static_cast<Index>(t));
-  std::sort(farthest.begin(), farthest.end(), [&](Index a, Index b) { return distances[at(a)] != distances[at(b)] ? distances[at(a)] > distances[at(b)] : a < b; });
+  std::sort(farthest.begin(), farthest.end(), [&](Index a, Index b) {
+    return distances[at(a)] != distances[at(b)] ? distances[at(a)] > distances[at(b)] : a < b;
+  });
 
   std::size_t repaired = 0;
   for (std::size_t k = 0; k < empty.size() && repaired < farthest.size(); ++k)
@@ -401,10 +415,12 @@ int repair_empty(std::span<const float> rows, KMeansResult& state, Index dim) {
 
 /// Mean over the channels of the rows' variance.
 double mean_variance(const Centred& data) {
-  return std::accumulate(data.squared_norm.begin(), data.squared_norm.end(), 0.0) / static_cast<double>(data.rows.size());
+  return std::accumulate(data.squared_norm.begin(), data.squared_norm.end(), 0.0) /
+         static_cast<double>(data.rows.size());
 }
 
-KMeansResult run(const Centred& data, std::span<const float> middle, const KMeansOptions& options, RandomStream random) {
+KMeansResult run(const Centred& data, std::span<const float> middle, const KMeansOptions& options,
+                 RandomStream random) {
   KMeansResult state;
   for (const Index t : Seeding(data, random).choose(options.clusters))
     state.centroids.insert(state.centroids.end(), data.original_row(t), data.original_row(t) + data.dim);
@@ -431,12 +447,17 @@ RandomStream stream(const KMeansOptions& options, int restart) {
 void check(const KMeansOptions& options, Index count) {
   const Index most = std::min<Index>(kMaxClusters, count);
   if (options.clusters < 1 || options.clusters > most)
-    throw Error{ErrorKind::usage, fmt::format("k-means: expected 1 to {} clusters and one row or more for each, found {} clusters for {} rows",
-                                              kMaxClusters, options.clusters, count)};
-  if (options.restarts < 1) throw Error{ErrorKind::usage, fmt::format("k-means: expected 1 restart or more, found {}", options.restarts)};
+    throw Error{
+        ErrorKind::usage,
+        fmt::format("k-means: expected 1 to {} clusters and one row or more for each, found {} clusters for {} rows",
+                    kMaxClusters, options.clusters, count)};
+  if (options.restarts < 1)
+    throw Error{ErrorKind::usage, fmt::format("k-means: expected 1 restart or more, found {}", options.restarts)};
   if (options.max_iterations < 0)
-    throw Error{ErrorKind::usage, fmt::format("k-means: expected 0 iterations or more, found {}", options.max_iterations)};
-  if (!(options.tolerance >= 0.0)) throw Error{ErrorKind::usage, fmt::format("k-means: expected a tolerance >= 0, found {}", options.tolerance)};
+    throw Error{ErrorKind::usage,
+                fmt::format("k-means: expected 0 iterations or more, found {}", options.max_iterations)};
+  if (!(options.tolerance >= 0.0))
+    throw Error{ErrorKind::usage, fmt::format("k-means: expected a tolerance >= 0, found {}", options.tolerance)};
 }
 
 }  // namespace

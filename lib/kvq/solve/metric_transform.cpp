@@ -16,7 +16,8 @@ namespace {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using Vector = Eigen::VectorXd;
 
-/// What is always added to the diagonals, relative to their mean: directions without variance or metric stay invertible.
+/// What is always added to the diagonals, relative to their mean: directions without variance or metric stay
+/// invertible.
 constexpr double kFloor = 1e-13;
 /// A mean below this, of rows of mean square 1, says nothing about a sign.
 constexpr double kNoMean = 1e-6;
@@ -25,7 +26,8 @@ std::vector<double> to_vector(const Matrix& matrix) { return {matrix.data(), mat
 
 Vector diagonal_of(std::span<const double> matrix, int dim) {
   Vector diagonal(dim);
-  for (int i = 0; i < dim; ++i) diagonal[i] = std::max(0.0, matrix[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)]);
+  for (int i = 0; i < dim; ++i)
+    diagonal[i] = std::max(0.0, matrix[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)]);
   return diagonal;
 }
 
@@ -82,7 +84,8 @@ Balanced balance(const Matrix& c, const Matrix& w, const Vector& a, std::span<co
   const double unit = std::sqrt(static_cast<double>(dim) / root.sum());
   const Vector fourth = root.cwiseSqrt() * unit;
   Balanced result;
-  result.matrix = a.asDiagonal() * Matrix(l.transpose().triangularView<Eigen::Upper>().solve(Matrix(v * fourth.asDiagonal())));
+  result.matrix =
+      a.asDiagonal() * Matrix(l.transpose().triangularView<Eigen::Upper>().solve(Matrix(v * fourth.asDiagonal())));
   result.inverse = fourth.cwiseInverse().asDiagonal() * v.transpose() * l.transpose() * a.cwiseInverse().asDiagonal();
   for (Eigen::Index j = 0; j < dim; ++j) {
     double direction = 0.0;
@@ -111,7 +114,8 @@ Problem equal_diagonals(std::span<const double> c, std::span<const double> w, in
   const auto size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
   KVQ_ASSERT(c.size() == size && w.size() == size);
   const Eigen::Map<const Matrix> covariance(c.data(), dim, dim), metric(w.data(), dim, dim);
-  if (!covariance.allFinite() || !metric.allFinite()) throw Error{ErrorKind::numerical, "transform: covariance or metric holds NaN or Inf"};
+  if (!covariance.allFinite() || !metric.allFinite())
+    throw Error{ErrorKind::numerical, "transform: covariance or metric holds NaN or Inf"};
   Problem p;
   p.scale = balance_of(diagonal_of(c, dim), diagonal_of(w, dim));
   p.c = p.scale.asDiagonal() * covariance * p.scale.asDiagonal();
@@ -154,7 +158,8 @@ double outlier_gain(std::span<const double> c, std::span<const double> w, int di
   return found.root_trace > 0.0 ? gain_of(c, w, dim, found.root_trace) : 1.0;
 }
 
-HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens, const ChannelPairs& pairs) {
+HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens,
+                                 const ChannelPairs& pairs) {
   const Vector own_c = diagonal_of(c, dim), own_w = diagonal_of(w, dim);
   Vector shared_c = own_c, shared_w = own_w;
   for (const auto& [i, j] : pairs) {
@@ -165,19 +170,32 @@ HeadTransform diagonal_transform(std::span<const double> c, std::span<const doub
   const double energy = (own_c.array() * exact.array().square()).sum() / dim;
   const double unit = energy > 0.0 ? 1.0 / std::sqrt(energy) : 1.0;
   Vector best(dim);
-  for (int i = 0; i < dim; ++i) best[i] = bf16_to_float(float_to_bf16(static_cast<float>(std::clamp(exact[i] * unit, 0x1p-24, 0x1p24))));
-  HeadTransform result{.scale = {best.data(), best.data() + dim}, .matrix = to_vector(Matrix(best.asDiagonal())),
-                       .inverse = to_vector(Matrix(best.cwiseInverse().asDiagonal())), .outlier_gain = outlier_gain(c, w, dim, tokens)};
+  for (int i = 0; i < dim; ++i)
+    best[i] = bf16_to_float(float_to_bf16(static_cast<float>(std::clamp(exact[i] * unit, 0x1p-24, 0x1p24))));
+  HeadTransform result{
+      .scale = {best.data(), best.data() + dim},
+      .matrix = to_vector(Matrix(best.asDiagonal())),
+      .inverse = to_vector(Matrix(best.cwiseInverse().asDiagonal())),
+      .outlier_gain = outlier_gain(c, w, dim, tokens),
+  };
   return result;
 }
 
-HeadTransform balanced_transform(std::span<const double> c, std::span<const double> w, std::span<const double> mean, int dim, std::int64_t tokens, double most_condition) {
+HeadTransform balanced_transform(std::span<const double> c, std::span<const double> w, std::span<const double> mean,
+                                 int dim, std::int64_t tokens, double most_condition) {
   const Problem p = equal_diagonals(c, w, dim);
   if (p.empty) return identity(dim);
   for (double more = added_below(tokens, dim); more <= 1e3; more *= 10.0) {
     const Balanced found = balance(p.c, p.w, p.scale, mean, more);
-    if (found.matrix.size() == 0 || !found.matrix.allFinite() || !found.inverse.allFinite() || !(condition_of(found.matrix, found.inverse) <= most_condition)) continue;
-    return {.scale = {}, .matrix = to_vector(found.matrix), .inverse = to_vector(found.inverse), .outlier_gain = gain_of(c, w, dim, found.root_trace)};
+    if (found.matrix.size() == 0 || !found.matrix.allFinite() || !found.inverse.allFinite() ||
+        !(condition_of(found.matrix, found.inverse) <= most_condition))
+      continue;
+    return {
+        .scale = {},
+        .matrix = to_vector(found.matrix),
+        .inverse = to_vector(found.inverse),
+        .outlier_gain = gain_of(c, w, dim, found.root_trace),
+    };
   }
   throw Error{ErrorKind::numerical, "transform: covariance and metric are too far from positive semidefinite"};
 }

@@ -6,8 +6,9 @@
 #include <utility>
 #include <vector>
 
-/// Maps of a head's rows that follow the metric of their errors, so that decisions do not depend on how a model is scaled (formats/artifact.md,
-/// "Transforms"). C is the covariance of the rows, W the metric: an error e of a row costs e W e^T.
+/// Maps of a head's rows that follow the metric of their errors, so that decisions do not depend on how a model is
+/// scaled (formats/artifact.md, "Transforms"). C is the covariance of the rows, W the metric: an error e of a row costs
+/// e W e^T.
 namespace kvq {
 
 enum class TransformKind { orthogonal, diagonal, balanced, klt };
@@ -23,20 +24,24 @@ struct HeadTransform {
 /// Channels that share a factor, each in one pair or in none (a rotary pair of keys).
 using ChannelPairs = std::vector<std::pair<int, int>>;
 
-/// A = diag((W_ii / C_ii)^(1/4)) times a common factor that gives rows a mean square of 1, rounded to bfloat16: smallest
-/// tr(A^-1 W A^-1) tr(A C A) of all diagonal A. Channels without variance or without metric get the geometric mean of the others.
+/// A = diag((W_ii / C_ii)^(1/4)) times a common factor that gives rows a mean square of 1, rounded to bfloat16:
+/// smallest tr(A^-1 W A^-1) tr(A C A) of all diagonal A. Channels without variance or without metric get the geometric
+/// mean of the others.
 /// @param c, w    [D, D] symmetric, positive semidefinite
 /// @param tokens  rows that C was estimated from
-HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens, const ChannelPairs& pairs);
+HeadTransform diagonal_transform(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens,
+                                 const ChannelPairs& pairs);
 
-/// A = Z diag(s^(1/4)): Z the simultaneous diagonalisation Z^T C Z = I, Z^-1 W Z^-T = diag(s), s descending. So rows x A have
-/// covariance and metric diag(sqrt(s)), and tr(A^-1 W A^-T) tr(A^T C A) is smallest of all A. With signs that make mean @ A
-/// positive, A is unique where the s differ: if rows become x M and the metric M^-1 W M^-T, x M A' = x A. Rows get a mean square of 1.
-/// From few tokens the small eigenvalues of C are estimated too small, and A would amplify rows that C has not seen. So C and W, scaled to
-/// equal diagonals, get a part of their mean diagonal added: D / tokens - 1 / kTokensPerChannel, at least 1e-13. Where the condition number
-/// of A (transform_condition() of plans) exceeds `most_condition`, ten times as much is added, until it does not.
+/// A = Z diag(s^(1/4)): Z the simultaneous diagonalisation Z^T C Z = I, Z^-1 W Z^-T = diag(s), s descending. So rows x
+/// A have covariance and metric diag(sqrt(s)), and tr(A^-1 W A^-T) tr(A^T C A) is smallest of all A. With signs that
+/// make mean @ A positive, A is unique where the s differ: if rows become x M and the metric M^-1 W M^-T, x M A' = x A.
+/// Rows get a mean square of 1. From few tokens the small eigenvalues of C are estimated too small, and A would amplify
+/// rows that C has not seen. So C and W, scaled to equal diagonals, get a part of their mean diagonal added: D / tokens
+/// - 1 / kTokensPerChannel, at least 1e-13. Where the condition number of A (transform_condition() of plans) exceeds
+/// `most_condition`, ten times as much is added, until it does not.
 /// @param mean  [D] of the rows, for signs; empty: the largest component of each column is positive
-HeadTransform balanced_transform(std::span<const double> c, std::span<const double> w, std::span<const double> mean, int dim, std::int64_t tokens, double most_condition);
+HeadTransform balanced_transform(std::span<const double> c, std::span<const double> w, std::span<const double> mean,
+                                 int dim, std::int64_t tokens, double most_condition);
 
 /// HeadTransform::outlier_gain of a head, whatever transform it gets.
 double outlier_gain(std::span<const double> c, std::span<const double> w, int dim, std::int64_t tokens);

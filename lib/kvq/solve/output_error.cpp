@@ -19,17 +19,20 @@ Span seen_by(const AttentionCase& data, std::int64_t position) {
 }  // namespace
 
 OutputError::OutputError(AttentionCase data) : data_(std::move(data)) {
-  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  const auto m = static_cast<std::int64_t>(data_.query.size()),
+             n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
   for (int h = 0; h < data_.queries_per_head; ++h) {
     weights_.push_back(weights(h, data_.k));
     outputs_.emplace_back(static_cast<std::size_t>(m * data_.v_dim));
-    blas::gemm_nn(m, data_.v_dim, n, weights_.back().data(), n, data_.v.data(), data_.v_dim, false, outputs_.back().data(), data_.v_dim);
+    blas::gemm_nn(m, data_.v_dim, n, weights_.back().data(), n, data_.v.data(), data_.v_dim, false,
+                  outputs_.back().data(), data_.v_dim);
     energy_ += form(h, outputs_.back());
   }
 }
 
 std::vector<float> OutputError::weights(int head, std::span<const float> k) const {
-  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  const auto m = static_cast<std::int64_t>(data_.query.size()),
+             n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
   const float* q = data_.q.data() + static_cast<std::int64_t>(head) * m * data_.dim;
   std::vector<float> s(static_cast<std::size_t>(m * n));
   blas::gemm_nt(m, n, data_.dim, static_cast<float>(data_.scale), q, data_.dim, k.data(), data_.dim, s.data(), n);
@@ -37,14 +40,16 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
   std::vector<float> exact;
   if (exact_somewhere) {
     exact.resize(s.size());
-    blas::gemm_nt(m, n, data_.dim, static_cast<float>(data_.scale), q, data_.dim, data_.k.data(), data_.dim, exact.data(), n);
+    blas::gemm_nt(m, n, data_.dim, static_cast<float>(data_.scale), q, data_.dim, data_.k.data(), data_.dim,
+                  exact.data(), n);
   }
   for (std::int64_t i = 0; i < m; ++i) {
     float* row = s.data() + i * n;
     const Span seen = seen_by(data_, data_.query[static_cast<std::size_t>(i)]);
     if (exact_somewhere)
       for (std::int64_t t = seen.first; t < seen.end; ++t)
-        if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens) row[t] = exact[static_cast<std::size_t>(i * n + t)];
+        if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens)
+          row[t] = exact[static_cast<std::size_t>(i * n + t)];
     const float top = row_ops::largest(row + seen.first, seen.end - seen.first);
     const float sum = row_ops::exponentiate(row + seen.first, seen.end - seen.first, top);
     std::fill(row, row + seen.first, 0.0f);
@@ -60,21 +65,24 @@ OutputChange OutputError::form(int head, std::span<const float> e) const {
   const auto quadratic = [&](const float* matrix) {
     const float* other = e.data();
     if (matrix != nullptr) {
-      blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim, matrix, data_.v_dim, false, product.data(), data_.v_dim);
+      blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim, matrix,
+                    data_.v_dim, false, product.data(), data_.v_dim);
       other = product.data();
     }
     double sum = 0.0;
     for (std::size_t i = 0; i < e.size(); ++i) sum += double{e[i]} * double{other[i]};
     return sum;
   };
-  const OutputChange total{quadratic(data_.curvature.empty() ? nullptr : data_.curvature.data() + static_cast<std::size_t>(head) * d * d),
-                           quadratic(data_.output_metric.empty() ? nullptr : data_.output_metric.data())};
+  const OutputChange total{
+      quadratic(data_.curvature.empty() ? nullptr : data_.curvature.data() + static_cast<std::size_t>(head) * d * d),
+      quadratic(data_.output_metric.empty() ? nullptr : data_.output_metric.data())};
   const double half = 0.5 / static_cast<double>(e.size() / d);
   return {half * total.curved, half * total.squared};
 }
 
 OutputChange OutputError::of_keys(std::span<const float> k) const {
-  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  const auto m = static_cast<std::int64_t>(data_.query.size()),
+             n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
   OutputChange total;
   for (int h = 0; h < data_.queries_per_head; ++h) {
     std::vector<float> s = weights(h, k), e(outputs_[static_cast<std::size_t>(h)].size());
@@ -87,7 +95,8 @@ OutputChange OutputError::of_keys(std::span<const float> k) const {
 }
 
 OutputChange OutputError::of_values(std::span<const float> v) const {
-  const auto m = static_cast<std::int64_t>(data_.query.size()), n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
+  const auto m = static_cast<std::int64_t>(data_.query.size()),
+             n = static_cast<std::int64_t>(data_.k.size()) / data_.dim;
   std::vector<float> difference(v.begin(), v.end());
   for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= data_.v[i];
   OutputChange total;
@@ -99,7 +108,8 @@ OutputChange OutputError::of_values(std::span<const float> v) const {
       for (std::int64_t i = 0; i < m; ++i) {
         const Span seen = seen_by(data_, data_.query[static_cast<std::size_t>(i)]);
         for (std::int64_t t = seen.first; t < seen.end; ++t)
-          if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens) masked[static_cast<std::size_t>(i * n + t)] = 0.0f;
+          if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens)
+            masked[static_cast<std::size_t>(i * n + t)] = 0.0f;
       }
       weights = &masked;
     }

@@ -10,13 +10,13 @@ namespace kvq {
 struct AttentionCase {
   int dim = 0, v_dim = 0, queries_per_head = 1;
   double scale = 1.0;
-  int window = 0;                        ///< 0 = all keys before and at the query, else the last `window`
+  int window = 0;                          ///< 0 = all keys before and at the query, else the last `window`
   int sink_tokens = 0, recent_tokens = 0;  ///< keys and values that stay exact, seen from each query
-  std::vector<std::int64_t> query;       ///< [m] positions
-  std::vector<float> q;                  ///< [queries_per_head, m, D]
-  std::vector<float> k, v;               ///< [n, D], [n, Dv]
-  std::vector<float> curvature;          ///< [queries_per_head, Dv, Dv] or empty for the identity
-  std::vector<float> output_metric;      ///< [Dv, Dv] of squared errors, or empty for the identity
+  std::vector<std::int64_t> query;         ///< [m] positions
+  std::vector<float> q;                    ///< [queries_per_head, m, D]
+  std::vector<float> k, v;                 ///< [n, D], [n, Dv]
+  std::vector<float> curvature;            ///< [queries_per_head, Dv, Dv] or empty for the identity
+  std::vector<float> output_metric;        ///< [Dv, Dv] of squared errors, or empty for the identity
 };
 
 /// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.

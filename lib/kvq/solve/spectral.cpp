@@ -84,7 +84,8 @@ std::vector<double> turned(std::span<const double> m, std::span<const double> r,
   return {result.data(), result.data() + result.size()};
 }
 
-std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint64_t seed, int layer, int head, int candidate) {
+std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint64_t seed, int layer, int head,
+                               int candidate) {
   std::vector<double> result(basis.begin(), basis.end());
   if (candidate == 0) return result;
   // One stream per candidate: the head word of the counter carries both.

@@ -11,8 +11,8 @@ namespace kvq {
 
 namespace {
 
-/// With t = sqrt(n) sin(phi) the density of phi is cos^(n-2)(phi) / c_n. Masses are sums of positive terms, so that they keep their
-/// relative accuracy in cells far out, whose probability is next to nothing; first moments are closed.
+/// With t = sqrt(n) sin(phi) the density of phi is cos^(n-2)(phi) / c_n. Masses are sums of positive terms, so that
+/// they keep their relative accuracy in cells far out, whose probability is next to nothing; first moments are closed.
 class SphereMarginal {
  public:
   explicit SphereMarginal(int dim) : n_(dim), total_(2.0 * integral(0.0, std::numbers::pi / 2.0)) {}
@@ -43,7 +43,8 @@ class SphereMarginal {
     for (int i = 0; i < pieces; ++i) {
       const double middle = a + (2 * i + 1) * half;
       for (int k = 0; k < 4; ++k)
-        sum += kWeights[k] * (std::pow(std::max(0.0, std::cos(middle - half * kNodes[k])), n_ - 2) + std::pow(std::max(0.0, std::cos(middle + half * kNodes[k])), n_ - 2));
+        sum += kWeights[k] * (std::pow(std::max(0.0, std::cos(middle - half * kNodes[k])), n_ - 2) +
+                              std::pow(std::max(0.0, std::cos(middle + half * kNodes[k])), n_ - 2));
     }
     return sum * half;
   }
@@ -53,7 +54,8 @@ class SphereMarginal {
 };
 
 /// Solves (I - J) delta = r with J tridiagonal, delta in place of r: the Thomas algorithm. `diagonal` is used up.
-void solve_tridiagonal(std::span<const double> below, std::span<double> diagonal, std::span<const double> above, std::span<double> r) {
+void solve_tridiagonal(std::span<const double> below, std::span<double> diagonal, std::span<const double> above,
+                       std::span<double> r) {
   for (std::size_t i = 1; i < r.size(); ++i) {
     const double factor = below[i] / diagonal[i - 1];
     diagonal[i] -= factor * above[i - 1];
@@ -73,7 +75,8 @@ LloydStep lloyd_step(const SphereMarginal& marginal, const std::vector<double>& 
   LloydStep step;
   std::vector<double> below(size, 0.0), diagonal(size, 1.0), above(size, 0.0), r(size);
   for (std::size_t i = 0; i < size; ++i) {
-    const double lo = i == 0 ? -marginal.edge() : 0.5 * (c[i - 1] + c[i]), hi = i + 1 == size ? marginal.edge() : 0.5 * (c[i] + c[i + 1]);
+    const double lo = i == 0 ? -marginal.edge() : 0.5 * (c[i - 1] + c[i]),
+                 hi = i + 1 == size ? marginal.edge() : 0.5 * (c[i] + c[i + 1]);
     const double mass = marginal.mass(lo, hi), mean = marginal.first(lo, hi) / mass;
     step.means.push_back(mean);
     step.distortion -= mass * mean * mean;
@@ -107,11 +110,13 @@ std::vector<double> companding_start(const SphereMarginal& marginal, std::size_t
   const double step = 2.0 * marginal.edge() / kSteps;
   std::vector<double> integral(kSteps + 1, 0.0);
   for (int i = 0; i < kSteps; ++i)
-    integral[static_cast<std::size_t>(i + 1)] = integral[static_cast<std::size_t>(i)] + std::cbrt(marginal.density(-marginal.edge() + (i + 0.5) * step));
+    integral[static_cast<std::size_t>(i + 1)] =
+        integral[static_cast<std::size_t>(i)] + std::cbrt(marginal.density(-marginal.edge() + (i + 0.5) * step));
   std::vector<double> entries;
   for (std::size_t k = 0; k < size; ++k) {
     const double target = integral.back() * (static_cast<double>(k) + 0.5) / static_cast<double>(size);
-    const auto above = static_cast<std::size_t>(std::lower_bound(integral.begin() + 1, integral.end() - 1, target) - integral.begin());
+    const auto above =
+        static_cast<std::size_t>(std::lower_bound(integral.begin() + 1, integral.end() - 1, target) - integral.begin());
     const double fraction = (target - integral[above - 1]) / (integral[above] - integral[above - 1]);
     entries.push_back(-marginal.edge() + (static_cast<double>(above - 1) + fraction) * step);
   }
@@ -137,7 +142,9 @@ ScalarCodebook solve(int bits, int dim) {
     step = std::move(next);
   }
   if (step.residual > 1e-10)
-    throw Error{ErrorKind::numerical, fmt::format("codebook of {} bits on the sphere in {} dimensions: not converged, residual {}", bits, dim, step.residual)};
+    throw Error{ErrorKind::numerical,
+                fmt::format("codebook of {} bits on the sphere in {} dimensions: not converged, residual {}", bits, dim,
+                            step.residual)};
   return {c, step.distortion};
 }
 
@@ -170,7 +177,9 @@ ScalarCodebook fit_codebook(std::span<const float> samples, const ScalarCodebook
     std::size_t begin = 0;
     std::vector<double> next = c;
     for (std::size_t i = 0; i < c.size(); ++i) {
-      const auto border = [&](double t) { return static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(), t) - sorted.begin()); };
+      const auto border = [&](double t) {
+        return static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(), t) - sorted.begin());
+      };
       const std::size_t end = i + 1 == c.size() ? sorted.size() : std::max(begin, border(0.5 * (c[i] + c[i + 1])));
       const double total = sum[end] - sum[begin], count = static_cast<double>(end - begin);
       if (end > begin) next[i] = total / count;

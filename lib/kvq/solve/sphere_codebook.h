@@ -13,8 +13,9 @@ struct ScalarCodebook {
 
 /// Lloyd-Max quantiser for one coordinate t of a uniform point on the sphere of radius sqrt(n) in n dimensions, density
 /// proportional to (1 - t^2 / n)^((n-3)/2): what a randomly rotated row of root mean square 1 has in each channel
-/// (TurboQuant-MSE, arXiv 2504.19874, which takes N(0, 1/n) for larger n). The conditions "entry = mean of its cell" hold to 1e-11;
-/// masses of cells are integrated to full relative accuracy. Results are cached; safe from several threads.
+/// (TurboQuant-MSE, arXiv 2504.19874, which takes N(0, 1/n) for larger n). The conditions "entry = mean of its cell"
+/// hold to 1e-11; masses of cells are integrated to full relative accuracy. Results are cached; safe from several
+/// threads.
 /// @param bits  1..8; @param dim  n >= 2 (1 is taken as 2)
 const ScalarCodebook& sphere_codebook(int bits, int dim);
 

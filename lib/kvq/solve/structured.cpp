@@ -24,7 +24,8 @@ namespace {
 
 void check_order(int dim, int order) {
   if (order < 1 || (order & (order - 1)) != 0 || dim % order != 0)
-    throw Error{ErrorKind::usage, fmt::format("Hadamard order: expected a power of two that divides head_dim {}, found {}", dim, order)};
+    throw Error{ErrorKind::usage,
+                fmt::format("Hadamard order: expected a power of two that divides head_dim {}, found {}", dim, order)};
 }
 
 }  // namespace
@@ -62,7 +63,8 @@ void block_hadamard_rows(std::span<float> rows, int dim, int order, std::span<co
 }
 
 std::vector<double> haar_matrix(int dim, std::uint64_t seed, int layer, int head) {
-  RandomStream random(seed, RandomStream::Purpose::haar, static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(head));
+  RandomStream random(seed, RandomStream::Purpose::haar, static_cast<std::uint32_t>(layer),
+                      static_cast<std::uint32_t>(head));
   Eigen::MatrixXd gaussian(dim, dim);
   for (int i = 0; i < dim; ++i)
     for (int j = 0; j < dim; ++j) gaussian(i, j) = random.next_normal();
@@ -76,7 +78,8 @@ std::vector<double> haar_matrix(int dim, std::uint64_t seed, int layer, int head
 }
 
 std::vector<std::int8_t> random_signs(int dim, std::uint64_t seed, int layer, int head) {
-  RandomStream random(seed, RandomStream::Purpose::signs, static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(head));
+  RandomStream random(seed, RandomStream::Purpose::signs, static_cast<std::uint32_t>(layer),
+                      static_cast<std::uint32_t>(head));
   std::vector<std::int8_t> signs(static_cast<std::size_t>(dim));
   for (auto& sign : signs) sign = (random.next_u32() & 1u) ? std::int8_t{-1} : std::int8_t{1};
   return signs;

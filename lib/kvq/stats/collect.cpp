@@ -22,7 +22,8 @@ struct Chunk {
 std::vector<Chunk> chunks_of(std::int64_t tokens, const TokenRange& held) {
   std::vector<Chunk> chunks;
   for (const auto& [begin, end] : {std::pair{std::int64_t{0}, held.first}, std::pair{held.first + held.count, tokens}})
-    for (std::int64_t first = begin; first < end; first += kChunkTokens) chunks.push_back({first, std::min(kChunkTokens, end - first)});
+    for (std::int64_t first = begin; first < end; first += kChunkTokens)
+      chunks.push_back({first, std::min(kChunkTokens, end - first)});
   return chunks;
 }
 
@@ -52,7 +53,8 @@ std::vector<float> quadratic_form(const std::vector<float>& rows, const std::vec
   const std::size_t count = rows.size() / d;
   const std::vector<float> m(matrix.begin(), matrix.end());
   std::vector<float> product(rows.size()), form(count);
-  blas::gemm_nn(static_cast<std::int64_t>(count), dim, dim, rows.data(), dim, m.data(), dim, false, product.data(), dim);
+  blas::gemm_nn(static_cast<std::int64_t>(count), dim, dim, rows.data(), dim, m.data(), dim, false, product.data(),
+                dim);
   for (std::size_t t = 0; t < count; ++t) {
     double sum = 0.0;
     for (std::size_t j = 0; j < d; ++j) sum += double{product[t * d + j]} * rows[t * d + j];
@@ -62,7 +64,8 @@ std::vector<float> quadratic_form(const std::vector<float>& rows, const std::vec
 }
 
 /// Value moment weighted by k C_Q k^T (OSCAR's `compute_sst`), per KV head.
-std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query, const TokenRange& held) {
+std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query,
+                                  const TokenRange& held) {
   const int heads = layer.geometry.num_kv_heads;
   const auto chunks = chunks_of(layer.k.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
@@ -72,7 +75,8 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
   parallel_for(heads * per_head, [&](std::int64_t task) {
     const int h = static_cast<int>(task / per_head);
     const Chunk chunk = chunks[static_cast<std::size_t>(task % per_head)];
-    std::vector<float> k(static_cast<std::size_t>(chunk.count * layer.k.dim)), v(static_cast<std::size_t>(chunk.count * layer.v->dim));
+    std::vector<float> k(static_cast<std::size_t>(chunk.count * layer.k.dim)),
+        v(static_cast<std::size_t>(chunk.count * layer.v->dim));
     layer.k.load_head(h, chunk.first, chunk.count, k.data());
     layer.v->load_head(h, chunk.first, chunk.count, v.data());
     MomentSum sum(layer.v->dim);
@@ -137,15 +141,27 @@ class AttentionPass {
   Loaded load(int kv_head, std::int64_t first, std::int64_t count) const {
     const int group = geometry_.queries_per_kv_head();
     const auto n = static_cast<std::size_t>(count);
-    Loaded loaded{std::vector<float>(n * static_cast<std::size_t>(group * geometry_.head_dim)), std::vector<float>(n * static_cast<std::size_t>(geometry_.head_dim)),
-                  std::vector<float>(n * static_cast<std::size_t>(geometry_.v_head_dim)), {}};
+    Loaded loaded{std::vector<float>(n * static_cast<std::size_t>(group * geometry_.head_dim)),
+                  std::vector<float>(n * static_cast<std::size_t>(geometry_.head_dim)),
+                  std::vector<float>(n * static_cast<std::size_t>(geometry_.v_head_dim)),
+                  {}};
     parallel_for(group, [&](std::int64_t g) {
-      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count, loaded.q.data() + g * count * geometry_.head_dim);
+      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count,
+                         loaded.q.data() + g * count * geometry_.head_dim);
     });
     layer_.k.load_head(kv_head, first, count, loaded.k.data());
     layer_.v->load_head(kv_head, first, count, loaded.v.data());
-    loaded.input = {.tokens = count, .queries = group, .dim = geometry_.head_dim, .v_dim = geometry_.v_head_dim, .scale = geometry_.softmax_scale,
-                    .window = geometry_.sliding_window, .q = loaded.q.data(), .k = loaded.k.data(), .v = loaded.v.data()};
+    loaded.input = {
+        .tokens = count,
+        .queries = group,
+        .dim = geometry_.head_dim,
+        .v_dim = geometry_.v_head_dim,
+        .scale = geometry_.softmax_scale,
+        .window = geometry_.sliding_window,
+        .q = loaded.q.data(),
+        .k = loaded.k.data(),
+        .v = loaded.v.data(),
+    };
     return loaded;
   }
 
@@ -155,7 +171,8 @@ class AttentionPass {
     for (std::size_t i = 0; i < stats_.sample.token.size(); ++i) {
       const std::int64_t t = stats_.sample.token[i] - first;
       if (t >= 0 && t < count)
-        stats_.sample.value_weight[i * static_cast<std::size_t>(geometry_.num_kv_heads) + static_cast<std::size_t>(kv_head)] =
+        stats_.sample
+            .value_weight[i * static_cast<std::size_t>(geometry_.num_kv_heads) + static_cast<std::size_t>(kv_head)] =
             static_cast<float>(sums.column_energy[static_cast<std::size_t>(t)] / group);
     }
   }
@@ -172,23 +189,29 @@ std::vector<double> symmetric_part(const std::vector<float>& matrices, std::size
   std::vector<double> result(matrices.size());
   for (std::size_t first = 0; first < matrices.size(); first += dim * dim)
     for (std::size_t i = 0; i < dim; ++i)
-      for (std::size_t j = 0; j < dim; ++j) result[first + i * dim + j] = 0.5 * (double{matrices[first + i * dim + j]} + double{matrices[first + j * dim + i]});
+      for (std::size_t j = 0; j < dim; ++j)
+        result[first + i * dim + j] =
+            0.5 * (double{matrices[first + i * dim + j]} + double{matrices[first + j * dim + i]});
   return result;
 }
 
-/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h: from o_proj's columns where the dump has them, else as the dump gives it.
+/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h: from o_proj's columns where the dump has them, else as
+/// the dump gives it.
 std::vector<double> o_proj_metric(const LayerActivations& layer) {
   if (!layer.v) return {};
-  if (layer.o_proj.empty()) return symmetric_part(layer.o_proj_metric, static_cast<std::size_t>(layer.geometry.v_head_dim));
+  if (layer.o_proj.empty())
+    return symmetric_part(layer.o_proj_metric, static_cast<std::size_t>(layer.geometry.v_head_dim));
   const LayerGeometry& g = layer.geometry;
   const auto d = static_cast<std::size_t>(g.v_head_dim), wide = d * static_cast<std::size_t>(g.num_q_heads);
-  const auto group = static_cast<std::size_t>(g.queries_per_kv_head()), rows = static_cast<std::size_t>(layer.o_proj_rows);
+  const auto group = static_cast<std::size_t>(g.queries_per_kv_head()),
+             rows = static_cast<std::size_t>(layer.o_proj_rows);
   std::vector<double> metric;
   for (std::size_t h = 0; h < static_cast<std::size_t>(g.num_kv_heads); ++h) {
     MomentSum sum(g.v_head_dim);
     std::vector<float> columns(rows * d);
     for (std::size_t q = h * group; q < (h + 1) * group; ++q) {
-      for (std::size_t r = 0; r < rows; ++r) std::copy_n(layer.o_proj.data() + r * wide + q * d, d, columns.data() + r * d);
+      for (std::size_t r = 0; r < rows; ++r)
+        std::copy_n(layer.o_proj.data() + r * wide + q * d, d, columns.data() + r * d);
       sum.add(columns);
     }
     sum.symmetrise();
@@ -220,7 +243,8 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.sample = sample_tokens(layer, request.seed, request.sample_tokens, held.first, held.first + held.count);
   for (const Moment moment : request.moments)
     if (!layer.v && (is_value_moment(moment) || moment == Moment::scored_query))
-      throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment", layer.layer, to_string(moment))};
+      throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment",
+                                                layer.layer, to_string(moment))};
 
   const auto wants = [&](Moment moment) { return request.moments.count(moment) != 0; };
   if (wants(Moment::query) || wants(Moment::sst))
@@ -232,14 +256,16 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   return stats;
 }
 
-double collect_flops(const LayerGeometry& geometry, const std::vector<std::int64_t>& cu_seqlens, const StatsRequest& request) {
+double collect_flops(const LayerGeometry& geometry, const std::vector<std::int64_t>& cu_seqlens,
+                     const StatsRequest& request) {
   const double d = geometry.head_dim, dv = geometry.v_head_dim, tokens = static_cast<double>(cu_seqlens.back());
   double flops = tokens * (geometry.num_q_heads * d * d + geometry.num_kv_heads * (d * d + dv * dv));
   if (!needs_attention(request)) return flops;
   const double products = 2.0 * d + 2.0 * dv + (request.moments.count(Moment::scored_query) ? 2.0 * dv : 0.0);
   for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
     const auto n = static_cast<double>(cu_seqlens[s + 1] - cu_seqlens[s]);
-    const double keys = geometry.sliding_window > 0 ? std::min(n / 2.0, static_cast<double>(geometry.sliding_window)) : n / 2.0;
+    const double keys =
+        geometry.sliding_window > 0 ? std::min(n / 2.0, static_cast<double>(geometry.sliding_window)) : n / 2.0;
     flops += geometry.num_q_heads * n * keys * products;
   }
   return flops;

@@ -9,9 +9,11 @@ namespace {
 
 /// [count, H, D]
 std::vector<std::uint16_t> bf16_rows(const ActivationTensor& tensor, const TokenRange& range) {
-  const std::size_t row = static_cast<std::size_t>(tensor.heads) * static_cast<std::size_t>(tensor.dim), count = static_cast<std::size_t>(range.count) * row;
+  const std::size_t row = static_cast<std::size_t>(tensor.heads) * static_cast<std::size_t>(tensor.dim),
+                    count = static_cast<std::size_t>(range.count) * row;
   std::vector<float> wide(count);
-  widen(tensor.dtype, tensor.raw.data() + static_cast<std::size_t>(range.first) * row * size_of(tensor.dtype), count, wide.data());
+  widen(tensor.dtype, tensor.raw.data() + static_cast<std::size_t>(range.first) * row * size_of(tensor.dtype), count,
+        wide.data());
   std::vector<std::uint16_t> bits(count);
   std::transform(wide.begin(), wide.end(), bits.begin(), float_to_bf16);
   return bits;

@@ -7,8 +7,8 @@
 
 namespace kvq {
 
-/// Which tokens to keep as golden ones: the last `wanted` of the sequence with the most tokens that are not held out (the first such);
-/// fewer if it has fewer.
+/// Which tokens to keep as golden ones: the last `wanted` of the sequence with the most tokens that are not held out
+/// (the first such); fewer if it has fewer.
 TokenRange choose_golden(const LayerActivations& layer, std::int64_t wanted, const TokenRange& held_out);
 
 /// Their rows, rounded to bfloat16, with the queries of the last one. @param range  not empty

@@ -54,9 +54,11 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
   if (into.o_proj_metric != other.o_proj_metric) refuse("o_proj metrics");
   if (into.moments.size() != other.moments.size()) refuse("collected moments");
   if (into.moments.count(Moment::sst))
-    throw Error{ErrorKind::unsupported,
-                fmt::format("layer {}: `sst` weights need the joint query moment, so shards by sequences cannot be merged", into.layer),
-                "collect `sst` from all files in one run, or use --target-v scored_value"};
+    throw Error{
+        ErrorKind::unsupported,
+        fmt::format("layer {}: `sst` weights need the joint query moment, so shards by sequences cannot be merged",
+                    into.layer),
+        "collect `sst` from all files in one run, or use --target-v scored_value"};
   for (auto& [which, sums] : into.moments) {
     const auto it = other.moments.find(which);
     if (it == other.moments.end() || it->second.size() != sums.size()) refuse("collected moments");
@@ -86,7 +88,8 @@ std::vector<double> mean_moment(const MomentSum& sum, const std::vector<double>&
       double& m = mean[i * d + j];
       m /= sum.weight;
       // E (x - c)(x - c)^T = E x x^T - m c^T - c m^T + c c^T with m = E x
-      if (!center.empty()) m += center[i] * center[j] - (sum.mean[i] * center[j] + center[i] * sum.mean[j]) / sum.weight;
+      if (!center.empty())
+        m += center[i] * center[j] - (sum.mean[i] * center[j] + center[i] * sum.mean[j]) / sum.weight;
     }
   return mean;
 }

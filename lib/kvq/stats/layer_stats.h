@@ -42,10 +42,11 @@ struct LayerStats {
   std::int64_t sequences = 0;
   std::map<Moment, std::vector<MomentSum>> moments;  ///< one sum per KV head
   TokenSample sample;
-  std::vector<double> o_proj_metric;                 ///< [Hkv, Dv, Dv] sum of W_h^T W_h over the group's query heads, W_h o_proj's columns; or empty
+  std::vector<double>
+      o_proj_metric;  ///< [Hkv, Dv, Dv] sum of W_h^T W_h over the group's query heads, W_h o_proj's columns; or empty
   std::optional<HeldOut> held_out;
-  std::optional<GoldenTokens> golden;                ///< real rows for the artifact; they are in the sums like others
-  std::string content_hash;                          ///< of the dump data of this layer
+  std::optional<GoldenTokens> golden;  ///< real rows for the artifact; they are in the sums like others
+  std::string content_hash;            ///< of the dump data of this layer
 
   /// @throws Error{usage} naming layer and moment if it was not collected
   const std::vector<MomentSum>& moment(Moment which) const;
@@ -55,7 +56,8 @@ struct LayerStats {
 /// @throws Error{bad_input} if layer, geometry or moments differ, Error{unsupported} for `sst`
 void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens);
 
-/// Mean of a moment, [D, D] per KV head: sum / weight. With `center` ([Hkv, D] per head, or empty) the moment of x - center.
+/// Mean of a moment, [D, D] per KV head: sum / weight. With `center` ([Hkv, D] per head, or empty) the moment of x -
+/// center.
 std::vector<double> mean_moment(const MomentSum& sum, const std::vector<double>& center = {});
 
 /// Channel means of keys or values of one head.

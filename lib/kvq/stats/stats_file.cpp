@@ -35,7 +35,9 @@ struct LayerRow {
 
 std::string name_of(int layer, const std::string& what) { return fmt::format("layers.{}.{}", layer, what); }
 
-int moment_dim(const LayerGeometry& geometry, Moment moment) { return is_value_moment(moment) ? geometry.v_head_dim : geometry.head_dim; }
+int moment_dim(const LayerGeometry& geometry, Moment moment) {
+  return is_value_moment(moment) ? geometry.v_head_dim : geometry.head_dim;
+}
 
 /// What add_layer() adds are views: `sums`, `rows` and `stats` must outlive the writer.
 void add_moment(SafetensorsWriter& writer, int layer, Moment moment, const std::vector<MomentSum>& sums) {
@@ -72,7 +74,8 @@ std::vector<MomentSum> read_moment(const SafetensorsFile& file, const LayerRow& 
     std::copy_n(first.begin() + static_cast<std::ptrdiff_t>(h * n), n, s.mean.begin());
     s.weight = weight[h];
     if (!(s.weight > 0.0))
-      throw Error{ErrorKind::numerical, fmt::format("{}: layer {}: {} moment of head {} has weight {}", file.name(), row.layer, name, h, s.weight)};
+      throw Error{ErrorKind::numerical, fmt::format("{}: layer {}: {} moment of head {} has weight {}", file.name(),
+                                                    row.layer, name, h, s.weight)};
     sums.push_back(std::move(s));
   }
   return sums;
@@ -83,24 +86,31 @@ void add_rows(SafetensorsWriter& writer, int layer, const char* name, const Samp
   writer.add_view(name_of(layer, name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
 }
 
-SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads, int dim) {
+SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads,
+                      int dim) {
   const std::string tensor = name_of(layer, name);
   const TensorInfo& info = file.info(tensor);
   const bool type_fits = info.dtype == DType::f16 || info.dtype == DType::bf16 || info.dtype == DType::f32;
   if (!type_fits || info.shape != std::vector<std::int64_t>{count, heads, dim})
-    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]", file.name(), tensor, count, heads, dim)};
+    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]",
+                                                  file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
   NumberCheck check(info.dtype);
   check.add(bytes);
-  if (check.first_bad()) throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+  if (check.first_bad())
+    throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
 }
 
-std::vector<float> read_value_weight(const SafetensorsFile& file, const std::string& tensor, std::int64_t count, int heads) {
+std::vector<float> read_value_weight(const SafetensorsFile& file, const std::string& tensor, std::int64_t count,
+                                     int heads) {
   std::vector<float> weights = file.read<float>(tensor, {count, heads});
   for (const float weight : weights) {
-    if (!std::isfinite(weight)) throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
-    if (weight < 0.0f) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected weights of at least 0, found {}", file.name(), tensor, weight)};
+    if (!std::isfinite(weight))
+      throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+    if (weight < 0.0f)
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: tensor {}: expected weights of at least 0, found {}", file.name(), tensor, weight)};
   }
   return weights;
 }
@@ -109,7 +119,8 @@ TokenSample read_sample(const SafetensorsFile& file, const LayerRow& row) {
   TokenSample sample;
   sample.key = file.read<std::int64_t>(name_of(row.layer, "sample.key"), {-1});
   if (!std::is_sorted(sample.key.begin(), sample.key.end()))
-    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected ascending keys", file.name(), name_of(row.layer, "sample.key"))};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: tensor {}: expected ascending keys", file.name(), name_of(row.layer, "sample.key"))};
   const std::int64_t n = sample.size();
   sample.token = file.read<std::int64_t>(name_of(row.layer, "sample.token"), {n});
   const LayerGeometry& g = row.geometry;
@@ -142,7 +153,8 @@ HeldOut read_held_out(const SafetensorsFile& file, const LayerRow& row) {
   const auto m = static_cast<std::int64_t>(held.query.size()), n = row.held_out_tokens;
   for (std::size_t i = 0; i < held.query.size(); ++i)
     if (held.query[i] < 0 || held.query[i] >= n || (i > 0 && held.query[i] <= held.query[i - 1]))
-      throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected ascending places below {}", file.name(), tensor, n)};
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: tensor {}: expected ascending places below {}", file.name(), tensor, n)};
   if (m == 0) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: empty", file.name(), tensor)};
   const LayerGeometry& g = row.geometry;
   held.q = read_rows(file, row.layer, "held_out.q", m, g.num_q_heads, g.head_dim);
@@ -161,16 +173,23 @@ void add_held_out(SafetensorsWriter& writer, int layer, const LayerGeometry& geo
   add_rows(writer, layer, "held_out.v", held.v, held.count());
   if (held.curvature.empty()) return;
   const std::int64_t dv = geometry.v_head_dim;
-  writer.add_view(name_of(layer, "held_out.curvature"), DType::f32, {geometry.num_q_heads, dv, dv}, {std::as_bytes(std::span(held.curvature))});
+  writer.add_view(name_of(layer, "held_out.curvature"), DType::f32, {geometry.num_q_heads, dv, dv},
+                  {std::as_bytes(std::span(held.curvature))});
 }
 
 GoldenTokens read_golden(const SafetensorsFile& file, const LayerRow& row) {
   const LayerGeometry& g = row.geometry;
-  GoldenTokens golden{.first = file.read<std::int64_t>(name_of(row.layer, "golden.token"), {1}).front(), .count = row.golden_tokens};
-  if (golden.first < 0) throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected at least 0, found {}", file.name(), name_of(row.layer, "golden.token"), golden.first)};
+  GoldenTokens golden{
+      .first = file.read<std::int64_t>(name_of(row.layer, "golden.token"), {1}).front(),
+      .count = row.golden_tokens,
+  };
+  if (golden.first < 0)
+    throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected at least 0, found {}", file.name(),
+                                                  name_of(row.layer, "golden.token"), golden.first)};
   golden.q = read_bf16(file, name_of(row.layer, "golden.q"), {g.num_q_heads, g.head_dim});
   golden.k = read_bf16(file, name_of(row.layer, "golden.k"), {golden.count, g.num_kv_heads, g.head_dim});
-  if (row.has_values) golden.v = read_bf16(file, name_of(row.layer, "golden.v"), {golden.count, g.num_kv_heads, g.v_head_dim});
+  if (row.has_values)
+    golden.v = read_bf16(file, name_of(row.layer, "golden.v"), {golden.count, g.num_kv_heads, g.v_head_dim});
   return golden;
 }
 
@@ -178,18 +197,21 @@ void add_golden(SafetensorsWriter& writer, int layer, const LayerGeometry& geome
   writer.add_view(name_of(layer, "golden.token"), DType::i64, {1}, {std::as_bytes(std::span(&golden.first, 1))});
   add_bf16(writer, name_of(layer, "golden.q"), {geometry.num_q_heads, geometry.head_dim}, golden.q);
   add_bf16(writer, name_of(layer, "golden.k"), {golden.count, geometry.num_kv_heads, geometry.head_dim}, golden.k);
-  if (!golden.v.empty()) add_bf16(writer, name_of(layer, "golden.v"), {golden.count, geometry.num_kv_heads, geometry.v_head_dim}, golden.v);
+  if (!golden.v.empty())
+    add_bf16(writer, name_of(layer, "golden.v"), {golden.count, geometry.num_kv_heads, geometry.v_head_dim}, golden.v);
 }
 
 void add_layer(SafetensorsWriter& writer, const LayerStats& stats) {
   if (stats.held_out) add_held_out(writer, stats.layer, stats.geometry, *stats.held_out);
   if (stats.golden) add_golden(writer, stats.layer, stats.geometry, *stats.golden);
   if (const std::int64_t dv = stats.geometry.v_head_dim; !stats.o_proj_metric.empty())
-    writer.add_view(name_of(stats.layer, "o_proj_metric"), DType::f64, {stats.geometry.num_kv_heads, dv, dv}, {std::as_bytes(std::span(stats.o_proj_metric))});
+    writer.add_view(name_of(stats.layer, "o_proj_metric"), DType::f64, {stats.geometry.num_kv_heads, dv, dv},
+                    {std::as_bytes(std::span(stats.o_proj_metric))});
   for (const auto& [moment, sums] : stats.moments) add_moment(writer, stats.layer, moment, sums);
   const std::int64_t n = stats.sample.size();
   writer.add_view(name_of(stats.layer, "sample.key"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.key))});
-  writer.add_view(name_of(stats.layer, "sample.token"), DType::i64, {n}, {std::as_bytes(std::span(stats.sample.token))});
+  writer.add_view(name_of(stats.layer, "sample.token"), DType::i64, {n},
+                  {std::as_bytes(std::span(stats.sample.token))});
   add_rows(writer, stats.layer, "sample.q", stats.sample.q, n);
   add_rows(writer, stats.layer, "sample.k", stats.sample.k, n);
   add_rows(writer, stats.layer, "sample.v", stats.sample.v, n);
@@ -202,12 +224,12 @@ Json layer_row(const LayerStats& stats) {
   Json names = Json::array();
   for (const auto& [moment, sums] : stats.moments) names.push_back(to_string(moment));
   Json row = {{"layer", stats.layer},
-          {"geometry", geometry_to_json(stats.geometry)},
-          {"has_values", stats.has_values},
-          {"tokens", stats.tokens},
-          {"sequences", stats.sequences},
-          {"moments", std::move(names)},
-          {"content_hash", stats.content_hash}};
+              {"geometry", geometry_to_json(stats.geometry)},
+              {"has_values", stats.has_values},
+              {"tokens", stats.tokens},
+              {"sequences", stats.sequences},
+              {"moments", std::move(names)},
+              {"content_hash", stats.content_hash}};
   if (stats.held_out) {
     row["held_out_tokens"] = stats.held_out->count();
     row["curvature"] = !stats.held_out->curvature.empty();
@@ -231,7 +253,9 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   row.golden_tokens = json.value("golden_tokens", std::int64_t{0});
   for (const Json& name : json.at("moments")) {
     const auto moment = moment_from_string(name.get<std::string>());
-    if (!moment) throw Error{ErrorKind::unsupported, fmt::format("{}: layer {}: unknown moment \"{}\"", file, row.layer, name.get<std::string>())};
+    if (!moment)
+      throw Error{ErrorKind::unsupported,
+                  fmt::format("{}: layer {}: unknown moment \"{}\"", file, row.layer, name.get<std::string>())};
     row.moments.push_back(*moment);
   }
   return row;
@@ -243,7 +267,8 @@ void expect_content_hash(const SafetensorsFile& file) {
   const std::string expected = claimed == file.metadata().end() ? "none" : claimed->second;
   const std::string found = content_hash(file, file.metadata().at("kvq.manifest"));
   if (expected != found)
-    throw Error{ErrorKind::bad_input, fmt::format("{}: content hash: expected {}, found {}", file.name(), expected, found),
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: content hash: expected {}, found {}", file.name(), expected, found),
                 "the file is damaged: collect again"};
 }
 
@@ -281,7 +306,8 @@ StatsFile StatsFile::open(const std::filesystem::path& path) {
   for (const Json& json : manifest.at("layers")) {
     LayerRow row = parse_row(json, impl->file.name());
     if (row.layer >= header.model.num_layers || (!impl->rows.empty() && row.layer <= impl->rows.back().layer))
-      throw Error{ErrorKind::bad_input, fmt::format("{}: layers are not ascending below num_layers", impl->file.name())};
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layers are not ascending below num_layers", impl->file.name())};
     header.model.layers.push_back({row.layer, row.geometry, row.has_values});
     impl->rows.push_back(std::move(row));
   }
@@ -299,7 +325,8 @@ LayerStats StatsFile::load(std::size_t index) const {
   stats.content_hash = row.content_hash;
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
-  if (row.o_proj_metric) stats.o_proj_metric = read_matrices<double>(impl_->file, row, "o_proj_metric", row.geometry.num_kv_heads);
+  if (row.o_proj_metric)
+    stats.o_proj_metric = read_matrices<double>(impl_->file, row, "o_proj_metric", row.geometry.num_kv_heads);
   if (row.held_out_tokens > 0) stats.held_out = read_held_out(impl_->file, row);
   if (row.golden_tokens > 0) stats.golden = read_golden(impl_->file, row);
   return stats;
@@ -309,8 +336,14 @@ namespace {
 
 /// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
-  const auto any_row = [&](const char* key) { return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); }); };
-  const char* version = any_row("o_proj_metric") ? "1.4" : any_row("golden_tokens") ? "1.3" : header.range ? "1.2" : any_row("held_out_tokens") ? "1.1" : "1.0";
+  const auto any_row = [&](const char* key) {
+    return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
+  };
+  const char* version = any_row("o_proj_metric")     ? "1.4"
+                        : any_row("golden_tokens")   ? "1.3"
+                        : header.range               ? "1.2"
+                        : any_row("held_out_tokens") ? "1.1"
+                                                     : "1.0";
   Json manifest = {{"format", "kvq-stats"},
                    {"version", version},
                    {"requires", Json::array()},
@@ -341,15 +374,18 @@ namespace {
 
 void expect_same_origin(const StatsFile& a, const StatsFile& b) {
   const auto refuse = [&](const char* what, const std::string& expected, const std::string& found) {
-    throw Error{ErrorKind::bad_input, fmt::format("{}: {}: expected {} as in {}, found {}", b.name(), what, expected, a.name(), found)};
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: {}: expected {} as in {}, found {}", b.name(), what, expected, a.name(), found)};
   };
   const StatsHeader &x = a.header(), &y = b.header();
   if (x.model.name != y.model.name) refuse("model name", x.model.name, y.model.name);
   if (x.model.fingerprint != y.model.fingerprint) refuse("model fingerprint", x.model.fingerprint, y.model.fingerprint);
-  if (x.model.num_layers != y.model.num_layers) refuse("num_layers", std::to_string(x.model.num_layers), std::to_string(y.model.num_layers));
+  if (x.model.num_layers != y.model.num_layers)
+    refuse("num_layers", std::to_string(x.model.num_layers), std::to_string(y.model.num_layers));
   if (x.capture_point != y.capture_point) refuse("capture_point", x.capture_point, y.capture_point);
   if (x.seed != y.seed) refuse("seed", std::to_string(x.seed), std::to_string(y.seed));
-  if (x.sample_tokens != y.sample_tokens) refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
+  if (x.sample_tokens != y.sample_tokens)
+    refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
 }
 
 /// Tokens of a shard named twice would count double.
@@ -360,7 +396,8 @@ void expect_different_shards(const std::vector<StatsFile>& files) {
       const int layer = file.header().model.layers[i].layer;
       const auto [it, fresh] = seen.try_emplace({layer, file.content_hash(i)}, &file);
       if (!fresh)
-        throw Error{ErrorKind::bad_input, fmt::format("{}: layer {}: the same dump data as in {}", file.name(), layer, it->second->name()),
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: layer {}: the same dump data as in {}", file.name(), layer, it->second->name()),
                     "name each shard once"};
     }
 }
@@ -377,7 +414,8 @@ class ScratchFolder {
   explicit ScratchFolder(const std::filesystem::path& neighbour) {
     std::string name = neighbour.string() + ".XXXXXX";
     if (::mkdtemp(name.data()) == nullptr)
-      throw Error{ErrorKind::io, fmt::format("{}: cannot create a folder beside it: {}", neighbour.string(), std::strerror(errno))};
+      throw Error{ErrorKind::io,
+                  fmt::format("{}: cannot create a folder beside it: {}", neighbour.string(), std::strerror(errno))};
     path_ = name;
   }
   ~ScratchFolder() {
@@ -396,7 +434,8 @@ class ScratchFolder {
 StatsFile merge_layer(const std::vector<LayerPlace>& places, const std::filesystem::path& path) {
   const StatsHeader& header = places.front().file->header();
   LayerStats sum = places.front().file->load(places.front().index);
-  for (std::size_t i = 1; i < places.size(); ++i) merge(sum, places[i].file->load(places[i].index), header.sample_tokens);
+  for (std::size_t i = 1; i < places.size(); ++i)
+    merge(sum, places[i].file->load(places[i].index), header.sample_tokens);
   save_stats(header, std::span(&sum, 1), path);
   return StatsFile::open(path);
 }
@@ -417,7 +456,8 @@ void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const s
   std::map<int, std::vector<LayerPlace>> layers;
   for (const StatsFile& file : files) {
     expect_same_origin(files.front(), file);
-    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) layers[file.header().model.layers[i].layer].push_back({&file, i});
+    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i)
+      layers[file.header().model.layers[i].layer].push_back({&file, i});
   }
 
   std::optional<ScratchFolder> scratch;
@@ -435,10 +475,12 @@ void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const s
   const LayerPlace first = layers.begin()->second.front();
   for (const auto& [layer, places] : layers) {
     const auto [file, index] = places.front();
-    if (file->tokens(index) != first.file->tokens(first.index) || file->sequences(index) != first.file->sequences(first.index))
-      throw Error{ErrorKind::bad_input, fmt::format("layer {}: expected {} tokens in {} sequences as in layer {}, found {} in {}", layer,
-                                                    first.file->tokens(first.index), first.file->sequences(first.index), layers.begin()->first,
-                                                    file->tokens(index), file->sequences(index)),
+    if (file->tokens(index) != first.file->tokens(first.index) ||
+        file->sequences(index) != first.file->sequences(first.index))
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("layer {}: expected {} tokens in {} sequences as in layer {}, found {} in {}", layer,
+                              first.file->tokens(first.index), first.file->sequences(first.index),
+                              layers.begin()->first, file->tokens(index), file->sequences(index)),
                   "name the shards of every layer"};
     rows.push_back(layer_row(file->load(index)));  // loading checks every number
     file->add_to(writer, index);

@@ -16,7 +16,7 @@ class SafetensorsWriter;
 
 /// What a statistics file says about its origin.
 struct StatsHeader {
-  ModelGeometry model;         ///< with `layers`
+  ModelGeometry model;  ///< with `layers`
   std::string producer;
   std::string capture_point;
   std::uint64_t seed = 0;
@@ -55,8 +55,10 @@ class StatsFile {
 /// Writes statistics atomically; header.model.layers is taken from the layers.
 void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path);
 
-/// Joins statistics files: layers that appear once are taken as they are, layers of several files are merged in the order of
-/// the files; the range of tokens is kept if all have the same and no layer is merged. One layer at a time is in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers of sequences
+/// Joins statistics files: layers that appear once are taken as they are, layers of several files are merged in the
+/// order of the files; the range of tokens is kept if all have the same and no layer is merged. One layer at a time is
+/// in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers
+/// of sequences
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
 
 }  // namespace kvq

@@ -39,7 +39,8 @@ SampledRows widened(const SampledRows& rows) {
 }
 
 /// Row `index` of a, or of b when index is behind a's rows. Shards stored in different types meet in float32.
-SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::vector<std::size_t>& order, std::size_t a_count) {
+SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::vector<std::size_t>& order,
+                 std::size_t a_count) {
   KVQ_ASSERT(a_in.heads == b_in.heads && a_in.dim == b_in.dim);
   const bool same = a_in.dtype == b_in.dtype;
   const SampledRows a = same ? a_in : widened(a_in);
@@ -50,7 +51,8 @@ SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::ve
   for (std::size_t i = 0; i < order.size(); ++i) {
     const bool first = order[i] < a_count;
     const std::byte* source = first ? a.raw.data() + order[i] * bytes : b.raw.data() + (order[i] - a_count) * bytes;
-    std::copy_n(source, bytes, out.raw.begin() + static_cast<std::ptrdiff_t>(i * bytes));  // of nothing too, without values
+    std::copy_n(source, bytes,
+                out.raw.begin() + static_cast<std::ptrdiff_t>(i * bytes));  // of nothing too, without values
   }
   return out;
 }
@@ -72,7 +74,8 @@ std::vector<float> SampledRows::head(int h) const {
   const std::size_t rows = heads == 0 ? 0 : raw.size() / (static_cast<std::size_t>(heads) * d * width);
   std::vector<float> out(rows * d);
   for (std::size_t t = 0; t < rows; ++t)
-    widen(dtype, raw.data() + (t * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)) * d * width, d, out.data() + t * d);
+    widen(dtype, raw.data() + (t * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)) * d * width, d,
+          out.data() + t * d);
   return out;
 }
 
@@ -84,17 +87,21 @@ std::vector<float> TokenSample::weights(int kv_head, int num_kv_heads) const {
   return out;
 }
 
-TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count, std::int64_t skip_first, std::int64_t skip_end) {
+TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count,
+                          std::int64_t skip_first, std::int64_t skip_end) {
   std::vector<Candidate> candidates;
   candidates.reserve(static_cast<std::size_t>(layer.cu_seqlens.back()));
-  const std::size_t row = static_cast<std::size_t>(layer.k.heads) * static_cast<std::size_t>(layer.k.dim) * size_of(layer.k.dtype);
+  const std::size_t row =
+      static_cast<std::size_t>(layer.k.heads) * static_cast<std::size_t>(layer.k.dim) * size_of(layer.k.dtype);
   for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
     const std::int64_t begin = layer.cu_seqlens[s], end = layer.cu_seqlens[s + 1];
-    const std::uint64_t hash = XXH3_64bits(layer.k.raw.data() + static_cast<std::size_t>(begin) * row, static_cast<std::size_t>(end - begin) * row);
+    const std::uint64_t hash = XXH3_64bits(layer.k.raw.data() + static_cast<std::size_t>(begin) * row,
+                                           static_cast<std::size_t>(end - begin) * row);
     for (std::int64_t t = begin; t < end; ++t)
       if (t < skip_first || t >= skip_end) candidates.push_back({sampling_key(seed, hash, t - begin, layer.layer), t});
   }
-  const auto n = static_cast<std::ptrdiff_t>(std::min<std::int64_t>(count, static_cast<std::int64_t>(candidates.size())));
+  const auto n =
+      static_cast<std::ptrdiff_t>(std::min<std::int64_t>(count, static_cast<std::int64_t>(candidates.size())));
   std::partial_sort(candidates.begin(), candidates.begin() + n, candidates.end());
   TokenSample sample;
   for (std::ptrdiff_t i = 0; i < n; ++i) {
@@ -110,7 +117,8 @@ TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std
 TokenSample merge_samples(const TokenSample& a, const TokenSample& b, std::int64_t token_offset, std::int64_t count) {
   std::vector<std::pair<Candidate, std::size_t>> all;
   for (std::size_t i = 0; i < a.key.size(); ++i) all.push_back({{a.key[i], a.token[i]}, i});
-  for (std::size_t i = 0; i < b.key.size(); ++i) all.push_back({{b.key[i], b.token[i] + token_offset}, a.key.size() + i});
+  for (std::size_t i = 0; i < b.key.size(); ++i)
+    all.push_back({{b.key[i], b.token[i] + token_offset}, a.key.size() + i});
   std::sort(all.begin(), all.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   all.resize(std::min(all.size(), static_cast<std::size_t>(count)));
 

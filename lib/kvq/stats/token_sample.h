@@ -33,8 +33,10 @@ struct TokenSample {
 /// Rows of some tokens of a tensor, as stored.
 SampledRows gather_rows(const ActivationTensor& tensor, const std::vector<std::int64_t>& tokens);
 
-/// Chooses at most `count` tokens of a loaded layer, none of [skip_first, skip_end). Value weights are filled in by the caller.
-TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count, std::int64_t skip_first = 0, std::int64_t skip_end = 0);
+/// Chooses at most `count` tokens of a loaded layer, none of [skip_first, skip_end). Value weights are filled in by the
+/// caller.
+TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count,
+                          std::int64_t skip_first = 0, std::int64_t skip_end = 0);
 
 /// The `count` smallest of both. `token_offset` is added to b's token indices.
 TokenSample merge_samples(const TokenSample& a, const TokenSample& b, std::int64_t token_offset, std::int64_t count);

@@ -63,7 +63,8 @@ TEST_CASE("An artifact of a model without fingerprint and configuration reads ba
   CHECK_FALSE(back.layers[0].k.error);
 }
 
-TEST_CASE("Every 64-bit seed survives", "[artifact][!shouldfail]") {  // valijson reads integers of 2^63 and above as negative
+TEST_CASE("Every 64-bit seed survives",
+          "[artifact][!shouldfail]") {  // valijson reads integers of 2^63 and above as negative
   const TempFolder folder;
   Artifact artifact = test::example_artifact();
   artifact.calibration.seed = 0xffffffffffffffff;
@@ -85,8 +86,9 @@ TEST_CASE("The file holds the tensors and metadata of formats/artifact.md and no
   const EditableFile file = saved_example(folder);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : file.tensors) names.push_back(name);
-  CHECK(names == std::vector<std::string>{"layers.0.k.center", "layers.0.k.eigenbasis", "layers.0.k.rotation", "layers.0.k.spectrum",
-                                          "layers.0.v.hadamard_signs", "layers.4.k.eigenbasis", "layers.4.k.rotation", "layers.4.k.spectrum"});
+  CHECK(names == std::vector<std::string>{"layers.0.k.center", "layers.0.k.eigenbasis", "layers.0.k.rotation",
+                                          "layers.0.k.spectrum", "layers.0.v.hadamard_signs", "layers.4.k.eigenbasis",
+                                          "layers.4.k.rotation", "layers.4.k.spectrum"});
   const auto shape = [&](const char* name) { return file.tensors.at(name).shape; };
   CHECK(shape("layers.0.k.rotation") == std::vector<std::int64_t>{2, 8, 8});
   CHECK(shape("layers.0.k.center") == std::vector<std::int64_t>{2, 8});
@@ -131,7 +133,8 @@ TEST_CASE("The manifest says in the words of the format what the plan says", "[a
   CHECK(exact.at("coder") == "exact");
   CHECK(exact.at("bits") == 16);
   CHECK(exact.at("rotation").at("kind") == "identity");
-  for (const char* field : {"group_size", "scale_type", "scale_rule", "zero", "clip_ratio"}) CHECK_FALSE(exact.contains(field));
+  for (const char* field : {"group_size", "scale_type", "scale_rule", "zero", "clip_ratio"})
+    CHECK_FALSE(exact.contains(field));
   CHECK_FALSE(manifest.at("layers").at(2).contains("v"));
   CHECK(manifest.at("layers").at(2).at("k").at("rotation").at("scope") == "layer");
 }

@@ -1,10 +1,10 @@
 #include <kvq/artifact/artifact.h>
 #include <kvq/artifact/manifest.h>
 
+#include "support/artifacts.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
 #include "support/featured_artifact.h"
-#include "support/artifacts.h"
 #include "support/same_artifact.h"
 #include "support/temp_folder.h"
 
@@ -28,7 +28,9 @@ Json& values(EditableFile& file) { return file.manifest["layers"][0]["v"]; }
 Json& plain_keys(EditableFile& file) { return file.manifest["layers"][1]["k"]; }
 Json& plain_values(EditableFile& file) { return file.manifest["layers"][1]["v"]; }
 
-void set_byte(EditableFile& file, const std::string& tensor, std::size_t at, std::uint8_t value) { file.tensors.at(tensor).data.at(at) = static_cast<std::byte>(value); }
+void set_byte(EditableFile& file, const std::string& tensor, std::size_t at, std::uint8_t value) {
+  file.tensors.at(tensor).data.at(at) = static_cast<std::byte>(value);
+}
 
 struct Fault {
   const char* name;
@@ -71,37 +73,56 @@ const Fault kFaults[] = {
        f.metadata["requires"] = "";
        f.manifest["requires"] = Json::array();
      }},
-    {"metadata that list less than the manifest", "bad_input: ", "requires", [](EditableFile& f) { f.metadata["requires"] = ""; }},
-    {"metadata and manifest that disagree", "bad_input: ", "requires", [](EditableFile& f) { f.manifest["requires"] = {"codebook", "trellis", "centroids"}; }},
+    {"metadata that list less than the manifest", "bad_input: ", "requires",
+     [](EditableFile& f) { f.metadata["requires"] = ""; }},
+    {"metadata and manifest that disagree", "bad_input: ", "requires",
+     [](EditableFile& f) { f.manifest["requires"] = {"codebook", "trellis", "centroids"}; }},
     // Mixed widths.
     {"another row size", "bad_input: ", "row_bytes", [](EditableFile& f) { keys(f)["allocation"]["row_bytes"] = 16; }},
-    {"a row size too small", "bad_input: ", "row_bytes", [](EditableFile& f) { values(f)["allocation"]["row_bytes"] = 4; }},
-    {"widths that ascend", "bad_input: ", "channel_bits", [](EditableFile& f) { set_byte(f, "layers.0.k.channel_bits", 1, 7); }},
-    {"a width of nine", "bad_input: ", "channel_bits", [](EditableFile& f) { set_byte(f, "layers.0.k.channel_bits", 0, 9); }},
-    {"an order with a channel twice", "bad_input: ", "channel_order", [](EditableFile& f) { set_byte(f, "layers.0.k.channel_order", 0, 3); }},
-    {"an order with a channel beyond the head", "bad_input: ", "channel_order", [](EditableFile& f) { set_byte(f, "layers.0.k.channel_order", 1, 1); }},
-    {"no widths", "bad_input: ", "layers.0.k.channel_bits", [](EditableFile& f) { f.tensors.erase("layers.0.k.channel_bits"); }},
-    {"no order", "bad_input: ", "layers.0.v.channel_order", [](EditableFile& f) { f.tensors.erase("layers.0.v.channel_order"); }},
-    {"no bits of blocks", "bad_input: ", "block_bits", [](EditableFile& f) { f.tensors.erase("layers.0.k.block_bits"); }},
-    {"widths of another shape", "bad_input: ", "layers.0.k.channel_bits", [](EditableFile& f) { f.tensors.at("layers.0.k.channel_bits").shape = {16}; }},
-    {"widths of another type", "bad_input: ", "layers.0.k.channel_bits", [](EditableFile& f) { f.tensors.at("layers.0.k.channel_bits").dtype = DType::i8; }},
-    {"NaN among the scores of blocks", "bad_input: ", "block_energy", [](EditableFile& f) { f.set_float("layers.0.k.block_energy", 2, kNan); }},
+    {"a row size too small", "bad_input: ", "row_bytes",
+     [](EditableFile& f) { values(f)["allocation"]["row_bytes"] = 4; }},
+    {"widths that ascend", "bad_input: ", "channel_bits",
+     [](EditableFile& f) { set_byte(f, "layers.0.k.channel_bits", 1, 7); }},
+    {"a width of nine", "bad_input: ", "channel_bits",
+     [](EditableFile& f) { set_byte(f, "layers.0.k.channel_bits", 0, 9); }},
+    {"an order with a channel twice", "bad_input: ", "channel_order",
+     [](EditableFile& f) { set_byte(f, "layers.0.k.channel_order", 0, 3); }},
+    {"an order with a channel beyond the head", "bad_input: ", "channel_order",
+     [](EditableFile& f) { set_byte(f, "layers.0.k.channel_order", 1, 1); }},
+    {"no widths", "bad_input: ", "layers.0.k.channel_bits",
+     [](EditableFile& f) { f.tensors.erase("layers.0.k.channel_bits"); }},
+    {"no order", "bad_input: ", "layers.0.v.channel_order",
+     [](EditableFile& f) { f.tensors.erase("layers.0.v.channel_order"); }},
+    {"no bits of blocks", "bad_input: ", "block_bits",
+     [](EditableFile& f) { f.tensors.erase("layers.0.k.block_bits"); }},
+    {"widths of another shape", "bad_input: ", "layers.0.k.channel_bits",
+     [](EditableFile& f) { f.tensors.at("layers.0.k.channel_bits").shape = {16}; }},
+    {"widths of another type", "bad_input: ", "layers.0.k.channel_bits",
+     [](EditableFile& f) { f.tensors.at("layers.0.k.channel_bits").dtype = DType::i8; }},
+    {"NaN among the scores of blocks", "bad_input: ", "block_energy",
+     [](EditableFile& f) { f.set_float("layers.0.k.block_energy", 2, kNan); }},
     {"widths without an allocation", "bad_input: ", "layers.1.k.channel_bits",
      [](EditableFile& f) { f.tensors["layers.1.k.channel_bits"] = f.tensors.at("layers.0.k.channel_bits"); }},
-    {"an allocation of an unknown unit", "bad_input: ", "unit", [](EditableFile& f) { keys(f)["allocation"]["unit"] = "token"; }},
+    {"an allocation of an unknown unit", "bad_input: ", "unit",
+     [](EditableFile& f) { keys(f)["allocation"]["unit"] = "token"; }},
     {"a group size of mixed rows", "bad_input: ", "group_size", [](EditableFile& f) { keys(f)["group_size"] = 8; }},
-    {"no group size of plain rows", "bad_input: ", "group_size", [](EditableFile& f) { plain_keys(f).erase("group_size"); }},
+    {"no group size of plain rows", "bad_input: ", "group_size",
+     [](EditableFile& f) { plain_keys(f).erase("group_size"); }},
     {"bits that are not the largest width", "bad_input: ", "bits", [](EditableFile& f) { keys(f)["bits"] = 5; }},
     // Codebooks.
-    {"a table that does not ascend", "bad_input: ", "codebook", [](EditableFile& f) { f.set_float("layers.1.k.codebook.3", 3, -50.0f); }},
+    {"a table that does not ascend", "bad_input: ", "codebook",
+     [](EditableFile& f) { f.set_float("layers.1.k.codebook.3", 3, -50.0f); }},
     {"a table with two equal entries", "bad_input: ", "codebook",
      [](EditableFile& f) {
        auto& data = f.tensors.at("layers.1.k.codebook.3").data;
        std::memcpy(data.data() + 4, data.data(), 4);
      }},
-    {"NaN in a table", "bad_input: ", "codebook", [](EditableFile& f) { f.set_float("layers.0.v.codebook.3", 3, kNan); }},
-    {"a missing table", "bad_input: ", "layers.0.v.codebook.3", [](EditableFile& f) { f.tensors.erase("layers.0.v.codebook.3"); }},
-    {"a superfluous table", "bad_input: ", "layers.1.k.codebook.2", [](EditableFile& f) { f.tensors["layers.1.k.codebook.2"] = f.tensors.at("layers.1.k.codebook.3"); }},
+    {"NaN in a table", "bad_input: ", "codebook",
+     [](EditableFile& f) { f.set_float("layers.0.v.codebook.3", 3, kNan); }},
+    {"a missing table", "bad_input: ", "layers.0.v.codebook.3",
+     [](EditableFile& f) { f.tensors.erase("layers.0.v.codebook.3"); }},
+    {"a superfluous table", "bad_input: ", "layers.1.k.codebook.2",
+     [](EditableFile& f) { f.tensors["layers.1.k.codebook.2"] = f.tensors.at("layers.1.k.codebook.3"); }},
     {"a table of one head where each has one", "bad_input: ", "codebook",
      [](EditableFile& f) {
        f.tensors.at("layers.0.v.codebook.1").shape = {2};
@@ -113,9 +134,12 @@ const Fault kFaults[] = {
        f.tensors.erase("layers.0.v.codebook.3");
      }},
     {"no codebooks", "bad_input: ", "codebook", [](EditableFile& f) { plain_keys(f).erase("codebooks"); }},
-    {"a source of codebooks that is none", "bad_input: ", "source", [](EditableFile& f) { plain_keys(f)["codebooks"]["source"] = "guess"; }},
-    {"a codebook with a rule of ranges", "bad_input: ", "minmax", [](EditableFile& f) { plain_keys(f)["scale_rule"] = "minmax"; }},
-    {"symmetric with the rule rms", "bad_input: ", "rms", [](EditableFile& f) { f.manifest["layers"][2]["k"]["scale_rule"] = "rms"; }},
+    {"a source of codebooks that is none", "bad_input: ", "source",
+     [](EditableFile& f) { plain_keys(f)["codebooks"]["source"] = "guess"; }},
+    {"a codebook with a rule of ranges", "bad_input: ", "minmax",
+     [](EditableFile& f) { plain_keys(f)["scale_rule"] = "minmax"; }},
+    {"symmetric with the rule rms", "bad_input: ", "rms",
+     [](EditableFile& f) { f.manifest["layers"][2]["k"]["scale_rule"] = "rms"; }},
     // Trellises.
     {"no theta", "bad_input: ", "layers.1.v.trellis", [](EditableFile& f) { f.tensors.erase("layers.1.v.trellis"); }},
     {"theta too short", "bad_input: ", "trellis",
@@ -126,23 +150,33 @@ const Fault kFaults[] = {
      }},
     {"NaN in theta", "bad_input: ", "trellis", [](EditableFile& f) { f.set_float("layers.0.k.trellis", 0, kNan); }},
     {"another memory", "bad_input: ", "trellis", [](EditableFile& f) { plain_values(f)["trellis"][0]["memory"] = 4; }},
-    {"a memory that is too much", "bad_input: ", "memory", [](EditableFile& f) { plain_values(f)["trellis"][0]["memory"] = 9; }},
-    {"a trellis without trellises", "bad_input: ", "trellis", [](EditableFile& f) { plain_values(f).erase("trellis"); }},
-    {"theta for a coder that has none", "bad_input: ", "layers.1.k.trellis", [](EditableFile& f) { f.tensors["layers.1.k.trellis"] = f.tensors.at("layers.1.v.trellis"); }},
+    {"a memory that is too much", "bad_input: ", "memory",
+     [](EditableFile& f) { plain_values(f)["trellis"][0]["memory"] = 9; }},
+    {"a trellis without trellises", "bad_input: ", "trellis",
+     [](EditableFile& f) { plain_values(f).erase("trellis"); }},
+    {"theta for a coder that has none", "bad_input: ", "layers.1.k.trellis",
+     [](EditableFile& f) { f.tensors["layers.1.k.trellis"] = f.tensors.at("layers.1.v.trellis"); }},
     // Centroids.
-    {"no centroids", "bad_input: ", "layers.0.k.centroids", [](EditableFile& f) { f.tensors.erase("layers.0.k.centroids"); }},
-    {"fewer centroids than said", "bad_input: ", "centroids", [](EditableFile& f) { keys(f)["centroids"]["count"] = 4; }},
+    {"no centroids", "bad_input: ", "layers.0.k.centroids",
+     [](EditableFile& f) { f.tensors.erase("layers.0.k.centroids"); }},
+    {"fewer centroids than said", "bad_input: ", "centroids",
+     [](EditableFile& f) { keys(f)["centroids"]["count"] = 4; }},
     {"one centroid", "bad_input: ", "count", [](EditableFile& f) { keys(f)["centroids"]["count"] = 1; }},
-    {"NaN in a centroid", "bad_input: ", "centroids", [](EditableFile& f) { f.set_float("layers.0.k.centroids", 7, kNan); }},
-    {"an inertia of one head", "bad_input: ", "inertia", [](EditableFile& f) { keys(f)["centroids"]["inertia"] = {0.5}; }},
-    {"an unknown scope of centroids", "bad_input: ", "scope", [](EditableFile& f) { keys(f)["centroids"]["scope"] = "layer"; }},
-    {"centroids that the plan does not name", "bad_input: ", "layers.0.k.centroids", [](EditableFile& f) { keys(f).erase("centroids"); }},
+    {"NaN in a centroid", "bad_input: ", "centroids",
+     [](EditableFile& f) { f.set_float("layers.0.k.centroids", 7, kNan); }},
+    {"an inertia of one head", "bad_input: ", "inertia",
+     [](EditableFile& f) { keys(f)["centroids"]["inertia"] = {0.5}; }},
+    {"an unknown scope of centroids", "bad_input: ", "scope",
+     [](EditableFile& f) { keys(f)["centroids"]["scope"] = "layer"; }},
+    {"centroids that the plan does not name", "bad_input: ", "layers.0.k.centroids",
+     [](EditableFile& f) { keys(f).erase("centroids"); }},
     {"a centre beside centroids", "bad_input: ", "cent",
      [](EditableFile& f) {
        keys(f)["center"] = true;
        f.tensors["layers.0.k.center"] = {DType::f32, {2, 8}, std::vector<std::byte>(64)};
      }},
-    {"a budget of an unknown unit", "bad_input: ", "unit", [](EditableFile& f) { f.manifest["calibration"]["budget"]["unit"] = "coins"; }},
+    {"a budget of an unknown unit", "bad_input: ", "unit",
+     [](EditableFile& f) { f.manifest["calibration"]["budget"]["unit"] = "coins"; }},
 };
 
 }  // namespace
@@ -168,11 +202,13 @@ TEST_CASE("The tensors of 1.1 have the names, shapes and types of the format, an
   const EditableFile file = EditableFile::read(folder / "a");
   using Shape = std::vector<std::int64_t>;
   const std::map<std::string, std::pair<DType, Shape>> expected = {
-      {"layers.0.k.block_bits", {DType::u8, {2, 4}}},   {"layers.0.k.block_energy", {DType::f32, {2, 4}}},  {"layers.0.k.centroids", {DType::f32, {2, 3, 8}}},
-      {"layers.0.k.channel_bits", {DType::u8, {2, 8}}}, {"layers.0.k.channel_order", {DType::u16, {2, 8}}}, {"layers.0.k.trellis", {DType::f32, {2 * 3 + 4 * 2}}},
-      {"layers.0.v.channel_bits", {DType::u8, {2, 6}}}, {"layers.0.v.channel_order", {DType::u16, {2, 6}}}, {"layers.0.v.codebook.1", {DType::f32, {2, 2}}},
-      {"layers.0.v.codebook.3", {DType::f32, {2, 8}}},  {"layers.0.v.codebook.6", {DType::f32, {2, 64}}},   {"layers.1.k.codebook.3", {DType::f32, {8}}},
-      {"layers.1.v.centroids", {DType::f32, {2, 2, 6}}}, {"layers.1.v.trellis", {DType::f32, {8}}}};
+      {"layers.0.k.block_bits", {DType::u8, {2, 4}}},     {"layers.0.k.block_energy", {DType::f32, {2, 4}}},
+      {"layers.0.k.centroids", {DType::f32, {2, 3, 8}}},  {"layers.0.k.channel_bits", {DType::u8, {2, 8}}},
+      {"layers.0.k.channel_order", {DType::u16, {2, 8}}}, {"layers.0.k.trellis", {DType::f32, {2 * 3 + 4 * 2}}},
+      {"layers.0.v.channel_bits", {DType::u8, {2, 6}}},   {"layers.0.v.channel_order", {DType::u16, {2, 6}}},
+      {"layers.0.v.codebook.1", {DType::f32, {2, 2}}},    {"layers.0.v.codebook.3", {DType::f32, {2, 8}}},
+      {"layers.0.v.codebook.6", {DType::f32, {2, 64}}},   {"layers.1.k.codebook.3", {DType::f32, {8}}},
+      {"layers.1.v.centroids", {DType::f32, {2, 2, 6}}},  {"layers.1.v.trellis", {DType::f32, {8}}}};
   CHECK(file.tensors.size() == expected.size());
   for (const auto& [name, what] : expected) {
     INFO(name);
@@ -226,8 +262,10 @@ TEST_CASE("Only the features that are used are required, in the order of the for
   const auto keep = [](std::size_t layer, char side) {
     return [layer, side](Artifact& artifact) {
       LayerPlan plan = artifact.layers[layer];
-      if (side == 'k') plan.v->coder = ExactCoder{}, plan.v->allocation.reset(), plan.v->centroids.reset();
-      else plan.k = TensorPlan{};
+      if (side == 'k')
+        plan.v->coder = ExactCoder{}, plan.v->allocation.reset(), plan.v->centroids.reset();
+      else
+        plan.k = TensorPlan{};
       artifact.layers = {plan};
     };
   };
@@ -236,7 +274,8 @@ TEST_CASE("Only the features that are used are required, in the order of the for
   CHECK(requires_of(keep(1, 'k')) == "codebook");
   CHECK(requires_of(keep(1, 'v')) == "trellis,centroids");
   CHECK(requires_of(keep(2, 'k')) == "");
-  CHECK(features(test::featured_artifact().layers[0].k) == std::vector<std::string>{"trellis", "mixed_widths", "centroids"});
+  CHECK(features(test::featured_artifact().layers[0].k) ==
+        std::vector<std::string>{"trellis", "mixed_widths", "centroids"});
   CHECK(features(TensorPlan{}).empty());
 }
 
@@ -250,7 +289,8 @@ TEST_CASE("An artifact without features of 1.1 is a file of 1.0", "[artifact]") 
   CHECK(file.manifest.at("requires") == Json::array());
   CHECK_FALSE(file.manifest.at("calibration").contains("budget"));
   for (const Json& layer : file.manifest.at("layers"))
-    for (const char* word : {"allocation", "codebooks", "trellis", "centroids"}) CHECK_FALSE(layer.at("k").contains(word));
+    for (const char* word : {"allocation", "codebooks", "trellis", "centroids"})
+      CHECK_FALSE(layer.at("k").contains(word));
 }
 
 TEST_CASE("A faulty artifact of 1.1 is refused with the reason", "[artifact]") {
@@ -276,8 +316,10 @@ TEST_CASE("A plan of 1.1 that is not valid is never written", "[artifact]") {
     return error_text([&] { save_artifact(artifact, folder / "a"); });
   };
   CHECK_THAT(saving([](LayerPlan& p) { p.k.allocation->channel_bits[3] = 8; }), StartsWith("internal: "));
-  CHECK_THAT(saving([](LayerPlan& p) { std::get<CodebookCoder>(p.v->coder).tables[3][2] = 9e9f; }), StartsWith("internal: "));
-  CHECK_THAT(saving([](LayerPlan& p) { std::get<TrellisCoder>(p.k.coder).taps[0].theta[2] = kNan; }), StartsWith("internal: "));
+  CHECK_THAT(saving([](LayerPlan& p) { std::get<CodebookCoder>(p.v->coder).tables[3][2] = 9e9f; }),
+             StartsWith("internal: "));
+  CHECK_THAT(saving([](LayerPlan& p) { std::get<TrellisCoder>(p.k.coder).taps[0].theta[2] = kNan; }),
+             StartsWith("internal: "));
   CHECK_THAT(saving([](LayerPlan& p) { p.k.centroids->values.pop_back(); }), StartsWith("internal: "));
   CHECK_THAT(saving([](LayerPlan& p) { p.k.allocation->objective = std::nan(""); }), StartsWith("internal: "));
   CHECK_THAT(saving([](LayerPlan& p) { p.k.centroids->inertia[0] = HUGE_VAL; }), StartsWith("internal: "));

@@ -44,7 +44,8 @@ GoldenTokens random_tokens(const LayerPlan& plan, std::int64_t count, std::uint6
 
 Artifact with_golden_rows(Artifact artifact, std::int64_t count = 7) {
   for (const LayerPlan& plan : artifact.layers)
-    artifact.golden[plan.layer] = code_golden_rows(plan, random_tokens(plan, count, static_cast<std::uint64_t>(plan.layer)));
+    artifact.golden[plan.layer] =
+        code_golden_rows(plan, random_tokens(plan, count, static_cast<std::uint64_t>(plan.layer)));
   return artifact;
 }
 
@@ -61,7 +62,8 @@ std::vector<float> decoded(const TensorPlan& plan, const GoldenSide& side, int h
   const RowCodec codec(plan, head, dim);
   const auto size = static_cast<std::size_t>(row_bytes(plan, dim)), d = static_cast<std::size_t>(dim);
   std::vector<float> rows;
-  for (std::size_t row = static_cast<std::size_t>(head); row < side.firm.size(); row += static_cast<std::size_t>(heads)) {
+  for (std::size_t row = static_cast<std::size_t>(head); row < side.firm.size();
+       row += static_cast<std::size_t>(heads)) {
     const auto bytes = std::as_bytes(std::span(side.bytes)).subspan(row * size, size);
     std::vector<float> x_hat(d), x(d), numbers(static_cast<std::size_t>(codec.num_numbers()));
     std::vector<std::uint8_t> codes(d);
@@ -78,7 +80,8 @@ std::vector<float> decoded(const TensorPlan& plan, const GoldenSide& side, int h
   return rows;
 }
 
-void check_side(const TensorPlan& plan, const std::vector<std::uint16_t>& rows, const GoldenSide& side, int heads, int dim) {
+void check_side(const TensorPlan& plan, const std::vector<std::uint16_t>& rows, const GoldenSide& side, int heads,
+                int dim) {
   std::vector<float> expected = by_head(rows, heads, dim);
   reconstruct_heads(plan, heads, expected, dim);
   std::vector<float> found;
@@ -91,7 +94,12 @@ void check_side(const TensorPlan& plan, const std::vector<std::uint16_t>& rows, 
 
 /// Keys of one head, rotated by a matrix that leaves them as they are.
 LayerPlan small_plan(Coder coder, int dim) {
-  LayerPlan plan{.layer = 0, .geometry = {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0}, .k = {}, .v = {}};
+  LayerPlan plan{
+      .layer = 0,
+      .geometry = {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0},
+      .k = {},
+      .v = {},
+  };
   plan.k.coder = std::move(coder);
   plan.k.rotation.kind = RotationKind::dense;
   for (int i = 0; i < dim * dim; ++i) plan.k.rotation.matrix.push_back(i % (dim + 1) == 0 ? 1.0f : 0.0f);
@@ -131,7 +139,8 @@ TEST_CASE("Golden rows decode to what attention sees of them, in every code", "[
     }
 }
 
-TEST_CASE("The golden output is causal attention of the last token, through the layer's window", "[artifact][golden_rows]") {
+TEST_CASE("The golden output is causal attention of the last token, through the layer's window",
+          "[artifact][golden_rows]") {
   const Artifact artifact = test::featured_artifact();
   const int window = GENERATE(0, 3, 5, 64);
   CAPTURE(window);
@@ -143,11 +152,14 @@ TEST_CASE("The golden output is causal attention of the last token, through the 
     for (int hq = 0; hq < g.num_q_heads; ++hq) {
       const int head = hq / g.queries_per_kv_head();
       std::vector<float> q(5 * d, 0.0f);  // what others ask does not matter
-      for (std::size_t j = 0; j < d; ++j) q[4 * d + j] = bf16_to_float(rows.tokens.q[static_cast<std::size_t>(hq) * d + j]);
+      for (std::size_t j = 0; j < d; ++j)
+        q[4 * d + j] = bf16_to_float(rows.tokens.q[static_cast<std::size_t>(hq) * d + j]);
       std::vector<double> out(5 * dv);
-      attend(q, decoded(plan.k, rows.k, head, g.num_kv_heads, g.head_dim), decoded(*plan.v, rows.v, head, g.num_kv_heads, g.v_head_dim), g.head_dim,
-             g.v_head_dim, g.softmax_scale, window, out);
-      for (std::size_t j = 0; j < dv; ++j) CHECK(rows.out[static_cast<std::size_t>(hq) * dv + j] == static_cast<float>(out[4 * dv + j]));
+      attend(q, decoded(plan.k, rows.k, head, g.num_kv_heads, g.head_dim),
+             decoded(*plan.v, rows.v, head, g.num_kv_heads, g.v_head_dim), g.head_dim, g.v_head_dim, g.softmax_scale,
+             window, out);
+      for (std::size_t j = 0; j < dv; ++j)
+        CHECK(rows.out[static_cast<std::size_t>(hq) * dv + j] == static_cast<float>(out[4 * dv + j]));
     }
   }
 }
@@ -160,7 +172,15 @@ TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][g
   CHECK(firm_of(affine, {0, 1, 2, 3}) == Firm{0});  // a minimum of 0 that moves is another number in fp16
 
   // s = R(2 * 3 / 3) = 2: the edges are -2, 0 and 2.
-  LayerPlan symmetric = small_plan(UniformCoder{.bits = 2, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::absmax, .scale_type = ScaleType::fp16}, 4);
+  LayerPlan symmetric = small_plan(
+      UniformCoder{
+          .bits = 2,
+          .group_size = 4,
+          .levels = UniformLevels::symmetric,
+          .rule = ScaleRule::absmax,
+          .scale_type = ScaleType::fp16,
+      },
+      4);
   const std::vector<float> rows = {3, 1, -1, -3, /**/ 3, 0, -1, -3, /**/ 3, 1, 2, 1, /**/ 3, 1, 1, 1};
   CHECK(firm_of(symmetric, rows) == Firm{1, 0, 0, 1});
   std::get<UniformCoder>(symmetric.k.coder).scale_type = ScaleType::fp32;  // sees every step
@@ -176,11 +196,12 @@ TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][g
 }
 
 TEST_CASE("A scale near a rounding edge is not firm, whichever two channels it comes from", "[artifact][golden_rows]") {
-  // s = R((hi - lo) / 3) with hi - lo = 3 (1 + 2^-11): halfway between two numbers of fp16. It needs hi and lo moved against each other:
-  // together they leave s as it is.
+  // s = R((hi - lo) / 3) with hi - lo = 3 (1 + 2^-11): halfway between two numbers of fp16. It needs hi and lo moved
+  // against each other: together they leave s as it is.
   LayerPlan plan = small_plan(UniformCoder{.bits = 2, .group_size = 16, .scale_type = ScaleType::fp16}, 16);
   plan.k.clip_ratio = {1.0};
-  const float half = 3 * 0x1p-12f, lo = -1.5f - half;  // of 1.5 + half the channels of a row know 8 bits: centres know all
+  const float half = 3 * 0x1p-12f,
+              lo = -1.5f - half;  // of 1.5 + half the channels of a row know 8 bits: centres know all
   for (int i = 0; i < 16; ++i)
     for (int j = 0; j < 16; ++j) {
       if (i == j) continue;
@@ -196,7 +217,15 @@ TEST_CASE("A scale near a rounding edge is not firm, whichever two channels it c
 }
 
 TEST_CASE("Rows between two centroids are not firm", "[artifact][golden_rows]") {
-  LayerPlan plan = small_plan(UniformCoder{.bits = 2, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::absmax, .scale_type = ScaleType::fp16}, 4);
+  LayerPlan plan = small_plan(
+      UniformCoder{
+          .bits = 2,
+          .group_size = 4,
+          .levels = UniformLevels::symmetric,
+          .rule = ScaleRule::absmax,
+          .scale_type = ScaleType::fp16,
+      },
+      4);
   plan.k.centroids = Centroids{.count = 2, .values = {8, 0, 0, 0, -8, 0, 0, 0}, .inertia = {0.5}};
   CHECK(firm_of(plan, {9, 1, -1, 3, 0, 1, -1, 3, -5, 1, -1, 3}) == Firm{1, 0, 1});
 }
@@ -228,7 +257,8 @@ TEST_CASE("A layer without values has golden keys only, and some layers may have
   const EditableFile file = EditableFile::read(folder / "a");
   CHECK(file.tensors.count("layers.0.golden.k") == 0);
   CHECK(file.tensors.count("layers.4.golden.k_bytes") == 1);
-  for (const char* name : {"v", "v_bytes", "v_firm", "out"}) CHECK(file.tensors.count(std::string("layers.4.golden.") + name) == 0);
+  for (const char* name : {"v", "v_bytes", "v_firm", "out"})
+    CHECK(file.tensors.count(std::string("layers.4.golden.") + name) == 0);
   CHECK_FALSE(golden_check_fails(folder / "a"));
 }
 
@@ -244,21 +274,32 @@ TEST_CASE("Golden tensors that do not fit are refused", "[artifact][golden_rows]
       change(bad);
       bad.write(folder / "bad");
       const std::string text = error_text([&] { load_artifact(folder / "bad"); });
-      CHECK_THAT(text, StartsWith("bad_input: ") && Contains(tensor) && Contains((folder / "bad").string()) && !Contains("\n"));
+      CHECK_THAT(text, StartsWith("bad_input: ") && Contains(tensor) && Contains((folder / "bad").string()) &&
+                           !Contains("\n"));
     };
     refused([&](EditableFile& f) { f.tensors.erase(tensor); });
-    refused([&](EditableFile& f) { f.tensors.at(tensor).dtype = f.tensors.at(tensor).dtype == DType::u16 ? DType::bf16 : f.tensors.at(tensor).dtype == DType::u8 ? DType::i8 : DType::f32;
-                                   if (std::string(name) == "out") f.set_float(tensor, 3, NAN); });
-    refused([&](EditableFile& f) { std::rotate(f.tensors.at(tensor).shape.begin(), f.tensors.at(tensor).shape.begin() + 1, f.tensors.at(tensor).shape.end()); });
+    refused([&](EditableFile& f) {
+      f.tensors.at(tensor).dtype = f.tensors.at(tensor).dtype == DType::u16  ? DType::bf16
+                                   : f.tensors.at(tensor).dtype == DType::u8 ? DType::i8
+                                                                             : DType::f32;
+      if (std::string(name) == "out") f.set_float(tensor, 3, NAN);
+    });
+    refused([&](EditableFile& f) {
+      std::rotate(f.tensors.at(tensor).shape.begin(), f.tensors.at(tensor).shape.begin() + 1,
+                  f.tensors.at(tensor).shape.end());
+    });
     refused([&](EditableFile& f) {
       std::vector<std::byte>& data = f.tensors.at(tensor).data;
       f.tensors.at(tensor).shape[0] *= 2;
       data.resize(2 * data.size());
     });
-    if (name[1] == '\0') refused([&](EditableFile& f) { f.tensors.at(tensor).data[1] = f.tensors.at(tensor).data[0] = std::byte{0xff}; });
-    if (std::string(name).ends_with("firm")) refused([&](EditableFile& f) { f.tensors.at(tensor).data[2] = std::byte{2}; });
+    if (name[1] == '\0')
+      refused([&](EditableFile& f) { f.tensors.at(tensor).data[1] = f.tensors.at(tensor).data[0] = std::byte{0xff}; });
+    if (std::string(name).ends_with("firm"))
+      refused([&](EditableFile& f) { f.tensors.at(tensor).data[2] = std::byte{2}; });
   }
-  for (const Json& golden : {Json{{"first", 0}}, Json{{"first", -1}, {"count", 7}}, Json{{"first", 0}, {"count", 0}}, Json{{"first", 0}, {"count", 4097}}, Json{{"first", 0}, {"count", 4096}},
+  for (const Json& golden : {Json{{"first", 0}}, Json{{"first", -1}, {"count", 7}}, Json{{"first", 0}, {"count", 0}},
+                             Json{{"first", 0}, {"count", 4097}}, Json{{"first", 0}, {"count", 4096}},
                              Json{{"first", 0}, {"count", 6}}, Json(3)}) {
     INFO(golden);
     EditableFile bad = good;
@@ -268,7 +309,8 @@ TEST_CASE("Golden tensors that do not fit are refused", "[artifact][golden_rows]
   }
 }
 
-TEST_CASE("Verifying notices golden rows that are not what the plan makes of them, although the hash fits", "[artifact][golden_rows]") {
+TEST_CASE("Verifying notices golden rows that are not what the plan makes of them, although the hash fits",
+          "[artifact][golden_rows]") {
   const TempFolder folder;
   for (const bool featured : {false, true}) {
     save_artifact(with_golden_rows(featured ? test::featured_artifact() : test::example_artifact()), folder / "good");
@@ -293,7 +335,8 @@ TEST_CASE("Verifying notices golden rows that are not what the plan makes of the
       }
       bad.write(folder / "bad");
       CHECK(error_text([&] { load_artifact(folder / "bad"); }) == "no error");
-      const bool unseen = name.ends_with("golden.q") && good.tensors.count(name.substr(0, name.size() - 1) + "out") == 0;
+      const bool unseen =
+          name.ends_with("golden.q") && good.tensors.count(name.substr(0, name.size() - 1) + "out") == 0;
       CHECK(golden_check_fails(folder / "bad") == !unseen);  // without values there is nothing to ask for
     }
     // A plan that was exchanged under its golden rows.

@@ -29,7 +29,15 @@ TEST_CASE("Attention is the causal softmax of the definition, with and without a
 }
 
 TEST_CASE("Logits far beyond the range of exp do no harm", "[codec]") {
-  test::AttentionCase input{.tokens = 3, .dim = 1, .v_dim = 1, .scale = 1.0, .q = {1000, 1000, 1000}, .k = {1000, -1000, 999}, .v = {1, 2, 3}};
+  test::AttentionCase input{
+      .tokens = 3,
+      .dim = 1,
+      .v_dim = 1,
+      .scale = 1.0,
+      .q = {1000, 1000, 1000},
+      .k = {1000, -1000, 999},
+      .v = {1, 2, 3},
+  };
   CHECK(test::largest_difference(attended(input), std::vector<double>{1, 1, 1}) == 0.0);
   input.k = {-1000, -1000, -1000};
   CHECK(test::largest_difference(attended(input), std::vector<double>{1, 1.5, 2}) < 1e-14);

@@ -54,7 +54,8 @@ TEST_CASE("The nearest centroid is that of the smallest tree sum, the first of e
         for (std::size_t c = 0; c < 20; ++c) expected[c] = squared_distance(x.data(), values + c * d, d);
         add_centroid_distances(centroids, entry, x, sums);
         CHECK(test::first_bit_difference(sums, expected) == "");
-        CHECK(nearest_centroid(centroids, entry, x) == std::min_element(expected.begin(), expected.end()) - expected.begin());
+        CHECK(nearest_centroid(centroids, entry, x) ==
+              std::min_element(expected.begin(), expected.end()) - expected.begin());
         add_centroid_distances(centroids, entry, x, sums);  // added to what is there
         for (float& sum : expected) sum += sum;
         CHECK(test::first_bit_difference(sums, expected) == "");
@@ -76,11 +77,13 @@ TEST_CASE("Rows are coded as residuals of their centroid and put back on it", "[
       const std::span<float> row = std::span(expected).subspan(12 * t, 12);
       const int a = nearest_centroid(*plan.centroids, 0, row);
       std::vector<float> residual(12);
-      for (std::size_t j = 0; j < 12; ++j) residual[j] = row[j] - plan.centroids->values[static_cast<std::size_t>(a) * 12 + j];
+      for (std::size_t j = 0; j < 12; ++j)
+        residual[j] = row[j] - plan.centroids->values[static_cast<std::size_t>(a) * 12 + j];
       std::vector<float> rotated(12), by_codec(12);
       for (std::size_t j = 0; j < 12; ++j) {
         double sum = 0.0;
-        for (std::size_t i = 0; i < 12; ++i) sum += static_cast<double>(residual[i]) * static_cast<double>(plan.rotation.matrix[i * 12 + j]);
+        for (std::size_t i = 0; i < 12; ++i)
+          sum += static_cast<double>(residual[i]) * static_cast<double>(plan.rotation.matrix[i * 12 + j]);
         rotated[j] = static_cast<float>(sum);
       }
       rotate_row(plan, 0, row, by_codec, a);
@@ -111,10 +114,14 @@ TEST_CASE("Scope joint: the sum over heads decides, and all heads take the same 
   for (int row = 0; row < kRows; ++row) {
     std::vector<float> sums(6, 0.0f);
     for (int head = 0; head < kHeads; ++head)
-      for (std::size_t c = 0; c < 6; ++c) sums[c] += squared_distance(x.data() + row_at(head, row), plan.centroids->values.data() + (static_cast<std::size_t>(head) * 6 + c) * kDim, kDim);
+      for (std::size_t c = 0; c < 6; ++c)
+        sums[c] +=
+            squared_distance(x.data() + row_at(head, row),
+                             plan.centroids->values.data() + (static_cast<std::size_t>(head) * 6 + c) * kDim, kDim);
     const auto a = static_cast<int>(std::min_element(sums.begin(), sums.end()) - sums.begin());
     for (int head = 0; head < kHeads; ++head) {
-      const std::vector<float> in(x.begin() + static_cast<std::ptrdiff_t>(row_at(head, row)), x.begin() + static_cast<std::ptrdiff_t>(row_at(head, row)) + kDim);
+      const std::vector<float> in(x.begin() + static_cast<std::ptrdiff_t>(row_at(head, row)),
+                                  x.begin() + static_cast<std::ptrdiff_t>(row_at(head, row)) + kDim);
       alone += nearest_centroid(*plan.centroids, head, in) == a ? 1 : 0;
       std::vector<float> residual(kDim), out(kDim);
       rotate_row(plan, head, in, residual, a);

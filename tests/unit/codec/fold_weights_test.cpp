@@ -63,11 +63,14 @@ LayerPlan plan_of(RotationKind kind, bool center, bool transform = false) {
         }
   }
   if (transform && kind == RotationKind::dense) {
-    for (std::size_t i = 0; i < rotation.matrix.size(); ++i) {  // diag(scale) from the left, and its inverse from the right
+    for (std::size_t i = 0; i < rotation.matrix.size();
+         ++i) {  // diag(scale) from the left, and its inverse from the right
       const std::size_t h = i / (kDim * kDim), row = i / kDim % kDim, column = i % kDim;
-      rotation.inverse.push_back(rotation.matrix[(h * kDim + column) * kDim + row] / (1.0f + 0.5f * static_cast<float>(column)));
+      rotation.inverse.push_back(rotation.matrix[(h * kDim + column) * kDim + row] /
+                                 (1.0f + 0.5f * static_cast<float>(column)));
     }
-    for (std::size_t i = 0; i < rotation.matrix.size(); ++i) rotation.matrix[i] *= 1.0f + 0.5f * static_cast<float>(i / kDim % kDim);
+    for (std::size_t i = 0; i < rotation.matrix.size(); ++i)
+      rotation.matrix[i] *= 1.0f + 0.5f * static_cast<float>(i / kDim % kDim);
   } else if (transform) {
     for (int i = 0; i < kHeads * kDim; ++i) rotation.channel_scale.push_back(i % 3 ? 0.5f : 8.0f);
   }

@@ -23,7 +23,8 @@ TEST_CASE("Every width and length packs as the bit stream says and unpacks to th
       std::vector<std::byte> bytes(expected.size(), std::byte{0xa5});  // what was there before must not show
       pack_codes(codes, bits, bytes);
       INFO("width " << bits << ", length " << length);
-      CHECK(std::equal(bytes.begin(), bytes.end(), expected.begin(), [](std::byte a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; }));
+      CHECK(std::equal(bytes.begin(), bytes.end(), expected.begin(),
+                       [](std::byte a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; }));
       unpack_codes(bytes, bits, back);
       CHECK(back == codes);
     }

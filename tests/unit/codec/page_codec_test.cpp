@@ -100,18 +100,32 @@ std::vector<Format> formats() {
 TensorPlan tensor_plan(const Format& format) {
   const bool affine = format.levels == UniformLevels::affine;
   TensorPlan plan;
-  plan.coder = UniformCoder{.bits = format.bits, .group_size = format.group, .levels = format.levels,
-                            .rule = affine ? ScaleRule::minmax : ScaleRule::norm, .scale_type = format.type};
+  plan.coder = UniformCoder{
+      .bits = format.bits,
+      .group_size = format.group,
+      .levels = format.levels,
+      .rule = affine ? ScaleRule::minmax : ScaleRule::norm,
+      .scale_type = format.type,
+  };
   if (affine) plan.clip_ratio = {1.0, 1.0};
   return plan;
 }
 
 /// Keys and values of one format.
 LayerPlan layer_plan(const Format& format) {
-  return {.layer = 0,
-          .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = format.dim, .v_head_dim = format.dim, .softmax_scale = 1.0},
-          .k = tensor_plan(format),
-          .v = tensor_plan(format)};
+  return {
+      .layer = 0,
+      .geometry =
+          {
+              .num_q_heads = 2,
+              .num_kv_heads = 2,
+              .head_dim = format.dim,
+              .v_head_dim = format.dim,
+              .softmax_scale = 1.0,
+          },
+      .k = tensor_plan(format),
+      .v = tensor_plan(format),
+  };
 }
 
 std::string name(const Format& f) {
@@ -211,7 +225,9 @@ TEST_CASE("Storing a row sets its own bits and no other", "[codec]") {
     for (const CacheSide side : {CacheSide::k, CacheSide::v})
       for (const int slot : {0, 9, 31})
         check_own_bits(random_bytes(layout.page_bytes(), 11), codec.layout().row_bytes * 8,
-                       [&](std::vector<std::byte>& page) { store_page_row(layout, side, format.type, 1, slot, codes, numbers, page); });
+                       [&](std::vector<std::byte>& page) {
+                         store_page_row(layout, side, format.type, 1, slot, codes, numbers, page);
+                       });
   }
 }
 
@@ -221,17 +237,20 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
     const std::vector<float> row = test::gaussian(static_cast<std::size_t>(dim), 5);
     std::vector<float> rounded = row, back(row.size());
     quantize_exact(rounded);
-    LayerPlan plan{.layer = 0,
-                   .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0},
-                   .k = {},
-                   .v = TensorPlan{}};
+    LayerPlan plan{
+        .layer = 0,
+        .geometry = {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0},
+        .k = {},
+        .v = TensorPlan{},
+    };
     const PageLayout pages = page_layout_of(plan, 32);
     if (dim * 4 % 128 == 0) plan.v->coder = UniformCoder{.bits = 4, .group_size = dim % 64 ? 32 : 64};
     const WindowLayout windows = window_layout_of(page_layout_of(plan, 32), {.sink_tokens = 4, .recent_tokens = 30}, 1);
     for (const CacheSide side : {CacheSide::k, CacheSide::v}) {
       for (const int slot : {0, 13, 31}) {
         const auto before = random_bytes(pages.page_bytes(), 1);
-        check_own_bits(before, dim * 16, [&](std::vector<std::byte>& page) { store_page_row(pages, side, 1, slot, row, page); });
+        check_own_bits(before, dim * 16,
+                       [&](std::vector<std::byte>& page) { store_page_row(pages, side, 1, slot, row, page); });
         auto page = before;
         store_page_row(pages, side, 1, slot, row, page);
         load_page_row(pages, side, 1, slot, page, back);
@@ -240,7 +259,9 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
       for (const int position : {0, 4, 40, 100}) {
         const int window_row = windows.row(position, 4);
         const auto before = random_bytes(windows.slot_bytes(), 2);
-        check_own_bits(before, dim * 16, [&](std::vector<std::byte>& slot) { store_window_row(windows, side, 1, window_row, row, slot); });
+        check_own_bits(before, dim * 16, [&](std::vector<std::byte>& slot) {
+          store_window_row(windows, side, 1, window_row, row, slot);
+        });
         auto slot = before;
         store_window_row(windows, side, 1, window_row, row, slot);
         load_window_row(windows, side, 1, window_row, slot, back);
@@ -254,20 +275,24 @@ TEST_CASE("Places outside a page and rows of another format are a caller's mista
   const LayerPlan plan = layer_plan({128, 2, 128, UniformLevels::affine, ScaleType::fp16});
   const PageLayout layout = page_layout_of(plan, 16);
   std::vector<std::byte> page(static_cast<std::size_t>(layout.page_bytes()));
-  const auto refused = [&](int head, int slot, std::vector<std::uint8_t> codes, std::size_t numbers, std::size_t bytes, ScaleType type = ScaleType::fp16) {
+  const auto refused = [&](int head, int slot, std::vector<std::uint8_t> codes, std::size_t numbers, std::size_t bytes,
+                           ScaleType type = ScaleType::fp16) {
     return test::error_text([&] {
-      store_page_row(layout, CacheSide::k, type, head, slot, codes, std::vector<float>(numbers, 0.0f), std::span{page}.first(bytes));
+      store_page_row(layout, CacheSide::k, type, head, slot, codes, std::vector<float>(numbers, 0.0f),
+                     std::span{page}.first(bytes));
     });
   };
   const std::vector<std::uint8_t> codes(128, 3);
   std::vector<std::uint8_t> wide = codes;
   wide[50] = 4;
   CHECK(refused(1, 15, codes, 2, page.size()) == "no error");
-  for (const std::string& text : {refused(2, 0, codes, 2, page.size()), refused(-1, 0, codes, 2, page.size()), refused(0, 16, codes, 2, page.size()),
-                                  refused(0, -1, codes, 2, page.size()), refused(0, 0, std::vector<std::uint8_t>(127), 2, page.size()),
-                                  refused(0, 0, codes, 1, page.size()), refused(0, 0, codes, 2, page.size() - 1),
-                                  refused(0, 0, wide, 2, page.size()),
-                                  refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
+  for (const std::string& text :
+       {refused(2, 0, codes, 2, page.size()), refused(-1, 0, codes, 2, page.size()),
+        refused(0, 16, codes, 2, page.size()), refused(0, -1, codes, 2, page.size()),
+        refused(0, 0, std::vector<std::uint8_t>(127), 2, page.size()), refused(0, 0, codes, 1, page.size()),
+        refused(0, 0, codes, 2, page.size() - 1), refused(0, 0, wide, 2, page.size()),
+        refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
     CHECK_THAT(text, StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { store_page_row(layout, CacheSide::k, 0, 0, std::vector<float>(128), page); }), StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { store_page_row(layout, CacheSide::k, 0, 0, std::vector<float>(128), page); }),
+             StartsWith("internal: "));
 }

@@ -53,7 +53,9 @@ TensorPlan block_plan(int order, std::vector<std::int8_t> signs) {
 
 std::vector<double> diagonal(const float* numbers, int dim, bool inverted) {
   std::vector<double> matrix(static_cast<std::size_t>(dim * dim), 0.0);
-  for (int i = 0; i < dim; ++i) matrix[static_cast<std::size_t>(i * dim + i)] = inverted ? 1.0 / static_cast<double>(numbers[i]) : static_cast<double>(numbers[i]);
+  for (int i = 0; i < dim; ++i)
+    matrix[static_cast<std::size_t>(i * dim + i)] =
+        inverted ? 1.0 / static_cast<double>(numbers[i]) : static_cast<double>(numbers[i]);
   return matrix;
 }
 
@@ -61,7 +63,8 @@ std::vector<double> diagonal(const float* numbers, int dim, bool inverted) {
 std::vector<Case> transforms(int dim, int order, const std::vector<std::int8_t>& signs) {
   const auto size = static_cast<std::size_t>(dim);
   std::vector<float> scale(2 * size);
-  for (std::size_t j = 0; j < scale.size(); ++j) scale[j] = std::ldexp(1.0f + static_cast<float>(j * 5 % 128) / 128.0f, static_cast<int>(j * 7 % 5) - 2);
+  for (std::size_t j = 0; j < scale.size(); ++j)
+    scale[j] = std::ldexp(1.0f + static_cast<float>(j * 5 % 128) / 128.0f, static_cast<int>(j * 7 % 5) - 2);
   Case dense{"dense with inverse", dense_plan(Scope::kv_head, {}), {}};
   Case identity{"scaled identity", {}, {}}, blocks{"scaled blocks with signs", block_plan(order, signs), {}};
   for (std::size_t h = 0; h < 2; ++h) {
@@ -69,7 +72,8 @@ std::vector<Case> transforms(int dim, int order, const std::vector<std::int8_t>&
     const auto left = test::random_orthogonal(dim, 10 + h), right = test::random_orthogonal(dim, 20 + h);
     const auto stretch = diagonal(own, dim, false), shrink = diagonal(own, dim, true);
     const auto a = narrowed(test::multiply(test::multiply(left, stretch, dim), right, dim));
-    const auto inverse = narrowed(test::multiply(test::multiply(test::transpose(right, dim), shrink, dim), test::transpose(left, dim), dim));
+    const auto inverse = narrowed(
+        test::multiply(test::multiply(test::transpose(right, dim), shrink, dim), test::transpose(left, dim), dim));
     dense.plan.rotation.matrix.insert(dense.plan.rotation.matrix.end(), a.begin(), a.end());
     dense.plan.rotation.inverse.insert(dense.plan.rotation.inverse.end(), inverse.begin(), inverse.end());
     dense.matrices.push_back(test::widened(a)), dense.inverses.push_back(test::widened(inverse));
@@ -109,7 +113,8 @@ std::vector<Case> cases(int dim, int order) {
   all.push_back({"dense", dense_plan(Scope::kv_head, dense), dense_heads});
   all.push_back({"dense, shared", dense_plan(Scope::layer, first), {dense_heads[0], dense_heads[0]}});
   all.push_back({"blocks", block_plan(order, {}), {plain, plain}});
-  all.push_back({"blocks with signs", block_plan(order, signs),
+  all.push_back({"blocks with signs",
+                 block_plan(order, signs),
                  {signed_blocks(dim, order, signs.data()), signed_blocks(dim, order, signs.data() + dim)}});
   for (Case& each : transforms(dim, order, signs)) all.push_back(std::move(each));
   const std::size_t count = all.size();
@@ -142,11 +147,13 @@ TEST_CASE("Rotating a row is (x - center) @ A, and rotating back is its inverse"
         const std::vector<double> inverse = inverse_of(each, head, dim);
         std::vector<double> expected(size, 0.0), back(size, 0.0);
         for (std::size_t j = 0; j < size; ++j)
-          for (std::size_t i = 0; i < size; ++i) expected[j] += (static_cast<double>(x[i]) - center[i]) * r[i * size + j];
+          for (std::size_t i = 0; i < size; ++i)
+            expected[j] += (static_cast<double>(x[i]) - center[i]) * r[i * size + j];
 
         std::vector<float> rotated(size), returned(size);
         rotate_row(each.plan, head, x, rotated);
-        const double room = each.inverses.empty() ? 1.0 : 8.0;  // numbers up to 4 times larger, and a condition of about 2
+        const double room =
+            each.inverses.empty() ? 1.0 : 8.0;  // numbers up to 4 times larger, and a condition of about 2
         CHECK(test::largest_difference(rotated, expected) < 2e-6 * room);
         unrotate_row(each.plan, head, rotated, returned);
         for (std::size_t i = 0; i < size; ++i)

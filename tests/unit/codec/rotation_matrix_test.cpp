@@ -18,14 +18,16 @@ Rotation rotation_of(RotationKind kind, bool scaled) {
   test::Random random(5);
   if (kind == RotationKind::block_hadamard) {
     rotation.order = 8;
-    for (std::size_t i = 0; i < kHeads * kSize; ++i) rotation.signs.push_back(random.bits() & 1u ? std::int8_t{1} : std::int8_t{-1});
+    for (std::size_t i = 0; i < kHeads * kSize; ++i)
+      rotation.signs.push_back(random.bits() & 1u ? std::int8_t{1} : std::int8_t{-1});
   }
   if (scaled && kind != RotationKind::dense)
     for (std::size_t i = 0; i < kHeads * kSize; ++i) rotation.channel_scale.push_back(i % 3 == 0 ? 16.0f : 0.25f);
   for (std::uint64_t h = 0; h < kHeads && kind == RotationKind::dense; ++h) {
     const std::vector<double> own = test::random_orthogonal(kDim, h + 1);
     for (std::size_t i = 0; i < own.size(); ++i) {
-      const double row = scaled ? 1.0 + static_cast<double>(i / kSize) : 1.0, column = scaled ? 1.0 + static_cast<double>(i % kSize) : 1.0;
+      const double row = scaled ? 1.0 + static_cast<double>(i / kSize) : 1.0,
+                   column = scaled ? 1.0 + static_cast<double>(i % kSize) : 1.0;
       rotation.matrix.push_back(static_cast<float>(own[i] * row));
       if (scaled) rotation.inverse.push_back(static_cast<float>(own[i % kSize * kSize + i / kSize] / column));
     }
@@ -36,7 +38,8 @@ Rotation rotation_of(RotationKind kind, bool scaled) {
 std::vector<double> times(const std::vector<float>& x, const std::vector<double>& matrix) {
   std::vector<double> y(kSize, 0.0);
   for (std::size_t i = 0; i < kSize; ++i)
-    for (std::size_t j = 0; j < kSize; ++j) y[j] += double{x[i]} * (matrix.empty() ? (i == j ? 1.0 : 0.0) : matrix[i * kSize + j]);
+    for (std::size_t j = 0; j < kSize; ++j)
+      y[j] += double{x[i]} * (matrix.empty() ? (i == j ? 1.0 : 0.0) : matrix[i * kSize + j]);
   return y;
 }
 
@@ -48,7 +51,8 @@ TEST_CASE("The matrix of a rotation and its inverse do what its rows undergo", "
   const TensorPlan plan{.rotation = rotation_of(kind, scaled)};
   for (int h = 0; h < kHeads; ++h) {
     CAPTURE(to_string(kind), scaled, h);
-    const std::vector<double> matrix = rotation_matrix(plan.rotation, h, kDim), inverse = inverse_matrix(plan.rotation, h, kDim);
+    const std::vector<double> matrix = rotation_matrix(plan.rotation, h, kDim),
+                              inverse = inverse_matrix(plan.rotation, h, kDim);
     CHECK(matrix.empty() == (kind == RotationKind::identity && !scaled));
     CHECK(inverse.empty() == matrix.empty());
     const std::vector<float> x = test::gaussian(kSize, 7);
@@ -62,6 +66,7 @@ TEST_CASE("The matrix of a rotation and its inverse do what its rows undergo", "
     }
     if (matrix.empty()) continue;
     const std::vector<double> both = test::multiply(matrix, inverse, kDim);
-    for (std::size_t i = 0; i < both.size(); ++i) CHECK(both[i] == Approx(i % (kSize + 1) == 0 ? 1.0 : 0.0).margin(1e-5));
+    for (std::size_t i = 0; i < both.size(); ++i)
+      CHECK(both[i] == Approx(i % (kSize + 1) == 0 ? 1.0 : 0.0).margin(1e-5));
   }
 }

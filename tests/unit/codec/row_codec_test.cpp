@@ -26,14 +26,17 @@ struct Coded {
   std::vector<float> numbers, decoded;
 };
 Coded coded(const RowCodec& codec, std::span<const float> row) {
-  Coded result{std::vector<std::uint8_t>(row.size(), 255), std::vector<float>(static_cast<std::size_t>(codec.num_numbers())), std::vector<float>(row.size(), 7.0f)};
+  Coded result{std::vector<std::uint8_t>(row.size(), 255),
+               std::vector<float>(static_cast<std::size_t>(codec.num_numbers())), std::vector<float>(row.size(), 7.0f)};
   codec.encode(row, result.codes, result.numbers);
   codec.decode(result.codes, result.numbers, result.decoded);
   return result;
 }
 
 /// A number that the scale type holds.
-float any_number(test::Random& random, ScaleType type) { return round_to(type, static_cast<float>(std::exp(3.0 * random.normal()))); }
+float any_number(test::Random& random, ScaleType type) {
+  return round_to(type, static_cast<float>(std::exp(3.0 * random.normal())));
+}
 
 /// Random codes and numbers go into bytes and come back; padding is zero.
 void check_bytes(const TensorPlan& plan, int dim, test::Random& random) {
@@ -60,18 +63,21 @@ void check_bytes(const TensorPlan& plan, int dim, test::Random& random) {
   std::vector<std::byte> larger(size + 8, std::byte{0xff});
   codec.pack(codes, numbers, centroid, larger);
   CHECK(std::equal(bytes.begin(), bytes.end(), larger.begin()));
-  CHECK(std::all_of(larger.begin() + static_cast<std::ptrdiff_t>(size), larger.end(), [](std::byte b) { return b == std::byte{0}; }));
+  CHECK(std::all_of(larger.begin() + static_cast<std::ptrdiff_t>(size), larger.end(),
+                    [](std::byte b) { return b == std::byte{0}; }));
 }
 
 /// Codes, numbers, decoded row and bytes are those of the second writing of packing.md.
 void check_against_reference(const TensorPlan& plan, int dim, std::span<const float> row) {
   const RowCodec codec(plan, 0, dim);
-  const test::ReferenceBytes expected = test::reference_plan_row(plan, 0, plan.centroids ? plan.centroids->count - 1 : 0, row);
+  const test::ReferenceBytes expected =
+      test::reference_plan_row(plan, 0, plan.centroids ? plan.centroids->count - 1 : 0, row);
   const Coded found = coded(codec, row);
   CHECK(found.codes == expected.codes);
   CHECK(test::first_bit_difference(found.numbers, expected.numbers) == "");
   CHECK(test::first_bit_difference(found.decoded, expected.decoded) == "");
-  std::vector<std::byte> bytes(static_cast<std::size_t>(row_bytes(plan, dim)), std::byte{0xff}), padded = expected.bytes;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(row_bytes(plan, dim)), std::byte{0xff}),
+      padded = expected.bytes;
   codec.pack(found.codes, found.numbers, plan.centroids ? plan.centroids->count - 1 : 0, bytes);
   if (plan.allocation) {
     while (padded.size() % 4 != 0) padded.push_back(std::byte{0});
@@ -119,7 +125,8 @@ TEST_CASE("Rows of one width in the new coders are coded as the text says, bit f
       for (const ScaleRule rule : {ScaleRule::rms, ScaleRule::norm, ScaleRule::least_squares}) {
         const ScaleType type = kTypes[random.integer(0, 2)];
         const int dim = group * random.integer(1, 2);
-        const std::vector<float> row = test::gaussian(static_cast<std::size_t>(dim), random.bits(), std::exp(2.0 * random.normal()));
+        const std::vector<float> row =
+            test::gaussian(static_cast<std::size_t>(dim), random.bits(), std::exp(2.0 * random.normal()));
         INFO(bits << " bits, group " << group << ", dim " << dim << ", " << to_string(rule) << ", " << to_string(type));
         TensorPlan plan;
         plan.coder = test::codebook_coder(bits, group, rule, type, random.bits());
@@ -134,7 +141,8 @@ TEST_CASE("Mixed rows of any descending widths are coded and laid out as the tex
   test::Random random(4);
   for (int round = 0; round < 150; ++round) {
     const int dim = random.integer(1, 130);
-    TensorPlan plan = test::mixed_plan(test::descending_widths(random, dim), dim, round % 3, kTypes[random.integer(0, 2)], random.bits());
+    TensorPlan plan = test::mixed_plan(test::descending_widths(random, dim), dim, round % 3,
+                                       kTypes[random.integer(0, 2)], random.bits());
     if (random.integer(0, 2) == 0) test::add_centroids(plan, dim, random.integer(0, 1) == 0 ? 5 : 300, random.bits());
     INFO("round " << round << ", " << coder_name(plan.coder) << ", dim " << dim);
     check_against_reference(plan, dim, test::gaussian(static_cast<std::size_t>(dim), random.bits(), 2.0));
@@ -157,7 +165,8 @@ TEST_CASE("Parts of a mixed row follow each other, aligned to what they hold", "
       CHECK(segment.stored_bits == (segment.bits > 4 ? 8 : segment.bits));
       CHECK(segment.first_channel == channel);
       CHECK(segment.byte_offset == offset);
-      CHECK(std::all_of(widths.begin() + channel, widths.begin() + channel + segment.channels, [&](int width) { return width == segment.bits; }));
+      CHECK(std::all_of(widths.begin() + channel, widths.begin() + channel + segment.channels,
+                        [&](int width) { return width == segment.bits; }));
       channel += segment.channels;
       offset += (segment.channels * segment.stored_bits + 7) / 8;
       last = segment.bits;
@@ -181,8 +190,12 @@ TEST_CASE("Parts of a mixed row follow each other, aligned to what they hold", "
 TEST_CASE("All heads have rows of the size that the largest needs, in words", "[codec][row][plan]") {
   TensorPlan plan;
   plan.coder = UniformCoder{.bits = 8, .group_size = 0, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
-  plan.allocation = BitAllocation{.channel_bits = {8, 4, 4, 2, 2, 2, 1, 0, /**/ 8, 8, 8, 8, 8, 8, 8, 3}, .channel_order = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7}};
-  // Head 0: 1 + 1 + 1 + 1 bytes and 4 scales: 12. Head 1: 7 + 1 bytes and 2 scales: 12, in words 12; with an index 13, so 16.
+  plan.allocation = BitAllocation{
+      .channel_bits = {8, 4, 4, 2, 2, 2, 1, 0, /**/ 8, 8, 8, 8, 8, 8, 8, 3},
+      .channel_order = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7},
+  };
+  // Head 0: 1 + 1 + 1 + 1 bytes and 4 scales: 12. Head 1: 7 + 1 bytes and 2 scales: 12, in words 12; with an index 13,
+  // so 16.
   CHECK(row_layout(plan, 0, 8).row_bytes == 12);
   CHECK(row_layout(plan, 1, 8).row_bytes == 12);
   CHECK(row_bytes(plan, 8) == 12);
@@ -200,7 +213,8 @@ TEST_CASE("Indices of at most 256 centroids take a byte, of more two", "[codec][
   for (const int dim : {1, 7, 8})
     for (const int count : {2, 256, 257, 4096}) {
       TensorPlan plan;
-      plan.coder = UniformCoder{.bits = 3, .group_size = dim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+      plan.coder =
+          UniformCoder{.bits = 3, .group_size = dim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
       test::add_centroids(plan, dim, count, 3);
       CHECK(index_bytes(plan) == (count > 256 ? 2 : 1));
       CHECK(row_bytes(plan, dim) == (3 * dim + 7) / 8 + 2 + index_bytes(plan));  // without padding in rows of one width
@@ -220,7 +234,9 @@ TEST_CASE("Indices of at most 256 centroids take a byte, of more two", "[codec][
 
 TEST_CASE("Bits above the width of a byte of 5 to 7 bits are ignored", "[codec][row]") {
   for (int width = 5; width <= 7; ++width) {
-    TensorPlan plan = test::mixed_plan({static_cast<std::uint8_t>(width), static_cast<std::uint8_t>(width), static_cast<std::uint8_t>(width), 4, 4}, 5, 0, ScaleType::fp16, 1);
+    TensorPlan plan = test::mixed_plan(
+        {static_cast<std::uint8_t>(width), static_cast<std::uint8_t>(width), static_cast<std::uint8_t>(width), 4, 4}, 5,
+        0, ScaleType::fp16, 1);
     const RowCodec codec(plan, 0, 5);
     std::vector<std::uint8_t> codes = {0, static_cast<std::uint8_t>((1 << width) - 1), 5, 15, 3}, back(5);
     std::vector<float> numbers = {1.0f, 2.0f};
@@ -255,10 +271,15 @@ TEST_CASE("Channels without bits decode to +0 whatever the row holds", "[codec][
 TEST_CASE("A mixed row of one width is the row of that width", "[codec][row]") {
   for (const int bits : {1, 2, 3, 4, 8})
     for (int coder = 0; coder < 3; ++coder) {
-      const TensorPlan mixed = test::mixed_plan(std::vector<std::uint8_t>(16, static_cast<std::uint8_t>(bits)), 16, coder, ScaleType::bf16, 3);
+      const TensorPlan mixed = test::mixed_plan(std::vector<std::uint8_t>(16, static_cast<std::uint8_t>(bits)), 16,
+                                                coder, ScaleType::bf16, 3);
       TensorPlan plain = mixed;
       plain.allocation.reset();
-      std::visit([](auto& alternative) { if constexpr (requires { alternative.group_size; }) alternative.group_size = 16; }, plain.coder);
+      std::visit(
+          [](auto& alternative) {
+            if constexpr (requires { alternative.group_size; }) alternative.group_size = 16;
+          },
+          plain.coder);
       const std::vector<float> row = test::gaussian(16, 4);
       const Coded a = coded(RowCodec(mixed, 0, 16), row), b = coded(RowCodec(plain, 0, 16), row);
       INFO(coder_name(plain.coder) << " " << bits);
@@ -271,7 +292,13 @@ TEST_CASE("A mixed row of one width is the row of that width", "[codec][row]") {
 
 TEST_CASE("Each head has its own widths and tables", "[codec][row]") {
   TensorPlan plan;
-  CodebookCoder coder{.bits = 2, .group_size = 0, .rule = ScaleRule::rms, .scale_type = ScaleType::fp32, .per_head = true};
+  CodebookCoder coder{
+      .bits = 2,
+      .group_size = 0,
+      .rule = ScaleRule::rms,
+      .scale_type = ScaleType::fp32,
+      .per_head = true,
+  };
   coder.tables[2] = {-2, -1, 1, 2, -4, -0.5f, 0.5f, 4};
   coder.tables[1] = {-1, 1, -3, 3};
   plan.coder = coder;
@@ -314,8 +341,10 @@ TEST_CASE("Coding in place is coding and decoding, and an exact row stays what i
 TEST_CASE("Rows of zeros have scale 0 and the middle codes, and decode to zeros", "[codec][row]") {
   for (int bits = 1; bits <= 8; ++bits)
     for (const ScaleRule rule : {ScaleRule::rms, ScaleRule::norm, ScaleRule::least_squares}) {
-      for (const Coder& coder : {Coder{test::codebook_coder(bits, 16, rule, ScaleType::fp16, 1)}, Coder{test::trellis_coder({bits}, 16, rule, ScaleType::fp16, 1)}})
-        for (const float zero : {0.0f, -0.0f, 1e-30f, 1e-9f}) {  // energy 0, and a root mean square below the scale type
+      for (const Coder& coder : {Coder{test::codebook_coder(bits, 16, rule, ScaleType::fp16, 1)},
+                                 Coder{test::trellis_coder({bits}, 16, rule, ScaleType::fp16, 1)}})
+        for (const float zero :
+             {0.0f, -0.0f, 1e-30f, 1e-9f}) {  // energy 0, and a root mean square below the scale type
           const Coded found = coded(RowCodec(coder, 1.0, 16), std::vector<float>(16, zero));
           INFO(coder_name(coder) << ", " << bits << " bits, " << zero);
           CHECK(found.codes == std::vector<std::uint8_t>(16, static_cast<std::uint8_t>(1 << (bits - 1))));
@@ -361,7 +390,8 @@ TEST_CASE("NaN and infinity are refused by every coder", "[codec][row]") {
       }
       for (int coder = 0; coder < 3; ++coder) {
         INFO("mixed " << coder << ", " << bad << " at " << at);
-        const TensorPlan plan = test::mixed_plan({8, 6, 4, 4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1}, 16, coder, ScaleType::fp16, 1);
+        const TensorPlan plan =
+            test::mixed_plan({8, 6, 4, 4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1}, 16, coder, ScaleType::fp16, 1);
         CHECK_THAT(test::error_text([&] { coded(RowCodec(plan, 0, 16), row); }), StartsWith("numerical: "));
       }
     }

@@ -22,20 +22,23 @@ TrellisTaps random_taps(int bits, int memory, std::uint64_t seed) {
   taps.memory = memory;
   test::Random random(seed + 1);
   taps.theta.resize(static_cast<std::size_t>(bits));
-  while (taps.theta.size() < static_cast<std::size_t>(bits * (memory + 1))) taps.theta.push_back(static_cast<float>(0.5 * random.normal()));
+  while (taps.theta.size() < static_cast<std::size_t>(bits * (memory + 1)))
+    taps.theta.push_back(static_cast<float>(0.5 * random.normal()));
   return taps;
 }
 
 /// Does the path end in the state from which it began: are its last codes those of `state`?
 bool ends_in(std::span<const std::uint8_t> codes, const TrellisTaps& taps, std::size_t state) {
   std::size_t found = 0;
-  for (int k = taps.memory - 1; k >= 0; --k) found = found << taps.bits | codes[codes.size() - 1 - static_cast<std::size_t>(k)];
+  for (int k = taps.memory - 1; k >= 0; --k)
+    found = found << taps.bits | codes[codes.size() - 1 - static_cast<std::size_t>(k)];
   return found == state;
 }
 
 std::vector<std::uint8_t> codes_of(std::uint64_t number, int bits, std::size_t count) {
   std::vector<std::uint8_t> codes;
-  for (std::size_t j = 0; j < count; ++j) codes.push_back(static_cast<std::uint8_t>((number >> (j * static_cast<std::size_t>(bits))) & ((1u << bits) - 1)));
+  for (std::size_t j = 0; j < count; ++j)
+    codes.push_back(static_cast<std::uint8_t>((number >> (j * static_cast<std::size_t>(bits))) & ((1u << bits) - 1)));
   return codes;
 }
 
@@ -108,7 +111,8 @@ TEST_CASE("The seam's state is that of the cheapest path over the group's end an
     }
 }
 
-TEST_CASE("The path found is no dearer than taking the nearest value at every channel and then closing", "[codec][trellis]") {
+TEST_CASE("The path found is no dearer than taking the nearest value at every channel and then closing",
+          "[codec][trellis]") {
   test::Random random(3);
   for (int round = 0; round < 120; ++round) {
     const int bits = random.integer(1, 4), memory = random.integer(1, bits == 1 ? 6 : 6 / bits > 0 ? 6 / bits : 1);
@@ -125,7 +129,8 @@ TEST_CASE("The path found is no dearer than taking the nearest value at every ch
       std::uint8_t nearest = 0;
       for (int code = 0; code < 1 << bits; ++code) {
         std::vector<std::uint8_t> window = {static_cast<std::uint8_t>(code)};
-        for (std::size_t k = 1; k <= static_cast<std::size_t>(memory); ++k) window.push_back(greedy[(j + count - k) % count]);
+        for (std::size_t k = 1; k <= static_cast<std::size_t>(memory); ++k)
+          window.push_back(greedy[(j + count - k) % count]);
         const float distance = std::abs(unit.y[j] - test::trellis_value(taps, window));
         if (distance < least) {
           least = distance;
@@ -142,10 +147,13 @@ TEST_CASE("The path found is no dearer than taking the nearest value at every ch
 TEST_CASE("Trellis groups are coded as the text says, bit for bit", "[codec][trellis]") {
   test::Random random(9);
   for (int round = 0; round < 60; ++round) {
-    const int bits = random.integer(1, 8), memory = random.integer(1, std::min({8 / bits, 16 / bits - 1, bits == 1 ? 6 : 8}));
+    const int bits = random.integer(1, 8),
+              memory = random.integer(1, std::min({8 / bits, 16 / bits - 1, bits == 1 ? 6 : 8}));
     const auto count = static_cast<std::size_t>(random.integer(8, bits * memory > 6 ? 34 : 80));
-    const ScaleRule rule = std::vector{ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares}[static_cast<std::size_t>(round % 3)];
-    const ScaleType type = std::vector{ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}[static_cast<std::size_t>(random.integer(0, 2))];
+    const ScaleRule rule =
+        std::vector{ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares}[static_cast<std::size_t>(round % 3)];
+    const ScaleType type =
+        std::vector{ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}[static_cast<std::size_t>(random.integer(0, 2))];
     const TrellisTaps taps = random_taps(bits, memory, random.bits());
     std::vector<float> x = test::gaussian(count, random.bits(), std::exp(3.0 * random.normal()));
     if (round % 5 == 0)
@@ -167,7 +175,11 @@ TEST_CASE("Equal costs: the smallest dropped code, the smallest last state", "[c
   // Thetas of zero at the memory make paths that differ only in costs of equal size; x on a grid makes many ties.
   for (int bits = 1; bits <= 2; ++bits)
     for (int memory = 1; memory <= 2; ++memory) {
-      TrellisTaps taps{.bits = bits, .memory = memory, .theta = std::vector<float>(static_cast<std::size_t>(bits * (memory + 1)), 0.0f)};
+      TrellisTaps taps{
+          .bits = bits,
+          .memory = memory,
+          .theta = std::vector<float>(static_cast<std::size_t>(bits * (memory + 1)), 0.0f),
+      };
       taps.theta[0] = 2.0f;
       taps.theta[static_cast<std::size_t>(bits)] = 1.0f;
       for (std::uint64_t seed = 0; seed < 6; ++seed) {
@@ -195,16 +207,23 @@ TEST_CASE("A memory that does not count gives symmetric codes with the trellis's
   }
 }
 
-TEST_CASE("Groups of fewer than 8 channels are symmetric: norm, or least squares where that is the rule", "[codec][trellis]") {
+TEST_CASE("Groups of fewer than 8 channels are symmetric: norm, or least squares where that is the rule",
+          "[codec][trellis]") {
   static_assert(TrellisGroup::kLeastChannels == 8);
   for (int channels = 1; channels <= 9; ++channels)
     for (int bits = 1; bits <= 8; ++bits)
       for (const ScaleRule rule : {ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares}) {
         const RowCodec trellis(test::trellis_coder({bits}, channels, rule, ScaleType::fp16, 5, 4), 1.0, 2 * channels);
-        const UniformCoder coder{.bits = bits, .group_size = channels, .levels = UniformLevels::symmetric,
-                                 .rule = rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm, .scale_type = ScaleType::fp16};
+        const UniformCoder coder{
+            .bits = bits,
+            .group_size = channels,
+            .levels = UniformLevels::symmetric,
+            .rule = rule == ScaleRule::least_squares ? ScaleRule::least_squares : ScaleRule::norm,
+            .scale_type = ScaleType::fp16,
+        };
         const RowCodec symmetric(coder, 1.0, 2 * channels);
-        const std::vector<float> x = test::gaussian(static_cast<std::size_t>(2 * channels), static_cast<std::uint64_t>(channels * 8 + bits));
+        const std::vector<float> x =
+            test::gaussian(static_cast<std::size_t>(2 * channels), static_cast<std::uint64_t>(channels * 8 + bits));
         std::vector<float> a = x, b = x;
         trellis.quantize(a);
         symmetric.quantize(b);

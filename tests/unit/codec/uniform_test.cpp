@@ -64,7 +64,8 @@ std::vector<NamedRow> adversarial_rows() {
 void check_against_reference(const UniformCoder& coder, double clip, const std::vector<float>& row) {
   const test::ReferenceRow expected = test::reference_row(coder, clip, row);
   std::vector<std::uint8_t> codes(row.size());
-  std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, static_cast<int>(row.size())))), decoded(row.size());
+  std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, static_cast<int>(row.size())))),
+      decoded(row.size());
   encode_row(coder, clip, row, codes, numbers);
   CHECK(codes == expected.codes);
   CHECK(test::first_bit_difference(numbers, expected.numbers) == "");
@@ -106,7 +107,8 @@ TEST_CASE("Rows of all magnitudes are coded as the text of the format says, in e
       for (float& x : wild) x = test::any_finite(random);
       check_against_reference(coder, 1.0, wild);
       check_against_reference(coder, 1.0, test::gaussian(dim, random.bits()));
-      if (coder.rule == ScaleRule::minmax) check_against_reference(coder, 0.9, test::gaussian(dim, random.bits(), 1.0e-4));
+      if (coder.rule == ScaleRule::minmax)
+        check_against_reference(coder, 0.9, test::gaussian(dim, random.bits(), 1.0e-4));
     }
 }
 
@@ -116,13 +118,15 @@ TEST_CASE("A constant or zero row comes back as it was, up to the rounding of it
     CHECK(decoded_row(coder, 1.0, {0, 0, 0, 0}) == std::vector<float>{0, 0, 0, 0});
     if (coder.levels == UniformLevels::affine && coder.zero == ZeroKind::floating) {
       const float stored = round_to(coder.scale_type, -1.37f);
-      CHECK(decoded_row(coder, 1.0, {-1.37f, -1.37f, -1.37f, -1.37f}) == std::vector<float>{stored, stored, stored, stored});
+      CHECK(decoded_row(coder, 1.0, {-1.37f, -1.37f, -1.37f, -1.37f}) ==
+            std::vector<float>{stored, stored, stored, stored});
     }
   }
 }
 
 TEST_CASE("NaN and infinity are refused with a numerical error, wherever they stand", "[codec]") {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()})
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()})
     for (const std::size_t index : {0u, 3u, 7u}) {
       std::vector<float> row = {1, 2, 3, 4, 5, 6, 7, 8};
       row[index] = bad;
@@ -141,12 +145,19 @@ TEST_CASE("Extents that disagree are a programmer's mistake", "[codec]") {
   std::vector<float> row(8), numbers(4), out(8);
   std::vector<std::uint8_t> codes(8);
   std::vector<std::byte> bytes(10);
-  CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, std::span(row).first(7), codes, numbers); }), StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, std::span(row).first(6), std::span(codes).first(6), numbers); }), StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, row, codes, std::span(numbers).first(2)); }), StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { decode_row(coder, codes, numbers, std::span(out).first(4)); }), StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { pack_row(coder, codes, numbers, std::span(bytes).first(9)); }), StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { unpack_row(coder, std::span(bytes).first(9), codes, numbers); }), StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, std::span(row).first(7), codes, numbers); }),
+             StartsWith("internal: "));
+  CHECK_THAT(
+      test::error_text([&] { encode_row(coder, 1.0, std::span(row).first(6), std::span(codes).first(6), numbers); }),
+      StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, row, codes, std::span(numbers).first(2)); }),
+             StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { decode_row(coder, codes, numbers, std::span(out).first(4)); }),
+             StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { pack_row(coder, codes, numbers, std::span(bytes).first(9)); }),
+             StartsWith("internal: "));
+  CHECK_THAT(test::error_text([&] { unpack_row(coder, std::span(bytes).first(9), codes, numbers); }),
+             StartsWith("internal: "));
 }
 
 TEST_CASE("The clip threshold is the sorted magnitude at floor(rho D), at most the last", "[codec]") {
@@ -157,7 +168,8 @@ TEST_CASE("The clip threshold is the sorted magnitude at floor(rho D), at most t
       std::vector<float> magnitudes;
       for (const float x : row) magnitudes.push_back(std::abs(x));
       std::sort(magnitudes.begin(), magnitudes.end());
-      const auto index = std::min<std::size_t>(static_cast<std::size_t>(ratio * dim), static_cast<std::size_t>(dim - 1));
+      const auto index =
+          std::min<std::size_t>(static_cast<std::size_t>(ratio * dim), static_cast<std::size_t>(dim - 1));
       INFO("dim " << dim << ", ratio " << ratio);
       CHECK(clip_threshold(row, ratio) == magnitudes[index]);
     }
@@ -176,7 +188,13 @@ TEST_CASE("The norm rule keeps the length of every group", "[codec]") {
   for (int bits = 1; bits <= 8; ++bits)
     for (const ScaleType type : {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32})
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
-        const UniformCoder coder{.bits = bits, .group_size = 32, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm, .scale_type = type};
+        const UniformCoder coder{
+            .bits = bits,
+            .group_size = 32,
+            .levels = UniformLevels::symmetric,
+            .rule = ScaleRule::norm,
+            .scale_type = type,
+        };
         const std::vector<float> row = test::gaussian(32, seed, 3.0);
         const double ratio = std::sqrt(squared_length(decoded_row(coder, 1.0, row)) / squared_length(row));
         const double rounding = type == ScaleType::fp16 ? 0x1p-11 : type == ScaleType::bf16 ? 0x1p-8 : 0x1p-22;
@@ -189,7 +207,13 @@ TEST_CASE("Least squares has the smaller error and the shorter row", "[codec]") 
   for (int bits = 1; bits <= 8; ++bits)
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       const std::vector<float> row = test::gaussian(24, seed + 100);
-      UniformCoder coder{.bits = bits, .group_size = 24, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm, .scale_type = ScaleType::fp32};
+      UniformCoder coder{
+          .bits = bits,
+          .group_size = 24,
+          .levels = UniformLevels::symmetric,
+          .rule = ScaleRule::norm,
+          .scale_type = ScaleType::fp32,
+      };
       const std::vector<float> norm = decoded_row(coder, 1.0, row);
       coder.rule = ScaleRule::least_squares;
       const std::vector<float> fitted = decoded_row(coder, 1.0, row);
@@ -214,7 +238,13 @@ TEST_CASE("The Gaussian step is the best one for these levels", "[codec]") {
       return sum;
     };
     // The step as the codec has it: the smallest x with the second code, in a group whose root mean square is one.
-    const UniformCoder coder{.bits = bits, .group_size = 2, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm, .scale_type = ScaleType::fp32};
+    const UniformCoder coder{
+        .bits = bits,
+        .group_size = 2,
+        .levels = UniformLevels::symmetric,
+        .rule = ScaleRule::norm,
+        .scale_type = ScaleType::fp32,
+    };
     if (bits == 1) continue;  // its only edge is at zero
     double low = 0.0, high = 1.4;
     for (int i = 0; i < 40; ++i) {

@@ -27,7 +27,9 @@ const Json& packing_vectors() {
   return file;
 }
 
-std::uint32_t from_hex(const Json& word) { return static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16)); }
+std::uint32_t from_hex(const Json& word) {
+  return static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16));
+}
 
 /// Hex patterns of a number type as floats.
 std::vector<float> numbers_of(const Json& patterns, ScaleType type) {
@@ -35,14 +37,17 @@ std::vector<float> numbers_of(const Json& patterns, ScaleType type) {
   for (const Json& word : patterns) {
     const std::uint32_t pattern = from_hex(word);
     const auto half = static_cast<std::uint16_t>(pattern);
-    numbers.push_back(type == ScaleType::fp32 ? std::bit_cast<float>(pattern) : type == ScaleType::fp16 ? f16_to_float(half) : bf16_to_float(half));
+    numbers.push_back(type == ScaleType::fp32   ? std::bit_cast<float>(pattern)
+                      : type == ScaleType::fp16 ? f16_to_float(half)
+                                                : bf16_to_float(half));
   }
   return numbers;
 }
 
 std::vector<std::byte> bytes_of(const std::string& hex) {
   std::vector<std::byte> bytes;
-  for (std::size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  for (std::size_t i = 0; i < hex.size(); i += 2)
+    bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
   return bytes;
 }
 
@@ -59,7 +64,9 @@ ScaleType type_of(const Json& vector) {
 }
 
 /// The largest width of a mixed row, the width of another.
-int bits_of(const Json& vector) { return vector.contains("channel_bits") ? vector.at("channel_bits")[0].get<int>() : vector.at("bits").get<int>(); }
+int bits_of(const Json& vector) {
+  return vector.contains("channel_bits") ? vector.at("channel_bits")[0].get<int>() : vector.at("bits").get<int>();
+}
 
 UniformCoder coder_of(const Json& vector) {
   UniformCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0)};
@@ -103,22 +110,39 @@ void check_uniform(const Json& vector, const std::vector<float>& row) {
 }
 
 CodebookCoder codebook_of(const Json& vector) {
-  CodebookCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0), .rule = rule_of(vector), .scale_type = type_of(vector)};
-  for (const auto& [width, table] : vector.at("codebook").items()) coder.tables[std::stoi(width)] = numbers_of(table, ScaleType::fp32);
+  CodebookCoder coder{
+      .bits = bits_of(vector),
+      .group_size = vector.value("group_size", 0),
+      .rule = rule_of(vector),
+      .scale_type = type_of(vector),
+  };
+  for (const auto& [width, table] : vector.at("codebook").items())
+    coder.tables[std::stoi(width)] = numbers_of(table, ScaleType::fp32);
   return coder;
 }
 
 TrellisCoder trellis_of(const Json& vector) {
-  TrellisCoder coder{.bits = bits_of(vector), .group_size = vector.value("group_size", 0), .rule = rule_of(vector), .scale_type = type_of(vector)};
+  TrellisCoder coder{
+      .bits = bits_of(vector),
+      .group_size = vector.value("group_size", 0),
+      .rule = rule_of(vector),
+      .scale_type = type_of(vector),
+  };
   for (const Json& taps : vector.at("trellis"))
-    coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory"), .theta = numbers_of(taps.at("theta_bits"), ScaleType::fp32)});
+    coder.taps.push_back({
+        .bits = taps.at("bits"),
+        .memory = taps.at("memory"),
+        .theta = numbers_of(taps.at("theta_bits"), ScaleType::fp32),
+    });
   return coder;
 }
 
 Rotation rotation_of(const Json& json) {
   Rotation rotation;
   const std::string kind = json.at("kind");
-  rotation.kind = kind == "dense" ? RotationKind::dense : kind == "identity" ? RotationKind::identity : RotationKind::block_hadamard;
+  rotation.kind = kind == "dense"      ? RotationKind::dense
+                  : kind == "identity" ? RotationKind::identity
+                                       : RotationKind::block_hadamard;
   rotation.order = json.value("order", 0);
   rotation.signs = json.value("signs", std::vector<std::int8_t>{});
   rotation.matrix = numbers_of(json.value("matrix_bits", Json::array()), ScaleType::fp32);
@@ -136,10 +160,13 @@ TensorPlan plan_of(const Json& vector, std::size_t dim) {
     plan.center = numbers_of(vector.value("center_bits", Json::array()), ScaleType::fp32);
   }
   const std::string name = vector.at("coder");
-  plan.coder = name == "codebook" ? Coder{codebook_of(vector)} : name == "trellis" ? Coder{trellis_of(vector)} : Coder{coder_of(vector)};
+  plan.coder = name == "codebook"  ? Coder{codebook_of(vector)}
+               : name == "trellis" ? Coder{trellis_of(vector)}
+                                   : Coder{coder_of(vector)};
   if (name == "affine") plan.clip_ratio = {vector.value("clip_ratio", 1.0)};
   if (vector.contains("channel_bits")) {
-    plan.allocation = BitAllocation{.channel_bits = vector.at("channel_bits").get<std::vector<std::uint8_t>>(), .channel_order = {}};
+    plan.allocation =
+        BitAllocation{.channel_bits = vector.at("channel_bits").get<std::vector<std::uint8_t>>(), .channel_order = {}};
     for (std::size_t j = 0; j < dim; ++j) plan.allocation->channel_order.push_back(static_cast<std::uint16_t>(j));
   }
   if (vector.contains("centroids_bits")) {
@@ -205,7 +232,8 @@ void check_map(const Json& vector, const std::vector<float>& x) {
   CHECK(transform_condition(plan.rotation, 0, dim) == Approx(vector.at("condition").get<double>()).epsilon(1e-12));
   CHECK(inverse_error(plan.rotation, 0, dim) == 0.0);
   CHECK(orthogonality_error(plan.rotation, dim) == 0.0);
-  const std::vector<float> x_rot = numbers_of(vector.at("x_rot_bits"), ScaleType::fp32), x_hat_rot = numbers_of(vector.at("decoded_bits"), ScaleType::fp32);
+  const std::vector<float> x_rot = numbers_of(vector.at("x_rot_bits"), ScaleType::fp32),
+                           x_hat_rot = numbers_of(vector.at("decoded_bits"), ScaleType::fp32);
   std::vector<float> found(x.size());
   rotate_row(plan, 0, x, found);
   CHECK(test::first_bit_difference(found, x_rot) == "");
@@ -217,7 +245,8 @@ void check_map(const Json& vector, const std::vector<float>& x) {
   reconstruct(plan, 0, row, dim);
   CHECK(test::first_bit_difference(row, found) == "");
 
-  const std::vector<float> q = numbers_of(vector.at("q_bits"), ScaleType::fp32), q_rot = numbers_of(vector.at("q_rot_bits"), ScaleType::fp32);
+  const std::vector<float> q = numbers_of(vector.at("q_bits"), ScaleType::fp32),
+                           q_rot = numbers_of(vector.at("q_rot_bits"), ScaleType::fp32);
   CHECK(queries_through(plan, q) == std::vector<double>(q_rot.begin(), q_rot.end()));
   double before = 0.0, after = 0.0;
   for (std::size_t j = 0; j < x.size(); ++j) {
@@ -230,7 +259,8 @@ void check_map(const Json& vector, const std::vector<float>& x) {
 }
 
 bool is_plain(const Json& vector) {
-  return (vector.at("coder") == "affine" || vector.at("coder") == "symmetric") && !vector.contains("channel_bits") && !vector.contains("centroids_bits");
+  return (vector.at("coder") == "affine" || vector.at("coder") == "symmetric") && !vector.contains("channel_bits") &&
+         !vector.contains("centroids_bits");
 }
 
 void check_exact(const Json& vector, std::vector<float> row) {
@@ -266,7 +296,8 @@ TEST_CASE("The codec gives every written vector bit for bit", "[codec][golden]")
   CHECK(names.size() >= 149);
 }
 
-TEST_CASE("Rows go through every written transform and back bit for bit, and queries keep their products", "[codec][golden]") {
+TEST_CASE("Rows go through every written transform and back bit for bit, and queries keep their products",
+          "[codec][golden]") {
   const Json file = read_vectors("transform_vectors.json");
   REQUIRE(file.at("format") == "kvq-transform-vectors");
   REQUIRE(file.at("version") == "1.0");

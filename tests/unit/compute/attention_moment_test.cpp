@@ -17,16 +17,19 @@ AttentionMoments empty_moments(const test::AttentionCase& input) {
 }
 
 void add(const test::AttentionCase& input, bool scored, AttentionMoments& into) {
-  add_attention_moments({.tokens = input.tokens,
-                         .queries = input.queries,
-                         .dim = input.dim,
-                         .v_dim = input.v_dim,
-                         .scale = input.scale,
-                         .window = input.window,
-                         .q = input.q.data(),
-                         .k = input.k.data(),
-                         .v = input.v.data()},
-                        scored, into);
+  add_attention_moments(
+      {
+          .tokens = input.tokens,
+          .queries = input.queries,
+          .dim = input.dim,
+          .v_dim = input.v_dim,
+          .scale = input.scale,
+          .window = input.window,
+          .q = input.q.data(),
+          .k = input.k.data(),
+          .v = input.v.data(),
+      },
+      scored, into);
 }
 
 AttentionMoments moments_of(const test::AttentionCase& input, bool scored = true) {
@@ -38,7 +41,8 @@ AttentionMoments moments_of(const test::AttentionCase& input, bool scored = true
 }
 
 void check(const test::AttentionCase& input, double bound) {
-  INFO(input.tokens << " tokens, " << input.queries << " queries, dims " << input.dim << " and " << input.v_dim << ", window " << input.window);
+  INFO(input.tokens << " tokens, " << input.queries << " queries, dims " << input.dim << " and " << input.v_dim
+                    << ", window " << input.window);
   const AttentionMoments found = moments_of(input);
   const test::NaiveMoments expected = test::naive_moments(input);
   CHECK(test::relative_difference(found.outputs.sum, expected.outputs) < bound);
@@ -47,7 +51,8 @@ void check(const test::AttentionCase& input, double bound) {
   CHECK(found.outputs.weight == static_cast<double>(input.tokens * input.queries));
   // A lone query costs nothing; what float32 leaves of it is measured against one query that costs something.
   const double floor = input.scale * input.scale * 1e-12;
-  if (test::relative_difference(expected.scored_query, std::vector<double>(expected.scored_query.size())) < floor) return;
+  if (test::relative_difference(expected.scored_query, std::vector<double>(expected.scored_query.size())) < floor)
+    return;
   CHECK(test::relative_difference(found.scored_query.sum, expected.scored_query) < bound);
   CHECK(test::relative_difference(found.scored_query.mean, expected.scored_query_first) < bound);
   CHECK(found.scored_query.weight == Approx(expected.scored_query_weight).epsilon(bound));
@@ -58,18 +63,24 @@ void check(const test::AttentionCase& input, double bound) {
 TEST_CASE("Attention moments are those of the definition for every ratio of heads and odd lengths", "[compute]") {
   for (const int queries : {1, 2, 3, 4, 8})
     for (const std::int64_t tokens : {1, 2, 31, 129, 517})
-      check(test::random_case({.tokens = tokens, .queries = queries, .dim = 12, .v_dim = 7, .scale = 0.3}, static_cast<std::uint64_t>(tokens + queries)), 1e-5);
+      check(test::random_case({.tokens = tokens, .queries = queries, .dim = 12, .v_dim = 7, .scale = 0.3},
+                              static_cast<std::uint64_t>(tokens + queries)),
+            1e-5);
 }
 
 TEST_CASE("Attention moments see exactly the keys inside a sliding window", "[compute]") {
   for (const std::int64_t tokens : {31, 129, 517})
     for (const int window : {1, 2, 7, 128, 129, 300, 516, 517, 1000})
-      check(test::random_case({.tokens = tokens, .queries = 2, .dim = 8, .v_dim = 5, .scale = 0.35, .window = window}, static_cast<std::uint64_t>(window)), 1e-5);
+      check(test::random_case({.tokens = tokens, .queries = 2, .dim = 8, .v_dim = 5, .scale = 0.35, .window = window},
+                              static_cast<std::uint64_t>(window)),
+            1e-5);
 }
 
-TEST_CASE("Attention moments hold for sequences longer than any block of keys, wherever the largest logit lies", "[compute]") {
+TEST_CASE("Attention moments hold for sequences longer than any block of keys, wherever the largest logit lies",
+          "[compute]") {
   for (const int window : {0, 1300}) {
-    const test::AttentionCase even = test::random_case({.tokens = 2311, .queries = 1, .dim = 3, .v_dim = 2, .scale = 0.5, .window = window}, 3, 3.0);
+    const test::AttentionCase even =
+        test::random_case({.tokens = 2311, .queries = 1, .dim = 3, .v_dim = 2, .scale = 0.5, .window = window}, 3, 3.0);
     check(even, 1e-5);
     for (const bool rising : {true, false}) {  // the largest logit moves to the last keys, or stays with the first
       test::AttentionCase sloped = even;
@@ -85,12 +96,16 @@ TEST_CASE("Attention moments hold for sequences longer than any block of keys, w
 TEST_CASE("Attention moments hold for large logits", "[compute]") {
   for (const double logits : {10.0, 50.0})
     for (const int window : {0, 40})
-      check(test::random_case({.tokens = 129, .queries = 4, .dim = 64, .v_dim = 32, .scale = 0.125, .window = window}, 8, logits), 1e-5);
+      check(test::random_case({.tokens = 129, .queries = 4, .dim = 64, .v_dim = 32, .scale = 0.125, .window = window},
+                              8, logits),
+            1e-5);
 }
 
 TEST_CASE("Attention moments hold for keys and values of other sizes, wide ones too", "[compute]") {
   for (const auto& [dim, v_dim] : {std::pair{128, 64}, {64, 128}, {192, 128}, {1, 1}, {3, 256}})
-    check(test::random_case({.tokens = 67, .queries = 2, .dim = dim, .v_dim = v_dim, .scale = 0.1}, static_cast<std::uint64_t>(dim)), 1e-5);
+    check(test::random_case({.tokens = 67, .queries = 2, .dim = dim, .v_dim = v_dim, .scale = 0.1},
+                            static_cast<std::uint64_t>(dim)),
+          1e-5);
 }
 
 TEST_CASE("The first query sees itself alone, and such a query costs nothing", "[compute]") {
@@ -103,7 +118,8 @@ TEST_CASE("The first query sees itself alone, and such a query costs nothing", "
 }
 
 TEST_CASE("The output moment is that of the codec's plain attention", "[compute]") {
-  const auto input = test::random_case({.tokens = 101, .queries = 1, .dim = 16, .v_dim = 9, .scale = 0.25, .window = 33}, 6, 5.0);
+  const auto input =
+      test::random_case({.tokens = 101, .queries = 1, .dim = 16, .v_dim = 9, .scale = 0.25, .window = 33}, 6, 5.0);
   std::vector<double> out(101 * 9), sum(81), first(9);
   attend(input.q, input.k, input.v, 16, 9, 0.25, 33, out);
   for (std::size_t i = 0; i < 101; ++i) test::add_outer(std::span(out).subspan(i * 9, 9), 1.0, sum, first);
@@ -136,7 +152,8 @@ TEST_CASE("Without the scored query the other moments keep their bits", "[comput
 }
 
 TEST_CASE("Attention moments have the same bits for any number of threads", "[compute]") {
-  const auto input = test::random_case({.tokens = 1201, .queries = 3, .dim = 16, .v_dim = 8, .scale = 0.25, .window = 700}, 4);
+  const auto input =
+      test::random_case({.tokens = 1201, .queries = 3, .dim = 16, .v_dim = 8, .scale = 0.25, .window = 700}, 4);
   const auto with_threads = [&](int threads) {
     const ThreadLimit limit(threads);
     return moments_of(input);

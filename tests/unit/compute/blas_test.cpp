@@ -49,14 +49,16 @@ TEST_CASE("The rank-k update adds to the upper triangle alone", "[compute]") {
   for (std::int64_t i = 0; i < n; ++i)
     for (std::int64_t j = i; j < n; ++j)
       for (std::int64_t r = 0; r < rows; ++r)
-        expected[static_cast<std::size_t>(i * ldc + j)] += a[static_cast<std::size_t>(r * lda + i)] * a[static_cast<std::size_t>(r * lda + j)];
+        expected[static_cast<std::size_t>(i * ldc + j)] +=
+            a[static_cast<std::size_t>(r * lda + i)] * a[static_cast<std::size_t>(r * lda + j)];
   CHECK(test::largest_difference(c, expected) < 1e-13);
 }
 
 TEST_CASE("The sweeps over a row are right for every length", "[compute]") {
   for (std::int64_t count = 1; count <= 70; ++count) {
     INFO("count " << count);
-    const std::vector<float> start = test::gaussian(static_cast<std::size_t>(count) + 3, static_cast<std::uint64_t>(count), 20.0);
+    const std::vector<float> start =
+        test::gaussian(static_cast<std::size_t>(count) + 3, static_cast<std::uint64_t>(count), 20.0);
     const float top = *std::max_element(start.begin(), start.begin() + count);
     CHECK(row_ops::largest(start.data(), count) == top);
 
@@ -66,7 +68,8 @@ TEST_CASE("The sweeps over a row are right for every length", "[compute]") {
     for (std::size_t t = 0; t < static_cast<std::size_t>(count); ++t) {
       const double expected = start[t] - top < -87.0f ? 0.0 : std::exp(static_cast<double>(start[t] - top));
       expected_sum += expected;
-      if (std::abs(static_cast<double>(row[t]) - expected) > kExpBound * expected) FAIL("exp(" << start[t] - top << ") = " << row[t]);
+      if (std::abs(static_cast<double>(row[t]) - expected) > kExpBound * expected)
+        FAIL("exp(" << start[t] - top << ") = " << row[t]);
     }
     CHECK(static_cast<double>(sum) == Approx(expected_sum).epsilon(1e-6));
     row_ops::add_squares(row.data(), count, 0.5f, columns.data());
@@ -85,7 +88,8 @@ TEST_CASE("Exponentials are precise over their whole range and exactly zero belo
   row_ops::exponentiate(row.data(), static_cast<std::int64_t>(row.size()), 0.0f);
   for (std::size_t i = 0; i < row.size(); ++i) {
     const double expected = std::exp(static_cast<double>(start[i]));
-    if (std::abs(static_cast<double>(row[i]) - expected) > kExpBound * expected) FAIL("exp(" << start[i] << ") = " << row[i]);
+    if (std::abs(static_cast<double>(row[i]) - expected) > kExpBound * expected)
+      FAIL("exp(" << start[i] << ") = " << row[i]);
   }
   std::vector<float> low = {-87.01f, -100.0f, -1e10f, -3e38f};
   CHECK(row_ops::exponentiate(low.data(), 4, 0.0f) == 0.0f);

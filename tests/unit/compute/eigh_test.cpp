@@ -26,7 +26,8 @@ std::vector<double> column(const EigenPairs& pairs, int j, int dim) {
 void check(const std::vector<double>& a, int dim) {
   const EigenPairs pairs = eigh(a, dim);
   REQUIRE(pairs.values.size() == static_cast<std::size_t>(dim));
-  const double size = std::sqrt(static_cast<double>(dim)) * std::max(1e-300, test::largest_difference(a, std::vector<double>(a.size(), 0.0)));
+  const double size = std::sqrt(static_cast<double>(dim)) *
+                      std::max(1e-300, test::largest_difference(a, std::vector<double>(a.size(), 0.0)));
   CHECK(test::orthogonality_defect(pairs.vectors, dim) < 1e-12);
   CHECK(std::is_sorted(pairs.values.rbegin(), pairs.values.rend()));
 
@@ -38,7 +39,8 @@ void check(const std::vector<double>& a, int dim) {
     for (int i = 0; i < dim; ++i) found.push_back(av[static_cast<std::size_t>(i * dim + j)]);
     if (test::largest_difference(found, expected) > 1e-12 * size) FAIL("residual of pair " << j);
     const std::vector<double> vector = column(pairs, j, dim);
-    const auto peak = std::max_element(vector.begin(), vector.end(), [](double x, double y) { return std::abs(x) < std::abs(y); });
+    const auto peak =
+        std::max_element(vector.begin(), vector.end(), [](double x, double y) { return std::abs(x) < std::abs(y); });
     if (*peak <= 0.0) FAIL("the largest component of vector " << j << " is " << *peak);
   }
 }
@@ -48,7 +50,8 @@ void check(const std::vector<double>& a, int dim) {
 TEST_CASE("Eigenvectors are orthogonal, solve the equation, stand in order and have canonical signs", "[compute]") {
   for (const int dim : {1, 2, 3, 17, 64, 80, 128}) {
     INFO("dim " << dim);
-    for (const double decay : {0.99, 0.8, 0.3}) check(test::random_covariance(dim, static_cast<std::uint64_t>(dim), decay), dim);
+    for (const double decay : {0.99, 0.8, 0.3})
+      check(test::random_covariance(dim, static_cast<std::uint64_t>(dim), decay), dim);
   }
 }
 
@@ -99,7 +102,9 @@ TEST_CASE("The solver agrees with Jacobi's method", "[compute]") {
     CHECK(test::largest_difference(found.values, expected.values) < 1e-8 * expected.values[0]);
     for (int j = 0; j < std::min(dim, 16); ++j) {  // further on neighbours are too close to be told apart so well
       double cosine = 0.0;
-      for (int i = 0; i < dim; ++i) cosine += column(found, j, dim)[static_cast<std::size_t>(i)] * column(expected, j, dim)[static_cast<std::size_t>(i)];
+      for (int i = 0; i < dim; ++i)
+        cosine +=
+            column(found, j, dim)[static_cast<std::size_t>(i)] * column(expected, j, dim)[static_cast<std::size_t>(i)];
       CHECK(std::abs(cosine) > 1.0 - 1e-8);
     }
   }

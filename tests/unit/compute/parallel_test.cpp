@@ -45,6 +45,10 @@ TEST_CASE("No more threads work than the limit allows, and the limit ends with i
 TEST_CASE("An exception inside the loop reaches the caller", "[compute]") {
   for (const int threads : {1, 2}) {
     const ThreadLimit limit(threads);
-    CHECK_THROWS_AS(parallel_for(100, [](std::int64_t i) { if (i == 57) throw std::runtime_error("57"); }), std::runtime_error);
+    CHECK_THROWS_AS(parallel_for(100,
+                                 [](std::int64_t i) {
+                                   if (i == 57) throw std::runtime_error("57");
+                                 }),
+                    std::runtime_error);
   }
 }

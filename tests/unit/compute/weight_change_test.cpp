@@ -73,7 +73,8 @@ TEST_CASE("Weights change as two softmaxes differ, down to small changes", "[com
         CHECK(found == Approx(want.divergence).epsilon(2e-6).margin(1e-15));
         double largest = 0.0;
         for (const double x : want.change) largest = std::max(largest, std::abs(x));
-        for (std::size_t t = 0; t < count; ++t) CHECK(change[t] == Approx(want.change[t]).epsilon(1e-5).margin(1e-6 * largest + 1e-30));
+        for (std::size_t t = 0; t < count; ++t)
+          CHECK(change[t] == Approx(want.change[t]).epsilon(1e-5).margin(1e-6 * largest + 1e-30));
       }
 }
 
@@ -123,7 +124,8 @@ TEST_CASE("Sums of squares keep their digits where a float has no place for a sq
       double expected = 0.0;
       for (float& x : row) x *= size, expected += double{x} * double{x};
       CHECK(sum_of_squares(row.data(), static_cast<std::int64_t>(count)) == Approx(expected).epsilon(1e-5));
-      if (size >= 1.0f) CHECK(dot_product(row.data(), row.data(), static_cast<std::int64_t>(count)) == Approx(expected).epsilon(1e-5));
+      if (size >= 1.0f)
+        CHECK(dot_product(row.data(), row.data(), static_cast<std::int64_t>(count)) == Approx(expected).epsilon(1e-5));
     }
   const std::vector<float> zeros(100, 0.0f);
   CHECK(sum_of_squares(zeros.data(), 100) == 0.0);

@@ -83,7 +83,8 @@ TEST_CASE("A tensor shown in pieces is written as one that was copied", "[contai
   SafetensorsWriter copied, shown;
   copied.add<double>("x", {2, 3}, all);
   copied.add<double>("empty", {0, 3}, {});
-  shown.add_view("x", DType::f64, {2, 3}, {std::as_bytes(all.first(1)), {}, std::as_bytes(all.subspan(1, 4)), std::as_bytes(all.last(1))});
+  shown.add_view("x", DType::f64, {2, 3},
+                 {std::as_bytes(all.first(1)), {}, std::as_bytes(all.subspan(1, 4)), std::as_bytes(all.last(1))});
   shown.add_view("empty", DType::f64, {0, 3}, {});
   CHECK(copied.content_hash("m") == shown.content_hash("m"));
   copied.write(folder / "copied");

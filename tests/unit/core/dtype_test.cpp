@@ -20,7 +20,8 @@ double value_of(unsigned pattern, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1, special = (1 << exponent_bits) - 1;
   const int exponent = static_cast<int>((pattern >> fraction_bits) & static_cast<unsigned>(special));
-  const double fraction = static_cast<double>(pattern & ((1u << fraction_bits) - 1u)) / static_cast<double>(1u << fraction_bits);
+  const double fraction =
+      static_cast<double>(pattern & ((1u << fraction_bits) - 1u)) / static_cast<double>(1u << fraction_bits);
   const double sign = pattern >> 15 ? -1.0 : 1.0;
   if (exponent == special) return fraction == 0.0 ? sign * HUGE_VAL : std::numeric_limits<double>::quiet_NaN();
   return exponent == 0 ? sign * std::ldexp(fraction, 1 - bias) : sign * std::ldexp(1.0 + fraction, exponent - bias);
@@ -45,7 +46,8 @@ std::vector<float> edges(const Format& format) {
     const double here = value_of(pattern, format.exponent_bits), next = value_of(pattern + 1, format.exponent_bits);
     if (!std::isfinite(here)) break;
     const auto middle = static_cast<float>(std::isfinite(next) ? (here + next) / 2.0 : here * (1.0 + 0x1p-12));
-    for (const float number : {static_cast<float>(here), middle, std::nextafter(middle, 0.0f), std::nextafter(middle, HUGE_VALF)})
+    for (const float number :
+         {static_cast<float>(here), middle, std::nextafter(middle, 0.0f), std::nextafter(middle, HUGE_VALF)})
       numbers.push_back(number);
   }
   return numbers;
@@ -58,8 +60,9 @@ TEST_CASE("All 65536 patterns widen to the number that they stand for", "[core]"
     for (unsigned pattern = 0; pattern < 0x10000u; ++pattern) {
       const double expected = value_of(pattern, format.exponent_bits);
       const float found = format.widen(static_cast<std::uint16_t>(pattern));
-      const bool same = std::isnan(expected) ? std::isnan(found)
-                                             : static_cast<double>(found) == expected && std::signbit(found) == std::signbit(expected);
+      const bool same = std::isnan(expected)
+                            ? std::isnan(found)
+                            : static_cast<double>(found) == expected && std::signbit(found) == std::signbit(expected);
       if (!same) FAIL(format.name << " " << std::hex << pattern << ": " << found << ", expected " << expected);
     }
   }
@@ -84,7 +87,8 @@ TEST_CASE("Narrowing goes to the nearest number, ties to even, and saturates", "
         const float found = format.widen(format.narrow(signed_number));
         const double expected = format.nearest(static_cast<double>(signed_number));
         if (static_cast<double>(found) != expected || std::signbit(found) != std::signbit(signed_number))
-          FAIL(format.name << ": " << std::hexfloat << signed_number << " became " << found << ", expected " << expected);
+          FAIL(format.name << ": " << std::hexfloat << signed_number << " became " << found << ", expected "
+                           << expected);
       }
   }
 }

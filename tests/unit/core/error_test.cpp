@@ -28,7 +28,8 @@ TEST_CASE("An error carries kind, message and hint", "[core]") {
   CHECK(Error(ErrorKind::io, "x").hint().empty());
 }
 
-TEST_CASE("A failed assertion is an internal error that names the expression and the place, also in a release build", "[core]") {
+TEST_CASE("A failed assertion is an internal error that names the expression and the place, also in a release build",
+          "[core]") {
   const auto error = test::error_of([] { KVQ_ASSERT(1 + 1 == 3); });
   REQUIRE(error);
   CHECK(error->kind() == ErrorKind::internal);

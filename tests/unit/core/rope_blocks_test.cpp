@@ -12,8 +12,19 @@ using Pairs = std::vector<std::pair<int, int>>;
 namespace {
 
 Pairs blocks_of(int head_dim, RopeLayout layout, int dim, int offset = 0) {
-  LayerGeometry geometry{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = head_dim, .v_head_dim = head_dim, .softmax_scale = 1.0};
-  geometry.rope = {.layout = layout, .dim = dim, .offset = offset, .inv_freq = std::vector<double>(static_cast<std::size_t>(dim / 2), 1.0)};
+  LayerGeometry geometry{
+      .num_q_heads = 1,
+      .num_kv_heads = 1,
+      .head_dim = head_dim,
+      .v_head_dim = head_dim,
+      .softmax_scale = 1.0,
+  };
+  geometry.rope = {
+      .layout = layout,
+      .dim = dim,
+      .offset = offset,
+      .inv_freq = std::vector<double>(static_cast<std::size_t>(dim / 2), 1.0),
+  };
   Pairs pairs;
   for (const RopeBlock& block : rope_blocks(geometry)) pairs.emplace_back(block.first, block.second);
   return pairs;
@@ -59,8 +70,10 @@ TEST_CASE("Every channel is in one block, and the number of blocks is half the c
           int singles = 0;
           for (const auto& [first, second] : pairs) {
             CHECK(seen.insert(first).second);
-            if (second == -1) ++singles;
-            else CHECK(seen.insert(second).second);
+            if (second == -1)
+              ++singles;
+            else
+              CHECK(seen.insert(second).second);
           }
           CHECK(pairs.size() == static_cast<std::size_t>((head_dim + 1) / 2));
           CHECK(seen.size() == static_cast<std::size_t>(head_dim));

@@ -38,8 +38,8 @@ TEST_CASE("UTF-8 is every code point in its shortest form, and nothing else", "[
 }
 
 TEST_CASE("Cut, lone and impossible UTF-8 bytes are refused", "[core]") {
-  for (const char* text : {"\x80", "a\xbf", "\xc3", "\xe2\x82", "\xe2\x82z", "\xf0\x9f\x98", "\xf0\x9f\x98z", "\xf8\x88\x80\x80\x80", "\xfe",
-                           "\xff", "\xc3\xc3"})
+  for (const char* text : {"\x80", "a\xbf", "\xc3", "\xe2\x82", "\xe2\x82z", "\xf0\x9f\x98", "\xf0\x9f\x98z",
+                           "\xf8\x88\x80\x80\x80", "\xfe", "\xff", "\xc3\xc3"})
     CHECK_FALSE(is_utf8(text));
 }
 
@@ -61,5 +61,6 @@ TEST_CASE("Bytes that are no UTF-8 become U+FFFD, each of them", "[core]") {
   CHECK(utf8_text("\xed\xa0\x80") == bad + bad + bad);  // a surrogate
   for (int first = 0; first < 256; ++first)
     for (int second = 0; second < 256; ++second)
-      if (!is_utf8(utf8_text(std::string{static_cast<char>(first), static_cast<char>(second), 'z'}))) FAIL(first << " " << second);
+      if (!is_utf8(utf8_text(std::string{static_cast<char>(first), static_cast<char>(second), 'z'})))
+        FAIL(first << " " << second);
 }

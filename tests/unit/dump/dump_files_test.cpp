@@ -143,12 +143,16 @@ TEST_CASE("All files have the metric of the output projection, and the same one,
   write_dump(folder / "a", content);
   content.layers[0].o_proj_metric[71] = 0.5f;
   write_dump(folder / "b", content);
-  CHECK_THAT(error_text([&] { Dump::open({folder / "a", folder / "without"}); }),
-             Contains("bad_input: " + (folder / "without").string() + ": layer 0: o_proj_metric: heads: expected '2' as in " + (folder / "a").string() + ", found '0'"));
-  CHECK_THAT(error_text([&] { Dump::open({folder / "without", folder / "a"}); }), Contains("o_proj_metric: heads: expected '0'"));
+  CHECK_THAT(
+      error_text([&] { Dump::open({folder / "a", folder / "without"}); }),
+      Contains("bad_input: " + (folder / "without").string() + ": layer 0: o_proj_metric: heads: expected '2' as in " +
+               (folder / "a").string() + ", found '0'"));
+  CHECK_THAT(error_text([&] { Dump::open({folder / "without", folder / "a"}); }),
+             Contains("o_proj_metric: heads: expected '0'"));
   const auto dump = Dump::open({folder / "a", folder / "b"});
   CHECK_THAT(error_text([&] { dump.load_layer(0); }),
-             Contains("bad_input: " + (folder / "b").string() + ": layer 0: o_proj_metric: differs from " + (folder / "a").string()));
+             Contains("bad_input: " + (folder / "b").string() + ": layer 0: o_proj_metric: differs from " +
+                      (folder / "a").string()));
 }
 
 TEST_CASE("The same file twice is refused, under any name", "[dump]") {

@@ -104,7 +104,12 @@ TEST_CASE("The facts of a dump are read", "[dump]") {
   content.generated = std::vector<std::uint8_t>(18, 0);
   content.generated[17] = 1;
   content.layers[1].geometry.rope = {
-      .layout = RopeLayout::interleaved, .dim = 4, .offset = 2, .attention_factor = 1.25, .inv_freq = {0.5, 0.0}};
+      .layout = RopeLayout::interleaved,
+      .dim = 4,
+      .offset = 2,
+      .attention_factor = 1.25,
+      .inv_freq = {0.5, 0.0},
+  };
   content.layers[2].geometry.rope = {};
   write_dump(folder / "a.h5", content);
 
@@ -156,7 +161,9 @@ TEST_CASE("The metric of the output projection is read, one matrix a KV head", "
   DumpContent content = random_dump({.layers = {0, 1}});
   for (int head = 0; head < 2; ++head)
     for (int i = 0; i < 6; ++i)
-      for (int j = 0; j < 6; ++j) content.layers[1].o_proj_metric.push_back(i == j ? static_cast<float>(7 + head + i) : 0.25f / static_cast<float>(1 + i + j));
+      for (int j = 0; j < 6; ++j)
+        content.layers[1].o_proj_metric.push_back(i == j ? static_cast<float>(7 + head + i)
+                                                         : 0.25f / static_cast<float>(1 + i + j));
   content.layers[1].o_proj_metric[1] *= 1.0f + 0x1p-20f;  // as near to symmetric as a float32 sum is
   write_dump(folder / "a.h5", content);
   const auto dump = Dump::open({folder / "a.h5"});

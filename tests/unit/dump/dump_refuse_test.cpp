@@ -213,7 +213,8 @@ TEST_CASE("Shapes that disagree are refused with both shapes", "[dump]") {
   CHECK(with_shape("q", {18, 4, 7}) == "bad_input: a.h5: layer 0: q: expected shape [18, 4, 8], found [18, 4, 7]");
   CHECK(with_shape("k", {17, 2, 8}) == "bad_input: a.h5: layer 0: k: expected shape [18, 2, 8], found [17, 2, 8]");
   CHECK(with_shape("v", {18, 12}) == "bad_input: a.h5: layer 0: v: expected shape [18, 2, 6], found [18, 12]");
-  CHECK_THAT(with_shape("o_proj_metric", {4, 6, 6}), Contains("o_proj_metric: expected shape [2, 6, 6], found [4, 6, 6]"));
+  CHECK_THAT(with_shape("o_proj_metric", {4, 6, 6}),
+             Contains("o_proj_metric: expected shape [2, 6, 6], found [4, 6, 6]"));
   CHECK_THAT(with_shape("o_proj_metric", {2, 36}), Contains("o_proj_metric: expected shape [2, 6, 6], found [2, 36]"));
   CHECK_THAT(with_shape("output_curvature", {4, 6, 5}), Contains("expected shape [4, 6, 6], found [4, 6, 5]"));
   CHECK_THAT(with_shape("o_proj", {3, 24}), Contains("o_proj: expected float16, found float32"));
@@ -347,11 +348,14 @@ TEST_CASE("A metric of the output projection that is none is refused, with the p
   CHECK(fault(36 + 7, 0.0f) == "no error");
   CHECK(fault(kOff, 0.9e-8f) == "no error");
   // 1e-5 of the head's own largest element, not of the other's.
-  CHECK(fault(kOff, 1.1e-8f) == "bad_input: a.h5: layer 0: o_proj_metric: 1.1e-08 at [1, 3, 2], 0 at [1, 2, 3]: expected a symmetric matrix");
+  CHECK(fault(kOff, 1.1e-8f) ==
+        "bad_input: a.h5: layer 0: o_proj_metric: 1.1e-08 at [1, 3, 2], 0 at [1, 2, 3]: expected a symmetric matrix");
   CHECK_THAT(fault(2 * 6 + 3, 1e-4f), Contains("0 at [0, 3, 2], 0.0001 at [0, 2, 3]: expected a symmetric matrix"));
-  CHECK(fault(36 + 14, -1e-9f) == "bad_input: a.h5: layer 0: o_proj_metric: -1e-09 at [1, 2, 2]: expected a diagonal that is not negative");
+  CHECK(fault(36 + 14, -1e-9f) ==
+        "bad_input: a.h5: layer 0: o_proj_metric: -1e-09 at [1, 2, 2]: expected a diagonal that is not negative");
   CHECK(fault(kOff, std::nanf("")) == "numerical: a.h5: layer 0: o_proj_metric: NaN or infinity at [1, 3, 2]");
-  CHECK(fault(0, std::numeric_limits<float>::infinity()) == "numerical: a.h5: layer 0: o_proj_metric: NaN or infinity at [0, 0, 0]");
+  CHECK(fault(0, std::numeric_limits<float>::infinity()) ==
+        "numerical: a.h5: layer 0: o_proj_metric: NaN or infinity at [0, 0, 0]");
   DumpContent zeros = random_dump({});
   zeros.layers[0].o_proj_metric.assign(2 * 6 * 6, 0.0f);
   CHECK(load_fault(zeros) == "numerical: a.h5: layer 0: o_proj_metric: all numbers are zero");
@@ -359,7 +363,9 @@ TEST_CASE("A metric of the output projection that is none is refused, with the p
 
 TEST_CASE("A metric of the output projection is float32", "[dump]") {
   const std::vector<double> wide(2 * 6 * 6, 1.0);
-  CHECK_THAT(open_fault([&](hid_t file) { set_dataset(file, "/layers/0/o_proj_metric", H5T_IEEE_F64LE, {2, 6, 6}, wide.data()); }),
+  CHECK_THAT(open_fault([&](hid_t file) {
+               set_dataset(file, "/layers/0/o_proj_metric", H5T_IEEE_F64LE, {2, 6, 6}, wide.data());
+             }),
              Contains("o_proj_metric: expected float32, found float64"));
 }
 

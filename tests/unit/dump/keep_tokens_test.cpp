@@ -18,7 +18,8 @@ namespace {
 
 using Borders = std::vector<std::int64_t>;
 
-/// 45 tokens in sequences of 13, 1 and 31; positions do not start at 0, as in a dump that began in the middle of a text.
+/// 45 tokens in sequences of 13, 1 and 31; positions do not start at 0, as in a dump that began in the middle of a
+/// text.
 LayerActivations example(DType dtype = DType::f32, bool has_values = true) {
   LayerActivations layer = test::make_layer({.has_values = has_values, .dtype = dtype});
   for (std::size_t t = 0; t < layer.positions.size(); ++t) layer.positions[t] = 1000 + 3 * layer.positions[t];
@@ -37,7 +38,9 @@ LayerActivations kept(LayerActivations layer, std::int64_t first, std::int64_t c
 
 /// The borders once more, token by token: a sequence begins where the token before is of another one.
 Borders expected_borders(const Borders& whole, std::int64_t first, std::int64_t count) {
-  const auto sequence_of = [&](std::int64_t token) { return std::upper_bound(whole.begin(), whole.end(), token) - whole.begin(); };
+  const auto sequence_of = [&](std::int64_t token) {
+    return std::upper_bound(whole.begin(), whole.end(), token) - whole.begin();
+  };
   Borders borders;
   for (std::int64_t token = first; token < first + count; ++token)
     if (token == first || sequence_of(token) != sequence_of(token - 1)) borders.push_back(token - first);
@@ -89,13 +92,15 @@ TEST_CASE("Every range of tokens is cut from a layer", "[dump][keep_tokens]") {
     for (std::int64_t count = 1; first + count <= 45; ++count) check_kept(whole, first, count);
 }
 
-TEST_CASE("Ranges are cut whatever the type, with and without values and marks of generated tokens", "[dump][keep_tokens]") {
+TEST_CASE("Ranges are cut whatever the type, with and without values and marks of generated tokens",
+          "[dump][keep_tokens]") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const bool has_values : {true, false})
       for (const bool marked : {true, false}) {
         LayerActivations whole = example(dtype, has_values);
         if (!marked) whole.generated.clear();
-        for (const auto& [first, count] : {std::pair{0, 45}, {0, 1}, {44, 1}, {13, 1}, {12, 3}, {5, 30}, {14, 31}}) check_kept(whole, first, count);
+        for (const auto& [first, count] : {std::pair{0, 45}, {0, 1}, {44, 1}, {13, 1}, {12, 3}, {5, 30}, {14, 31}})
+          check_kept(whole, first, count);
       }
 }
 
@@ -103,12 +108,12 @@ TEST_CASE("Hand-made borders", "[dump][keep_tokens]") {
   const LayerActivations whole = example();
   const auto borders = [&](std::int64_t first, std::int64_t count) { return kept(whole, first, count).cu_seqlens; };
   CHECK(borders(0, 45) == Borders{0, 13, 14, 45});
-  CHECK(borders(3, 7) == Borders{0, 7});             // within one sequence
-  CHECK(borders(0, 13) == Borders{0, 13});           // exactly one
-  CHECK(borders(13, 1) == Borders{0, 1});            // the short one
-  CHECK(borders(12, 2) == Borders{0, 1, 2});         // an end and a beginning
-  CHECK(borders(12, 4) == Borders{0, 1, 2, 4});      // across two borders
-  CHECK(borders(14, 31) == Borders{0, 31});          // from a border to the end
+  CHECK(borders(3, 7) == Borders{0, 7});         // within one sequence
+  CHECK(borders(0, 13) == Borders{0, 13});       // exactly one
+  CHECK(borders(13, 1) == Borders{0, 1});        // the short one
+  CHECK(borders(12, 2) == Borders{0, 1, 2});     // an end and a beginning
+  CHECK(borders(12, 4) == Borders{0, 1, 2, 4});  // across two borders
+  CHECK(borders(14, 31) == Borders{0, 31});      // from a border to the end
   CHECK(kept(whole, 12, 3).positions == Borders{1036, 1000, 1000});
   CHECK(kept(whole, 20, 2).positions == Borders{1018, 1021});
 }

@@ -40,7 +40,9 @@ std::string first_difference(const LayerError& a, const LayerError& b) {
     for (std::size_t bucket = 0; bucket < x.buckets.size(); ++bucket) {
       const auto left = test::numbers_of(x.buckets[bucket]), right = test::numbers_of(y.buckets[bucket]);
       for (std::size_t i = 0; i < test::kAttentionSums; ++i)
-        if (left[i] != right[i]) return fmt::format("head {}, bucket {}: {}: {} and {}", h, bucket, test::kAttentionSumNames[i], left[i], right[i]);
+        if (left[i] != right[i])
+          return fmt::format("head {}, bucket {}: {}: {} and {}", h, bucket, test::kAttentionSumNames[i], left[i],
+                             right[i]);
     }
   }
   return {};
@@ -53,7 +55,9 @@ class MadeUpSide : public StoredSide {
  public:
   using Change = std::function<void(std::int64_t first, int kv_head, std::span<float> rows)>;
   MadeUpSide(Change change, ExactTokens tokens) : change_(std::move(change)), tokens_(tokens) {}
-  void restore(const ActivationTensor&, std::int64_t first, int kv_head, std::span<float> rows) const override { change_(first, kv_head, rows); }
+  void restore(const ActivationTensor&, std::int64_t first, int kv_head, std::span<float> rows) const override {
+    change_(first, kv_head, rows);
+  }
   ExactTokens exact_tokens() const override { return tokens_; }
   double effective_bits(std::int64_t) const override { return 16.0; }
   double code_bits() const override { return 16.0; }
@@ -65,7 +69,8 @@ class MadeUpSide : public StoredSide {
 
 std::unique_ptr<StoredSide> noisy(double size, std::uint64_t seed, ExactTokens tokens = {}) {
   const auto change = [size, seed](std::int64_t first, int kv_head, std::span<float> rows) {
-    const auto noise = test::gaussian_double(rows.size(), seed + 100 * static_cast<std::uint64_t>(first) + static_cast<std::uint64_t>(kv_head), size);
+    const auto noise = test::gaussian_double(
+        rows.size(), seed + 100 * static_cast<std::uint64_t>(first) + static_cast<std::uint64_t>(kv_head), size);
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(double{rows[i]} + noise[i]);
   };
   return std::make_unique<MadeUpSide>(change, tokens);
@@ -74,7 +79,8 @@ std::unique_ptr<StoredSide> noisy(double size, std::uint64_t seed, ExactTokens t
 /// A plan that lives as long as its storage.
 class PlanSide : public StoredSide {
  public:
-  PlanSide(TensorPlan plan, int dim, Windows windows) : plan_(std::move(plan)), stored_(stored_by_plan(plan_, dim, windows)) {}
+  PlanSide(TensorPlan plan, int dim, Windows windows)
+      : plan_(std::move(plan)), stored_(stored_by_plan(plan_, dim, windows)) {}
   void restore(const ActivationTensor& tensor, std::int64_t first, int kv_head, std::span<float> rows) const override {
     stored_->restore(tensor, first, kv_head, rows);
   }
@@ -99,14 +105,20 @@ TensorPlan centred_plan(int bits, int dim, int heads) {
   plan.center = test::gaussian(static_cast<std::size_t>(heads * dim), 71, 0.3);
   plan.rotation.kind = RotationKind::dense;
   for (int head = 0; head < heads; ++head)
-    for (const double value : test::random_orthogonal(dim, static_cast<std::uint64_t>(head) + 1)) plan.rotation.matrix.push_back(static_cast<float>(value));
+    for (const double value : test::random_orthogonal(dim, static_cast<std::uint64_t>(head) + 1))
+      plan.rotation.matrix.push_back(static_cast<float>(value));
   plan.clip_ratio.assign(static_cast<std::size_t>(heads), 0.9);
   return plan;
 }
 
 TensorPlan joint_plan(int bits, int dim, int heads) {
   TensorPlan plan = affine_plan(bits, dim, heads);
-  plan.centroids = Centroids{.count = 5, .joint = true, .values = test::gaussian(static_cast<std::size_t>(heads * 5 * dim), 72), .inertia = {}};
+  plan.centroids = Centroids{
+      .count = 5,
+      .joint = true,
+      .values = test::gaussian(static_cast<std::size_t>(heads * 5 * dim), 72),
+      .inertia = {},
+  };
   return plan;
 }
 
@@ -116,9 +128,12 @@ struct Way {
   StoredLayer stored;
 };
 
-Way scheme_way(const LayerActivations& layer, const std::string& name) { return {name, find_scheme(name).of_layer(layer.geometry, layer.layer, 5)}; }
+Way scheme_way(const LayerActivations& layer, const std::string& name) {
+  return {name, find_scheme(name).of_layer(layer.geometry, layer.layer, 5)};
+}
 
-Way plan_way(const LayerActivations& layer, const std::string& name, const std::function<TensorPlan(int bits, int dim, int heads)>& plan, Windows windows = {}) {
+Way plan_way(const LayerActivations& layer, const std::string& name,
+             const std::function<TensorPlan(int bits, int dim, int heads)>& plan, Windows windows = {}) {
   const LayerGeometry& g = layer.geometry;
   StoredLayer stored{std::make_unique<PlanSide>(plan(2, g.head_dim, g.num_kv_heads), g.head_dim, windows), nullptr};
   if (layer.v) stored.v = std::make_unique<PlanSide>(plan(3, g.v_head_dim, g.num_kv_heads), g.v_head_dim, windows);
@@ -127,7 +142,8 @@ Way plan_way(const LayerActivations& layer, const std::string& name, const std::
 
 std::vector<Way> all_ways(const LayerActivations& layer) {
   std::vector<Way> ways;
-  for (const char* name : {"naive-int2", "naive-int3-k", "bf16", "tq-mse-4", "turboquant-qjl-3", "kivi-2", "kivi-4-k", "kivi-scale-only-2"})
+  for (const char* name : {"naive-int2", "naive-int3-k", "bf16", "tq-mse-4", "turboquant-qjl-3", "kivi-2", "kivi-4-k",
+                           "kivi-scale-only-2"})
     ways.push_back(scheme_way(layer, name));
   ways.push_back({"none", StoredLayer{}});
   Way values = scheme_way(layer, "naive-int2");
@@ -141,13 +157,20 @@ std::vector<Way> all_ways(const LayerActivations& layer) {
   ways.push_back(plan_way(layer, "centred, windows 4 + 8", centred_plan, {.sink_tokens = 4, .recent_tokens = 8}));
   ways.push_back(plan_way(layer, "affine, window 64", affine_plan, {.sink_tokens = 0, .recent_tokens = 64}));
   ways.push_back(plan_way(layer, "affine, sink 1", affine_plan, {.sink_tokens = 1, .recent_tokens = 0}));
-  ways.push_back(plan_way(layer, "affine, windows of more than a sequence", affine_plan, {.sink_tokens = 40000, .recent_tokens = 40000}));
+  ways.push_back(plan_way(layer, "affine, windows of more than a sequence", affine_plan,
+                          {.sink_tokens = 40000, .recent_tokens = 40000}));
   ways.push_back(plan_way(layer, "joint centroids", joint_plan));
-  ways.push_back(plan_way(layer, "joint centroids, windows 64 + 1", joint_plan, {.sink_tokens = 64, .recent_tokens = 1}));
+  ways.push_back(
+      plan_way(layer, "joint centroids, windows 64 + 1", joint_plan, {.sink_tokens = 64, .recent_tokens = 1}));
   ways.push_back({"windows of its own on each side",
-                  {noisy(0.1, 7, {.sink = 3, .recent = 5, .granule = 16}), noisy(0.2, 8, {.sink = 0, .recent = 70, .granule = 1})}});
-  ways.push_back({"granules of 100", {noisy(0.3, 9, {.sink = 0, .recent = 0, .granule = 100}), noisy(0.3, 10, {.sink = 65, .recent = 1, .granule = 7})}});
-  ways.push_back({"granules of 7 and 100", {noisy(0.3, 15, {.sink = 65, .recent = 0, .granule = 7}), noisy(0.3, 16, {.sink = 1, .recent = 0, .granule = 100})}});
+                  {noisy(0.1, 7, {.sink = 3, .recent = 5, .granule = 16}),
+                   noisy(0.2, 8, {.sink = 0, .recent = 70, .granule = 1})}});
+  ways.push_back({"granules of 100",
+                  {noisy(0.3, 9, {.sink = 0, .recent = 0, .granule = 100}),
+                   noisy(0.3, 10, {.sink = 65, .recent = 1, .granule = 7})}});
+  ways.push_back({"granules of 7 and 100",
+                  {noisy(0.3, 15, {.sink = 65, .recent = 0, .granule = 7}),
+                   noisy(0.3, 16, {.sink = 1, .recent = 0, .granule = 100})}});
   ways.push_back({"errors of 1e-5", {noisy(1e-5, 11), noisy(1e-5, 12)}});
   ways.push_back({"large errors", {noisy(3.0, 13), noisy(3.0, 14)}});
   return ways;
@@ -160,13 +183,15 @@ void add_curvature(LayerActivations& layer) {
   const int dim = layer.geometry.v_head_dim;
   for (int head = 0; head < layer.geometry.num_q_heads; ++head) {
     const auto a = test::gaussian_double(static_cast<std::size_t>(dim * dim), static_cast<std::uint64_t>(head) + 400);
-    for (const double value : test::multiply(a, test::transpose(a, dim), dim)) layer.output_curvature.push_back(static_cast<float>(value / dim));
+    for (const double value : test::multiply(a, test::transpose(a, dim), dim))
+      layer.output_curvature.push_back(static_cast<float>(value / dim));
   }
 }
 
 void add_projection(LayerActivations& layer, int rows) {
   layer.o_proj_rows = rows;
-  layer.o_proj = test::gaussian(static_cast<std::size_t>(rows * layer.geometry.num_q_heads * layer.geometry.v_head_dim), 500, 0.2);
+  layer.o_proj =
+      test::gaussian(static_cast<std::size_t>(rows * layer.geometry.num_q_heads * layer.geometry.v_head_dim), 500, 0.2);
 }
 
 // ---- Measurements.
@@ -223,11 +248,13 @@ TEST_CASE("Attention sums add up field by field, and a head's total is the sum o
   const AttentionSums a{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, b{10, 200, 3000, 4e4, 5e5, 6e6, 7e7, 8e8, 9e9, 1e11};
   AttentionSums sum = a;
   sum += b;
-  for (std::size_t i = 0; i < test::kAttentionSums; ++i) CHECK(test::numbers_of(sum)[i] == test::numbers_of(a)[i] + test::numbers_of(b)[i]);
+  for (std::size_t i = 0; i < test::kAttentionSums; ++i)
+    CHECK(test::numbers_of(sum)[i] == test::numbers_of(a)[i] + test::numbers_of(b)[i]);
   HeadError head;
   CHECK(test::numbers_of(head.total()) == test::numbers_of(AttentionSums{}));
   head.buckets = {a, b, a};
-  for (std::size_t i = 0; i < test::kAttentionSums; ++i) CHECK(test::numbers_of(head.total())[i] == 2.0 * test::numbers_of(a)[i] + test::numbers_of(b)[i]);
+  for (std::size_t i = 0; i < test::kAttentionSums; ++i)
+    CHECK(test::numbers_of(head.total())[i] == 2.0 * test::numbers_of(a)[i] + test::numbers_of(b)[i]);
 }
 
 TEST_CASE("Attention errors are their definitions: many sequences, every way to store them", "[eval]") {
@@ -283,18 +310,22 @@ TEST_CASE("Attention errors are their definitions: query heads per KV head, dime
     DType dtype;
     double scale;
   };
-  for (const Shape& shape : {Shape{2, 2, 64, 64, DType::f32, 0.125}, Shape{4, 2, 24, 40, DType::f16, 0.7}, Shape{4, 1, 128, 32, DType::bf16, 0.05},
-                             Shape{8, 2, 16, 1, DType::f16, 0.25}, Shape{3, 1, 80, 96, DType::bf16, 0.11180339887498948}, Shape{1, 1, 2, 2, DType::f32, 1.0}}) {
+  for (const Shape& shape :
+       {Shape{2, 2, 64, 64, DType::f32, 0.125}, Shape{4, 2, 24, 40, DType::f16, 0.7},
+        Shape{4, 1, 128, 32, DType::bf16, 0.05}, Shape{8, 2, 16, 1, DType::f16, 0.25},
+        Shape{3, 1, 80, 96, DType::bf16, 0.11180339887498948}, Shape{1, 1, 2, 2, DType::f32, 1.0}}) {
     CAPTURE(shape.q_heads, shape.kv_heads, shape.dim, shape.v_dim, shape.scale);
-    LayerActivations layer = test::make_layer({.layer = 3,
-                                               .num_q_heads = shape.q_heads,
-                                               .num_kv_heads = shape.kv_heads,
-                                               .head_dim = shape.dim,
-                                               .v_head_dim = shape.v_dim,
-                                               .lengths = {65, 130, 3},
-                                               .dtype = shape.dtype,
-                                               .softmax_scale = shape.scale,
-                                               .seed = 3});
+    LayerActivations layer = test::make_layer({
+        .layer = 3,
+        .num_q_heads = shape.q_heads,
+        .num_kv_heads = shape.kv_heads,
+        .head_dim = shape.dim,
+        .v_head_dim = shape.v_dim,
+        .lengths = {65, 130, 3},
+        .dtype = shape.dtype,
+        .softmax_scale = shape.scale,
+        .seed = 3,
+    });
     add_curvature(layer);
     add_projection(layer, 11);
     check_ways(layer, all_ways(layer));
@@ -304,7 +335,8 @@ TEST_CASE("Attention errors are their definitions: query heads per KV head, dime
 TEST_CASE("Attention errors are their definitions: sliding windows", "[eval]") {
   for (const int window : {1, 5, 10, 11, 63, 64, 65, 100, 1000}) {
     CAPTURE(window);
-    LayerActivations layer = test::make_layer({.num_q_heads = 2, .lengths = {200, 2, 65}, .sliding_window = window, .seed = 4});
+    LayerActivations layer =
+        test::make_layer({.num_q_heads = 2, .lengths = {200, 2, 65}, .sliding_window = window, .seed = 4});
     add_curvature(layer);
     check_ways(layer, all_ways(layer), window % 2 == 1);
     if (window == 5 || window == 64) check_ways(layer, all_ways(layer), window == 64);
@@ -312,8 +344,15 @@ TEST_CASE("Attention errors are their definitions: sliding windows", "[eval]") {
 }
 
 TEST_CASE("Attention errors are their definitions: contexts up to the fifth bucket", "[eval]") {
-  const LayerActivations layer = test::make_layer(
-      {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 8, .v_head_dim = 4, .lengths = {4099, 1025}, .softmax_scale = 0.35, .seed = 5});
+  const LayerActivations layer = test::make_layer({
+      .num_q_heads = 1,
+      .num_kv_heads = 1,
+      .head_dim = 8,
+      .v_head_dim = 4,
+      .lengths = {4099, 1025},
+      .softmax_scale = 0.35,
+      .seed = 5,
+  });
   std::vector<Way> ways;
   ways.push_back(scheme_way(layer, "kivi-2"));
   ways.push_back(plan_way(layer, "affine, windows", affine_plan, {.sink_tokens = 32, .recent_tokens = 128}));
@@ -321,7 +360,8 @@ TEST_CASE("Attention errors are their definitions: contexts up to the fifth buck
 }
 
 TEST_CASE("Attention errors are their definitions: channels of very different size", "[eval]") {
-  LayerActivations layer = test::make_layer({.head_dim = 32, .v_head_dim = 32, .lengths = {150, 70}, .softmax_scale = 0.02, .seed = 6, .outliers = true});
+  LayerActivations layer = test::make_layer(
+      {.head_dim = 32, .v_head_dim = 32, .lengths = {150, 70}, .softmax_scale = 0.02, .seed = 6, .outliers = true});
   add_curvature(layer);
   add_projection(layer, 20);
   check_ways(layer, all_ways(layer));
@@ -334,14 +374,17 @@ TEST_CASE("Attention errors are their definitions: sharp attention", "[eval]") {
   check_ways(layer, std::move(ways));
 }
 
-TEST_CASE("Attention errors are their definitions: stored keys win where the exact weight leaves the range of float", "[eval]") {
+TEST_CASE("Attention errors are their definitions: stored keys win where the exact weight leaves the range of float",
+          "[eval]") {
   // Two keys with logits 0 and -200, stored as 0 and 100: the weights 1 and e^-200 become e^-100 and 1.
-  LayerActivations layer = test::make_layer({.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 4, .lengths = {2}, .softmax_scale = 1.0});
+  LayerActivations layer = test::make_layer(
+      {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 4, .lengths = {2}, .softmax_scale = 1.0});
   set_rows(layer.q, {0.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0.0f});
   set_rows(layer.k, {0.0f, 1.0f, 0.0f, 0.0f, -200.0f, 0.0f, 0.0f, 0.0f});
   set_rows(*layer.v, {1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f});
   const auto lift = [](std::int64_t, int, std::span<float> rows) { rows[4] = 100.0f; };
-  const AttentionSums total = measure_one(layer, {std::make_unique<MadeUpSide>(lift, ExactTokens{}), nullptr}).heads.at(0).total();
+  const AttentionSums total =
+      measure_one(layer, {std::make_unique<MadeUpSide>(lift, ExactTokens{}), nullptr}).heads.at(0).total();
   CHECK(total.divergence == Approx(100.0).epsilon(1e-6));
   CHECK(total.output_error == Approx(2.0).epsilon(1e-6));
   CHECK(total.logit_error == Approx(90000.0).epsilon(1e-6));
@@ -365,7 +408,8 @@ TEST_CASE("Squares of logits and values may leave the range of float", "[eval]")
     const auto bend = [](std::int64_t, int, std::span<float> rows) {
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= i % 3 == 0 ? 1.0625f : 1.0f;
     };
-    StoredLayer stored{std::make_unique<MadeUpSide>(bend, ExactTokens{}), std::make_unique<MadeUpSide>(bend, ExactTokens{})};
+    StoredLayer stored{std::make_unique<MadeUpSide>(bend, ExactTokens{}),
+                       std::make_unique<MadeUpSide>(bend, ExactTokens{})};
     return measure_one(layer, std::move(stored));
   };
   const LayerError small = scaled(5), large = scaled(35);
@@ -375,7 +419,8 @@ TEST_CASE("Squares of logits and values may leave the range of float", "[eval]")
     CHECK(b.logit_error == Approx(std::ldexp(a.logit_error, 120)).epsilon(1e-6));
     CHECK(large.heads[h].k_error == Approx(std::ldexp(small.heads[h].k_error, 60)).epsilon(1e-6));
     CHECK(large.heads[h].v_energy == Approx(std::ldexp(small.heads[h].v_energy, 120)).epsilon(1e-6));
-    CHECK(b.output_energy == Approx(std::ldexp(a.output_energy, 120)).epsilon(0.01));  // one weight of 1 in nearly all rows
+    CHECK(b.output_energy ==
+          Approx(std::ldexp(a.output_energy, 120)).epsilon(0.01));  // one weight of 1 in nearly all rows
     CHECK(b.sv_error == Approx(std::ldexp(a.sv_error, 120)).epsilon(0.01));
     CHECK((std::isfinite(b.output_error) && b.output_error > 0.0));
     CHECK((std::isfinite(b.divergence) && b.divergence > 0.0));
@@ -383,7 +428,8 @@ TEST_CASE("Squares of logits and values may leave the range of float", "[eval]")
 }
 
 TEST_CASE("Attention errors are their definitions: a layer without values", "[eval]") {
-  const LayerActivations layer = test::make_layer({.num_q_heads = 4, .num_kv_heads = 1, .lengths = {130, 65, 1}, .has_values = false, .seed = 8});
+  const LayerActivations layer =
+      test::make_layer({.num_q_heads = 4, .num_kv_heads = 1, .lengths = {130, 65, 1}, .has_values = false, .seed = 8});
   std::vector<Way> ways = all_ways(layer);
   const std::vector<LayerError> found = measure(layer, ways);
   for (std::size_t i = 0; i < ways.size(); ++i) {
@@ -393,14 +439,23 @@ TEST_CASE("Attention errors are their definitions: a layer without values", "[ev
     CHECK(total.logit_energy > 0.0);
     CHECK(total.queries == 4.0 * 196.0);
     CHECK(total.sv_error + total.output_error + total.output_energy + total.curved_error == 0.0);
-    CHECK(found[i].heads[0].v_error + found[i].heads[0].v_energy + found[i].projected_error + found[i].projected_energy == 0.0);
+    CHECK(found[i].heads[0].v_error + found[i].heads[0].v_energy + found[i].projected_error +
+              found[i].projected_energy ==
+          0.0);
   }
 }
 
 TEST_CASE("The ten largest weights are the earlier keys where weights are equal", "[eval]") {
   // Logits are a few multiples of 1/8, exact and stored, so that nothing is rounded and many are equal.
   constexpr std::int64_t kTokens = 400;
-  LayerActivations layer = test::make_layer({.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 4, .lengths = {kTokens}, .softmax_scale = 0.5});
+  LayerActivations layer = test::make_layer({
+      .num_q_heads = 1,
+      .num_kv_heads = 1,
+      .head_dim = 4,
+      .v_head_dim = 4,
+      .lengths = {kTokens},
+      .softmax_scale = 0.5,
+  });
   for (const int levels : {1, 2, 4, 40}) {
     CAPTURE(levels);
     test::Random random(static_cast<std::uint64_t>(levels));
@@ -441,7 +496,8 @@ TEST_CASE("The ten largest weights are the earlier keys where weights are equal"
 TEST_CASE("The ten largest weights count from the eleventh visible key on, also in a sliding window", "[eval]") {
   for (const int window : {0, 9, 10, 11, 12}) {
     CAPTURE(window);
-    const LayerActivations layer = test::make_layer({.num_q_heads = 1, .num_kv_heads = 1, .lengths = {10, 11, 70}, .sliding_window = window});
+    const LayerActivations layer =
+        test::make_layer({.num_q_heads = 1, .num_kv_heads = 1, .lengths = {10, 11, 70}, .sliding_window = window});
     const LayerError found = measure_one(layer, {});
     const double counted = window == 0 || window > 10 ? 1.0 + 60.0 : 0.0;
     CHECK(found.heads.at(0).total().top_queries == counted);
@@ -467,7 +523,8 @@ TEST_CASE("Attention errors do not depend on threads", "[eval]") {
 
 TEST_CASE("Ways measured together come out as each one alone", "[eval]") {
   for (const bool has_values : {true, false}) {
-    LayerActivations layer = test::make_layer({.num_kv_heads = has_values ? 2 : 1, .lengths = {130, 65, 64}, .has_values = has_values, .seed = 10});
+    LayerActivations layer = test::make_layer(
+        {.num_kv_heads = has_values ? 2 : 1, .lengths = {130, 65, 64}, .has_values = has_values, .seed = 10});
     if (has_values) {
       add_curvature(layer);
       add_projection(layer, 37);
@@ -488,7 +545,8 @@ TEST_CASE("Rows that come back as they were leave no error at all", "[eval]") {
   add_projection(layer, 37);
   for (const char* name : {"bf16", "bf16-k", "nothing stored"}) {
     CAPTURE(name);
-    const LayerError found = measure_one(layer, std::string(name) == "nothing stored" ? StoredLayer{} : scheme_way(layer, name).stored);
+    const LayerError found =
+        measure_one(layer, std::string(name) == "nothing stored" ? StoredLayer{} : scheme_way(layer, name).stored);
     CHECK(found.projected_error == 0.0);
     CHECK(found.projected_energy > 0.0);
     for (const HeadError& head : found.heads) {

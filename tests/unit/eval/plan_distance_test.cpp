@@ -28,7 +28,7 @@ constexpr auto kSize = static_cast<std::size_t>(kDim);
 using Matrix = std::vector<double>;  ///< [kDim, kDim], row-major
 using Spectrum = std::vector<double>;
 
-constexpr double kFloat = 2e-6;   ///< what float matrices leave of a distance of 0
+constexpr double kFloat = 2e-6;    ///< what float matrices leave of a distance of 0
 constexpr double kDegrees = 1e-3;  ///< and of an angle
 
 double& at(Matrix& a, std::size_t row, std::size_t column) { return a[row * kSize + column]; }
@@ -130,14 +130,20 @@ HeadList random_heads(const Recipe& recipe, const Spectrum& spectrum, std::uint6
   return heads;
 }
 
-PlanDistance compared(const TensorPlan& plan, const TensorPlan& reference) { return plan_distance(plan, reference, kHeads, kDim); }
+PlanDistance compared(const TensorPlan& plan, const TensorPlan& reference) {
+  return plan_distance(plan, reference, kHeads, kDim);
+}
 PlanDistance compared(const HeadList& heads, const HeadList& reference, const std::string& recipe = "U*H") {
   return compared(plan_of(heads, recipe), plan_of(reference, recipe));
 }
 
-Matrix covariance(const Head& head) { return product(product(head.basis, diagonal(head.spectrum)), transpose(head.basis, kDim)); }
+Matrix covariance(const Head& head) {
+  return product(product(head.basis, diagonal(head.spectrum)), transpose(head.basis, kDim));
+}
 
-double norm(const std::vector<double>& numbers) { return std::sqrt(std::inner_product(numbers.begin(), numbers.end(), numbers.begin(), 0.0)); }
+double norm(const std::vector<double>& numbers) {
+  return std::sqrt(std::inner_product(numbers.begin(), numbers.end(), numbers.begin(), 0.0));
+}
 std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
   return a;
@@ -166,9 +172,18 @@ double importance_distance(const HeadList& heads, const HeadList& reference) {
 
 /// The fields of a distance by name, without `orthogonality`, which is of one plan.
 std::vector<std::pair<std::string, std::optional<double>>> fields(const PlanDistance& d) {
-  return {{"covariance", d.covariance}, {"angle", d.angle}, {"factor", d.factor}, {"importance", d.importance}, {"center", d.center},
-          {"clip", d.clip}, {"codebook", d.codebook}, {"trellis", d.trellis}, {"centroids", d.centroids},
-          {"gauge", d.gauge}, {"channel_scale", d.channel_scale}, {"outlier_gain", d.outlier_gain}};
+  return {{"covariance", d.covariance},
+          {"angle", d.angle},
+          {"factor", d.factor},
+          {"importance", d.importance},
+          {"center", d.center},
+          {"clip", d.clip},
+          {"codebook", d.codebook},
+          {"trellis", d.trellis},
+          {"centroids", d.centroids},
+          {"gauge", d.gauge},
+          {"channel_scale", d.channel_scale},
+          {"outlier_gain", d.outlier_gain}};
 }
 
 /// Names of what is there.
@@ -183,8 +198,10 @@ std::vector<std::string> present(const PlanDistance& d) {
 void check_zero(const PlanDistance& d) {
   for (const auto& [name, value] : fields(d)) {
     CAPTURE(name);
-    if (value && name == "angle") CHECK(*value < kDegrees);
-    else if (value) CHECK(*value == 0.0);
+    if (value && name == "angle")
+      CHECK(*value < kDegrees);
+    else if (value)
+      CHECK(*value == 0.0);
   }
 }
 
@@ -201,7 +218,8 @@ std::vector<int> shuffled(std::uint64_t seed) {
   std::vector<int> order(kSize);
   std::iota(order.begin(), order.end(), 0);
   test::Random random(seed);
-  for (int i = kDim - 1; i > 0; --i) std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(random.integer(0, i))]);
+  for (int i = kDim - 1; i > 0; --i)
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(random.integer(0, i))]);
   return order;
 }
 Matrix gather(const std::vector<int>& order) {
@@ -213,7 +231,8 @@ Matrix gather(const std::vector<int>& order) {
 const std::vector<std::size_t> kGroups = {2, 7, 16};  ///< ends of the runs of one width
 const std::vector<std::uint8_t> kWidths = {4, 4, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2};
 
-/// Plans of one allocation whose rotations inside groups come from `seed`; with `basis_seed` the channels are those of an eigenbasis.
+/// Plans of one allocation whose rotations inside groups come from `seed`; with `basis_seed` the channels are those of
+/// an eigenbasis.
 struct Mixed {
   std::uint64_t seed = 1, order_seed = 5, basis_seed = 0;
   bool turned = false;       ///< R is stored transposed
@@ -226,7 +245,8 @@ TensorPlan mixed_plan(const Mixed& mixed) {
   plan.allocation = BitAllocation{.unit = mixed.basis_seed ? "channel" : "rope_block", .score = "qk_avg"};
   for (std::uint64_t h = 0; h < kHeads; ++h) {
     const std::vector<int> order = shuffled(mixed.order_seed + 10 * h);
-    Matrix r = product(gather(mixed.other_order ? shuffled(mixed.order_seed + 10 * h + 1) : order), random_blocks(kGroups, mixed.seed + 1000 * h));
+    Matrix r = product(gather(mixed.other_order ? shuffled(mixed.order_seed + 10 * h + 1) : order),
+                       random_blocks(kGroups, mixed.seed + 1000 * h));
     if (mixed.basis_seed) {
       const Matrix basis = test::random_orthogonal(kDim, mixed.basis_seed + h);
       r = product(basis, r);
@@ -252,7 +272,8 @@ TensorPlan identity_plan() {
 
 TensorPlan with_tables(std::map<int, std::vector<float>> tables, bool per_head = false) {
   TensorPlan plan = identity_plan();
-  plan.coder = CodebookCoder{.bits = 2, .group_size = kDim, .per_head = per_head, .fitted = true, .tables = std::move(tables)};
+  plan.coder =
+      CodebookCoder{.bits = 2, .group_size = kDim, .per_head = per_head, .fitted = true, .tables = std::move(tables)};
   return plan;
 }
 
@@ -270,7 +291,9 @@ TensorPlan with_centroids(bool joint, std::uint64_t seed = 3) {
 }
 
 /// Row c of head h.
-std::span<float> centroid(TensorPlan& plan, std::size_t h, std::size_t c) { return std::span(plan.centroids->values).subspan((h * 4 + c) * kSize, kSize); }
+std::span<float> centroid(TensorPlan& plan, std::size_t h, std::size_t c) {
+  return std::span(plan.centroids->values).subspan((h * 4 + c) * kSize, kSize);
+}
 
 /// Mean distance of rows from their mean.
 double spread(const std::vector<std::vector<double>>& rows) {
@@ -322,14 +345,17 @@ TensorPlan with_widths(TensorPlan plan, const std::vector<std::uint8_t>& widths 
 
 }  // namespace
 
-TEST_CASE("Transforms: an orthogonal map inside one width is no distance, one across widths is", "[eval][plan_distance]") {
-  const TensorPlan whole = transformed_plan(kScales, mixings({16}, 1)), other = transformed_plan(kScales, mixings({16}, 2));
+TEST_CASE("Transforms: an orthogonal map inside one width is no distance, one across widths is",
+          "[eval][plan_distance]") {
+  const TensorPlan whole = transformed_plan(kScales, mixings({16}, 1)),
+                   other = transformed_plan(kScales, mixings({16}, 2));
   CHECK(*compared(whole, whole).gauge < kFloat);
   CHECK(*compared(other, whole).gauge < kFloat);  // one width, one group
   const TensorPlan groups = with_widths(transformed_plan(kScales, mixings(kGroups, 1)));
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings(kGroups, 2))), groups).gauge < kFloat);
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings({16}, 2))), groups).gauge > 0.3);
-  CHECK(*compared(with_widths(transformed_plan(kScales, mixings({2, 8, 16}, 1))), groups).gauge > 0.1);  // one channel across a border
+  CHECK(*compared(with_widths(transformed_plan(kScales, mixings({2, 8, 16}, 1))), groups).gauge >
+        0.1);  // one channel across a border
   // A head whose widths are others is compared as one block: its metric is the same.
   std::vector<std::uint8_t> narrower = kWidths;
   narrower[6] = 2;
@@ -346,9 +372,11 @@ TEST_CASE("Transforms: groups with a scale of their own are blocks", "[eval][pla
   CHECK(*compared(grouped(2, {16}), grouped(1, {8, 16})).gauge > 0.3);
 }
 
-TEST_CASE("Transforms: another balance of one channel of one head is its square, however channels are mixed", "[eval][plan_distance]") {
+TEST_CASE("Transforms: another balance of one channel of one head is its square, however channels are mixed",
+          "[eval][plan_distance]") {
   const Matrix plain = test::identity(kDim);
-  for (const auto& mixing : {std::vector<Matrix>{plain, plain}, std::vector<Matrix>{hadamard(), hadamard()}, mixings({16}, 1)}) {
+  for (const auto& mixing :
+       {std::vector<Matrix>{plain, plain}, std::vector<Matrix>{hadamard(), hadamard()}, mixings({16}, 1)}) {
     const TensorPlan reference = transformed_plan(kScales, mixing);
     for (const double factor : {1.001, 1.1, 2.0}) {
       CAPTURE(factor);
@@ -362,7 +390,8 @@ TEST_CASE("Transforms: another balance of one channel of one head is its square,
   }
 }
 
-TEST_CASE("Transforms beside orthogonal rotations and diagonal ones are compared by their matrices", "[eval][plan_distance]") {
+TEST_CASE("Transforms beside orthogonal rotations and diagonal ones are compared by their matrices",
+          "[eval][plan_distance]") {
   TensorPlan scaled = identity_plan();
   for (std::size_t i = 0; i < kHeads * kSize; ++i) scaled.rotation.channel_scale.push_back(i % 5 == 0 ? 4.0f : 1.0f);
   const PlanDistance beside_nothing = compared(identity_plan(), scaled);
@@ -386,7 +415,8 @@ TEST_CASE("Transforms beside orthogonal rotations and diagonal ones are compared
 }
 
 TEST_CASE("What is of orthogonal rotations alone is not asked of transforms", "[eval][plan_distance]") {
-  const TensorPlan own = with_widths(transformed_plan(kScales, mixings(kGroups, 1))), other = with_widths(transformed_plan(kScales, mixings(kGroups, 2)));
+  const TensorPlan own = with_widths(transformed_plan(kScales, mixings(kGroups, 1))),
+                   other = with_widths(transformed_plan(kScales, mixings(kGroups, 2)));
   const PlanDistance found = compared(own, other);
   CHECK(present(found) == std::vector<std::string>{"gauge", "outlier_gain"});
   CHECK(*found.orthogonality < 1e-6);  // |A^-1 A - I| over the condition
@@ -412,16 +442,19 @@ TEST_CASE("Equal plans are at no distance in anything that is there", "[eval][pl
     for (const LayerPlan& layer : artifact.layers) {
       CAPTURE(layer.layer);
       check_zero(plan_distance(layer.k, layer.k, layer.geometry.num_kv_heads, layer.geometry.head_dim));
-      if (layer.v) check_zero(plan_distance(*layer.v, *layer.v, layer.geometry.num_kv_heads, layer.geometry.v_head_dim));
+      if (layer.v)
+        check_zero(plan_distance(*layer.v, *layer.v, layer.geometry.num_kv_heads, layer.geometry.v_head_dim));
     }
   for (const auto& [name, recipe] : recipes()) {
     CAPTURE(name);
     TensorPlan plan = plan_of(random_heads(recipe, falling(0.7)), name);
     plan.center = test::gaussian(kHeads * kSize, 4);
     check_zero(compared(plan, plan));
-    CHECK(present(compared(plan, plan)) == std::vector<std::string>{"covariance", "angle", "factor", "importance", "center", "clip"});
+    CHECK(present(compared(plan, plan)) ==
+          std::vector<std::string>{"covariance", "angle", "factor", "importance", "center", "clip"});
   }
-  for (const TensorPlan& plan : {mixed_plan({}), mixed_plan({.basis_seed = 9}), identity_plan(), with_tables({{2, {-1, 0, 1, 2}}}), with_centroids(true)})
+  for (const TensorPlan& plan : {mixed_plan({}), mixed_plan({.basis_seed = 9}), identity_plan(),
+                                 with_tables({{2, {-1, 0, 1, 2}}}), with_centroids(true)})
     check_zero(compared(plan, plan));
 }
 
@@ -466,7 +499,8 @@ TEST_CASE("Rotations of other recipes have no factors in common", "[eval][plan_d
     for (TensorPlan* plan : {&one, &two}) {
       plan->rotation.kind = RotationKind::dense;
       plan->rotation.recipe = recipe;
-      for (std::uint64_t h = 0; h < kHeads; ++h) append(plan->rotation.matrix, test::random_orthogonal(kDim, h + (plan == &one ? 0 : 50)));
+      for (std::uint64_t h = 0; h < kHeads; ++h)
+        append(plan->rotation.matrix, test::random_orthogonal(kDim, h + (plan == &one ? 0 : 50)));
     }
     const PlanDistance random = compared(one, two);
     CHECK(!random.factor);
@@ -490,8 +524,10 @@ TEST_CASE("Signs of eigenvectors are no distance", "[eval][plan_distance]") {
         flipped[h].rotation = recipe(flipped[h].basis);
         // The same flip in terms of R alone; what stands before U in the recipe stays in front.
         moved[h].basis = flipped[h].basis;
-        if (name.front() == 'U') moved[h].rotation = product(product(flipped[h].basis, transpose(heads[h].basis, kDim)), heads[h].rotation);
-        else moved[h].rotation = flipped[h].rotation;
+        if (name.front() == 'U')
+          moved[h].rotation = product(product(flipped[h].basis, transpose(heads[h].basis, kDim)), heads[h].rotation);
+        else
+          moved[h].rotation = flipped[h].rotation;
       }
       check_same_rotation(compared(flipped, heads, name));
       check_same_rotation(compared(moved, heads, name));
@@ -547,7 +583,8 @@ TEST_CASE("A spectrum of another size is a distance of covariances alone", "[eva
   const PlanDistance up = compared(doubled, heads), down = compared(heads, doubled);
   CHECK(*up.covariance == Approx(1.0).epsilon(1e-6));
   CHECK(*down.covariance == Approx(0.5).epsilon(1e-6));
-  for (const PlanDistance& found : {up, down}) CHECK((*found.angle < kDegrees && *found.factor < kFloat && *found.importance < kFloat));
+  for (const PlanDistance& found : {up, down})
+    CHECK((*found.angle < kDegrees && *found.factor < kFloat && *found.importance < kFloat));
 }
 
 TEST_CASE("A transposed rotation shows in its factor", "[eval][plan_distance]") {
@@ -583,7 +620,8 @@ TEST_CASE("A factor that is missing, or out of place, shows", "[eval][plan_dista
   CHECK(*replaced([](const Matrix& u) { return uh(u); }).factor < kFloat);
 }
 
-TEST_CASE("Heads that changed places show in the covariance, rotations that did show in the factor", "[eval][plan_distance]") {
+TEST_CASE("Heads that changed places show in the covariance, rotations that did show in the factor",
+          "[eval][plan_distance]") {
   const auto heads = random_heads(uh, falling(0.7));
   const HeadList swapped = {heads[1], heads[0]};
   const PlanDistance all = compared(swapped, heads);
@@ -615,7 +653,7 @@ TEST_CASE("Angles of eigenspaces in degrees", "[eval][plan_distance]") {
     CHECK(turned(1, 1, 8, degrees) == Approx(degrees).margin(kDegrees));
     CHECK(turned(1, 0, 15, degrees) == Approx(degrees).margin(kDegrees));  // out of a large space into a small one
     CHECK(turned(0, 1, 2, degrees) < kDegrees);                            // inside of one
-    CHECK(turned(0, 13, 15, degrees) < kDegrees);                          // between such as hold less than 1% of the trace
+    CHECK(turned(0, 13, 15, degrees) < kDegrees);  // between such as hold less than 1% of the trace
   }
   CHECK(turned(0, 0, 3, 150.0) == Approx(30.0).margin(kDegrees));  // lines, not arrows
 }
@@ -643,12 +681,14 @@ TEST_CASE("The largest principal angle of two spans", "[eval][plan_distance]") {
       CAPTURE(degrees);
       Matrix other = frame;
       turn(other, 1, 6, degrees);
-      const auto angle = [&](std::size_t first, std::size_t end) { return principal_angle(frame, other, kDim, first, end); };
+      const auto angle = [&](std::size_t first, std::size_t end) {
+        return principal_angle(frame, other, kDim, first, end);
+      };
       CHECK(angle(1, 2) == Approx(degrees).margin(1e-5));
       CHECK(angle(0, 3) == Approx(degrees).margin(1e-5));
       CHECK(angle(5, 8) == Approx(degrees).margin(1e-5));
-      CHECK(angle(1, 7) < 1e-5);     // both of the plane
-      CHECK(angle(7, 16) < 1e-5);    // neither
+      CHECK(angle(1, 7) < 1e-5);   // both of the plane
+      CHECK(angle(7, 16) < 1e-5);  // neither
       CHECK(angle(0, kSize) < 1e-5);
       CHECK(principal_angle(other, frame, kDim, 0, 3) == Approx(degrees).margin(1e-5));
     }
@@ -707,7 +747,8 @@ TEST_CASE("One rotation for the layer is that rotation for each head", "[eval][p
   check_zero(compared(shared.layer, shared.layer));
 }
 
-TEST_CASE("One rotation for the layer beside those of heads: every head counts, not the first alone", "[eval][plan_distance]") {
+TEST_CASE("One rotation for the layer beside those of heads: every head counts, not the first alone",
+          "[eval][plan_distance]") {
   const Shared shared;
   TensorPlan other = plan_of(shared.heads, "U*H");  // its head 1 has nothing of the layer's
   other.center = shared.same.center;
@@ -718,7 +759,8 @@ TEST_CASE("One rotation for the layer beside those of heads: every head counts, 
     CAPTURE(reference == &shared.layer);
     const PlanDistance found = compared(other, *reference);
     CHECK(*found.clip == Approx(0.06));
-    CHECK(*found.covariance == Approx(covariance_distance(shared.heads, {shared.heads[0], shared.heads[0]})).epsilon(1e-5));
+    CHECK(*found.covariance ==
+          Approx(covariance_distance(shared.heads, {shared.heads[0], shared.heads[0]})).epsilon(1e-5));
     CHECK(*found.center == Approx(1.0 / length).epsilon(1e-6));
     CHECK(*compared(*reference, other).clip == Approx(0.06));
   }
@@ -733,18 +775,19 @@ TEST_CASE("Clip ratios by their largest change", "[eval][plan_distance]") {
   other.clip_ratio = {1.0, 0.92};
   CHECK(*compared(plan, other).clip == Approx(0.04));
   other.clip_ratio = {};
-  other.coder = UniformCoder{.bits = 2, .group_size = kDim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  other.coder =
+      UniformCoder{.bits = 2, .group_size = kDim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
   CHECK(!compared(plan, other).clip);
 }
 
 TEST_CASE("Centres by their largest relative change", "[eval][plan_distance]") {
   TensorPlan plan = identity_plan(), other = plan;
   plan.center.assign(kHeads * kSize, 0.0f);
-  plan.center[3] = 4.0f;          // head 0: |mu| = 4
-  plan.center[kSize] = -2.0f;     // head 1: |mu| = 2
+  plan.center[3] = 4.0f;       // head 0: |mu| = 4
+  plan.center[kSize] = -2.0f;  // head 1: |mu| = 2
   other.center = plan.center;
-  other.center[5] = 1.0f;         // moved by 1 of 4
-  other.center[kSize + 1] = 1.5f; // by 1.5 of 2
+  other.center[5] = 1.0f;          // moved by 1 of 4
+  other.center[kSize + 1] = 1.5f;  // by 1.5 of 2
   CHECK(*compared(other, plan).center == Approx(0.75));
   CHECK(*compared(plan, other).center == Approx(1.5 / 2.5));
   other.center = plan.center;
@@ -754,7 +797,9 @@ TEST_CASE("Centres by their largest relative change", "[eval][plan_distance]") {
 
 TEST_CASE("Codebooks by the largest distance of an entry from the nearest one of the other", "[eval][plan_distance]") {
   using Tables = std::map<int, std::vector<float>>;
-  const auto codebook = [](const Tables& a, const Tables& b) { return *compared(with_tables(a), with_tables(b)).codebook; };
+  const auto codebook = [](const Tables& a, const Tables& b) {
+    return *compared(with_tables(a), with_tables(b)).codebook;
+  };
   CHECK(codebook({{2, {0, 1, 2, 10}}}, {{2, {0, 9, 10, 11}}}) == Approx(2.0));  // 2 from 0; by place it were 8
   CHECK(codebook({{2, {0, 9, 10, 11}}}, {{2, {0, 1, 2, 10}}}) == Approx(2.0));  // either way
   CHECK(codebook({{2, {-1, 0, 1, 2}}}, {{2, {-1, 0, 1, 7}}}) == Approx(5.0));
@@ -764,24 +809,28 @@ TEST_CASE("Codebooks by the largest distance of an entry from the nearest one of
 }
 
 TEST_CASE("A codebook for all is that codebook for each head", "[eval][plan_distance]") {
-  const TensorPlan shared = with_tables({{2, {-3, -1, 1, 3}}}), same = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3}}}, true);
+  const TensorPlan shared = with_tables({{2, {-3, -1, 1, 3}}}),
+                   same = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3}}}, true);
   CHECK(*compared(same, shared).codebook == 0.0);
   CHECK(*compared(shared, same).codebook == 0.0);
 }
 
 TEST_CASE("Heads do not lend each other entries of their codebooks", "[eval][plan_distance]") {
-  const TensorPlan one = with_tables({{2, {-3, -1, 1, 3.5f, -3, -1, 1, 3}}}, true), two = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3.5f}}}, true);
+  const TensorPlan one = with_tables({{2, {-3, -1, 1, 3.5f, -3, -1, 1, 3}}}, true),
+                   two = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3.5f}}}, true);
   CHECK(*compared(one, two).codebook == Approx(0.5));
 }
 
 TEST_CASE("A codebook for all beside those of heads: every head counts, not the first alone", "[eval][plan_distance]") {
-  const TensorPlan shared = with_tables({{2, {-3, -1, 1, 3}}}), other = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3.5f}}}, true);
+  const TensorPlan shared = with_tables({{2, {-3, -1, 1, 3}}}),
+                   other = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3.5f}}}, true);
   CHECK(*compared(other, shared).codebook == Approx(0.5));
   CHECK(*compared(shared, other).codebook == Approx(0.5));
 }
 
 TEST_CASE("Trellises by the largest difference of a theta", "[eval][plan_distance]") {
-  const TrellisTaps two{.bits = 2, .memory = 1, .theta = {1, 2, 3, 4}}, three{.bits = 3, .memory = 1, .theta = {1, 2, 3, 4, 5, 6}};
+  const TrellisTaps two{.bits = 2, .memory = 1, .theta = {1, 2, 3, 4}},
+      three{.bits = 3, .memory = 1, .theta = {1, 2, 3, 4, 5, 6}};
   TrellisTaps moved = three;
   moved.theta[4] -= 0.25f;
   moved.theta[0] += 0.125f;
@@ -794,7 +843,8 @@ TEST_CASE("Centroids in another order are the same centroids", "[eval][plan_dist
     CAPTURE(joint);
     TensorPlan plan = with_centroids(joint), other = plan;
     for (std::size_t h = 0; h < kHeads; ++h)
-      for (std::size_t c = 0; c < 4; ++c) std::ranges::copy(centroid(plan, h, c), centroid(other, h, (c + 3) % 4).begin());
+      for (std::size_t c = 0; c < 4; ++c)
+        std::ranges::copy(centroid(plan, h, c), centroid(other, h, (c + 3) % 4).begin());
     CHECK(*compared(other, plan).centroids == 0.0);
     CHECK(*compared(plan, other).centroids == 0.0);
   }
@@ -819,7 +869,8 @@ TEST_CASE("Joint centroids that moved by a known distance are measured over all 
   TensorPlan plan = with_centroids(true), other = plan;
   for (float& x : other.centroids->values) x += 0.5f;  // each by 0.5 sqrt(H D)
   std::vector<std::vector<double>> rows = rows_of(plan, 0);
-  for (std::size_t c = 0; c < 4; ++c) rows[c].insert(rows[c].end(), centroid(plan, 1, c).begin(), centroid(plan, 1, c).end());
+  for (std::size_t c = 0; c < 4; ++c)
+    rows[c].insert(rows[c].end(), centroid(plan, 1, c).begin(), centroid(plan, 1, c).end());
   const double expected = 0.5 * std::sqrt(2.0 * kDim) / spread(rows);
   // Head by head it comes out about the same.
   CHECK(*compared(other, plan).centroids == Approx(expected).epsilon(0.2));
@@ -830,7 +881,8 @@ TEST_CASE("Joint centroids are of all heads: those of one head alone cannot chan
   TensorPlan joint_mixed = joint, each_mixed = each;
   for (TensorPlan* plan : {&joint_mixed, &each_mixed}) {
     TensorPlan& source = plan == &joint_mixed ? joint : each;
-    for (std::size_t c = 0; c < 4; ++c) std::ranges::copy(centroid(source, 1, c), centroid(*plan, 1, (c + 1) % 4).begin());
+    for (std::size_t c = 0; c < 4; ++c)
+      std::ranges::copy(centroid(source, 1, c), centroid(*plan, 1, (c + 1) % 4).begin());
   }
   CHECK(*compared(each_mixed, each).centroids == 0.0);
   CHECK(*compared(joint_mixed, joint).centroids > 0.1);
@@ -839,19 +891,23 @@ TEST_CASE("Joint centroids are of all heads: those of one head alone cannot chan
 TEST_CASE("Mixed widths: other rotations inside groups are no distance", "[eval][plan_distance]") {
   for (const std::uint64_t basis : {0u, 9u}) {
     CAPTURE(basis);
-    const PlanDistance found = compared(mixed_plan({.seed = 1, .basis_seed = basis}), mixed_plan({.seed = 2, .basis_seed = basis}));
+    const PlanDistance found =
+        compared(mixed_plan({.seed = 1, .basis_seed = basis}), mixed_plan({.seed = 2, .basis_seed = basis}));
     REQUIRE(found.factor);
     CHECK(*found.factor < kFloat);
     // Widths that went to other channels are an allocation's distance, not a rotation's.
-    const PlanDistance elsewhere = compared(mixed_plan({.order_seed = 77, .basis_seed = basis}), mixed_plan({.basis_seed = basis}));
+    const PlanDistance elsewhere =
+        compared(mixed_plan({.order_seed = 77, .basis_seed = basis}), mixed_plan({.basis_seed = basis}));
     CHECK(*elsewhere.factor < kFloat);
   }
 }
 
-TEST_CASE("Mixed widths: a rotation that is transposed, or gathers other channels than the plan says, shows", "[eval][plan_distance]") {
+TEST_CASE("Mixed widths: a rotation that is transposed, or gathers other channels than the plan says, shows",
+          "[eval][plan_distance]") {
   for (const std::uint64_t basis : {0u, 9u}) {
     CAPTURE(basis);
-    const TensorPlan sound = mixed_plan({.basis_seed = basis}), turned = mixed_plan({.basis_seed = basis, .turned = true}),
+    const TensorPlan sound = mixed_plan({.basis_seed = basis}),
+                     turned = mixed_plan({.basis_seed = basis, .turned = true}),
                      gathered = mixed_plan({.basis_seed = basis, .other_order = true});
     CHECK(*compared(turned, sound).factor > 0.1);
     CHECK(*compared(gathered, sound).factor > 0.1);
@@ -874,7 +930,8 @@ TEST_CASE("Mixed widths: a head of one width may be mixed as a whole", "[eval][p
   TensorPlan one = mixed_plan({}), two = mixed_plan({});
   for (TensorPlan* plan : {&one, &two}) {
     plan->rotation.matrix.clear();
-    for (std::uint64_t h = 0; h < kHeads; ++h) append(plan->rotation.matrix, test::random_orthogonal(kDim, h + (plan == &one ? 0 : 50)));
+    for (std::uint64_t h = 0; h < kHeads; ++h)
+      append(plan->rotation.matrix, test::random_orthogonal(kDim, h + (plan == &one ? 0 : 50)));
     std::fill(plan->allocation->channel_bits.begin(), plan->allocation->channel_bits.end(), std::uint8_t{2});
   }
   CHECK(compared(one, two).factor.value_or(0.0) < kFloat);
@@ -921,11 +978,14 @@ TEST_CASE("Any two sides of one size are compared without a fault", "[eval][plan
       if (layer.v) sides.emplace_back(*layer.v, std::pair{layer.geometry.num_kv_heads, layer.geometry.v_head_dim});
     }
   const std::pair own{kHeads, kDim};
-  for (const auto& [name, recipe] : recipes()) sides.emplace_back(plan_of(random_heads(recipe, falling(0.7)), name), own);
-  for (const TensorPlan& plan : {identity_plan(), mixed_plan({}), mixed_plan({.basis_seed = 9}), with_tables({{1, {0, 1}}}),
-                                 with_tables({{2, {0, 1, 2, 3}}}), with_taps({{.bits = 2, .memory = 1, .theta = {1, 2, 3, 4}}}),
-                                 with_taps({{.bits = 2, .memory = 2, .theta = {1, 2, 3, 4, 5, 6}}}),
-                                 with_taps({{.bits = 3, .memory = 1, .theta = {1, 2, 3, 4, 5, 6}}}), with_centroids(false), with_centroids(true)})
+  for (const auto& [name, recipe] : recipes())
+    sides.emplace_back(plan_of(random_heads(recipe, falling(0.7)), name), own);
+  for (const TensorPlan& plan :
+       {identity_plan(), mixed_plan({}), mixed_plan({.basis_seed = 9}), with_tables({{1, {0, 1}}}),
+        with_tables({{2, {0, 1, 2, 3}}}), with_taps({{.bits = 2, .memory = 1, .theta = {1, 2, 3, 4}}}),
+        with_taps({{.bits = 2, .memory = 2, .theta = {1, 2, 3, 4, 5, 6}}}),
+        with_taps({{.bits = 3, .memory = 1, .theta = {1, 2, 3, 4, 5, 6}}}), with_centroids(false),
+        with_centroids(true)})
     sides.emplace_back(plan, own);
   TensorPlan few = with_centroids(false);
   few.centroids->count = 1;

@@ -32,7 +32,13 @@ std::vector<double> frequencies(int rotary_dim) {
 
 std::vector<Layout> layouts() {
   const auto rope = [](RopeLayout layout, int dim, int offset, double factor = 1.0) {
-    return RopeStyle{.layout = layout, .dim = dim, .offset = offset, .attention_factor = factor, .inv_freq = frequencies(dim)};
+    return RopeStyle{
+        .layout = layout,
+        .dim = dim,
+        .offset = offset,
+        .attention_factor = factor,
+        .inv_freq = frequencies(dim),
+    };
   };
   return {{"half", 16, rope(RopeLayout::half, 16, 0)},
           {"interleaved", 16, rope(RopeLayout::interleaved, 16, 0)},
@@ -76,7 +82,8 @@ void set_rows(ActivationTensor& tensor, const std::vector<float>& rows) {
 
 std::vector<double> row_of(const std::vector<float>& rows, std::size_t row, int dim) {
   const auto d = static_cast<std::size_t>(dim);
-  return {rows.begin() + static_cast<std::ptrdiff_t>(row * d), rows.begin() + static_cast<std::ptrdiff_t>((row + 1) * d)};
+  return {rows.begin() + static_cast<std::ptrdiff_t>(row * d),
+          rows.begin() + static_cast<std::ptrdiff_t>((row + 1) * d)};
 }
 
 LayerActivations layer_of(const Layout& layout, std::vector<std::int64_t> lengths = {13, 1, 31}) {
@@ -102,13 +109,16 @@ Known known_layer(const Layout& layout, const std::vector<TokenPair>& pairs) {
   known.error = test::gaussian(tokens * heads * d, 12, 0.1);
   std::vector<float> q = known.q, error = known.error;
   for (std::size_t t = 0; t < tokens; ++t) {
-    for (std::size_t h = 0; h < queries; ++h) apply_rope(layout.rope, layer.positions[t], q.data() + (t * queries + h) * d);
-    for (std::size_t h = 0; h < heads; ++h) apply_rope(layout.rope, layer.positions[t], error.data() + (t * heads + h) * d);
+    for (std::size_t h = 0; h < queries; ++h)
+      apply_rope(layout.rope, layer.positions[t], q.data() + (t * queries + h) * d);
+    for (std::size_t h = 0; h < heads; ++h)
+      apply_rope(layout.rope, layer.positions[t], error.data() + (t * heads + h) * d);
   }
   set_rows(layer.q, q);
   for (std::size_t h = 0; h < heads; ++h)
     for (const TokenPair& pair : pairs) {
-      const auto row = error.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(pair.key) * heads + h) * d);
+      const auto row =
+          error.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(pair.key) * heads + h) * d);
       known.error_after_rope.insert(known.error_after_rope.end(), row, row + static_cast<std::ptrdiff_t>(d));
     }
   return known;
@@ -121,12 +131,14 @@ std::vector<double> naive(const Known& known, const std::vector<TokenPair>& pair
   std::vector<double> sums(static_cast<std::size_t>(g.num_kv_heads), 0.0);
   for (int i = 0; i < 50; ++i) {
     const double offset = -1024.0 + 2048.0 / 49.0 * i;
-    const auto rotation = rotation_matrix(g.rope, g.head_dim, offset, g.rope.attention_factor * g.rope.attention_factor);
+    const auto rotation =
+        rotation_matrix(g.rope, g.head_dim, offset, g.rope.attention_factor * g.rope.attention_factor);
     for (const TokenPair& pair : pairs)
       for (int head = 0; head < g.num_q_heads; ++head) {
         const int kv_head = head / group;
         const auto q = row_of(known.q, static_cast<std::size_t>(pair.query * g.num_q_heads + head), g.head_dim);
-        const auto e = times(rotation, row_of(known.error, static_cast<std::size_t>(pair.key * g.num_kv_heads + kv_head), g.head_dim));
+        const auto e = times(
+            rotation, row_of(known.error, static_cast<std::size_t>(pair.key * g.num_kv_heads + kv_head), g.head_dim));
         double logit = 0.0;
         for (std::size_t c = 0; c < q.size(); ++c) logit += q[c] * e[c];
         sums[static_cast<std::size_t>(kv_head)] += std::abs(logit);
@@ -221,7 +233,8 @@ TEST_CASE("Without RoPE the offsets do not matter", "[eval]") {
     for (int head = 0; head < 4; ++head) {
       layer.q.load_head(head, error.pairs()[i].query, 1, q.data());
       double logit = 0.0;
-      for (std::size_t c = 0; c < d; ++c) logit += double{q[c]} * e[(static_cast<std::size_t>(head / 2) * count + i) * d + c];
+      for (std::size_t c = 0; c < d; ++c)
+        logit += double{q[c]} * e[(static_cast<std::size_t>(head / 2) * count + i) * d + c];
       sum += std::abs(logit);
     }
   REQUIRE(error.of_error(e).mean == Approx(sum / (4.0 * static_cast<double>(count))).epsilon(1e-9));
@@ -241,7 +254,8 @@ TEST_CASE("A plan's error is that of the rows the codec gives back", "[eval]") {
   TensorPlan plan = uniform_plan(2, 16, 2);
   plan.rotation.kind = RotationKind::dense;
   for (const std::uint64_t head : {1, 2})
-    for (const double value : test::random_orthogonal(16, head)) plan.rotation.matrix.push_back(static_cast<float>(value));
+    for (const double value : test::random_orthogonal(16, head))
+      plan.rotation.matrix.push_back(static_cast<float>(value));
   const bool joint = GENERATE(false, true);
   CAPTURE(joint);
   plan.centroids = Centroids{.count = 5, .joint = joint, .values = test::gaussian(2 * 5 * 16, 3), .inertia = {}};

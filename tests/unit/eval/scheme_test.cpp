@@ -28,7 +28,13 @@ namespace {
 using Rows = std::vector<float>;
 
 LayerGeometry geometry_of(int dim, int v_dim) {
-  LayerGeometry geometry{.num_q_heads = 4, .num_kv_heads = 2, .head_dim = dim, .v_head_dim = v_dim, .softmax_scale = 0.25};
+  LayerGeometry geometry{
+      .num_q_heads = 4,
+      .num_kv_heads = 2,
+      .head_dim = dim,
+      .v_head_dim = v_dim,
+      .softmax_scale = 0.25,
+  };
   if (v_dim == 0) geometry.kind = AttentionKind::mla_rope;
   return geometry;
 }
@@ -100,7 +106,8 @@ double most_error(double bits) { return 8.0 / std::exp2(bits) + 0.1; }
 /// Bits of an element of a sequence, token by token: codes cost `coded`, exact tokens 16.
 double counted_bits(const ExactTokens& tokens, std::int64_t context, double coded) {
   double total = 0.0;
-  for (std::int64_t t = 0; t < context; ++t) total += t >= tokens.sink && t < tokens.coded_end(context - 1) ? coded : 16.0;
+  for (std::int64_t t = 0; t < context; ++t)
+    total += t >= tokens.sink && t < tokens.coded_end(context - 1) ? coded : 16.0;
   return total / static_cast<double>(context);
 }
 
@@ -115,8 +122,8 @@ TEST_CASE("The registry lists every family once", "[eval][scheme]") {
     CHECK(!family.summary.empty());
   }
   std::sort(patterns.begin(), patterns.end());
-  CHECK(patterns == std::vector<std::string>{"bf16", "kivi-<b>", "kivi-scale-only-<b>", "naive-int<b>", "quarot-int<b>", "saw-int4",
-                                             "symmetric-norm-<b>", "tq-mse-<b>", "turboquant-qjl-<b>"});
+  CHECK(patterns == std::vector<std::string>{"bf16", "kivi-<b>", "kivi-scale-only-<b>", "naive-int<b>", "quarot-int<b>",
+                                             "saw-int4", "symmetric-norm-<b>", "tq-mse-<b>", "turboquant-qjl-<b>"});
 }
 
 TEST_CASE("Every name of the registry makes both sides, and keys alone with -k", "[eval][scheme]") {
@@ -128,7 +135,8 @@ TEST_CASE("Every name of the registry makes both sides, and keys alone with -k",
         CHECK(both.name == name);
         CHECK(keys.name == name + "-k");
         const int v_dim = dim == 128 ? 80 : dim;
-        const StoredLayer stored = both.of_layer(geometry_of(dim, v_dim), 3, 7), stored_keys = keys.of_layer(geometry_of(dim, v_dim), 3, 7);
+        const StoredLayer stored = both.of_layer(geometry_of(dim, v_dim), 3, 7),
+                          stored_keys = keys.of_layer(geometry_of(dim, v_dim), 3, 7);
         REQUIRE(stored.k);
         REQUIRE(stored.v);
         REQUIRE(stored_keys.k);
@@ -139,7 +147,8 @@ TEST_CASE("Every name of the registry makes both sides, and keys alone with -k",
         for (const int head : {0, 1}) {
           const Rows k_changed = restored(*stored.k, k, head), v_changed = restored(*stored.v, v, head);
           CHECK(test::first_bit_difference(k_changed, restored(*stored_keys.k, k, head)) == "");
-          for (const double error : {test::relative_difference(k_changed, k), test::relative_difference(v_changed, v)}) {
+          for (const double error :
+               {test::relative_difference(k_changed, k), test::relative_difference(v_changed, v)}) {
             CHECK(error > 0.0);
             CHECK(error < most_error(bits));
           }
@@ -178,14 +187,55 @@ TEST_CASE("Names that may go without bits mean two", "[eval][scheme]") {
 }
 
 TEST_CASE("Other names are refused with the list of names", "[eval][scheme]") {
-  for (const std::string name :
-       {"", "-k", "-", "k", "naive-int", "naive-int0", "naive-int9", "naive-int22", "naive-int-2", "naive-int2.", "naive-int 2",
-        "Naive-int2", "naive-int2-v", "naive-int2-k-k", "naive",
-        "tq-mse-", "tq-mse", "tq-mse-0", "tq-mse-k", "kivi-", "kivi-0", "kivi-9", "kivi-k-k", "kivi-k-2", "kivi-10", "kiv",
-        "kivi-scale-only-", "kivi-scale-only-0", "kivi-scale-only-k-k",
-        "turboquant-qjl-", "turboquant-qjl-9", "turboquant", "bf16-", "bf16-2", "bf1", "bf16 ", " bf16",
-        "saw-int3", "saw-int", "saw-int44", "saw-int4-4", "quarot-int", "symmetric-norm-",
-        "symmetric-norm", "symmetric-norm-+", "kivi-<b>", "naive-int<b>", "naive-int:", "naive-int/"}) {
+  for (const std::string name : {"",
+                                 "-k",
+                                 "-",
+                                 "k",
+                                 "naive-int",
+                                 "naive-int0",
+                                 "naive-int9",
+                                 "naive-int22",
+                                 "naive-int-2",
+                                 "naive-int2.",
+                                 "naive-int 2",
+                                 "Naive-int2",
+                                 "naive-int2-v",
+                                 "naive-int2-k-k",
+                                 "naive",
+                                 "tq-mse-",
+                                 "tq-mse",
+                                 "tq-mse-0",
+                                 "tq-mse-k",
+                                 "kivi-",
+                                 "kivi-0",
+                                 "kivi-9",
+                                 "kivi-k-k",
+                                 "kivi-k-2",
+                                 "kivi-10",
+                                 "kiv",
+                                 "kivi-scale-only-",
+                                 "kivi-scale-only-0",
+                                 "kivi-scale-only-k-k",
+                                 "turboquant-qjl-",
+                                 "turboquant-qjl-9",
+                                 "turboquant",
+                                 "bf16-",
+                                 "bf16-2",
+                                 "bf1",
+                                 "bf16 ",
+                                 " bf16",
+                                 "saw-int3",
+                                 "saw-int",
+                                 "saw-int44",
+                                 "saw-int4-4",
+                                 "quarot-int",
+                                 "symmetric-norm-",
+                                 "symmetric-norm",
+                                 "symmetric-norm-+",
+                                 "kivi-<b>",
+                                 "naive-int<b>",
+                                 "naive-int:",
+                                 "naive-int/"}) {
     CAPTURE(name);
     const auto error = test::error_of([&] { find_scheme(name); });
     REQUIRE(error.has_value());
@@ -211,18 +261,21 @@ TEST_CASE("naive-int codes a row with one scale and minimum", "[eval][scheme]") 
     for (int bits = 1; bits <= 8; ++bits) {
       CAPTURE(dim, bits);
       const StoredLayer stored = store(fmt::format("naive-int{}", bits), dim);
-      const Rows rows = test_rows(70, dim), expected = by_row(rows, dim, [&](const Rows& row) { return coded(affine(bits, dim), row); });
+      const Rows rows = test_rows(70, dim),
+                 expected = by_row(rows, dim, [&](const Rows& row) { return coded(affine(bits, dim), row); });
       CHECK(test::first_bit_difference(restored(*stored.k, rows), expected) == "");
       CHECK(test::first_bit_difference(restored(*stored.v, rows, 1), expected) == "");
     }
 }
 
-TEST_CASE("quarot-int and symmetric-norm rotate by the largest Hadamard blocks, saw-int4 keys by 128 at most", "[eval][scheme]") {
+TEST_CASE("quarot-int and symmetric-norm rotate by the largest Hadamard blocks, saw-int4 keys by 128 at most",
+          "[eval][scheme]") {
   for (const int dim : {16, 80, 128, 256}) {
     const int order = hadamard_order(dim);
     CAPTURE(dim, order);
     const Rows rows = test::rows_with_outliers(20, dim, 1);
-    // Sums of the rotations may round otherwise than here by a last bit; no row here is so near to a tie that a code changes.
+    // Sums of the rotations may round otherwise than here by a last bit; no row here is so near to a tie that a code
+    // changes.
     const auto check = [&](const StoredSide& side, const std::function<Rows(const Rows&)>& of_row) {
       const Rows found = restored(side, rows, 1), expected = by_row(rows, dim, of_row);
       for (std::size_t t = 0; t < 20; ++t) {
@@ -233,7 +286,8 @@ TEST_CASE("quarot-int and symmetric-norm rotate by the largest Hadamard blocks, 
     };
     for (const int bits : {1, 2, 3, 4, 8}) {
       CAPTURE(bits);
-      const StoredLayer quarot = store(fmt::format("quarot-int{}", bits), dim), symmetric = store(fmt::format("symmetric-norm-{}", bits), dim);
+      const StoredLayer quarot = store(fmt::format("quarot-int{}", bits), dim),
+                        symmetric = store(fmt::format("symmetric-norm-{}", bits), dim);
       for (const StoredSide* side : {quarot.k.get(), quarot.v.get()})
         check(*side, [&](const Rows& row) { return coded_in_blocks(affine(bits, dim), order, row); });
       for (const StoredSide* side : {symmetric.k.get(), symmetric.v.get()})
@@ -253,13 +307,15 @@ TEST_CASE("symmetric-norm and tq-mse keep the length of a row", "[eval][scheme]"
       const Rows found = restored(*store(fmt::format("{}{}", family, bits), 80).k, rows);
       for (std::size_t t = 0; t < 50; ++t) {
         double exact = 0.0, length = 0.0;
-        for (std::size_t c = 80 * t; c < 80 * (t + 1); ++c) exact += double{rows[c]} * double{rows[c]}, length += double{found[c]} * double{found[c]};
+        for (std::size_t c = 80 * t; c < 80 * (t + 1); ++c)
+          exact += double{rows[c]} * double{rows[c]}, length += double{found[c]} * double{found[c]};
         CHECK(std::sqrt(length / exact) == Approx(1.0).epsilon(0x1p-11));  // half a unit of fp16
       }
     }
 }
 
-TEST_CASE("tq-mse codes Haar-rotated rows by the Lloyd-Max table of the sphere, and keeps their length", "[eval][scheme]") {
+TEST_CASE("tq-mse codes Haar-rotated rows by the Lloyd-Max table of the sphere, and keeps their length",
+          "[eval][scheme]") {
   constexpr int kLayer = 3;
   constexpr std::uint64_t kSeed = 11;
   for (const int dim : {16, 80})
@@ -274,9 +330,11 @@ TEST_CASE("tq-mse codes Haar-rotated rows by the Lloyd-Max table of the sphere, 
         const Rows found = restored(side, rows, 1);
         for (int stream = 0; stream < 4; ++stream) {
           std::vector<double> matrix;
-          for (const double value : haar_matrix(dim, kSeed, kLayer, stream)) matrix.push_back(double{static_cast<float>(value)});
+          for (const double value : haar_matrix(dim, kSeed, kLayer, stream))
+            matrix.push_back(double{static_cast<float>(value)});
           const Rows expected = by_row(rows, dim, [&](const Rows& row) {
-            return times(test::reference_codebook(table, ScaleRule::norm, ScaleType::fp16, times(row, matrix)).decoded, test::transpose(matrix, dim));
+            return times(test::reference_codebook(table, ScaleRule::norm, ScaleType::fp16, times(row, matrix)).decoded,
+                         test::transpose(matrix, dim));
           });
           if (test::relative_difference(found, expected) < 1e-6) return stream;
         }
@@ -293,7 +351,8 @@ TEST_CASE("tq-mse rotates by the seed, otherwise for every layer and side", "[ev
   const Rows rows = test_rows(30, 80);
   for (const std::string name : {"tq-mse-2", "turboquant-qjl-2", "kivi-scale-only-2"}) {
     CAPTURE(name);
-    const StoredLayer stored = store(name, 80, 1, 5), same = store(name, 80, 1, 5), other_layer = store(name, 80, 2, 5), other_seed = store(name, 80, 1, 6);
+    const StoredLayer stored = store(name, 80, 1, 5), same = store(name, 80, 1, 5), other_layer = store(name, 80, 2, 5),
+                      other_seed = store(name, 80, 1, 6);
     CHECK(restored(*stored.k, rows) == restored(*same.k, rows));
     CHECK(restored(*stored.v, rows) == restored(*same.v, rows));
     CHECK(restored(*stored.k, rows) != restored(*stored.v, rows));
@@ -323,14 +382,16 @@ namespace {
 /// Channel c of rows [n, dim], tokens [first, first + count).
 Rows column(const Rows& rows, int dim, int c, std::size_t first, std::size_t count) {
   Rows result;
-  for (std::size_t t = first; t < first + count; ++t) result.push_back(rows[t * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)]);
+  for (std::size_t t = first; t < first + count; ++t)
+    result.push_back(rows[t * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)]);
   return result;
 }
 
 /// Affine codes of packing.md (a) with the range of `range`, each step rounded once as there.
 Rows coded_in_range(int bits, const Rows& range, const Rows& x) {
   const auto rounded = [](double value) { return double{static_cast<float>(value)}; };
-  const double lo = *std::min_element(range.begin(), range.end()), hi = *std::max_element(range.begin(), range.end()), n = (1 << bits) - 1;
+  const double lo = *std::min_element(range.begin(), range.end()), hi = *std::max_element(range.begin(), range.end()),
+               n = (1 << bits) - 1;
   const double s = test::nearest_f16(rounded(rounded(hi - lo) / n)), m = test::nearest_f16(lo);
   Rows result;
   for (const float value : x) {
@@ -385,7 +446,9 @@ TEST_CASE("KIVI values are affine groups of 32 channels of a token, the last of 
         for (std::size_t first = 0; first < row.size(); first += 32) {
           const std::size_t count = std::min<std::size_t>(32, row.size() - first);
           const auto at = row.begin() + static_cast<std::ptrdiff_t>(first);
-          for (const float x : coded(affine(bits, static_cast<int>(count)), Rows(at, at + static_cast<std::ptrdiff_t>(count)))) result.push_back(x);
+          for (const float x :
+               coded(affine(bits, static_cast<int>(count)), Rows(at, at + static_cast<std::ptrdiff_t>(count))))
+            result.push_back(x);
         }
         return result;
       });
@@ -400,9 +463,11 @@ TEST_CASE("KIVI keys with scales alone take the range of the 32 tokens before", 
       for (const std::size_t tokens : {1u, 20u, 32u, 33u, 64u, 100u}) {
         CAPTURE(dim, bits, tokens);
         Rows rows = test_rows(tokens, dim);
-        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] += static_cast<float>(i / (32 * static_cast<std::size_t>(dim)));  // groups drift
+        for (std::size_t i = 0; i < rows.size(); ++i)
+          rows[i] += static_cast<float>(i / (32 * static_cast<std::size_t>(dim)));  // groups drift
         const Rows found = restored(*kivi_scale_only_keys(dim, bits), rows);
-        CHECK(test::first_bit_difference(found, restored(*store(fmt::format("kivi-scale-only-{}", bits), dim).k, rows)) == "");
+        CHECK(test::first_bit_difference(found,
+                                         restored(*store(fmt::format("kivi-scale-only-{}", bits), dim).k, rows)) == "");
         for (int c = 0; c < dim; ++c)
           for (std::size_t first = 0; first < tokens; first += 32) {
             const std::size_t count = std::min<std::size_t>(32, tokens - first);
@@ -436,7 +501,8 @@ TEST_CASE("Codes end before the recent tokens, at a whole granule", "[eval][sche
         std::int64_t end = 0;  // token by token: a granule is coded when it lies before the recent ones
         while (end + granule <= query + 1 - recent) end += granule;
         if (tokens.coded_end(query) != end)
-          FAIL_CHECK(fmt::format("recent {}, granule {}, query {}: {} and {}", recent, granule, query, tokens.coded_end(query), end));
+          FAIL_CHECK(fmt::format("recent {}, granule {}, query {}: {} and {}", recent, granule, query,
+                                 tokens.coded_end(query), end));
       }
     }
   CHECK(ExactTokens{}.coded_end(5) == 6);
@@ -446,13 +512,17 @@ TEST_CASE("Codes end before the recent tokens, at a whole granule", "[eval][sche
 TEST_CASE("KIVI keeps the last 32 values exact, of keys the last 32 to 63", "[eval][scheme]") {
   const StoredLayer kivi = store("kivi", 64);
   for (std::int64_t context = 1; context < 300; ++context) {
-    const std::int64_t keys = context - kivi.k->exact_tokens().coded_end(context - 1), values = context - kivi.v->exact_tokens().coded_end(context - 1);
-    if (values != std::min<std::int64_t>(context, 32)) FAIL_CHECK(fmt::format("{} exact values of {}", values, context));
-    if (keys < std::min<std::int64_t>(context, 32) || keys > 63 || (context - keys) % 32 != 0) FAIL_CHECK(fmt::format("{} exact keys of {}", keys, context));
+    const std::int64_t keys = context - kivi.k->exact_tokens().coded_end(context - 1),
+                       values = context - kivi.v->exact_tokens().coded_end(context - 1);
+    if (values != std::min<std::int64_t>(context, 32))
+      FAIL_CHECK(fmt::format("{} exact values of {}", values, context));
+    if (keys < std::min<std::int64_t>(context, 32) || keys > 63 || (context - keys) % 32 != 0)
+      FAIL_CHECK(fmt::format("{} exact keys of {}", keys, context));
   }
   CHECK(kivi.k->exact_tokens().sink == 0);
   CHECK(kivi.v->exact_tokens().sink == 0);
-  for (const char* name : {"bf16", "naive-int2", "quarot-int2", "saw-int4", "symmetric-norm-2", "tq-mse-2", "turboquant-qjl-2", "kivi-scale-only-2"}) {
+  for (const char* name : {"bf16", "naive-int2", "quarot-int2", "saw-int4", "symmetric-norm-2", "tq-mse-2",
+                           "turboquant-qjl-2", "kivi-scale-only-2"}) {
     CAPTURE(name);
     const StoredLayer stored = store(name, 64);
     CHECK(stored.k->exact_tokens() == ExactTokens{});
@@ -468,8 +538,10 @@ TEST_CASE("Effective bits count codes, numbers beside them and exact tokens", "[
         const StoredLayer stored = store(name, dim);
         for (const std::int64_t context : kContexts) {
           CAPTURE(name, context);
-          CHECK(stored.k->effective_bits(context) == Approx(counted_bits(stored.k->exact_tokens(), context, k)).epsilon(1e-12));
-          CHECK(stored.v->effective_bits(context) == Approx(counted_bits(stored.v->exact_tokens(), context, v)).epsilon(1e-12));
+          CHECK(stored.k->effective_bits(context) ==
+                Approx(counted_bits(stored.k->exact_tokens(), context, k)).epsilon(1e-12));
+          CHECK(stored.v->effective_bits(context) ==
+                Approx(counted_bits(stored.v->exact_tokens(), context, v)).epsilon(1e-12));
         }
       };
       const double d = dim, codes = 8.0 * std::ceil(d * bits / 8.0) / d;  // rows end at a byte
@@ -484,11 +556,13 @@ TEST_CASE("Effective bits count codes, numbers beside them and exact tokens", "[
     }
 }
 
-TEST_CASE("Effective bits of KIVI's scales alone: a scale and a minimum for each group of 32 tokens", "[eval][scheme]") {
+TEST_CASE("Effective bits of KIVI's scales alone: a scale and a minimum for each group of 32 tokens",
+          "[eval][scheme]") {
   for (const std::int64_t context : {32, 64, 1024, 32768}) {
     CAPTURE(context);
     const StoredLayer stored = store("kivi-scale-only-2", 64);
-    CHECK(stored.k->effective_bits(context) == Approx(2.0 + 32.0 * std::ceil(static_cast<double>(context) / 32.0) / static_cast<double>(context)));
+    CHECK(stored.k->effective_bits(context) ==
+          Approx(2.0 + 32.0 * std::ceil(static_cast<double>(context) / 32.0) / static_cast<double>(context)));
   }
 }
 
@@ -496,7 +570,8 @@ TEST_CASE("Effective bits of KIVI's scales alone where the last group is not ful
   for (const std::int64_t context : {1, 33, 1000}) {
     CAPTURE(context);
     const StoredLayer stored = store("kivi-scale-only-2", 64);
-    CHECK(stored.k->effective_bits(context) == Approx(2.0 + 32.0 * std::ceil(static_cast<double>(context) / 32.0) / static_cast<double>(context)));
+    CHECK(stored.k->effective_bits(context) ==
+          Approx(2.0 + 32.0 * std::ceil(static_cast<double>(context) / 32.0) / static_cast<double>(context)));
   }
 }
 
@@ -505,13 +580,16 @@ TEST_CASE("A plan's windows are its exact tokens, and count in its bits", "[eval
   plan.coder = affine(2, 80);
   plan.clip_ratio = {1.0};
   plan.rotation.scope = Scope::layer;
-  for (const Windows& windows : {Windows{}, Windows{.sink_tokens = 4, .recent_tokens = 0},
-                                 Windows{.sink_tokens = 0, .recent_tokens = 128}, Windows{.sink_tokens = 64, .recent_tokens = 256}}) {
+  for (const Windows& windows :
+       {Windows{}, Windows{.sink_tokens = 4, .recent_tokens = 0}, Windows{.sink_tokens = 0, .recent_tokens = 128},
+        Windows{.sink_tokens = 64, .recent_tokens = 256}}) {
     const auto stored = stored_by_plan(plan, 80, windows);
-    CHECK(stored->exact_tokens() == ExactTokens{.sink = windows.sink_tokens, .recent = windows.recent_tokens, .granule = 1});
+    CHECK(stored->exact_tokens() ==
+          ExactTokens{.sink = windows.sink_tokens, .recent = windows.recent_tokens, .granule = 1});
     for (const std::int64_t context : kContexts) {
       CAPTURE(windows.sink_tokens, windows.recent_tokens, context);
-      CHECK(stored->effective_bits(context) == Approx(counted_bits(stored->exact_tokens(), context, 2.0 + 32.0 / 80.0)).epsilon(1e-12));
+      CHECK(stored->effective_bits(context) ==
+            Approx(counted_bits(stored->exact_tokens(), context, 2.0 + 32.0 / 80.0)).epsilon(1e-12));
     }
   }
   CHECK(stored_by_plan(plan, 80, {})->code_bits() == 2.0);

@@ -109,7 +109,8 @@ TEST_CASE("Hand-made quantiles", "[eval][summary]") {
   CHECK(two.p95 == Approx(3.9).epsilon(1e-14));
   CHECK(two.p99 == Approx(3.98).epsilon(1e-14));
   const Distribution same = distribution_of(std::vector<float>(1000, 0.1f));
-  CHECK((same.median == double{0.1f} && same.p95 == double{0.1f} && same.p99 == double{0.1f} && same.max == double{0.1f}));
+  CHECK((same.median == double{0.1f} && same.p95 == double{0.1f} && same.p99 == double{0.1f} &&
+         same.max == double{0.1f}));
   std::vector<float> hundred_and_one;
   for (int i = 100; i >= 0; --i) hundred_and_one.push_back(static_cast<float>(i * i));
   const Distribution squares = distribution_of(hundred_and_one);
@@ -144,7 +145,8 @@ TEST_CASE("A constant ratio leaves no interval, however different the units are"
   for (const double ratio : {0.0, 0.25, 0.7, 1.3, 8.0}) {
     CAPTURE(ratio);
     Units units;
-    for (const double x : test::gaussian_double(48, 5)) units.a.push_back(std::exp(2.0 * x)), units.b.push_back(ratio * units.a.back());
+    for (const double x : test::gaussian_double(48, 5))
+      units.a.push_back(std::exp(2.0 * x)), units.b.push_back(ratio * units.a.back());
     const PairedChange found = change_of(units);
     CHECK(found.change == Approx(ratio - 1.0).margin(1e-14));
     CHECK(found.low == Approx(ratio - 1.0).margin(1e-13));
@@ -180,7 +182,8 @@ TEST_CASE("The interval is that of a bootstrap of the pairs", "[eval][summary]")
 
 TEST_CASE("The interval shrinks as the root of the number of units", "[eval][summary]") {
   test::Random random(8);
-  const PairedChange few = change_of(random_units(50, 0.1, 0.2, random)), many = change_of(random_units(5000, 0.1, 0.2, random));
+  const PairedChange few = change_of(random_units(50, 0.1, 0.2, random)),
+                     many = change_of(random_units(5000, 0.1, 0.2, random));
   const double expected = 2.0 * 1.96 * 0.2 * std::sqrt(7.0 / 3.0) / 1.5;  // sd(a noise) / mean a, a uniform in (1, 2)
   CHECK(width(few) * std::sqrt(50.0) == Approx(expected).epsilon(0.35));
   CHECK(width(many) * std::sqrt(5000.0) == Approx(expected).epsilon(0.1));
@@ -257,7 +260,8 @@ TEST_CASE("The front of distinct points is what nothing else dominates", "[eval]
   for (int trial = 0; trial < 400; ++trial) {
     CAPTURE(trial);
     // On a coarse grid many points share a coordinate.
-    std::vector<Point> points = random_points(static_cast<std::size_t>(random.integer(0, 40)), trial % 2 == 0 ? 9 : 0, random);
+    std::vector<Point> points =
+        random_points(static_cast<std::size_t>(random.integer(0, 40)), trial % 2 == 0 ? 9 : 0, random);
     std::set<std::pair<double, double>> seen;
     std::erase_if(points, [&](const Point& point) { return !seen.insert({point.x, point.y}).second; });
     std::set<std::size_t> expected;

@@ -33,7 +33,8 @@ std::vector<float> unit(std::vector<float> x) {
 }
 
 Bias bias(int dim, int bits, int seeds) {
-  const std::vector<float> x = unit(test::gaussian(static_cast<std::size_t>(dim), 1)), q = unit(test::gaussian(static_cast<std::size_t>(dim), 2));
+  const std::vector<float> x = unit(test::gaussian(static_cast<std::size_t>(dim), 1)),
+                           q = unit(test::gaussian(static_cast<std::size_t>(dim), 2));
   Bias found;
   for (int seed = 0; seed < seeds; ++seed) {
     std::vector<float> row = x;
@@ -47,9 +48,11 @@ Bias bias(int dim, int bits, int seeds) {
 
 }  // namespace
 
-TEST_CASE("Inner products of QJL codes are unbiased, with the variance that the sketch of the residual has", "[eval][qjl]") {
+TEST_CASE("Inner products of QJL codes are unbiased, with the variance that the sketch of the residual has",
+          "[eval][qjl]") {
   constexpr int kDim = 32, kSeeds = 2000;
-  // Mean square error of the first b - 1 bits, Lloyd-Max on a Gaussian. What is left, r, adds pi / 2 |q|^2 |r|^2 / d, less <q, r>^2 / d.
+  // Mean square error of the first b - 1 bits, Lloyd-Max on a Gaussian. What is left, r, adds pi / 2 |q|^2 |r|^2 / d,
+  // less <q, r>^2 / d.
   const double distortion[] = {1.0, 1.0, 0.36, 0.117, 0.0345};
   for (const int bits : {1, 2, 3, 4}) {
     const Bias found = bias(kDim, bits, kSeeds);
@@ -84,7 +87,8 @@ TEST_CASE("turboquant-qjl codes keys by the product, values like tq-mse", "[eval
   LayerGeometry geometry;
   geometry.num_q_heads = geometry.num_kv_heads = 2;
   geometry.head_dim = geometry.v_head_dim = 16;
-  const StoredLayer qjl = find_scheme("turboquant-qjl-3").of_layer(geometry, 1, 5), mse = find_scheme("tq-mse-3").of_layer(geometry, 1, 5);
+  const StoredLayer qjl = find_scheme("turboquant-qjl-3").of_layer(geometry, 1, 5),
+                    mse = find_scheme("tq-mse-3").of_layer(geometry, 1, 5);
   const std::vector<float> x = test::gaussian(5 * 16, 3);
   const auto restored = [&](const StoredSide& side, int head) {
     std::vector<float> rows = x;
@@ -94,7 +98,8 @@ TEST_CASE("turboquant-qjl codes keys by the product, values like tq-mse", "[eval
   CHECK(restored(*qjl.v, 1) == restored(*mse.v, 1));
   CHECK(restored(*qjl.k, 1) != restored(*mse.k, 1));
   CHECK(restored(*qjl.k, 0) != restored(*qjl.k, 1));  // each head has its own sketch
-  CHECK(restored(*find_scheme("turboquant-qjl").of_layer(geometry, 1, 5).k, 0) == restored(*find_scheme("turboquant-qjl-2").of_layer(geometry, 1, 5).k, 0));
+  CHECK(restored(*find_scheme("turboquant-qjl").of_layer(geometry, 1, 5).k, 0) ==
+        restored(*find_scheme("turboquant-qjl-2").of_layer(geometry, 1, 5).k, 0));
   CHECK(find_scheme("turboquant-qjl-3-k").of_layer(geometry, 1, 5).v == nullptr);
   CHECK_THROWS_AS(find_scheme("turboquant-qjl-9"), Error);
 }

@@ -14,7 +14,9 @@ using Catch::Matchers::StartsWith;
 
 namespace {
 
-LayerActivations layer_of(int dim, int v_dim) { return test::make_layer({.head_dim = dim, .v_head_dim = v_dim, .lengths = {50}}); }
+LayerActivations layer_of(int dim, int v_dim) {
+  return test::make_layer({.head_dim = dim, .v_head_dim = v_dim, .lengths = {50}});
+}
 
 }  // namespace
 
@@ -26,24 +28,29 @@ TEST_CASE("SAW-INT4 rotates keys by blocks of at most 128 and codes tokens in fo
     CHECK(plan.k.rotation.order == order);
     CHECK(plan.k.rotation.signs.empty());
     CHECK(plan.v->rotation.kind == RotationKind::identity);
-    CHECK(std::get<UniformCoder>(plan.k.coder) == UniformCoder{.bits = 4, .group_size = dim});  // one scale and minimum a row
+    CHECK(std::get<UniformCoder>(plan.k.coder) ==
+          UniformCoder{.bits = 4, .group_size = dim});  // one scale and minimum a row
     CHECK(plan.k.clip_ratio == std::vector<double>{1.0, 1.0});
   }
   CHECK(test::options_of("saw-int4").windows == Windows{});
 }
 
-TEST_CASE("SAW-INT4 takes another order, values and random signs, and refuses an order that does not fit", "[methods]") {
+TEST_CASE("SAW-INT4 takes another order, values and random signs, and refuses an order that does not fit",
+          "[methods]") {
   const LayerPlan plan = test::decide_one(layer_of(64, 32), test::options_of("saw-int4", [](Options& o) {
-    o.hadamard_order = 16;
-    o.v.hadamard = true;
-    o.random_signs = true;
-  }));
+                                            o.hadamard_order = 16;
+                                            o.v.hadamard = true;
+                                            o.random_signs = true;
+                                          }));
   CHECK(plan.k.rotation.order == 16);
   CHECK(plan.v->rotation.order == 16);
   CHECK(plan.k.rotation.signs.size() == 128);
   CHECK(plan.v->rotation.signs.size() == 64);
   for (const int order : {24, 128})
-    CHECK_THAT(test::error_text([&] { test::decide_one(layer_of(64, 32), test::options_of("saw-int4", [&](Options& o) { o.hadamard_order = order; })); }),
+    CHECK_THAT(test::error_text([&] {
+                 test::decide_one(layer_of(64, 32),
+                                  test::options_of("saw-int4", [&](Options& o) { o.hadamard_order = order; }));
+               }),
                StartsWith("usage: ") && Contains(std::to_string(order)));
 }
 
@@ -64,11 +71,12 @@ TEST_CASE("The plain method rotates nothing", "[methods]") {
 
 TEST_CASE("Random rotations and signs depend on seed, layer, head and side, and on nothing else", "[methods]") {
   const auto rotation = [](const std::string& method, std::uint64_t seed, int layer) {
-    const LayerActivations activations = test::make_layer({.layer = layer, .head_dim = 32, .v_head_dim = 32, .lengths = {40}, .seed = seed + 17});
+    const LayerActivations activations =
+        test::make_layer({.layer = layer, .head_dim = 32, .v_head_dim = 32, .lengths = {40}, .seed = seed + 17});
     return test::decide_one(activations, test::options_of(method, [&](Options& o) {
-      o.seed = seed;
-      o.random_signs = true;
-    }));
+                              o.seed = seed;
+                              o.random_signs = true;
+                            }));
   };
   const auto halves = [](const auto& both, std::set<std::vector<double>>& into) {
     const auto middle = both.begin() + static_cast<std::ptrdiff_t>(both.size() / 2);

@@ -23,12 +23,15 @@ std::vector<double> block(const std::vector<float>& all, std::size_t head, std::
   return test::widened(std::span(all).subspan(head * size, size));
 }
 
-/// Eigenbasis and spectrum solve the eigenproblem of the target, and the matrix is the recipe's product with that basis.
-void check_explained(const TensorPlan& plan, const std::vector<MomentSum>& target, const Composition& composition, int dim) {
+/// Eigenbasis and spectrum solve the eigenproblem of the target, and the matrix is the recipe's product with that
+/// basis.
+void check_explained(const TensorPlan& plan, const std::vector<MomentSum>& target, const Composition& composition,
+                     int dim) {
   const auto d = static_cast<std::size_t>(dim);
   for (std::size_t head = 0; head < target.size(); ++head) {
     INFO("head " << head);
-    const std::vector<double> basis = block(plan.rotation.eigenbasis, head, d * d), spectrum = block(plan.rotation.spectrum, head, d);
+    const std::vector<double> basis = block(plan.rotation.eigenbasis, head, d * d),
+                              spectrum = block(plan.rotation.spectrum, head, d);
     CHECK(std::is_sorted(spectrum.rbegin(), spectrum.rend()));
     std::vector<double> diagonal(d * d, 0.0);
     for (std::size_t i = 0; i < d; ++i) diagonal[i * (d + 1)] = spectrum[i];
@@ -36,7 +39,8 @@ void check_explained(const TensorPlan& plan, const std::vector<MomentSum>& targe
     const std::vector<double> mean = mean_moment(target[head]);
     CHECK(test::largest_difference(test::conjugate(mean, basis, dim), diagonal) < 1e-5 * spectrum[0]);
     if (!composition.uses('J'))
-      CHECK(test::largest_difference(block(plan.rotation.matrix, head, d * d), compose(composition, basis, dim, hadamard_order(dim))) < 1e-6);
+      CHECK(test::largest_difference(block(plan.rotation.matrix, head, d * d),
+                                     compose(composition, basis, dim, hadamard_order(dim))) < 1e-6);
   }
 }
 
@@ -44,7 +48,8 @@ void check_explained(const TensorPlan& plan, const std::vector<MomentSum>& targe
 
 TEST_CASE("Eigenbasis and spectrum of an OSCAR plan explain its rotation", "[methods]") {
   for (const auto& [dim, v_dim] : {std::pair{64, 48}, {96, 80}, {128, 64}}) {
-    const LayerActivations layer = test::make_layer({.head_dim = dim, .v_head_dim = v_dim, .lengths = {90, 61}, .outliers = true});
+    const LayerActivations layer =
+        test::make_layer({.head_dim = dim, .v_head_dim = v_dim, .lengths = {90, 61}, .outliers = true});
     for (const int search : {0, 3}) {
       INFO("head_dim " << dim << ", sign search " << search);
       const Options options = test::options_of("oscar", [&](Options& o) { o.sign_search = search; });
@@ -62,7 +67,8 @@ TEST_CASE("Eigenbasis and spectrum of an OSCAR plan explain its rotation", "[met
 }
 
 TEST_CASE("Without a sign search the stored eigenvectors have canonical signs", "[methods]") {
-  const LayerPlan plan = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 64, .lengths = {151}}), test::options_of("oscar"));
+  const LayerPlan plan = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 64, .lengths = {151}}),
+                                          test::options_of("oscar"));
   CHECK(plan.k.rotation.sign_choice == std::vector<std::string>{"canonical", "canonical"});
   for (const std::vector<float>* basis : {&plan.k.rotation.eigenbasis, &plan.v->rotation.eigenbasis})
     for (std::size_t column = 0; column < 64; ++column) {
@@ -74,7 +80,8 @@ TEST_CASE("Without a sign search the stored eigenvectors have canonical signs", 
 }
 
 TEST_CASE("Every composition gives a plan that says how it was made", "[methods]") {
-  const LayerActivations layer = test::make_layer({.head_dim = 48, .v_head_dim = 32, .lengths = {151}, .outliers = true});
+  const LayerActivations layer =
+      test::make_layer({.head_dim = 48, .v_head_dim = 32, .lengths = {151}, .outliers = true});
   for (const Composition& composition : compositions()) {
     INFO(composition.name);
     const Options options = test::options_of("oscar", [&](Options& o) { o.composition = composition.name; });
@@ -82,10 +89,14 @@ TEST_CASE("Every composition gives a plan that says how it was made", "[methods]
     CHECK(plan.k.rotation.recipe == composition.recipe);
     CHECK(orthogonality_error(plan.k.rotation, 48) < 1e-6);
     CHECK(plan.k.rotation.eigenbasis.empty() == !composition.uses('U'));
-    if (composition.uses('U')) check_explained(plan.k, test::stats_for(layer, options).moment(Moment::query), composition, 48);
-    CHECK(plan.k.error->after == Approx(test::measured_error(test::stats_for(layer, options), plan.k, 'k')).epsilon(0.02));
+    if (composition.uses('U'))
+      check_explained(plan.k, test::stats_for(layer, options).moment(Moment::query), composition, 48);
+    CHECK(plan.k.error->after ==
+          Approx(test::measured_error(test::stats_for(layer, options), plan.k, 'k')).epsilon(0.02));
   }
-  CHECK(test::error_of([&] { test::decide_one(layer, test::options_of("oscar", [](Options& o) { o.composition = "none"; })); })->kind() == ErrorKind::usage);
+  CHECK(test::error_of([&] {
+          test::decide_one(layer, test::options_of("oscar", [](Options& o) { o.composition = "none"; }));
+        })->kind() == ErrorKind::usage);
 }
 
 TEST_CASE("Every target gives the eigenbasis of its moment", "[methods]") {
@@ -119,7 +130,8 @@ TEST_CASE("A shared rotation diagonalises the mean of the heads' moments", "[met
 TEST_CASE("On rows with outliers OSCAR's rotation lowers the error of both sides", "[methods]") {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     INFO("seed " << seed);
-    const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 64, .lengths = {90, 61}, .softmax_scale = 0.01, .seed = seed, .outliers = true});
+    const LayerActivations layer = test::make_layer(
+        {.head_dim = 64, .v_head_dim = 64, .lengths = {90, 61}, .softmax_scale = 0.01, .seed = seed, .outliers = true});
     const LayerPlan plan = test::decide_one(layer, test::options_of("oscar"));
     CHECK(plan.k.error->metric == "query_weighted");
     CHECK(plan.v->error->metric == "attention_weighted");
@@ -128,15 +140,17 @@ TEST_CASE("On rows with outliers OSCAR's rotation lowers the error of both sides
   }
 }
 
-TEST_CASE("A sign search is never worse than the canonical signs, and more candidates never worse than fewer", "[methods]") {
+TEST_CASE("A sign search is never worse than the canonical signs, and more candidates never worse than fewer",
+          "[methods]") {
   int changed = 0;
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
-    const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {90}, .seed = seed, .outliers = true});
+    const LayerActivations layer =
+        test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {90}, .seed = seed, .outliers = true});
     const auto plan_with = [&](int candidates) {
       return test::decide_one(layer, test::options_of("oscar", [&](Options& o) {
-        o.k.clip = o.v.clip = 1.0;
-        o.sign_search = candidates;
-      }));
+                                o.k.clip = o.v.clip = 1.0;
+                                o.sign_search = candidates;
+                              }));
     };
     const LayerPlan none = plan_with(0), few = plan_with(3), many = plan_with(9);
     INFO("seed " << seed);
@@ -155,7 +169,8 @@ TEST_CASE("A sign search is never worse than the canonical signs, and more candi
 TEST_CASE("A searched clip is on the grid", "[methods]") {
   const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 64, .lengths = {90}, .seed = 6});
   const LayerPlan searched = test::decide_one(layer, test::options_of("oscar"));
-  for (const double ratio : {searched.k.clip_ratio.at(0), searched.k.clip_ratio.at(1), searched.v->clip_ratio.at(0), searched.v->clip_ratio.at(1)}) {
+  for (const double ratio : {searched.k.clip_ratio.at(0), searched.k.clip_ratio.at(1), searched.v->clip_ratio.at(0),
+                             searched.v->clip_ratio.at(1)}) {
     CHECK(ratio >= 0.85);
     CHECK(ratio <= 1.0);
     CHECK(std::abs(ratio * 100 - std::round(ratio * 100)) < 1e-9);
@@ -169,13 +184,15 @@ TEST_CASE("OSCAR's defaults are the paper's", "[methods]") {
   CHECK(options.v.bits == 2);
   CHECK(options.k.target == Moment::query);
   CHECK(options.v.target == Moment::scored_value);
-  const LayerPlan plan = test::decide_one(test::make_layer({.head_dim = 128, .v_head_dim = 96, .lengths = {61}}), options);
+  const LayerPlan plan =
+      test::decide_one(test::make_layer({.head_dim = 128, .v_head_dim = 96, .lengths = {61}}), options);
   CHECK(std::get<UniformCoder>(plan.k.coder) == UniformCoder{.bits = 2, .group_size = 64});
   CHECK(std::get<UniformCoder>(plan.v->coder).group_size == 96);  // 64 does not divide
 }
 
 TEST_CASE("The rotation report has the five rows of every head", "[methods]") {
-  const LayerActivations layer = test::make_layer({.layer = 3, .head_dim = 64, .v_head_dim = 32, .lengths = {90}, .outliers = true});
+  const LayerActivations layer =
+      test::make_layer({.layer = 3, .head_dim = 64, .v_head_dim = 32, .lengths = {90}, .outliers = true});
   const LayerStats stats = collect(layer, {.moments = {Moment::query, Moment::key}, .sample_tokens = 50});
   const LayerRotationReport report = report_rotations(stats, 16);
   CHECK(report.layer == 3);

@@ -26,9 +26,11 @@ const Shape kShapes[] = {
     {"64", {.head_dim = 64, .v_head_dim = 64, .lengths = {40, 1, 23}, .outliers = true}},
     {"80 and 48", {.head_dim = 80, .v_head_dim = 48, .lengths = {40, 1, 23}, .outliers = true}},
     {"96 and 128", {.head_dim = 96, .v_head_dim = 128, .lengths = {40, 1, 23}, .dtype = DType::bf16, .outliers = true}},
-    {"128 and 64, one head", {.num_q_heads = 3, .num_kv_heads = 1, .head_dim = 128, .v_head_dim = 64, .lengths = {61}, .outliers = true}},
+    {"128 and 64, one head",
+     {.num_q_heads = 3, .num_kv_heads = 1, .head_dim = 128, .v_head_dim = 64, .lengths = {61}, .outliers = true}},
     {"256 and 96", {.num_q_heads = 2, .num_kv_heads = 2, .head_dim = 256, .v_head_dim = 96, .lengths = {61}}},
-    {"64 without values", {.num_q_heads = 4, .num_kv_heads = 1, .head_dim = 64, .lengths = {61}, .has_values = false, .outliers = true}},
+    {"64 without values",
+     {.num_q_heads = 4, .num_kv_heads = 1, .head_dim = 64, .lengths = {61}, .has_values = false, .outliers = true}},
 };
 
 void for_each_side(const LayerPlan& plan, const std::function<void(const TensorPlan&, char, int)>& body) {
@@ -43,7 +45,8 @@ std::vector<float> channel_means(const ActivationTensor& tensor, int head) {
   std::vector<float> means;
   for (int channel = 0; channel < tensor.dim; ++channel) {
     double sum = 0.0;
-    for (std::int64_t t = 0; t < tensor.tokens; ++t) sum += static_cast<double>(rows[static_cast<std::size_t>(t * tensor.dim + channel)]);
+    for (std::int64_t t = 0; t < tensor.tokens; ++t)
+      sum += static_cast<double>(rows[static_cast<std::size_t>(t * tensor.dim + channel)]);
     means.push_back(static_cast<float>(sum / static_cast<double>(tensor.tokens)));
   }
   return means;
@@ -81,7 +84,8 @@ TEST_CASE("Every method plans every shape: valid, orthogonal, the same for any n
 TEST_CASE("The error that a plan claims is the one that the codec makes", "[methods]") {
   for (const Method& method : methods()) {
     INFO(method.name);
-    const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50, 14}, .seed = 4, .outliers = true});
+    const LayerActivations layer =
+        test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50, 14}, .seed = 4, .outliers = true});
     const Options options = test::options_of(method.name, [](Options& o) { o.k.center = true; });
     if (options.budget_bits) continue;  // kvq: see joint_budget_test.cpp
     const LayerStats stats = test::stats_for(layer, options);
@@ -93,7 +97,8 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
       plain.clip_ratio.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), 1.0);
       // Float and double rotations may land on different sides of a rounding edge, seldom.
       CHECK(side.error->after == Approx(test::measured_error(stats, side, which)).epsilon(0.01));
-      if (!side.allocation) CHECK(side.error->before == Approx(test::measured_error(stats, plain, which)).epsilon(1e-4));
+      if (!side.allocation)
+        CHECK(side.error->before == Approx(test::measured_error(stats, plain, which)).epsilon(1e-4));
       CHECK(dim > 0);
     });
   }
@@ -104,10 +109,10 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
     INFO(method.name);
     const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}});
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) {
-      o.scope = Scope::layer;
-      o.k.center = o.v.center = true;
-      o.random_signs = true;
-    }));
+                                              o.scope = Scope::layer;
+                                              o.k.center = o.v.center = true;
+                                              o.random_signs = true;
+                                            }));
     CHECK(test::error_text([&] { validate(plan); }) == "no error");
     for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
       const auto d = static_cast<std::size_t>(dim);
@@ -127,13 +132,16 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
 TEST_CASE("Centring takes the channel means of each head away", "[methods]") {
   for (const Method& method : methods()) {
     INFO(method.name);
-    const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}, .outliers = true});
-    const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) { o.k.center = true; }));
+    const LayerActivations layer =
+        test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}, .outliers = true});
+    const LayerPlan plan =
+        test::decide_one(layer, test::options_of(method.name, [](Options& o) { o.k.center = true; }));
     if (test::options_of(method.name).budget_bits) continue;  // holds tokens out, centres both sides
     REQUIRE(plan.k.center.size() == 128);
     CHECK(plan.v->center.empty());
     for (int head = 0; head < 2; ++head)
-      CHECK(test::largest_difference(std::span(plan.k.center).subspan(static_cast<std::size_t>(head) * 64, 64), channel_means(layer.k, head)) < 1e-6);
+      CHECK(test::largest_difference(std::span(plan.k.center).subspan(static_cast<std::size_t>(head) * 64, 64),
+                                     channel_means(layer.k, head)) < 1e-6);
   }
 }
 
@@ -142,9 +150,11 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
     INFO(method.name);
     const auto options = test::options_of(method.name, [](Options& o) { o.exact_layers = {2}; });
     std::vector<LayerStats> stats;
-    for (const int layer : {1, 2}) stats.push_back(test::stats_for(test::make_layer({.layer = layer, .head_dim = 64, .v_head_dim = 32}), options));
+    for (const int layer : {1, 2})
+      stats.push_back(test::stats_for(test::make_layer({.layer = layer, .head_dim = 64, .v_head_dim = 32}), options));
     std::vector<std::size_t> done;
-    const std::vector<LayerPlan> plans = method.decide(test::MemoryStats(stats), options, [&](std::size_t i) { done.push_back(i); });
+    const std::vector<LayerPlan> plans =
+        method.decide(test::MemoryStats(stats), options, [&](std::size_t i) { done.push_back(i); });
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);
@@ -157,7 +167,8 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
       CHECK_FALSE(side.error);
     });
 
-    const LayerPlan half = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 32}), test::options_of(method.name, [](Options& o) { o.v.bits = 16; }));
+    const LayerPlan half = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 32}),
+                                            test::options_of(method.name, [](Options& o) { o.v.bits = 16; }));
     CHECK_FALSE(std::holds_alternative<ExactCoder>(half.k.coder));
     CHECK(std::holds_alternative<ExactCoder>(half.v->coder));
   }
@@ -169,13 +180,22 @@ TEST_CASE("Every method takes every coder, and a fixed clip is the one asked for
     INFO(method.name);
     if (test::options_of(method.name).k.allocate != Allocate::none) continue;  // mixed widths take no affine codes
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) {
-      o.k = {.bits = 3, .group_size = 16, .zero = ZeroKind::integer, .scale_type = ScaleType::bf16, .clip = 0.93, .target = o.k.target, .hadamard = o.k.hadamard};
-      o.v.bits = 5;
-      o.v.coder = CoderKind::symmetric;
-      o.v.rule = ScaleRule::norm;
-      o.v.clip = 1.0;
-    }));
-    CHECK(std::get<UniformCoder>(plan.k.coder) == UniformCoder{.bits = 3, .group_size = 16, .scale_type = ScaleType::bf16, .zero = ZeroKind::integer});
+                                              o.k = {
+                                                  .bits = 3,
+                                                  .group_size = 16,
+                                                  .zero = ZeroKind::integer,
+                                                  .scale_type = ScaleType::bf16,
+                                                  .clip = 0.93,
+                                                  .target = o.k.target,
+                                                  .hadamard = o.k.hadamard,
+                                              };
+                                              o.v.bits = 5;
+                                              o.v.coder = CoderKind::symmetric;
+                                              o.v.rule = ScaleRule::norm;
+                                              o.v.clip = 1.0;
+                                            }));
+    CHECK(std::get<UniformCoder>(plan.k.coder) ==
+          UniformCoder{.bits = 3, .group_size = 16, .scale_type = ScaleType::bf16, .zero = ZeroKind::integer});
     CHECK(plan.k.clip_ratio == std::vector<double>{0.93, 0.93});
     CHECK(std::get<UniformCoder>(plan.v->coder).levels == UniformLevels::symmetric);
     CHECK(std::get<UniformCoder>(plan.v->coder).bits == 5);

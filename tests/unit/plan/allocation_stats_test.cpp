@@ -105,7 +105,8 @@ TEST_CASE("distances of layers merge to that of all slots", "[plan]") {
     for (std::size_t i = 0; i < slots; ++i) {
       own.push_back(static_cast<std::uint8_t>(random() % 9));
       other.push_back(static_cast<std::uint8_t>(random() % 9));
-      own_scores.push_back(static_cast<float>(random() % 1000));  // whole numbers: sums of s 4^-b are exact in any order
+      own_scores.push_back(
+          static_cast<float>(random() % 1000));  // whole numbers: sums of s 4^-b are exact in any order
     }
     merged.merge(distance(own, other, own_scores));
     bits.insert(bits.end(), own.begin(), own.end());

@@ -19,10 +19,12 @@ UniformCoder symmetric(int bits, int group) {
 
 /// Keys of 4 bits affine, values of 2 bits symmetric, of different head_dim.
 LayerPlan supported() {
-  LayerPlan plan{.layer = 3,
-                 .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 192, .v_head_dim = 128, .softmax_scale = 1.0},
-                 .k = {},
-                 .v = TensorPlan{}};
+  LayerPlan plan{
+      .layer = 3,
+      .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 192, .v_head_dim = 128, .softmax_scale = 1.0},
+      .k = {},
+      .v = TensorPlan{},
+  };
   plan.k.coder = UniformCoder{.bits = 4, .group_size = 64};
   plan.v->coder = symmetric(2, 128);
   return plan;
@@ -63,17 +65,24 @@ TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan
         "unsupported: pages: layer 3 k: coder: supported affine, symmetric, exact, found codebook");
   CHECK(refusal([](LayerPlan& p) { p.v->coder = TrellisCoder{}; }) ==
         "unsupported: pages: layer 3 v: coder: supported affine, symmetric, exact, found trellis");
-  CHECK(refusal([](LayerPlan& p) { p.v->centroids = Centroids{.count = 7}; }) == "unsupported: pages: layer 3 v: centroids: supported none, found 7");
+  CHECK(refusal([](LayerPlan& p) { p.v->centroids = Centroids{.count = 7}; }) ==
+        "unsupported: pages: layer 3 v: centroids: supported none, found 7");
   CHECK(refusal([](LayerPlan& p) { p.v->allocation = BitAllocation{}, values(p).group_size = 0; }) ==
         "unsupported: pages: layer 3 v: widths of channels: supported one for all, found mixed widths");
-  CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) == "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
-  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 3; }) == "unsupported: pages: layer 3 k: bits: supported 2, 4 and 16 (exact), found 3");
-  CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) == "unsupported: pages: layer 3 v: bits: supported 2, 4 and 16 (exact), found 8");
+  CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) ==
+        "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
+  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 3; }) ==
+        "unsupported: pages: layer 3 k: bits: supported 2, 4 and 16 (exact), found 3");
+  CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) ==
+        "unsupported: pages: layer 3 v: bits: supported 2, 4 and 16 (exact), found 8");
   CHECK(refusal([](LayerPlan& p) { keys(p).scale_type = ScaleType::fp32; }) ==
         "unsupported: pages: layer 3 k: scale_type: supported fp16, bf16, found fp32");
-  CHECK(refusal([](LayerPlan& p) { keys(p).zero = ZeroKind::integer; }) == "unsupported: pages: layer 3 k: zero: supported float, found integer");
-  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
-  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) == "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 48");
+  CHECK(refusal([](LayerPlan& p) { keys(p).zero = ZeroKind::integer; }) ==
+        "unsupported: pages: layer 3 k: zero: supported float, found integer");
+  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) ==
+        "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
+  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) ==
+        "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 48");
 }
 
 TEST_CASE("A head_dim whose pieces are not whole words is refused", "[plan]") {
@@ -107,7 +116,8 @@ TEST_CASE("All faults of a plan are told at once", "[plan]") {
       },
       8);
   CHECK_THAT(text, StartsWith("unsupported: pages: layer 3: page_size"));
-  for (const char* part : {"k: centroids", "k: scale_type", "k: zero", "k: bits", "v: coder"}) CHECK_THAT(text, Contains(part));
+  for (const char* part : {"k: centroids", "k: scale_type", "k: zero", "k: bits", "v: coder"})
+    CHECK_THAT(text, Contains(part));
 }
 
 TEST_CASE("Windows have whole tiles, room for one step, and the order of the coded values", "[plan]") {

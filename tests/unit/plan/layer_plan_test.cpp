@@ -19,17 +19,20 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Two KV heads of dimension 8 (keys) and 4 (values), everything in use.
 LayerPlan valid_plan() {
-  LayerPlan plan{.layer = 3,
-                 .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 8, .v_head_dim = 4, .softmax_scale = 0.5},
-                 .k = {},
-                 .v = TensorPlan{}};
+  LayerPlan plan{
+      .layer = 3,
+      .geometry = {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 8, .v_head_dim = 4, .softmax_scale = 0.5},
+      .k = {},
+      .v = TensorPlan{},
+  };
   const auto matrix = test::sylvester_blocks(8, 8);
   plan.k.rotation.kind = RotationKind::dense;
   plan.k.rotation.order = 8;
   plan.k.rotation.recipe = "U*H";
   plan.k.rotation.target = "query";
   plan.k.rotation.sign_choice = {"canonical", "canonical"};
-  for (int head = 0; head < 2; ++head) plan.k.rotation.matrix.insert(plan.k.rotation.matrix.end(), matrix.begin(), matrix.end());
+  for (int head = 0; head < 2; ++head)
+    plan.k.rotation.matrix.insert(plan.k.rotation.matrix.end(), matrix.begin(), matrix.end());
   plan.k.rotation.eigenbasis = plan.k.rotation.matrix;
   plan.k.rotation.spectrum = {8, 7, 6, 5, 4, 3, 2, 1, 8, 7, 6, 5, 4, 3, 2, 1};
   plan.k.center.assign(16, 0.5f);
@@ -107,8 +110,8 @@ TEST_CASE("A faulty plan is refused with layer and side", "[plan]") {
     INFO(fault.name);
     LayerPlan plan = valid_plan();
     fault.make(plan);
-    CHECK_THAT(error_text([&] { validate(plan); }),
-               Catch::Matchers::StartsWith("bad_input: ") && Contains("layer 3") && Contains(std::string(1, fault.side)));
+    CHECK_THAT(error_text([&] { validate(plan); }), Catch::Matchers::StartsWith("bad_input: ") && Contains("layer 3") &&
+                                                        Contains(std::string(1, fault.side)));
   }
 }
 

@@ -19,7 +19,9 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 
-LayerGeometry geometry() { return {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 10, .v_head_dim = 8, .softmax_scale = 0.5}; }
+LayerGeometry geometry() {
+  return {.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 10, .v_head_dim = 8, .softmax_scale = 0.5};
+}
 
 BitAllocation allocation(std::vector<std::uint8_t> one_head) {
   BitAllocation bits{.score = "energy"};
@@ -41,8 +43,16 @@ LayerPlan mixed() {
   plan.k.allocation->block_energy = {9, 8, 3, 1, 0, 0, 1, 3, 8, 9};
   plan.k.allocation->objective = 2.0;
   plan.k.allocation->free_objective = 1.0;
-  plan.k.centroids = Centroids{.count = 3, .joint = true, .values = test::gaussian(2 * 3 * 10, 1), .inertia = {0.5, 0.25}};
-  CodebookCoder book{.bits = 5, .group_size = 0, .rule = ScaleRule::norm, .scale_type = ScaleType::bf16, .per_head = true, .fitted = true};
+  plan.k.centroids =
+      Centroids{.count = 3, .joint = true, .values = test::gaussian(2 * 3 * 10, 1), .inertia = {0.5, 0.25}};
+  CodebookCoder book{
+      .bits = 5,
+      .group_size = 0,
+      .rule = ScaleRule::norm,
+      .scale_type = ScaleType::bf16,
+      .per_head = true,
+      .fitted = true,
+  };
   for (const int width : {1, 3, 5})
     for (int head = 0; head < 2; ++head) {
       const std::vector<float> table = test::random_table(width, static_cast<std::uint64_t>(width + head));
@@ -63,7 +73,9 @@ LayerPlan plain() {
 
 CodebookCoder& book(TensorPlan& plan) { return std::get<CodebookCoder>(plan.coder); }
 TrellisCoder& trellis(TensorPlan& plan) { return std::get<TrellisCoder>(plan.coder); }
-UniformCoder symmetric(int bits, int group, ScaleRule rule) { return {.bits = bits, .group_size = group, .levels = UniformLevels::symmetric, .rule = rule}; }
+UniformCoder symmetric(int bits, int group, ScaleRule rule) {
+  return {.bits = bits, .group_size = group, .levels = UniformLevels::symmetric, .rule = rule};
+}
 
 struct Fault {
   const char* name;
@@ -98,28 +110,34 @@ const Fault kPlainFaults[] = {
     {"a table too short", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3].pop_back(); }},
     {"a table for one head where each has one", 'k', "codebook", [](LayerPlan& p) { book(p.k).per_head = true; }},
     {"equal entries", 'k', "not above", [](LayerPlan& p) { book(p.k).tables[3][4] = book(p.k).tables[3][3]; }},
-    {"falling entries", 'k', "not above", [](LayerPlan& p) { std::swap(book(p.k).tables[3][0], book(p.k).tables[3][7]); }},
+    {"falling entries", 'k', "not above",
+     [](LayerPlan& p) { std::swap(book(p.k).tables[3][0], book(p.k).tables[3][7]); }},
     {"NaN in a table", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3][2] = kNan; }},
     {"infinity at a table's end", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3][7] = kInfinity; }},
     {"no theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps.clear(); }},
-    {"theta of another width", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps = test::trellis_coder({3}, 8, ScaleRule::norm, ScaleType::fp16, 1).taps; }},
+    {"theta of another width", 'v', "trellis",
+     [](LayerPlan& p) { trellis(*p.v).taps = test::trellis_coder({3}, 8, ScaleRule::norm, ScaleType::fp16, 1).taps; }},
     {"theta too short", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta.pop_back(); }},
     {"NaN in theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = kNan; }},
     {"infinity in theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = -kInfinity; }},
-    {"no memory", 'v', "memory", [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 0, .theta = {1, 2}}; }},
+    {"no memory", 'v', "memory",
+     [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 0, .theta = {1, 2}}; }},
     {"a memory of nine", 'v', "memory",
      [](LayerPlan& p) {
        trellis(*p.v) = test::trellis_coder({1}, 8, ScaleRule::norm, ScaleType::fp16, 1);
        trellis(*p.v).taps[0] = {.bits = 1, .memory = 9, .theta = std::vector<float>(10, 1.0f)};
      }},
-    {"more than 256 states", 'v', "memory", [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 5, .theta = std::vector<float>(12, 1.0f)}; }},
+    {"more than 256 states", 'v', "memory",
+     [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 5, .theta = std::vector<float>(12, 1.0f)}; }},
     {"three codes of six bits", 'v', "memory",
      [](LayerPlan& p) {
        trellis(*p.v).bits = 6;
        trellis(*p.v).taps[0] = {.bits = 6, .memory = 2, .theta = std::vector<float>(18, 1.0f)};
      }},
-    {"two thetas of a width", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps.push_back(trellis(*p.v).taps[0]); }},
-    {"a width of theta that is none", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps.push_back({.bits = 0, .memory = 1, .theta = {}}); }},
+    {"two thetas of a width", 'v', "trellis",
+     [](LayerPlan& p) { trellis(*p.v).taps.push_back(trellis(*p.v).taps[0]); }},
+    {"a width of theta that is none", 'v', "trellis",
+     [](LayerPlan& p) { trellis(*p.v).taps.push_back({.bits = 0, .memory = 1, .theta = {}}); }},
     {"centroids and a centre", 'k', "cent",
      [](LayerPlan& p) {
        p.k.center.assign(20, 0.5f);
@@ -131,12 +149,14 @@ const Fault kMixedFaults[] = {
     {"widths of one head", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.resize(10); }},
     {"no widths", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.clear(); }},
     {"a width of nine", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits[10] = 9; }},
-    {"widths that ascend", 'k', "descending", [](LayerPlan& p) { std::swap(p.k.allocation->channel_bits[13], p.k.allocation->channel_bits[14]); }},
+    {"widths that ascend", 'k', "descending",
+     [](LayerPlan& p) { std::swap(p.k.allocation->channel_bits[13], p.k.allocation->channel_bits[14]); }},
     {"widths above the coder's", 'k', "largest width", [](LayerPlan& p) { p.k.allocation->channel_bits[0] = 6; }},
     {"the coder's bits above all widths", 'k', "bits", [](LayerPlan& p) { trellis(p.k).bits = 5; }},
     {"no order", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.clear(); }},
     {"an order of one head", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.resize(10); }},
-    {"a channel twice in the order", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order[3] = p.k.allocation->channel_order[4]; }},
+    {"a channel twice in the order", 'k', "channel_order",
+     [](LayerPlan& p) { p.k.allocation->channel_order[3] = p.k.allocation->channel_order[4]; }},
     {"a channel beyond the head", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order[12] = 10; }},
     {"an unknown unit", 'v', "unit", [](LayerPlan& p) { p.v->allocation->unit = "head"; }},
     {"an unknown unit with bits of blocks", 'k', "", [](LayerPlan& p) { p.k.allocation->unit = "head"; }},
@@ -145,7 +165,8 @@ const Fault kMixedFaults[] = {
     {"a block of nine bits", 'k', "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits[2] = 9; }},
     {"scores of too few blocks", 'k', "block_energy", [](LayerPlan& p) { p.k.allocation->block_energy.pop_back(); }},
     {"a score that is NaN", 'k', "block_energy", [](LayerPlan& p) { p.k.allocation->block_energy[1] = kNan; }},
-    {"bits of RoPE blocks at unit channel", 'v', "block_bits", [](LayerPlan& p) { p.v->allocation->block_bits.assign(8, 2); }},
+    {"bits of RoPE blocks at unit channel", 'v', "block_bits",
+     [](LayerPlan& p) { p.v->allocation->block_bits.assign(8, 2); }},
     {"a group size of mixed rows", 'v', "group", [](LayerPlan& p) { book(*p.v).group_size = 8; }},
     {"a group size of mixed trellis rows", 'k', "group", [](LayerPlan& p) { trellis(p.k).group_size = 10; }},
     {"mixed exact rows", 'v', "exact", [](LayerPlan& p) { p.v->coder = ExactCoder{}; }},
@@ -154,13 +175,19 @@ const Fault kMixedFaults[] = {
        p.v->coder = UniformCoder{.bits = 5, .group_size = 0};
        p.v->clip_ratio = {1.0, 1.0};
      }},
-    {"mixed rows with a rule of ranges", 'v', "minmax", [](LayerPlan& p) { p.v->coder = symmetric(5, 0, ScaleRule::minmax); }},
+    {"mixed rows with a rule of ranges", 'v', "minmax",
+     [](LayerPlan& p) { p.v->coder = symmetric(5, 0, ScaleRule::minmax); }},
     {"a width without a table", 'v', "3", [](LayerPlan& p) { book(*p.v).tables.erase(3); }},
-    {"the second head's table descending", 'v', "not above", [](LayerPlan& p) { std::swap(book(*p.v).tables[3][9], book(*p.v).tables[3][10]); }},
+    {"the second head's table descending", 'v', "not above",
+     [](LayerPlan& p) { std::swap(book(*p.v).tables[3][9], book(*p.v).tables[3][10]); }},
     {"a table of one head", 'v', "codebook", [](LayerPlan& p) { book(*p.v).tables[1].resize(2); }},
     {"an objective that is NaN", 'v', "objective", [](LayerPlan& p) { p.v->allocation->objective = std::nan(""); }},
-    {"one centroid", 'k', "centroids", [](LayerPlan& p) { p.k.centroids = Centroids{.count = 1, .values = std::vector<float>(20), .inertia = {1, 1}}; }},
-    {"too many centroids", 'k', "centroids", [](LayerPlan& p) { p.k.centroids = Centroids{.count = 4097, .values = std::vector<float>(2 * 10 * 4097), .inertia = {1, 1}}; }},
+    {"one centroid", 'k', "centroids",
+     [](LayerPlan& p) { p.k.centroids = Centroids{.count = 1, .values = std::vector<float>(20), .inertia = {1, 1}}; }},
+    {"too many centroids", 'k', "centroids",
+     [](LayerPlan& p) {
+       p.k.centroids = Centroids{.count = 4097, .values = std::vector<float>(2 * 10 * 4097), .inertia = {1, 1}};
+     }},
     {"centroids of exact rows", 'k', "exact",
      [](LayerPlan& p) {
        p.k.coder = ExactCoder{};
@@ -191,8 +218,8 @@ TEST_CASE("A faulty plan of 1.1 is refused with layer, side and reason", "[plan]
   const auto check = [](const Fault& fault, LayerPlan plan) {
     INFO(fault.name);
     fault.make(plan);
-    CHECK_THAT(error_text([&] { validate(plan); }),
-               StartsWith("bad_input: ") && Contains("layer 3") && Contains(std::string(1, fault.side)) && Contains(fault.word));
+    CHECK_THAT(error_text([&] { validate(plan); }), StartsWith("bad_input: ") && Contains("layer 3") &&
+                                                        Contains(std::string(1, fault.side)) && Contains(fault.word));
   };
   for (const Fault& fault : kPlainFaults) check(fault, plain());
   for (const Fault& fault : kMixedFaults) check(fault, mixed());
@@ -232,7 +259,8 @@ TEST_CASE("Names, sizes and bits of the new coders", "[plan]") {
   // ceil(10 * 3 / 8) codes and two fp32 scales; 16 bits of codes and one fp16.
   CHECK(row_bytes(one.k.coder, 10) == 4 + 8);
   CHECK(row_bytes(one.v->coder, 8) == 2 + 2);
-  // Keys: 2 + 1 + 1 bytes (4, 2, 2 channels), 3 scales, index: 11. Values: 2 + 2 + 1 bytes, one of padding, 3 scales: 12.
+  // Keys: 2 + 1 + 1 bytes (4, 2, 2 channels), 3 scales, index: 11. Values: 2 + 2 + 1 bytes, one of padding, 3
+  // scales: 12.
   CHECK(row_layout(two.k, 0, 10).row_bytes == 11);
   CHECK(row_bytes(two.k, 10) == 12);
   CHECK(row_bytes(*two.v, 8) == 12);
@@ -247,7 +275,8 @@ TEST_CASE("Names, sizes and bits of the new coders", "[plan]") {
   CHECK(mean_code_bits(one.k) == 3.0);
   CHECK(mean_code_bits(TensorPlan{}) == 16.0);
   CHECK(effective_bits(two.k, 10, {}, 1000) == Approx(12 * 8 / 10.0));
-  CHECK(effective_bits(two.k, 10, {.sink_tokens = 100, .recent_tokens = 150}, 1000) == Approx(0.75 * 12 * 8 / 10.0 + 0.25 * 16));
+  CHECK(effective_bits(two.k, 10, {.sink_tokens = 100, .recent_tokens = 150}, 1000) ==
+        Approx(0.75 * 12 * 8 / 10.0 + 0.25 * 16));
   CHECK(trellis(const_cast<TensorPlan&>(two.k)).find(2)->bits == 2);
   CHECK(trellis(const_cast<TensorPlan&>(two.k)).find(3) == nullptr);
   CHECK(num_blocks(10) == 5);

@@ -22,8 +22,8 @@ std::vector<TileSide> all_sides() {
 }
 
 std::string name(const TileSide& side) {
-  return std::to_string(side.head_dim) + " x " + std::to_string(side.bits) + " bits, group " + std::to_string(side.group_size) + ", " +
-         std::to_string(side.numbers) + " numbers";
+  return std::to_string(side.head_dim) + " x " + std::to_string(side.bits) + " bits, group " +
+         std::to_string(side.group_size) + ", " + std::to_string(side.numbers) + " numbers";
 }
 
 /// How often each bit of a tile is taken; sets bits [8 byte + first, + count).
@@ -52,12 +52,14 @@ TEST_CASE("Every code and number of a tile has bits of its own, and a tile has n
         for (int channel = 0; channel < side.head_dim; ++channel) {
           const CodePlace place = code_place(side, channel);
           REQUIRE(code_channel(side, place) == channel);
-          const int byte = is_value ? value_code_offset(side, token, place.lane, place.byte) : key_code_offset(side, token, place.lane, place.byte);
+          const int byte = is_value ? value_code_offset(side, token, place.lane, place.byte)
+                                    : key_code_offset(side, token, place.lane, place.byte);
           REQUIRE(byte < side.code_bytes());
           taken.take(byte, place.slice * side.bits, side.bits);
         }
         for (int group = 0; group < side.groups(); ++group)
-          for (int number = 0; number < side.numbers; ++number) taken.take(number_offset(side, token, group, number), 0, 16);
+          for (int number = 0; number < side.numbers; ++number)
+            taken.take(number_offset(side, token, group, number), 0, 16);
       }
       CHECK(taken.each_once());
     }
@@ -79,7 +81,8 @@ TEST_CASE("Equal chunks of eight exact rows lie in different banks", "[plan]") {
     for (int chunk = 0; chunk < dim / 8; ++chunk)
       for (const int first : {0, 8}) {
         unsigned banks = 0;
-        for (int row = first; row < first + 8; ++row) banks |= 1u << exact_offset(dim, row, 8 * chunk) / kExactChunkBytes % 8;
+        for (int row = first; row < first + 8; ++row)
+          banks |= 1u << exact_offset(dim, row, 8 * chunk) / kExactChunkBytes % 8;
         CHECK(banks == 0xffu);
       }
 }
@@ -122,7 +125,8 @@ TEST_CASE("The sixteen rows of a block of values belong to one step and one grou
 }
 
 TEST_CASE("A lane of a value tile finds in a word one block row of its four tokens", "[plan]") {
-  // Word h of lane 4 r + u: rows r (even h) and r + 8 (odd h) of the blocks h div 2 * C + slice, tokens 2u, 2u + 8, 2u + 1, 2u + 9.
+  // Word h of lane 4 r + u: rows r (even h) and r + 8 (odd h) of the blocks h div 2 * C + slice, tokens 2u, 2u + 8, 2u
+  // + 1, 2u + 9.
   for (const TileSide& side : all_sides()) {
     INFO(name(side));
     for (int token = 0; token < kTileTokens; ++token)
@@ -137,7 +141,9 @@ TEST_CASE("A lane of a value tile finds in a word one block row of its four toke
 }
 
 TEST_CASE("Tiles have the written sizes and keep every load aligned", "[plan]") {
-  const auto token_bytes = [](int dim, int bits, int group, int numbers) { return 2 * TileSide{dim, bits, group, numbers}.bytes() / kTileTokens; };
+  const auto token_bytes = [](int dim, int bits, int group, int numbers) {
+    return 2 * TileSide{dim, bits, group, numbers}.bytes() / kTileTokens;
+  };
   CHECK(token_bytes(128, 2, 128, 2) == 72);
   CHECK(token_bytes(128, 2, 128, 1) == 68);
   CHECK(token_bytes(128, 4, 128, 2) == 136);
@@ -160,8 +166,10 @@ TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[p
     std::vector<int> taken(static_cast<std::size_t>(layout.page_bytes()), 0);
     for (int head = 0; head < 3; ++head)
       for (int slot = 0; slot < page_size; slot += kTileTokens) {
-        for (int i = 0; i < layout.k.bytes(); ++i) ++taken.at(static_cast<std::size_t>(layout.key_tile(head, slot) + i));
-        for (int i = 0; i < layout.v.bytes(); ++i) ++taken.at(static_cast<std::size_t>(layout.value_tile(head, slot) + i));
+        for (int i = 0; i < layout.k.bytes(); ++i)
+          ++taken.at(static_cast<std::size_t>(layout.key_tile(head, slot) + i));
+        for (int i = 0; i < layout.v.bytes(); ++i)
+          ++taken.at(static_cast<std::size_t>(layout.value_tile(head, slot) + i));
         CHECK(layout.key_tile(head, slot + 15) == layout.key_tile(head, slot));
         CHECK(layout.value_tile(head, slot + 15) == layout.value_tile(head, slot));
       }
@@ -170,9 +178,17 @@ TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[p
 }
 
 TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent tokens apart", "[plan]") {
-  for (const TileSide& coded : {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2}, TileSide{128, 4, 32, 2}}) {
+  for (const TileSide& coded :
+       {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2}, TileSide{128, 4, 32, 2}}) {
     const int dim = coded.head_dim;
-    const WindowLayout layout{.num_kv_heads = 2, .k = {80, 16, 80, 0}, .v = {dim, 16, dim, 0}, .coded_v = coded, .sink_rows = 16, .ring_rows = 48};
+    const WindowLayout layout{
+        .num_kv_heads = 2,
+        .k = {80, 16, 80, 0},
+        .v = {dim, 16, dim, 0},
+        .coded_v = coded,
+        .sink_rows = 16,
+        .ring_rows = 48,
+    };
     std::vector<int> taken(static_cast<std::size_t>(layout.slot_bytes()), 0);
     for (int head = 0; head < 2; ++head)
       for (int row = 0; row < 64; ++row) {

@@ -27,7 +27,8 @@ TEST_CASE("A row takes its codes, padded to a byte, and its numbers", "[plan]") 
 TEST_CASE("The Hadamard order is the largest power of two that divides head_dim", "[plan]") {
   for (int dim = 1; dim <= 1024; ++dim) {
     const int order = hadamard_order(dim);
-    if (dim % order != 0 || (order & (order - 1)) != 0 || dim % (2 * order) == 0) FAIL("dim " << dim << ": order " << order);
+    if (dim % order != 0 || (order & (order - 1)) != 0 || dim % (2 * order) == 0)
+      FAIL("dim " << dim << ": order " << order);
   }
 }
 
@@ -35,8 +36,12 @@ TEST_CASE("Effective bits count codes, numbers and the exact tokens of the windo
   const Coder coder = UniformCoder{.bits = 2, .group_size = 64};  // fp16 scale and minimum: half a bit
   CHECK(effective_bits(TensorPlan{.coder = coder}, 128, {}, 1000) == Approx(2.5));
   CHECK(effective_bits(TensorPlan{.coder = ExactCoder{}}, 128, {}, 1000) == Approx(16.0));
-  CHECK(effective_bits(TensorPlan{.coder = coder}, 128, {.sink_tokens = 64, .recent_tokens = 36}, 1000) == Approx(0.9 * 2.5 + 0.1 * 16.0));
-  CHECK(effective_bits(TensorPlan{.coder = coder}, 128, {.sink_tokens = 64, .recent_tokens = 256}, 100) == Approx(16.0));
-  const Coder odd = UniformCoder{.bits = 3, .group_size = 5, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
-  CHECK(effective_bits(TensorPlan{.coder = odd}, 5, {}, 7) == Approx(8.0 * 4 / 5));  // 15 bits of codes take 2 bytes, the scale 2 more
+  CHECK(effective_bits(TensorPlan{.coder = coder}, 128, {.sink_tokens = 64, .recent_tokens = 36}, 1000) ==
+        Approx(0.9 * 2.5 + 0.1 * 16.0));
+  CHECK(effective_bits(TensorPlan{.coder = coder}, 128, {.sink_tokens = 64, .recent_tokens = 256}, 100) ==
+        Approx(16.0));
+  const Coder odd =
+      UniformCoder{.bits = 3, .group_size = 5, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+  CHECK(effective_bits(TensorPlan{.coder = odd}, 5, {}, 7) ==
+        Approx(8.0 * 4 / 5));  // 15 bits of codes take 2 bytes, the scale 2 more
 }

@@ -52,8 +52,8 @@ TEST_CASE("Rows that two parts of a transform rotate are as far off as is said, 
     }
   }
   CAPTURE(worst, std::sqrt(squares / (30 * kDim)));
-  CHECK(worst < 4.0);                                // four standard errors
-  CHECK(std::sqrt(squares / (30 * kDim)) > 0.1);     // of the channel where it is largest
+  CHECK(worst < 4.0);                             // four standard errors
+  CHECK(std::sqrt(squares / (30 * kDim)) > 0.1);  // of the channel where it is largest
 }
 
 TEST_CASE("Firm rows of transforms are those that two parts leave alone; of others nothing changes", "[runtime]") {

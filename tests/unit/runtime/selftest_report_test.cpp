@@ -25,13 +25,15 @@ SelftestReport::Layer layer(int index, kvq_status write, kvq_status decode, cons
 }
 
 SelftestReport report(std::vector<SelftestReport::Layer> layers) {
-  return {.artifact = "a.safetensors",
-          .model = "tiny",
-          .method = "oscar",
-          .device = 1,
-          .gpu = "Some GPU",
-          .page_size = 32,
-          .layers = std::move(layers)};
+  return {
+      .artifact = "a.safetensors",
+      .model = "tiny",
+      .method = "oscar",
+      .device = 1,
+      .gpu = "Some GPU",
+      .page_size = 32,
+      .layers = std::move(layers),
+  };
 }
 
 Json schema() {

@@ -37,7 +37,9 @@ namespace {
 
 int spent(const Bits& bits) { return std::accumulate(bits.begin(), bits.end(), 0); }
 
-double gain(double score, int bits, const RateLaw& law) { return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits) + 1]); }
+double gain(double score, int bits, const RateLaw& law) {
+  return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits) + 1]);
+}
 
 /// Scores over many orders of magnitude, as energies of RoPE blocks are.
 std::vector<double> scores_of(int blocks, std::uint64_t seed) {
@@ -56,12 +58,15 @@ const RateLaw& measured_law() {
 int bytes_of(Bits blocks, const RowBudget& budget) {
   std::sort(blocks.rbegin(), blocks.rend());
   Bits channels;
-  for (const std::uint8_t width : blocks) channels.insert(channels.end(), static_cast<std::size_t>(budget.channels_per_block), width);
-  return mixed_row_layout(channels.data(), static_cast<int>(channels.size()), budget.scale_bytes, budget.index_bytes).row_bytes;
+  for (const std::uint8_t width : blocks)
+    channels.insert(channels.end(), static_cast<std::size_t>(budget.channels_per_block), width);
+  return mixed_row_layout(channels.data(), static_cast<int>(channels.size()), budget.scale_bytes, budget.index_bytes)
+      .row_bytes;
 }
 
 /// Calls `visit` with every choice of a width for each block.
-void every_allocation(std::size_t blocks, const std::vector<int>& widths, const std::function<void(const Bits&)>& visit) {
+void every_allocation(std::size_t blocks, const std::vector<int>& widths,
+                      const std::function<void(const Bits&)>& visit) {
   std::vector<std::size_t> digit(blocks, 0);
   for (;;) {
     Bits bits;
@@ -103,10 +108,12 @@ TEST_CASE("The paper's algorithm, done by hand", "[solve][bits]") {
   // Gains of the next bit: s 4^-b 3/4. From 1 bit: 64 gets bits until its gain, 64 4^-b, is below the others'.
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 3, 1, 8) == Bits{1, 1, 1});
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 4, 1, 8) == Bits{2, 1, 1});
-  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 5, 1, 8) == Bits{3, 1, 1});   // 4 and 1: the first on the tie below
-  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 6, 1, 8) == Bits{4, 1, 1});   // 1 of the first, 1 of the second: lowest index
+  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 5, 1, 8) ==
+        Bits{3, 1, 1});  // 4 and 1: the first on the tie below
+  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 6, 1, 8) ==
+        Bits{4, 1, 1});  // 1 of the first, 1 of the second: lowest index
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 7, 1, 8) == Bits{4, 2, 1});
-  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 8, 1, 4) == Bits{4, 3, 1});   // the first is full; 1/4 and 1/4
+  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 8, 1, 4) == Bits{4, 3, 1});  // the first is full; 1/4 and 1/4
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 9, 1, 4) == Bits{4, 3, 2});
 }
 
@@ -114,7 +121,8 @@ TEST_CASE("Equal scores: the lowest indices get the rest", "[solve][bits]") {
   for (int blocks = 1; blocks <= 9; ++blocks)
     for (int budget = blocks; budget <= 8 * blocks; ++budget) {
       const Bits bits = greedy_allocation(std::vector<double>(static_cast<std::size_t>(blocks), 0.7), budget, 1, 8);
-      for (int i = 0; i < blocks; ++i) REQUIRE(bits[static_cast<std::size_t>(i)] == budget / blocks + (i < budget % blocks ? 1 : 0));
+      for (int i = 0; i < blocks; ++i)
+        REQUIRE(bits[static_cast<std::size_t>(i)] == budget / blocks + (i < budget % blocks ? 1 : 0));
     }
   // Equal gains of unequal scores: 4 at one bit more is worth as much as 1.
   CHECK(greedy_allocation(std::vector<double>{1, 4}, 3, 1, 8) == Bits{1, 2});
@@ -181,13 +189,16 @@ TEST_CASE("Another law gives another allocation, optimal for it", "[solve][bits]
       every_allocation(3, {0, 1, 2, 3, 4}, [&](const Bits& bits) {
         if (spent(bits) == budget) best = std::min(best, allocation_objective(scores, bits, *law));
       });
-      CHECK(allocation_objective(scores, greedy_allocation(scores, budget, 0, 4, *law), *law) == Approx(best).epsilon(1e-12));
+      CHECK(allocation_objective(scores, greedy_allocation(scores, budget, 0, 4, *law), *law) ==
+            Approx(best).epsilon(1e-12));
     }
 }
 
 TEST_CASE("A budget of bits out of range is refused with the range", "[solve][bits]") {
   const std::vector<double> scores = {1, 2, 3};
-  const auto text = [&](int budget, int least, int most) { return test::error_text([&] { greedy_allocation(scores, budget, least, most); }); };
+  const auto text = [&](int budget, int least, int most) {
+    return test::error_text([&] { greedy_allocation(scores, budget, least, most); });
+  };
   CHECK(text(3, 1, 8) == "no error");
   CHECK(text(24, 1, 8) == "no error");
   CHECK_THAT(text(2, 1, 8), StartsWith("usage: ") && Contains("3") && Contains("24"));
@@ -199,7 +210,8 @@ TEST_CASE("A budget of bits out of range is refused with the range", "[solve][bi
 TEST_CASE("All problems of a model take milliseconds", "[solve][bits]") {
   constexpr int kLayers = 36, kHeads = 8, kBlocks = 64;
   std::vector<std::vector<double>> problems;
-  for (int i = 0; i < kLayers * kHeads; ++i) problems.push_back(scores_of(kBlocks, static_cast<std::uint64_t>(i) + 1000));
+  for (int i = 0; i < kLayers * kHeads; ++i)
+    problems.push_back(scores_of(kBlocks, static_cast<std::uint64_t>(i) + 1000));
   double best = HUGE_VAL;
   int total = 0;
   for (int round = 0; round < 5; ++round) {
@@ -217,25 +229,34 @@ TEST_CASE("A byte budget is spent as well as any allocation could", "[solve][byt
   int checked = 0;
   for (int round = 0; round < 120; ++round) {
     const int blocks = random.integer(1, 6);
-    RowBudget budget{.scale_bytes = random.integer(0, 1) == 0 ? 2 : 4,
-                     .index_bytes = random.integer(0, 2),
-                     .channels_per_block = random.integer(0, 3) == 0 ? 1 : random.integer(0, 1) == 0 ? 2 : random.integer(3, 9),
-                     .min_bits = random.integer(0, 2),
-                     .max_bits = random.integer(0, 1) == 0 ? 8 : 4};
+    RowBudget budget{
+        .scale_bytes = random.integer(0, 1) == 0 ? 2 : 4,
+        .index_bytes = random.integer(0, 2),
+        .channels_per_block = random.integer(0, 3) == 0   ? 1
+                              : random.integer(0, 1) == 0 ? 2
+                                                          : random.integer(3, 9),
+        .min_bits = random.integer(0, 2),
+        .max_bits = random.integer(0, 1) == 0 ? 8 : 4,
+    };
     const std::vector<double> scores = scores_of(blocks, static_cast<std::uint64_t>(round) + 50);
     const RateLaw& law = round % 3 == 0 ? measured_law() : paper_law();
-    const int least = bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.min_bits)), budget);
-    const int most = bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.max_bits)), budget) + 12;
+    const int least =
+        bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.min_bits)), budget);
+    const int most =
+        bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.max_bits)), budget) + 12;
     // The best for every size at once.
     std::vector<double> best(static_cast<std::size_t>(most) + 1, HUGE_VAL);
-    every_allocation(static_cast<std::size_t>(blocks), widths_between(budget.min_bits, budget.max_bits), [&](const Bits& bits) {
-      double& entry = best[static_cast<std::size_t>(std::min(bytes_of(bits, budget), most))];
-      if (bytes_of(bits, budget) <= most) entry = std::min(entry, allocation_objective(scores, bits, law));
-    });
+    every_allocation(static_cast<std::size_t>(blocks), widths_between(budget.min_bits, budget.max_bits),
+                     [&](const Bits& bits) {
+                       double& entry = best[static_cast<std::size_t>(std::min(bytes_of(bits, budget), most))];
+                       if (bytes_of(bits, budget) <= most)
+                         entry = std::min(entry, allocation_objective(scores, bits, law));
+                     });
     for (std::size_t size = 1; size < best.size(); ++size) best[size] = std::min(best[size], best[size - 1]);
     for (budget.row_bytes = least; budget.row_bytes <= most; budget.row_bytes += random.integer(1, 4)) {
-      INFO("blocks " << blocks << " of " << budget.channels_per_block << ", bytes " << budget.row_bytes << ", scales " << budget.scale_bytes << ", index "
-                     << budget.index_bytes << ", bits " << budget.min_bits << " to " << budget.max_bits << ", round " << round);
+      INFO("blocks " << blocks << " of " << budget.channels_per_block << ", bytes " << budget.row_bytes << ", scales "
+                     << budget.scale_bytes << ", index " << budget.index_bytes << ", bits " << budget.min_bits << " to "
+                     << budget.max_bits << ", round " << round);
       const Bits bits = byte_allocation(scores, budget, law);
       REQUIRE(bits.size() == scores.size());
       CHECK(bytes_of(bits, budget) <= budget.row_bytes);
@@ -244,14 +265,16 @@ TEST_CASE("A byte budget is spent as well as any allocation could", "[solve][byt
         CHECK(width <= budget.max_bits);
         CHECK((width <= 4 || width == 8));
       }
-      CHECK(allocation_objective(scores, bits, law) == Approx(best[static_cast<std::size_t>(budget.row_bytes)]).epsilon(1e-12));
+      CHECK(allocation_objective(scores, bits, law) ==
+            Approx(best[static_cast<std::size_t>(budget.row_bytes)]).epsilon(1e-12));
       ++checked;
     }
   }
   CHECK(checked > 500);
 }
 
-TEST_CASE("A row of a head of 128 channels never exceeds its bytes, and larger scores get no fewer bits", "[solve][bytes]") {
+TEST_CASE("A row of a head of 128 channels never exceeds its bytes, and larger scores get no fewer bits",
+          "[solve][bytes]") {
   for (const int per_block : {1, 2})
     for (const int row_bytes : {20, 36, 44, 50, 52, 68, 100, 132, 200}) {
       const RowBudget budget{.row_bytes = row_bytes, .channels_per_block = per_block};

@@ -33,7 +33,10 @@ double brute_force(const Units& units, double budget) {
 
 double smallest_size(const Units& units) {
   double sum = 0.0;
-  for (const auto& unit : units) sum += std::min_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) { return a.size < b.size; })->size;
+  for (const auto& unit : units)
+    sum += std::min_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) {
+             return a.size < b.size;
+           })->size;
   return sum;
 }
 
@@ -43,7 +46,8 @@ Units random_units(test::Random& random, int most_units, int most_choices, bool 
     const double score = std::exp(random.normal());
     for (int i = random.integer(1, most_choices); i > 0; --i) {
       const double size = random.integer(1, 12);
-      unit.push_back({size, falling ? score * std::pow(2.0, -size) * std::exp(0.3 * random.normal()) : random.uniform()});
+      unit.push_back(
+          {size, falling ? score * std::pow(2.0, -size) * std::exp(0.3 * random.normal()) : random.uniform()});
     }
   }
   return units;
@@ -53,7 +57,8 @@ Units random_units(test::Random& random, int most_units, int most_choices, bool 
 double largest_step(const Units& units) {
   double largest = 0.0;
   for (const auto& unit : units) {
-    const auto [low, high] = std::minmax_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
+    const auto [low, high] =
+        std::minmax_element(unit.begin(), unit.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
     largest = std::max(largest, high->cost - low->cost);
   }
   return largest;
@@ -75,7 +80,8 @@ void check_consistent(const Units& units, double budget, const BudgetResult& res
 
 }  // namespace
 
-TEST_CASE("Small searches: within the budget, above the bound, and as near to the optimum as the bound says", "[solve][budget]") {
+TEST_CASE("Small searches: within the budget, above the bound, and as near to the optimum as the bound says",
+          "[solve][budget]") {
   test::Random random(3);
   int optimal = 0, searches = 0;
   for (int round = 0; round < 600; ++round) {
@@ -135,7 +141,8 @@ TEST_CASE("Where the budget ends on a corner of the hulls, the search is exact a
   CHECK(corners == 200);
 }
 
-TEST_CASE("With room for everything each unit takes its cheapest choice, with the smallest of equal ones", "[solve][budget]") {
+TEST_CASE("With room for everything each unit takes its cheapest choice, with the smallest of equal ones",
+          "[solve][budget]") {
   const Units units = {{{1, 5}, {2, 3}, {4, 3}, {8, 4}}, {{7, 1}, {3, 2}}, {{5, 0}}};
   const BudgetResult result = search_budget(units, 1000.0);
   check_consistent(units, 1000.0, result);
@@ -145,7 +152,8 @@ TEST_CASE("With room for everything each unit takes its cheapest choice, with th
   CHECK(result.size == Approx(2 + 7 + 5).margin(2.0));
 }
 
-TEST_CASE("Choices below the hull's reach are found by exchange: unequal sizes that fill the budget", "[solve][budget]") {
+TEST_CASE("Choices below the hull's reach are found by exchange: unequal sizes that fill the budget",
+          "[solve][budget]") {
   // On the hull: 1 and 10. The middle choice fits the budget, the last does not.
   const Units units = {{{1, 10.0}, {5, 6.0}, {10, 1.0}}};
   const BudgetResult result = search_budget(units, 6.0);

@@ -40,40 +40,54 @@ double cost_of(const std::vector<double>& errors, const std::vector<float>& metr
 
 std::vector<double> coding_errors(const RotatedData& data, const Coder& coder, double clip) {
   std::vector<float> coded = data.rows;
-  for (std::size_t t = 0; t < coded.size() / kDim; ++t) quantize_row(coder, clip, std::span(coded).subspan(t * kDim, kDim));
+  for (std::size_t t = 0; t < coded.size() / kDim; ++t)
+    quantize_row(coder, clip, std::span(coded).subspan(t * kDim, kDim));
   std::vector<double> errors(coded.size());
-  for (std::size_t i = 0; i < coded.size(); ++i) errors[i] = static_cast<double>(data.rows[i]) - static_cast<double>(coded[i]);
+  for (std::size_t i = 0; i < coded.size(); ++i)
+    errors[i] = static_cast<double>(data.rows[i]) - static_cast<double>(coded[i]);
   return errors;
 }
 
 RotatedData rotated_data(std::uint64_t seed, bool metric, bool weights) {
   const std::vector<double> m = test::random_covariance(kDim, seed);
-  return {.dim = kDim,
-          .rows = test::rows_with_outliers(kRows, kDim, seed, 5.0),
-          .metric = metric ? std::vector<float>(m.begin(), m.end()) : std::vector<float>{},
-          .weights = weights ? random_weights(seed) : std::vector<float>{}};
+  return {
+      .dim = kDim,
+      .rows = test::rows_with_outliers(kRows, kDim, seed, 5.0),
+      .metric = metric ? std::vector<float>(m.begin(), m.end()) : std::vector<float>{},
+      .weights = weights ? random_weights(seed) : std::vector<float>{},
+  };
 }
 
-const Coder kCoders[] = {UniformCoder{.bits = 2, .group_size = 8}, UniformCoder{.bits = 4, .group_size = 16, .zero = ZeroKind::integer},
-                         UniformCoder{.bits = 3, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm}, ExactCoder{}};
+const Coder kCoders[] = {
+    UniformCoder{.bits = 2, .group_size = 8}, UniformCoder{.bits = 4, .group_size = 16, .zero = ZeroKind::integer},
+    UniformCoder{.bits = 3, .group_size = 4, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm},
+    ExactCoder{}};
 
 }  // namespace
 
 TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", "[solve]") {
   const std::vector<double> r = test::random_orthogonal(kDim, 4), m = test::random_covariance(kDim, 5);
   const std::vector<float> center = test::gaussian(kDim, 6);
-  const FitData data{.dim = kDim, .rows = test::gaussian(kRows * kDim, 7, 3.0), .metric = m, .weights = random_weights(8)};
+  const FitData data{
+      .dim = kDim,
+      .rows = test::gaussian(kRows * kDim, 7, 3.0),
+      .metric = m,
+      .weights = random_weights(8),
+  };
   CHECK(data.count() == static_cast<std::int64_t>(kRows));
   for (const bool rotates : {false, true})
     for (const bool centred : {false, true}) {
       INFO("rotation " << rotates << ", centre " << centred);
-      const RotatedData found = rotate(data, rotates ? std::span<const double>(r) : std::span<const double>(), centred ? std::span<const float>(center) : std::span<const float>());
+      const RotatedData found = rotate(data, rotates ? std::span<const double>(r) : std::span<const double>(),
+                                       centred ? std::span<const float>(center) : std::span<const float>());
       const std::vector<double> basis = rotates ? r : test::identity(kDim);
       std::vector<double> expected(kRows * kDim, 0.0);
       for (std::size_t t = 0; t < kRows; ++t)
         for (std::size_t i = 0; i < kDim; ++i)
           for (std::size_t j = 0; j < kDim; ++j)
-            expected[t * kDim + j] += (static_cast<double>(data.rows[t * kDim + i]) - (centred ? static_cast<double>(center[i]) : 0.0)) * basis[i * kDim + j];
+            expected[t * kDim + j] +=
+                (static_cast<double>(data.rows[t * kDim + i]) - (centred ? static_cast<double>(center[i]) : 0.0)) *
+                basis[i * kDim + j];
       CHECK(found.dim == kDim);
       CHECK(test::largest_difference(found.rows, expected) < 1e-5);
       CHECK(test::largest_difference(found.metric, test::conjugate(m, basis, kDim)) < 1e-6);
@@ -92,7 +106,8 @@ TEST_CASE("Coding cost and energy are the weighted quadratic forms of error and 
       CHECK(energy(data) == Approx(cost_of(test::widened(data.rows), data.metric, data.weights)).epsilon(1e-5));
       for (const Coder& coder : kCoders)
         for (const double clip : {1.0, 0.9})
-          CHECK(coding_cost(data, coder, clip) == Approx(cost_of(coding_errors(data, coder, clip), data.metric, data.weights)).epsilon(1e-5));
+          CHECK(coding_cost(data, coder, clip) ==
+                Approx(cost_of(coding_errors(data, coder, clip), data.metric, data.weights)).epsilon(1e-5));
     }
 }
 
@@ -103,7 +118,8 @@ TEST_CASE("The error covariance is the mean outer product of the coding errors",
     std::vector<double> expected(kDim * kDim, 0.0);
     for (std::size_t t = 0; t < kRows; ++t)
       for (std::size_t i = 0; i < kDim; ++i)
-        for (std::size_t j = 0; j < kDim; ++j) expected[i * kDim + j] += errors[t * kDim + i] * errors[t * kDim + j] / static_cast<double>(kRows);
+        for (std::size_t j = 0; j < kDim; ++j)
+          expected[i * kDim + j] += errors[t * kDim + i] * errors[t * kDim + j] / static_cast<double>(kRows);
     CHECK(test::relative_difference(error_covariance(data, coder, 0.95), expected) < 1e-6);
   }
 }

@@ -49,12 +49,13 @@ std::vector<std::int32_t> naive_nearest(const std::vector<float>& rows, const st
 
 double sum_of(const std::vector<double>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0.0); }
 
-/// `clusters` clouds of `each` rows around corners of a cube with edge 60, too far apart for seeding to miss one. Row t belongs
-/// to cloud t % clusters.
+/// `clusters` clouds of `each` rows around corners of a cube with edge 60, too far apart for seeding to miss one. Row t
+/// belongs to cloud t % clusters.
 std::vector<float> clouds(int clusters, int each, int dim, std::uint64_t seed, float offset = 0.0f) {
   std::vector<float> rows = test::gaussian(static_cast<std::size_t>(clusters * each * dim), seed);
   for (int t = 0; t < clusters * each; ++t)
-    for (int j = 0; j < dim; ++j) rows[static_cast<std::size_t>(t * dim + j)] += offset + (((t % clusters) >> j) & 1 ? 60.0f : 0.0f);
+    for (int j = 0; j < dim; ++j)
+      rows[static_cast<std::size_t>(t * dim + j)] += offset + (((t % clusters) >> j) & 1 ? 60.0f : 0.0f);
   return rows;
 }
 
@@ -89,7 +90,8 @@ double naive_seeds(const std::vector<float>& rows, int dim, int clusters, int tr
         for (row = 0; row + 1 < closest.size() && left >= closest[row]; ++row) left -= closest[row];
       }
       std::vector<double> distances(closest);
-      for (std::size_t t = 0; t < distances.size(); ++t) distances[t] = std::min(distances[t], distance_of(&rows[t * d], &rows[row * d], d));
+      for (std::size_t t = 0; t < distances.size(); ++t)
+        distances[t] = std::min(distances[t], distance_of(&rows[t * d], &rows[row * d], d));
       if (best.empty() || sum_of(distances) < sum_of(best)) best = distances;
     }
     closest = best;
@@ -102,7 +104,8 @@ double naive_seeds(const std::vector<float>& rows, int dim, int clusters, int tr
 TEST_CASE("The nearest centroid is that of a search in double, for odd sizes and any scale", "[solve]") {
   for (const int dim : {1, 3, 16, 61})
     for (const int clusters : {1, 2, 15, 16, 17, 33, 100, 300})
-      for (const auto& [offset, scale] : {std::pair{0.0, 1.0}, {1000.0, 1.0}, {0.0, 1e-21}, {0.0, 1e-25}, {0.0, 1e18}, {0.0, 1e30}}) {
+      for (const auto& [offset, scale] :
+           {std::pair{0.0, 1.0}, {1000.0, 1.0}, {0.0, 1e-21}, {0.0, 1e-25}, {0.0, 1e18}, {0.0, 1e30}}) {
         const auto numbers = [&, o = offset, s = scale](int count, std::uint64_t seed) {
           std::vector<float> rows = test::gaussian(static_cast<std::size_t>(count * dim), seed);
           for (float& x : rows) x = static_cast<float>(s * (o + x));
@@ -118,7 +121,8 @@ TEST_CASE("Centroids that differ by less than a float product can tell are told 
   constexpr int kDim = 64, kClusters = 40;
   const std::vector<float> base = test::gaussian(kDim, 1), steps = test::gaussian(kDim * kClusters, 2, 3e-7);
   std::vector<float> centroids;  // two bunches: their mean is in neither
-  for (std::size_t i = 0; i < steps.size(); ++i) centroids.push_back(((i / kDim) % 2 == 0 ? 1.0f : -1.0f) * base[i % kDim] + steps[i]);
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    centroids.push_back(((i / kDim) % 2 == 0 ? 1.0f : -1.0f) * base[i % kDim] + steps[i]);
   for (const double scale : {1e-6, 1.0, 1e4}) {
     const std::vector<float> rows = test::gaussian(kDim * 500, 3, scale);
     INFO("rows of scale " << scale);
@@ -129,7 +133,8 @@ TEST_CASE("Centroids that differ by less than a float product can tell are told 
 TEST_CASE("A product that overflows on the way decides nothing", "[solve]") {
   // 2e20 * 1e18 is a float, twice that is not; the whole product with the first centroid is 0.
   const std::vector<float> row(4, 2e20f);
-  const std::vector<float> centroids = {1e18f, 1e18f, -1e18f, -1e18f, -1e18f, -1e18f, 1e18f, 1e18f, -1e18f, 0, 0, 0, 1e18f, 0, 0, 0};
+  const std::vector<float> centroids = {1e18f,  1e18f, -1e18f, -1e18f, -1e18f, -1e18f, 1e18f, 1e18f,
+                                        -1e18f, 0,     0,      0,      1e18f,  0,      0,     0};
   CHECK(nearest_centroids(row, centroids, 4) == std::vector<std::int32_t>{3});
 }
 
@@ -138,11 +143,14 @@ TEST_CASE("Of equally near centroids the lowest wins", "[solve]") {
     std::vector<float> centroids;
     for (int i = 0; i < copies; ++i)
       for (const float x : {3.0f, 0.1f, -0.7f, 0.3f}) centroids.push_back(x);
-    CHECK(nearest_centroids(std::vector<float>{-0.6f, 0.2f, 2.5f, 0.2f}, centroids, 2) == std::vector<std::int32_t>{1, 0});
+    CHECK(nearest_centroids(std::vector<float>{-0.6f, 0.2f, 2.5f, 0.2f}, centroids, 2) ==
+          std::vector<std::int32_t>{1, 0});
   }
   // Halfway: exact in double, though nothing is exact once the mean of the centroids, 7/3, is taken off.
-  CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{2.0f, 0.0f, 5.0f}, 1) == std::vector<std::int32_t>{0, 0});
-  CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{5.0f, 0.0f, 2.0f}, 1) == std::vector<std::int32_t>{1, 0});
+  CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{2.0f, 0.0f, 5.0f}, 1) ==
+        std::vector<std::int32_t>{0, 0});
+  CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{5.0f, 0.0f, 2.0f}, 1) ==
+        std::vector<std::int32_t>{1, 0});
 }
 
 TEST_CASE("k-means never gets worse with more iterations, and more tolerance stops it earlier", "[solve]") {
@@ -151,7 +159,8 @@ TEST_CASE("k-means never gets worse with more iterations, and more tolerance sto
     const std::vector<float> rows = test::rows_with_outliers(1201, kDim, seed);
     double before = HUGE_VAL;
     for (int iterations = 0; iterations < 15; ++iterations) {
-      const KMeansResult result = kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = iterations, .tolerance = 0.0, .seed = seed});
+      const KMeansResult result =
+          kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = iterations, .tolerance = 0.0, .seed = seed});
       INFO("seed " << seed << ", " << iterations << " iterations");
       check_consistent(result, rows, kDim, kClusters);
       CHECK(result.iterations <= iterations);
@@ -161,7 +170,9 @@ TEST_CASE("k-means never gets worse with more iterations, and more tolerance sto
     }
     int last = 1000;
     for (const double tolerance : {0.0, 1e-3, 1e-1, 10.0, 1e9}) {
-      const int used = kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 1000, .tolerance = tolerance, .seed = seed}).iterations;
+      const int used =
+          kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 1000, .tolerance = tolerance, .seed = seed})
+              .iterations;
       CHECK(used <= last);
       last = used;
     }
@@ -171,7 +182,8 @@ TEST_CASE("k-means never gets worse with more iterations, and more tolerance sto
 
 TEST_CASE("Converged centroids are the means of their rows", "[solve]") {
   constexpr int kDim = 5, kClusters = 13;
-  const std::vector<float> rows = test::gaussian(kDim * 3001, 4);  // pieces of more than one cluster are summed in parts
+  const std::vector<float> rows =
+      test::gaussian(kDim * 3001, 4);  // pieces of more than one cluster are summed in parts
   for (const int clusters : {kClusters, 2}) {
     const KMeansResult result = kmeans(rows, kDim, {.clusters = clusters, .max_iterations = 1000, .tolerance = 0.0});
     REQUIRE(result.iterations < 1000);
@@ -218,7 +230,8 @@ TEST_CASE("Separated clouds are recovered, far from zero too", "[solve]") {
       const std::vector<float> rows = clouds(kClusters, 31, kDim, seed, offset);
       INFO("offset " << offset << ", seed " << seed);
       CHECK(is_the_clouds(kmeans(rows, kDim, {.clusters = kClusters, .seed = seed}).assignment, kClusters));
-      CHECK(is_the_clouds(kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 0, .seed = seed}).assignment, kClusters));
+      CHECK(is_the_clouds(kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 0, .seed = seed}).assignment,
+                          kClusters));
     }
 }
 
@@ -228,7 +241,8 @@ TEST_CASE("Small clouds are seeded too when the rows are far apart as a whole", 
     std::vector<float> rows = clouds(kClusters, 31, kDim, seed);
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = (i / kDim % 2 == 0 ? 3000.0f : -3000.0f) + rows[i] / 500.0f;
     INFO("seed " << seed);
-    CHECK(is_the_clouds(kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 0, .seed = seed}).assignment, kClusters));
+    CHECK(is_the_clouds(kmeans(rows, kDim, {.clusters = kClusters, .max_iterations = 0, .seed = seed}).assignment,
+                        kClusters));
   }
 }
 
@@ -265,7 +279,8 @@ TEST_CASE("As many clusters as rows leave no inertia", "[solve]") {
       const KMeansResult result = kmeans(rows, 5, {.clusters = count});
       INFO(count << " rows, offset " << offset);
       CHECK(result.inertia == 0.0);
-      CHECK(std::set<std::int32_t>(result.assignment.begin(), result.assignment.end()).size() == static_cast<std::size_t>(count));
+      CHECK(std::set<std::int32_t>(result.assignment.begin(), result.assignment.end()).size() ==
+            static_cast<std::size_t>(count));
     }
 }
 
@@ -281,12 +296,14 @@ TEST_CASE("Fewer distinct rows than clusters leave clusters empty, without inert
       check_consistent(result, rows, kDim, 20);
       CHECK(result.inertia == 0.0);
       CHECK(result.repaired == 0);
-      for (std::size_t t = distinct; t < result.assignment.size(); ++t) CHECK(result.assignment[t] == result.assignment[t - distinct]);
+      for (std::size_t t = distinct; t < result.assignment.size(); ++t)
+        CHECK(result.assignment[t] == result.assignment[t - distinct]);
     }
 }
 
 TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
-  // Rows so small that their squares are no floats: seeding finds no distances and draws rows blindly, some of them twice.
+  // Rows so small that their squares are no floats: seeding finds no distances and draws rows blindly, some of them
+  // twice.
   constexpr int kDim = 2, kClusters = 12;
   int repaired = 0;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -306,7 +323,8 @@ TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
 
     // The row farthest from its seed has left for the first empty cluster: it is alone there, so it is the centroid.
     const std::vector<double> distances = nearest_distances(rows, seeds.centroids, kDim);
-    const auto farthest = static_cast<std::size_t>(std::max_element(distances.begin(), distances.end()) - distances.begin());
+    const auto farthest =
+        static_cast<std::size_t>(std::max_element(distances.begin(), distances.end()) - distances.begin());
     std::int32_t first_empty = 0;
     while (used.count(first_empty)) ++first_empty;
     for (std::size_t j = 0; j < kDim; ++j)
@@ -321,7 +339,9 @@ TEST_CASE("Of several restarts the best one counts", "[solve]") {
   const std::vector<float> rows = test::gaussian(4 * 400, 8);
   int improved = 0;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
-    const auto best_of = [&](int restarts) { return kmeans(rows, 4, {.clusters = 16, .restarts = restarts, .seed = seed}); };
+    const auto best_of = [&](int restarts) {
+      return kmeans(rows, 4, {.clusters = 16, .restarts = restarts, .seed = seed});
+    };
     double before = best_of(1).inertia;
     for (int restarts = 2; restarts <= 4; ++restarts) {
       const KMeansResult result = best_of(restarts);
@@ -353,10 +373,13 @@ TEST_CASE("Options out of range and rows that are not finite are errors in words
   const auto text = [&](const KMeansOptions& options) { return test::error_text([&] { kmeans(rows, 2, options); }); };
   for (const int clusters : {0, -3, 4097}) {
     INFO(clusters);
-    CHECK_THAT(text({.clusters = clusters}), StartsWith("usage: k-means: expected 1 to 4096 clusters") && Contains(fmt::format("found {} clusters for 5000 rows", clusters)));
+    CHECK_THAT(text({.clusters = clusters}), StartsWith("usage: k-means: expected 1 to 4096 clusters") &&
+                                                 Contains(fmt::format("found {} clusters for 5000 rows", clusters)));
   }
-  CHECK_THAT(test::error_text([&] { kmeans(std::span(rows).first(20), 2, {.clusters = 11}); }), StartsWith("usage: ") && Contains("found 11 clusters for 10 rows"));
-  CHECK_THAT(test::error_text([&] { kmeans({}, 2, {.clusters = 1}); }), StartsWith("usage: ") && Contains("found 1 clusters for 0 rows"));
+  CHECK_THAT(test::error_text([&] { kmeans(std::span(rows).first(20), 2, {.clusters = 11}); }),
+             StartsWith("usage: ") && Contains("found 11 clusters for 10 rows"));
+  CHECK_THAT(test::error_text([&] { kmeans({}, 2, {.clusters = 1}); }),
+             StartsWith("usage: ") && Contains("found 1 clusters for 0 rows"));
   CHECK_THAT(text({.restarts = 0}), StartsWith("usage: ") && Contains("found 0"));
   CHECK_THAT(text({.max_iterations = -1}), StartsWith("usage: ") && Contains("found -1"));
   CHECK_THAT(text({.tolerance = -1.0}), StartsWith("usage: ") && Contains("found -1"));

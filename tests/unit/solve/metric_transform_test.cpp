@@ -26,7 +26,9 @@ Doubles diagonal(const Doubles& values) {
 }
 
 /// a m a^T with a of any shape that fits.
-Doubles congruent(const Doubles& a, const Doubles& m, int n) { return test::multiply(test::multiply(a, m, n), test::transpose(a, n), n); }
+Doubles congruent(const Doubles& a, const Doubles& m, int n) {
+  return test::multiply(test::multiply(a, m, n), test::transpose(a, n), n);
+}
 
 double largest_difference(const Doubles& a, const Doubles& b) {
   double worst = 0.0;
@@ -46,7 +48,8 @@ void check_inverse(const HeadTransform& t, int n) {
 
 }  // namespace
 
-TEST_CASE("A balanced transform makes covariance and metric the same diagonal matrix, descending, of mean square 1", "[solve]") {
+TEST_CASE("A balanced transform makes covariance and metric the same diagonal matrix, descending, of mean square 1",
+          "[solve]") {
   for (const int n : {1, 2, 7, 24}) {
     INFO(n << " channels");
     const Doubles c = test::random_covariance(n, 11, 0.8), w = test::random_covariance(n, 12, 0.7);
@@ -66,7 +69,10 @@ TEST_CASE("A balanced transform makes covariance and metric the same diagonal ma
   }
 }
 
-TEST_CASE("No other map has a smaller product of traces than a balanced one, and the outlier gain is how much larger the identity's is", "[solve]") {
+TEST_CASE(
+    "No other map has a smaller product of traces than a balanced one, and the outlier gain is how much larger the "
+    "identity's is",
+    "[solve]") {
   const int n = 12;
   const Doubles c = test::random_covariance(n, 21, 0.6), w = test::random_covariance(n, 22, 0.8);
   const HeadTransform best = balanced_transform(c, w, {}, n, kManyTokens, kNoBound);
@@ -97,7 +103,8 @@ TEST_CASE("By hand: two channels, one of large keys and small queries", "[solve]
   const HeadTransform t = diagonal_transform(c, w, 2, kManyTokens, {});
   CHECK(t.scale == Doubles{0.25, 1.0});
   CHECK(t.outlier_gain == Approx(17.0 * (17.0 / 16.0) / 4.0));
-  const HeadTransform shared = diagonal_transform(c, w, 2, kManyTokens, {{0, 1}});  // c = 17, w = 17/16 for both: nothing to balance
+  const HeadTransform shared =
+      diagonal_transform(c, w, 2, kManyTokens, {{0, 1}});  // c = 17, w = 17/16 for both: nothing to balance
   CHECK(shared.scale[0] == shared.scale[1]);
 }
 
@@ -122,9 +129,10 @@ TEST_CASE("Signs follow the mean, so that rows do not depend on the coordinates 
 
 TEST_CASE("Channels without variance, without metric, or with neither do no harm", "[solve]") {
   const int n = 6;
-  for (const auto& [name, c, w] : {std::tuple{"constant channel", diagonal({4, 0, 1, 1, 2, 3}), diagonal({1, 5, 1, 2, 1, 1})},
-                                   {"channel that no query looks at", diagonal({4, 2, 1, 1, 2, 3}), diagonal({1, 0, 1, 2, 1, 1})},
-                                   {"both", diagonal({4, 0, 1, 1, 2, 3}), diagonal({1, 0, 1, 2, 1, 1})}}) {
+  for (const auto& [name, c, w] :
+       {std::tuple{"constant channel", diagonal({4, 0, 1, 1, 2, 3}), diagonal({1, 5, 1, 2, 1, 1})},
+        {"channel that no query looks at", diagonal({4, 2, 1, 1, 2, 3}), diagonal({1, 0, 1, 2, 1, 1})},
+        {"both", diagonal({4, 0, 1, 1, 2, 3}), diagonal({1, 0, 1, 2, 1, 1})}}) {
     INFO(name);
     const HeadTransform t = balanced_transform(c, w, {}, n, kManyTokens, 4096.0);
     check_inverse(t, n);
@@ -144,13 +152,16 @@ TEST_CASE("A covariance of fewer tokens than channels is drawn towards its diago
   Doubles c(256, 0.0);  // rank 3 of 16
   for (std::size_t r = 0; r < 3; ++r)
     for (std::size_t i = 0; i < 16; ++i)
-      for (std::size_t j = 0; j < 16; ++j) c[i * 16 + j] += std::cos(static_cast<double>((i + 1) * (r + 1))) * std::cos(static_cast<double>((j + 1) * (r + 1)));
+      for (std::size_t j = 0; j < 16; ++j)
+        c[i * 16 + j] +=
+            std::cos(static_cast<double>((i + 1) * (r + 1))) * std::cos(static_cast<double>((j + 1) * (r + 1)));
   const Doubles w = test::identity(n);
-  const auto spread = [&](std::int64_t tokens) {  // by how much a direction without variance is amplified over the others
-    const HeadTransform t = balanced_transform(c, w, {}, n, tokens, kNoBound);
-    check_inverse(t, n);
-    return *std::max_element(t.matrix.begin(), t.matrix.end());
-  };
+  const auto spread =
+      [&](std::int64_t tokens) {  // by how much a direction without variance is amplified over the others
+        const HeadTransform t = balanced_transform(c, w, {}, n, tokens, kNoBound);
+        check_inverse(t, n);
+        return *std::max_element(t.matrix.begin(), t.matrix.end());
+      };
   CHECK(spread(3) < 3.0);
   CHECK(spread(3) < spread(100));
   CHECK(spread(static_cast<std::int64_t>(kTokensPerChannel) * n) > 100.0);  // from here on the covariance is believed
@@ -179,6 +190,8 @@ TEST_CASE("The condition number stays below its bound", "[solve]") {
 TEST_CASE("NaN in a covariance or a metric is an error", "[solve]") {
   Doubles bad = test::identity(3);
   bad[4] = std::numeric_limits<double>::quiet_NaN();
-  CHECK(test::error_text([&] { balanced_transform(bad, test::identity(3), {}, 3, 100, kNoBound); }) == "numerical: transform: covariance or metric holds NaN or Inf");
-  CHECK(test::error_text([&] { diagonal_transform(test::identity(3), bad, 3, 100, {}); }) == "numerical: transform: covariance or metric holds NaN or Inf");
+  CHECK(test::error_text([&] { balanced_transform(bad, test::identity(3), {}, 3, 100, kNoBound); }) ==
+        "numerical: transform: covariance or metric holds NaN or Inf");
+  CHECK(test::error_text([&] { diagonal_transform(test::identity(3), bad, 3, 100, {}); }) ==
+        "numerical: transform: covariance or metric holds NaN or Inf");
 }

@@ -19,13 +19,27 @@ struct Sizes {
 };
 
 AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
-  AttentionCase data{.dim = sizes.dim, .v_dim = sizes.v_dim, .queries_per_head = sizes.queries, .scale = 0.4, .window = sizes.window,
-                     .sink_tokens = sizes.sink, .recent_tokens = sizes.recent, .query = sizes.query, .q = {}, .k = {}, .v = {}, .curvature = {}, .output_metric = {}};
+  AttentionCase data{
+      .dim = sizes.dim,
+      .v_dim = sizes.v_dim,
+      .queries_per_head = sizes.queries,
+      .scale = 0.4,
+      .window = sizes.window,
+      .sink_tokens = sizes.sink,
+      .recent_tokens = sizes.recent,
+      .query = sizes.query,
+      .q = {},
+      .k = {},
+      .v = {},
+      .curvature = {},
+      .output_metric = {},
+  };
   if (data.query.empty()) {
     data.query.resize(static_cast<std::size_t>(sizes.tokens));
     std::iota(data.query.begin(), data.query.end(), 0);
   }
-  const auto tokens = static_cast<std::size_t>(sizes.tokens), dim = static_cast<std::size_t>(sizes.dim), v_dim = static_cast<std::size_t>(sizes.v_dim);
+  const auto tokens = static_cast<std::size_t>(sizes.tokens), dim = static_cast<std::size_t>(sizes.dim),
+             v_dim = static_cast<std::size_t>(sizes.v_dim);
   data.q = test::gaussian(static_cast<std::size_t>(sizes.queries) * data.query.size() * dim, seed, 1.2);
   data.k = test::gaussian(tokens * dim, seed + 1, 1.2);
   data.v = test::gaussian(tokens * v_dim, seed + 2);
@@ -42,9 +56,11 @@ AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
   return data;
 }
 
-/// By the words of the header, in double: outputs of all heads and queries with keys `k` and values `v` where tokens are not exact.
+/// By the words of the header, in double: outputs of all heads and queries with keys `k` and values `v` where tokens
+/// are not exact.
 std::vector<double> naive_outputs(const AttentionCase& data, const std::vector<float>& k, const std::vector<float>& v) {
-  const auto dim = static_cast<std::size_t>(data.dim), v_dim = static_cast<std::size_t>(data.v_dim), m = data.query.size();
+  const auto dim = static_cast<std::size_t>(data.dim), v_dim = static_cast<std::size_t>(data.v_dim),
+             m = data.query.size();
   std::vector<double> outputs;
   for (std::size_t head = 0; head < static_cast<std::size_t>(data.queries_per_head); ++head)
     for (std::size_t i = 0; i < m; ++i) {
@@ -52,17 +68,22 @@ std::vector<double> naive_outputs(const AttentionCase& data, const std::vector<f
       std::vector<double> weights, out(v_dim, 0.0);
       double sum = 0.0;
       for (std::int64_t t = 0; t <= at; ++t) {
-        const bool seen = data.window == 0 || at - t < data.window, exact = t < data.sink_tokens || at - t < data.recent_tokens;
+        const bool seen = data.window == 0 || at - t < data.window,
+                   exact = t < data.sink_tokens || at - t < data.recent_tokens;
         const std::vector<float>& keys = exact ? data.k : k;
         double logit = 0.0;
-        for (std::size_t c = 0; c < dim; ++c) logit += static_cast<double>(data.q[(head * m + i) * dim + c]) * static_cast<double>(keys[static_cast<std::size_t>(t) * dim + c]);
+        for (std::size_t c = 0; c < dim; ++c)
+          logit += static_cast<double>(data.q[(head * m + i) * dim + c]) *
+                   static_cast<double>(keys[static_cast<std::size_t>(t) * dim + c]);
         weights.push_back(seen ? std::exp(data.scale * logit) : 0.0);
         sum += weights.back();
       }
       for (std::int64_t t = 0; t <= at; ++t) {
         const bool exact = t < data.sink_tokens || at - t < data.recent_tokens;
         const std::vector<float>& values = exact ? data.v : v;
-        for (std::size_t c = 0; c < v_dim; ++c) out[c] += weights[static_cast<std::size_t>(t)] / sum * static_cast<double>(values[static_cast<std::size_t>(t) * v_dim + c]);
+        for (std::size_t c = 0; c < v_dim; ++c)
+          out[c] += weights[static_cast<std::size_t>(t)] / sum *
+                    static_cast<double>(values[static_cast<std::size_t>(t) * v_dim + c]);
       }
       outputs.insert(outputs.end(), out.begin(), out.end());
     }
@@ -76,10 +97,12 @@ OutputChange naive_change(const AttentionCase& data, const std::vector<double>& 
     for (std::size_t i = 0; i < v_dim; ++i) {
       const double square = e[row * v_dim + i] * e[row * v_dim + i];
       change.squared += square;
-      if (data.curvature.empty()) change.curved += square;
+      if (data.curvature.empty())
+        change.curved += square;
       else
         for (std::size_t j = 0; j < v_dim; ++j)
-          change.curved += e[row * v_dim + i] * static_cast<double>(data.curvature[(row / m * v_dim + i) * v_dim + j]) * e[row * v_dim + j];
+          change.curved += e[row * v_dim + i] * static_cast<double>(data.curvature[(row / m * v_dim + i) * v_dim + j]) *
+                           e[row * v_dim + j];
     }
   change.curved /= 2.0 * static_cast<double>(m);
   change.squared /= 2.0 * static_cast<double>(m);
@@ -115,7 +138,16 @@ const Sizes kCases[] = {
     {.sink = 2, .recent = 3, .curvature = true},
     {.window = 7, .sink = 2, .recent = 3},
     {.tokens = 70, .dim = 16, .v_dim = 3, .queries = 3, .query = {0, 1, 5, 33, 34, 69}},
-    {.tokens = 300, .dim = 8, .v_dim = 8, .window = 90, .sink = 4, .recent = 16, .curvature = true, .query = {2, 3, 4, 15, 16, 17, 18, 150, 299}},
+    {
+        .tokens = 300,
+        .dim = 8,
+        .v_dim = 8,
+        .window = 90,
+        .sink = 4,
+        .recent = 16,
+        .curvature = true,
+        .query = {2, 3, 4, 15, 16, 17, 18, 150, 299},
+    },
     {.tokens = 1, .dim = 1, .v_dim = 1, .queries = 1},
 };
 
@@ -126,7 +158,8 @@ TEST_CASE("Errors of keys and values are those of attention done naively in doub
   for (const Sizes& sizes : kCases) {
     seed += 100;
     const AttentionCase data = random_case(sizes, seed);
-    INFO("window " << sizes.window << ", sink " << sizes.sink << ", recent " << sizes.recent << ", tokens " << sizes.tokens << ", curvature " << sizes.curvature);
+    INFO("window " << sizes.window << ", sink " << sizes.sink << ", recent " << sizes.recent << ", tokens "
+                   << sizes.tokens << ", curvature " << sizes.curvature);
     const OutputError error(data);
     const std::vector<double> exact = naive_outputs(data, data.k, data.v);
     check_close(error.energy(), naive_change(data, exact));
@@ -160,7 +193,8 @@ TEST_CASE("Tokens that every query sees exactly, or that no query sees, may be a
   for (std::size_t t = 0; t < 20; ++t)
     if (t < 4 || t > 15) {
       for (int c = 0; c < data.dim; ++c) k[t * static_cast<std::size_t>(data.dim) + static_cast<std::size_t>(c)] = 3.0f;
-      for (int c = 0; c < data.v_dim; ++c) v[t * static_cast<std::size_t>(data.v_dim) + static_cast<std::size_t>(c)] = -5.0f;
+      for (int c = 0; c < data.v_dim; ++c)
+        v[t * static_cast<std::size_t>(data.v_dim) + static_cast<std::size_t>(c)] = -5.0f;
     }
   CHECK(error.of_keys(k).squared == 0.0);
   CHECK(error.of_values(v).squared == 0.0);

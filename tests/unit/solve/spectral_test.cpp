@@ -30,10 +30,14 @@ std::vector<double> product_of(const std::string& recipe, const std::vector<doub
   std::vector<double> r = test::identity(dim);
   std::istringstream factors(recipe);
   for (std::string factor; std::getline(factors, factor, '*');) {
-    if (factor == "U") r = test::multiply(r, basis, dim);
-    else if (factor == "H") r = test::multiply(r, test::sylvester_blocks(dim, order), dim);
-    else if (factor == "P") r = test::multiply(r, permutation(dim), dim);
-    else REQUIRE(factor == "I");
+    if (factor == "U")
+      r = test::multiply(r, basis, dim);
+    else if (factor == "H")
+      r = test::multiply(r, test::sylvester_blocks(dim, order), dim);
+    else if (factor == "P")
+      r = test::multiply(r, permutation(dim), dim);
+    else
+      REQUIRE(factor == "I");
   }
   return r;
 }
@@ -80,7 +84,8 @@ TEST_CASE("Every composition is orthogonal and the product of its recipe", "[sol
 
 TEST_CASE("The permutation puts the k-th column where bit reversal says", "[solve]") {
   const std::vector<double> basis = test::random_orthogonal(128, 5);
-  const std::vector<double> uh = compose(*find_composition("uh"), basis, 128, 128), uhp = compose(*find_composition("uhp"), basis, 128, 128);
+  const std::vector<double> uh = compose(*find_composition("uh"), basis, 128, 128),
+                            uhp = compose(*find_composition("uhp"), basis, 128, 128);
   const int places[] = {0, 64, 32, 96, 16, 80, 48, 112};
   for (std::size_t k = 0; k < 8; ++k)
     for (std::size_t i = 0; i < 128; ++i) CHECK(uhp[i * 128 + static_cast<std::size_t>(places[k])] == uh[i * 128 + k]);
@@ -90,12 +95,14 @@ TEST_CASE("Lemma 1: the Hadamard after the eigenbasis equalises the diagonal wit
   for (const int dim : {64, 80, 96, 128}) {
     const int order = hadamard_order(dim);
     const std::vector<double> c = test::random_covariance(dim, 9, 0.8);
-    const std::vector<double> rotated = test::conjugate(c, compose(*find_composition("uh"), eigh(c, dim).vectors, dim, order), dim);
+    const std::vector<double> rotated =
+        test::conjugate(c, compose(*find_composition("uh"), eigh(c, dim).vectors, dim, order), dim);
     for (int block = 0; block < dim; block += order) {
       double mean = 0.0;
       for (int i = block; i < block + order; ++i) mean += rotated[static_cast<std::size_t>(i * (dim + 1))] / order;
       for (int i = block; i < block + order; ++i)
-        if (std::abs(rotated[static_cast<std::size_t>(i * (dim + 1))] - mean) > 1e-12) FAIL("dim " << dim << ", channel " << i);
+        if (std::abs(rotated[static_cast<std::size_t>(i * (dim + 1))] - mean) > 1e-12)
+          FAIL("dim " << dim << ", channel " << i);
     }
     if (order == dim) CHECK(rotated[0] == Approx(test::trace(c, dim) / dim).epsilon(1e-12));
   }
@@ -119,7 +126,8 @@ TEST_CASE("Sign candidates turn columns around; candidate 0 is the canonical bas
   CHECK(seen.size() == 40);
   CHECK(std::abs(kept - 320) < 5 * std::sqrt(640 * 0.25));
   CHECK(with_signs(basis, 16, 7, 1, 2, 3) == with_signs(basis, 16, 7, 1, 2, 3));
-  for (const auto& other : {with_signs(basis, 16, 8, 1, 2, 3), with_signs(basis, 16, 7, 2, 2, 3), with_signs(basis, 16, 7, 1, 3, 3)})
+  for (const auto& other :
+       {with_signs(basis, 16, 8, 1, 2, 3), with_signs(basis, 16, 7, 2, 2, 3), with_signs(basis, 16, 7, 1, 3, 3)})
     CHECK(other != with_signs(basis, 16, 7, 1, 2, 3));
 }
 
@@ -128,15 +136,18 @@ TEST_CASE("The residual rotation minimises the frozen-error surrogate; the publi
     INFO("dim " << dim);
     const std::vector<double> c = test::random_covariance(dim, 1, 0.8), e = test::random_covariance(dim, 2, 0.7);
     const EigenPairs target = eigh(c, dim), error = eigh(e, dim);
-    const std::vector<double> best = residual_rotation(target, error, dim, false), published = residual_rotation(target, error, dim, true);
+    const std::vector<double> best = residual_rotation(target, error, dim, false),
+                              published = residual_rotation(target, error, dim, true);
     CHECK(test::orthogonality_defect(best, dim) < 1e-12);
     CHECK(test::largest_difference(published, test::transpose(best, dim)) < 1e-14);
 
     // The least that any rotation can reach: largest eigenvalues meet smallest.
     double least = 0.0;
-    for (std::size_t k = 0; k < target.values.size(); ++k) least += target.values[k] * error.values[target.values.size() - 1 - k];
+    for (std::size_t k = 0; k < target.values.size(); ++k)
+      least += target.values[k] * error.values[target.values.size() - 1 - k];
     CHECK(surrogate(c, e, best, dim) == Approx(least).epsilon(1e-9));
-    for (std::uint64_t seed = 10; seed < 30; ++seed) CHECK(surrogate(c, e, test::random_orthogonal(dim, seed), dim) > least);
+    for (std::uint64_t seed = 10; seed < 30; ++seed)
+      CHECK(surrogate(c, e, test::random_orthogonal(dim, seed), dim) > least);
     CHECK(surrogate(c, e, published, dim) > least);
   }
 }

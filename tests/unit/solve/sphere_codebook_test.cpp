@@ -19,26 +19,32 @@ std::size_t points_for(int dim) { return dim < 16 ? 100000 : 400000; }
 constexpr double kPi = std::numbers::pi;
 const int kDims[] = {2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 255, 256};
 
-/// Integrals of t^k, k = 0, 1, 2, over the cell [low, high] of t = sqrt(n) sin(angle), whose angle has a density of cos^(n-2):
-/// four-point Gauss-Legendre quadrature in short steps.
+/// Integrals of t^k, k = 0, 1, 2, over the cell [low, high] of t = sqrt(n) sin(angle), whose angle has a density of
+/// cos^(n-2): four-point Gauss-Legendre quadrature in short steps.
 struct Cell {
   double mass = 0.0, first = 0.0, second = 0.0;
 };
 Cell cell(int dim, double low, double high) {
-  constexpr double at[] = {-0.861136311594052575224, -0.339981043584856264803, 0.339981043584856264803, 0.861136311594052575224};
-  constexpr double weight[] = {0.347854845137453857373, 0.652145154862546142627, 0.652145154862546142627, 0.347854845137453857373};
+  constexpr double at[] = {-0.861136311594052575224, -0.339981043584856264803, 0.339981043584856264803,
+                           0.861136311594052575224};
+  constexpr double weight[] = {0.347854845137453857373, 0.652145154862546142627, 0.652145154862546142627,
+                               0.347854845137453857373};
   const double radius = std::sqrt(dim), reach = 14.0 / radius;  // the density is gone that far on
   const auto angle = [&](double t) { return std::asin(std::clamp(t / radius, -1.0, 1.0)); };
   double a = angle(low), b = angle(high);
-  if (a >= 0.0) b = std::min(b, a + reach);
-  else if (b <= 0.0) a = std::max(a, b - reach);
-  else a = std::max(a, -reach), b = std::min(b, reach);
+  if (a >= 0.0)
+    b = std::min(b, a + reach);
+  else if (b <= 0.0)
+    a = std::max(a, b - reach);
+  else
+    a = std::max(a, -reach), b = std::min(b, reach);
   const int panels = 3 + static_cast<int>(std::ceil(12.0 * (b - a) * radius));
   const double half = (b - a) / (2.0 * panels);
   Cell sums;
   for (int i = 0; i < panels; ++i)
     for (std::size_t j = 0; j < 4; ++j) {
-      const double u = a + (2 * i + 1) * half + at[j] * half, t = radius * std::sin(u), mass = weight[j] * half * std::pow(std::cos(u), dim - 2);
+      const double u = a + (2 * i + 1) * half + at[j] * half, t = radius * std::sin(u),
+                   mass = weight[j] * half * std::pow(std::cos(u), dim - 2);
       sums.mass += mass;
       sums.first += mass * t;
       sums.second += mass * t * t;
@@ -116,12 +122,14 @@ TEST_CASE("Sphere codebooks are symmetric, strictly ascending and inside the sph
       INFO("bits " << bits << ", dim " << dim);
       const std::size_t count = book.entries.size();
       double skew = 0.0;
-      for (std::size_t i = 0; i < count; ++i) skew = std::max(skew, std::abs(book.entries[i] + book.entries[count - 1 - i]));
+      for (std::size_t i = 0; i < count; ++i)
+        skew = std::max(skew, std::abs(book.entries[i] + book.entries[count - 1 - i]));
       CHECK(skew < 1e-9);
       for (std::size_t i = 1; i < count; ++i) REQUIRE(book.entries[i] > book.entries[i - 1]);
       CHECK(book.entries.back() < std::sqrt(dim));
       // As the tables of an artifact, which are binary32 and strictly ascending.
-      for (std::size_t i = 1; i < count; ++i) REQUIRE(static_cast<float>(book.entries[i]) > static_cast<float>(book.entries[i - 1]));
+      for (std::size_t i = 1; i < count; ++i)
+        REQUIRE(static_cast<float>(book.entries[i]) > static_cast<float>(book.entries[i - 1]));
       if (bits > 1) CHECK(book.distortion < sphere_codebook(bits - 1, dim).distortion);
     }
 }
@@ -139,7 +147,8 @@ TEST_CASE("In many dimensions the sphere codebook is the Gaussian one of Lloyd a
   for (std::size_t i = 0; i < 4; ++i) CHECK(book(3).entries[4 + i] == Approx(eight[i]).margin(6e-4));
   // From 256 dimensions on the difference is of the order of 1 / n.
   for (int bits = 1; bits <= 8; ++bits)
-    CHECK(std::abs(sphere_codebook(bits, 1024).distortion / book(bits).distortion - 1.0) < std::abs(sphere_codebook(bits, 128).distortion / book(bits).distortion - 1.0));
+    CHECK(std::abs(sphere_codebook(bits, 1024).distortion / book(bits).distortion - 1.0) <
+          std::abs(sphere_codebook(bits, 128).distortion / book(bits).distortion - 1.0));
 }
 
 TEST_CASE("In two dimensions the marginal is the arcsine law", "[solve][codebook]") {
@@ -149,15 +158,19 @@ TEST_CASE("In two dimensions the marginal is the arcsine law", "[solve][codebook
   for (int bits = 2; bits <= 5; ++bits) {
     const std::size_t count = std::size_t{1} << bits;
     std::vector<double> entries(count);
-    for (std::size_t i = 0; i < count; ++i) entries[i] = std::sqrt(2.0) * std::sin(kPi * ((static_cast<double>(i) + 0.5) / static_cast<double>(count) - 0.5));
+    for (std::size_t i = 0; i < count; ++i)
+      entries[i] = std::sqrt(2.0) * std::sin(kPi * ((static_cast<double>(i) + 0.5) / static_cast<double>(count) - 0.5));
     for (int round = 0; round < 6000; ++round) {
       std::vector<double> angle = {-kPi / 2};
-      for (std::size_t i = 1; i < count; ++i) angle.push_back(std::asin((entries[i - 1] + entries[i]) / std::sqrt(8.0)));
+      for (std::size_t i = 1; i < count; ++i)
+        angle.push_back(std::asin((entries[i - 1] + entries[i]) / std::sqrt(8.0)));
       angle.push_back(kPi / 2);
-      for (std::size_t i = 0; i < count; ++i) entries[i] = std::sqrt(2.0) * (std::cos(angle[i]) - std::cos(angle[i + 1])) / (angle[i + 1] - angle[i]);
+      for (std::size_t i = 0; i < count; ++i)
+        entries[i] = std::sqrt(2.0) * (std::cos(angle[i]) - std::cos(angle[i + 1])) / (angle[i + 1] - angle[i]);
     }
     INFO("bits " << bits);
-    for (std::size_t i = 0; i < count; ++i) CHECK(sphere_codebook(bits, 2).entries[i] == Approx(entries[i]).margin(1e-9));
+    for (std::size_t i = 0; i < count; ++i)
+      CHECK(sphere_codebook(bits, 2).entries[i] == Approx(entries[i]).margin(1e-9));
   }
 }
 
@@ -166,7 +179,8 @@ TEST_CASE("In three dimensions the marginal is uniform, and so are the entries",
     const double count = std::pow(2.0, bits);
     const ScalarCodebook& book = sphere_codebook(bits, 3);
     INFO("bits " << bits);
-    for (std::size_t i = 0; i < book.entries.size(); ++i) CHECK(book.entries[i] == Approx(std::sqrt(3.0) * (2 * static_cast<double>(i) + 1 - count) / count).margin(1e-9));
+    for (std::size_t i = 0; i < book.entries.size(); ++i)
+      CHECK(book.entries[i] == Approx(std::sqrt(3.0) * (2 * static_cast<double>(i) + 1 - count) / count).margin(1e-9));
     CHECK(book.distortion == Approx(1.0 / (count * count)).epsilon(1e-9));
   }
 }
@@ -194,7 +208,8 @@ TEST_CASE("Sphere codebooks are the same from any thread, and one object each", 
   for (const ScalarCodebook* book : found[0]) CHECK(std::is_sorted(book->entries.begin(), book->entries.end()));
 }
 
-TEST_CASE("Coding random points of the sphere gives the distortion that the codebook says", "[solve][codebook][codec]") {
+TEST_CASE("Coding random points of the sphere gives the distortion that the codebook says",
+          "[solve][codebook][codec]") {
   for (const int dim : {2, 3, 4, 6, 8, 16, 32, 64, 128, 256}) {
     const std::vector<float> points = sphere_points(dim, points_for(dim), static_cast<std::uint64_t>(dim));
     for (int bits = 1; bits <= 8; ++bits) {
@@ -205,19 +220,23 @@ TEST_CASE("Coding random points of the sphere gives the distortion that the code
   }
 }
 
-TEST_CASE("Keeping the norm makes the distortion 2 - 2 sqrt(1 - D), less what a row's own length takes", "[solve][codebook][codec]") {
-  // The formula takes the length of the coded row as known, as it is in many dimensions. In few, keeping the norm also undoes the part
-  // of the error along the row. With many bits errors are uniform in cells of width density^(-1/3), so that part is
-  // E t^2 density^(1/3) / (n E density^(1/3)) = 3 / (n + 6): 2% and more below n = 144. With one bit all coded rows are equally long.
+TEST_CASE("Keeping the norm makes the distortion 2 - 2 sqrt(1 - D), less what a row's own length takes",
+          "[solve][codebook][codec]") {
+  // The formula takes the length of the coded row as known, as it is in many dimensions. In few, keeping the norm also
+  // undoes the part of the error along the row. With many bits errors are uniform in cells of width density^(-1/3), so
+  // that part is E t^2 density^(1/3) / (n E density^(1/3)) = 3 / (n + 6): 2% and more below n = 144. With one bit all
+  // coded rows are equally long.
   for (const int dim : {2, 3, 4, 6, 8, 16, 32, 64, 128, 256}) {
     const std::vector<float> points = sphere_points(dim, points_for(dim), static_cast<std::uint64_t>(dim) + 500);
     for (int bits = 1; bits <= 8; ++bits) {
       const ScalarCodebook& book = sphere_codebook(bits, dim);
-      const double expected = 2.0 - 2.0 * std::sqrt(1.0 - book.distortion), ratio = coded_distortion(book, ScaleRule::norm, points, dim) / expected;
+      const double expected = 2.0 - 2.0 * std::sqrt(1.0 - book.distortion),
+                   ratio = coded_distortion(book, ScaleRule::norm, points, dim) / expected;
       const double many_bits = (dim + 3.0) / (dim + 6.0);
       INFO("bits " << bits << ", dim " << dim << ", ratio " << ratio << ", of many bits " << many_bits);
       CHECK(ratio < 1.02);
-      if (bits == 1 || dim >= 256 || (bits == 2 && dim >= 64) || (bits <= 4 && dim >= 128)) CHECK(ratio == Approx(1.0).epsilon(0.02));
+      if (bits == 1 || dim >= 256 || (bits == 2 && dim >= 64) || (bits <= 4 && dim >= 128))
+        CHECK(ratio == Approx(1.0).epsilon(0.02));
       if (bits >= 5 && dim > 2) CHECK(ratio == Approx(many_bits).epsilon(0.02));
       if (dim > 3) CHECK(ratio > many_bits * 0.98);
     }
@@ -231,13 +250,15 @@ TEST_CASE("Lloyd on samples finds the codebook of the samples", "[solve][codeboo
     CHECK(fitted.entries == start.entries);
   }
   SECTION("entries are the means of their samples") {
-    const ScalarCodebook fitted = fit_codebook(std::vector<float>{-3, -1, 2, 4, 0.5f}, {.entries = {-1.0, 1.0}, .distortion = 0.0});
+    const ScalarCodebook fitted =
+        fit_codebook(std::vector<float>{-3, -1, 2, 4, 0.5f}, {.entries = {-1.0, 1.0}, .distortion = 0.0});
     REQUIRE(fitted.entries.size() == 2);
     CHECK(fitted.entries[0] == Approx(-2.0).margin(1e-6));
     CHECK(fitted.entries[1] == Approx(6.5 / 3).margin(1e-6));
   }
   SECTION("an entry whose cell is empty stays where it was") {
-    const ScalarCodebook fitted = fit_codebook(std::vector<float>{-1, -1, 1, 1}, {.entries = {-1.5, 0.5, 3.0, 100.0}, .distortion = 0.0});
+    const ScalarCodebook fitted =
+        fit_codebook(std::vector<float>{-1, -1, 1, 1}, {.entries = {-1.5, 0.5, 3.0, 100.0}, .distortion = 0.0});
     CHECK(fitted.entries == std::vector<double>{-1.0, 1.0, 3.0, 100.0});
   }
   SECTION("conditions, and never worse than the start") {
@@ -263,7 +284,9 @@ TEST_CASE("Lloyd on samples finds the codebook of the samples", "[solve][codeboo
       for (const float x : samples) {
         std::size_t best = 0;
         for (std::size_t i = 1; i < fitted.entries.size(); ++i)
-          if (std::abs(static_cast<double>(x) - fitted.entries[i]) < std::abs(static_cast<double>(x) - fitted.entries[best])) best = i;
+          if (std::abs(static_cast<double>(x) - fitted.entries[i]) <
+              std::abs(static_cast<double>(x) - fitted.entries[best]))
+            best = i;
         sum[best] += static_cast<double>(x);
         count[best] += 1.0;
       }

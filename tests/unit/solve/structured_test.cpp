@@ -36,7 +36,8 @@ TEST_CASE("Bit reversal is a permutation for every length, and its own inverse f
   }
 }
 
-TEST_CASE("For every power-of-two group the largest go to different groups, and every prefix is spread evenly", "[solve]") {
+TEST_CASE("For every power-of-two group the largest go to different groups, and every prefix is spread evenly",
+          "[solve]") {
   for (int n = 1; n <= 200; ++n) {
     const std::vector<int> places = bit_reversal_places(n);
     for (int group = 1; group <= n; group *= 2) {
@@ -51,7 +52,8 @@ TEST_CASE("For every power-of-two group the largest go to different groups, and 
 }
 
 TEST_CASE("A block Hadamard matrix is Sylvester's, orthogonal and symmetric", "[solve]") {
-  for (const auto& [dim, order] : {std::pair{1, 1}, {2, 2}, {8, 8}, {8, 2}, {64, 64}, {80, 16}, {96, 32}, {128, 128}, {128, 16}, {7, 1}}) {
+  for (const auto& [dim, order] :
+       {std::pair{1, 1}, {2, 2}, {8, 8}, {8, 2}, {64, 64}, {80, 16}, {96, 32}, {128, 128}, {128, 16}, {7, 1}}) {
     INFO("dim " << dim << ", order " << order);
     const std::vector<double> h = block_hadamard_matrix(dim, order);
     CHECK(test::largest_difference(h, test::sylvester_blocks(dim, order)) < 1e-15);
@@ -81,8 +83,10 @@ TEST_CASE("Butterflies give the product with the matrix, signs first", "[solve]"
       for (std::size_t row = 0; row < 3; ++row)
         for (std::size_t i = 0; i < d; ++i)
           for (std::size_t j = 0; j < d; ++j)
-            expected[row * d + j] += static_cast<double>(rows[row * d + i]) * (signed_rows ? signs[i] : 1) * h[i * d + j];
-      block_hadamard_rows(rows, dim, order, signed_rows ? std::span<const std::int8_t>(signs) : std::span<const std::int8_t>());
+            expected[row * d + j] +=
+                static_cast<double>(rows[row * d + i]) * (signed_rows ? signs[i] : 1) * h[i * d + j];
+      block_hadamard_rows(rows, dim, order,
+                          signed_rows ? std::span<const std::int8_t>(signs) : std::span<const std::int8_t>());
       CHECK(test::largest_difference(rows, expected) < 2e-6);
     }
   }
@@ -91,7 +95,8 @@ TEST_CASE("Butterflies give the product with the matrix, signs first", "[solve]"
 TEST_CASE("Haar matrices are orthogonal, seeded and uniformly distributed", "[solve]") {
   for (const int dim : {1, 2, 64, 80, 128}) CHECK(test::orthogonality_defect(haar_matrix(dim, 1, 2, 3), dim) < 1e-12);
   CHECK(haar_matrix(16, 1, 2, 3) == haar_matrix(16, 1, 2, 3));
-  for (const auto& other : {haar_matrix(16, 2, 2, 3), haar_matrix(16, 1, 3, 3), haar_matrix(16, 1, 2, 4)}) CHECK(other != haar_matrix(16, 1, 2, 3));
+  for (const auto& other : {haar_matrix(16, 2, 2, 3), haar_matrix(16, 1, 3, 3), haar_matrix(16, 1, 2, 4)})
+    CHECK(other != haar_matrix(16, 1, 2, 3));
 
   // Moments of the uniform distribution: every entry has mean 0, mean square 1/n and mean fourth power 3 / (n (n + 2));
   // the trace has mean 0 and variance 1. QR without fixing the signs of R has other traces.

@@ -48,7 +48,19 @@ TEST_CASE("The shipped thetas are codes that packing.md allows, of at most 64 st
         CHECK(bits * taps[0].memory <= 8);
         CHECK(taps[0].theta.size() == static_cast<std::size_t>(bits * (taps[0].memory + 1)));
         for (const float theta : taps[0].theta) CHECK(std::isfinite(theta));
-        LayerPlan plan{.layer = 0, .geometry = {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = channels, .v_head_dim = channels, .softmax_scale = 1.0}, .k = {}, .v = std::nullopt};
+        LayerPlan plan{
+            .layer = 0,
+            .geometry =
+                {
+                    .num_q_heads = 1,
+                    .num_kv_heads = 1,
+                    .head_dim = channels,
+                    .v_head_dim = channels,
+                    .softmax_scale = 1.0,
+                },
+            .k = {},
+            .v = std::nullopt,
+        };
         plan.k.coder = TrellisCoder{.bits = bits, .group_size = channels, .taps = taps};
         CHECK_NOTHROW(validate(plan));
       }
@@ -70,8 +82,10 @@ TEST_CASE("Longer groups get no shorter memory, and a longer memory no larger er
     for (int memory = 1; memory <= 4; ++memory) {
       const std::vector<TrellisTaps> taps = trellis_taps(bits, memory, 128);
       if (taps.at(0).memory == last_memory) continue;
-      const double error = relative_error(TrellisCoder{.bits = bits, .group_size = 128, .rule = ScaleRule::least_squares, .taps = taps}, 128, 60);
-      INFO("bits " << bits << ", memory " << taps[0].memory << ": " << error << ", the best scalar quantiser " << lloyd);
+      const double error = relative_error(
+          TrellisCoder{.bits = bits, .group_size = 128, .rule = ScaleRule::least_squares, .taps = taps}, 128, 60);
+      INFO("bits " << bits << ", memory " << taps[0].memory << ": " << error << ", the best scalar quantiser "
+                   << lloyd);
       CHECK(error < last * 1.01);
       CHECK(error < lloyd);
       CHECK(error > std::pow(4.0, -bits));  // the bound of rate-distortion theory, less what the sample's scale gives
@@ -84,8 +98,22 @@ TEST_CASE("Longer groups get no shorter memory, and a longer memory no larger er
 TEST_CASE("In the shortest groups the shipped trellis is no worse than symmetric codes", "[solve][trellis]") {
   for (int bits = 2; bits <= 4; ++bits)
     for (const int dim : {8, 16, 32, 64}) {
-      const double trellis = relative_error(TrellisCoder{.bits = bits, .group_size = dim, .rule = ScaleRule::least_squares, .taps = trellis_taps(bits, 3, dim)}, dim, 4000 / dim);
-      const double symmetric = relative_error(UniformCoder{.bits = bits, .group_size = dim, .levels = UniformLevels::symmetric, .rule = ScaleRule::least_squares}, dim, 4000 / dim);
+      const double trellis = relative_error(
+          TrellisCoder{
+              .bits = bits,
+              .group_size = dim,
+              .rule = ScaleRule::least_squares,
+              .taps = trellis_taps(bits, 3, dim),
+          },
+          dim, 4000 / dim);
+      const double symmetric = relative_error(
+          UniformCoder{
+              .bits = bits,
+              .group_size = dim,
+              .levels = UniformLevels::symmetric,
+              .rule = ScaleRule::least_squares,
+          },
+          dim, 4000 / dim);
       INFO("bits " << bits << ", " << dim << " channels: " << trellis << " and " << symmetric);
       CHECK(trellis < symmetric * 1.02);
     }

@@ -49,14 +49,21 @@ TEST_CASE("Every moment is what formats/stats.md says it is", "[stats]") {
   SECTION("outliers") { check_moments(test::make_layer({.softmax_scale = 0.01, .outliers = true})); }
   SECTION("a layer without values") { check_moments(test::make_layer({.has_values = false})); }
   SECTION("more tokens than a block of rows") {
-    check_moments(test::make_layer({.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 3, .v_head_dim = 2, .lengths = std::vector<std::int64_t>(211, 23)}));
+    check_moments(test::make_layer({
+        .num_q_heads = 2,
+        .num_kv_heads = 1,
+        .head_dim = 3,
+        .v_head_dim = 2,
+        .lengths = std::vector<std::int64_t>(211, 23),
+    }));
   }
 }
 
 TEST_CASE("Sequences do not see each other", "[stats]") {
   const LayerActivations layer = test::make_layer({.lengths = {13, 9}});
   const StatsRequest request{.moments = {Moment::scored_value}, .sample_tokens = 5};
-  const auto joint = collect(layer, request).moment(Moment::scored_value), first = collect(test::keep_sequences(layer, 0, 1), request).moment(Moment::scored_value),
+  const auto joint = collect(layer, request).moment(Moment::scored_value),
+             first = collect(test::keep_sequences(layer, 0, 1), request).moment(Moment::scored_value),
              second = collect(test::keep_sequences(layer, 1, 1), request).moment(Moment::scored_value);
   for (std::size_t head = 0; head < 2; ++head) {
     MomentSum sum = first[head];
@@ -67,18 +74,22 @@ TEST_CASE("Sequences do not see each other", "[stats]") {
 
 TEST_CASE("The sst moment is OSCAR's published one: no softmax, no mask, weights relative to their mean", "[stats]") {
   // compute_sst: V^T diag(w / mean(w)) V / T. Tokens in another order give the same.
-  const LayerActivations layer = test::make_layer({.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 3, .lengths = {11}});
+  const LayerActivations layer =
+      test::make_layer({.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 3, .lengths = {11}});
   LayerActivations reversed = layer;
   const auto flip = [](ActivationTensor& tensor) {
     const std::vector<std::byte> raw = tensor.raw;
     const std::size_t row = raw.size() / 11;
-    for (std::size_t t = 0; t < 11; ++t) std::copy_n(raw.begin() + static_cast<std::ptrdiff_t>((10 - t) * row), row, tensor.raw.begin() + static_cast<std::ptrdiff_t>(t * row));
+    for (std::size_t t = 0; t < 11; ++t)
+      std::copy_n(raw.begin() + static_cast<std::ptrdiff_t>((10 - t) * row), row,
+                  tensor.raw.begin() + static_cast<std::ptrdiff_t>(t * row));
   };
   flip(reversed.q);
   flip(reversed.k);
   flip(*reversed.v);
   const StatsRequest request{.moments = {Moment::sst}, .sample_tokens = 3};
-  const MomentSum a = collect(layer, request).moment(Moment::sst)[0], b = collect(reversed, request).moment(Moment::sst)[0];
+  const MomentSum a = collect(layer, request).moment(Moment::sst)[0],
+                  b = collect(reversed, request).moment(Moment::sst)[0];
   CHECK(test::relative_difference(a.sum, b.sum) < 1e-6);
 }
 
@@ -87,7 +98,8 @@ TEST_CASE("Nothing is collected that was not asked for or needed", "[stats]") {
   const LayerStats keys = collect(layer, {.moments = {Moment::key}, .sample_tokens = 4});
   CHECK(keys.moments.size() == 1);
   CHECK(keys.sample.value_weight.empty());
-  CHECK_THAT(test::error_text([&] { keys.moment(Moment::query); }), Catch::Matchers::StartsWith("usage: ") && Contains("layer 0") && Contains("query"));
+  CHECK_THAT(test::error_text([&] { keys.moment(Moment::query); }),
+             Catch::Matchers::StartsWith("usage: ") && Contains("layer 0") && Contains("query"));
   const LayerStats scored = collect(layer, {.moments = {Moment::scored_value}, .sample_tokens = 4});
   CHECK(!scored.moments.contains(Moment::scored_query));
   CHECK(!scored.sample.value_weight.empty());
@@ -122,10 +134,11 @@ TEST_CASE("Statistics have the same bits for any number of threads", "[stats]") 
 
 TEST_CASE("Progress ends at the total", "[stats]") {
   std::atomic<std::int64_t> last = 0, all = 0;
-  collect(test::make_layer({}), {.moments = {Moment::scored_value}, .sample_tokens = 4}, [&](std::int64_t done, std::int64_t total) {
-    last = std::max<std::int64_t>(last, done);
-    all = total;
-  });
+  collect(test::make_layer({}), {.moments = {Moment::scored_value}, .sample_tokens = 4},
+          [&](std::int64_t done, std::int64_t total) {
+            last = std::max<std::int64_t>(last, done);
+            all = total;
+          });
   CHECK(all == 45 * 2);
   CHECK(last == all);
 }

@@ -28,7 +28,13 @@ StatsHeader header() {
 }
 
 StatsRequest request(std::int64_t golden, std::int64_t held_out = 0, bool has_values = true) {
-  return {.moments = has_values ? std::set{Moment::key, Moment::value} : std::set{Moment::key}, .sample_tokens = 17, .seed = 9, .held_out_tokens = held_out, .golden_tokens = golden};
+  return {
+      .moments = has_values ? std::set{Moment::key, Moment::value} : std::set{Moment::key},
+      .sample_tokens = 17,
+      .seed = 9,
+      .held_out_tokens = held_out,
+      .golden_tokens = golden,
+  };
 }
 
 /// Rows [first, first + count) of a tensor in bfloat16, element by element.
@@ -87,13 +93,17 @@ TEST_CASE("The last golden tokens are those of a shorter run", "[stats][golden_r
   for (const bool has_values : {true, false}) {
     const LayerActivations layer = test::make_layer({.lengths = {13, 40}, .has_values = has_values});
     const GoldenTokens all = *collect(layer, request(20, 0, has_values)).golden;
-    for (const std::int64_t count : {1, 7, 20, 21}) CHECK(last_golden(all, layer.geometry, count) == *collect(layer, request(std::min<std::int64_t>(count, 20), 0, has_values)).golden);
+    for (const std::int64_t count : {1, 7, 20, 21})
+      CHECK(last_golden(all, layer.geometry, count) ==
+            *collect(layer, request(std::min<std::int64_t>(count, 20), 0, has_values)).golden);
   }
 }
 
 TEST_CASE("Merging keeps the longer golden run, the first of equals", "[stats][golden_rows]") {
-  const LayerStats a = collect(test::make_layer({.lengths = {13, 20}, .seed = 2}), request(16)), b = collect(test::make_layer({.lengths = {14, 12}, .seed = 3}), request(16));
-  const LayerStats none = collect(test::make_layer({.lengths = {20}, .seed = 4}), request(0)), equal = collect(test::make_layer({.lengths = {50}, .seed = 5}), request(16));
+  const LayerStats a = collect(test::make_layer({.lengths = {13, 20}, .seed = 2}), request(16)),
+                   b = collect(test::make_layer({.lengths = {14, 12}, .seed = 3}), request(16));
+  const LayerStats none = collect(test::make_layer({.lengths = {20}, .seed = 4}), request(0)),
+                   equal = collect(test::make_layer({.lengths = {50}, .seed = 5}), request(16));
   const auto merged = [](LayerStats into, const LayerStats& other) {
     merge(into, other, 17);
     return into.golden;
@@ -113,7 +123,8 @@ TEST_CASE("Merging keeps the longer golden run, the first of equals", "[stats][g
 
 TEST_CASE("Statistics with golden tokens survive their file, byte for byte, as version 1.3", "[stats][golden_rows]") {
   const TempFolder folder;
-  const LayerStats a = collect(test::make_layer({.layer = 2, .dtype = DType::bf16}), request(8)), b = collect(test::make_layer({.layer = 3, .has_values = false}), request(8, 0, false));
+  const LayerStats a = collect(test::make_layer({.layer = 2, .dtype = DType::bf16}), request(8)),
+                   b = collect(test::make_layer({.layer = 3, .has_values = false}), request(8, 0, false));
   const LayerStats c = collect(test::make_layer({.layer = 4}), request(0));
   save_stats(header(), std::vector<LayerStats>{a, b, c}, folder / "a");
   const StatsFile file = StatsFile::open(folder / "a");
@@ -143,16 +154,22 @@ TEST_CASE("Golden tokens of a file that do not fit are refused", "[stats][golden
     EditableFile bad = good;
     change(bad);
     bad.write(folder / "bad");
-    CHECK_THAT(test::error_text([&] { StatsFile::open(folder / "bad").load(0); }), StartsWith("bad_input: ") && Contains(word) && Contains((folder / "bad").string()));
+    CHECK_THAT(test::error_text([&] { StatsFile::open(folder / "bad").load(0); }),
+               StartsWith("bad_input: ") && Contains(word) && Contains((folder / "bad").string()));
   };
   for (const char* name : {"token", "q", "k", "v"}) {
     const std::string tensor = std::string("layers.2.golden.") + name;
     refused(tensor.c_str(), [&](EditableFile& f) { f.tensors.erase(tensor); });
-    refused(tensor.c_str(), [&](EditableFile& f) { f.tensors.at(tensor).shape.insert(f.tensors.at(tensor).shape.begin(), 1); });
-    refused(tensor.c_str(), [&](EditableFile& f) { for (std::byte& byte : f.tensors.at(tensor).data) byte = std::byte{0xff}; });
+    refused(tensor.c_str(),
+            [&](EditableFile& f) { f.tensors.at(tensor).shape.insert(f.tensors.at(tensor).shape.begin(), 1); });
+    refused(tensor.c_str(), [&](EditableFile& f) {
+      for (std::byte& byte : f.tensors.at(tensor).data) byte = std::byte{0xff};
+    });
   }
   for (const char* name : {"q", "k", "v"})
     refused("U16", [&](EditableFile& f) { f.tensors.at(std::string("layers.2.golden.") + name).dtype = DType::bf16; });
-  for (const Json& count : {Json(7), Json(9), Json(4096)}) refused("golden.k", [&](EditableFile& f) { f.manifest["layers"][0]["golden_tokens"] = count; });
-  for (const Json& count : {Json(0), Json(-1), Json(4097), Json(1e18), Json("8")}) refused("golden_tokens", [&](EditableFile& f) { f.manifest["layers"][0]["golden_tokens"] = count; });
+  for (const Json& count : {Json(7), Json(9), Json(4096)})
+    refused("golden.k", [&](EditableFile& f) { f.manifest["layers"][0]["golden_tokens"] = count; });
+  for (const Json& count : {Json(0), Json(-1), Json(4097), Json(1e18), Json("8")})
+    refused("golden_tokens", [&](EditableFile& f) { f.manifest["layers"][0]["golden_tokens"] = count; });
 }

@@ -70,12 +70,19 @@ void check_equal(const HeldOut& a, const HeldOut& b) {
 }
 
 StatsHeader header() {
-  return {.model = {.name = "tiny", .fingerprint = "", .config_json = "", .num_layers = 6, .layers = {}}, .producer = "kvq tests", .capture_point = "post_rope", .seed = 9, .sample_tokens = 17};
+  return {
+      .model = {.name = "tiny", .fingerprint = "", .config_json = "", .num_layers = 6, .layers = {}},
+      .producer = "kvq tests",
+      .capture_point = "post_rope",
+      .seed = 9,
+      .sample_tokens = 17,
+  };
 }
 
 LayerActivations layer_with_curvature(const test::LayerSpec& spec) {
   LayerActivations layer = test::make_layer(spec);
-  layer.output_curvature = test::gaussian(static_cast<std::size_t>(spec.num_q_heads * spec.v_head_dim * spec.v_head_dim), 5);
+  layer.output_curvature =
+      test::gaussian(static_cast<std::size_t>(spec.num_q_heads * spec.v_head_dim * spec.v_head_dim), 5);
   return layer;
 }
 
@@ -88,8 +95,8 @@ TEST_CASE("Held out are the first tokens of the first longest sequence, at most 
   };
   using Range = std::pair<std::int64_t, std::int64_t>;
   CHECK(chosen({50, 90, 60}, 20) == Range{50, 20});
-  CHECK(chosen({50, 90, 60}, 1000) == Range{50, 66});   // a third of 200
-  CHECK(chosen({90, 30, 90}, 16) == Range{0, 16});      // the first of equal ones
+  CHECK(chosen({50, 90, 60}, 1000) == Range{50, 66});                  // a third of 200
+  CHECK(chosen({90, 30, 90}, 16) == Range{0, 16});                     // the first of equal ones
   CHECK(chosen({20, 25, 20, 20, 20, 20, 20}, 1000) == Range{20, 25});  // no more than the sequence has
   CHECK(chosen({200}, 50) == Range{0, 50});
   CHECK(chosen({200}, 8) == Range{0, 8});
@@ -109,7 +116,8 @@ TEST_CASE("Held out are the first tokens of the first longest sequence, at most 
 TEST_CASE("The rows held out are those of the dump, with up to 512 evenly spaced queries", "[stats][held]") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const LayerActivations layer = layer_with_curvature({.lengths = {30, 700, 40}, .dtype = dtype});
-    for (const TokenRange& range : {TokenRange{30, 20}, TokenRange{30, 512}, TokenRange{30, 513}, TokenRange{30, 690}, TokenRange{0, 30}}) {
+    for (const TokenRange& range :
+         {TokenRange{30, 20}, TokenRange{30, 512}, TokenRange{30, 513}, TokenRange{30, 690}, TokenRange{0, 30}}) {
       const HeldOut held = hold_out(layer, range);
       INFO("tokens " << range.count);
       CHECK(held.token == range.first);
@@ -142,7 +150,8 @@ TEST_CASE("The rows held out are those of the dump, with up to 512 evenly spaced
 TEST_CASE("What is held out and what is left make up the whole", "[stats][held]") {
   for (const int window : {0, 9})
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const LayerActivations layer = test::make_layer({.lengths = {23, 70, 17}, .dtype = dtype, .sliding_window = window});
+      const LayerActivations layer =
+          test::make_layer({.lengths = {23, 70, 17}, .dtype = dtype, .sliding_window = window});
       const StatsRequest request{.moments = mergeable(true), .sample_tokens = 21, .seed = 5};
       StatsRequest without = request;
       without.held_out_tokens = 30;
@@ -157,7 +166,8 @@ TEST_CASE("What is held out and what is left make up the whole", "[stats][held]"
         for (int head = 0; head < 2; ++head) {
           INFO(to_string(which) << ", head " << head << ", window " << window);
           const auto h = static_cast<std::size_t>(head);
-          const test::NaiveMoment part = naive_part(layer, range, which, head), all = test::naive_moment(layer, which, head);
+          const test::NaiveMoment part = naive_part(layer, range, which, head),
+                                  all = test::naive_moment(layer, which, head);
           std::vector<double> sum(part.sum), first(part.first);
           for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = all.sum[i] - part.sum[i];
           for (std::size_t i = 0; i < first.size(); ++i) first[i] = all.first[i] - part.first[i];
@@ -191,7 +201,8 @@ TEST_CASE("Moments without the tokens held out are those with them less their pa
       std::vector<double> sum = left.moment(which)[head].sum;
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += held.moment(which)[head].sum[i];
       CHECK(test::relative_difference(sum, whole.moment(which)[head].sum) < 1e-9);
-      CHECK(left.moment(which)[head].weight + held.moment(which)[head].weight == Approx(whole.moment(which)[head].weight).epsilon(1e-12));
+      CHECK(left.moment(which)[head].weight + held.moment(which)[head].weight ==
+            Approx(whole.moment(which)[head].weight).epsilon(1e-12));
     }
 }
 
@@ -199,7 +210,8 @@ TEST_CASE("No sampled token is held out, and the sample is that of the other tok
   for (const std::int64_t wanted : {std::int64_t{5}, std::int64_t{40}, std::int64_t{1000}}) {
     const LayerActivations layer = test::make_layer({.lengths = {23, 70, 17}});
     const LayerStats whole = collect(layer, {.moments = {Moment::key}, .sample_tokens = 1000, .seed = 4});
-    const LayerStats left = collect(layer, {.moments = {Moment::key}, .sample_tokens = wanted, .seed = 4, .held_out_tokens = 36});
+    const LayerStats left =
+        collect(layer, {.moments = {Moment::key}, .sample_tokens = wanted, .seed = 4, .held_out_tokens = 36});
     REQUIRE(left.held_out);
     const TokenRange range{left.held_out->token, left.held_out->count()};
     std::vector<std::int64_t> expected;
@@ -224,7 +236,8 @@ TEST_CASE("Without enough tokens nothing is held out, and nothing changes", "[st
 
 TEST_CASE("Merging keeps the longest part held out, counted in the order of merging", "[stats][held]") {
   const StatsRequest request{.moments = mergeable(true), .sample_tokens = 12, .held_out_tokens = 40};
-  const LayerActivations shorter = test::make_layer({.lengths = {60, 20}, .seed = 1}), longer = test::make_layer({.lengths = {30, 130}, .seed = 2});
+  const LayerActivations shorter = test::make_layer({.lengths = {60, 20}, .seed = 1}),
+                         longer = test::make_layer({.lengths = {30, 130}, .seed = 2});
   const LayerActivations none = test::make_layer({.lengths = {20}, .seed = 3});
   const LayerStats a = collect(shorter, request), b = collect(longer, request), c = collect(none, request);
   REQUIRE(a.held_out->count() == 26);
@@ -251,8 +264,11 @@ TEST_CASE("Statistics with tokens held out survive their file, byte for byte, as
   const TempFolder folder;
   const StatsRequest request{.moments = test::all_moments(true), .sample_tokens = 17, .seed = 9, .held_out_tokens = 20};
   const LayerActivations curved = layer_with_curvature({.layer = 2, .lengths = {30, 40}, .dtype = DType::bf16});
-  const LayerStats a = collect(curved, request), b = collect(test::make_layer({.layer = 3, .lengths = {30, 40}}), request);
-  const LayerStats c = collect(test::make_layer({.layer = 4, .lengths = {30, 40}, .has_values = false}), {.moments = {Moment::query, Moment::key}, .sample_tokens = 17, .seed = 9, .held_out_tokens = 20});
+  const LayerStats a = collect(curved, request),
+                   b = collect(test::make_layer({.layer = 3, .lengths = {30, 40}}), request);
+  const LayerStats c =
+      collect(test::make_layer({.layer = 4, .lengths = {30, 40}, .has_values = false}),
+              {.moments = {Moment::query, Moment::key}, .sample_tokens = 17, .seed = 9, .held_out_tokens = 20});
   save_stats(header(), std::vector<LayerStats>{a, b, c}, folder / "a");
   const StatsFile file = StatsFile::open(folder / "a");
   check_equal(*file.load(0).held_out, *a.held_out);
@@ -281,7 +297,10 @@ TEST_CASE("Statistics with tokens held out survive their file, byte for byte, as
 
 TEST_CASE("Statistics without tokens held out stay version 1.0", "[stats][held]") {
   const TempFolder folder;
-  save_stats(header(), std::vector<LayerStats>{collect(test::make_layer({.layer = 2}), {.moments = {Moment::key}, .sample_tokens = 17, .seed = 9})}, folder / "a");
+  save_stats(header(),
+             std::vector<LayerStats>{
+                 collect(test::make_layer({.layer = 2}), {.moments = {Moment::key}, .sample_tokens = 17, .seed = 9})},
+             folder / "a");
   const EditableFile file = EditableFile::read(folder / "a");
   CHECK(file.metadata.at("version") == "1.0");
   CHECK_FALSE(file.manifest.at("layers").at(0).contains("held_out_tokens"));
@@ -291,7 +310,8 @@ TEST_CASE("Statistics without tokens held out stay version 1.0", "[stats][held]"
 TEST_CASE("Merged files keep the longest part held out", "[stats][held]") {
   const TempFolder folder;
   const StatsRequest request{.moments = mergeable(true), .sample_tokens = 17, .seed = 9, .held_out_tokens = 40};
-  const LayerStats a = collect(test::make_layer({.layer = 2, .lengths = {60, 20}, .seed = 1}), request), b = collect(test::make_layer({.layer = 2, .lengths = {130}, .seed = 2}), request);
+  const LayerStats a = collect(test::make_layer({.layer = 2, .lengths = {60, 20}, .seed = 1}), request),
+                   b = collect(test::make_layer({.layer = 2, .lengths = {130}, .seed = 2}), request);
   save_stats(header(), std::vector<LayerStats>{a}, folder / "a");
   save_stats(header(), std::vector<LayerStats>{b}, folder / "b");
   merge_stats_files({folder / "a", folder / "b"}, folder / "both");
@@ -303,25 +323,38 @@ TEST_CASE("Merged files keep the longest part held out", "[stats][held]") {
 TEST_CASE("A faulty part held out is refused with the reason", "[stats][held]") {
   const TempFolder folder;
   const StatsRequest request{.moments = {Moment::key}, .sample_tokens = 17, .seed = 9, .held_out_tokens = 20};
-  save_stats(header(), std::vector<LayerStats>{collect(layer_with_curvature({.layer = 2, .lengths = {30, 40}}), request)}, folder / "good");
-  const auto check = [&](const char* what, const char* kind, const char* word, const std::function<void(EditableFile&)>& make) {
+  save_stats(header(),
+             std::vector<LayerStats>{collect(layer_with_curvature({.layer = 2, .lengths = {30, 40}}), request)},
+             folder / "good");
+  const auto check = [&](const char* what, const char* kind, const char* word,
+                         const std::function<void(EditableFile&)>& make) {
     INFO(what);
     EditableFile bad = EditableFile::read(folder / "good");
     make(bad);
     bad.write(folder / "bad");
-    CHECK_THAT(error_text([&] { StatsFile::open(folder / "bad").load(0); }), StartsWith(kind) && Contains((folder / "bad").string()) && Contains(word));
+    CHECK_THAT(error_text([&] { StatsFile::open(folder / "bad").load(0); }),
+               StartsWith(kind) && Contains((folder / "bad").string()) && Contains(word));
   };
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const char* name : {"token", "query", "q", "k", "v", "curvature"})
-    check(name, "bad_input: ", name, [&](EditableFile& f) { f.tensors.erase(std::string("layers.2.held_out.") + name); });
-  check("NaN in queries", "numerical: ", "held_out.q", [&](EditableFile& f) { f.set_float("layers.2.held_out.q", 5, nan); });
-  check("NaN in keys", "numerical: ", "held_out.k", [&](EditableFile& f) { f.set_float("layers.2.held_out.k", 5, nan); });
-  check("infinity in values", "numerical: ", "held_out.v", [&](EditableFile& f) { f.set_float("layers.2.held_out.v", 5, HUGE_VALF); });
-  check("NaN in the curvature", "numerical: ", "held_out.curvature", [&](EditableFile& f) { f.set_float("layers.2.held_out.curvature", 5, nan); });
-  const auto set_query = [](EditableFile& f, std::size_t i, std::int64_t place) { std::memcpy(f.tensors.at("layers.2.held_out.query").data.data() + 8 * i, &place, 8); };
+    check(name, "bad_input: ", name,
+          [&](EditableFile& f) { f.tensors.erase(std::string("layers.2.held_out.") + name); });
+  check("NaN in queries", "numerical: ", "held_out.q",
+        [&](EditableFile& f) { f.set_float("layers.2.held_out.q", 5, nan); });
+  check("NaN in keys", "numerical: ", "held_out.k",
+        [&](EditableFile& f) { f.set_float("layers.2.held_out.k", 5, nan); });
+  check("infinity in values", "numerical: ", "held_out.v",
+        [&](EditableFile& f) { f.set_float("layers.2.held_out.v", 5, HUGE_VALF); });
+  check("NaN in the curvature", "numerical: ", "held_out.curvature",
+        [&](EditableFile& f) { f.set_float("layers.2.held_out.curvature", 5, nan); });
+  const auto set_query = [](EditableFile& f, std::size_t i, std::int64_t place) {
+    std::memcpy(f.tensors.at("layers.2.held_out.query").data.data() + 8 * i, &place, 8);
+  };
   check("a query beyond the tokens", "bad_input: ", "held_out.query", [&](EditableFile& f) { set_query(f, 19, 20); });
   check("a negative query", "bad_input: ", "held_out.query", [&](EditableFile& f) { set_query(f, 0, -1); });
   check("queries out of order", "bad_input: ", "held_out.query", [&](EditableFile& f) { set_query(f, 3, 1); });
-  check("keys of another shape", "bad_input: ", "held_out.k", [&](EditableFile& f) { f.tensors.at("layers.2.held_out.k").shape = {20, 32}; });
-  check("another number of tokens", "bad_input: ", "held_out", [&](EditableFile& f) { f.manifest["layers"][0]["held_out_tokens"] = 19; });
+  check("keys of another shape", "bad_input: ", "held_out.k",
+        [&](EditableFile& f) { f.tensors.at("layers.2.held_out.k").shape = {20, 32}; });
+  check("another number of tokens", "bad_input: ", "held_out",
+        [&](EditableFile& f) { f.manifest["layers"][0]["held_out_tokens"] = 19; });
 }

@@ -67,7 +67,8 @@ TEST_CASE("Merging is associative", "[stats]") {
   merge(left, part(2), 15);
   merge(right, part(2), 15);
   merge(outer, right, 15);
-  for (const Moment which : request.moments) CHECK(test::relative_difference(left.moment(which)[0].sum, outer.moment(which)[0].sum) < 1e-13);
+  for (const Moment which : request.moments)
+    CHECK(test::relative_difference(left.moment(which)[0].sum, outer.moment(which)[0].sum) < 1e-13);
   CHECK(left.sample.key == outer.sample.key);
   CHECK(left.sample.token == outer.sample.token);
 }
@@ -81,10 +82,15 @@ TEST_CASE("Statistics that do not belong together are not merged", "[stats]") {
   };
   CHECK(merged_with(stats) == "no error");
   CHECK_THAT(merged_with(collect(test::make_layer({.layer = 4}), request)), StartsWith("bad_input: "));
-  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3, .head_dim = 8}), request)), StartsWith("bad_input: ") && Contains("layer 3"));
-  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3, .softmax_scale = 0.5}), request)), StartsWith("bad_input: "));
-  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3}), {.moments = {Moment::query}, .sample_tokens = 5})), StartsWith("bad_input: "));
-  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3}), {.moments = {Moment::query, Moment::value}, .sample_tokens = 5})), StartsWith("bad_input: "));
+  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3, .head_dim = 8}), request)),
+             StartsWith("bad_input: ") && Contains("layer 3"));
+  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3, .softmax_scale = 0.5}), request)),
+             StartsWith("bad_input: "));
+  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3}), {.moments = {Moment::query}, .sample_tokens = 5})),
+             StartsWith("bad_input: "));
+  CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3}),
+                                 {.moments = {Moment::query, Moment::value}, .sample_tokens = 5})),
+             StartsWith("bad_input: "));
 }
 
 TEST_CASE("Shards by sequences that hold sst are refused: its weights need the joint query moment", "[stats]") {

@@ -23,15 +23,25 @@ using test::TempFolder;
 namespace {
 
 StatsHeader header() {
-  return {.model = {.name = "tiny", .fingerprint = std::string(64, 'a'), .config_json = R"({"hidden_size":64})", .num_layers = 6, .layers = {}},
-          .producer = "kvq tests",
-          .capture_point = "post_rope",
-          .seed = 9,
-          .sample_tokens = 17};
+  return {
+      .model =
+          {
+              .name = "tiny",
+              .fingerprint = std::string(64, 'a'),
+              .config_json = R"({"hidden_size":64})",
+              .num_layers = 6,
+              .layers = {},
+          },
+      .producer = "kvq tests",
+      .capture_point = "post_rope",
+      .seed = 9,
+      .sample_tokens = 17,
+  };
 }
 
 LayerStats layer_stats(int layer, bool has_values = true) {
-  const LayerActivations activations = test::make_layer({.layer = layer, .has_values = has_values, .dtype = DType::bf16});
+  const LayerActivations activations =
+      test::make_layer({.layer = layer, .has_values = has_values, .dtype = DType::bf16});
   return collect(activations, {.moments = test::all_moments(has_values), .sample_tokens = 17, .seed = 9});
 }
 
@@ -76,37 +86,55 @@ struct Fault {
   std::function<void(EditableFile&)> make;
 };
 
-void set_half(EditableFile& file, const std::string& tensor, std::uint16_t bits) { std::memcpy(file.tensors.at(tensor).data.data() + 2, &bits, 2); }
-void set_double(EditableFile& file, const std::string& tensor, double value) { std::memcpy(file.tensors.at(tensor).data.data() + 8, &value, 8); }
+void set_half(EditableFile& file, const std::string& tensor, std::uint16_t bits) {
+  std::memcpy(file.tensors.at(tensor).data.data() + 2, &bits, 2);
+}
+void set_double(EditableFile& file, const std::string& tensor, double value) {
+  std::memcpy(file.tensors.at(tensor).data.data() + 8, &value, 8);
+}
 
 const Fault kFaults[] = {
     {"another format", "bad_input: ", "kvq-artifact", [](EditableFile& f) { f.metadata["format"] = "kvq-artifact"; }},
-    {"another format in the manifest", "bad_input: ", "format", [](EditableFile& f) { f.manifest["format"] = "kvq-artifact"; }},
+    {"another format in the manifest", "bad_input: ", "format",
+     [](EditableFile& f) { f.manifest["format"] = "kvq-artifact"; }},
     {"no format", "bad_input: ", "format", [](EditableFile& f) { f.metadata.erase("format"); }},
-    {"a higher major version", "unsupported: ", "2.0", [](EditableFile& f) { f.metadata["version"] = f.manifest["version"] = "2.0"; }},
+    {"a higher major version", "unsupported: ", "2.0",
+     [](EditableFile& f) { f.metadata["version"] = f.manifest["version"] = "2.0"; }},
     {"an unknown required feature", "unsupported: ", "sparse-moments",
      [](EditableFile& f) {
        f.metadata["requires"] = "sparse-moments";
        f.manifest["requires"] = {"sparse-moments"};
      }},
     {"no geometry", "bad_input: ", "geometry", [](EditableFile& f) { f.manifest["layers"][0].erase("geometry"); }},
-    {"heads that do not divide", "bad_input: ", "num_q_heads", [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["num_q_heads"] = 5; }},
-    {"a layer twice", "bad_input: ", "", [](EditableFile& f) { f.manifest["layers"].push_back(f.manifest["layers"][0]); }},
+    {"heads that do not divide", "bad_input: ", "num_q_heads",
+     [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["num_q_heads"] = 5; }},
+    {"a layer twice", "bad_input: ", "",
+     [](EditableFile& f) { f.manifest["layers"].push_back(f.manifest["layers"][0]); }},
     {"a layer beyond the model", "bad_input: ", "", [](EditableFile& f) { f.manifest["model"]["num_layers"] = 1; }},
-    {"a moment of the future", "unsupported: ", "third", [](EditableFile& f) { f.manifest["layers"][0]["moments"].push_back("third"); }},
+    {"a moment of the future", "unsupported: ", "third",
+     [](EditableFile& f) { f.manifest["layers"][0]["moments"].push_back("third"); }},
     {"a missing sum", "bad_input: ", "layers.2.key.sum", [](EditableFile& f) { f.tensors.erase("layers.2.key.sum"); }},
-    {"a missing weight", "bad_input: ", "layers.2.sst.weight", [](EditableFile& f) { f.tensors.erase("layers.2.sst.weight"); }},
-    {"missing sampled rows", "bad_input: ", "layers.2.sample.v", [](EditableFile& f) { f.tensors.erase("layers.2.sample.v"); }},
-    {"a sum of another shape", "bad_input: ", "layers.2.key.sum", [](EditableFile& f) { f.tensors.at("layers.2.key.sum").shape = {1, 2 * 16, 16}; }},
-    {"a sum of another type", "bad_input: ", "layers.2.key.first", [](EditableFile& f) { f.tensors.at("layers.2.key.first").dtype = DType::i64; }},
-    {"NaN in a sum", "numerical: ", "layers.2.query.sum", [](EditableFile& f) { set_double(f, "layers.2.query.sum", std::nan("")); }},
-    {"infinity in a first moment", "numerical: ", "layers.2.query.first", [](EditableFile& f) { set_double(f, "layers.2.query.first", HUGE_VAL); }},
+    {"a missing weight", "bad_input: ", "layers.2.sst.weight",
+     [](EditableFile& f) { f.tensors.erase("layers.2.sst.weight"); }},
+    {"missing sampled rows", "bad_input: ", "layers.2.sample.v",
+     [](EditableFile& f) { f.tensors.erase("layers.2.sample.v"); }},
+    {"a sum of another shape", "bad_input: ", "layers.2.key.sum",
+     [](EditableFile& f) { f.tensors.at("layers.2.key.sum").shape = {1, 2 * 16, 16}; }},
+    {"a sum of another type", "bad_input: ", "layers.2.key.first",
+     [](EditableFile& f) { f.tensors.at("layers.2.key.first").dtype = DType::i64; }},
+    {"NaN in a sum", "numerical: ", "layers.2.query.sum",
+     [](EditableFile& f) { set_double(f, "layers.2.query.sum", std::nan("")); }},
+    {"infinity in a first moment", "numerical: ", "layers.2.query.first",
+     [](EditableFile& f) { set_double(f, "layers.2.query.first", HUGE_VAL); }},
     {"a weight of zero", "numerical: ", "query", [](EditableFile& f) { set_double(f, "layers.2.query.weight", 0.0); }},
-    {"NaN in sampled keys", "numerical: ", "layers.2.sample.k", [](EditableFile& f) { set_half(f, "layers.2.sample.k", 0x7fc0); }},
-    {"infinity in sampled values", "numerical: ", "layers.2.sample.v", [](EditableFile& f) { set_half(f, "layers.2.sample.v", 0x7f80); }},
+    {"NaN in sampled keys", "numerical: ", "layers.2.sample.k",
+     [](EditableFile& f) { set_half(f, "layers.2.sample.k", 0x7fc0); }},
+    {"infinity in sampled values", "numerical: ", "layers.2.sample.v",
+     [](EditableFile& f) { set_half(f, "layers.2.sample.v", 0x7f80); }},
     {"NaN in the value weights", "numerical: ", "layers.2.sample.value_weight",
      [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, std::numeric_limits<float>::quiet_NaN()); }},
-    {"a negative value weight", "bad_input: ", "layers.2.sample.value_weight", [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, -1.0f); }},
+    {"a negative value weight", "bad_input: ", "layers.2.sample.value_weight",
+     [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, -1.0f); }},
     {"sampling keys out of order", "bad_input: ", "layers.2.sample.key",
      [](EditableFile& f) { std::memset(f.tensors.at("layers.2.sample.key").data.data() + 8, 0, 8); }},
 };
@@ -158,7 +186,8 @@ TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
     EditableFile bad = good;
     fault.make(bad);
     bad.write(folder / "bad");
-    CHECK_THAT(reading(folder / "bad"), StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
+    CHECK_THAT(reading(folder / "bad"),
+               StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
   }
 }
 
@@ -207,7 +236,11 @@ TEST_CASE("Shards by layer give the bytes of the joint run, in any order", "[sta
 TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   const TempFolder folder;
   const LayerActivations layer = test::make_layer({.layer = 1, .lengths = {13, 1, 31}});
-  const StatsRequest request{.moments = {Moment::query, Moment::key, Moment::scored_value}, .sample_tokens = 17, .seed = 9};
+  const StatsRequest request{
+      .moments = {Moment::query, Moment::key, Moment::scored_value},
+      .sample_tokens = 17,
+      .seed = 9,
+  };
   const LayerStats joint = collect(layer, request);
   save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 0, 2), request)}, folder / "first");
   save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 2, 1), request)}, folder / "second");
@@ -216,7 +249,8 @@ TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   CHECK(merged.tokens == 45);
   CHECK(merged.sequences == 3);
   for (const Moment which : request.moments)
-    for (std::size_t head = 0; head < 2; ++head) CHECK(test::relative_difference(merged.moment(which)[head].sum, joint.moment(which)[head].sum) < 1e-12);
+    for (std::size_t head = 0; head < 2; ++head)
+      CHECK(test::relative_difference(merged.moment(which)[head].sum, joint.moment(which)[head].sum) < 1e-12);
   CHECK(merged.sample.token == joint.sample.token);
   CHECK(merged.sample.k.raw == joint.sample.k.raw);
   CHECK(merged.sample.value_weight == joint.sample.value_weight);

@@ -17,7 +17,9 @@ using namespace kvq;
 
 namespace {
 
-bool same_rows(const SampledRows& a, const SampledRows& b) { return a.dtype == b.dtype && a.heads == b.heads && a.dim == b.dim && a.raw == b.raw; }
+bool same_rows(const SampledRows& a, const SampledRows& b) {
+  return a.dtype == b.dtype && a.heads == b.heads && a.dim == b.dim && a.raw == b.raw;
+}
 
 void check_equal(const TokenSample& a, const TokenSample& b) {
   CHECK(a.key == b.key);
@@ -33,8 +35,8 @@ std::int64_t expected_key(const LayerActivations& layer, std::size_t sequence, s
   const auto row = static_cast<std::int64_t>(size_of(layer.k.dtype)) * layer.k.heads * layer.k.dim;
   const std::int64_t first = layer.cu_seqlens[sequence], count = layer.cu_seqlens[sequence + 1] - first;
   const std::uint64_t hash = XXH3_64bits(layer.k.raw.data() + first * row, static_cast<std::size_t>(count * row));
-  const auto words = philox({static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32), static_cast<std::uint32_t>(index),
-                             static_cast<std::uint32_t>(layer.layer)},
+  const auto words = philox({static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32),
+                             static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(layer.layer)},
                             {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
   return static_cast<std::int64_t>(((std::uint64_t{words[0]} << 32) | words[1]) >> 1);
 }
@@ -47,7 +49,8 @@ TEST_CASE("The sample holds the tokens of smallest key, and keys are those of th
       const LayerActivations layer = test::make_layer({.layer = 5, .lengths = {13, 1, 31}, .dtype = dtype});
       std::vector<std::pair<std::int64_t, std::int64_t>> all;
       for (std::size_t s = 0; s < 3; ++s)
-        for (std::int64_t t = layer.cu_seqlens[s]; t < layer.cu_seqlens[s + 1]; ++t) all.emplace_back(expected_key(layer, s, t - layer.cu_seqlens[s], seed), t);
+        for (std::int64_t t = layer.cu_seqlens[s]; t < layer.cu_seqlens[s + 1]; ++t)
+          all.emplace_back(expected_key(layer, s, t - layer.cu_seqlens[s], seed), t);
       std::sort(all.begin(), all.end());
       const TokenSample sample = sample_tokens(layer, seed, 17);
       REQUIRE(sample.size() == 17);
@@ -63,7 +66,8 @@ TEST_CASE("A sample holds the rows of its tokens as the dump has them", "[stats]
   const TokenSample sample = sample_tokens(layer, 1, 20);
   CHECK(sample.k.dtype == DType::f16);
   for (int head = 0; head < 2; ++head) {
-    const std::vector<float> keys = sample.k.head(head), values = sample.v.head(head), queries = sample.q.head(head + 2);
+    const std::vector<float> keys = sample.k.head(head), values = sample.v.head(head),
+                             queries = sample.q.head(head + 2);
     for (std::size_t i = 0; i < 20; ++i) {
       std::vector<float> k(16), v(12), q(16);
       layer.k.load_head(head, sample.token[i], 1, k.data());
@@ -102,12 +106,14 @@ TEST_CASE("A token's key depends on its sequence alone", "[stats]") {
 
 TEST_CASE("The sample of a union is the smallest of the samples, equal sequences included", "[stats]") {
   LayerActivations layer = test::make_layer({.lengths = {13, 7, 13}});
-  const std::size_t row = layer.k.raw.size() / 33;  // the third sequence repeats the keys of the first: equal sampling keys
+  const std::size_t row =
+      layer.k.raw.size() / 33;  // the third sequence repeats the keys of the first: equal sampling keys
   std::copy_n(layer.k.raw.begin(), 13 * row, layer.k.raw.begin() + static_cast<std::ptrdiff_t>(20 * row));
   for (const std::int64_t count : {1, 5, 20, 33, 100}) {
     const TokenSample joint = sample_tokens(layer, 2, count);
     for (const std::size_t cut : {1u, 2u}) {
-      const TokenSample a = sample_tokens(test::keep_sequences(layer, 0, cut), 2, count), b = sample_tokens(test::keep_sequences(layer, cut, 3 - cut), 2, count);
+      const TokenSample a = sample_tokens(test::keep_sequences(layer, 0, cut), 2, count),
+                        b = sample_tokens(test::keep_sequences(layer, cut, 3 - cut), 2, count);
       INFO("count " << count << ", cut before sequence " << cut);
       check_equal(merge_samples(a, b, layer.cu_seqlens[cut], count), joint);
     }
@@ -123,12 +129,14 @@ TEST_CASE("Shards stored in different types meet in float32", "[stats]") {
   for (std::size_t i = 0; i < 16; ++i) {
     const bool second = merged.token[i] >= 13;
     const TokenSample& source = second ? full : half;
-    const auto at = std::find(source.token.begin(), source.token.end(), merged.token[i] - (second ? 13 : 0)) - source.token.begin();
+    const auto at =
+        std::find(source.token.begin(), source.token.end(), merged.token[i] - (second ? 13 : 0)) - source.token.begin();
     CHECK(merged.key[i] == source.key[static_cast<std::size_t>(at)]);
     for (const auto member : {&TokenSample::q, &TokenSample::k, &TokenSample::v}) {
       const std::vector<float> found = (merged.*member).head(1), expected = (source.*member).head(1);
       const auto dim = (merged.*member).dim;
-      CHECK(std::equal(found.begin() + static_cast<std::ptrdiff_t>(i) * dim, found.begin() + static_cast<std::ptrdiff_t>(i + 1) * dim, expected.begin() + at * dim));
+      CHECK(std::equal(found.begin() + static_cast<std::ptrdiff_t>(i) * dim,
+                       found.begin() + static_cast<std::ptrdiff_t>(i + 1) * dim, expected.begin() + at * dim));
     }
   }
 }

@@ -26,17 +26,21 @@ LayerClaim layer_claim(const kvq_layer_geometry& g) {
                             g.num_q_heads, g.num_kv_heads, g.head_dim, g.v_head_dim)};
   if (g.fold & ~std::uint32_t{KVQ_FOLD_V | KVQ_FOLD_K | KVQ_FOLD_K_SCALES})
     throw Error{ErrorKind::usage, fmt::format("geometry: fold: unknown bits in {:#x}", g.fold)};
-  LayerClaim claim{.num_q_heads = g.num_q_heads,
-                   .num_kv_heads = g.num_kv_heads,
-                   .head_dim = g.head_dim,
-                   .v_head_dim = g.v_head_dim ? g.v_head_dim : g.head_dim,
-                   .sliding_window = g.sliding_window};
+  LayerClaim claim{
+      .num_q_heads = g.num_q_heads,
+      .num_kv_heads = g.num_kv_heads,
+      .head_dim = g.head_dim,
+      .v_head_dim = g.v_head_dim ? g.v_head_dim : g.head_dim,
+      .sliding_window = g.sliding_window,
+  };
   if (g.rope != KVQ_ROPE_ANY) claim.rope = rope_layout(g.rope);
   if (g.rotary_dim != 0) claim.rotary_dim = g.rotary_dim;
   if (g.softmax_scale != 0.0) claim.softmax_scale = g.softmax_scale;
-  claim.folded = {.k = (g.fold & KVQ_FOLD_K) != 0,
-                  .v = (g.fold & KVQ_FOLD_V) != 0,
-                  .k_scales = (g.fold & KVQ_FOLD_K_SCALES) != 0};
+  claim.folded = {
+      .k = (g.fold & KVQ_FOLD_K) != 0,
+      .v = (g.fold & KVQ_FOLD_V) != 0,
+      .k_scales = (g.fold & KVQ_FOLD_K_SCALES) != 0,
+  };
   return claim;
 }
 
@@ -178,16 +182,18 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
     made->first_layer = m.claim.first_layer, made->windows = m.windows, made->max_rollback = m.claim.max_step_tokens;
     for (std::size_t i = 0; i < m.layers.size(); ++i) {
       const LoadedLayer& l = m.layers[i];
-      made->layers.push_back({.key = l.key,
-                              .num_q_heads = l.heads.num_q,
-                              .num_kv_heads = l.heads.num_kv,
-                              .softmax_scale = static_cast<float>(l.plan.geometry.softmax_scale),
-                              .sliding_window = l.plan.geometry.sliding_window,
-                              .folded = l.folded,
-                              .center_in_o_proj = l.folded.v && !l.plan.v->center.empty(),
-                              .pages = l.pages,
-                              .windows = l.windows,
-                              .pointers = m.image.pointers(i, static_cast<const std::byte*>(memory))});
+      made->layers.push_back({
+          .key = l.key,
+          .num_q_heads = l.heads.num_q,
+          .num_kv_heads = l.heads.num_kv,
+          .softmax_scale = static_cast<float>(l.plan.geometry.softmax_scale),
+          .sliding_window = l.plan.geometry.sliding_window,
+          .folded = l.folded,
+          .center_in_o_proj = l.folded.v && !l.plan.v->center.empty(),
+          .pages = l.pages,
+          .windows = l.windows,
+          .pointers = m.image.pointers(i, static_cast<const std::byte*>(memory)),
+      });
     }
     if (!image.empty())
       raise(cuda_status(cudaMemcpyAsync(memory, image.data(), image.size(), cudaMemcpyHostToDevice, stream), "upload"));

@@ -73,12 +73,14 @@ kvq_status kvq_prefill_plan_create(const kvq_model* model, std::int32_t layer, c
     made.key = l.key;
     made.rows = choose_dequantize(l.key);
     made.variant = choose_prefill(made.rows);
-    made.launch.shape = {.batch = o.max_batch,
-                         .num_q_heads = l.heads.num_q,
-                         .num_kv_heads = l.heads.num_kv,
-                         .max_queries = o.max_queries,
-                         .max_keys = o.max_keys,
-                         .workspace_bytes = static_cast<std::int64_t>(o.workspace_bytes)};
+    made.launch.shape = {
+        .batch = o.max_batch,
+        .num_q_heads = l.heads.num_q,
+        .num_kv_heads = l.heads.num_kv,
+        .max_queries = o.max_queries,
+        .max_keys = o.max_keys,
+        .workspace_bytes = static_cast<std::int64_t>(o.workspace_bytes),
+    };
     raise(check_prefill_shape(made.variant, made.rows, made.launch.shape));
     raise(cuda_status(cudaGetDevice(&made.device), "prefill: plan"));
     raise(made.variant.plan(made.rows, made.launch));

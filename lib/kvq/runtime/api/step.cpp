@@ -76,11 +76,13 @@ kvq_status kvq_step_plan_create(const kvq_device_model* device_model, const kvq_
     if (o.max_batch < 1 || o.max_tokens < 1)
       throw Error{ErrorKind::usage,
                   fmt::format("step: max_batch {} and max_tokens {}: expected 1 or more", o.max_batch, o.max_tokens)};
-    kvq_step_plan made{.max_batch = o.max_batch,
-                       .max_tokens = o.max_tokens,
-                       .max_demotions = 0,
-                       .windows = model.windows,
-                       .window_layout = model.layers.front().windows};
+    kvq_step_plan made{
+        .max_batch = o.max_batch,
+        .max_tokens = o.max_tokens,
+        .max_demotions = 0,
+        .windows = model.windows,
+        .window_layout = model.layers.front().windows,
+    };
     made.max_demotions =
         static_cast<int>(std::min(std::int64_t{o.max_tokens}, std::int64_t{o.max_batch} * model.windows.recent_tokens));
     *plan = new kvq_step_plan{made};

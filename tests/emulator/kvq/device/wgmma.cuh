@@ -107,12 +107,12 @@ void wgmma_m64k16_fp16(float (&c)[kCount], u64 a, u64 b, int add) {
 template <int kTransposed = 1, int kCount>
 void wgmma_m64k16_bf16(float (&c)[kCount], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
   WarpgroupLane lane{c, 0, b, {a0, a1, a2, a3}, true, add != 0};
-  emulator::meet_warpgroup("wgmma", &lane, multiply_warpgroup<2 * kCount, true, kTransposed != 0>);
+  emulator::meet_warpgroup("wgmma", &lane, multiply_warpgroup < 2 * kCount, true, kTransposed != 0 >);
 }
 template <int kTransposed = 1, int kCount>
 void wgmma_m64k16_fp16(float (&c)[kCount], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
   WarpgroupLane lane{c, 0, b, {a0, a1, a2, a3}, true, add != 0};
-  emulator::meet_warpgroup("wgmma", &lane, multiply_warpgroup<2 * kCount, false, kTransposed != 0>);
+  emulator::meet_warpgroup("wgmma", &lane, multiply_warpgroup < 2 * kCount, false, kTransposed != 0 >);
 }
 
 }  // namespace kvq::ptx

@@ -7,9 +7,10 @@
 
 namespace kvq {
 
-/// Rotation of one side as kernels that read a cache apply it; per KV head, or one for all if `per_head` is false. With A
-/// as in plan/rotation.h: keys' queries are multiplied by A^-T, which is A itself if it is orthogonal, and what values
-/// become by A^-1. It stays as it is while work is enqueued: kernels read it before those ahead of them have ended.
+/// Rotation of one side as kernels that read a cache apply it; per KV head, or one for all if `per_head` is false. With
+/// A as in plan/rotation.h: keys' queries are multiplied by A^-T, which is A itself if it is orthogonal, and what
+/// values become by A^-1. It stays as it is while work is enqueued: kernels read it before those ahead of them have
+/// ended.
 struct DeviceRotation {
   int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
@@ -17,9 +18,9 @@ struct DeviceRotation {
   const float* matrix = nullptr;         ///< [H, D, D] row-major: A^-T of keys, A^-1 of values; null if not dense. Wins
                                          ///< over `order`
   const std::byte* fragments = nullptr;  ///< the matrix for decode (rotation_layout.h), aligned to 16; with `matrix`
-  const float* factors = nullptr;        ///< [H, D] sign / channel_scale, in the place of `signs`; with `order`, or null
-  const float* sizes = nullptr;          ///< [H, D] powers of two: of A^-1 the largest element of each column. Null with
-                                         ///< `matrix`: A is orthogonal, and all are 1
+  const float* factors = nullptr;  ///< [H, D] sign / channel_scale, in the place of `signs`; with `order`, or null
+  const float* sizes = nullptr;    ///< [H, D] powers of two: of A^-1 the largest element of each column. Null with
+                                   ///< `matrix`: A is orthogonal, and all are 1
 };
 
 /// One call of decode attention: one new query token a sequence. Strides are in elements.

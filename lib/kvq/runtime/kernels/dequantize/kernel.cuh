@@ -68,7 +68,7 @@ __device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
       const uint4 b = *reinterpret_cast<const uint4*>(shared.matrix[step][four][half][lane]);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const unsigned (&x)[4] = a[tile][step];
+        const unsigned(&x)[4] = a[tile][step];
         ptx::mma_m16n8k16_fp16(c[tile][2 * half], x[0], x[1], x[2], x[3], b.x, b.y);
         ptx::mma_m16n8k16_fp16(c[tile][2 * half + 1], x[0], x[1], x[2], x[3], b.z, b.w);
       }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void multiply(const typename T::Shared& shared, const
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float (&y)[8] = x[tile][r];
+      const float(&y)[8] = x[tile][r];
       rows[tile][r] = make_uint4(pack(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y), type),
                                  pack(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w), type),
                                  pack(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y), type),

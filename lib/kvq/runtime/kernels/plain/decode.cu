@@ -282,13 +282,15 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
 }  // namespace plain
 
 DecodeVariant plain_decode(const CacheFormat& format, int heads, bool bf16) {
-  DecodeVariant variant{.name = bf16 ? "decode_plain_bf16" : "decode_plain_fp16",
-                        .k = format.k,
-                        .v = format.v,
-                        .k_bfloat = format.k_bfloat,
-                        .v_bfloat = format.v_bfloat,
-                        .max_heads = heads,
-                        .bf16 = bf16};
+  DecodeVariant variant{
+      .name = bf16 ? "decode_plain_bf16" : "decode_plain_fp16",
+      .k = format.k,
+      .v = format.v,
+      .k_bfloat = format.k_bfloat,
+      .v_bfloat = format.v_bfloat,
+      .max_heads = heads,
+      .bf16 = bf16,
+  };
   variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
   variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
   variant.tuned = false;

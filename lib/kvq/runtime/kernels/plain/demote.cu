@@ -66,14 +66,16 @@ Status run_demote(const DemoteVariant& variant, const DemoteParams& params, CUst
 }  // namespace plain
 
 DemoteVariant plain_demote(const CacheFormat& format) {
-  return {.name = "demote_plain",
-          .k = format.k,
-          .v = format.v,
-          .k_bfloat = format.k_bfloat,
-          .v_bfloat = format.v_bfloat,
-          .load = plain::load_demote,
-          .run_kernel = plain::run_demote,
-          .tuned = false};
+  return {
+      .name = "demote_plain",
+      .k = format.k,
+      .v = format.v,
+      .k_bfloat = format.k_bfloat,
+      .v_bfloat = format.v_bfloat,
+      .load = plain::load_demote,
+      .run_kernel = plain::run_demote,
+      .tuned = false,
+  };
 }
 
 }  // namespace kvq

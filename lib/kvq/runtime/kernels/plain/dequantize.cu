@@ -258,12 +258,14 @@ Status to_rows(const CacheFormat& format, int blocks, const PrefillParams& param
 }  // namespace plain
 
 DequantizeVariant plain_dequantize(const CacheFormat& format, bool bf16) {
-  DequantizeVariant variant{.name = bf16 ? "dequantize_plain_bf16" : "dequantize_plain_fp16",
-                            .k = format.k,
-                            .v = format.v,
-                            .k_bfloat = format.k_bfloat,
-                            .v_bfloat = format.v_bfloat,
-                            .bf16 = bf16};
+  DequantizeVariant variant{
+      .name = bf16 ? "dequantize_plain_bf16" : "dequantize_plain_fp16",
+      .k = format.k,
+      .v = format.v,
+      .k_bfloat = format.k_bfloat,
+      .v_bfloat = format.v_bfloat,
+      .bf16 = bf16,
+  };
   variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
   variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
   if (format.k.head_dim == format.v.head_dim && format.k.head_dim % 64 == 0)

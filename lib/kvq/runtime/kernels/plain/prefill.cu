@@ -209,7 +209,10 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
 
 PrefillVariant plain_prefill(const DequantizeVariant& rows) {
   PrefillVariant variant{
-      .name = rows.bf16 ? "prefill_plain_bf16" : "prefill_plain_fp16", .head_dim = rows.k.head_dim, .bf16 = rows.bf16};
+      .name = rows.bf16 ? "prefill_plain_bf16" : "prefill_plain_fp16",
+      .head_dim = rows.k.head_dim,
+      .bf16 = rows.bf16,
+  };
   variant.plan = rows.bf16 ? plain::plan_prefill<__nv_bfloat16> : plain::plan_prefill<__half>;
   variant.run = rows.bf16 ? plain::run_prefill<__nv_bfloat16> : plain::run_prefill<__half>;
   variant.tuned = false;

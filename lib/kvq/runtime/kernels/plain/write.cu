@@ -134,15 +134,17 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
 }  // namespace plain
 
 WriteVariant plain_write(const CacheFormat& format, bool bf16) {
-  return {.name = bf16 ? "quantize_write_plain_bf16" : "quantize_write_plain_fp16",
-          .k = format.k,
-          .v = format.v,
-          .k_bfloat = format.k_bfloat,
-          .v_bfloat = format.v_bfloat,
-          .bf16 = bf16,
-          .plan_kernel = bf16 ? plain::plan_write<__nv_bfloat16> : plain::plan_write<__half>,
-          .run = bf16 ? plain::run_write<__nv_bfloat16> : plain::run_write<__half>,
-          .tuned = false};
+  return {
+      .name = bf16 ? "quantize_write_plain_bf16" : "quantize_write_plain_fp16",
+      .k = format.k,
+      .v = format.v,
+      .k_bfloat = format.k_bfloat,
+      .v_bfloat = format.v_bfloat,
+      .bf16 = bf16,
+      .plan_kernel = bf16 ? plain::plan_write<__nv_bfloat16> : plain::plan_write<__half>,
+      .run = bf16 ? plain::run_write<__nv_bfloat16> : plain::run_write<__half>,
+      .tuned = false,
+  };
 }
 
 }  // namespace kvq

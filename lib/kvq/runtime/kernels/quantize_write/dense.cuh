@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   using Block = DenseBlock<kDim>;
   constexpr RotationLayout kLayout = Block::kLayout;
   constexpr int kPieceTiles = Block::kPieceColumns / 8;
-  const auto operand = [&](int slab, unsigned (&a)[4]) {
+  const auto operand = [&](int slab, unsigned(&a)[4]) {
     const uint4 low = raw[0][slab / 2], high = raw[1][slab / 2];
     const bool second = slab % 2;
     a[0] = second ? low.z : low.x, a[1] = second ? high.z : high.x;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
           ptx::ldmatrix_x4(b, slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + n * 256 + lane * 16);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float (&four)[4] = *reinterpret_cast<float (*)[4]>(&c[(n + i) / kPieceTiles][(n + i) % kPieceTiles * 4]);
+            float(&four)[4] = *reinterpret_cast<float(*)[4]>(&c[(n + i) / kPieceTiles][(n + i) % kPieceTiles * 4]);
             Pair<T>::mma(four, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
           }
         }

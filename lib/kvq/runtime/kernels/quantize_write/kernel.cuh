@@ -31,8 +31,8 @@ template <int kDim, bool kScaled>
 struct WarpShared {
   /// A matrix with factors is kept where blocks have room for it, else made for each run.
   static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
-  uint4 rows[2 * kDim / 32][32];  ///< the next rows
-  uint4 matrices[2][32];          ///< matrix_operand() of keys and values
+  uint4 rows[2 * kDim / 32][32];                                       ///< the next rows
+  uint4 matrices[2][32];                                               ///< matrix_operand() of keys and values
   uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of the side at hand
 };
 
@@ -57,8 +57,8 @@ struct WriteRuns {
 /// @param next  asks for the next ones. After the rotation: earlier or later is slower
 template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
-                                           int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared, Next next,
-                                           int lane) {
+                                           int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared,
+                                           Next next, int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
   const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
   uint4 raw[2][kSteps];
@@ -69,7 +69,8 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   const uint4 matrix = shared.matrices[job.value][lane];
   const auto scaled = [&](int index) {
     if constexpr (WarpShared<Side::kHeadDim, kScaled>::kKeepsScaled) return shared.scaled[index][lane];
-    return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix, index);
+    return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix,
+                                                             index);
   };
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
   next();
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
           const std::uint16_t* factors = factors_of(is_value ? p.v : p.k, head, K::kHeadDim, lane);
 #pragma unroll  // all factors are asked for before the first is waited for
           for (int i = 0; i < ScaledMatrix<K::kHeadDim>::kOperands; ++i)
-            shared.scaled[i][lane] = ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrices[is_value][lane], i);
+            shared.scaled[i][lane] =
+                ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrices[is_value][lane], i);
         }
       }
       const WriteJob job = write_job<K, V>(p, is_value, head);

@@ -52,9 +52,8 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
       static_cast<int>(std::min(blocks_for(std::int64_t{runs} * heads), std::max(fill, blocks_for(heads))));
   const auto kernel = (first_job > 0 ? params.v : params.k).factors ? write::quantize_write_kernel<K, V, T, true>
                                                                     : write::quantize_write_kernel<K, V, T, false>;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps,
-                       0, launch.overlapping, stream, params,
-                       write::WriteRuns{of_side, runs, blocks * write::kWarps / heads, first_job > 0});
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream,
+                       params, write::WriteRuns{of_side, runs, blocks * write::kWarps / heads, first_job > 0});
 }
 
 /// How a side is rotated: sides of one kind share a launch.

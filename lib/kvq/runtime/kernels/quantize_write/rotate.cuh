@@ -7,8 +7,8 @@
 /// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
 /// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
 /// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
-/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits; factors
-/// of channels (scales with signs) are multiplied into the matrix, so that nothing is rounded.
+/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits;
+/// factors of channels (scales with signs) are multiplied into the matrix, so that nothing is rounded.
 namespace kvq::write {
 
 /// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
@@ -108,9 +108,9 @@ __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WritePar
   ptx::cp_async_commit_group();
 }
 
-/// The matrix with the factors of a head's channels: what tensor cores multiply rows by where channels have factors. A factor
-/// times +1 or -1 is one number of 16 bits, so nothing is rounded. A factor depends on bit 1 of the channel, too, so the 16
-/// rows of an operand are the tokens g and g + 8 here, once for each value of that bit.
+/// The matrix with the factors of a head's channels: what tensor cores multiply rows by where channels have factors. A
+/// factor times +1 or -1 is one number of 16 bits, so nothing is rounded. A factor depends on bit 1 of the channel,
+/// too, so the 16 rows of an operand are the tokens g and g + 8 here, once for each value of that bit.
 /// @tparam kDim  channels
 template <int kDim>
 struct ScaledMatrix {
@@ -131,8 +131,8 @@ struct ScaledMatrix {
   }
 };
 
-/// Rows times such a matrix. @param operand  the lane's ScaledMatrix::operand() of an index; @param bit_5  whether blocks reach
-/// across two steps
+/// Rows times such a matrix. @param operand  the lane's ScaledMatrix::operand() of an index; @param bit_5  whether
+/// blocks reach across two steps
 template <typename Side, typename T, typename Operand>
 __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], Operand operand, bool bit_5,
                                                 Rows<Side>& rows) {
@@ -143,10 +143,10 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
   for (int index = 0; index < Matrix::kOperands; ++index) {
     const int j = index / 4 * kTogether, bit_1 = index / 2 % 2, n = index % 2;
     const uint4 m = operand(index);
-    const auto add = [&](float (&c)[4], int step, unsigned m0, unsigned m1) {
+    const auto add = [&](float(&c)[4], int step, unsigned m0, unsigned m1) {
       const uint4 &low = raw[0][step], &high = raw[1][step];
-      Pair<T>::mma(c, bit_1 ? low.y : low.x, bit_1 ? high.y : high.x, bit_1 ? low.w : low.z, bit_1 ? high.w : high.z, m0,
-                   m1);
+      Pair<T>::mma(c, bit_1 ? low.y : low.x, bit_1 ? high.y : high.x, bit_1 ? low.w : low.z, bit_1 ? high.w : high.z,
+                   m0, m1);
     };
     float c[kTogether][4] = {};
     add(c[0], j, m.x, m.y);
@@ -166,7 +166,8 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
 }
 
 /// Transforms the warp's rows.
-/// @tparam kScaled  whether channels have factors: a kernel of its own, since code that is not run would still take room
+/// @tparam kScaled  whether channels have factors: a kernel of its own, since code that is not run would still take
+/// room
 /// @param raw     as load_rows() has them
 /// @param matrix  matrix_operand() of the side's order
 /// @param scaled  the lane's ScaledMatrix::operand() of an index, for kScaled
