@@ -1,6 +1,6 @@
-#include "cache.h"
+#include "bench/cache.h"
 
-#include "kernels.h"
+#include "bench/kernels.h"
 
 #include <algorithm>
 #include <numeric>

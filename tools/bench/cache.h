@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cases.h"
-#include "device.h"
-#include "reference.h"
+#include "bench/cases.h"
+#include "bench/device.h"
+#include "bench/reference.h"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "cases.h"
+#include "bench/cases.h"
 
 #include <fmt/format.h>
 

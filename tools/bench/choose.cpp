@@ -1,6 +1,6 @@
-#include "choose.h"
+#include "bench/choose.h"
 
-#include "side_format.h"
+#include "common/side_format.h"
 
 #include <kvq/core/error.h>
 

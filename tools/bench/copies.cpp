@@ -1,6 +1,6 @@
-#include "copies.h"
+#include "bench/copies.h"
 
-#include "kernels.h"
+#include "bench/kernels.h"
 
 namespace kvq::bench {
 

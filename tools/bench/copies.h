@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device.h"
+#include "bench/device.h"
 
 #include <cstdint>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "device.h"
+#include "bench/device.h"
 
 #include <kvq/core/error.h>
 

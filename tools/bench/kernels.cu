@@ -1,4 +1,4 @@
-#include "kernels.h"
+#include "bench/kernels.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,7 +1,7 @@
-#include "cache.h"
-#include "kernels.h"
-#include "measure.h"
-#include "rotations.h"
+#include "bench/cache.h"
+#include "bench/kernels.h"
+#include "bench/measure.h"
+#include "bench/rotations.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/core/error.h>

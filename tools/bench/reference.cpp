@@ -1,6 +1,6 @@
-#include "reference.h"
+#include "bench/reference.h"
 
-#include "device.h"
+#include "bench/device.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/rotation_matrix.h>

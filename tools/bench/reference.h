@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cases.h"
+#include "bench/cases.h"
 
 #include <kvq/codec/page_codec.h>
 #include <kvq/plan/layer_plan.h>

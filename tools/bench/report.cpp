@@ -1,7 +1,7 @@
-#include "report.h"
+#include "bench/report.h"
 
-#include "../table.h"
-#include "side_format.h"
+#include "common/side_format.h"
+#include "common/table.h"
 
 #include <fmt/format.h>
 

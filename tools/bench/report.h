@@ -1,7 +1,7 @@
 #pragma once
 
-#include "rows.h"
-#include "targets.h"
+#include "bench/rows.h"
+#include "bench/targets.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "rotations.h"
+#include "bench/rotations.h"
 
 #include <kvq/runtime/prepare.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cases.h"
-#include "device.h"
+#include "bench/cases.h"
+#include "bench/device.h"
 
 #include <kvq/plan/layer_plan.h>
 

@@ -1,7 +1,7 @@
-#include "rows.h"
+#include "bench/rows.h"
 
-#include "copies.h"
-#include "side_format.h"
+#include "bench/copies.h"
+#include "common/side_format.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "measure.h"
-#include "sdpa.h"
+#include "bench/measure.h"
+#include "bench/sdpa.h"
 
 #include <functional>
 #include <optional>

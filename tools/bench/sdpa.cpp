@@ -1,4 +1,4 @@
-#include "sdpa.h"
+#include "bench/sdpa.h"
 
 #include <kvq/core/error.h>
 

@@ -1,6 +1,6 @@
-#include "targets.h"
+#include "bench/targets.h"
 
-#include "choose.h"
+#include "bench/choose.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "rows.h"
+#include "bench/rows.h"
 
 #include <optional>
 #include <string>

@@ -1,8 +1,8 @@
-#include "copies.h"
-#include "kernels.h"
-#include "measure.h"
-#include "reference.h"
-#include "rotations.h"
+#include "bench/copies.h"
+#include "bench/kernels.h"
+#include "bench/measure.h"
+#include "bench/reference.h"
+#include "bench/rotations.h"
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>

@@ -1,4 +1,4 @@
-#include "selftest_report.h"
+#include "selftest/report.h"
 
 #include "support/container_edit.h"
 

@@ -1,0 +1,308 @@
+#include "bench/choose.h"
+#include "bench/report.h"
+#include "bench/rows.h"
+#include "bench/targets.h"
+#include "common/cli.h"
+#include "common/progress.h"
+#include "common/side_format.h"
+
+#include <kvq/container/atomic_file.h>
+#include <kvq/core/error.h>
+
+#include <fmt/format.h>
+
+#include <map>
+#include <span>
+
+namespace kvq::bench {
+
+namespace {
+
+struct BenchFlags {
+  std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python, output;
+  int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
+  int prefix = 30720, chunk = 2048;
+  std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
+                   hadamard = {1, 16, 32, 64, 128};
+  bool dense = false, transform = false;
+  double clip = 1.0;
+  bool dry_run = false, json = false, quiet = false;
+};
+
+constexpr const char* kSides =
+    "\nFormats of K and V in pages:\n"
+    "  u2g128   affine codes, 2 or 4 bits, groups of 32, 64, 128, ... channels\n"
+    "  s2g128   symmetric codes; either with a trailing b: bfloat16 scales\n"
+    "  bf16     exact rows (decode)\n"
+    "Without --k and --v: every kernel that is built for these sizes\n"
+    "(lib/kvq/runtime/variants.json).";
+
+void add_shared(CLI::App& app, BenchFlags& f) {
+  app.add_flag("--dry-run", f.dry_run, "only say what would be measured, and its bytes; needs no GPU");
+  app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
+  app.add_flag("--json", f.json, "one JSON document on stdout (formats/bench.schema.json)");
+  app.add_option("-o,--output", f.output, "also write that document to this file");
+  app.add_flag("-q,--quiet", f.quiet, "no progress");
+}
+
+void add_sizes(CLI::App& app, BenchFlags& f) {
+  app.add_option("--k", f.k, "keys in pages, such as u2g128 [those of --v]");
+  app.add_option("--v", f.v, "values in pages [those of --k]");
+  app.add_option("--head-dim", f.head_dim)->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--kv-heads", f.kv_heads)->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--page-size", f.page_size, "tokens of a page")
+      ->check(CLI::IsMember({16, 32, 64}))
+      ->capture_default_str();
+  app.add_option("--activation", f.activation, "type of queries, rows and results")
+      ->check(CLI::IsMember({"bf16", "fp16"}))
+      ->capture_default_str();
+}
+
+/// What a cache holds, and who reads it.
+void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
+  app.footer(kSides);
+  add_sizes(app, f);
+  app.add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--batch", batch, "sequences; a list, such as 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--sinks", f.sinks, "first tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--recent", f.recent, "last tokens that stay exact")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  app.add_option("--rotation", f.rotation, "of what is cached")
+      ->check(CLI::IsMember({"none", "hadamard", "dense", "scaled", "transform"}))
+      ->capture_default_str();
+  app.add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+}
+
+CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
+  CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
+  add_cache(*decode, f, f.batch);
+  decode->add_option("--context", f.context, "tokens of each sequence; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  add_shared(*decode, f);
+  return decode;
+}
+
+CLI::App* add_prefill(CLI::App& app, BenchFlags& f) {
+  CLI::App* prefill = app.add_subcommand("prefill", "attention of a chunk of new tokens over a packed prefix");
+  add_cache(*prefill, f, f.prefill_batch);
+  prefill->add_option("--prefix", f.prefix, "tokens of each sequence in the cache")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  prefill->add_option("--chunk", f.chunk, "new tokens of each sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  add_shared(*prefill, f);
+  return prefill;
+}
+
+CLI::App* add_write(CLI::App& app, BenchFlags& f) {
+  CLI::App* write =
+      app.add_subcommand("write", "rotate, quantise and write new tokens into pages, in one pass and in two");
+  write->footer(kSides);
+  add_sizes(*write, f);
+  write->add_option("--tokens", f.tokens, "in one call; a list, such as 1,8192")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 22))
+      ->capture_default_str();
+  write->add_option("--hadamard", f.hadamard, "orders of the rotation's blocks, 1 = none; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  write->add_flag("--dense", f.dense, "dense rotations, one for each KV head, in place of Hadamard ones");
+  write->add_flag("--transform", f.transform,
+                  "each case also with a transform: scales of channels, or a matrix that is not orthogonal");
+  write->add_option("--clip", f.clip, "clip ratio of affine codes, 1 = none")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  write->add_option("--rule", f.rule, "scales of symmetric codes")
+      ->check(CLI::IsMember({"absmax", "least_squares", "norm"}))
+      ->capture_default_str();
+  add_shared(*write, f);
+  return write;
+}
+
+CLI::App* add_targets(CLI::App& app, BenchFlags& f) {
+  CLI::App* targets =
+      app.add_subcommand("targets", "what the runtime is asked to reach on one H200, beside what it reaches");
+  targets->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+  add_shared(*targets, f);
+  return targets;
+}
+
+/// A side that is not given is like the other one, but errors name the one that is.
+std::pair<std::string, std::string> sides(const BenchFlags& f) {
+  if (!f.k.empty()) parse_side(f.k, f.head_dim, "--k");
+  if (!f.v.empty()) parse_side(f.v, f.head_dim, "--v");
+  return {f.k.empty() ? f.v : f.k, f.v.empty() ? f.k : f.v};
+}
+
+int heads_of_a_kv_head(const BenchFlags& f) {
+  if (f.q_heads % f.kv_heads != 0)
+    throw Error{ErrorKind::usage,
+                fmt::format("--q-heads {} is not a multiple of --kv-heads {}", f.q_heads, f.kv_heads)};
+  return f.q_heads / f.kv_heads;
+}
+
+CaseRotation rotation_of(const BenchFlags& f) {
+  for (const CaseRotation rotation :
+       {CaseRotation::none, CaseRotation::dense, CaseRotation::scaled, CaseRotation::transform})
+    if (f.rotation == to_string(rotation)) return rotation;
+  return CaseRotation::hadamard;
+}
+
+Run prefill_cases(const BenchFlags& f) {
+  heads_of_a_kv_head(f);
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const DequantizeVariant*> variants = all_prefill(f.head_dim, bf16);
+  if (!k.empty()) variants = {&choose_prefill(k, v, f.head_dim, bf16)};
+  Run run;
+  for (const DequantizeVariant* rows : variants)
+    for (const int batch : f.prefill_batch) {
+      const bool exact = rows->k.exact();
+      run.prefill.push_back({{
+                                 .rows = rows,
+                                 .attention = find_prefill_variant(*rows),
+                                 .num_q_heads = f.q_heads,
+                                 .num_kv_heads = f.kv_heads,
+                                 .batch = batch,
+                                 .prefix = f.prefix,
+                                 .chunk = f.chunk,
+                                 .page_size = f.page_size,
+                                 .sink_tokens = exact ? 0 : f.sinks,
+                                 .recent_tokens = exact ? 0 : f.recent,
+                                 .rotation = exact ? CaseRotation::none : rotation_of(f),
+                             },
+                             {},
+                             {}});
+    }
+  return run;
+}
+
+Run decode_cases(const BenchFlags& f) {
+  const int heads = heads_of_a_kv_head(f);
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const DecodeVariant*> variants = all_decode(f.head_dim, heads, bf16);
+  if (!k.empty()) variants = {&choose_decode(k, v, f.head_dim, heads, bf16)};
+  Run run;
+  for (const DecodeVariant* variant : variants)
+    for (const int batch : f.batch)
+      for (const int context : f.context) {
+        // Exact pages need neither windows nor a rotation.
+        const bool exact = variant->k.exact();
+        run.decode.push_back({{
+                                  .variant = variant,
+                                  .num_q_heads = f.q_heads,
+                                  .num_kv_heads = f.kv_heads,
+                                  .batch = batch,
+                                  .context = context,
+                                  .page_size = f.page_size,
+                                  .sink_tokens = exact ? 0 : f.sinks,
+                                  .recent_tokens = exact ? 0 : f.recent,
+                                  .rotation = exact ? CaseRotation::none : rotation_of(f),
+                              },
+                              {},
+                              {},
+                              {}});
+      }
+  return run;
+}
+
+Run write_cases(const BenchFlags& f) {
+  const std::map<std::string, ScaleRule> rules = {
+      {"absmax", ScaleRule::absmax}, {"least_squares", ScaleRule::least_squares}, {"norm", ScaleRule::norm}};
+  for (const int order : f.hadamard)
+    if ((order & (order - 1)) != 0 || f.head_dim % order != 0)
+      throw Error{ErrorKind::usage,
+                  fmt::format("--hadamard {}: expected powers of two that divide --head-dim {}", order, f.head_dim)};
+  const bool bf16 = f.activation == "bf16";
+  const auto [k, v] = sides(f);
+  std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
+  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16)};
+  Run run;
+  for (const WriteVariant* variant : variants)
+    for (const int tokens : f.tokens)
+      for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
+        for (const bool transform : f.transform ? std::vector<bool>{false, true} : std::vector<bool>{false})
+          run.write.push_back({{
+                                   .variant = variant,
+                                   .num_kv_heads = f.kv_heads,
+                                   .tokens = tokens,
+                                   .page_size = f.page_size,
+                                   .order = order,
+                                   .dense = f.dense,
+                                   .transform = transform,
+                                   .clip_ratio = f.clip,
+                                   .symmetric_rule = rules.at(f.rule),
+                               },
+                               {}});
+  return run;
+}
+
+int bench(const BenchFlags& f, Run run, bool with_targets) {
+  if (run.decode.empty() && run.write.empty() && run.prefill.empty())
+    throw Error{ErrorKind::unsupported,
+                fmt::format("no kernel is built for head_dim {} with {}", f.head_dim, f.activation),
+                "lib/kvq/runtime/variants.json lists what is"};
+  if (!f.dry_run) {
+    Progress progress(work_of(run), f.quiet || f.json);
+    measure(f.device, f.python, run, [&](double done, const std::string& what) { progress.update(done, what); });
+  }
+  const std::vector<Target> targets = with_targets ? judge(run) : std::vector<Target>{};
+  const std::string document = json_of(run, targets).dump(2) + "\n";
+  if (!f.output.empty()) {
+    AtomicFile file(f.output);
+    file.write(std::as_bytes(std::span(document)));
+    file.commit();
+  }
+  if (f.json)
+    fmt::print("{}", document);
+  else
+    fmt::print("{}{}", text_of(run), targets.empty() ? "" : "\n" + text_of(targets));
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace kvq::bench
+
+int main(int argc, char** argv) {
+  using namespace kvq::bench;
+  CLI::App app(
+      "Times kvq's GPU kernels beside what they compare with in the same run: a copy,\n"
+      "a plain read of the same bytes, bfloat16 kernels. Results are held against the\n"
+      "reference codec first.\n\n"
+      "  kvq-bench decode --k u2g128 --batch 1,8,32       INT2 attention\n"
+      "  kvq-bench decode --batch 8 --sdpa python3        all, PyTorch beside them\n"
+      "  kvq-bench prefill --k u2g128 --sdpa python3      2048 tokens over 30k packed\n"
+      "  kvq-bench write --k u4g128 --tokens 8192         fused and unfused rotation\n"
+      "  kvq-bench targets --output bench.json            what is asked and reached");
+  app.footer(
+      "kvq-bench COMMAND --help explains its flags. Times are medians over replays of\n"
+      "a CUDA graph, in which calls take turns on sets of random data that together\n"
+      "are larger than the L2 cache.");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.require_subcommand(1);
+  BenchFlags flags;
+  const CLI::App* decode = add_decode(app, flags);
+  const CLI::App* write = add_write(app, flags);
+  const CLI::App* prefill = add_prefill(app, flags);
+  const CLI::App* targets = add_targets(app, flags);
+  return kvq::run_tool("kvq-bench", app, argc, argv, [&] {
+    return bench(flags,
+                 decode->parsed()    ? decode_cases(flags)
+                 : write->parsed()   ? write_cases(flags)
+                 : prefill->parsed() ? prefill_cases(flags)
+                                     : target_cases(),
+                 targets->parsed());
+  });
+}

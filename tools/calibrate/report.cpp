@@ -1,0 +1,227 @@
+#include "calibrate/report.h"
+
+#include "common/table.h"
+
+#include <fmt/core.h>
+#include <kvq/artifact/manifest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvq {
+
+namespace {
+
+std::string clip_text(const TensorPlan& plan) {
+  if (plan.clip_ratio.empty()) return "-";
+  const auto [lo, hi] = std::minmax_element(plan.clip_ratio.begin(), plan.clip_ratio.end());
+  if (*lo == *hi) return *lo == 1.0 ? "none" : fmt::format("{:.2f}", *lo);
+  return fmt::format("{:.2f}-{:.2f}", *lo, *hi);
+}
+
+std::string bits_text(const Coder& coder) {
+  return std::holds_alternative<ExactCoder>(coder) ? "exact" : std::to_string(code_bits(coder));
+}
+
+std::string recipe_text(const TensorPlan& plan) {
+  return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe;
+}
+
+bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
+
+/// @param gains  with a column of outlier gains
+std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows,
+                                   std::int64_t context, bool gains) {
+  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
+  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "",
+                                  std::string(1, side),
+                                  recipe_text(plan),
+                                  clip_text(plan),
+                                  bits_text(plan.coder),
+                                  fmt::format("{:.2f}", effective_bits(plan, dim, windows, context))};
+  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->before) : "");
+  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->after) : "");
+  if (!gains) return row;
+  const double largest =
+      plan.transform ? *std::max_element(plan.transform->outlier_gain.begin(), plan.transform->outlier_gain.end())
+                     : 0.0;
+  row.push_back(plan.transform ? fmt::format("{:.3g}", largest) : "-");
+  return row;
+}
+
+Json side_json(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context) {
+  Json json = plan_to_json(plan, dim);
+  json["effective_bits"] = effective_bits(plan, dim, windows, context);
+  return json;
+}
+
+RotationRow mean_row(const LayerRotationReport& report, std::size_t index) {
+  RotationRow mean{.recipe = report.heads.front().k[index].recipe};
+  const auto n = static_cast<double>(report.heads.size());
+  for (const auto& head : report.heads) {
+    const RotationRow& row = head.k[index];
+    mean.largest = std::max(mean.largest, row.largest);
+    mean.group_range += row.group_range / n;
+    mean.importance_peak += row.importance_peak / n;
+    mean.importance_spread = std::max(mean.importance_spread, row.importance_spread);
+    mean.error_trace += row.error_trace / n;
+  }
+  return mean;
+}
+
+}  // namespace
+
+std::string closing_table(const Artifact& artifact, std::int64_t context) {
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "side", "rotation", "clip", "bits", "eff.bits", "error before", "after"}};
+  const bool gains = std::any_of(artifact.layers.begin(), artifact.layers.end(), has_transform);
+  if (gains) rows.front().push_back("gain");
+  for (const LayerPlan& layer : artifact.layers) {
+    rows.push_back(table_row(layer, layer.k, 'k', artifact.windows, context, gains));
+    if (layer.v) rows.push_back(table_row(layer, *layer.v, 'v', artifact.windows, context, gains));
+  }
+  std::string text = format_table(rows, gains ? "rlllrrrrr" : "rlllrrrr");
+  text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n",
+                      artifact.windows.sink_tokens, artifact.windows.recent_tokens, context);
+  text +=
+      "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, "
+      "centre (c) and clip.\n";
+  const bool behind_o_proj = std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
+    return layer.v && layer.v->error && layer.v->error->metric == "output_weighted";
+  });
+  if (behind_o_proj) text += "Values with a transform: attention-weighted e W e^T, W the metric of o_proj.\n";
+  if (gains)
+    text +=
+        "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced "
+        "ones.\n";
+  if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
+  const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
+    const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
+    return uniform && uniform->group_size == dim && plan.rotation.recipe.ends_with("P");
+  };
+  const LayerPlan& first = artifact.layers.front();
+  if (permutes_for_nothing(first.k, first.geometry.head_dim))
+    text += "P changes nothing here: one group is a whole row, and order inside a group does not matter.\n";
+  return text;
+}
+
+std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
+  std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads, max|k| is the maximum)\n";
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "rotation", "max|k|", "max-min", "importance", "tr(E_K)", "top-8 align"}};
+  double spread = 0.0, peak_difference = 0.0;
+  for (const LayerRotationReport& report : reports) {
+    double alignment = 0.0;
+    for (const auto& head : report.heads) {
+      alignment += head.alignment / static_cast<double>(report.heads.size());
+      peak_difference = std::max(peak_difference, std::abs(head.k[3].largest - head.k[4].largest) / head.k[3].largest);
+    }
+    for (std::size_t i = 0; i < report.heads.front().k.size(); ++i) {
+      const RotationRow row = mean_row(report, i);
+      if (i >= 3) spread = std::max(spread, row.importance_spread);
+      rows.push_back({i == 0 ? std::to_string(report.layer) : "", row.recipe, fmt::format("{:.2f}", row.largest),
+                      fmt::format("{:.2f}", row.group_range), fmt::format("{:.2f}", row.importance_peak),
+                      fmt::format("{:.2f}", row.error_trace), i == 0 ? fmt::format("{:.3f}", alignment) : ""});
+    }
+  }
+  text += format_table(rows, "rlrrrrr");
+  text += fmt::format("Lemma 1: diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}\n", spread);
+  text += fmt::format("P only permutes: max|k| of U*H and U*H*P differ by {:.1e}\n", peak_difference);
+  return text;
+}
+
+Json rotation_json(const std::vector<LayerRotationReport>& reports) {
+  Json layers = Json::array();
+  for (const LayerRotationReport& report : reports) {
+    Json heads = Json::array();
+    for (const auto& head : report.heads) {
+      Json rows = Json::array();
+      for (const RotationRow& row : head.k)
+        rows.push_back({{"rotation", row.recipe},
+                        {"max_abs", row.largest},
+                        {"group_range", row.group_range},
+                        {"importance_max_over_mean", row.importance_peak},
+                        {"importance_spread", row.importance_spread},
+                        {"error_trace", row.error_trace}});
+      heads.push_back({{"k", std::move(rows)}, {"top8_alignment", head.alignment}});
+    }
+    layers.push_back({{"layer", report.layer}, {"heads", std::move(heads)}});
+  }
+  return layers;
+}
+
+Json calibrate_json(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context) {
+  Json layers = Json::array();
+  for (const LayerPlan& layer : artifact.layers) {
+    Json row = {{"layer", layer.layer}, {"k", side_json(layer.k, layer.geometry.head_dim, artifact.windows, context)}};
+    if (layer.v) row["v"] = side_json(*layer.v, layer.geometry.v_head_dim, artifact.windows, context);
+    layers.push_back(std::move(row));
+  }
+  Json json = {
+      {"schema_version", "1.0"},
+      {"tool", "kvq-calibrate " KVQ_VERSION},
+      {"output", output.string()},
+      {"method", artifact.calibration.method},
+      {"dump_hash", artifact.calibration.dump_hash},
+      {"tokens", artifact.calibration.tokens},
+      {"context", context},
+      {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
+      {"layers", std::move(layers)}};
+  if (!artifact.calibration.budget.is_null()) json["budget"] = artifact.calibration.budget;
+  return json;
+}
+
+Json budget_json(const BudgetReport& r) {
+  return {{"unit", r.unit},
+          {"budget", r.budget},
+          {"spent", r.spent},
+          {"mean_bits", r.mean_bits},
+          {"mean_bytes", r.mean_bytes},
+          {"metric", r.metric},
+          {"cost", r.cost},
+          {"gap", r.gap},
+          {"held_out_tokens", r.tokens}};
+}
+
+std::string budget_text(const Json& b) {
+  const bool nll = b.at("metric") == "nll";
+  const double cost = b.at("cost"), gap = b.at("gap");
+  std::string text =
+      fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits,\n{:.1f} bytes a token and layer\n",
+                  b.at("budget").get<double>(), b.at("unit").get<std::string>(), b.at("spent").get<double>(),
+                  b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
+  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {};\nthe choice is within {:.1f}% of the best\n",
+                      b.at("held_out_tokens").get<std::int64_t>(), cost,
+                      nll ? "nats a token" : "(relative output error)", 100.0 * gap);
+  if (!nll)
+    text +=
+        "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output "
+        "error, which says little about which layer matters.\n";
+  return text;
+}
+
+std::string ablation_table(const std::vector<AblationRow>& rows) {
+  std::vector<std::vector<std::string>> table = {{"ingredient", "bits", "bytes", "cost", "change"}};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const BudgetReport& r = rows[i].report;
+    table.push_back({rows[i].ingredient, fmt::format("{:.3f}", r.mean_bits), fmt::format("{:.1f}", r.mean_bytes),
+                     fmt::format("{:.5g}", r.cost),
+                     i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
+  }
+  std::string text = format_table(table, "lrrrr");
+  return text +
+         fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
+                     rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
+}
+
+Json ablation_json(const std::vector<AblationRow>& rows) {
+  Json all = Json::array();
+  for (const AblationRow& row : rows) {
+    Json one = budget_json(row.report);
+    one["ingredient"] = row.ingredient;
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+}  // namespace kvq

@@ -1,0 +1,86 @@
+#include "common/cli.h"
+
+#include <kvq/core/error.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <new>
+#include <sstream>
+#include <system_error>
+
+namespace kvq {
+
+namespace {
+
+int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
+  // A message of several lines is several faults: each stands on its own.
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, line);
+  if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
+  return code;
+}
+
+constexpr const char* kNoOutput = "cannot write to standard output";
+
+/// Results may be piped: a full disk or a closed pipe must not look like success.
+int flushed(const char* tool, int code) {
+  std::cout.flush();
+  const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return written ? code : fail(tool, kNoOutput, "", 3);
+}
+
+}  // namespace
+
+int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
+  try {
+    app.parse(argc, argv);
+    const int code = body();
+    return flushed(tool, code);
+  } catch (const CLI::Success& success) {  // --help, --version
+    app.exit(success);
+    return flushed(tool, 0);
+  } catch (const CLI::ParseError& error) {
+    return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
+  } catch (const Error& error) {
+    return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
+  } catch (const std::system_error&) {  // fmt::print says so when a stream does not take its text
+    return fail(tool, kNoOutput, "", 3);
+  } catch (const std::bad_alloc&) {
+    return fail(tool, "out of memory", "run with --dry-run to see how much is needed, or with fewer --threads", 3);
+  } catch (const std::exception& error) {
+    return fail(tool, fmt::format("unexpected: {}", error.what()), "this is a bug in kvq", 1);
+  }
+}
+
+std::vector<int> parse_int_list(const std::string& text, const char* flag) {
+  const auto bad = [&] {
+    return Error{ErrorKind::usage, fmt::format("{}: expected a list such as 0-3,7, found \"{}\"", flag, text)};
+  };
+  std::vector<int> values;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (true) {
+    int first = 0;
+    auto parsed = std::from_chars(at, end, first);
+    if (parsed.ec != std::errc{} || first < 0) throw bad();
+    int last = first;
+    if (parsed.ptr != end && *parsed.ptr == '-') parsed = std::from_chars(parsed.ptr + 1, end, last);
+    if (parsed.ec != std::errc{} || last < first || last > 4095) throw bad();
+    for (int value = first; value <= last; ++value) values.push_back(value);
+    if (parsed.ptr == end) break;
+    if (*parsed.ptr != ',') throw bad();
+    at = parsed.ptr + 1;
+  }
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
+}
+
+bool wants_color(int stream_fd) { return isatty(stream_fd) == 1 && std::getenv("NO_COLOR") == nullptr; }
+
+}  // namespace kvq

@@ -1,0 +1,193 @@
+#include "common/cli.h"
+#include "common/progress.h"
+#include "diff/report.h"
+
+#include <kvq/compute/parallel.h>
+#include <kvq/container/atomic_file.h>
+#include <kvq/core/error.h>
+#include <kvq/dump/dump_file.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+namespace kvq {
+
+namespace {
+
+struct DiffFlags {
+  std::string before, after, junit;
+  std::vector<std::string> dumps, rules;
+  bool no_default_rules = false, no_windows = false, json = false, markdown = false, quiet = false;
+  int threads = 0;
+  std::int64_t seed = 0;
+};
+
+std::string rule_list() {
+  std::string text;
+  std::size_t width = 0;
+  for (const std::string& rule : default_rules()) {
+    text += width == 0 || width + rule.size() + 2 > 78 ? "\n  " : "  ";
+    width = (text.ends_with("\n  ") ? 0 : width) + rule.size() + 2;
+    text += rule;
+  }
+  return text;
+}
+
+std::string metric_list() {
+  std::string text;
+  for (const DiffMetric& row : diff_metrics())
+    if (!row.summary.empty()) text += fmt::format("\n  {:<28} {}{}", row.name, row.summary, row.needs_dump ? " *" : "");
+  return text + "\n  attention_kl.<part>          mean, median, p95, p99 or max of KL(p || p^) *";
+}
+
+void add_flags(CLI::App& app, DiffFlags& f) {
+  app.description(
+      "Compares two calibration artifacts of a model, and fails where the new one is worse than rules allow.\n\n"
+      "  kvq-diff old.safetensors new.safetensors                      what the files say\n"
+      "  kvq-diff old.safetensors new.safetensors --model heldout.h5   and what they do to attention\n"
+      "  kvq-diff old.safetensors new.safetensors --model heldout.h5 --fail-on 'attention_kl.p99<=+5%' --junit "
+      "diff.xml");
+  app.footer("Metrics (* needs --model; formats/eval.md):" + metric_list() +
+             "\nlayers.<metric> and heads.<metric> are those of each layer and KV head; a rule holds for all of "
+             "them.\n\nDefault rules:" +
+             rule_list() +
+             "\n\nA limit is absolute, or with % against the old value. Exit code: 0 passed, 6 a rule failed.");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.add_option("old", f.before, "artifact to compare with")->required();
+  app.add_option("new", f.after, "artifact to judge")->required();
+  app.add_option("-m,--model", f.dumps, "held-out dump to measure both on; may be given several times")
+      ->allow_extra_args(false);
+  app.add_option("--fail-on", f.rules, "rule, in place of the default ones of its metric; may be given several times")
+      ->allow_extra_args(false);
+  app.add_flag("--no-default-rules", f.no_default_rules, "only the rules given with --fail-on");
+  app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
+  app.add_option("--junit", f.junit, "also write the checks as JUnit XML to this file");
+  app.add_option("--seed", f.seed, "of pairs of tokens")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
+      ->capture_default_str();
+  app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
+      ->check(CLI::Range(0, 4096));
+  CLI::Option* json = app.add_flag("--json", f.json, "one JSON document on stdout (formats/diff.schema.json)");
+  app.add_flag("--markdown", f.markdown, "Markdown, for a comment on a pull request")->excludes(json);
+  app.add_flag("-q,--quiet", f.quiet, "no progress");
+}
+
+std::vector<Rule> resolve_rules(const DiffFlags& flags) {
+  std::vector<Rule> own;
+  for (const std::string& text : flags.rules) {
+    own.push_back(parse_rule(text));
+    own.back().demanded = true;
+  }
+  const auto& metrics = diff_metrics();
+  for (const Rule& rule : own) {
+    const auto row = std::find_if(metrics.begin(), metrics.end(),
+                                  [&](const DiffMetric& metric) { return metric.name == rule.metric; });
+    if (row->needs_dump && flags.dumps.empty())
+      throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": measuring needs --model DUMP.h5", rule.text)};
+  }
+  std::vector<Rule> rules;
+  if (!flags.no_default_rules)
+    for (const std::string& text : default_rules()) {
+      Rule rule = parse_rule(text);
+      if (std::none_of(own.begin(), own.end(), [&](const Rule& other) { return other.metric == rule.metric; }))
+        rules.push_back(std::move(rule));
+    }
+  rules.insert(rules.end(), own.begin(), own.end());
+  if (rules.empty()) throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
+  return rules;
+}
+
+/// Adds what both do to the dump.
+void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport& report) {
+  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  EvalRequest request{.layers = {}, .with_windows = !flags.no_windows, .seed = static_cast<std::uint64_t>(flags.seed)};
+  const auto has = [](const Artifact& artifact, int layer) {
+    return std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                       [layer](const LayerPlan& plan) { return plan.layer == layer; });
+  };
+  for (const LayerEntry& entry : dump.model().layers)
+    if (has(before, entry.layer) && has(after, entry.layer)) request.layers.push_back(entry.layer);
+  if (request.layers.empty()) throw Error{ErrorKind::bad_input, "the dump has none of the layers of both artifacts"};
+  const bool budgets = !before.calibration.budget.is_null() && !after.calibration.budget.is_null();
+  std::vector<Candidate> candidates;
+  candidates.push_back({
+      .name = "old",
+      .path = flags.before,
+      .method = before.calibration.method,
+      .temporary = false,
+      .artifact = std::move(before),
+      .scheme = {},
+  });
+  candidates.push_back({
+      .name = "new",
+      .path = flags.after,
+      .method = after.calibration.method,
+      .temporary = false,
+      .artifact = std::move(after),
+      .scheme = {},
+  });
+  for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
+  // What the dump has no numbers for is NaN here too; anywhere else a NaN is a fault.
+  Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t, bool) { return StoredLayer{}; }};
+  candidates.push_back(
+      {.name = "exact", .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = std::move(exact)});
+  Progress progress(1.0, flags.quiet || flags.json || flags.markdown);
+  const std::vector<CandidateResult> results =
+      evaluate(dump, candidates, request, [&](double done, const std::string& what) { progress.update(done, what); });
+  report.measured = true;
+  report.nothing_coded = nothing_coded(results[0]) || nothing_coded(results[1]);
+  for (Reading& reading : diff_results(results[0], results[1], results[2], budgets))
+    if (!report.nothing_coded || !needs_codes(reading.metric)) report.diff.readings.push_back(std::move(reading));
+}
+
+/// The file that is written must be none of those that are read.
+void refuse_overwriting(const DiffFlags& flags) {
+  std::vector<std::string> read{flags.before, flags.after};
+  read.insert(read.end(), flags.dumps.begin(), flags.dumps.end());
+  for (const std::string& path : read) {
+    std::error_code unknown;
+    if (!flags.junit.empty() && std::filesystem::equivalent(path, flags.junit, unknown))
+      throw Error{ErrorKind::usage, fmt::format("--junit: {} is read", flags.junit), "choose another name"};
+  }
+}
+
+int diff(const DiffFlags& flags) {
+  refuse_overwriting(flags);
+  const ThreadLimit limit(flags.threads);
+  const std::vector<Rule> rules = resolve_rules(flags);
+  Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
+  DiffReport report{.before = flags.before, .after = flags.after, .diff = diff_artifacts(before, after), .checks = {}};
+  // A dump of one geometry cannot be stored by an artifact of another: then the geometry is the finding.
+  const bool same_geometry =
+      std::none_of(report.diff.readings.begin(), report.diff.readings.end(),
+                   [](const Reading& reading) { return reading.metric == "geometry" && reading.after > 0.0; });
+  if (!flags.dumps.empty() && same_geometry) {
+    measure(flags, std::move(before), std::move(after), report);
+  }
+  report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
+  if (!flags.junit.empty()) {
+    const std::string xml = diff_junit(report);
+    AtomicFile file(flags.junit);
+    file.write(std::as_bytes(std::span(xml)));
+    file.commit();
+  }
+  if (flags.json)
+    fmt::print("{}\n", diff_json(report).dump(2));
+  else
+    fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report));
+  return report.passed() ? 0 : exit_code(ErrorKind::check_failed);
+}
+
+}  // namespace
+
+}  // namespace kvq
+
+int main(int argc, char** argv) {
+  CLI::App app;
+  kvq::DiffFlags flags;
+  kvq::add_flags(app, flags);
+  return kvq::run_tool("kvq-diff", app, argc, argv, [&] { return kvq::diff(flags); });
+}

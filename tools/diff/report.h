@@ -1,0 +1,26 @@
+#pragma once
+
+#include "diff/rules.h"
+
+#include <kvq/container/json.h>
+
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+struct DiffReport {
+  std::string before, after;  ///< paths
+  ArtifactDiff diff;
+  std::vector<CheckResult> checks;
+  bool measured = false, nothing_coded = false;  ///< on a dump; which exact windows hold
+  bool passed() const;
+};
+
+std::string diff_text(const DiffReport& report);
+std::string diff_markdown(const DiffReport& report);
+std::string diff_junit(const DiffReport& report);
+/// formats/diff.schema.json
+Json diff_json(const DiffReport& report);
+
+}  // namespace kvq

@@ -1,0 +1,223 @@
+#include "common/cli.h"
+#include "common/progress.h"
+#include "common/temporary_folder.h"
+#include "eval/candidates.h"
+#include "eval/report.h"
+#include "eval/results.h"
+#include "eval/sweep.h"
+
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/dump/dump_file.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <optional>
+
+namespace kvq {
+
+namespace {
+
+constexpr std::int64_t kContext = 32768;
+
+struct EvalFlags {
+  std::vector<std::string> dumps, artifacts, schemes;
+  std::string metric, layers, sweep, keep;
+  std::vector<std::string> calibrations;
+  std::int64_t pairs = 2048, seed = 0;
+  std::optional<std::int64_t> context;
+  int threads = 0;
+  bool no_windows = false, by_context = false, rotations = false, json = false, quiet = false;
+};
+
+std::string scheme_list() {
+  std::string text;
+  for (const SchemeFamily& family : scheme_families())
+    text += fmt::format("\n  {:<19} {}", family.pattern, family.summary);
+  return text;
+}
+
+std::string metric_list() {
+  std::string text;
+  for (const MetricRow& row : metric_rows()) text += fmt::format("\n  {:<15} {}", row.name, row.summary);
+  return text;
+}
+
+void add_flags(CLI::App& app, EvalFlags& f) {
+  app.description(
+      "Measures on a held-out dump what calibration artifacts and schemes do to attention.\n\n"
+      "  kvq-eval --model heldout.h5 a.safetensors b.safetensors     all metrics, b against a\n"
+      "  kvq-eval --model heldout.h5 a.safetensors --scheme kivi-2   beside a scheme that needs no artifact\n"
+      "  kvq-eval --model heldout.h5 a.safetensors --metric attention_kl   layer by layer\n"
+      "  kvq-eval --model heldout.h5 a.safetensors --json            everything, also by KV head and context\n"
+      "  kvq-eval --model heldout.h5 --calibration dump.h5 --sweep scripts/sweeps/oscar-table4.json   a grid of "
+      "methods");
+  app.footer("Schemes (<b>: 1 to 8 bits; the suffix -k leaves values exact):" + scheme_list() +
+             "\n\nMetrics (formats/eval.md):" + metric_list() +
+             "\n\nEvery query reads codes where the artifact's windows have no exact token. Each line of the last "
+             "table is a change\n"
+             "against the first candidate, with a 95% bootstrap interval over layers and KV heads.");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.add_option("artifacts,--artifact", f.artifacts,
+                 "artifact files; later ones, and schemes, are compared with the first");
+  app.add_option("--scheme", f.schemes, "built-in scheme, see below; may be given several times")
+      ->allow_extra_args(false);
+  app.add_option("-m,--model", f.dumps, "held-out dump (formats/dump.md); may be given several times")
+      ->required()
+      ->allow_extra_args(false);
+  app.add_option("--metric", f.metric, "print this one layer by layer; rope_logit_mae alone is quick");
+  app.add_flag("--by-context", f.by_context, "also print the KL by the context that queries have");
+  app.add_flag("--rotations", f.rotations, "also print the columns of OSCAR Table 10");
+  app.add_flag("--no-windows", f.no_windows,
+               "every key and value is read as codes, also those of sink and recent tokens");
+  app.add_option("--context", f.context,
+                 "context length of the effective bits [32768; in a sweep the longest sequence]")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
+  app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
+  app.add_option("--pairs", f.pairs, "rope_logit_mae: most pairs of a query and a key token, for each query head")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--seed", f.seed, "of pairs, random rotations of schemes and bootstrap samples")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
+  app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
+      ->check(CLI::Range(0, 4096));
+  const std::string sweeps = "Sweeps";
+  app.add_option("--sweep", f.sweep,
+                 "calibrate and measure a grid of methods and options (formats/eval.md); scripts/sweeps has those of "
+                 "the papers")
+      ->group(sweeps);
+  app.add_option("--calibration", f.calibrations,
+                 "dump to calibrate the rows on, as FILE or NAME=FILE (formats/eval.md); several are one more axis")
+      ->allow_extra_args(false)
+      ->group(sweeps);
+  app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")->group(sweeps);
+  app.add_flag("--json", f.json, "one JSON document on stdout");
+  app.add_flag("-q,--quiet", f.quiet, "no progress");
+}
+
+std::vector<int> choose_layers(const ModelGeometry& model, const std::string& text) {
+  std::vector<int> all;
+  for (const LayerEntry& entry : model.layers) all.push_back(entry.layer);
+  if (text.empty()) return all;
+  const std::vector<int> wanted = parse_int_list(text, "--layers");
+  for (const int layer : wanted)
+    if (!std::binary_search(all.begin(), all.end(), layer))
+      throw Error{ErrorKind::usage, fmt::format("--layers: layer {} is not there (the dump has {} layers, {} to {})",
+                                                layer, all.size(), all.front(), all.back())};
+  return wanted;
+}
+
+void print_json(const EvalFlags& flags, const Dump& dump, const EvalRequest& request, Json json) {
+  json["tool"] = "kvq-eval " KVQ_VERSION;
+  json["dump"] = {{"files", flags.dumps},
+                  {"model", dump.model().name},
+                  {"fingerprint", dump.model().fingerprint},
+                  {"tokens", dump.num_tokens()},
+                  {"sequences", dump.num_sequences()}};
+  json["settings"] = {{"windows", request.with_windows},
+                      {"context", request.context},
+                      {"pairs", std::min(request.pairs, dump.num_tokens())},
+                      {"seed", request.seed},
+                      {"rope_offsets", rope_offsets()}};
+  fmt::print("{}\n", json.dump(2));
+}
+
+std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, const Dump& dump,
+                                                    std::vector<Candidate>& candidates, const EvalRequest& request) {
+  Progress progress(1.0, flags.quiet || flags.json);
+  return evaluate(dump, candidates, request,
+                  [&](double done, const std::string& what) { progress.update(done, what); });
+}
+
+void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult>& results) {
+  const auto is_hidden = [](const CandidateResult& own) {
+    return own.bits < 16.0 && value_of(own.mean, Metric::k_rel_mse) == 0.0 &&
+           value_of(own.mean, Metric::logit_rel_mse) == 0.0;
+  };
+  if (request.with_windows && std::any_of(results.begin(), results.end(), is_hidden))
+    fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
+}
+
+/// The folder of --keep. @throws Error{io}
+std::filesystem::path made_folder(const std::string& keep) {
+  std::error_code failed;
+  std::filesystem::create_directories(keep, failed);
+  if (failed || !std::filesystem::is_directory(keep, failed))
+    throw Error{ErrorKind::io, fmt::format("--keep {}: cannot create the folder", keep)};
+  return keep;
+}
+
+int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
+  if (!flags.artifacts.empty() || !flags.metric.empty() || flags.by_context || flags.rotations)
+    throw Error{ErrorKind::usage, "--sweep goes without artifacts, --metric, --by-context and --rotations"};
+  Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
+  sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
+  check_sweep(sweep, dump.model(), request.layers);
+  const TemporaryFolder temporary("kvq-sweep", "kvq-eval");
+  const SweepFolders folders{
+      .artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
+      .statistics = temporary.path() / "statistics",
+      .artifacts_stay = !flags.keep.empty(),
+  };
+  std::filesystem::create_directories(folders.artifacts);
+  std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
+  const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
+  if (!flags.json) {
+    fmt::print("{}", sweep_table(sweep, candidates, results));
+    explain_zeros(request, results);
+    return 0;
+  }
+  Json json = evaluation_json(candidates, results, compare_all(results, request.seed));
+  add_sweep(sweep, candidates, results, json);
+  print_json(flags, dump, request, std::move(json));
+  return 0;
+}
+
+int evaluate_files(const EvalFlags& flags) {
+  const ThreadLimit limit(flags.threads);
+  const bool by_layer = !flags.metric.empty();
+  const Metric metric = by_layer ? find_metric(flags.metric) : Metric::output_rel_mse;
+  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const EvalRequest request{
+      .layers = choose_layers(dump.model(), flags.layers),
+      .with_windows = !flags.no_windows,
+      .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
+      .rotations = flags.rotations,
+      .pairs = flags.pairs,
+      .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
+      .seed = static_cast<std::uint64_t>(flags.seed),
+  };
+  if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty()))
+    throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
+  if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
+  std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
+  for (const Candidate& candidate : candidates)
+    if (candidate.artifact) check_model(candidate, dump.model(), request.layers);
+  const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
+  const std::vector<Comparison> comparisons = compare_all(results, request.seed);
+  if (flags.json) {
+    print_json(flags, dump, request, evaluation_json(candidates, results, comparisons));
+    return 0;
+  }
+  fmt::print("{}",
+             by_layer ? layer_table(metric, candidates, results) : summary_tables(candidates, results, comparisons));
+  if (flags.rotations) fmt::print("\n{}", rotation_columns_table(candidates, results));
+  explain_zeros(request, results);
+  if (flags.by_context) fmt::print("\n{}", context_table(Metric::attention_kl, candidates, results));
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace kvq
+
+int main(int argc, char** argv) {
+  CLI::App app;
+  kvq::EvalFlags flags;
+  kvq::add_flags(app, flags);
+  return kvq::run_tool("kvq-eval", app, argc, argv, [&] { return kvq::evaluate_files(flags); });
+}

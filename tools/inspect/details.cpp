@@ -1,0 +1,86 @@
+#include "inspect/details.h"
+
+#include <kvq/plan/allocation_stats.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+/// A flat array as a list of rows of `columns` numbers.
+template <typename T>
+Json nested(const std::vector<T>& values, std::size_t columns) {
+  Json rows = Json::array();
+  for (auto it = values.begin(); it != values.end(); it += static_cast<std::ptrdiff_t>(columns))
+    rows.push_back(std::vector<T>(it, it + static_cast<std::ptrdiff_t>(columns)));
+  return rows;
+}
+
+/// @param known  what the manifest says of it
+Json allocation_details(const BitAllocation& a, Json known, int dim) {
+  const WidthHistogram histogram = width_histogram(allocated_widths(a));
+  const auto channels = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
+  known["histogram"] = histogram;
+  known["histogram_of"] = a.block_bits.empty() ? "channels" : "blocks";
+  known["distinct_widths"] = distinct_widths(histogram);
+  known["entropy"] = width_entropy(histogram);
+  known["channel_bits"] = nested(a.channel_bits, channels);
+  known["channel_order"] = nested(a.channel_order, channels);
+  known["block_bits"] = nested(a.block_bits, blocks);
+  known["block_energy"] = nested(a.block_energy, blocks);
+  return known;
+}
+
+Json codebook_details(const CodebookCoder& coder, Json known) {
+  known["tables"] = Json::object();
+  for (const auto& [width, table] : coder.tables) {
+    const std::size_t entries = std::size_t{1} << width;
+    known["tables"][std::to_string(width)] = coder.per_head ? nested(table, entries) : Json(table);
+  }
+  return known;
+}
+
+Json trellis_details(const TrellisCoder& coder) {
+  Json list = Json::array();
+  for (const TrellisTaps& taps : coder.taps)
+    list.push_back({{"bits", taps.bits}, {"memory", taps.memory}, {"theta", taps.theta}});
+  return list;
+}
+
+/// An empty object for a side of which the manifest says everything.
+Json side_details(const TensorPlan& plan, const Json& known, int dim) {
+  Json json = Json::object();
+  if (plan.allocation) json["allocation"] = allocation_details(*plan.allocation, known.at("allocation"), dim);
+  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
+    json["codebooks"] = codebook_details(*codebook, known.at("codebooks"));
+  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) json["trellis"] = trellis_details(*trellis);
+  if (plan.transform) {
+    json["transform"] = known.at("transform");
+    if (!plan.rotation.channel_scale.empty())
+      json["transform"]["channel_scale"] = nested(plan.rotation.channel_scale, static_cast<std::size_t>(dim));
+  }
+  if (plan.centroids) {
+    json["centroids"] = known.at("centroids");
+    json["centroids"]["index_bytes"] = index_bytes(plan);
+  }
+  return json;
+}
+
+}  // namespace
+
+Json details_json(const Artifact& artifact, const Json& manifest, int layer) {
+  Json layers = Json::array();
+  bool any = false;
+  for (std::size_t i = 0; i < artifact.layers.size(); ++i) {
+    const LayerPlan& plan = artifact.layers[i];
+    const Json& known = manifest.at("layers").at(i);
+    Json entry = {{"layer", plan.layer}, {"k", side_details(plan.k, known.at("k"), plan.geometry.head_dim)}};
+    if (plan.v) entry["v"] = side_details(*plan.v, known.at("v"), plan.geometry.v_head_dim);
+    any = any || !entry["k"].empty() || (plan.v && !entry["v"].empty());
+    if (layer < 0 || layer == plan.layer) layers.push_back(std::move(entry));
+  }
+  return any ? layers : Json();
+}
+
+}  // namespace kvq

@@ -1,0 +1,176 @@
+#include "inspect/layout.h"
+
+#include "common/table.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+struct LayoutRow {
+  int layer;
+  CacheLayout cache;
+  std::int64_t head_page_bytes(int page_size) const {
+    return std::int64_t{page_size} * (cache.k_row_bytes + cache.v_row_bytes);
+  }
+};
+
+std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
+  std::vector<LayoutRow> rows;
+  for (const LayerPlan& layer : artifact.layers) rows.push_back({layer.layer, cache_layout(layer)});
+  return rows;
+}
+
+/// Largest power of two, at most 256, that divides the bytes of one head's page.
+std::int64_t alignment_of(std::int64_t bytes) { return bytes == 0 ? 256 : std::min<std::int64_t>(256, bytes & -bytes); }
+
+double bf16_bytes(const Artifact& artifact) {
+  double bytes = 0.0;
+  for (const LayerPlan& layer : artifact.layers)
+    bytes += 2.0 * layer.geometry.num_kv_heads * (layer.geometry.head_dim + (layer.v ? layer.geometry.v_head_dim : 0));
+  return bytes;
+}
+
+double cache_bytes(const Artifact& artifact, std::int64_t context) {
+  const auto exact = static_cast<double>(
+      std::min<std::int64_t>(context, artifact.windows.sink_tokens + artifact.windows.recent_tokens));
+  double coded = 0.0;
+  for (const LayoutRow& row : layout_rows(artifact)) coded += static_cast<double>(row.cache.token_bytes());
+  return exact * bf16_bytes(artifact) + (static_cast<double>(context) - exact) * coded;
+}
+
+/// A stretch of a row. Dropped channels have width 0 and no bytes; numbers and padding have no channels.
+struct RowPart {
+  const char* name;
+  int bits = 0, stored_bits = 0;
+  int first_channel = 0, channels = 0;
+  int byte_offset = 0, bytes = 0;
+};
+
+void add_part(std::vector<RowPart>& parts, int& end, const RowPart& part) {
+  if (part.byte_offset > end) parts.push_back({.name = "padding", .byte_offset = end, .bytes = part.byte_offset - end});
+  if (part.bytes > 0) parts.push_back(part);
+  end = part.byte_offset + part.bytes;
+}
+
+std::vector<RowPart> row_parts(const TensorPlan& plan, int head, int dim) {
+  const RowLayout layout = row_layout(plan, head, dim);
+  std::vector<RowPart> parts;
+  int end = 0, channel = 0;
+  for (int s = 0; s < layout.num_segments; ++s) {
+    const CodeSegment& segment = layout.segments[static_cast<std::size_t>(s)];
+    add_part(parts, end,
+             {
+                 .name = "codes",
+                 .bits = segment.bits,
+                 .stored_bits = segment.stored_bits,
+                 .first_channel = segment.first_channel,
+                 .channels = segment.channels,
+                 .byte_offset = segment.byte_offset,
+                 .bytes = (segment.channels * segment.stored_bits + 7) / 8,
+             });
+    channel = segment.first_channel + segment.channels;
+  }
+  if (channel < dim)
+    parts.push_back({.name = "dropped", .first_channel = channel, .channels = dim - channel, .byte_offset = end});
+  if (layout.num_numbers > 0)
+    add_part(parts, end,
+             {
+                 .name = "scales",
+                 .byte_offset = layout.numbers_offset,
+                 .bytes = layout.num_numbers * scale_bytes(scale_type(plan.coder)),
+             });
+  if (layout.index_bytes > 0)
+    add_part(parts, end, {.name = "index", .byte_offset = layout.index_offset, .bytes = layout.index_bytes});
+  add_part(parts, end, {.name = "end", .byte_offset = row_bytes(plan, dim)});
+  return parts;
+}
+
+std::string range_text(int first, int count) {
+  return count == 0 ? "" : fmt::format("{}..{}", first, first + count - 1);
+}
+
+std::string bits_text(const RowPart& part) {
+  if (part.channels == 0) return "";
+  return part.stored_bits == part.bits ? std::to_string(part.bits)
+                                       : fmt::format("{} in {}", part.bits, part.stored_bits);
+}
+
+/// Calls `visit(side, plan, dim)` for keys and, if there are any, values.
+template <typename Visit>
+void for_each_side(const LayerPlan& layer, Visit visit) {
+  visit('k', layer.k, layer.geometry.head_dim);
+  if (layer.v) visit('v', *layer.v, layer.geometry.v_head_dim);
+}
+
+}  // namespace
+
+std::string describe_layout(const Artifact& artifact, int page_size, std::int64_t context) {
+  std::vector<std::vector<std::string>> rows = {{"layer", "k row", "v row", "bytes/token", "bytes/page", "align"}};
+  for (const auto& [layer, cache] : layout_rows(artifact))
+    rows.push_back({std::to_string(layer), std::to_string(cache.k_row_bytes), std::to_string(cache.v_row_bytes),
+                    std::to_string(cache.token_bytes()), std::to_string(cache.page_bytes(page_size)),
+                    std::to_string(alignment_of(LayoutRow{layer, cache}.head_page_bytes(page_size)))});
+  std::string text = format_table(rows, "rrrrrr");
+  const double coded = cache_bytes(artifact, context), exact = bf16_bytes(artifact) * static_cast<double>(context);
+  text += fmt::format(
+      "row: one token and head, codes and scales. page: {} tokens, all KV heads. align: of one\nhead's page, when "
+      "pages follow each other.\n",
+      page_size);
+  text += fmt::format("{} tokens, windows included: {} instead of {} in bf16 ({:.2f}x)\n", context, format_bytes(coded),
+                      format_bytes(exact), exact / coded);
+  return text;
+}
+
+Json layout_json(const Artifact& artifact, int page_size, std::int64_t context) {
+  Json layers = Json::array();
+  for (const LayoutRow& row : layout_rows(artifact))
+    layers.push_back({{"layer", row.layer},
+                      {"k_row_bytes", row.cache.k_row_bytes},
+                      {"v_row_bytes", row.cache.v_row_bytes},
+                      {"bytes_per_token", row.cache.token_bytes()},
+                      {"bytes_per_page", row.cache.page_bytes(page_size)},
+                      {"alignment", alignment_of(row.head_page_bytes(page_size))}});
+  return {{"page_size", page_size},
+          {"context", context},
+          {"cache_bytes", cache_bytes(artifact, context)},
+          {"bf16_bytes", bf16_bytes(artifact) * static_cast<double>(context)},
+          {"layers", std::move(layers)}};
+}
+
+std::string describe_segments(const LayerPlan& layer, int head) {
+  std::vector<std::vector<std::string>> rows = {{"side", "part", "bits", "channels", "bytes"}};
+  for_each_side(layer, [&](char side, const TensorPlan& plan, int dim) {
+    std::string name(1, side);
+    for (const RowPart& part : row_parts(plan, head, dim)) {
+      rows.push_back({name, part.name, bits_text(part), range_text(part.first_channel, part.channels),
+                      range_text(part.byte_offset, part.bytes)});
+      name.clear();
+    }
+  });
+  return fmt::format("layer {}, head {}: where a row's parts lie, channels after the rotation\n", layer.layer, head) +
+         format_table(rows, "llrll");
+}
+
+Json segments_json(const LayerPlan& layer, int head) {
+  Json json = {{"layer", layer.layer}, {"head", head}};
+  for_each_side(layer, [&](char side, const TensorPlan& plan, int dim) {
+    Json parts = Json::array();
+    for (const RowPart& part : row_parts(plan, head, dim)) {
+      Json entry = {{"part", part.name}, {"byte_offset", part.byte_offset}, {"bytes", part.bytes}};
+      if (part.channels > 0)
+        entry.update({{"bits", part.bits},
+                      {"stored_bits", part.stored_bits},
+                      {"first_channel", part.first_channel},
+                      {"channels", part.channels}});
+      parts.push_back(std::move(entry));
+    }
+    json[std::string(1, side)] = std::move(parts);
+  });
+  return json;
+}
+
+}  // namespace kvq

@@ -1,0 +1,55 @@
+#include "report/sides.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvq {
+
+bool Side::any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const {
+  return std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                     [&](const LayerPlan& layer) { return plan(layer) != nullptr && has(*plan(layer)); });
+}
+
+const std::vector<Side>& both_sides() {
+  static const std::vector<Side> sides = {{"keys", "Keys", true, 0}, {"values", "Values", false, 4}};
+  return sides;
+}
+
+std::vector<std::string> layer_names(const Artifact& artifact) {
+  std::vector<std::string> names;
+  for (const LayerPlan& layer : artifact.layers) names.push_back(std::to_string(layer.layer));
+  return names;
+}
+
+std::vector<double> layer_values(const Artifact& artifact, const Side& side,
+                                 const std::function<double(const TensorPlan&)>& of) {
+  std::vector<double> values;
+  for (const LayerPlan& layer : artifact.layers)
+    values.push_back(side.plan(layer) == nullptr ? NAN : of(*side.plan(layer)));
+  return values;
+}
+
+double mean_over_channels(const LayerPlan& layer, double keys, double values) {
+  const double k_dim = layer.geometry.head_dim, v_dim = layer.v ? layer.geometry.v_head_dim : 0.0;
+  return v_dim > 0.0 ? (k_dim * keys + v_dim * values) / (k_dim + v_dim) : keys;
+}
+
+double exact_bytes(const LayerPlan& layer) {
+  const LayerGeometry& g = layer.geometry;
+  return 2.0 * g.num_kv_heads * (g.head_dim + (layer.v ? g.v_head_dim : 0));
+}
+
+std::string range_text(const std::vector<int>& layers) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < layers.size(); begin = end) {
+    end = begin + 1;
+    while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", layers[begin],
+                        end - begin > 1 ? fmt::format("-{}", layers[end - 1]) : "");
+  }
+  return text;
+}
+
+}  // namespace kvq

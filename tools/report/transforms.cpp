@@ -1,0 +1,100 @@
+#include "inspect/transforms.h"
+#include "report/axes.h"
+#include "report/page.h"
+#include "report/sections.h"
+#include "report/sides.h"
+#include "report/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+/// Outlier gains of a layer's heads; of one head where all share their transform, of none without one.
+const std::vector<double>& gains_of(const TensorPlan* plan) {
+  static const std::vector<double> none;
+  return plan != nullptr && plan->transform ? plan->transform->outlier_gain : none;
+}
+
+std::vector<Side> transformed_sides(const Artifact& artifact) {
+  std::vector<Side> sides;
+  for (const Side& side : both_sides())
+    if (side.any(artifact, [](const TensorPlan& plan) { return plan.transform.has_value(); })) sides.push_back(side);
+  return sides;
+}
+
+/// A mark for every head, keys left and values right of their layer's place.
+std::string gain_chart(const Artifact& artifact, const std::vector<Side>& sides) {
+  constexpr double kBesides = 0.2, kMostBesides = 7.0;  // of a layer's place
+  const Frame frame{.plot_width = 290.0};
+  std::vector<double> values{1.0, 10.0};
+  for (const LayerPlan& layer : artifact.layers)
+    for (const Side& side : sides)
+      values.insert(values.end(), gains_of(side.plan(layer)).begin(), gains_of(side.plan(layer)).end());
+  const Scale y = scale_for(values, frame.bottom(), frame.top, true);
+  Svg svg(frame.width, frame.height,
+          "Outlier gain of every head, layer by layer, on a log scale; the numbers are in the table below");
+  draw_y_axis(svg, frame, y);
+  const double step = frame.plot_width / static_cast<double>(artifact.layers.size());
+  std::vector<double> places;
+  for (std::size_t i = 0; i < artifact.layers.size(); ++i)
+    places.push_back(frame.left + step * (static_cast<double>(i) + 0.5));
+  draw_x_places(svg, frame, places, layer_names(artifact), "layer");
+  for (const Side& side : sides) {
+    const double beside =
+        sides.size() == 1 ? 0.0 : std::min(kBesides * step, kMostBesides) * (side.is_key ? -1.0 : 1.0);
+    for (std::size_t i = 0; i < artifact.layers.size(); ++i) {
+      const std::vector<double>& gains = gains_of(side.plan(artifact.layers[i]));
+      for (std::size_t h = 0; h < gains.size(); ++h)
+        svg.marker(
+            {places[i] + beside, y(gains[h])}, side.style, "mark " + series_css(side.style),
+            fmt::format("layer {} {} head {}: {}", artifact.layers[i].layer, side.name, h, html_number(gains[h])));
+    }
+  }
+  double line = frame.top + 12.0;
+  for (const Side& side : sides) {
+    svg.marker({frame.right() + 12.0, line - 3.5}, side.style, "mark " + series_css(side.style));
+    svg.text({frame.right() + 20.0, line}, "", side.name);
+    line += 16.0;
+  }
+  return svg.str();
+}
+
+/// A line for each layer and side, a column for each head.
+std::string gain_numbers(const Artifact& artifact, const std::vector<Side>& sides) {
+  HtmlRows rows{{"layer", "transform", "largest condition"}};
+  std::size_t heads = 0;
+  for (const LayerPlan& layer : artifact.layers)
+    for (const Side& side : sides) heads = std::max(heads, gains_of(side.plan(layer)).size());
+  for (std::size_t h = 0; h < heads; ++h) rows[0].push_back(fmt::format("head {}", h));
+  for (const LayerPlan& layer : artifact.layers)
+    for (const Side& side : sides) {
+      const TensorPlan* plan = side.plan(layer);
+      if (plan == nullptr) continue;
+      rows.push_back({fmt::format("{} {}", layer.layer, side.name), plan->transform ? plan->transform->kind : "–",
+                      plan->transform ? html_number(*std::max_element(plan->transform->condition.begin(),
+                                                                      plan->transform->condition.end()))
+                                      : "–"});
+      for (const double gain : gains_of(plan)) rows.back().push_back(html_number(gain));
+      rows.back().resize(rows[0].size(), "–");
+    }
+  return html_numbers(rows, "lt" + std::string(rows[0].size() - 2, 'r'));
+}
+
+}  // namespace
+
+std::string transform_section(const Artifact& artifact) {
+  if (!has_transforms(artifact)) return "";
+  const std::vector<Side> sides = transformed_sides(artifact);
+  return html_section("transforms", "Transforms",
+                      "Outlier gain: the squared error of rows rotated orthogonally over that of balanced ones. A head "
+                      "at 1 had nothing to gain; "
+                      "one at 10 would have had ten times the error.",
+                      html_charts(html_figure("Outlier gain of each head, log scale", gain_chart(artifact, sides),
+                                              gain_numbers(artifact, sides))));
+}
+
+}  // namespace kvq

@@ -1,0 +1,168 @@
+#include "common/cli.h"
+#include "common/side_format.h"
+#include "selftest/report.h"
+
+#include <kvq/artifact/artifact.h>
+#include <kvq/core/error.h>
+#include <kvq/plan/layer_pages.h>
+#include <kvq/runtime.hpp>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdio>
+
+namespace kvq {
+
+namespace {
+
+struct SelftestFlags {
+  std::string artifact, activation = "bf16";
+  int device = 0, page_size = 64;
+  bool json = false;
+};
+
+void add_flags(CLI::App& app, SelftestFlags& f) {
+  app.description(
+      "Replays an artifact's golden rows on a GPU, through the interface that engines\n"
+      "use: writes the rows and compares the bytes of the pages, then attends over the\n"
+      "expected bytes and compares the result.\n\n"
+      "  kvq-selftest out.safetensors                     on the first GPU\n"
+      "  kvq-selftest out.safetensors --device 3 --json   on another, for machines\n"
+      "  kvq-selftest out.safetensors --activation fp16   for a model that computes in fp16");
+  app.footer(
+      "Exit codes: 0 every layer passed, 6 a layer failed, 5 none failed but some\n"
+      "could not be run: no GPU, no golden rows, a format without kernel. Without a\n"
+      "GPU, kvq-inspect --verify codes the golden rows anew.");
+  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.add_option("artifact", f.artifact, "artifact file")->required();
+  app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
+  app.add_option("--page-size", f.page_size, "tokens of a page")
+      ->check(CLI::IsMember({16, 32, 64}))
+      ->capture_default_str();
+  app.add_option("--activation", f.activation, "type of queries, rows and results")
+      ->check(CLI::IsMember({"bf16", "fp16"}))
+      ->capture_default_str();
+  app.add_flag("--json", f.json, "one JSON document on stdout (formats/selftest.schema.json)");
+}
+
+/// Makes the device current. @return  its name
+std::string use_device(int index) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || index >= count)
+    throw Error{ErrorKind::unsupported,
+                count > 0 ? fmt::format("no CUDA device {}, found {}", index, count)
+                          : fmt::format("no CUDA device: {}", cudaGetErrorString(error)),
+                "kvq-inspect --verify codes the golden rows anew, without one"};
+  cudaDeviceProp properties;
+  error = cudaSetDevice(index);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, index);
+  if (error != cudaSuccess)
+    throw Error{ErrorKind::unsupported, fmt::format("CUDA device {}: {}", index, cudaGetErrorString(error))};
+  return properties.name;
+}
+
+Error as_error(const runtime::Error& error) {
+  switch (error.status()) {
+    case KVQ_IO: return {ErrorKind::bad_input, error.what()};
+    case KVQ_CUDA:  // such as code for other architectures, or no memory
+    case KVQ_UNSUPPORTED: return {ErrorKind::unsupported, error.what()};
+    case KVQ_MISMATCH: return {ErrorKind::check_failed, error.what()};
+    default: return {ErrorKind::internal, error.what()};
+  }
+}
+
+std::string format_of(const TensorPlan& plan, const TileSide& side) {
+  const bool bfloat = !side.exact() && scale_type(plan.coder) == ScaleType::bf16;
+  return bench::side_name(side, bfloat);
+}
+
+kvq_layer_geometry claim_of(const LayerPlan& plan) {
+  auto claim = runtime::init<kvq_layer_geometry>();
+  const LayerGeometry& g = plan.geometry;
+  claim.num_q_heads = g.num_q_heads, claim.num_kv_heads = g.num_kv_heads;
+  claim.head_dim = g.head_dim, claim.v_head_dim = g.v_head_dim, claim.sliding_window = g.sliding_window;
+  return claim;
+}
+
+/// @param why  may name the layer, as the table does already
+kvq_selftest_layer not_run(int layer, std::string why) {
+  const std::string name = fmt::format("layer {} ", layer);
+  for (std::size_t at; (at = why.find(name)) != std::string::npos;) why.erase(at, name.size());
+  auto result = runtime::init<kvq_selftest_layer>();
+  result.layer = layer, result.status = result.write_status = result.decode_status = KVQ_UNSUPPORTED;
+  std::snprintf(result.message, sizeof result.message, "%s", why.c_str());
+  return result;
+}
+
+/// Loads, uploads and tests layers without a gap between them; the artifact is the authority on its own geometry.
+std::vector<kvq_selftest_layer> replay(const SelftestFlags& flags, const Artifact& artifact, int first, int count) {
+  std::vector<kvq_layer_geometry> claims(static_cast<std::size_t>(artifact.model.num_layers),
+                                         claim_of(artifact.layers.front()));
+  for (const LayerPlan& plan : artifact.layers) claims[static_cast<std::size_t>(plan.layer)] = claim_of(plan);
+  auto options = runtime::init<kvq_model_options>();
+  options.num_layers = options.num_geometries = artifact.model.num_layers;
+  options.geometry = claims.data();
+  options.first_layer = first, options.layer_count = count;
+  options.page_size = flags.page_size;
+  options.activation = flags.activation == "bf16" ? KVQ_BF16 : KVQ_FP16;
+  try {
+    return runtime::Model(flags.artifact, options).selftest(nullptr);
+  } catch (const runtime::Error& error) {
+    throw as_error(error);
+  }
+}
+
+SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
+  SelftestReport report{
+      .artifact = flags.artifact,
+      .model = artifact.model.name,
+      .method = artifact.calibration.method,
+      .device = flags.device,
+      .gpu = use_device(flags.device),
+      .page_size = flags.page_size,
+      .bf16 = flags.activation == "bf16",
+      .layers = {},
+  };
+  std::size_t begin = 0;  // of the layers that wait: neighbours are loaded together
+  const auto run_waiting = [&] {
+    if (begin == report.layers.size()) return;
+    const int first = report.layers[begin].result.layer, count = static_cast<int>(report.layers.size() - begin);
+    for (const kvq_selftest_layer& result : replay(flags, artifact, first, count))
+      report.layers[begin++].result = result;
+  };
+  for (const LayerPlan& plan : artifact.layers) {
+    if (begin < report.layers.size() && report.layers.back().result.layer != plan.layer - 1) run_waiting();
+    try {
+      const PageLayout pages = page_layout_of(plan, flags.page_size);
+      report.layers.push_back({format_of(plan.k, pages.k), format_of(*plan.v, pages.v), not_run(plan.layer, "")});
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unsupported) throw;
+      run_waiting();
+      report.layers.push_back({"", "", not_run(plan.layer, error.what())});
+      begin = report.layers.size();
+    }
+  }
+  run_waiting();
+  return report;
+}
+
+int selftest(const SelftestFlags& flags) {
+  const SelftestReport report = test(flags, load_artifact(flags.artifact));
+  fmt::print("{}", flags.json ? json_of(report).dump(2) + "\n" : text_of(report));
+  const kvq_status status = report.status();
+  return status == KVQ_OK ? 0 : exit_code(status == KVQ_MISMATCH ? ErrorKind::check_failed : ErrorKind::unsupported);
+}
+
+}  // namespace
+
+}  // namespace kvq
+
+int main(int argc, char** argv) {
+  CLI::App app;
+  kvq::SelftestFlags flags;
+  kvq::add_flags(app, flags);
+  return kvq::run_tool("kvq-selftest", app, argc, argv, [&] { return kvq::selftest(flags); });
+}
