@@ -279,9 +279,14 @@ class SidePlanner {
       const RowCodec codec(plan, static_cast<int>(h), dim());
       for (const RotatedData& data : rotated[h]) sums[h][2] += coding_cost(data, codec);
       for (const std::size_t member : request_.members(static_cast<int>(h))) {
-        const RotatedData raw = rotate(plain_data[member], {}, {});
-        sums[h][0] += energy(raw);
-        sums[h][1] += coding_cost(raw, uniform, 1.0);
+        if (view_.is_orthogonal()) {
+          const RotatedData raw = rotate(plain_data[member], {}, {});
+          sums[h][0] += energy(raw);
+          sums[h][1] += coding_cost(raw, uniform, 1.0);
+        } else {
+          sums[h][0] += energy(plain_data[member]);
+          sums[h][1] += coding_cost(plain_data[member], RowCodec(uniform, 1.0, dim()));
+        }
       }
     });
     double total = 0.0, before = 0.0, after = 0.0;

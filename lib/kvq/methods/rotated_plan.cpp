@@ -79,9 +79,10 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
 }
 
 /// Clip search and errors of the heads that share entry h.
-/// @param plain  the rows as the model has them, with their metric
+/// @param plain        the rows as the model has them, with their metric
+/// @param transformed  `rotated` are not these rows but rows in the coordinates of a transform
 EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<FitData>& plain,
-                      const std::vector<RotatedData>& rotated, int h) {
+                      bool transformed, const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);
   EntryResult result;
   TensorPlan unclipped = plan;
@@ -89,9 +90,14 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
     unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
   const RowCodec plain_codec(unclipped, h, request.dim());
   for (const std::size_t member : request.members(h)) {
-    const RotatedData rows = rotate(plain[member], {}, {});
-    result.plain_cost += coding_cost(rows, plain_codec);
-    result.energy += energy(rows);
+    if (transformed) {
+      result.plain_cost += coding_cost(plain[member], plain_codec);
+      result.energy += energy(plain[member]);
+    } else {
+      const RotatedData rows = rotate(plain[member], {}, {});
+      result.plain_cost += coding_cost(rows, plain_codec);
+      result.energy += energy(rows);
+    }
   }
   const auto* uniform = std::get_if<UniformCoder>(&request.coder);
   if (uniform && uniform->rule == ScaleRule::minmax && !side.clip) {
@@ -203,8 +209,8 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
   fit_tables(plan, side.fitted, rotated);
   std::vector<EntryResult> entries(heads);
   parallel_for(request.heads(), [&](std::int64_t h) {
-    entries[static_cast<std::size_t>(h)] =
-        fit_entry(request, plan, plain, rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
+    entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, plain, !view.is_orthogonal(),
+                                                     rotated[static_cast<std::size_t>(h)], static_cast<int>(h));
   });
   EntryResult total;
   for (const EntryResult& entry : entries) {

@@ -37,15 +37,25 @@ double weighted_dot(const std::vector<float>& a, const std::vector<float>& b, co
   return total;
 }
 
-std::vector<float> coding_error(const RotatedData& data, const RowCodec& codec) {
-  const auto d = static_cast<std::size_t>(data.dim);
-  std::vector<float> e(data.rows);
+std::vector<float> coding_error(const std::vector<float>& rows, int dim, const RowCodec& codec) {
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<float> e(rows);
   for (std::size_t start = 0; start < e.size(); start += d) {
     const std::span<float> row{e.data() + start, d};
     codec.quantize(row);
-    for (std::size_t j = 0; j < d; ++j) row[j] -= data.rows[start + j];
+    for (std::size_t j = 0; j < d; ++j) row[j] -= rows[start + j];
   }
   return e;
+}
+
+/// sum_t w_t x_t M x_t^T in double. @param rows  [n, D]
+double quadratic(const FitData& data, const std::vector<float>& rows) {
+  MomentSum sum(data.dim);
+  sum.add(rows, data.weights);
+  sum.symmetrise();
+  const Eigen::Map<const Matrix> moment(sum.sum.data(), data.dim, data.dim);
+  if (data.metric.empty()) return moment.trace();
+  return moment.cwiseProduct(Eigen::Map<const Matrix>(data.metric.data(), data.dim, data.dim)).sum();
 }
 
 }  // namespace
@@ -73,7 +83,7 @@ double coding_cost(const RotatedData& data, const Coder& coder, double clip_rati
 }
 
 double coding_cost(const RotatedData& data, const RowCodec& codec) {
-  const std::vector<float> e = coding_error(data, codec);
+  const std::vector<float> e = coding_error(data.rows, data.dim, codec);
   return weighted_dot(e, times_metric(e, data.metric, data.dim), data.weights, data.dim);
 }
 
@@ -81,8 +91,14 @@ double energy(const RotatedData& data) {
   return weighted_dot(data.rows, times_metric(data.rows, data.metric, data.dim), data.weights, data.dim);
 }
 
+double coding_cost(const FitData& data, const RowCodec& codec) {
+  return quadratic(data, coding_error(data.rows, data.dim, codec));
+}
+
+double energy(const FitData& data) { return quadratic(data, data.rows); }
+
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  const std::vector<float> e = coding_error(data, RowCodec(coder, clip_ratio, data.dim));
+  const std::vector<float> e = coding_error(data.rows, data.dim, RowCodec(coder, clip_ratio, data.dim));
   const std::vector<float> product = times_metric(e, data.metric, data.dim);
   const double total = weighted_dot(e, product, data.weights, data.dim);
   const double along = weighted_dot(data.rows, product, data.weights, data.dim), length = energy(data);
@@ -91,7 +107,7 @@ double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio)
 
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
   MomentSum sum(data.dim);
-  sum.add(coding_error(data, RowCodec(coder, clip_ratio, data.dim)));
+  sum.add(coding_error(data.rows, data.dim, RowCodec(coder, clip_ratio, data.dim)));
   sum.symmetrise();
   for (double& value : sum.sum) value /= sum.weight;
   return sum.sum;

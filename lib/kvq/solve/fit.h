@@ -35,6 +35,10 @@ double coding_cost(const RotatedData& data, const RowCodec& codec);
 double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
 /// Cost of the rows themselves, sum_t w_t x_t M x_t^T: what errors are relative to.
 double energy(const RotatedData& data);
+/// Both for rows in the coordinates of the model, with double products: a model may be scaled such that the metric's
+/// condition number exceeds what float32 resolves.
+double coding_cost(const FitData& data, const RowCodec& codec);
+double energy(const FitData& data);
 
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);

@@ -61,16 +61,23 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
 
 OutputChange OutputError::form(int head, std::span<const float> e) const {
   const auto d = static_cast<std::size_t>(data_.v_dim);
-  std::vector<float> product(e.size());
-  const auto quadratic = [&](const float* matrix) {
-    const float* other = e.data();
-    if (matrix != nullptr) {
-      blas::gemm_nn(static_cast<std::int64_t>(e.size() / d), data_.v_dim, data_.v_dim, e.data(), data_.v_dim, matrix,
-                    data_.v_dim, false, product.data(), data_.v_dim);
-      other = product.data();
-    }
+  // Sums of e^T e in double: a model may be scaled such that the matrices' condition number exceeds what float32
+  // resolves.
+  const std::vector<double> errors(e.begin(), e.end());
+  std::vector<double> sums(d * d);
+  blas::syrk(data_.v_dim, static_cast<std::int64_t>(e.size() / d), errors.data(), data_.v_dim, sums.data(),
+             data_.v_dim);
+  const auto quadratic = [&](const auto* matrix) {
     double sum = 0.0;
-    for (std::size_t i = 0; i < e.size(); ++i) sum += double{e[i]} * double{other[i]};
+    for (std::size_t i = 0; i < d; ++i) {
+      if (matrix == nullptr) {
+        sum += sums[i * (d + 1)];
+        continue;
+      }
+      sum += sums[i * (d + 1)] * matrix[i * (d + 1)];
+      for (std::size_t j = i + 1; j < d; ++j)
+        sum += sums[i * d + j] * (double{matrix[i * d + j]} + double{matrix[j * d + i]});
+    }
     return sum;
   };
   const OutputChange total{

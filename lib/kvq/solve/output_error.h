@@ -16,7 +16,7 @@ struct AttentionCase {
   std::vector<float> q;                    ///< [queries_per_head, m, D]
   std::vector<float> k, v;                 ///< [n, D], [n, Dv]
   std::vector<float> curvature;            ///< [queries_per_head, Dv, Dv] or empty for the identity
-  std::vector<float> output_metric;        ///< [Dv, Dv] of squared errors, or empty for the identity
+  std::vector<double> output_metric;       ///< [Dv, Dv] of squared errors, or empty for the identity
 };
 
 /// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.
