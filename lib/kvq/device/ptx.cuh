@@ -99,6 +99,13 @@ __device__ __forceinline__ float ex2(float x) {
 /// a b, all 64 bits.
 __device__ __forceinline__ std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
+/// x, which the compiler takes for another number at each call: what the caller derives from it is computed again
+/// instead of being kept in registers.
+__device__ __forceinline__ int derive_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// 1 / x; subnormal numbers count as zeros.
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;

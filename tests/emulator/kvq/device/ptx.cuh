@@ -134,6 +134,7 @@ inline float ex2(float x) { return flushed(std::exp2(flushed(x))); }
 inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
 inline float sqrt_approx(float x) { return std::sqrt(flushed(x)); }
+inline int derive_again(int x) { return x; }
 inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
 // ---- Barriers and copies -----------------------------------------------------------------------------------------

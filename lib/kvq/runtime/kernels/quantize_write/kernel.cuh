@@ -32,8 +32,8 @@ struct WarpShared {
   /// A matrix with factors is kept where blocks have room for it, else made for each run.
   static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
   uint4 rows[2 * kDim / 32][32];                                       ///< the next rows
-  uint4 matrices[2][32];                                               ///< matrix_operand() of keys and values
-  uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of the side at hand
+  uint4 matrix[32];                                                    ///< matrix_operand() of the warp's side
+  uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of its head
 };
 
 /// Factors of the lane's channels.
@@ -41,16 +41,15 @@ __device__ __forceinline__ const std::uint16_t* factors_of(const WriteSide& side
   return side.factors + (side.per_head ? head * head_dim : 0) + 8 * (lane & 3);
 }
 
-/// The runs of 16 tokens of a head: of one side, or of keys and then of values. A warp has one head, and of its runs
-/// every `stride`-th.
+/// What warps do: each has one head of one side, and of the head's runs of 16 tokens every `stride`-th.
 struct WriteRuns {
-  int of_side, end, stride;
-  bool values_only;
+  int end, stride;
+  int jobs;          ///< heads of the sides that are written
+  bool both_sides;   ///< jobs are keys and values of a head in turns, so that each block has both
+  bool values_only;  ///< else: keys only
 
-  __device__ __forceinline__ bool is_value(int run) const { return values_only || run >= of_side; }
-  __device__ __forceinline__ int first_token(int run) const {
-    return (run - (run >= of_side ? of_side : 0)) * kTileTokens;
-  }
+  __device__ __forceinline__ bool is_value(int job) const { return both_sides ? job & 1 : values_only; }
+  __device__ __forceinline__ int head(int job) const { return both_sides ? job >> 1 : job; }
 };
 
 /// Rotates, codes and stores a warp's rows, which fetch_rows() has asked for.
@@ -66,7 +65,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
 #pragma unroll
   for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
   Rows<Side> rows;
-  const uint4 matrix = shared.matrices[job.value][lane];
+  const uint4 matrix = shared.matrix[lane];
   const auto scaled = [&](int index) {
     if constexpr (WarpShared<Side::kHeadDim, kScaled>::kKeepsScaled) return shared.scaled[index][lane];
     return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix,
@@ -78,8 +77,8 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
 }
 
-/// Warps take turns, each with its next rows on the way. Grid: any that has a warp for each head; its last warps stay
-/// idle if they are fewer than heads.
+/// Warps take turns, each with its next rows on the way. Grid: any that has a warp for each job; its last warps stay
+/// idle if they are fewer than jobs.
 /// @tparam kScaled  sides have factors of channels
 template <typename K, typename V, typename T, bool kScaled>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
@@ -90,42 +89,43 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   Shared& shared = all_shared[warp];
   const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
-  int run = first / p.num_kv_heads;
-  const int head = first - run * p.num_kv_heads;
+  int run = first / runs.jobs;
+  const int own_job = first - run * runs.jobs;
   if (run >= runs.stride) run = runs.end;
-  const auto fetch = [&](int at) {
-    if (at >= runs.end) return;
-    fetch_rows<K, T>(runs.is_value(at) ? p.v : p.k, p, runs.first_token(at), head, lane, shared.rows[0]);
-  };
-  shared.matrices[0][lane] = matrix_operand<T>(p.k.order, lane);
-  shared.matrices[1][lane] = matrix_operand<T>(p.v.order, lane);
-  wait_for_kernels_before();
-  fetch(run);
-  int kept = -1;  // whose matrix with factors is in shared memory: 1 = values
-  const auto write_runs = [&]<typename Side>(Side, bool value, int end) {
-    while (run < end) {
-      const bool is_value = std::is_same_v<K, V> ? runs.is_value(run) : value;
-      if constexpr (Shared::kKeepsScaled) {
-        if (kept != static_cast<int>(is_value)) {
-          kept = is_value;
-          const std::uint16_t* factors = factors_of(is_value ? p.v : p.k, head, K::kHeadDim, lane);
+  const bool is_value = runs.is_value(own_job);
+  {
+    const WriteSide& from = is_value ? p.v : p.k;
+    shared.matrix[lane] = matrix_operand<T>(from.order, lane);
+    if constexpr (Shared::kKeepsScaled) {  // factors belong to the model, so no kernel before writes them
+      const std::uint16_t* factors = factors_of(from, runs.head(own_job), K::kHeadDim, lane);
 #pragma unroll  // all factors are asked for before the first is waited for
-          for (int i = 0; i < ScaledMatrix<K::kHeadDim>::kOperands; ++i)
-            shared.scaled[i][lane] =
-                ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrices[is_value][lane], i);
-        }
-      }
-      const WriteJob job = write_job<K, V>(p, is_value, head);
-      const int first_token = runs.first_token(run);
+      for (int i = 0; i < ScaledMatrix<K::kHeadDim>::kOperands; ++i)
+        shared.scaled[i][lane] = ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrix[lane], i);
+    }
+  }
+  wait_for_kernels_before();
+  const auto fetch = [&](int at) {
+    const int job = ptx::derive_again(own_job);
+    if (at < runs.end)
+      fetch_rows<K, T>(runs.is_value(job) ? p.v : p.k, p, at * kTileTokens, runs.head(job), lane, shared.rows[0]);
+  };
+  fetch(run);
+  const auto write_runs = [&]<typename Side>(Side) {
+    while (run < runs.end) {
+      const int job = ptx::derive_again(own_job), first_token = run * kTileTokens;
+      const bool value = runs.is_value(job);
       run += runs.stride;
-      write_side<Side, T, kScaled>(p, is_value ? p.v : p.k, job, first_token, shared, [&] { fetch(run); }, lane);
+      write_side<Side, T, kScaled>(
+          p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, shared, [&] { fetch(run); },
+          lane);
     }
   };
   if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
-    write_runs(K{}, false, runs.end);
+    write_runs(K{});
+  } else if (is_value) {
+    write_runs(V{});
   } else {
-    write_runs(K{}, false, runs.values_only ? 0 : runs.of_side);
-    write_runs(V{}, true, runs.end);
+    write_runs(K{});
   }
 }
 

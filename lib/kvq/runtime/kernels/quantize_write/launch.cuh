@@ -44,16 +44,16 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
 template <typename K, typename V, typename T>
 cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                          CUstream_st* stream) {
-  const int heads = params.num_kv_heads, of_side = (params.num_tokens - 1) / kTileTokens + 1;
-  const int runs = jobs / heads * of_side;
+  const int runs = (params.num_tokens - 1) / kTileTokens + 1;
   const auto blocks_for = [](std::int64_t warps) { return (warps + write::kWarps - 1) / write::kWarps; };
   const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
   const auto blocks =
-      static_cast<int>(std::min(blocks_for(std::int64_t{runs} * heads), std::max(fill, blocks_for(heads))));
+      static_cast<int>(std::min(blocks_for(std::int64_t{runs} * jobs), std::max(fill, blocks_for(jobs))));
   const auto kernel = (first_job > 0 ? params.v : params.k).factors ? write::quantize_write_kernel<K, V, T, true>
                                                                     : write::quantize_write_kernel<K, V, T, false>;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream,
-                       params, write::WriteRuns{of_side, runs, blocks * write::kWarps / heads, first_job > 0});
+  return launch_kernel(
+      kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream, params,
+      write::WriteRuns{runs, blocks * write::kWarps / jobs, jobs, jobs > params.num_kv_heads, first_job > 0});
 }
 
 /// How a side is rotated: sides of one kind share a launch.

@@ -131,14 +131,15 @@ struct ScaledMatrix {
   }
 };
 
-/// Rows times such a matrix. @param operand  the lane's ScaledMatrix::operand() of an index; @param bit_5  whether
-/// blocks reach across two steps
-template <typename Side, typename T, typename Operand>
-__device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], Operand operand, bool bit_5,
+/// Rows times such a matrix.
+/// @tparam kBit5   whether blocks reach across two steps
+/// @param operand  the lane's ScaledMatrix::operand() of an index
+template <typename Side, typename T, bool kBit5, typename Operand>
+__device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHeadDim / 32], Operand operand,
                                                 Rows<Side>& rows) {
   using Matrix = ScaledMatrix<Side::kHeadDim>;
   constexpr int kTogether = Matrix::kTogether, kNext = kTogether - 1;
-  const unsigned keep = bit_5 ? ~0u : 0u, flip = bit_5 ? 0x80008000u : 0u;
+  constexpr unsigned kFlip = kBit5 ? 0x80008000u : 0u;
 #pragma unroll
   for (int index = 0; index < Matrix::kOperands; ++index) {
     const int j = index / 4 * kTogether, bit_1 = index / 2 % 2, n = index % 2;
@@ -150,10 +151,12 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
     };
     float c[kTogether][4] = {};
     add(c[0], j, m.x, m.y);
-    if (kTogether == 2) {
-      add(c[0], j + kNext, m.z & keep, m.w & keep);
-      add(c[kNext], j, m.x & keep, m.y & keep);
-      add(c[kNext], j + kNext, m.z ^ flip, m.w ^ flip);
+    if constexpr (kTogether == 2) {
+      if constexpr (kBit5) {
+        add(c[0], j + kNext, m.z, m.w);
+        add(c[kNext], j, m.x, m.y);
+      }
+      add(c[kNext], j + kNext, m.z ^ kFlip, m.w ^ kFlip);
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
@@ -218,7 +221,10 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       second[n][half] = b[n][half] ^ (order >= 64 ? 0x80008000u : 0u);
     }
   if constexpr (kScaled) {
-    scaled_products<Side, T>(raw, scaled, order >= 64, rows);
+    if (order >= 64)
+      scaled_products<Side, T, true>(raw, scaled, rows);
+    else
+      scaled_products<Side, T, false>(raw, scaled, rows);
   } else {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
