@@ -267,14 +267,16 @@ def main():
             twin = scratch / "twin-model"
             run([sys.executable, SCRIPTS / "outlier_twin.py", args.model, "--output", twin])
             models.append((twin, Calibration(args, twin, scratch, "twin")))
-        jobs = [
-            (model, calibration.artifact(label, flags)) for label, _, flags in rows for model, calibration in models
-        ]
+        measured = []  # an artifact is measured while the next one is calibrated
+        for label, _, flags in rows:
+            for model, calibration in models:
+                artifact = calibration.artifact(label, flags)
+                if not args.no_measure:
+                    measured.append(pool.submit(perplexity, args, model, artifact))
         if args.no_measure:
             return 0
-        measured = pool.map(lambda job: perplexity(args, *job), jobs)
-        for label, reference, flags in rows:
-            found = [next(measured) for _ in models]
+        for row, (label, reference, flags) in enumerate(rows):
+            found = [job.result() for job in measured[row * len(models) : (row + 1) * len(models)]]
             results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": found[0]})
             if not args.no_twin:
                 results[-1]["twin_perplexity"] = found[1]
