@@ -200,11 +200,13 @@ def main():
         )
     print(
         f"exact C_S: {flops * 1e-9:.0f} GFLOP at {statistics.median(attention):.0f} GFLOP/s; numpy's float32 GEMM "
-        f"{statistics.median(gemm):.0f} GFLOP/s; ratio {statistics.median(shares):.0%} ({min(shares):.0%} .. {max(shares):.0%})"
+        f"{statistics.median(gemm):.0f} GFLOP/s; ratio {statistics.median(shares):.0%} "
+        f"({min(shares):.0%} .. {max(shares):.0%})"
     )
     bound = 1.5 * layer_bytes + 256e6
     print(
-        f"peak memory {peaks['exact'] / 1e6:.0f} MB; 1.5 x the layer's raw {layer_bytes / 1e6:.0f} MB + 256 MB = {bound / 1e6:.0f} MB"
+        f"peak memory {peaks['exact'] / 1e6:.0f} MB; 1.5 x the layer's raw {layer_bytes / 1e6:.0f} MB + 256 MB = "
+        f"{bound / 1e6:.0f} MB"
     )
     return 0
 

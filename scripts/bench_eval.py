@@ -110,9 +110,11 @@ def main():
     if args.json:
         print(json.dumps(result, indent=2))
         return 0
+    ratios = [WORK / row[1] / 1e9 / row[0] for row in rounds]
     print(
-        f"kvq-eval --scheme {args.scheme}: {seconds:.2f} s, {result['gflops']:.0f} GFLOP/s; numpy GEMM {gemm:.0f} GFLOP/s; ratio {ratio:.0%} "
-        f"({min(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} to {max(WORK / row[1] / 1e9 / row[0] for row in rounds):.0%} in single rounds)"
+        f"kvq-eval --scheme {args.scheme}: {seconds:.2f} s, {result['gflops']:.0f} GFLOP/s; "
+        f"numpy GEMM {gemm:.0f} GFLOP/s; ratio {ratio:.0%} "
+        f"({min(ratios):.0%} to {max(ratios):.0%} in single rounds)"
     )
     print(f"peak memory {peak / 1e6:.0f} MB, {peak / layer:.2f} times the layer's {layer / 1e6:.0f} MB")
     return 0

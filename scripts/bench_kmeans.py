@@ -84,7 +84,8 @@ def print_table(ours, theirs):
             mine, other = ([run[key] for run in runs] for runs in (ours, theirs))
             ratios = [b / a for a, b in zip(mine, other)]
             print(
-                f"  {part:<8} kvq {statistics.median(mine):7.3f}  scikit-learn {statistics.median(other):7.3f} {unit:<6}"
+                f"  {part:<8} kvq {statistics.median(mine):7.3f}"
+                f"  scikit-learn {statistics.median(other):7.3f} {unit:<6}"
                 f" {statistics.median(ratios):6.2f}x ({min(ratios):.2f} .. {max(ratios):.2f})"
             )
     ratios = [a["inertia"] / b["inertia"] for a, b in zip(ours, theirs)]
@@ -120,7 +121,8 @@ def main():
                 output_of([args.bin, path, *map(str, (DIM, CLUSTERS, ITERATIONS, seed, args.threads))], args.threads)
             )
     print(
-        f"{ROWS} x {DIM}, {CLUSTERS} clusters, {args.threads} threads, {args.runs} rounds, scikit-learn {theirs[0]['version']}"
+        f"{ROWS} x {DIM}, {CLUSTERS} clusters, {args.threads} threads, {args.runs} rounds, "
+        f"scikit-learn {theirs[0]['version']}"
     )
     print_table(ours, theirs)
     return 0

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Compares every artifact that changed since a git revision with what it was there, for CI: see scripts/github_actions.yml.
+# Compares every artifact that changed since a git revision with what it was there, for CI: see
+# scripts/github_actions.yml.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: scripts/gate_artifacts.sh BASE [--model HELDOUT.h5] [--out FOLDER] [kvq-diff flags ...]
 
-Runs kvq-diff for each *.safetensors file of this git repository that differs from revision BASE, renamed ones included, and kvq-inspect
---verify for each new one. Deleted ones are named. Works with Git LFS. Leaves FOLDER/summary.md and FOLDER/<name>.xml (JUnit) [kvq-gate]. Tools come from KVQ_BIN [build/release/tools].
+Runs kvq-diff for each *.safetensors file of this git repository that differs from revision BASE, renamed ones
+included, and kvq-inspect --verify for each new one. Deleted ones are named. Works with Git LFS. Leaves
+FOLDER/summary.md and FOLDER/<name>.xml (JUnit) [kvq-gate]. Tools come from KVQ_BIN [build/release/tools].
 Exit code: 0 all passed, 6 a rule or check failed, others as kvq-diff's.
 TEXT
 }
@@ -31,7 +33,10 @@ for i in "${!flags[@]}"; do  # names of files stay right from the top of the rep
   if [ -e "${flags[$i]}" ]; then flags[i]=$(realpath "${flags[$i]}"); fi
 done
 cd "$(git rev-parse --show-toplevel)"
-git rev-parse --verify --quiet "$base^{commit}" >/dev/null || { echo "gate_artifacts.sh: error: no revision $base" >&2; exit 2; }
+if ! git rev-parse --verify --quiet "$base^{commit}" >/dev/null; then
+  echo "gate_artifacts.sh: error: no revision $base" >&2
+  exit 2
+fi
 
 old=$(mktemp -d)
 trap 'rm -rf "$old"' EXIT
@@ -42,7 +47,9 @@ worst=0
 note() { if [ "$1" -ne 0 ] && { [ "$worst" -eq 0 ] || [ "$worst" -eq 6 ]; }; then worst=$1; fi; }
 
 # A file name for a heading: of one line, UTF-8, and nothing in it is Markdown.
-heading() { printf '%s' "$1" | LC_ALL=C tr '\000-\037\177' '?' | iconv -c -f UTF-8 -t UTF-8 | sed 's/[][\\`*<>|#@&]/\\&/g'; }
+heading() {
+  printf '%s' "$1" | LC_ALL=C tr '\000-\037\177' '?' | iconv -c -f UTF-8 -t UTF-8 | sed 's/[][\\`*<>|#@&]/\\&/g'
+}
 # Text of tools as a code block, which nothing in it can end.
 code_block() { printf '\n'; iconv -c -f UTF-8 -t UTF-8 "$1" | sed 's/^/    /'; }
 
@@ -50,7 +57,8 @@ judge() {  # <path at BASE, or empty> <path now>
   local before=$1 file=$2 code=0
   if [ -n "$before" ]; then
     git cat-file --filters "$base:$before" >"$old/old.safetensors"  # --filters: the content behind a Git LFS pointer
-    "$bin/kvq-diff" "$old/old.safetensors" "$file" --markdown --quiet --junit "$out/${file//\//__}.xml" ${flags[@]+"${flags[@]}"} >"$old/part" 2>"$old/error" || code=$?
+    "$bin/kvq-diff" "$old/old.safetensors" "$file" --markdown --quiet --junit "$out/${file//\//__}.xml" \
+      ${flags[@]+"${flags[@]}"} >"$old/part" 2>"$old/error" || code=$?
     { printf '## %s\n\n' "$(heading "$file")"; cat "$old/part"; } >>"$out/summary.md"
   else
     "$bin/kvq-inspect" "$file" --verify >"$old/part" 2>"$old/error" || code=$?

@@ -21,7 +21,8 @@ from kvq_py.errors import EXIT_CHECK_FAILED, EXIT_DONE, ScriptError, bad_input, 
 PROGRAM = "perplexity.py"
 EPILOG = """\
 schemes without an artifact: exact; affine, integer, absmax, least_squares, norm with 1 to 8 bits;
-hadamard- before it rotates heads, g64 behind it makes groups of 64 channels (default: the head), as in hadamard-norm2g64
+hadamard- before it rotates heads, g64 behind it makes groups of 64 channels (default: the head),
+as in hadamard-norm2g64
 
 examples
 

@@ -16,7 +16,8 @@ EPILOG = """\
 examples
 
   read_artifact.py out.safetensors                 what is in it, one line per layer and side
-  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality, inverses and golden rows
+  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality, inverses
+                                                   and golden rows
   read_artifact.py out.safetensors --encode-rows k.npy --layer 3 --side k --head 0
                                                    the packed bytes of rows [N, D] of that head, in hex, one a line
 

@@ -41,9 +41,9 @@ examples
   search_trellis.py --bits 2 --memory 1 --evaluate "1.48 0.92 -0.79 0.99" --circular
 
 --circular measures tail-biting as well: the codes before the first channel are the last ones of the row. Its encoder
-runs twice: once over the row turned by half, which gives a state for the row's beginning, then from that state back to it.
-That finds nearly the best codes in rows of 64 and more; in rows of 16 and less trying every first state does much better.
-For tail-biting codes search with --row-channels 512 or more, where the beginning of a row hardly counts.
+runs twice: once over the row turned by half, which gives a state for the row's beginning, then from that state back to
+it. That finds nearly the best codes in rows of 64 and more; in rows of 16 and less trying every first state does much
+better. For tail-biting codes search with --row-channels 512 or more, where the beginning of a row hardly counts.
 
 exit codes: 0 done, 2 wrong flags, 5 PyTorch is missing
 """

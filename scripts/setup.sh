@@ -34,10 +34,17 @@ has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" =
 # A compiler or interpreter that is not Debian's is as good.
 has_tool() {
   case "$1" in
-    cmake) command -v cmake >/dev/null && cmake --version | awk 'NR==1 { split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 25) }' ;;
+    cmake)
+      command -v cmake >/dev/null &&
+        cmake --version | awk 'NR==1 { split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 25) }' ;;
     ninja-build) command -v ninja >/dev/null ;;
     g++ | python3) command -v "$1" >/dev/null ;;
-    chromium) { command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable; } >/dev/null ;;
+    chromium)
+      local browser
+      for browser in chromium chromium-browser google-chrome google-chrome-stable; do
+        if command -v "$browser" >/dev/null; then return 0; fi
+      done
+      return 1 ;;
     python3-venv) python3 -c 'import venv, ensurepip' 2>/dev/null ;;
     *) return 1 ;;
   esac
@@ -65,7 +72,10 @@ if [ $check = 1 ]; then
   status=0
   if [ ${#missing[@]} -gt 0 ]; then echo "missing packages: ${missing[*]}"; status=1; fi
   is_current $light || { echo "missing or outdated: $venv"; status=1; }
-  if [ $with_dump = 1 ] && ! is_current $dump; then echo "missing or outdated: torch and transformers in $venv"; status=1; fi
+  if [ $with_dump = 1 ] && ! is_current $dump; then
+    echo "missing or outdated: torch and transformers in $venv"
+    status=1
+  fi
   [ $status = 0 ] && echo "everything is there"
   exit $status
 fi

@@ -701,8 +701,8 @@ def trellis_searches() -> list[dict]:
         ),
         trellis(
             "plain run ends elsewhere",
-            "a run over the group ends in another state than the seam's, and so does the seam run itself; paths that are "
-            "free at either end of the group have other codes",
+            "a run over the group ends in another state than the seam's, and so does the seam run itself; paths that "
+            "are free at either end of the group have other codes",
             "0.69 2.05 1.79 -1.64 -2.41 0.32 0.32 -1.74",
             2,
             1,
@@ -769,7 +769,8 @@ def trellis_searches() -> list[dict]:
         ),
         trellis(
             "ties at the end of the seam run",
-            "the smallest z wins: its lowest bits are the newest code; not the largest, nor the path that starts smaller",
+            "the smallest z wins: its lowest bits are the newest code; not the largest, nor the path that "
+            "starts smaller",
             "2 1 1.5 0 -2 0 1 0",
             2,
             2,

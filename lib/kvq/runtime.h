@@ -71,7 +71,7 @@ extern "C" {
 
 typedef struct kvq_version_info {
   int32_t abi_version; /**< of the library */
-  const char* text;    /**< of the program, "0.1.0" */
+  const char* text;    /**< of the program, "0.2.0" */
 } kvq_version_info;
 
 /** Of the library that was loaded; works without a device. Never null. */

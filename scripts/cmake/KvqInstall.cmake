@@ -1,6 +1,6 @@
-# What is deployed: libkvq_runtime, shared and static, from the same objects; headers; find_package(kvq). Everything but the C library,
-# libstdc++ and the driver is inside: fmt is compiled in, the CUDA runtime is the static one. Kernels are those of CMAKE_CUDA_ARCHITECTURES;
-# "80;86;89;90;100;120" is one library for all.
+# What is deployed: libkvq_runtime, shared and static, from the same objects; headers; find_package(kvq). Everything but
+# the C library, libstdc++ and the driver is inside: fmt is compiled in, the CUDA runtime is the static one. Kernels are
+# those of CMAKE_CUDA_ARCHITECTURES; "80;86;89;90;100;120" is one library for all.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 find_package(Threads REQUIRED)

@@ -1,5 +1,5 @@
-# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each row of the table, and the tables themselves, into the build
-# folder, and names them. Files are touched only if they change.
+# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each row of the table, and the
+# tables themselves, into the build folder, and names them. Files are touched only if they change.
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
     set(${out} "SideTraits<${head_dim}, 16, ${head_dim}, 0>" PARENT_SCOPE)
@@ -18,8 +18,8 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @TEAM@ stand for the
-# row's. Rows of a kind that does not know the cache's format have neither k nor v; rows need an
+# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @TEAM@
+# stand for the row's. Rows of a kind that does not know the cache's format have neither k nor v; rows need an
 # activation only for @TYPE@.
 function(kvq_variant_kind table kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})

@@ -2,4 +2,4 @@
 formats/packing.md in numpy and in PyTorch. It shares no code with the C++ library, so that they can check each other.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

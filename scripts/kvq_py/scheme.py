@@ -102,7 +102,8 @@ class Scheme:
     def _table_fault(self) -> str | None:
         entries = 2**self.bits if self.coder == "codebook" else 0
         if len(self.codebook) != entries:
-            return f"codebook of {self.coder} codes of {self.bits} bits: expected {entries} entries, found {len(self.codebook)}"
+            found = len(self.codebook)
+            return f"codebook of {self.coder} codes of {self.bits} bits: expected {entries} entries, found {found}"
         if any(not a < b for a, b in zip(self.codebook, self.codebook[1:])):
             return "codebook: expected strictly ascending entries"
         if self.coder == "trellis" and (fault := trellis_fault(self.bits, self.memory)):

@@ -12,7 +12,7 @@ def hide_digits(match: re.Match) -> str:
 def normalised(text: str) -> str:
     """Columns keep their width."""
     text = text.replace(f"{BIN}/", "")
-    text = re.sub(r"\b(kvq|kvq-\w+|make_synthetic_dump\.py) \d+\.\d+\.\d+", r"\1 VERSION", text)
+    text = re.sub(r"\b(kvq|kvq-\w+|make_synthetic_dump\.py) \d+\.\d+\.\d+( \([0-9a-f]+\))?", r"\1 VERSION", text)
     text = re.sub(r"xxh3-128:[0-9a-f]{32}", "xxh3-128:HASH", text)
     text = re.sub(r"eof = \d+", "eof = N", text)
     text = re.sub(r"about .* on (\d+) threads \(.*\)", r"about TIME on \1 threads (RATE)", text)

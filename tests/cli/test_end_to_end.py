@@ -11,7 +11,8 @@ from kvq_tools import ROOT, calibrate, succeed
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.
+TEXT = """\
+It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.
 However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so
 well fixed in the minds of the surrounding families, that he is considered as the rightful property of some one or other
 of their daughters. "My dear Mr. Bennet," said his lady to him one day, "have you heard that Netherfield Park is let at

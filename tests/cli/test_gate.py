@@ -175,10 +175,12 @@ NODE = """
 const [script, folder, existing] = process.argv.slice(2).map((x, i) => i === 1 ? x : JSON.parse(x));
 process.chdir(folder);
 const said = [], call = name => async request => { said.push({name, ...request}); };
-const github = {paginate: async () => existing, rest: {issues: {listComments: null, updateComment: call('update'), createComment: call('create')}}};
+const issues = {listComments: null, updateComment: call('update'), createComment: call('create')};
+const github = {paginate: async () => existing, rest: {issues}};
 const context = {repo: {owner: 'o', repo: 'r'}, issue: {number: 7}, serverUrl: 'https://host', runId: 9};
 const body = Object.getPrototypeOf(async function () {}).constructor;
-new body('github', 'context', 'require', script)(github, context, require).then(() => console.log(JSON.stringify(said)));
+new body('github', 'context', 'require', script)(github, context, require)
+  .then(() => console.log(JSON.stringify(said)));
 """
 
 

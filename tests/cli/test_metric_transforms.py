@@ -221,7 +221,8 @@ def test_a_head_that_lacks_a_transform_is_named(dump, artifact, tmp_path):
     (line,) = hints("--model", dump, "--output", tmp_path / "out", "--method", "quarot")
     name = {"k": "keys", "v": "values"}[side]
     found = re.fullmatch(
-        rf"hint: layer {layer} {name}, head {head}: outlier gain (\S+) that an orthogonal rotation leaves; try --transform balanced",
+        rf"hint: layer {layer} {name}, head {head}: outlier gain (\S+) that an orthogonal rotation leaves; "
+        r"try --transform balanced",
         line,
     )
     assert found and float(found[1]) == pytest.approx(worst["outlier_gain"][head], rel=0.006)
@@ -410,10 +411,8 @@ def test_layers_and_heads_have_gain_and_condition(artifact, name):
             "outlier_gain": said["outlier_gain"][1],
             "condition": said["condition"][1],
         }
-        assert (
-            f"transform {said['kind']}, outlier gain {said['outlier_gain'][1]:.4g}, condition {said['condition'][1]:.4g}"
-            in page
-        )
+        gain, condition = said["outlier_gain"][1], said["condition"][1]
+        assert f"transform {said['kind']}, outlier gain {gain:.4g}, condition {condition:.4g}" in page
         part = text.split("\nkeys  " if side == "k" else "\nvalues")[1]
         for head in range(2):
             assert re.search(

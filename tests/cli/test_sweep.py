@@ -924,7 +924,7 @@ def test_message_about_help_and_version_in_a_row_is_one_for_people(tiny, tmp_pat
     for flag in ("--help", "--version"):
         result = sweep(tmp_path, {"rows": [{"label": "the bad one", "flags": flag}]}, tiny, "--calibration", tiny)
         refused(result, USAGE, '"the bad one"')
-        assert "main function" not in result.stderr and "kvq 0" not in result.stderr
+        assert "main function" not in result.stderr and "kvq-calibrate 0" not in result.stderr
 
 
 def test_bad_row_is_found_before_anything_is_calibrated(dump, held_out, tmp_path):

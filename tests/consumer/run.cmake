@@ -1,4 +1,5 @@
-# cmake -DBUILD=<kvq's build folder> -DWORK=<scratch folder> -P run.cmake: installs, then configures, builds and tests the consumer.
+# cmake -DBUILD=<kvq's build folder> -DWORK=<scratch folder> -P run.cmake: installs, then configures, builds and tests
+# the consumer.
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(result)

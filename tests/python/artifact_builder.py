@@ -151,7 +151,7 @@ def manifest(
         "model": {"name": "by hand", "fingerprint": fingerprint, "num_layers": num_layers or len(layers)},
         "calibration": {
             "method": "plain",
-            "tool": "kvq 0.1.0",
+            "tool": "kvq 0.2.0",
             "tokens": 10,
             "sequences": 1,
             "seed": 0,

@@ -5,6 +5,7 @@
 #include "common/cli.h"
 #include "common/progress.h"
 #include "common/side_format.h"
+#include "common/version.h"
 
 #include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
@@ -290,7 +291,7 @@ int main(int argc, char** argv) {
       "kvq-bench COMMAND --help explains its flags. Times are medians over replays of\n"
       "a CUDA graph, in which calls take turns on sets of random data that together\n"
       "are larger than the L2 cache.");
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", kvq::version_line("kvq-bench"));
   app.require_subcommand(1);
   BenchFlags flags;
   const CLI::App* decode = add_decode(app, flags);

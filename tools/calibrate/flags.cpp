@@ -1,5 +1,7 @@
 #include "calibrate/flags.h"
 
+#include "common/version.h"
+
 #include <kvq/core/error.h>
 #include <kvq/methods/allocated_plan.h>
 #include <kvq/plan/golden_rows.h>
@@ -215,7 +217,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
              composition_list());
   app.set_config("--config", "", "read flags from an INI or TOML file");
   app.allow_config_extras(CLI::config_extras_mode::error);
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", version_line("kvq-calibrate"));
 
   const std::string in = "Input and output";
   app.add_option("-m,--model", f.dumps, "dump file (formats/dump.md); may be given several times")->group(in);

@@ -1,5 +1,6 @@
 #include "common/cli.h"
 #include "common/progress.h"
+#include "common/version.h"
 #include "diff/report.h"
 
 #include <kvq/compute/parallel.h>
@@ -55,7 +56,7 @@ void add_flags(CLI::App& app, DiffFlags& f) {
              "them.\n\nDefault rules:" +
              rule_list() +
              "\n\nA limit is absolute, or with % against the old value. Exit code: 0 passed, 6 a rule failed.");
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", version_line("kvq-diff"));
   app.add_option("old", f.before, "artifact to compare with")->required();
   app.add_option("new", f.after, "artifact to judge")->required();
   app.add_option("-m,--model", f.dumps, "held-out dump to measure both on; may be given several times")

@@ -87,7 +87,7 @@ std::string reason_of(const CheckResult& check, bool short_text, bool nothing_co
 }
 
 std::string detail(const CheckResult& check) {
-  const std::string reason = reason_of(check, true, false);
+  std::string reason = reason_of(check, true, false);
   if (check.readings == 0) return reason;
   const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";
   return (reason.empty() ? "" : reason + ": ") + describe(check.worst) + more;

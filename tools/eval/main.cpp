@@ -1,6 +1,7 @@
 #include "common/cli.h"
 #include "common/progress.h"
 #include "common/temporary_folder.h"
+#include "common/version.h"
 #include "eval/candidates.h"
 #include "eval/report.h"
 #include "eval/results.h"
@@ -60,7 +61,7 @@ void add_flags(CLI::App& app, EvalFlags& f) {
              "\n\nEvery query reads codes where the artifact's windows have no exact token. Each line of the last "
              "table is a change\n"
              "against the first candidate, with a 95% bootstrap interval over layers and KV heads.");
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", version_line("kvq-eval"));
   app.add_option("artifacts,--artifact", f.artifacts,
                  "artifact files; later ones, and schemes, are compared with the first");
   app.add_option("--scheme", f.schemes, "built-in scheme, see below; may be given several times")

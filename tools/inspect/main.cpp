@@ -1,4 +1,5 @@
 #include "common/cli.h"
+#include "common/version.h"
 #include "inspect/compare.h"
 #include "inspect/details.h"
 #include "inspect/head.h"
@@ -38,7 +39,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "kvq-eval\n"
       "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one "
       "fails");
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", version_line("kvq-inspect"));
   app.add_option("artifact", f.artifact, "artifact file")->required();
   CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
   app.add_option("--head", f.head, "with --layer: one KV head's energies and widths, or with --layout its row")

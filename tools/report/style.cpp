@@ -7,19 +7,22 @@ const char* const kReportStyle = R"css(
 :root {
   color-scheme: light dark;
   --page: #ffffff; --ink: #1a1f24; --soft: #56606a; --rule: #d5dbe1; --grid: #e7ebee; --card: #f6f8f9;
-  --s0: #0a4f9e; --s1: #b02c00; --s2: #00a36f; --s3: #a878b0; --s4: #cb8400; --s5: #4690ea; --s6: #7a4030; --s7: #3c2f4f;
-  --w0: #e4e7ea; --w1: #e6f2b4; --w2: #b7dfa4; --w3: #7ccbb8; --w4: #43b3c6; --w5: #3f97cc; --w6: #235fa9; --w7: #27348f; --w8: #0e1a57;
-  --w9: #8f969e;
-  --t0: #101820; --t1: #101820; --t2: #101820; --t3: #101820; --t4: #101820; --t5: #101820; --t6: #ffffff; --t7: #ffffff; --t8: #ffffff;
-  --t9: #101820;
+  --s0: #0a4f9e; --s1: #b02c00; --s2: #00a36f; --s3: #a878b0;
+  --s4: #cb8400; --s5: #4690ea; --s6: #7a4030; --s7: #3c2f4f;
+  --w0: #e4e7ea; --w1: #e6f2b4; --w2: #b7dfa4; --w3: #7ccbb8; --w4: #43b3c6;
+  --w5: #3f97cc; --w6: #235fa9; --w7: #27348f; --w8: #0e1a57; --w9: #8f969e;
+  --t0: #101820; --t1: #101820; --t2: #101820; --t3: #101820; --t4: #101820;
+  --t5: #101820; --t6: #ffffff; --t7: #ffffff; --t8: #ffffff; --t9: #101820;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     --page: #14181c; --ink: #e5e8eb; --soft: #a3acb5; --rule: #39414a; --grid: #262d34; --card: #1b2127;
-    --s0: #6a86ff; --s1: #e8501a; --s2: #10bc7c; --s3: #f57fcd; --s4: #fabb1a; --s5: #bdf3fb; --s6: #eef09a; --s7: #86807f;
-    --w0: #30373e; --w1: #35348f; --w2: #28559f; --w3: #2274ad; --w4: #3a9ebd; --w5: #63bdb4; --w6: #98d4a2; --w7: #cde79d; --w8: #f8f7bd;
-    --w9: #8f969e;
-    --t0: #ffffff; --t1: #ffffff; --t2: #ffffff; --t3: #ffffff; --t4: #101820; --t5: #101820; --t6: #101820; --t7: #101820; --t8: #101820;
+    --s0: #6a86ff; --s1: #e8501a; --s2: #10bc7c; --s3: #f57fcd;
+    --s4: #fabb1a; --s5: #bdf3fb; --s6: #eef09a; --s7: #86807f;
+    --w0: #30373e; --w1: #35348f; --w2: #28559f; --w3: #2274ad; --w4: #3a9ebd;
+    --w5: #63bdb4; --w6: #98d4a2; --w7: #cde79d; --w8: #f8f7bd; --w9: #8f969e;
+    --t0: #ffffff; --t1: #ffffff; --t2: #ffffff; --t3: #ffffff; --t4: #101820;
+    --t5: #101820; --t6: #101820; --t7: #101820; --t8: #101820;
   }
 }
 * { box-sizing: border-box; }
@@ -34,12 +37,14 @@ p { margin: 4px 0 12px; }
 .missing { border-left: 3px solid var(--rule); padding-left: 10px; }
 .tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 10px; margin: 18px 0 0; }
 @media (max-width: 760px) { .tiles { grid-template-columns: 1fr 1fr; } }
-.tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px; break-inside: avoid; }
+.tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px;
+  break-inside: avoid; }
 .tiles dt { color: var(--soft); font-size: 13px; }
 .tiles dd { margin: 0; overflow-wrap: anywhere; }
 .tiles .big { font-size: 21px; line-height: 1.3; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles .more { color: var(--soft); font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 20px 24px; align-items: start; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 20px 24px;
+  align-items: start; }
 .charts.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 150px), 1fr)); gap: 10px 12px; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: 14px; margin: 6px 0 2px; }
@@ -68,26 +73,29 @@ svg text.strong { font-weight: 700; }
 .fill { fill: var(--c); }
 .level { stroke: var(--ink); stroke-width: 1.6; }
 rect[class^=w] { stroke: var(--page); stroke-width: 0.4; }
-.w0 { fill: var(--w0); } .w1 { fill: var(--w1); } .w2 { fill: var(--w2); } .w3 { fill: var(--w3); } .w4 { fill: var(--w4); }
-.w5 { fill: var(--w5); } .w6 { fill: var(--w6); } .w7 { fill: var(--w7); } .w8 { fill: var(--w8); } .w9 { fill: var(--w9); }
-.b0 { background: var(--w0); } .b1 { background: var(--w1); } .b2 { background: var(--w2); } .b3 { background: var(--w3); }
-.b4 { background: var(--w4); } .b5 { background: var(--w5); } .b6 { background: var(--w6); } .b7 { background: var(--w7); }
-.b8 { background: var(--w8); } .b9 { background: var(--w9); }
+.w0 { fill: var(--w0); } .w1 { fill: var(--w1); } .w2 { fill: var(--w2); } .w3 { fill: var(--w3); }
+.w4 { fill: var(--w4); } .w5 { fill: var(--w5); } .w6 { fill: var(--w6); } .w7 { fill: var(--w7); }
+.w8 { fill: var(--w8); } .w9 { fill: var(--w9); }
+.b0 { background: var(--w0); } .b1 { background: var(--w1); } .b2 { background: var(--w2); }
+.b3 { background: var(--w3); } .b4 { background: var(--w4); } .b5 { background: var(--w5); }
+.b6 { background: var(--w6); } .b7 { background: var(--w7); } .b8 { background: var(--w8); }
+.b9 { background: var(--w9); }
 .t0 { --t: var(--t0); --b: var(--w0); } .t1 { --t: var(--t1); --b: var(--w1); } .t2 { --t: var(--t2); --b: var(--w2); }
 .t3 { --t: var(--t3); --b: var(--w3); } .t4 { --t: var(--t4); --b: var(--w4); } .t5 { --t: var(--t5); --b: var(--w5); }
 .t6 { --t: var(--t6); --b: var(--w6); } .t7 { --t: var(--t7); --b: var(--w7); } .t8 { --t: var(--t8); --b: var(--w8); }
 .t9 { --t: var(--t9); --b: var(--w9); }
 svg text.on { fill: var(--t); font-weight: 600; stroke: var(--b); stroke-width: 2px; }
 .legend { font-size: 13px; color: var(--soft); margin: 4px 0; }
-.swatch { display: inline-block; min-width: 22px; padding: 0 6px; border-radius: 3px; color: var(--t); font-weight: 600; text-align: center; }
+.swatch { display: inline-block; min-width: 22px; padding: 0 6px; border-radius: 3px; color: var(--t);
+  font-weight: 600; text-align: center; }
 details { margin: 6px 0 0; font-size: 13px; }
 summary { color: var(--soft); cursor: pointer; width: fit-content; }
 .scroll { overflow-x: auto; margin: 6px 0; }
 table { border-collapse: separate; border-spacing: 0; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 10px 3px 0; border-bottom: 1px solid var(--grid); text-align: left; vertical-align: top; font-weight: 400;
-  white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom; white-space: normal;
-  overflow-wrap: break-word; max-width: 16em; }
+th, td { padding: 3px 10px 3px 0; border-bottom: 1px solid var(--grid); text-align: left; vertical-align: top;
+  font-weight: 400; white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 500; border-bottom-color: var(--rule); vertical-align: bottom;
+  white-space: normal; overflow-wrap: break-word; max-width: 16em; }
 tbody th { position: sticky; left: 0; background: var(--page); }
 tbody th.long { white-space: normal; overflow-wrap: break-word; max-width: min(20em, 40vw); }
 .n { text-align: right; }

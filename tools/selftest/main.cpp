@@ -1,5 +1,6 @@
 #include "common/cli.h"
 #include "common/side_format.h"
+#include "common/version.h"
 #include "selftest/report.h"
 
 #include <kvq/artifact/artifact.h>
@@ -35,7 +36,7 @@ void add_flags(CLI::App& app, SelftestFlags& f) {
       "Exit codes: 0 every layer passed, 6 a layer failed, 5 none failed but some\n"
       "could not be run: no GPU, no golden rows, a format without kernel. Without a\n"
       "GPU, kvq-inspect --verify codes the golden rows anew.");
-  app.set_version_flag("--version", "kvq " KVQ_VERSION);
+  app.set_version_flag("--version", version_line("kvq-selftest"));
   app.add_option("artifact", f.artifact, "artifact file")->required();
   app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")

@@ -136,8 +136,9 @@ void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> 
                              (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8));
   }
   store_numbers(type_, numbers, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)));
+  const auto index = bytes.subspan(static_cast<std::size_t>(layout_.index_offset));
   for (int i = 0; i < layout_.index_bytes; ++i)
-    bytes[static_cast<std::size_t>(layout_.index_offset + i)] = static_cast<std::byte>((centroid >> (8 * i)) & 0xff);
+    index[static_cast<std::size_t>(i)] = static_cast<std::byte>((centroid >> (8 * i)) & 0xff);
 }
 
 int RowCodec::unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const {
@@ -155,9 +156,10 @@ int RowCodec::unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> c
     for (std::uint8_t& code : target) code = static_cast<std::uint8_t>(code & ((1u << segment.bits) - 1));
   }
   load_numbers(type_, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)), numbers);
+  const auto index = bytes.subspan(static_cast<std::size_t>(layout_.index_offset));
   int centroid = 0;
   for (int i = 0; i < layout_.index_bytes; ++i)
-    centroid |= std::to_integer<int>(bytes[static_cast<std::size_t>(layout_.index_offset + i)]) << (8 * i);
+    centroid |= std::to_integer<int>(index[static_cast<std::size_t>(i)]) << (8 * i);
   return centroid;
 }
 

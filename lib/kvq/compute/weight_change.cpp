@@ -120,6 +120,7 @@ struct Operations {
   void (*weigh)(const float*, float*, std::int64_t, float, float);
 };
 
+// NOLINTBEGIN(bugprone-macro-parentheses): `target` is an attribute.
 #define KVQ_DEFINE(width, target)                                                                                    \
   target float sum_##width(const float* row, std::int64_t n) { return plain_sum<width>(row, n); }                    \
   target float products_##width(const float* a, const float* b, std::int64_t n) { return products<width>(a, b, n); } \
@@ -136,6 +137,7 @@ KVQ_DEFINE(8, __attribute__((target("avx2"))))
 KVQ_DEFINE(16, __attribute__((target("avx512f"))))
 #endif
 #undef KVQ_DEFINE
+// NOLINTEND(bugprone-macro-parentheses)
 
 const Operations& operations() {
   static const Operations chosen = [] {

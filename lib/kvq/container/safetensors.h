@@ -66,7 +66,7 @@ class SafetensorsWriter {
   SafetensorsWriter(SafetensorsWriter&&) = default;  // no copies: they would show the memory of the original
   SafetensorsWriter& operator=(SafetensorsWriter&&) = default;
   /// `data` is moved in and must hold product(shape) * size_of(dtype) bytes; names are unique.
-  void add(std::string name, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> data);
+  void add(const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> data);
   template <typename T>
   void add(std::string name, std::vector<std::int64_t> shape, std::span<const T> values);
   /// Without a copy, for what is large: `pieces` one after another are the data, and stay the caller's and unchanged

@@ -54,7 +54,7 @@ class ContentHasher {
 
 }  // namespace
 
-void SafetensorsWriter::add(std::string name, DType dtype, std::vector<std::int64_t> shape,
+void SafetensorsWriter::add(const std::string& name, DType dtype, std::vector<std::int64_t> shape,
                             std::vector<std::byte> data) {
   const std::span<const std::byte> piece(data);  // survives the move: a vector keeps its memory
   add_view(name, dtype, std::move(shape), {piece});

@@ -119,7 +119,7 @@ std::vector<std::size_t> blocks_of(const TensorPlan& plan, int h, int dim) {
 Matrix between(const Rotation& rotation, const Rotation& other, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   Matrix back = inverse_matrix(rotation, rotation.head_index(h), dim);
-  const Matrix there = rotation_matrix(other, other.head_index(h), dim);
+  Matrix there = rotation_matrix(other, other.head_index(h), dim);
   if (!back.empty()) return there.empty() ? back : product(back, there, dim);
   if (!there.empty()) return there;
   back.assign(d * d, 0.0);
@@ -259,12 +259,14 @@ double mean_nearest(std::span<const float> a, std::span<const float> b, std::siz
     }
     sum += std::sqrt(nearest);
   }
-  return sum / static_cast<double>(a.size() / d);
+  const std::size_t rows = a.size() / d;
+  return sum / static_cast<double>(rows);
 }
 
 double spread_of(std::span<const float> rows, std::size_t d) {
   std::vector<double> mean(d, 0.0);
-  const auto count = static_cast<double>(rows.size() / d);
+  const std::size_t num_rows = rows.size() / d;
+  const auto count = static_cast<double>(num_rows);
   for (std::size_t i = 0; i < rows.size(); ++i) mean[i % d] += static_cast<double>(rows[i]) / count;
   double sum = 0.0;
   for (std::size_t i = 0; i < rows.size(); i += d) {

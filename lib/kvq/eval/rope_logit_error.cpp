@@ -54,6 +54,7 @@ std::vector<TokenPair> choose_pairs(std::int64_t tokens, const RopeLogitRequest&
   while (std::gcd(factor, tokens) != 1) ++factor;
   const std::int64_t shift = 13 + 104729 * static_cast<std::int64_t>(request.seed % static_cast<std::uint64_t>(tokens));
   std::vector<TokenPair> pairs;
+  pairs.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t query = i * tokens / count;
     pairs.push_back({query, (factor * query + shift) % tokens});
@@ -63,6 +64,7 @@ std::vector<TokenPair> choose_pairs(std::int64_t tokens, const RopeLogitRequest&
 
 std::vector<double> rope_offsets() {
   std::vector<double> offsets;
+  offsets.reserve(kNumOffsets);
   for (std::size_t i = 0; i < kNumOffsets; ++i)
     offsets.push_back(kLargestOffset * (2.0 * static_cast<double>(i) / static_cast<double>(kNumOffsets - 1) - 1.0));
   return offsets;

@@ -12,6 +12,7 @@ namespace kvq {
 std::vector<float> make_center(const LayerStats& stats, const Options& options, char side) {
   const auto& sums = stats.moment(side == 'k' ? Moment::key : Moment::value);
   std::vector<std::vector<double>> means;
+  means.reserve(sums.size());
   for (const MomentSum& sum : sums) means.push_back(mean_vector(sum));
   if (options.scope == Scope::layer) {
     for (std::size_t h = 1; h < means.size(); ++h)
@@ -28,7 +29,8 @@ namespace {
 
 std::span<const float> center_of(const std::vector<float>& center, int h, int dim) {
   if (center.empty()) return {};
-  return std::span<const float>{center}.subspan(static_cast<std::size_t>(h * dim), static_cast<std::size_t>(dim));
+  return std::span<const float>{center}.subspan(static_cast<std::size_t>(h) * static_cast<std::size_t>(dim),
+                                                static_cast<std::size_t>(dim));
 }
 
 struct EntryResult {

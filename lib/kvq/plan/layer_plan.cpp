@@ -135,7 +135,8 @@ struct Checker {
       below = taps.bits;
       if (taps.memory < 1 || taps.bits * (taps.memory + 1) > 16 || taps.bits * taps.memory > 8 || taps.memory > 8)
         fail(fmt::format("trellis: {} bits do not go with memory {}", taps.bits, taps.memory));
-      expect_size(taps.theta.size(), static_cast<std::size_t>(taps.bits * (taps.memory + 1)), "trellis");
+      const int thetas = taps.bits * (taps.memory + 1);
+      expect_size(taps.theta.size(), static_cast<std::size_t>(thetas), "trellis");
       expect_finite(taps.theta, "trellis");
     }
     if (!mixed && !coder.find(coder.bits)) fail(fmt::format("trellis: no theta for {} bits", coder.bits));

@@ -288,6 +288,7 @@ class Seeding {
         continue;
       }
       std::vector<Index> candidates;
+      candidates.reserve(static_cast<std::size_t>(trials));
       for (int i = 0; i < trials; ++i) candidates.push_back(row_by_distance());
       seeds.push_back(best_of(candidates));
     }

@@ -83,7 +83,8 @@ OutputChange OutputError::form(int head, std::span<const float> e) const {
   const OutputChange total{
       quadratic(data_.curvature.empty() ? nullptr : data_.curvature.data() + static_cast<std::size_t>(head) * d * d),
       quadratic(data_.output_metric.empty() ? nullptr : data_.output_metric.data())};
-  const double half = 0.5 / static_cast<double>(e.size() / d);
+  const std::size_t rows = e.size() / d;
+  const double half = 0.5 / static_cast<double>(rows);
   return {half * total.curved, half * total.squared};
 }
 

@@ -143,9 +143,9 @@ TEST_CASE("Bytes that were changed at random parse or are refused, and nothing e
 TEST_CASE("A schema's faults are named by path, rule and what was found", "[container]") {
   const Json schema =
       parse_json(R"({"type": "object", "required": ["layers"], "additionalProperties": false, "properties": {
-      "layers": {"type": "array", "items": {"$ref": "#/definitions/layer"}}}, "definitions": {"layer": {"type": "object",
-      "properties": {"bits": {"type": "integer", "minimum": 1, "maximum": 16}, "kind": {"enum": ["gqa", "mla_rope"]},
-      "hash": {"type": "string", "pattern": "^[0-9a-f]{4}$"}}}}})",
+      "layers": {"type": "array", "items": {"$ref": "#/definitions/layer"}}}, "definitions": {"layer": {
+      "type": "object", "properties": {"bits": {"type": "integer", "minimum": 1, "maximum": 16},
+      "kind": {"enum": ["gqa", "mla_rope"]}, "hash": {"type": "string", "pattern": "^[0-9a-f]{4}$"}}}}})",
                  "schema");
   const auto fault = [&](const char* text) {
     return error_text([&] { check_schema(parse_json(text, "x"), schema, "a.json"); });

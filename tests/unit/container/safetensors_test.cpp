@@ -121,8 +121,8 @@ TEST_CASE("The layout is the one of formats/artifact.md: sorted, packed, padded 
   writer.add<std::int8_t>("a", {3}, std::vector<std::int8_t>{1, 1, 1});
   writer.set_metadata("k", "v");
   writer.write(folder / "a.safetensors");
-  const std::string header =
-      R"({"__metadata__":{"k":"v"},"a":{"data_offsets":[0,3],"dtype":"I8","shape":[3]},"b":{"data_offsets":[3,4],"dtype":"I8","shape":[1]}})";
+  const std::string header = R"({"__metadata__":{"k":"v"},"a":{"data_offsets":[0,3],"dtype":"I8","shape":[3]},)"
+                             R"("b":{"data_offsets":[3,4],"dtype":"I8","shape":[1]}})";
   const std::string padding((8 - header.size() % 8) % 8, ' ');
   CHECK(file_text(folder / "a.safetensors") == with_header(header + padding, "\x01\x01\x01\x02"));
 }

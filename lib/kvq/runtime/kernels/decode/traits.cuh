@@ -3,6 +3,8 @@
 #include <kvq/plan/page_layout.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 
+#include <algorithm>
+
 namespace kvq {
 
 /// What one side of the cache is, at compile time.
@@ -70,11 +72,9 @@ struct DecodeTraits {
   /// For as many blocks; and of three so few that where one has ended, a block that combines results comes up.
   static constexpr int kRegisters = kHeadDim <= 128 ? 120 : 168;
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
-  static constexpr int kFit = kStageBudget / (kTeams * kStageBytes), kEach = kFit > 4   ? 4
-                                                                             : kFit < 2 ? 2
-                                                                                        : kFit;  ///< stages of a team
+  static constexpr int kStagesPerTeam = std::clamp(kStageBudget / (kTeams * kStageBytes), 2, 4);
   /// Teams take loads in turn: load n is team n mod kTeams' and lies in stage n mod kStages.
-  static constexpr int kStages = kLarge && kTeams == 4 ? 7 : kTeams * kEach;
+  static constexpr int kStages = kLarge && kTeams == 4 ? 7 : kTeams * kStagesPerTeam;
   static constexpr bool kOwned = kStages % kTeams == 0;              ///< a stage is always the same team's
   static constexpr int kItems = kHeadDim <= 128 && !kLarge ? 4 : 3;  ///< items whose queries are there at once
 
