@@ -15,7 +15,7 @@ cmake --preset release -DKVQ_TESTS=ON >/dev/null
 cmake --build --preset release | tail -n 1
 ctest --preset release -j "$(nproc)"
 
-step "Python: second reader, dump scripts, tools, README; beside it the build with clang, AddressSanitizer and UBSan"
+step "Python: second reader, dump scripts, tools, pages of docs; beside it the build with clang, AddressSanitizer and UBSan"
 # The build is what goes to the background: a process there ignores interrupts, and so would the tools under test.
 build_log=$(mktemp)
 (cmake --preset asan && cmake --build --preset asan) >"$build_log" 2>&1 &
