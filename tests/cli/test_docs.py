@@ -1,8 +1,8 @@
 """Every command in README.md and docs/*.md works, and every file and heading that a page points at is there.
 
-A page's commands run in order, in a copy of the checkout that belongs to this page alone, so a page has to make what it
-uses. Nothing is installed or built: the copy's build/ holds the tools under test; set-up and cmake are stand-ins. What a
-page shows is decided by the first words behind the fence:
+A page's commands run in order, in a copy of the checkout that belongs to this page alone, so a page has to make what
+it uses. Nothing is installed or built: the copy's build/ holds the tools under test; set-up and cmake are stand-ins.
+The words behind a fence say what becomes of its block:
 
     sh              every line runs (but `git clone`)
     console         lines after "$ " run
@@ -179,7 +179,9 @@ def anchors_of(page: Path) -> set[str]:
     for heading in re.findall(r"^#+ ([^\n]*)", text, re.M):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        copies = sum(other == anchor or re.fullmatch(re.escape(anchor) + r"-\d+", other) is not None for other in anchors)
+        copies = sum(
+            other == anchor or re.fullmatch(re.escape(anchor) + r"-\d+", other) is not None for other in anchors
+        )
         anchors.add(f"{anchor}-{copies}" if copies else anchor)
     return anchors
 
