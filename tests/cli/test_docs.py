@@ -35,6 +35,11 @@ SHELLS = ("sh", "console")
 LIMIT_SECONDS = 120
 LARGE_BYTES = 1 << 20
 COLUMNS, README_LINES = 120, 130
+ENGINE_HAS = (
+    "kvq_stream stream, void* memory, int32_t num_layers, kvq_cache* cache, "
+    "kvq_step_plan* step_plan, kvq_write_plan* write_plan, kvq_decode_plan* decode_plan, "
+    "kvq_step_args step, kvq_write_args write, kvq_decode_args decode"
+)
 
 pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md")
 
@@ -206,6 +211,36 @@ def test_lines_are_short(page):
 
 def test_the_readme_is_short():
     assert len(README.read_text().splitlines()) <= README_LINES
+
+
+def test_numbers_of_the_readme_are_measured_ones():
+    """The first screen quotes docs/measurements.md."""
+    rows = re.findall(
+        r"^\| `(?:saw-int4|oscar|quarot|kvq)\b[^|]*\| ([^|]*) \| ([^|]*) \| ([^|]*) \|", README.read_text(), re.M
+    )
+    measured = (ROOT / "docs/measurements.md").read_text()
+    numbers = [number for row in rows for number in re.findall(r"~?[\d.]+", " ".join(row))]
+    assert len(rows) == 4 and [number for number in numbers if not re.search(rf"[|* ]{number}[|* ]", measured)] == []
+
+
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="needs a C and a C++ compiler")
+@each([page for page in PAGES if any(block.language in ("c", "cpp") for block in read_blocks(page))])
+def test_code_blocks_compile(page, tmp_path):
+    """All C blocks of a page are one function of the engine's, each C++ block is one."""
+    blocks = read_blocks(page)
+    c = "".join(block.text for block in blocks if block.language == "c")
+    sources = {"page.c": f"#include <kvq/runtime.h>\n#include <stdio.h>\nvoid engine({ENGINE_HAS}) {{\n{c}}}\n"}
+    for i, block in enumerate(block for block in blocks if block.language == "cpp"):
+        body = re.sub(r"^#include [^\n]*", "", block.text, flags=re.M)
+        sources[f"page{i}.cpp"] = (
+            f"#include <kvq/runtime.hpp>\n#include <cstdio>\nvoid engine(kvq_stream stream) {{\n{body}}}\n"
+        )
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
+        compiler = ["cc", "-std=c99"] if name.endswith(".c") else ["c++", "-std=c++20"]
+        command = [*compiler, "-fsyntax-only", f"-I{ROOT}/lib", name]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_page_is_in_the_index():
