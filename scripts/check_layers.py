@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Holds the real #includes of lib/kvq against the dependency picture in lib/kvq/README.md. Standard library only."""
+"""Holds the real #includes of lib/kvq against the floors of docs/architecture.md. Standard library only."""
 
 import argparse
 import pathlib
 import re
 import sys
 
-# Each module and what it may include directly; what those include is allowed too. The picture: lib/kvq/README.md.
+# Each module and what it may include directly; what those include is allowed too. The picture: docs/architecture.md.
 NEEDS = {
     "core": [],
     "plan": ["core"],

@@ -18,7 +18,7 @@ usage: scripts/test.sh [--only STEP[,STEP]...]... [--list]
   layers        scripts/check_layers.py: who includes whom
   build         the release build, with tests
   ctest         C++ tests of the release build
-  python        second reader, dump scripts, tools, README; wants the release build
+  python        second reader, dump scripts, tools, commands of all documents; wants the release build
   sanitizers    build with clang, AddressSanitizer and UBSan (beside python, if both run); C++ tests, kernels on an
                 emulated device, and brief fuzzing of every parser
 

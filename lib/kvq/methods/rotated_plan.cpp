@@ -38,7 +38,7 @@ struct EntryResult {
 };
 
 /// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment on the
-/// sample model, not derived (README, "Measured").
+/// sample model, not derived (docs/measurements.md).
 constexpr double kKeyShrinkWeight = 4.0;
 
 /// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys
