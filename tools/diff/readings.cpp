@@ -120,9 +120,9 @@ class SideDiffer {
   SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets)
       : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes), budgets_(budgets) {}
 
-  void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, char side) {
-    const std::string where = fmt::format("layer {} {}", layer, side);
-    const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
+  void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, Side side) {
+    const std::string where = fmt::format("layer {} {}", layer, name(side));
+    const int dim = geometry.dim(side);
     const std::size_t known = diff_.differences.size();
     facts_.compare(where + " codes", coder_text(before), coder_text(after));
     facts_.compare(where + " rotation", rotation_text(before.rotation), rotation_text(after.rotation));
@@ -329,8 +329,8 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   SideDiffer sides(diff, allocation, codes,
                    !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
   for (const auto& [other, plan] : comparable) {
-    sides.compare(other->k, plan->k, plan->geometry, plan->layer, 'k');
-    if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, 'v');
+    sides.compare(other->k, plan->k, plan->geometry, plan->layer, Side::k);
+    if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, Side::v);
   }
   diff.readings.push_back({"codes", "", {}, static_cast<double>(codes)});
   if (allocation.slots > 0) {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <tuple>
 #include <type_traits>
 
 namespace kvq {
@@ -18,8 +17,8 @@ namespace {
 
 constexpr int kMajor = 1;
 
-std::string tensor_name(int layer, char side, const char* what) {
-  return fmt::format("layers.{}.{}.{}", layer, side, what);
+std::string tensor_name(int layer, Side side, const char* what) {
+  return fmt::format("layers.{}.{}.{}", layer, name(side), what);
 }
 
 /// The tensors of one side, in one place for both directions: `visit(name, values, shape)` for each that is there or,
@@ -27,9 +26,8 @@ std::string tensor_name(int layer, char side, const char* what) {
 struct SideExtents {
   std::int64_t heads, dim;
 };
-SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, char side) {
-  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads,
-          side == 'k' ? geometry.head_dim : geometry.v_head_dim};
+SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, Side side) {
+  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, geometry.dim(side)};
 }
 
 std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std::int64_t heads) {
@@ -37,7 +35,7 @@ std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std:
   return coder.per_head ? std::vector<std::int64_t>{heads, size} : std::vector<std::int64_t>{size};
 }
 
-void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, char side) {
+void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, Side side) {
   const auto [heads, dim] = extents(layer.geometry, plan.rotation, side);
   const auto add_floats = [&](const char* what, const std::vector<float>& values, std::vector<std::int64_t> shape) {
     if (!values.empty())
@@ -80,7 +78,7 @@ class Reader {
       if (!is_reserved(name)) unread_.insert(name);
   }
 
-  TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, char side) {
+  TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, Side side) {
     TensorPlan plan = plan_of(json, layer, side);
     const auto [heads, dim] = extents(geometry, plan.rotation, side);
     if (plan.rotation.kind == RotationKind::dense)
@@ -103,7 +101,7 @@ class Reader {
       if (plan.centroids->inertia.size() != static_cast<std::size_t>(heads))
         throw Error{ErrorKind::bad_input,
                     fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(),
-                                layer, side, heads, plan.centroids->inertia.size())};
+                                layer, name(side), heads, plan.centroids->inertia.size())};
     }
     if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
     if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
@@ -131,15 +129,16 @@ class Reader {
     return digits != name.npos && digits > prefix.size() && name.compare(digits, 8, ".golden.") == 0;
   }
 
-  TensorPlan plan_of(const Json& json, int layer, char side) const {
+  TensorPlan plan_of(const Json& json, int layer, Side side) const {
     try {
       return plan_from_json(json);
     } catch (const Error& error) {
-      throw Error{ErrorKind::bad_input, fmt::format("{}: layer {} {}: {}", file_.name(), layer, side, error.what())};
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layer {} {}: {}", file_.name(), layer, name(side), error.what())};
     }
   }
 
-  void read_allocation(BitAllocation& a, int layer, char side, std::int64_t heads, std::int64_t dim) {
+  void read_allocation(BitAllocation& a, int layer, Side side, std::int64_t heads, std::int64_t dim) {
     a.channel_bits = numbers<std::uint8_t>(tensor_name(layer, side, "channel_bits"), {heads, dim});
     a.channel_order = numbers<std::uint16_t>(tensor_name(layer, side, "channel_order"), {heads, dim});
     if (a.unit != "rope_block") return;
@@ -238,8 +237,8 @@ Artifact load_artifact(const SafetensorsFile& file) {
       throw Error{ErrorKind::bad_input,
                   fmt::format("{}: layers are not ascending below num_layers {}", where, artifact.model.num_layers)};
     plan.geometry = geometry_from_json(json.at("geometry"), where);
-    plan.k = reader.side(json.at("k"), plan.layer, plan.geometry, 'k');
-    if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, 'v');
+    plan.k = reader.side(json.at("k"), plan.layer, plan.geometry, Side::k);
+    if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, Side::v);
     try {
       validate(plan);
       check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
@@ -304,8 +303,8 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
     } catch (const Error& error) {
       throw Error{ErrorKind::internal, fmt::format("bug: a plan to save is not valid: {}", error.what())};
     }
-    add_side(writer, plan, plan.k, 'k');
-    if (plan.v) add_side(writer, plan, *plan.v, 'v');
+    add_side(writer, plan, plan.k, Side::k);
+    if (plan.v) add_side(writer, plan, *plan.v, Side::v);
     if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end())
       add_golden_rows(writer, plan, it->second);
   }
@@ -347,9 +346,10 @@ void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) 
   std::string wrong_claim;
   bool any = false;
   for (const LayerPlan& plan : artifact.layers)
-    for (const auto& [side, name, dim] : {std::tuple{&plan.k, 'k', plan.geometry.head_dim},
-                                          {plan.v ? &*plan.v : nullptr, 'v', plan.geometry.v_head_dim}}) {
+    for (const Side which : kSides) {
+      const TensorPlan* side = plan.side(which);
       if (side == nullptr || !side->transform) continue;
+      const int dim = plan.geometry.dim(which);
       any = true;
       for (int h = 0; h < static_cast<int>(side->transform->condition.size()); ++h) {
         const double condition = transform_condition(side->rotation, h, dim),
@@ -357,7 +357,7 @@ void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) 
         worst = std::max(worst, inverse_error(side->rotation, h, dim) / condition);
         largest = std::max(largest, condition);
         if (wrong_claim.empty() && std::abs(condition - claimed) > kClaimTolerance * condition)
-          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name, h,
+          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name(which), h,
                                     condition, claimed);
       }
     }

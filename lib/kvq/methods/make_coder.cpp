@@ -107,7 +107,7 @@ const RateLaw& rate_law(CoderKind kind) {
   return kind == CoderKind::codebook ? kCodebook : kind == CoderKind::trellis ? kTrellis : kSymmetric;
 }
 
-Coder make_coder(const Options& options, char which, int group) {
+Coder make_coder(const Options& options, Side which, int group) {
   const SideOptions& side = options.side(which);
   const int bits = static_cast<int>(side.bits);
   switch (side.coder) {
@@ -140,7 +140,7 @@ Coder make_coder(const Options& options, char which, int group) {
   };
 }
 
-Coder make_mixed_coder(const Options& options, char which, const BitAllocation& allocation, int dim) {
+Coder make_mixed_coder(const Options& options, Side which, const BitAllocation& allocation, int dim) {
   const int largest = *std::max_element(allocation.channel_bits.begin(), allocation.channel_bits.end());
   const SideOptions& side = options.side(which);
   if (side.coder == CoderKind::codebook) return codebook_coder(side, largest, 0);

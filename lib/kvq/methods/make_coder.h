@@ -9,11 +9,11 @@
 namespace kvq {
 
 /// Coder of a side whose channels all have one width.
-Coder make_coder(const Options& options, char side, int group_size);
+Coder make_coder(const Options& options, Side side, int group_size);
 
 /// Coder of mixed rows that use these widths. Codebooks are made later, for the lengths of the segments: see
 /// fit_tables().
-Coder make_mixed_coder(const Options& options, char side, const BitAllocation& allocation, int dim);
+Coder make_mixed_coder(const Options& options, Side side, const BitAllocation& allocation, int dim);
 
 /// Relative squared errors of a coder at 0 to 8 bits, on Gaussian rows.
 const RateLaw& rate_law(CoderKind kind);

@@ -14,12 +14,12 @@ namespace {
 /// Collects what pages cannot hold of one side.
 struct SideCheck {
   int layer;
-  char side;
+  Side side;
   std::vector<std::string>& faults;
 
   template <typename Found>
   void fail(const char* what, const std::string& supported, const Found& found) const {
-    faults.push_back(fmt::format("layer {} {}: {}: supported {}, found {}", layer, side, what, supported, found));
+    faults.push_back(fmt::format("layer {} {}: {}: supported {}, found {}", layer, name(side), what, supported, found));
   }
 
   void check(const TensorPlan& plan, int dim) const {
@@ -59,8 +59,8 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
   std::vector<std::string> faults;
   if (page_size != 16 && page_size != 32 && page_size != 64)
     faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
-  SideCheck{plan.layer, 'k', faults}.check(plan.k, plan.geometry.head_dim);
-  const SideCheck values{plan.layer, 'v', faults};
+  SideCheck{plan.layer, Side::k, faults}.check(plan.k, plan.geometry.head_dim);
+  const SideCheck values{plan.layer, Side::v, faults};
   if (plan.v)
     values.check(*plan.v, plan.geometry.v_head_dim);
   else

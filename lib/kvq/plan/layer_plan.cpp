@@ -14,10 +14,10 @@ namespace {
 
 struct Checker {
   int layer;
-  char side;
+  Side side;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error{ErrorKind::bad_input, fmt::format("layer {} {}: {}", layer, side, what)};
+    throw Error{ErrorKind::bad_input, fmt::format("layer {} {}: {}", layer, name(side), what)};
   }
   void expect_size(std::size_t found, std::size_t expected, const char* name) const {
     if (found != expected) fail(fmt::format("{}: expected {} values, found {}", name, expected, found));
@@ -144,8 +144,9 @@ struct Checker {
   void check_allocation(const TensorPlan& plan, std::size_t heads, int dim) const {
     const BitAllocation& a = *plan.allocation;
     const auto d = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
-    if (a.unit != "channel" && !(a.unit == "rope_block" && side == 'k'))
-      fail(fmt::format("allocation unit: expected channel{}, found {}", side == 'k' ? " or rope_block" : "", a.unit));
+    if (a.unit != "channel" && !(a.unit == "rope_block" && side == Side::k))
+      fail(fmt::format("allocation unit: expected channel{}, found {}", side == Side::k ? " or rope_block" : "",
+                       a.unit));
     for (const double value : {a.objective, a.free_objective})
       if (!(std::isfinite(value) && value >= 0.0))
         fail(fmt::format("allocation objective: expected a finite number of at least 0, found {}", value));
@@ -195,9 +196,9 @@ struct Checker {
 
 }  // namespace
 
-void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, char side) {
+void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, Side side) {
   const Checker checker{layer, side};
-  const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
+  const int dim = geometry.dim(side);
   const auto heads = static_cast<std::size_t>(plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads);
   checker.check_rotation(plan.rotation, geometry.num_kv_heads, dim);
   checker.check_transform(plan, heads);
@@ -211,8 +212,8 @@ void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, 
 }
 
 void validate(const LayerPlan& plan) {
-  validate(plan.k, plan.geometry, plan.layer, 'k');
-  if (plan.v) validate(*plan.v, plan.geometry, plan.layer, 'v');
+  validate(plan.k, plan.geometry, plan.layer, Side::k);
+  if (plan.v) validate(*plan.v, plan.geometry, plan.layer, Side::v);
 }
 
 double orthogonality_error(const Rotation& rotation, int dim) {
