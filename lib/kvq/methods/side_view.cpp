@@ -126,7 +126,7 @@ std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, Side side
   }
   for (const auto& [which, sums] : stats.moments) {
     const bool of_queries = which == Moment::query || which == Moment::scored_query;
-    if (is_value_moment(which) != (side == Side::v)) continue;
+    if (side_of(which) != side) continue;
     for (std::size_t h = 0; h < sums.size(); ++h)
       view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
   }
