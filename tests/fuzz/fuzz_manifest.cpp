@@ -79,7 +79,7 @@ void code_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
   if (dim > kMostChannels || num_kv_heads > kMostHeads) return;
   std::vector<float> x = wave(static_cast<std::size_t>(num_kv_heads) * 2 * static_cast<std::size_t>(dim));
   reconstruct_heads(plan, num_kv_heads, x, dim);
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return;
+  if (is_exact(plan.coder)) return;
   for (int head = 0; head < num_kv_heads; ++head)
     for (const auto fill : {std::byte{0x00}, std::byte{0xff}, std::byte{0x5a}}) unpack_anything(plan, head, dim, fill);
 }

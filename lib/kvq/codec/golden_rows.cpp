@@ -49,7 +49,7 @@ class SideCoder {
  public:
   SideCoder(const TensorPlan& plan, int heads, int dim)
       : plan_(plan),
-        exact_(std::holds_alternative<ExactCoder>(plan.coder)),
+        exact_(is_exact(plan.coder)),
         heads_(static_cast<std::size_t>(heads)),
         dim_(static_cast<std::size_t>(dim)),
         row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))),
@@ -213,7 +213,7 @@ std::string output_fault(const std::vector<float>& expected, const std::vector<f
 
 bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step,
                      std::span<const std::uint8_t> bytes) {
-  KVQ_ASSERT(!std::holds_alternative<ExactCoder>(plan.coder) && !plan.centroids);
+  KVQ_ASSERT(!is_exact(plan.coder) && !plan.centroids);
   const RowCodec codec(plan, kv_head, static_cast<int>(x_rot.size()));
   return all_probes(x_rot, step,
                     [&, codes = std::vector<std::uint8_t>(x_rot.size()),

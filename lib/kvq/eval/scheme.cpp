@@ -44,8 +44,7 @@ class PlannedSide : public StoredSide {
 
 std::unique_ptr<StoredSide> planned(const Place& place, TensorPlan plan) {
   plan.rotation.scope = Scope::layer;
-  if (scale_rule(plan.coder) == ScaleRule::minmax && !std::holds_alternative<ExactCoder>(plan.coder))
-    plan.clip_ratio = {1.0};
+  if (takes_clip(plan.coder)) plan.clip_ratio = {1.0};
   validate(plan, place.geometry, place.layer, place.side);
   return std::make_unique<PlannedSide>(std::move(plan), place.dim());
 }

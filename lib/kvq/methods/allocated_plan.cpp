@@ -259,7 +259,7 @@ class SidePlanner {
 
   /// Tables, and the errors before and after.
   void finish(TensorPlan& plan, bool with_error) {
-    const bool needs_rows = with_error || std::holds_alternative<CodebookCoder>(plan.coder);
+    const bool needs_rows = with_error || fit_needs_rows(plan.coder);
     if (!needs_rows) return;
     const auto d = static_cast<std::size_t>(dim());
     std::vector<std::vector<RotatedData>> rotated;

@@ -113,16 +113,6 @@ Json side_to_json(const SideOptions& side) {
 
 }  // namespace
 
-const char* to_string(CoderKind kind) {
-  switch (kind) {
-    case CoderKind::affine: return "affine";
-    case CoderKind::symmetric: return "symmetric";
-    case CoderKind::codebook: return "codebook";
-    case CoderKind::trellis: return "trellis";
-  }
-  return "?";
-}
-
 const char* to_string(Allocate allocate) {
   switch (allocate) {
     case Allocate::none: return "none";

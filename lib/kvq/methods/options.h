@@ -11,7 +11,6 @@
 
 namespace kvq {
 
-enum class CoderKind { affine, symmetric, codebook, trellis };
 /// What widths are given to: all channels alike, RoPE blocks of keys, or channels of a rotated basis.
 enum class Allocate { none, rope_block, channel };
 
@@ -72,7 +71,6 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, Side side);
 /// @throws Error{usage}
 void check_options(const Options& options);
 
-const char* to_string(CoderKind kind);
 const char* to_string(Allocate allocate);
 
 /// For the manifest: every option that decides, defaults included.

@@ -78,6 +78,17 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
   return rotated;
 }
 
+/// The best clip of rows that are coded; 1 for coders without a range.
+struct SearchClip {
+  const std::vector<RotatedData>& rotated;
+  double operator()(const ExactCoder&) const { return 1.0; }
+  double operator()(const UniformCoder& coder) const {
+    return takes_clip(coder) ? search_clip(rotated, coder).ratio : 1.0;
+  }
+  double operator()(const CodebookCoder&) const { return 1.0; }
+  double operator()(const TrellisCoder&) const { return 1.0; }
+};
+
 /// Clip search and errors of the heads that share entry h.
 /// @param plain        the rows as the model has them, with their metric
 /// @param transformed  `rotated` are not these rows but rows in the coordinates of a transform
@@ -99,12 +110,7 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
       result.energy += energy(rows);
     }
   }
-  const auto* uniform = std::get_if<UniformCoder>(&request.coder);
-  if (uniform && uniform->rule == ScaleRule::minmax && !side.clip) {
-    result.clip = search_clip(rotated, *uniform).ratio;
-  } else {
-    result.clip = side.clip.value_or(1.0);
-  }
+  result.clip = side.clip ? *side.clip : std::visit(SearchClip{rotated}, request.coder);
   TensorPlan coded = plan;
   if (scale_rule(plan.coder) == ScaleRule::minmax)
     coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);

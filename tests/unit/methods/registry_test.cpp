@@ -158,9 +158,9 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);
-    CHECK_FALSE(std::holds_alternative<ExactCoder>(plans[0].k.coder));
+    CHECK_FALSE(is_exact(plans[0].k.coder));
     for_each_side(plans[1], [](const TensorPlan& side, Side, int) {
-      CHECK(std::holds_alternative<ExactCoder>(side.coder));
+      CHECK(is_exact(side.coder));
       CHECK(side.rotation.kind == RotationKind::identity);
       CHECK(side.clip_ratio.empty());
       CHECK(side.center.empty());
@@ -169,8 +169,8 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
 
     const LayerPlan half = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 32}),
                                             test::options_of(method.name, [](Options& o) { o.v.bits = 16; }));
-    CHECK_FALSE(std::holds_alternative<ExactCoder>(half.k.coder));
-    CHECK(std::holds_alternative<ExactCoder>(half.v->coder));
+    CHECK_FALSE(is_exact(half.k.coder));
+    CHECK(is_exact(half.v->coder));
   }
 }
 
