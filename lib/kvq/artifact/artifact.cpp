@@ -2,6 +2,7 @@
 #include <kvq/artifact/geometry_json.h>
 #include <kvq/artifact/golden_tensors.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/artifact/side_tensors.h>
 #include <kvq/artifact/versions.h>
 #include <kvq/codec/golden_rows.h>
 #include <kvq/core/error.h>
@@ -9,7 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <type_traits>
+#include <utility>
 
 namespace kvq {
 
@@ -17,59 +18,59 @@ namespace {
 
 constexpr int kMajor = 1;
 
-std::string tensor_name(int layer, Side side, const char* what) {
+std::string tensor_name(int layer, Side side, const std::string& what) {
   return fmt::format("layers.{}.{}.{}", layer, name(side), what);
 }
 
-/// The tensors of one side, in one place for both directions: `visit(name, values, shape)` for each that is there or,
-/// when reading, each that the manifest announces.
-struct SideExtents {
-  std::int64_t heads, dim;
-};
-SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, Side side) {
-  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, geometry.dim(side)};
+template <typename Plan>
+std::vector<TensorSpec<Plan>> tensors_of(Plan& plan, const AnnouncedTensors& announced, const LayerGeometry& geometry,
+                                         Side side) {
+  const int heads = plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads;
+  return side_tensors(plan, announced, heads, geometry.dim(side));
 }
 
-std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std::int64_t heads) {
-  const std::int64_t size = std::int64_t{1} << bits;
-  return coder.per_head ? std::vector<std::int64_t>{heads, size} : std::vector<std::int64_t>{size};
-}
+/// Adds one tensor's values to a file.
+struct AddValues {
+  SafetensorsWriter& writer;
+  std::string name;
+  std::vector<std::int64_t> shape;
+
+  template <typename T>
+  void operator()(const std::vector<T>* values) const {
+    writer.add<T>(name, shape, std::span<const T>{*values});
+  }
+  void operator()(const std::vector<TrellisTaps>* all) const {
+    std::vector<float> thetas;
+    for (const TrellisTaps& taps : *all) thetas.insert(thetas.end(), taps.theta.begin(), taps.theta.end());
+    (*this)(&std::as_const(thetas));
+  }
+};
 
 void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, Side side) {
-  const auto [heads, dim] = extents(layer.geometry, plan.rotation, side);
-  const auto add_floats = [&](const char* what, const std::vector<float>& values, std::vector<std::int64_t> shape) {
-    if (!values.empty())
-      writer.add<float>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const float>{values});
-  };
-  add_floats("rotation", plan.rotation.matrix, {heads, dim, dim});
-  add_floats("inverse", plan.rotation.inverse, {heads, dim, dim});
-  add_floats("channel_scale", plan.rotation.channel_scale, {heads, dim});
-  add_floats("eigenbasis", plan.rotation.eigenbasis, {heads, dim, dim});
-  add_floats("spectrum", plan.rotation.spectrum, {heads, dim});
-  add_floats("center", plan.center, {heads, dim});
-  const auto add = [&](const char* what, const auto& values, std::vector<std::int64_t> shape) {
-    using T = typename std::remove_cvref_t<decltype(values)>::value_type;
-    if (!values.empty())
-      writer.add<T>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const T>{values});
-  };
-  add("hadamard_signs", plan.rotation.signs, {heads, dim});
-  if (plan.allocation) {
-    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
-    add("channel_bits", plan.allocation->channel_bits, {heads, dim});
-    add("channel_order", plan.allocation->channel_order, {heads, dim});
-    add("block_bits", plan.allocation->block_bits, {heads, blocks});
-    add_floats("block_energy", plan.allocation->block_energy, {heads, blocks});
-  }
-  if (plan.centroids) add_floats("centroids", plan.centroids->values, {heads, plan.centroids->count, dim});
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
-    for (const auto& [bits, table] : codebook->tables)
-      add_floats(fmt::format("codebook.{}", bits).c_str(), table, table_shape(*codebook, bits, heads));
-  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) {
-    std::vector<float> theta;
-    for (const TrellisTaps& taps : trellis->taps) theta.insert(theta.end(), taps.theta.begin(), taps.theta.end());
-    add_floats("trellis", theta, {static_cast<std::int64_t>(theta.size())});
-  }
+  for (const auto& tensor : tensors_of(plan, announced_tensors(plan), layer.geometry, side))
+    std::visit(AddValues{writer, tensor_name(layer.layer, side, tensor.name), tensor.shape}, tensor.values);
 }
+
+/// Reads one tensor's values from a file.
+struct ReadValues {
+  const SafetensorsFile& file;
+  std::string name;
+  const std::vector<std::int64_t>& shape;
+
+  template <typename T>
+  void operator()(std::vector<T>* values) const {
+    *values = file.read<T>(name, shape);
+  }
+  void operator()(std::vector<TrellisTaps>* all) const {
+    const std::vector<float> thetas = file.read<float>(name, shape);
+    auto next = thetas.begin();
+    for (TrellisTaps& taps : *all) {
+      const auto count = taps.bits * (taps.memory + 1);
+      taps.theta.assign(next, next + count);
+      next += count;
+    }
+  }
+};
 
 class Reader {
  public:
@@ -80,36 +81,12 @@ class Reader {
 
   TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, Side side) {
     TensorPlan plan = plan_of(json, layer, side);
-    const auto [heads, dim] = extents(geometry, plan.rotation, side);
-    if (plan.rotation.kind == RotationKind::dense)
-      plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
-    const Json& rotation = json.at("rotation");
-    if (rotation.value("inverse", false))
-      plan.rotation.inverse = floats(tensor_name(layer, side, "inverse"), {heads, dim, dim});
-    if (rotation.value("channel_scale", false))
-      plan.rotation.channel_scale = floats(tensor_name(layer, side, "channel_scale"), {heads, dim});
-    if (rotation.value("eigenbasis", false)) {
-      plan.rotation.eigenbasis = floats(tensor_name(layer, side, "eigenbasis"), {heads, dim, dim});
-      plan.rotation.spectrum = floats(tensor_name(layer, side, "spectrum"), {heads, dim});
+    check_inertia(plan, layer, geometry, side);
+    for (const auto& tensor : tensors_of(plan, announced_tensors(json), geometry, side)) {
+      const std::string name = tensor_name(layer, side, tensor.name);
+      unread_.erase(name);
+      std::visit(ReadValues{file_, name, tensor.shape}, tensor.values);
     }
-    if (rotation.value("signs", false)) {
-      plan.rotation.signs = numbers<std::int8_t>(tensor_name(layer, side, "hadamard_signs"), {heads, dim});
-    }
-    if (json.at("center").get<bool>()) plan.center = floats(tensor_name(layer, side, "center"), {heads, dim});
-    if (plan.centroids) {
-      plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
-      if (plan.centroids->inertia.size() != static_cast<std::size_t>(heads))
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(),
-                                layer, name(side), heads, plan.centroids->inertia.size())};
-    }
-    if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
-    if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
-      for (auto& [bits, table] : codebook->tables)
-        table = floats(tensor_name(layer, side, fmt::format("codebook.{}", bits).c_str()),
-                       table_shape(*codebook, bits, heads));
-    if (auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
-      read_taps(*trellis, tensor_name(layer, side, "trellis"));
     return plan;
   }
 
@@ -138,33 +115,13 @@ class Reader {
     }
   }
 
-  void read_allocation(BitAllocation& a, int layer, Side side, std::int64_t heads, std::int64_t dim) {
-    a.channel_bits = numbers<std::uint8_t>(tensor_name(layer, side, "channel_bits"), {heads, dim});
-    a.channel_order = numbers<std::uint16_t>(tensor_name(layer, side, "channel_order"), {heads, dim});
-    if (a.unit != "rope_block") return;
-    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
-    a.block_bits = numbers<std::uint8_t>(tensor_name(layer, side, "block_bits"), {heads, blocks});
-    a.block_energy = floats(tensor_name(layer, side, "block_energy"), {heads, blocks});
-  }
-
-  void read_taps(TrellisCoder& coder, const std::string& name) {
-    std::int64_t total = 0;
-    for (const TrellisTaps& taps : coder.taps) total += taps.bits * (taps.memory + 1);
-    const std::vector<float> theta = floats(name, {total});
-    auto next = theta.begin();
-    for (TrellisTaps& taps : coder.taps) {
-      taps.theta.assign(next, next + taps.bits * (taps.memory + 1));
-      next += taps.bits * (taps.memory + 1);
-    }
-  }
-
-  template <typename T>
-  std::vector<T> numbers(const std::string& name, const std::vector<std::int64_t>& shape) {
-    unread_.erase(name);
-    return file_.read<T>(name, shape);
-  }
-  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) {
-    return numbers<float>(name, shape);
+  void check_inertia(const TensorPlan& plan, int layer, const LayerGeometry& geometry, Side side) const {
+    if (!plan.centroids) return;
+    const auto heads = static_cast<std::size_t>(plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads);
+    if (plan.centroids->inertia.size() != heads)
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(), layer,
+                              name(side), heads, plan.centroids->inertia.size())};
   }
 
   const SafetensorsFile& file_;
