@@ -32,7 +32,7 @@ std::string flag_for(const Options& options, Side side) {
 
 /// Whether the side's rows are coded as they were rotated, though they need not be.
 bool lacks_transform(const TensorPlan& plan, const Options& options, Side side) {
-  return !plan.transform && !options.choose_transform && !std::holds_alternative<ExactCoder>(plan.coder) &&
+  return !plan.transform && !options.choose_transform && !is_exact(plan.coder) &&
          possible_transform(options, side) != nullptr;
 }
 

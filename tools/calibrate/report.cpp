@@ -19,9 +19,7 @@ std::string clip_text(const TensorPlan& plan) {
   return fmt::format("{:.2f}-{:.2f}", *lo, *hi);
 }
 
-std::string bits_text(const Coder& coder) {
-  return std::holds_alternative<ExactCoder>(coder) ? "exact" : std::to_string(code_bits(coder));
-}
+std::string bits_text(const Coder& coder) { return is_exact(coder) ? "exact" : std::to_string(code_bits(coder)); }
 
 std::string recipe_text(const TensorPlan& plan) {
   return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe;

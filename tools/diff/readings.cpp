@@ -81,18 +81,31 @@ void compare_geometry(Facts& facts, const std::string& where, const LayerGeometr
   if (a.rope.inv_freq != b.rope.inv_freq) facts.compare<std::string>(where + " rope_inv_freq", "one", "another");
 }
 
+/// What a coder says between its name and its group size, and behind its scales.
+struct CoderExtras {
+  bool mixed;
+  std::pair<std::string, std::string> operator()(const ExactCoder&) const { return {}; }
+  std::pair<std::string, std::string> operator()(const UniformCoder& coder) const {
+    return {"", coder.levels == UniformLevels::affine ? fmt::format(" zero {}", to_string(coder.zero)) : ""};
+  }
+  std::pair<std::string, std::string> operator()(const CodebookCoder&) const { return {}; }
+  std::pair<std::string, std::string> operator()(const TrellisCoder& coder) const {
+    std::string memories;
+    if (!mixed)
+      for (const TrellisTaps& taps : coder.taps) memories += fmt::format(" m{}", taps.memory);
+    return {memories, ""};
+  }
+};
+
 std::string coder_text(const TensorPlan& plan) {
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return "exact";
+  if (is_exact(plan.coder)) return "exact";
+  const bool mixed = plan.allocation.has_value();
+  const auto [memories, zero] = std::visit(CoderExtras{mixed}, plan.coder);
   std::string text =
-      plan.allocation ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
-  text += fmt::format(" {}", coder_name(plan.coder));
-  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
-    for (const TrellisTaps& taps : trellis->taps)
-      if (!plan.allocation) text += fmt::format(" m{}", taps.memory);
-  if (!plan.allocation) text += fmt::format(" g{}", group_size(plan.coder));
-  text += fmt::format(" {} {}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)));
-  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && uniform->levels == UniformLevels::affine)
-    text += fmt::format(" zero {}", to_string(uniform->zero));
+      mixed ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
+  text += fmt::format(" {}{}", coder_name(plan.coder), memories);
+  if (!mixed) text += fmt::format(" g{}", group_size(plan.coder));
+  text += fmt::format(" {} {}{}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)), zero);
   if (!plan.center.empty()) text += " centred";
   if (plan.centroids)
     text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "",

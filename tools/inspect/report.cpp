@@ -33,9 +33,17 @@ struct CoderName {
   }
 };
 
+/// What is said of tables that were made from data.
+struct TableSource {
+  const char* operator()(const ExactCoder&) const { return ""; }
+  const char* operator()(const UniformCoder&) const { return ""; }
+  const char* operator()(const CodebookCoder& coder) const { return coder.fitted ? " fitted" : ""; }
+  const char* operator()(const TrellisCoder&) const { return ""; }
+};
+
 std::string codes_text(const TensorPlan& plan) {
   const std::string name = std::visit(CoderName{}, plan.coder);
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return name;
+  if (is_exact(plan.coder)) return name;
   if (plan.allocation) return fmt::format("mixed {} {:.2f}b", name, mean_code_bits(plan));
   return fmt::format("{}-bit {} g{}", code_bits(plan.coder), name, group_size(plan.coder));
 }
@@ -232,7 +240,7 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, Side s
 
 std::string coder_text(const TensorPlan& plan) {
   std::string text = codes_text(plan);
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder); codebook && codebook->fitted) text += " fitted";
+  text += std::visit(TableSource{}, plan.coder);
   if (plan.centroids) text += fmt::format(" km{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "");
   return text;
 }

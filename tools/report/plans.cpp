@@ -21,8 +21,7 @@ namespace {
 WidthSlice slice_of(const TensorPlan& plan, int layer) {
   WidthSlice slice{.place = std::to_string(layer)};
   if (!plan.allocation) {
-    slice.share[std::holds_alternative<ExactCoder>(plan.coder) ? kExactWidth
-                                                               : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
+    slice.share[is_exact(plan.coder) ? kExactWidth : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
     return slice;
   }
   const WidthHistogram counts = width_histogram(plan.allocation->channel_bits);
