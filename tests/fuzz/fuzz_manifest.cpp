@@ -38,14 +38,15 @@ void fit_claims(fuzz::ContainerText& parts) {
   try {
     Json manifest = parse_json(parts.manifest, "fuzz");
     for (Json& layer : manifest.at("layers"))
-      for (const char* side : {"k", "v"}) {
+      for (const Side which : kSides) {
+        const char* const side = name(which);
         if (!layer.contains(side) || !layer.at(side).contains("allocation") ||
             layer.at(side).at("allocation").at("row_bytes") != 0)
           continue;
         const Json& offsets =
             parts.tensors.at(fmt::format("layers.{}.{}.channel_bits", fuzz::natural(layer.at("layer")), side))
                 .at("data_offsets");
-        const int dim = fuzz::natural(layer.at("geometry").at(*side == 'k' ? "head_dim" : "v_head_dim"));
+        const int dim = fuzz::natural(layer.at("geometry").at(which == Side::k ? "head_dim" : "v_head_dim"));
         const auto begin = static_cast<std::size_t>(fuzz::natural(offsets.at(0))),
                    end = static_cast<std::size_t>(fuzz::natural(offsets.at(1)));
         if (dim > 0 && begin <= end && end <= parts.data.size())
@@ -78,7 +79,7 @@ void code_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
   if (dim > kMostChannels || num_kv_heads > kMostHeads) return;
   std::vector<float> x = wave(static_cast<std::size_t>(num_kv_heads) * 2 * static_cast<std::size_t>(dim));
   reconstruct_heads(plan, num_kv_heads, x, dim);
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return;
+  if (is_exact(plan.coder)) return;
   for (int head = 0; head < num_kv_heads; ++head)
     for (const auto fill : {std::byte{0x00}, std::byte{0xff}, std::byte{0x5a}}) unpack_anything(plan, head, dim, fill);
 }

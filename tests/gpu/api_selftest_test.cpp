@@ -147,16 +147,16 @@ TEST_CASE("A damaged golden byte fails in fp16 too", "[runtime][gpu][api][emulat
 
 TEST_CASE("One damaged golden byte of a firm row fails, and says where", "[runtime][gpu][api][emulated]") {
   for (const int layer : {0, 1, 2, 3, 4, 5})
-    for (const bool value : {false, true}) {
+    for (const Side which : kSides) {
       Artifact artifact = first_layers(6);
-      GoldenSide& side = value ? artifact.golden[layer].v : artifact.golden[layer].k;
+      GoldenSide& side = which == Side::v ? artifact.golden[layer].v : artifact.golden[layer].k;
       const std::size_t row = firm_row(side), row_size = side.bytes.size() / side.firm.size();
       side.bytes[row * row_size + 5] ^= 0x40;
       const Outcome outcome = selftest(artifact);
-      CAPTURE(layer, value, outcome.message);
+      CAPTURE(layer, name(which), outcome.message);
       CHECK(outcome.status == KVQ_MISMATCH);
       CHECK_THAT(outcome.message, Contains("layer " + std::to_string(layer)) &&
-                                      Contains(std::string(value ? "v" : "k") + " of token " + std::to_string(row / 4) +
+                                      Contains(std::string(name(which)) + " of token " + std::to_string(row / 4) +
                                                " head " + std::to_string(row % 4)));
       for (const kvq_selftest_layer& result : outcome.layers) {
         CHECK((result.status == KVQ_MISMATCH) == (result.layer == layer));

@@ -457,11 +457,11 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
     d.k = k.get(), d.v = v.get();
     expect_ok(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error), error);
     std::vector<std::uint16_t> rows(kPrefix * 512);
-    for (const bool value : {false, true}) {
-      to_host<std::uint16_t>(value ? v : k, rows, nullptr);
+    for (const Side side : kSides) {
+      to_host<std::uint16_t>(side == Side::v ? v : k, rows, nullptr);
       std::vector<double> wanted;
       for (int t = 0; t < kPrefix; ++t) {
-        const ExpectedRow& row = (value ? expected.v : expected.k)[static_cast<std::size_t>(t)];
+        const ExpectedRow& row = (side == Side::v ? expected.v : expected.k)[static_cast<std::size_t>(t)];
         const bool exact = t < windows.sink_tokens || t >= kPrefix - windows.recent_tokens;
         wanted.insert(wanted.end(), (exact ? row.exact : row.coded).begin(), (exact ? row.exact : row.coded).end());
       }

@@ -319,18 +319,18 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
     const int first = c.first.empty() ? 0 : c.first[b], last = c.last.empty() ? cache.lengths[b] : c.last[b];
     indptr.push_back(indptr.back() + std::max(0, last - first));
   }
-  const auto stride_of = [&](bool value) {
-    return std::int64_t{heads} * (value ? variant.v : variant.k).head_dim + c.gap;
+  const auto stride_of = [&](Side side) {
+    return std::int64_t{heads} * (side == Side::v ? variant.v : variant.k).head_dim + c.gap;
   };
-  const auto count_of = [&](bool value) { return static_cast<std::size_t>((indptr.back() + 3) * stride_of(value)); };
-  auto* k = arena.take<unsigned short>(count_of(false), 0xFF);
-  auto* v = arena.take<unsigned short>(count_of(true), 0xFF);
+  const auto count_of = [&](Side side) { return static_cast<std::size_t>((indptr.back() + 3) * stride_of(side)); };
+  auto* k = arena.take<unsigned short>(count_of(Side::k), 0xFF);
+  auto* v = arena.take<unsigned short>(count_of(Side::v), 0xFF);
   DequantizeParams p;
   p.cache = made.cache;
   if (!c.first.empty()) p.first = arena.put(c.first);
   if (!c.last.empty()) p.last = arena.put(c.last);
   p.out_indptr = arena.put(indptr);
-  p.k = k, p.v = v, p.k_stride = stride_of(false), p.v_stride = stride_of(true);
+  p.k = k, p.v = v, p.k_stride = stride_of(Side::k), p.v_stride = stride_of(Side::v);
   DequantizeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) status = check_dequantize(variant, p);
@@ -342,9 +342,10 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
     return outcome;
   }
   const Rows truth = rows_of(made);
-  for (const bool value : {false, true}) {
-    const std::size_t count = count_of(value);
-    const std::int64_t stride = stride_of(value);
+  for (const Side side : kSides) {
+    const bool value = side == Side::v;
+    const std::size_t count = count_of(side);
+    const std::int64_t stride = stride_of(side);
     const int dim = (value ? variant.v : variant.k).head_dim;
     const std::vector<unsigned short> found = get(value ? v : k, count);
     std::vector<bool> written(count);

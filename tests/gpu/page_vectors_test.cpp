@@ -26,23 +26,21 @@ using namespace kvq::test;
 
 namespace {
 
-constexpr CacheSide kSides[] = {CacheSide::k, CacheSide::v};
-
 /// Sides of a kernel that have the format of a vector's.
 struct Fit {
   bool k = false, v = false;
   bool any() const { return k || v; }
-  bool of(CacheSide side) const { return side == CacheSide::v ? v : k; }
+  bool of(Side side) const { return side == Side::v ? v : k; }
 };
 
 template <typename Variant>
 Fit fit_of(const Variant& variant, const PageVector& vector) {
-  const auto fits = [&](const TileSide& side, bool bfloat, const TileSide& wanted, CacheSide which) {
+  const auto fits = [&](const TileSide& side, bool bfloat, const TileSide& wanted, Side which) {
     return same_format(side, wanted) &&
            (side.exact() || bfloat == (scale_type(vector.side(which).coder) == ScaleType::bf16));
   };
-  return {fits(variant.k, variant.k_bfloat, vector.pages.k, CacheSide::k),
-          fits(variant.v, variant.v_bfloat, vector.pages.v, CacheSide::v)};
+  return {fits(variant.k, variant.k_bfloat, vector.pages.k, Side::k),
+          fits(variant.v, variant.v_bfloat, vector.pages.v, Side::v)};
 }
 
 template <typename Variant>
@@ -50,17 +48,17 @@ PageLayout layout_of(const Variant& variant, const PageVector& vector) {
   return {variant.k, variant.v, vector.pages.num_kv_heads, vector.pages.page_size};
 }
 
-const TileSide& tile_of(const PageLayout& layout, CacheSide side) { return side == CacheSide::v ? layout.v : layout.k; }
+const TileSide& tile_of(const PageLayout& layout, Side side) { return side == Side::v ? layout.v : layout.k; }
 
 using Bytes = std::vector<std::byte>;
 
 /// Calls `take(tile in `from`, tile in `to`, bytes)` for all tiles of one side.
 template <typename Take>
-void for_each_tile(CacheSide side, const PageLayout& from, const PageLayout& to, Take take) {
+void for_each_tile(Side side, const PageLayout& from, const PageLayout& to, Take take) {
   for (int head = 0; head < from.num_kv_heads; ++head)
     for (int slot = 0; slot < from.page_size; slot += kTileTokens)
-      take(static_cast<std::size_t>(side == CacheSide::v ? from.value_tile(head, slot) : from.key_tile(head, slot)),
-           static_cast<std::size_t>(side == CacheSide::v ? to.value_tile(head, slot) : to.key_tile(head, slot)));
+      take(static_cast<std::size_t>(side == Side::v ? from.value_tile(head, slot) : from.key_tile(head, slot)),
+           static_cast<std::size_t>(side == Side::v ? to.value_tile(head, slot) : to.key_tile(head, slot)));
 }
 
 /// A page of a kernel's format with the tiles that fit, all else zero.
@@ -68,7 +66,7 @@ template <typename Variant>
 Bytes page_for(const Variant& variant, const PageVector& vector, const Fit& fit) {
   const PageLayout layout = layout_of(variant, vector);
   Bytes page(static_cast<std::size_t>(layout.page_bytes()), std::byte{0});
-  for (const CacheSide side : kSides)
+  for (const Side side : kSides)
     if (fit.of(side))
       for_each_tile(side, vector.pages, layout, [&](std::size_t from, std::size_t to) {
         std::copy_n(vector.bytes.begin() + static_cast<std::ptrdiff_t>(from), tile_of(layout, side).bytes(),
@@ -141,7 +139,7 @@ std::map<int, std::vector<const PageVector::Row*>> tokens_of(const PageVector& v
 
 void check_tiles(const PageVector& vector, const Fit& fit, const PageLayout& layout, const Bytes& found,
                  const Bytes& expected, bool numbers) {
-  for (const CacheSide side : kSides) {
+  for (const Side side : kSides) {
     if (!fit.of(side)) continue;
     const TileSide& tile = tile_of(layout, side);
     bool equal = true;
@@ -151,7 +149,7 @@ void check_tiles(const PageVector& vector, const Fit& fit, const PageLayout& lay
                                   found.begin() + static_cast<std::ptrdiff_t>(at + bytes),
                                   expected.begin() + static_cast<std::ptrdiff_t>(at));
     });
-    INFO((side == CacheSide::v ? "values" : "keys") << " of " << vector.rows.size() << " rows");
+    INFO(plural(side) << " of " << vector.rows.size() << " rows");
     CHECK(equal);
   }
 }
@@ -192,7 +190,7 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
     call.center_k.assign(heads * dim, 0.0f), call.center_v.assign(heads * dim, 0.0f);
     for (const PageVector::Row* row : token) {
       const std::vector<float> x = row_values(vector, *row);
-      float* center = (row->side == CacheSide::v ? call.center_v : call.center_k).data();
+      float* center = (row->side == Side::v ? call.center_v : call.center_k).data();
       for (std::size_t i = 0; i < dim; ++i) center[static_cast<std::size_t>(row->head) * dim + i] = -x[i];
     }
     write(variant, call, page, no_windows);
@@ -206,8 +204,8 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
     call.slots.push_back(written[t].first);
     for (const PageVector::Row* row : written[t].second) {
       const TileSide& side = tile_of(layout, row->side);
-      std::uint16_t* to = (row->side == CacheSide::v ? call.v : call.k).data() +
-                          (t * heads + static_cast<std::size_t>(row->head)) * dim;
+      std::uint16_t* to =
+          (row->side == Side::v ? call.v : call.k).data() + (t * heads + static_cast<std::size_t>(row->head)) * dim;
       for (std::size_t i = 0; i < dim; ++i) {
         const int code = row->codes[i], levels = (1 << side.bits) - 1;
         to[i] = to_16_bits(static_cast<float>(side.numbers == 1 ? 2 * code - levels : code), variant.bf16);
@@ -263,9 +261,9 @@ struct Dequantized {
     REQUIRE(variant.run(launch, p, nullptr).ok());
     to_host<std::uint16_t>(out_k, k, nullptr), to_host<std::uint16_t>(out_v, v, nullptr);
   }
-  float at(CacheSide side, int token, int head, int channel) const {
-    return from_16_bits(
-        (side == CacheSide::v ? v : k)[static_cast<std::size_t>((token * heads + head) * dim + channel)], bf16);
+  float at(Side side, int token, int head, int channel) const {
+    return from_16_bits((side == Side::v ? v : k)[static_cast<std::size_t>((token * heads + head) * dim + channel)],
+                        bf16);
   }
   bool bf16;
   int heads, dim;
@@ -324,7 +322,7 @@ void check_decode_pages(const DecodeVariant& variant, const PageVector& vector, 
     std::vector<double> scores(static_cast<std::size_t>(length), 0.0), sum(static_cast<std::size_t>(dim), 0.0);
     const auto place = [&](int c) { return static_cast<std::size_t>(head * dim + c); };
     for (const PageVector::Row& row : vector.rows)
-      if (row.head == head && row.side == CacheSide::k && fit.k) {
+      if (row.head == head && row.side == Side::k && fit.k) {
         const std::vector<float> x = row_values(vector, row);
         for (int c = 0; c < dim; ++c)
           scores[static_cast<std::size_t>(row.place)] += static_cast<double>(x[static_cast<std::size_t>(c)]) *
@@ -334,7 +332,7 @@ void check_decode_pages(const DecodeVariant& variant, const PageVector& vector, 
     double total = 0.0;
     for (const double score : scores) total += std::exp(score);
     for (const PageVector::Row& row : vector.rows)
-      if (row.head == head && row.side == CacheSide::v && fit.v) {
+      if (row.head == head && row.side == Side::v && fit.v) {
         const std::vector<float> x = row_values(vector, row);
         const double weight = std::exp(scores[static_cast<std::size_t>(row.place)]) / total;
         for (int c = 0; c < dim; ++c)
@@ -385,7 +383,7 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
     if (position >= vector.sink_tokens) recent = std::max(recent, length - position);
     for (const PageVector::Row* row : rows)
       std::copy(row->exact.begin(), row->exact.end(),
-                (row->side == CacheSide::v ? call.v : call.k).begin() +
+                (row->side == Side::v ? call.v : call.k).begin() +
                     static_cast<std::ptrdiff_t>((t * heads + static_cast<std::size_t>(row->head)) * dim));
     ++t;
   }

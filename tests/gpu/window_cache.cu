@@ -132,18 +132,19 @@ StepResult run_step_case(const StepCase& c) {
   return memory.result();
 }
 
-TensorPlan cache_plan(const CacheCase& c, bool value) {
-  const TileSide& side = value ? c.write->v : c.write->k;
+TensorPlan cache_plan(const CacheCase& c, Side side) {
+  const bool value = side == Side::v;
+  const TileSide& format = value ? c.write->v : c.write->k;
   TensorPlan plan;
   plan.center = c.center;
   if (c.order > 1) plan.rotation = {.kind = RotationKind::block_hadamard, .order = c.order};
   if (!c.matrix.empty())
     plan.rotation = {.kind = RotationKind::dense, .scope = Scope::layer, .matrix = c.matrix, .inverse = c.inverse};
   plan.rotation.channel_scale = c.scale;
-  if (side.exact()) return plan;
+  if (format.exact()) return plan;
   UniformCoder coder;
-  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
-  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.bits = format.bits, coder.group_size = format.group_size, coder.rule = value ? c.rule_v : c.rule_k;
+  coder.levels = format.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
   coder.scale_type = (value ? c.write->v_bfloat : c.write->k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
   plan.coder = coder;
   if (coder.rule == ScaleRule::minmax) plan.clip_ratio = c.clip;
@@ -192,19 +193,19 @@ struct WindowCache::Device {
     const auto batch = c.step.page_tables.size(), heads = static_cast<std::size_t>(c.num_kv_heads),
                channels = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(c.max_tokens) * heads;
     center = Buffer<float>(c.center);
-    rotated_center = Buffer<float>(kvq::rotated_center(cache_plan(c, false), c.num_kv_heads, dim));
+    rotated_center = Buffer<float>(kvq::rotated_center(cache_plan(c, Side::k), c.num_kv_heads, dim));
     if (!c.matrix.empty()) {
       std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(dim)));
       check(pack_rotations(c.matrix, dim, c.write->bf16, packed));
       rotation = Buffer<std::byte>(packed);
     }
     if (!c.scale.empty()) {
-      const WriteFactors before = kvq::write_factors(cache_plan(c, false).rotation, dim, c.write->bf16);
+      const WriteFactors before = kvq::write_factors(cache_plan(c, Side::k).rotation, dim, c.write->bf16);
       write_factors = Buffer<std::uint16_t>(before.factors), units = Buffer<float>(before.units);
-      read_factors = Buffer<float>(kvq::read_factors(cache_plan(c, false).rotation));
+      read_factors = Buffer<float>(kvq::read_factors(cache_plan(c, Side::k).rotation));
     }
-    for (const bool v : {false, true})
-      clip_ranks[v] = Buffer<std::int32_t>(kvq::clip_ranks(cache_plan(c, v), c.num_kv_heads, dim));
+    for (const Side side : kSides)
+      clip_ranks[index(side)] = Buffer<std::int32_t>(kvq::clip_ranks(cache_plan(c, side), c.num_kv_heads, dim));
     std::vector<DemoteLayer> demote;
     for (int l = 0; l < c.num_layers; ++l) {
       pages.emplace_back(static_cast<std::size_t>(c.num_pages * page_stride));

@@ -52,7 +52,7 @@ struct CacheCase {
 };
 
 /// The codec's words for one side of a cache.
-TensorPlan cache_plan(const CacheCase& c, bool value);
+TensorPlan cache_plan(const CacheCase& c, Side side);
 
 /// Bits of decode's result in one layer, and how far it is from plain loops.
 struct DecodeResult {

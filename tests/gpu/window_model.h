@@ -97,10 +97,11 @@ class WindowModel {
  public:
   WindowModel(const CacheCase& c, unsigned name_seed) : c_(c), cache_(c), next_(std::uint64_t{name_seed} << 20) {
     tokens_.resize(c.step.page_tables.size());
-    for (const bool v : {false, true}) {
-      const TileSide& side = v ? c.write->v : c.write->k;
-      plans_[v] = cache_plan(c, v);
-      for (int head = 0; head < c.num_kv_heads; ++head) codecs_[v].emplace_back(plans_[v], head, side.head_dim);
+    for (const Side side : kSides) {
+      const int dim = (side == Side::v ? c.write->v : c.write->k).head_dim;
+      TensorPlan& plan = plans_[index(side)];
+      plan = cache_plan(c, side);
+      for (int head = 0; head < c.num_kv_heads; ++head) codecs_[index(side)].emplace_back(plan, head, dim);
     }
   }
 
@@ -151,13 +152,13 @@ class WindowModel {
       if (!stray.empty()) return stray;
       for (std::size_t b = 0; b < tokens_.size(); ++b)
         for (int p = 0; p < length(b); ++p)
-          for (const CacheSide side : {CacheSide::k, CacheSide::v})
+          for (const Side side : kSides)
             for (int head = 0; head < c_.num_kv_heads; ++head) {
               const std::string wrong = row_fault(pages, windows, layer, b, p, side, head);
               if (!wrong.empty())
                 return "layer " + std::to_string(layer) + " sequence " + std::to_string(b) + " of " +
                        std::to_string(length(b)) + " position " + std::to_string(p) + " head " + std::to_string(head) +
-                       (side == CacheSide::k ? " k: " : " v: ") + wrong;
+                       (side == Side::k ? " k: " : " v: ") + wrong;
             }
       if (!c_.decode) continue;
       const DecodeResult result = cache_.decoded(layer);
@@ -175,7 +176,7 @@ class WindowModel {
       const std::vector<std::byte> pages = cache_.pages(layer), windows = cache_.windows(layer);
       for (std::size_t b = 0; b < tokens_.size(); ++b)
         for (int p = 0; p < length(b); ++p)
-          for (const CacheSide side : {CacheSide::k, CacheSide::v})
+          for (const Side side : kSides)
             for (int head = 0; head < c_.num_kv_heads; ++head) {
               const Found found = find(pages, windows, b, p, side, head);
               all.insert(all.end(), found.row.begin(), found.row.end());
@@ -224,8 +225,8 @@ class WindowModel {
   }
   bool exact(std::size_t b, int p) const { return p < c_.step.sink_tokens || p >= length(b) - c_.step.recent_tokens; }
   Found find(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows, std::size_t b, int p,
-             CacheSide which, int head) const {
-    const bool v = which == CacheSide::v;
+             Side which, int head) const {
+    const bool v = which == Side::v;
     const TileSide& side = v ? c_.write->v : c_.write->k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
     Found found;
@@ -255,8 +256,8 @@ class WindowModel {
   }
 
   std::string row_fault(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows, int layer,
-                        std::size_t b, int p, CacheSide which, int head) {
-    const bool v = which == CacheSide::v;
+                        std::size_t b, int p, Side which, int head) {
+    const bool v = which == Side::v;
     const TileSide& side = v ? c_.write->v : c_.write->k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
     Token& token = tokens_[b][static_cast<std::size_t>(p)];
@@ -268,8 +269,8 @@ class WindowModel {
         x[static_cast<std::size_t>(i)] =
             from_16_bits(bits_of(token.name, layer, head, v, i, c_.write->bf16), c_.write->bf16);
       known.rotated.resize(dim);
-      rotate_row(plans_[v], head, x, known.rotated);
-      known.size = term_size(plans_[v].rotation, head, x, known.rotated);
+      rotate_row(plans_[index(which)], head, x, known.rotated);
+      known.size = term_size(plans_[index(which)].rotation, head, x, known.rotated);
     }
     if (!found.row.empty()) {
       // The codec's order of sums is another, so that a rotated row may round to the other neighbour.
@@ -288,8 +289,8 @@ class WindowModel {
     if (token.demoted && known.window.empty()) return "demoted, but never seen in the windows";
     if (known.codes.empty() || known.from_window != token.demoted) {
       known.from_window = token.demoted, known.codes.resize(dim), known.numbers.resize(found.numbers.size());
-      codecs_[v][static_cast<std::size_t>(head)].encode(token.demoted ? known.window : known.rotated, known.codes,
-                                                        known.numbers);
+      codecs_[index(which)][static_cast<std::size_t>(head)].encode(token.demoted ? known.window : known.rotated,
+                                                                   known.codes, known.numbers);
     }
     const auto& codes = known.codes;
     const auto& numbers = known.numbers;

@@ -43,8 +43,9 @@ std::uint16_t to_16_bits(float x, bool bf16) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
 }
 
-TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool value) {
-  const TileSide& side = value ? variant.v : variant.k;
+TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side) {
+  const bool value = side == Side::v;
+  const TileSide& format = value ? variant.v : variant.k;
   TensorPlan plan;
   plan.center = value ? c.center_v : c.center_k;
   const int order = value ? c.order_v : c.order_k;
@@ -53,13 +54,13 @@ TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool valu
   if (!matrix.empty()) {
     plan.rotation = {.kind = RotationKind::dense, .matrix = matrix};
     plan.rotation.inverse = value ? c.inverse_v : c.inverse_k;
-    if (static_cast<int>(matrix.size()) == side.head_dim * side.head_dim) plan.rotation.scope = Scope::layer;
+    if (static_cast<int>(matrix.size()) == format.head_dim * format.head_dim) plan.rotation.scope = Scope::layer;
   }
   plan.rotation.channel_scale = value ? c.scale_v : c.scale_k;
-  if (side.exact()) return plan;
+  if (format.exact()) return plan;
   UniformCoder coder;
-  coder.bits = side.bits, coder.group_size = side.group_size, coder.rule = value ? c.rule_v : c.rule_k;
-  coder.levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
+  coder.bits = format.bits, coder.group_size = format.group_size, coder.rule = value ? c.rule_v : c.rule_k;
+  coder.levels = format.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
   coder.scale_type = (value ? variant.v_bfloat : variant.k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
   plan.coder = coder;
   if (coder.rule == ScaleRule::minmax) plan.clip_ratio = value ? c.clip_v : c.clip_k;
@@ -70,11 +71,11 @@ namespace {
 
 /// What a side of a call points to.
 struct SideOnDevice {
-  SideOnDevice(const WriteVariant& variant, const WriteCase& c, bool value)
-      : plan(write_plan(variant, c, value)),
-        dim((value ? variant.v : variant.k).head_dim),
-        order(value ? c.order_v : c.order_k),
-        rows(value ? c.v : c.k),
+  SideOnDevice(const WriteVariant& variant, const WriteCase& c, Side side)
+      : plan(write_plan(variant, c, side)),
+        dim((side == Side::v ? variant.v : variant.k).head_dim),
+        order(side == Side::v ? c.order_v : c.order_k),
+        rows(side == Side::v ? c.v : c.k),
         center(rotated_center(plan, c.num_kv_heads, dim)),
         signs(plan.rotation.channel_scale.empty() ? plan.rotation.signs : std::vector<std::int8_t>{}),
         before(write_factors(plan.rotation, dim, variant.bf16)),
@@ -132,7 +133,7 @@ struct SideOnDevice {
 
 std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCase& c,
                                       const std::vector<std::byte>& before) {
-  const SideOnDevice k(variant, c, false), v(variant, c, true);
+  const SideOnDevice k(variant, c, Side::k), v(variant, c, Side::v);
   const OnDevice<std::int64_t> slots(c.slot_mapping);
   const OnDevice<std::byte> pages(before);
   WriteParams p;

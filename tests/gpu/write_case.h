@@ -26,7 +26,7 @@ struct WriteCase {
 };
 
 /// The codec's words for one side.
-TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, bool value);
+TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side);
 
 /// Writes them into pages that hold `before`. @return  the pages
 /// @throws std::runtime_error for a status or a CUDA error

@@ -17,7 +17,7 @@ namespace {
 
 /// One row as the codec codes it, and where it goes.
 struct ExpectedRow {
-  CacheSide side;
+  Side side;
   int head, token, page, slot;
   ScaleType type;
   std::vector<float> rotated, numbers;
@@ -45,12 +45,12 @@ namespace {
 
 void for_each_row(const WriteVariant& variant, const WriteCase& c,
                   const std::function<void(const ExpectedRow&)>& take) {
-  for (const CacheSide which : {CacheSide::k, CacheSide::v}) {
-    const bool value = which == CacheSide::v;
+  for (const Side which : kSides) {
+    const bool value = which == Side::v;
     const TileSide& side = value ? variant.v : variant.k;
     const std::vector<std::uint16_t>& all = value ? c.v : c.k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
-    const TensorPlan plan = write_plan(variant, c, value);
+    const TensorPlan plan = write_plan(variant, c, which);
     for (int head = 0; head < c.num_kv_heads; ++head) {
       const RowCodec codec(plan, head, side.head_dim);
       for (int token = 0; token < c.num_tokens; ++token) {
@@ -98,7 +98,7 @@ Difference compare_bytes(const WriteVariant& variant, const WriteCase& c) {
   const std::vector<std::byte> found = run_write_case(variant, c, before);
   for_each_row(variant, c, [&](const ExpectedRow& row) {
     const auto page = std::span(expected).subspan(static_cast<std::size_t>(row.page) * page_bytes, page_bytes);
-    if ((row.side == CacheSide::k ? variant.k : variant.v).exact())
+    if ((row.side == Side::k ? variant.k : variant.v).exact())
       store_page_row(layout, row.side, row.head, row.slot, row.rotated, page);
     else
       store_page_row(layout, row.side, row.type, row.head, row.slot, row.codes, row.numbers, page);
@@ -118,16 +118,16 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
   Difference difference;
   for_each_row(variant, c, [&](const ExpectedRow& row) {
     const auto page = std::span(found).subspan(static_cast<std::size_t>(row.page) * page_bytes, page_bytes);
-    const std::string name = (row.side == CacheSide::k ? "key of token " : "value of token ") +
-                             std::to_string(row.token) + " head " + std::to_string(row.head);
+    const std::string name = (row.side == Side::k ? "key of token " : "value of token ") + std::to_string(row.token) +
+                             " head " + std::to_string(row.head);
     ++difference.rows;
-    const TileSide& side = row.side == CacheSide::k ? variant.k : variant.v;
+    const TileSide& side = row.side == Side::k ? variant.k : variant.v;
     // One unit of the scale type; and one symmetric code on the other side of an edge changes the refitted scale.
     const float tolerance = side.numbers == 1 ? 0.06f : row.type == ScaleType::bf16 ? 0.008f : 0.001f;
     float most = 0.0f;
     for (const float x : row.rotated) most = std::max(most, std::abs(x));
     if (most > 0.0f) difference.cancelled = std::max(difference.cancelled, row.size / static_cast<double>(most));
-    if ((row.side == CacheSide::k ? variant.k : variant.v).exact()) {
+    if ((row.side == Side::k ? variant.k : variant.v).exact()) {
       std::vector<float> exact(row.rotated.size());
       load_page_row(layout, row.side, row.head, row.slot, page, exact);
       for (std::size_t i = 0; i < exact.size(); ++i)  // the other neighbour in bfloat16 at most

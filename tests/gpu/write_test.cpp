@@ -324,15 +324,15 @@ TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[run
 }
 
 TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu][emulated]") {
-  const bool value = GENERATE(false, true);
+  const Side side = GENERATE(Side::k, Side::v);
   const int tokens = GENERATE(1, 17, 300);
   for (const WriteVariant* variant : write_variants()) {
-    CAPTURE(variant->name, value, tokens);
+    CAPTURE(variant->name, name(side), tokens);
     const int dim = variant->k.head_dim;
     WriteCase c = random_case(*variant, tokens, 3, 32, 16, false);
-    (value ? c.matrix_v : c.matrix_k) = random_rotations(1, dim, 17);
-    (value ? c.center_v : c.center_k) = random_center(dim, 18);
-    (value ? c.order_k : c.order_v) = 32;
+    (side == Side::v ? c.matrix_v : c.matrix_k) = random_rotations(1, dim, 17);
+    (side == Side::v ? c.center_v : c.center_k) = random_center(dim, 18);
+    (side == Side::v ? c.order_k : c.order_v) = 32;
     if (tokens > 2) c.slot_mapping[1] = -1;
     check_rotated(compare_codes(*variant, c, 0x1p-17));
   }

@@ -165,15 +165,15 @@ Rescaled rescaled(LayerActivations layer, const std::function<Map(std::uint64_t)
 
 /// Error of a plan on all rows of a side, relative, under the metric of queries or of o_proj, in double and with the
 /// codec.
-double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
+double error_of(const LayerStats& stats, const TensorPlan& plan, Side side) {
   double cost = 0.0, energy = 0.0;
   for (int head = 0; head < 2; ++head) {
-    const std::vector<float> rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(head);
+    const std::vector<float> rows = (side == Side::k ? stats.sample.k : stats.sample.v).head(head);
     std::vector<float> seen = rows;
     reconstruct(plan, head, seen, kDim);
-    const Doubles metric = side == 'k' ? mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)))
-                                       : Doubles(stats.o_proj_metric.begin() + head * kDim * kDim,
-                                                 stats.o_proj_metric.begin() + (head + 1) * kDim * kDim);
+    const Doubles metric = side == Side::k ? mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)))
+                                           : Doubles(stats.o_proj_metric.begin() + head * kDim * kDim,
+                                                     stats.o_proj_metric.begin() + (head + 1) * kDim * kDim);
     for (std::size_t t = 0; t < rows.size(); t += kSide)
       for (std::size_t i = 0; i < kSide; ++i)
         for (std::size_t j = 0; j < kSide; ++j) {
@@ -187,11 +187,11 @@ double error_of(const LayerStats& stats, const TensorPlan& plan, char side) {
 
 /// How far apart the rows are that the coder sees, root mean square, relative: x A of one model, x M A' of the other.
 double difference_of_codes(const LayerStats& a_stats, const TensorPlan& a_plan, const LayerStats& b_stats,
-                           const TensorPlan& b_plan, char side, int head) {
-  const std::vector<float> a = (side == 'k' ? a_stats.sample.k : a_stats.sample.v).head(head);
+                           const TensorPlan& b_plan, Side side, int head) {
+  const std::vector<float> a = (side == Side::k ? a_stats.sample.k : a_stats.sample.v).head(head);
   std::vector<float> b(a.size());
   // Equal tokens stand at other places of the sample, since its order follows the rows' bytes.
-  const std::vector<float> stored = (side == 'k' ? b_stats.sample.k : b_stats.sample.v).head(head);
+  const std::vector<float> stored = (side == Side::k ? b_stats.sample.k : b_stats.sample.v).head(head);
   for (std::size_t t = 0; t < a_stats.sample.token.size(); ++t) {
     const auto place = std::find(b_stats.sample.token.begin(), b_stats.sample.token.end(), a_stats.sample.token[t]) -
                        b_stats.sample.token.begin();
@@ -282,10 +282,9 @@ TEST_CASE("Decisions with a transform do not notice how a model is scaled", "[me
         const Rescaled other =
             rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
         const Decided found = decide(other.layer, one.options);
-        for (const char side : {'k', 'v'}) {
-          INFO("side " << side);
-          const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v,
-                           &plan = side == 'k' ? found.plan.k : *found.plan.v;
+        for (const Side side : kSides) {
+          INFO("side " << name(side));
+          const TensorPlan &expected = *base.plan.side(side), &plan = *found.plan.side(side);
           CHECK(plan.clip_ratio == expected.clip_ratio);
           REQUIRE(plan.allocation.has_value() == expected.allocation.has_value());
           if (plan.allocation) CHECK(plan.allocation->channel_bits == expected.allocation->channel_bits);
@@ -318,16 +317,15 @@ TEST_CASE("A diagonal transform does not notice how channels are scaled", "[meth
     INFO("condition number " << condition);
     const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return diagonal_map(condition, draw); });
     const Decided found = decide(other.layer, options);
-    for (const char side : {'k', 'v'}) {
-      INFO("side " << side);
-      const TensorPlan &expected = side == 'k' ? base.plan.k : *base.plan.v,
-                       &plan = side == 'k' ? found.plan.k : *found.plan.v;
+    for (const Side side : kSides) {
+      INFO("side " << name(side));
+      const TensorPlan &expected = *base.plan.side(side), &plan = *found.plan.side(side);
       REQUIRE(plan.rotation.kind == RotationKind::block_hadamard);
       for (std::size_t i = 0; i < 2 * kSide; ++i) {
-        const Map& map = (side == 'k' ? other.k : other.v)[i / kSide];
+        const Map& map = (side == Side::k ? other.k : other.v)[i / kSide];
         CHECK(double{plan.rotation.channel_scale[i]} * map.matrix[i % kSide * (kSide + 1)] ==
               Approx(double{expected.rotation.channel_scale[i]}).epsilon(0x1p-7));
-        if (side == 'k')
+        if (side == Side::k)
           CHECK(plan.rotation.channel_scale[i] ==
                 plan.rotation.channel_scale[i / kSide * kSide + (i + kSide / 2) % kSide]);  // of a rotary pair
       }
@@ -346,7 +344,7 @@ TEST_CASE("Orthogonal rotations do notice, by orders of magnitude", "[methods][p
     for (const double condition : {10.0, 100.0, 1e4}) {
       const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, draw); });
       const Decided found = decide(other.layer, options);
-      const double moved = error_of(found.stats, found.plan.k, 'k') / error_of(base.stats, base.plan.k, 'k');
+      const double moved = error_of(found.stats, found.plan.k, Side::k) / error_of(base.stats, base.plan.k, Side::k);
       CAPTURE(condition, moved);
       CHECK(moved > 2.0 * least);
       least = moved;

@@ -28,19 +28,19 @@ LayerPlan decide_one(const LayerActivations& layer, const Options& options, std:
   return find_method(options.method).decide(MemoryStats({stats_for(layer, options, sample_tokens)}), options, {}).at(0);
 }
 
-double measured_error(const LayerStats& stats, const TensorPlan& plan, char side) {
-  const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+double measured_error(const LayerStats& stats, const TensorPlan& plan, Side side) {
+  const int dim = stats.geometry.dim(side);
   const auto d = static_cast<std::size_t>(dim);
   double cost = 0.0, energy = 0.0;
   for (int head = 0; head < stats.geometry.num_kv_heads; ++head) {
-    const std::vector<float> rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(head);
+    const std::vector<float> rows = (side == Side::k ? stats.sample.k : stats.sample.v).head(head);
     std::vector<float> seen = rows;
     reconstruct(plan, head, seen, dim);
-    const std::vector<float> weights = stats.sample.value_weight.empty() || side == 'k'
+    const std::vector<float> weights = stats.sample.value_weight.empty() || side == Side::k
                                            ? std::vector<float>(rows.size() / d, 1.0f)
                                            : stats.sample.weights(head, stats.geometry.num_kv_heads);
     std::vector<double> metric = std::vector<double>(d * d, 0.0);
-    if (side == 'k')
+    if (side == Side::k)
       metric = mean_moment(stats.moment(Moment::query).at(static_cast<std::size_t>(head)));
     else
       for (std::size_t i = 0; i < d; ++i) metric[i * (d + 1)] = 1.0;

@@ -19,6 +19,6 @@ LayerPlan decide_one(const LayerActivations& layer, const Options& options, std:
 
 /// Relative error of a plan on the sampled rows of one side, with the codec's own arithmetic: sum e C_Q e^T over
 /// sum x C_Q x^T for keys, sum a |e|^2 over sum a |x|^2 for values (a = 1 where the sample has no weights).
-double measured_error(const LayerStats& stats, const TensorPlan& plan, char side);
+double measured_error(const LayerStats& stats, const TensorPlan& plan, Side side);
 
 }  // namespace kvq::test

@@ -46,7 +46,7 @@ std::vector<double> sst_weights(const LayerActivations& layer, int kv_head) {
 
 NaiveMoment naive_moment(const LayerActivations& layer, Moment which, int kv_head) {
   const int group = layer.geometry.queries_per_kv_head();
-  NaiveMoment moment = empty(is_value_moment(which) ? layer.geometry.v_head_dim : layer.geometry.head_dim);
+  NaiveMoment moment = empty(layer.geometry.dim(side_of(which)));
   if (which == Moment::query) {
     for (int g = 0; g < group; ++g) add_rows(rows_of(layer.q, kv_head * group + g), {}, moment);
   } else if (which == Moment::key) {

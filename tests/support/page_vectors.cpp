@@ -56,7 +56,7 @@ std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint1
 
 PageVector::Row row_of(const Json& json, const PageVector& vector) {
   PageVector::Row row{
-      .side = json.at("side") == "v" ? CacheSide::v : CacheSide::k,
+      .side = json.at("side") == "v" ? Side::v : Side::k,
       .head = json.at("head"),
       .place = json.at(vector.in_pages ? "slot" : "position"),
       .codes = {},

@@ -13,7 +13,7 @@ namespace kvq::test {
 /// One page, or one sequence's slot of the windows, derived by hand from formats/pages.md.
 struct PageVector {
   struct Row {
-    CacheSide side = CacheSide::k;
+    Side side = Side::k;
     int head = 0;
     int place = 0;                     ///< slot of the page; position if in the windows
     std::vector<std::uint8_t> codes;   ///< [D], of coded rows
@@ -30,7 +30,7 @@ struct PageVector {
   std::vector<Row> rows;
   std::vector<std::byte> bytes;
 
-  const TensorPlan& side(CacheSide which) const { return which == CacheSide::v ? *plan.v : plan.k; }
+  const TensorPlan& side(Side which) const { return which == Side::v ? *plan.v : plan.k; }
 };
 
 /// @param text  of formats/page_vectors.json

@@ -221,11 +221,11 @@ Artifact transformed_artifact(Windows windows, std::int64_t golden_tokens) {
     GoldenTokens tokens{.first = 0, .count = golden_tokens};
     tokens.q = queries_for(plan.k, kKvHeads, gaussian(kQHeads * kDim, seed));
     for (std::int64_t t = 0; t < golden_tokens; ++t)
-      for (const bool value : {false, true}) {
-        const std::vector<std::uint16_t> bits =
-            rows_for(value ? *plan.v : plan.k,
-                     gaussian(kKvHeads * kDim, seed + 1000 * static_cast<std::uint64_t>(t) + (value ? 2 : 1)));
-        std::vector<std::uint16_t>& all = value ? tokens.v : tokens.k;
+      for (const Side side : kSides) {
+        const std::vector<std::uint16_t> bits = rows_for(
+            *plan.side(side),
+            gaussian(kKvHeads * kDim, seed + 1000 * static_cast<std::uint64_t>(t) + (side == Side::v ? 2 : 1)));
+        std::vector<std::uint16_t>& all = side == Side::v ? tokens.v : tokens.k;
         all.insert(all.end(), bits.begin(), bits.end());
       }
     artifact.golden[layer] = code_golden_rows(plan, std::move(tokens));

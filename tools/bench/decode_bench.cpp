@@ -27,7 +27,7 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
   if (!std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
   const CacheShape shape = cache_of(c);
   const HostSequence sequence = cache.sequence(c.batch - 1);
-  StoredRows keys(shape, sequence, CacheSide::k, head), values(shape, sequence, CacheSide::v, head);
+  StoredRows keys(shape, sequence, Side::k, head), values(shape, sequence, Side::v, head);
   const std::vector<double> expected = plain_attention(
       c.context, [&](int t) { return keys.at(t); }, [&](int t) { return values.at(t); }, k.plans.back(), v.plans.back(),
       floats_at(q + all - elements, elements, c.variant->bf16), dim, static_cast<double>(softmax_scale));

@@ -67,7 +67,7 @@ double error_of(const PrefillCase& c, const Cache& cache, const Chunk& chunk, co
   if (!std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
   const CacheShape shape = cache_of(c);
   const HostSequence sequence = cache.sequence(c.batch - 1);
-  StoredRows keys(shape, sequence, CacheSide::k, head), values(shape, sequence, CacheSide::v, head);
+  StoredRows keys(shape, sequence, Side::k, head), values(shape, sequence, Side::v, head);
   const std::vector<double> expected = plain_attention(
       c.prefix + c.chunk, rows_of(c, keys, k.plans.back(), chunk.k), rows_of(c, values, v.plans.back(), chunk.v),
       k.plans.back(), v.plans.back(), floats_at(chunk.q + all - elements, elements, c.rows->bf16), dim,

@@ -28,14 +28,14 @@ std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool 
   return values;
 }
 
-StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, CacheSide side, int kv_head)
+StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Side side, int kv_head)
     : shape_(shape),
       windows_(shape.windows()),
       sequence_(sequence),
       which_(side),
       head_(kv_head),
-      side_(side == CacheSide::k ? shape.k : shape.v),
-      bfloat_(side == CacheSide::k ? shape.k_bfloat : shape.v_bfloat),
+      side_(side == Side::k ? shape.k : shape.v),
+      bfloat_(side == Side::k ? shape.k_bfloat : shape.v_bfloat),
       row_(static_cast<std::size_t>(side_.head_dim)),
       numbers_(static_cast<std::size_t>(side_.groups() * side_.numbers)),
       codes_(row_.size()) {}

@@ -30,7 +30,7 @@ struct HostSequence {
 /// Rows of one side and KV head as the codec reads them from a cache: rotated, position by position.
 class StoredRows {
  public:
-  StoredRows(const CacheShape& shape, const HostSequence& sequence, CacheSide side, int kv_head);
+  StoredRows(const CacheShape& shape, const HostSequence& sequence, Side side, int kv_head);
   /// Valid until the next call.
   std::span<const float> at(int position);
 
@@ -38,7 +38,7 @@ class StoredRows {
   CacheShape shape_;
   WindowLayout windows_;
   const HostSequence& sequence_;
-  CacheSide which_;
+  Side which_;
   int head_;
   TileSide side_;
   bool bfloat_;

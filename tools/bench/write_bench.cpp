@@ -119,13 +119,13 @@ struct CodeCount {
 /// Rows of one side in the pages, held against the codec's codes of the same input.
 class WrittenRows {
  public:
-  WrittenRows(const WriteCase& c, const Rows& rows, CacheSide which, const TensorPlan& plan)
+  WrittenRows(const WriteCase& c, const Rows& rows, Side which, const TensorPlan& plan)
       : c_(c),
         rows_(rows),
         which_(which),
         layout_(layout_of(c)),
-        side_(which == CacheSide::v ? layout_.v : layout_.k),
-        bfloat_(which == CacheSide::v ? c.variant->v_bfloat : c.variant->k_bfloat),
+        side_(which == Side::v ? layout_.v : layout_.k),
+        bfloat_(which == Side::v ? c.variant->v_bfloat : c.variant->k_bfloat),
         plan_(plan) {}
 
   void compare(int token, CodeCount& count) const {
@@ -133,7 +133,7 @@ class WrittenRows {
     const auto page_bytes = static_cast<std::size_t>(layout_.page_bytes());
     const std::vector<std::byte> page = get(rows_.pages + slot / c_.page_size * layout_.page_bytes(), page_bytes);
     const auto dim = static_cast<std::size_t>(side_.head_dim);
-    const std::uint16_t* x = which_ == CacheSide::v ? rows_.v : rows_.k;
+    const std::uint16_t* x = which_ == Side::v ? rows_.v : rows_.k;
     for (int head = 0; head < c_.num_kv_heads; ++head) {
       const RowCodec codec(plan_, head, side_.head_dim);
       std::vector<float> rotated(dim), numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
@@ -153,7 +153,7 @@ class WrittenRows {
  private:
   const WriteCase& c_;
   const Rows& rows_;
-  CacheSide which_;
+  Side which_;
   PageLayout layout_;
   TileSide side_;
   bool bfloat_;
@@ -164,8 +164,8 @@ class WrittenRows {
 /// @throws Error{check_failed} if that is more than rounding
 double differing_ratio(const WriteCase& c, const Rows& rows, const TensorPlan& k, const TensorPlan& v) {
   CodeCount count;
-  for (const CacheSide which : {CacheSide::k, CacheSide::v}) {
-    const WrittenRows written(c, rows, which, which == CacheSide::v ? v : k);
+  for (const Side which : kSides) {
+    const WrittenRows written(c, rows, which, which == Side::v ? v : k);
     for (int token = std::max(0, c.tokens - kCheckedTokens); token < c.tokens; ++token) written.compare(token, count);
   }
   const double ratio = static_cast<double>(count.differing) / static_cast<double>(count.seen);

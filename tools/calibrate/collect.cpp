@@ -42,7 +42,7 @@ StatsHeader header_of(const Dump& dump, const StatsRequest& request) {
 StatsRequest restrict_to_layer(StatsRequest request, const LayerEntry& layer) {
   if (!layer.has_values)
     std::erase_if(request.moments,
-                  [](Moment moment) { return is_value_moment(moment) || moment == Moment::scored_query; });
+                  [](Moment moment) { return side_of(moment) == Side::v || moment == Moment::scored_query; });
   return request;
 }
 

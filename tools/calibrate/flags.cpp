@@ -395,9 +395,9 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
   if (f.memory) options.memory = *f.memory;
   if (f.row_bytes_k) options.k.row_bytes = *f.row_bytes_k;
   if (f.row_bytes_v) options.v.row_bytes = *f.row_bytes_v;
-  for (const char side : {'k', 'v'})
+  for (const Side side : kSides)
     if (options.side(side).row_bytes > 0 && options.side(side).allocate == Allocate::none)
-      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", side),
+      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", name(side)),
                   "--v-allocation channel gives values widths of their own"};
   if (f.hessian && *f.hessian != "none" && *f.hessian != "paper" && *f.hessian != "consistent")
     throw Error{ErrorKind::usage,

@@ -17,28 +17,28 @@ constexpr std::size_t kMostColumns = 9;  ///< of heads, so that a line fits a pa
 std::string gain_text(double gain) { return fmt::format("{:.3g}", gain); }
 
 /// --transform of this side would be refused otherwise.
-const char* possible_transform(const Options& options, char side) {
+const char* possible_transform(const Options& options, Side side) {
   const SideOptions& asked = options.side(side);
   if (asked.kmeans > 1) return nullptr;
   return asked.allocate == Allocate::rope_block && options.method != "kvq" ? "diagonal" : "balanced";
 }
 
 /// The flag that gives this side its transform, and the other one too if it may have the same.
-std::string flag_for(const Options& options, char side) {
+std::string flag_for(const Options& options, Side side) {
   const std::string own = possible_transform(options, side);
-  const char* const other = possible_transform(options, side == 'k' ? 'v' : 'k');
-  return other != nullptr && own == other ? "--transform " + own : fmt::format("--transform-{} {}", side, own);
+  const char* const other = possible_transform(options, kvq::other(side));
+  return other != nullptr && own == other ? "--transform " + own : fmt::format("--transform-{} {}", name(side), own);
 }
 
 /// Whether the side's rows are coded as they were rotated, though they need not be.
-bool lacks_transform(const TensorPlan& plan, const Options& options, char side) {
-  return !plan.transform && !options.choose_transform && !std::holds_alternative<ExactCoder>(plan.coder) &&
+bool lacks_transform(const TensorPlan& plan, const Options& options, Side side) {
+  return !plan.transform && !options.choose_transform && !is_exact(plan.coder) &&
          possible_transform(options, side) != nullptr;
 }
 
-bool has_moments(const LayerStats& stats, char side) {
-  return stats.moments.count(side == 'k' ? Moment::key : Moment::value) > 0 &&
-         (side == 'v' || stats.moments.count(Moment::query) > 0);
+bool has_moments(const LayerStats& stats, Side side) {
+  return stats.moments.count(side == Side::k ? Moment::key : Moment::value) > 0 &&
+         (side == Side::v || stats.moments.count(Moment::query) > 0);
 }
 
 }  // namespace
@@ -47,8 +47,8 @@ std::vector<LayerOutliers> find_outliers(const StatsSource& source, const Option
   std::vector<LayerOutliers> layers;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto stats = source.load(i);
-    layers.push_back({.layer = stats->layer, .k = outlier_gains(*stats, options, 'k'), .v = {}});
-    if (stats->has_values) layers.back().v = outlier_gains(*stats, options, 'v');
+    layers.push_back({.layer = stats->layer, .k = outlier_gains(*stats, options, Side::k), .v = {}});
+    if (stats->has_values) layers.back().v = outlier_gains(*stats, options, Side::v);
   }
   return layers;
 }
@@ -62,10 +62,10 @@ std::string outlier_table(const std::vector<LayerOutliers>& layers) {
     std::vector<std::vector<std::string>> rows = {{"layer", "side"}};
     for (std::size_t h = first; h < end; ++h) rows[0].push_back(fmt::format("head {}", h));
     for (const LayerOutliers& layer : layers)
-      for (const char side : {'k', 'v'}) {
-        const std::vector<double>& gains = side == 'k' ? layer.k : layer.v;
+      for (const Side side : kSides) {
+        const std::vector<double>& gains = side == Side::k ? layer.k : layer.v;
         if (gains.empty()) continue;
-        rows.push_back({side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side)});
+        rows.push_back({side == Side::k ? std::to_string(layer.layer) : "", name(side)});
         for (std::size_t h = first; h < end; ++h) rows.back().push_back(h < gains.size() ? gain_text(gains[h]) : "");
       }
     text += format_table(rows, "rl" + std::string(end - first, 'r'));
@@ -85,21 +85,21 @@ Json outlier_json(const std::vector<LayerOutliers>& layers) {
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options) {
   struct Head {
     int layer = 0;
-    char side = 'k';
+    Side side = Side::k;
     std::size_t head = 0;
     double gain = 0.0;
   } worst;
   bool lacks_metric = false;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const LayerPlan& layer = artifact.layers[i];
-    const bool asks_k = lacks_transform(layer.k, options, 'k'),
-               asks_v = layer.v && lacks_transform(*layer.v, options, 'v'),
+    const bool asks_k = lacks_transform(layer.k, options, Side::k),
+               asks_v = layer.v && lacks_transform(*layer.v, options, Side::v),
                transforms_v = layer.v && layer.v->transform;
     if (!asks_k && !asks_v && !transforms_v) continue;
     const auto stats = source.load(i);
     lacks_metric = lacks_metric || (transforms_v && stats->o_proj_metric.empty());
-    for (const char side : {'k', 'v'}) {
-      if (!(side == 'k' ? asks_k : asks_v) || !has_moments(*stats, side)) continue;
+    for (const Side side : kSides) {
+      if (!(side == Side::k ? asks_k : asks_v) || !has_moments(*stats, side)) continue;
       const std::vector<double> gains = outlier_gains(*stats, options, side);
       for (std::size_t h = 0; h < gains.size(); ++h)
         if (gains[h] > worst.gain) worst = {layer.layer, side, h, gains[h]};
@@ -107,9 +107,9 @@ std::string transform_advice(const StatsSource& source, const Artifact& artifact
   }
   std::string text;
   if (worst.gain > kWorthAHint)
-    text += fmt::format("hint: layer {} {}, head {}: outlier gain {} that an orthogonal rotation leaves; try {}\n",
-                        worst.layer, worst.side == 'k' ? "keys" : "values", worst.head, gain_text(worst.gain),
-                        flag_for(options, worst.side));
+    text +=
+        fmt::format("hint: layer {} {}, head {}: outlier gain {} that an orthogonal rotation leaves; try {}\n",
+                    worst.layer, plural(worst.side), worst.head, gain_text(worst.gain), flag_for(options, worst.side));
   if (lacks_metric)
     text +=
         "hint: no o_proj metric in the statistics, the identity stood in for it in transforms of values; dump again "

@@ -40,7 +40,7 @@ struct RotationTensors {
   bool inverse = false, scale = false;
 };
 
-RotationTensors orthogonal_tensors(const Options& options, char side, int dim) {
+RotationTensors orthogonal_tensors(const Options& options, Side side, int dim) {
   const std::string& method = options.method;
   const SideOptions& asked = options.side(side);
   if (method == "oscar")
@@ -61,7 +61,7 @@ RotationTensors orthogonal_tensors(const Options& options, char side, int dim) {
 }
 
 /// A transform takes the place of signs and eigenbasis, except where it scales the channels of a Hadamard.
-RotationTensors rotation_tensors(const Options& options, char side, int dim) {
+RotationTensors rotation_tensors(const Options& options, Side side, int dim) {
   const RotationTensors plain = orthogonal_tensors(options, side, dim);
   const TransformKind kind =
       options.choose_transform ? TransformKind::klt : options.side(side).transform;  // chosen: mostly klt
@@ -72,7 +72,7 @@ RotationTensors rotation_tensors(const Options& options, char side, int dim) {
 
 /// Bytes of a plan's tensors: rotation, its inverse and eigenbasis [H, D, D], spectrum, centre and channel scales [H,
 /// D], signs [H, D], centroids [H, C, D], widths.
-double side_bytes(const Options& options, char side, int heads, int dim) {
+double side_bytes(const Options& options, Side side, int heads, int dim) {
   const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
   const RotationTensors tensors = rotation_tensors(options, side, dim);
@@ -94,10 +94,9 @@ double golden_bytes(const Options& options, const LayerEntry& layer, double toke
   const LayerGeometry& g = layer.geometry;
   if (tokens == 0.0) return 0.0;
   double bytes = 2.0 * g.num_q_heads * g.head_dim + (layer.has_values ? 4.0 * g.num_q_heads * g.v_head_dim : 0.0);
-  for (const char side : {'k', 'v'}) {
-    if (side == 'v' && !layer.has_values) continue;
-    const double bits = exact ? 16.0 : options.budget_bits.value_or(options.side(side).bits),
-                 dim = side == 'k' ? g.head_dim : g.v_head_dim;
+  for (const Side side : kSides) {
+    if (side == Side::v && !layer.has_values) continue;
+    const double bits = exact ? 16.0 : options.budget_bits.value_or(options.side(side).bits), dim = g.dim(side);
     bytes += tokens * g.num_kv_heads * (2.0 * dim + dim * bits / 8.0 + 4.0 + 1.0);
   }
   return bytes;
@@ -126,7 +125,7 @@ struct DecisionWork {
   double coded_rows = 0.0, kmeans_flops = 0.0;
 };
 
-DecisionWork decision_work(const Options& options, char side, int heads, int dim, double sample, double held_out) {
+DecisionWork decision_work(const Options& options, Side side, int heads, int dim, double sample, double held_out) {
   constexpr double kTriedBudgets = 14.0, kIterations = 25.0;
   const bool joint = options.budget_bits || options.budget_bytes;
   return {
@@ -158,12 +157,12 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
     for (std::int64_t s = 0; s <= dump.num_sequences(); ++s) borders.push_back(tokens * s / dump.num_sequences());
     flops += collect_flops(g, borders, restrict_to_layer(request, entry));
     bytes += static_cast<double>(dump.layer_bytes(entry.layer));
-    for (const char side : {'k', 'v'}) {
+    for (const Side side : kSides) {
       if (std::find(options.exact_layers.begin(), options.exact_layers.end(), entry.layer) !=
           options.exact_layers.end())
         continue;
       if (options.side(side).bits == 16) continue;
-      const int dim = side == 'k' ? g.head_dim : g.v_head_dim;
+      const int dim = g.dim(side);
       p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, dim);
       if (!options.side(side).clip) searched_rows += g.num_kv_heads * sample;
       const DecisionWork work = decision_work(options, side, g.num_kv_heads, dim, sample, held_out);

@@ -19,9 +19,7 @@ std::string clip_text(const TensorPlan& plan) {
   return fmt::format("{:.2f}-{:.2f}", *lo, *hi);
 }
 
-std::string bits_text(const Coder& coder) {
-  return std::holds_alternative<ExactCoder>(coder) ? "exact" : std::to_string(code_bits(coder));
-}
+std::string bits_text(const Coder& coder) { return is_exact(coder) ? "exact" : std::to_string(code_bits(coder)); }
 
 std::string recipe_text(const TensorPlan& plan) {
   return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe;
@@ -30,11 +28,11 @@ std::string recipe_text(const TensorPlan& plan) {
 bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
 
 /// @param gains  with a column of outlier gains
-std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Windows& windows,
+std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, Side side, const Windows& windows,
                                    std::int64_t context, bool gains) {
-  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "",
-                                  std::string(1, side),
+  const int dim = layer.geometry.dim(side);
+  std::vector<std::string> row = {side == Side::k ? std::to_string(layer.layer) : "",
+                                  name(side),
                                   recipe_text(plan),
                                   clip_text(plan),
                                   bits_text(plan.coder),
@@ -77,8 +75,8 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   const bool gains = std::any_of(artifact.layers.begin(), artifact.layers.end(), has_transform);
   if (gains) rows.front().push_back("gain");
   for (const LayerPlan& layer : artifact.layers) {
-    rows.push_back(table_row(layer, layer.k, 'k', artifact.windows, context, gains));
-    if (layer.v) rows.push_back(table_row(layer, *layer.v, 'v', artifact.windows, context, gains));
+    rows.push_back(table_row(layer, layer.k, Side::k, artifact.windows, context, gains));
+    if (layer.v) rows.push_back(table_row(layer, *layer.v, Side::v, artifact.windows, context, gains));
   }
   std::string text = format_table(rows, gains ? "rlllrrrrr" : "rlllrrrr");
   text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n",

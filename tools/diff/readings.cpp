@@ -81,18 +81,31 @@ void compare_geometry(Facts& facts, const std::string& where, const LayerGeometr
   if (a.rope.inv_freq != b.rope.inv_freq) facts.compare<std::string>(where + " rope_inv_freq", "one", "another");
 }
 
+/// What a coder says between its name and its group size, and behind its scales.
+struct CoderExtras {
+  bool mixed;
+  std::pair<std::string, std::string> operator()(const ExactCoder&) const { return {}; }
+  std::pair<std::string, std::string> operator()(const UniformCoder& coder) const {
+    return {"", coder.levels == UniformLevels::affine ? fmt::format(" zero {}", to_string(coder.zero)) : ""};
+  }
+  std::pair<std::string, std::string> operator()(const CodebookCoder&) const { return {}; }
+  std::pair<std::string, std::string> operator()(const TrellisCoder& coder) const {
+    std::string memories;
+    if (!mixed)
+      for (const TrellisTaps& taps : coder.taps) memories += fmt::format(" m{}", taps.memory);
+    return {memories, ""};
+  }
+};
+
 std::string coder_text(const TensorPlan& plan) {
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return "exact";
+  if (is_exact(plan.coder)) return "exact";
+  const bool mixed = plan.allocation.has_value();
+  const auto [memories, zero] = std::visit(CoderExtras{mixed}, plan.coder);
   std::string text =
-      plan.allocation ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
-  text += fmt::format(" {}", coder_name(plan.coder));
-  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
-    for (const TrellisTaps& taps : trellis->taps)
-      if (!plan.allocation) text += fmt::format(" m{}", taps.memory);
-  if (!plan.allocation) text += fmt::format(" g{}", group_size(plan.coder));
-  text += fmt::format(" {} {}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)));
-  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && uniform->levels == UniformLevels::affine)
-    text += fmt::format(" zero {}", to_string(uniform->zero));
+      mixed ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
+  text += fmt::format(" {}{}", coder_name(plan.coder), memories);
+  if (!mixed) text += fmt::format(" g{}", group_size(plan.coder));
+  text += fmt::format(" {} {}{}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)), zero);
   if (!plan.center.empty()) text += " centred";
   if (plan.centroids)
     text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "",
@@ -120,9 +133,9 @@ class SideDiffer {
   SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets)
       : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes), budgets_(budgets) {}
 
-  void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, char side) {
-    const std::string where = fmt::format("layer {} {}", layer, side);
-    const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
+  void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, Side side) {
+    const std::string where = fmt::format("layer {} {}", layer, name(side));
+    const int dim = geometry.dim(side);
     const std::size_t known = diff_.differences.size();
     facts_.compare(where + " codes", coder_text(before), coder_text(after));
     facts_.compare(where + " rotation", rotation_text(before.rotation), rotation_text(after.rotation));
@@ -329,8 +342,8 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   SideDiffer sides(diff, allocation, codes,
                    !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
   for (const auto& [other, plan] : comparable) {
-    sides.compare(other->k, plan->k, plan->geometry, plan->layer, 'k');
-    if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, 'v');
+    sides.compare(other->k, plan->k, plan->geometry, plan->layer, Side::k);
+    if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, Side::v);
   }
   diff.readings.push_back({"codes", "", {}, static_cast<double>(codes)});
   if (allocation.slots > 0) {

@@ -32,29 +32,33 @@ Json allocation_details(const BitAllocation& a, Json known, int dim) {
   return known;
 }
 
-Json codebook_details(const CodebookCoder& coder, Json known) {
-  known["tables"] = Json::object();
-  for (const auto& [width, table] : coder.tables) {
-    const std::size_t entries = std::size_t{1} << width;
-    known["tables"][std::to_string(width)] = coder.per_head ? nested(table, entries) : Json(table);
+/// Adds the tables of a coder, which the manifest lists without their numbers.
+struct CoderDetails {
+  const Json& known;
+  Json& json;
+  void operator()(const ExactCoder&) const {}
+  void operator()(const UniformCoder&) const {}
+  void operator()(const CodebookCoder& coder) const {
+    Json tables = Json::object();
+    for (const auto& [width, table] : coder.tables) {
+      const std::size_t entries = std::size_t{1} << width;
+      tables[std::to_string(width)] = coder.per_head ? nested(table, entries) : Json(table);
+    }
+    json["codebooks"] = known.at("codebooks");
+    json["codebooks"]["tables"] = std::move(tables);
   }
-  return known;
-}
-
-Json trellis_details(const TrellisCoder& coder) {
-  Json list = Json::array();
-  for (const TrellisTaps& taps : coder.taps)
-    list.push_back({{"bits", taps.bits}, {"memory", taps.memory}, {"theta", taps.theta}});
-  return list;
-}
+  void operator()(const TrellisCoder& coder) const {
+    json["trellis"] = Json::array();
+    for (const TrellisTaps& taps : coder.taps)
+      json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}, {"theta", taps.theta}});
+  }
+};
 
 /// An empty object for a side of which the manifest says everything.
 Json side_details(const TensorPlan& plan, const Json& known, int dim) {
   Json json = Json::object();
   if (plan.allocation) json["allocation"] = allocation_details(*plan.allocation, known.at("allocation"), dim);
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
-    json["codebooks"] = codebook_details(*codebook, known.at("codebooks"));
-  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) json["trellis"] = trellis_details(*trellis);
+  std::visit(CoderDetails{known, json}, plan.coder);
   if (plan.transform) {
     json["transform"] = known.at("transform");
     if (!plan.rotation.channel_scale.empty())

@@ -33,7 +33,7 @@ struct ChannelWidth {
 };
 
 /// Keys whose widths go by RoPE block. Values have no blocks, whatever a file says.
-bool by_block(const TensorPlan& plan, char side) { return side == 'k' && !plan.allocation->block_bits.empty(); }
+bool by_block(const TensorPlan& plan, Side side) { return side == Side::k && !plan.allocation->block_bits.empty(); }
 
 /// @return  in RoPE-block order
 std::vector<BlockWidth> block_widths(const LayerPlan& layer, int head) {
@@ -109,10 +109,9 @@ std::string channel_table(const std::vector<ChannelWidth>& widths, bool color) {
   return format_table(rows, "rrrlrl");
 }
 
-std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, int head, bool color) {
-  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::string text =
-      fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
+std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, Side side, int head, bool color) {
+  const int dim = layer.geometry.dim(side);
+  std::string text = fmt::format("\n{:<6}  {}, rotation {}", plural(side), coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
   if (plan.transform) {
     const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
@@ -127,7 +126,7 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char s
 }
 
 /// Null for a side of one width.
-Json widths_json(const LayerPlan& layer, const TensorPlan& plan, char side, int head) {
+Json widths_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int head) {
   if (!plan.allocation) return nullptr;
   Json list = Json::array();
   if (by_block(plan, side)) {
@@ -139,8 +138,7 @@ Json widths_json(const LayerPlan& layer, const TensorPlan& plan, char side, int 
     }
     return {{"blocks", std::move(list)}};
   }
-  for (const auto& [place, source, eigenvalue, bits] :
-       channel_widths(plan, head, side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim)) {
+  for (const auto& [place, source, eigenvalue, bits] : channel_widths(plan, head, layer.geometry.dim(side))) {
     list.push_back({{"place", place}, {"source", source}, {"eigenvalue", nullptr}, {"bits", bits}});
     if (eigenvalue) list.back()["eigenvalue"] = *eigenvalue;
   }
@@ -148,7 +146,7 @@ Json widths_json(const LayerPlan& layer, const TensorPlan& plan, char side, int 
 }
 
 /// Null for a side of which there is nothing to say.
-Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int head) {
+Json side_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int head) {
   Json json = widths_json(layer, plan, side, head);
   if (!plan.transform) return json;
   const auto entry = static_cast<std::size_t>(plan.rotation.head_index(head));
@@ -162,14 +160,14 @@ Json side_json(const LayerPlan& layer, const TensorPlan& plan, char side, int he
 
 std::string describe_head(const Artifact& artifact, const LayerPlan& layer, int head, bool color) {
   std::string text = fmt::format("{}, layer {}, head {}\n", artifact.model.name, layer.layer, head) +
-                     describe_side(layer, layer.k, 'k', head, color);
-  if (layer.v) text += describe_side(layer, *layer.v, 'v', head, color);
+                     describe_side(layer, layer.k, Side::k, head, color);
+  if (layer.v) text += describe_side(layer, *layer.v, Side::v, head, color);
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }
 
 Json head_json(const LayerPlan& layer, int head) {
-  Json json = {{"layer", layer.layer}, {"head", head}, {"k", side_json(layer, layer.k, 'k', head)}};
-  if (layer.v) json["v"] = side_json(layer, *layer.v, 'v', head);
+  Json json = {{"layer", layer.layer}, {"head", head}, {"k", side_json(layer, layer.k, Side::k, head)}};
+  if (layer.v) json["v"] = side_json(layer, *layer.v, Side::v, head);
   return json;
 }
 

@@ -102,8 +102,8 @@ std::string bits_text(const RowPart& part) {
 /// Calls `visit(side, plan, dim)` for keys and, if there are any, values.
 template <typename Visit>
 void for_each_side(const LayerPlan& layer, Visit visit) {
-  visit('k', layer.k, layer.geometry.head_dim);
-  if (layer.v) visit('v', *layer.v, layer.geometry.v_head_dim);
+  visit(Side::k, layer.k, layer.geometry.head_dim);
+  if (layer.v) visit(Side::v, *layer.v, layer.geometry.v_head_dim);
 }
 
 }  // namespace
@@ -143,12 +143,12 @@ Json layout_json(const Artifact& artifact, int page_size, std::int64_t context) 
 
 std::string describe_segments(const LayerPlan& layer, int head) {
   std::vector<std::vector<std::string>> rows = {{"side", "part", "bits", "channels", "bytes"}};
-  for_each_side(layer, [&](char side, const TensorPlan& plan, int dim) {
-    std::string name(1, side);
+  for_each_side(layer, [&](Side side, const TensorPlan& plan, int dim) {
+    std::string shown = name(side);  // in the first row alone
     for (const RowPart& part : row_parts(plan, head, dim)) {
-      rows.push_back({name, part.name, bits_text(part), range_text(part.first_channel, part.channels),
+      rows.push_back({shown, part.name, bits_text(part), range_text(part.first_channel, part.channels),
                       range_text(part.byte_offset, part.bytes)});
-      name.clear();
+      shown.clear();
     }
   });
   return fmt::format("layer {}, head {}: where a row's parts lie, channels after the rotation\n", layer.layer, head) +
@@ -157,7 +157,7 @@ std::string describe_segments(const LayerPlan& layer, int head) {
 
 Json segments_json(const LayerPlan& layer, int head) {
   Json json = {{"layer", layer.layer}, {"head", head}};
-  for_each_side(layer, [&](char side, const TensorPlan& plan, int dim) {
+  for_each_side(layer, [&](Side side, const TensorPlan& plan, int dim) {
     Json parts = Json::array();
     for (const RowPart& part : row_parts(plan, head, dim)) {
       Json entry = {{"part", part.name}, {"byte_offset", part.byte_offset}, {"bytes", part.bytes}};
@@ -168,7 +168,7 @@ Json segments_json(const LayerPlan& layer, int head) {
                       {"channels", part.channels}});
       parts.push_back(std::move(entry));
     }
-    json[std::string(1, side)] = std::move(parts);
+    json[name(side)] = std::move(parts);
   });
   return json;
 }

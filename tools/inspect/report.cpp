@@ -33,9 +33,17 @@ struct CoderName {
   }
 };
 
+/// What is said of tables that were made from data.
+struct TableSource {
+  const char* operator()(const ExactCoder&) const { return ""; }
+  const char* operator()(const UniformCoder&) const { return ""; }
+  const char* operator()(const CodebookCoder& coder) const { return coder.fitted ? " fitted" : ""; }
+  const char* operator()(const TrellisCoder&) const { return ""; }
+};
+
 std::string codes_text(const TensorPlan& plan) {
   const std::string name = std::visit(CoderName{}, plan.coder);
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return name;
+  if (is_exact(plan.coder)) return name;
   if (plan.allocation) return fmt::format("mixed {} {:.2f}b", name, mean_code_bits(plan));
   return fmt::format("{}-bit {} g{}", code_bits(plan.coder), name, group_size(plan.coder));
 }
@@ -66,11 +74,11 @@ struct Columns {
   bool largest_gain_only = false;
 };
 
-std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, char side, const Columns& columns) {
-  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
+std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, Side side, const Columns& columns) {
+  const int dim = layer.geometry.dim(side);
   const std::string error = plan.error ? fmt::format("{:.3f} > {:.3f}", plan.error->before, plan.error->after) : "";
-  std::vector<std::string> row = {side == 'k' ? std::to_string(layer.layer) : "", std::string(1, side),
-                                  coder_text(plan), rotation_text(plan)};
+  std::vector<std::string> row = {side == Side::k ? std::to_string(layer.layer) : "", name(side), coder_text(plan),
+                                  rotation_text(plan)};
   if (columns.transform) row.push_back(transform_text(plan, columns.largest_gain_only));
   if (columns.clip) row.push_back(clip_text(plan));
   row.push_back(error);
@@ -88,8 +96,8 @@ Rows overview_rows(const Artifact& artifact, const Columns& columns) {
   rows.front().push_back("error");
   if (columns.spectrum > 0) rows.front().push_back("spectrum");
   for (const LayerPlan& layer : artifact.layers) {
-    rows.push_back(side_row(layer, layer.k, 'k', columns));
-    if (layer.v) rows.push_back(side_row(layer, *layer.v, 'v', columns));
+    rows.push_back(side_row(layer, layer.k, Side::k, columns));
+    if (layer.v) rows.push_back(side_row(layer, *layer.v, Side::v, columns));
   }
   return rows;
 }
@@ -214,10 +222,9 @@ std::string centroids_text(const Centroids& c) {
          (*lo == *hi ? fmt::format(", inertia {:.3f}", *lo) : fmt::format(", inertia {:.3f} to {:.3f}", *lo, *hi));
 }
 
-std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char side, bool color) {
-  const int dim = side == 'k' ? layer.geometry.head_dim : layer.geometry.v_head_dim;
-  std::string text =
-      fmt::format("\n{}  {}, rotation {}", side == 'k' ? "keys  " : "values", coder_text(plan), rotation_text(plan));
+std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, Side side, bool color) {
+  const int dim = layer.geometry.dim(side);
+  std::string text = fmt::format("\n{:<6}  {}, rotation {}", plural(side), coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
   if (plan.transform) text += fmt::format(", transform {}", plan.transform->kind);
   if (plan.error)
@@ -233,7 +240,7 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, char s
 
 std::string coder_text(const TensorPlan& plan) {
   std::string text = codes_text(plan);
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder); codebook && codebook->fitted) text += " fitted";
+  text += std::visit(TableSource{}, plan.coder);
   if (plan.centroids) text += fmt::format(" km{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "");
   return text;
 }
@@ -283,8 +290,8 @@ std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, boo
                       g.v_head_dim, g.softmax_scale, g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
   text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset,
                       g.rope.offset + g.rope.dim, g.rope.attention_factor);
-  text += describe_side(layer, layer.k, 'k', color);
-  if (layer.v) text += describe_side(layer, *layer.v, 'v', color);
+  text += describe_side(layer, layer.k, Side::k, color);
+  if (layer.v) text += describe_side(layer, *layer.v, Side::v, color);
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }
 

@@ -16,7 +16,7 @@ constexpr int kWidest = static_cast<int>(std::tuple_size_v<WidthHistogram>) - 1;
 /// A mixed side of a layer, as a line of the overview.
 struct MixedSide {
   int layer;
-  char side;
+  Side side;
   const TensorPlan* plan;
   int dim;
   const BitAllocation& allocation() const { return *plan->allocation; }
@@ -26,8 +26,8 @@ struct MixedSide {
 std::vector<MixedSide> mixed_sides(const Artifact& artifact) {
   std::vector<MixedSide> sides;
   for (const LayerPlan& layer : artifact.layers) {
-    if (layer.k.allocation) sides.push_back({layer.layer, 'k', &layer.k, layer.geometry.head_dim});
-    if (layer.v && layer.v->allocation) sides.push_back({layer.layer, 'v', &*layer.v, layer.geometry.v_head_dim});
+    if (layer.k.allocation) sides.push_back({layer.layer, Side::k, &layer.k, layer.geometry.head_dim});
+    if (layer.v && layer.v->allocation) sides.push_back({layer.layer, Side::v, &*layer.v, layer.geometry.v_head_dim});
   }
   return sides;
 }
@@ -39,7 +39,7 @@ std::string bar_table(const std::vector<MixedSide>& sides, bool color) {
       {"layer", "side", "widths, widest first", "kinds", "entropy", "bytes", "over free"}};
   for (const MixedSide& side : sides) {
     const WidthHistogram histogram = side.histogram();
-    rows.push_back({std::to_string(side.layer), std::string(1, side.side),
+    rows.push_back({std::to_string(side.layer), name(side.side),
                     width_bar(side.allocation().channel_bits, kBarCells, color),
                     std::to_string(distinct_widths(histogram)), fmt::format("{:.2f}", width_entropy(histogram)),
                     std::to_string(row_bytes(*side.plan, side.dim)), over_free_text(side.allocation())});
@@ -61,7 +61,7 @@ std::string count_table(const std::vector<MixedSide>& sides) {
   std::vector<std::vector<std::string>> rows = {{"layer", "side", "of width"}};
   add_counts(rows.front(), [](int width) { return std::to_string(width); });
   for (const MixedSide& side : sides) {
-    rows.push_back({std::to_string(side.layer), std::string(1, side.side), slot_name(side.allocation())});
+    rows.push_back({std::to_string(side.layer), name(side.side), slot_name(side.allocation())});
     const WidthHistogram own = side.histogram();
     add_counts(rows.back(), [&](int width) { return std::to_string(own[static_cast<std::size_t>(width)]); });
   }

@@ -73,7 +73,7 @@ std::string spectrum_numbers(const std::vector<Spectrum>& spectra, int dim) {
 }
 
 /// Panels of layers with rows of the same length; they share their axis.
-std::string spectrum_panels(const Side& side, int dim, const std::vector<Spectrum>& spectra) {
+std::string spectrum_panels(const ReportSide& side, int dim, const std::vector<Spectrum>& spectra) {
   LineChart chart{.label = {}, .x_title = "", .places = {}, .lines = {}, .small = true};
   for (const std::size_t place : shown_places(dim)) {
     chart.places.push_back(std::to_string(place + 1));
@@ -86,8 +86,8 @@ std::string spectrum_panels(const Side& side, int dim, const std::vector<Spectru
   for (std::size_t i = 0; i < std::min(spectra.size(), kMostPanels); ++i) {
     const Spectrum& own = spectra[i];
     chart.label = fmt::format(
-        "Eigenvalues of the {} of layer {} over their mean, logarithmic; the numbers are in the table below", side.name,
-        own.layer);
+        "Eigenvalues of the {} of layer {} over their mean, logarithmic; the numbers are in the table below",
+        plural(side.side), own.layer);
     chart.lines = {{.name = "", .values = own.mean, .style = side.style, .low = own.low, .high = own.high}};
     figures += html_figure(fmt::format("layer {}", own.layer), line_chart(chart), "");
   }
@@ -98,7 +98,7 @@ std::string spectrum_panels(const Side& side, int dim, const std::vector<Spectru
   return html + spectrum_numbers(spectra, dim);
 }
 
-std::string spectra_of(const Artifact& artifact, const Side& side) {
+std::string spectra_of(const Artifact& artifact, const ReportSide& side) {
   std::map<int, std::vector<Spectrum>> groups;
   for (const LayerPlan& layer : artifact.layers)
     if (const TensorPlan* plan = side.plan(layer); plan != nullptr && !plan->rotation.spectrum.empty())
@@ -108,7 +108,7 @@ std::string spectra_of(const Artifact& artifact, const Side& side) {
   return html;
 }
 
-std::string clip_figure(const Artifact& artifact, const Side& side) {
+std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
   const auto clips = [](double ratio) { return ratio < 1.0; };
   if (!side.any(artifact, [&](const TensorPlan& plan) {
         return std::any_of(plan.clip_ratio.begin(), plan.clip_ratio.end(), clips);
@@ -120,7 +120,7 @@ std::string clip_figure(const Artifact& artifact, const Side& side) {
     });
   };
   ChartLine line{
-      .name = side.name,
+      .name = plural(side.side),
       .values = over_heads(
           [](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); }),
       .style = side.style,
@@ -135,9 +135,10 @@ std::string clip_figure(const Artifact& artifact, const Side& side) {
   std::vector<double> scale_of{1.0};  // no clip
   for (const std::vector<double>* values : {&line.low, &line.high})
     scale_of.insert(scale_of.end(), values->begin(), values->end());
-  const std::string label = fmt::format(
-      "Clip ratio of the {} in each layer, mean and range over heads; the numbers are in the table below", side.name);
-  return html_figure(fmt::format("Clip ratio of the {}: mean and range over heads", side.name),
+  const std::string label =
+      fmt::format("Clip ratio of the {} in each layer, mean and range over heads; the numbers are in the table below",
+                  plural(side.side));
+  return html_figure(fmt::format("Clip ratio of the {}: mean and range over heads", plural(side.side)),
                      line_chart({
                          .label = label,
                          .x_title = "layer",
@@ -162,12 +163,12 @@ void add_facts(const std::string& name, const Json& value, HtmlRows& rows) {
 
 std::string spectrum_section(const Artifact& artifact) {
   std::string body;
-  for (const Side& side : both_sides()) body += spectra_of(artifact, side);
+  for (const ReportSide& side : report_sides()) body += spectra_of(artifact, side);
   if (body.empty())
     body = html_missing(
         "This artifact keeps no spectra: its rotations come from no eigenbasis. Methods oscar and kvq keep them.");
   std::string clips;
-  for (const Side& side : both_sides()) clips += clip_figure(artifact, side);
+  for (const ReportSide& side : report_sides()) clips += clip_figure(artifact, side);
   body += clips.empty()
               ? html_missing(
                     "Nothing is clipped. Codes with scale rule minmax can be: --clip search, which is what oscar does.")

@@ -134,12 +134,12 @@ std::string document_notes(const std::vector<Evaluation>& evaluations) {
 }
 
 /// The error that a side's solver reports, for plain codes and for the plan.
-std::string calibration_figure(const Artifact& artifact, const Side& side) {
+std::string calibration_figure(const Artifact& artifact, const ReportSide& side) {
   if (!side.any(artifact, [](const TensorPlan& plan) { return plan.error.has_value(); })) return "";
   LineChart chart{
       .label = fmt::format("Calibration error of the {} in each layer, plain codes and this plan, "
                            "logarithmic; the numbers are in the table below",
-                           side.name),
+                           plural(side.side)),
       .x_title = "layer",
       .places = layer_names(artifact),
       .lines = {},
@@ -168,7 +168,7 @@ std::string calibration_figure(const Artifact& artifact, const Side& side) {
 
 std::string calibration_charts(const Artifact& artifact) {
   std::string figures;
-  for (const Side& side : both_sides()) figures += calibration_figure(artifact, side);
+  for (const ReportSide& side : report_sides()) figures += calibration_figure(artifact, side);
   if (figures.empty()) return html_missing("The artifact says no calibration error.");
   return "<h3>What calibration saw</h3>\n" + html_charts(figures);
 }

@@ -21,8 +21,7 @@ namespace {
 WidthSlice slice_of(const TensorPlan& plan, int layer) {
   WidthSlice slice{.place = std::to_string(layer)};
   if (!plan.allocation) {
-    slice.share[std::holds_alternative<ExactCoder>(plan.coder) ? kExactWidth
-                                                               : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
+    slice.share[is_exact(plan.coder) ? kExactWidth : static_cast<std::size_t>(code_bits(plan.coder))] = 1.0;
     return slice;
   }
   const WidthHistogram counts = width_histogram(plan.allocation->channel_bits);
@@ -32,7 +31,7 @@ WidthSlice slice_of(const TensorPlan& plan, int layer) {
 }
 
 /// Channels at each width that occurs; a layer without mixed widths has dashes.
-std::string width_numbers(const Artifact& artifact, const Side& side) {
+std::string width_numbers(const Artifact& artifact, const ReportSide& side) {
   const auto counts_of = [](const TensorPlan& plan) { return width_histogram(plan.allocation->channel_bits); };
   HtmlRows rows{{"layer", "mean bits", "entropy", "over free"}};
   std::vector<std::size_t> widths;
@@ -56,13 +55,13 @@ std::string width_numbers(const Artifact& artifact, const Side& side) {
   return html_numbers(rows, "l" + std::string(rows[0].size() - 1, 'r'));
 }
 
-std::string width_figure(const Artifact& artifact, const Side& side) {
+std::string width_figure(const Artifact& artifact, const ReportSide& side) {
   std::vector<WidthSlice> slices;
   for (const LayerPlan& layer : artifact.layers)
     if (const TensorPlan* plan = side.plan(layer)) slices.push_back(slice_of(*plan, layer.layer));
   const std::string label = fmt::format(
       "Share of the {}' channels at each width, one slice for each of {} layers; the numbers are in the table below",
-      side.name, slices.size());
+      plural(side.side), slices.size());
   return html_figure(fmt::format("{}: share of channels at each width, %", side.title), width_chart(label, slices),
                      width_legend(slices) + width_numbers(artifact, side));
 }
@@ -72,7 +71,7 @@ bool is_mixed(const TensorPlan& plan) { return plan.allocation.has_value(); }
 /// Sides of one width: how they are stored, and in which layers.
 std::string uniform_table(const Artifact& artifact) {
   HtmlRows rows{{"side", "codes", "rotation", "layers"}};
-  for (const Side& side : both_sides()) {
+  for (const ReportSide& side : report_sides()) {
     if (side.any(artifact, is_mixed)) continue;
     std::vector<std::pair<std::pair<std::string, std::string>, std::vector<int>>> kinds;
     for (const LayerPlan& layer : artifact.layers) {
@@ -83,7 +82,8 @@ std::string uniform_table(const Artifact& artifact) {
       if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
       found->second.push_back(layer.layer);
     }
-    for (const auto& [kind, layers] : kinds) rows.push_back({side.name, kind.first, kind.second, range_text(layers)});
+    for (const auto& [kind, layers] : kinds)
+      rows.push_back({plural(side.side), kind.first, kind.second, range_text(layers)});
   }
   return rows.size() == 1 ? "" : html_table(rows, "lttt");
 }
@@ -130,10 +130,10 @@ std::string bits_figure(const Artifact& artifact, std::int64_t context) {
   };
   HtmlRows rows{{"layer"}};
   for (const std::string& name : chart.places) rows.push_back({name});
-  for (const Side& side : both_sides()) {
+  for (const ReportSide& side : report_sides()) {
     if (!side.any(artifact, [](const TensorPlan&) { return true; })) continue;
     std::vector<double> bits;
-    rows[0].insert(rows[0].end(), {fmt::format("{}: code bits", side.name), "effective bits"});
+    rows[0].insert(rows[0].end(), {fmt::format("{}: code bits", plural(side.side)), "effective bits"});
     for (const LayerPlan& layer : artifact.layers) {
       const TensorPlan* plan = side.plan(layer);
       bits.push_back(plan == nullptr ? NAN : effective_bits(*plan, side.dim(layer), artifact.windows, context));
@@ -141,7 +141,7 @@ std::string bits_figure(const Artifact& artifact, std::int64_t context) {
                                {html_number(plan == nullptr ? NAN : mean_code_bits(*plan)), html_number(bits.back())});
     }
     chart.scale_of.insert(chart.scale_of.end(), bits.begin(), bits.end());
-    chart.lines.push_back({.name = side.name, .values = std::move(bits), .style = side.style});
+    chart.lines.push_back({.name = plural(side.side), .values = std::move(bits), .style = side.style});
   }
   return html_figure(fmt::format("Effective bits of an element, {} tokens", context), line_chart(chart),
                      html_numbers(rows, "l" + std::string(rows[0].size() - 1, 'r')));
@@ -151,7 +151,7 @@ std::string bits_figure(const Artifact& artifact, std::int64_t context) {
 
 std::string allocation_section(const Artifact& artifact) {
   std::string charts;
-  for (const Side& side : both_sides())
+  for (const ReportSide& side : report_sides())
     if (side.any(artifact, is_mixed)) charts += width_figure(artifact, side);
   std::string body = html_charts(charts) + uniform_table(artifact);
   if (charts.empty())

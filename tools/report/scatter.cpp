@@ -28,19 +28,19 @@ struct Box {
 };
 
 /// Where a label may stand beside its point: how the text hangs on its anchor, and from where.
-struct Side {
+struct LabelPlace {
   const char* css;
   double dx, dy;     ///< from the point to the text's anchor on its base line
   double part_left;  ///< part of the text that lies left of the anchor
 };
-constexpr std::array<Side, 8> kSides = {{{"", 8.0, 3.5, 0.0},
-                                         {"", 6.0, -5.0, 0.0},
-                                         {"mid", 0.0, -8.0, 0.5},
-                                         {"", 6.0, 12.0, 0.0},
-                                         {"end", -6.0, -5.0, 1.0},
-                                         {"mid", 0.0, 15.0, 0.5},
-                                         {"end", -8.0, 3.5, 1.0},
-                                         {"end", -6.0, 12.0, 1.0}}};
+constexpr std::array<LabelPlace, 8> kLabelPlaces = {{{"", 8.0, 3.5, 0.0},
+                                                     {"", 6.0, -5.0, 0.0},
+                                                     {"mid", 0.0, -8.0, 0.5},
+                                                     {"", 6.0, 12.0, 0.0},
+                                                     {"end", -6.0, -5.0, 1.0},
+                                                     {"mid", 0.0, 15.0, 0.5},
+                                                     {"end", -8.0, 3.5, 1.0},
+                                                     {"end", -6.0, 12.0, 1.0}}};
 
 std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPoint::* value) {
   std::vector<double> values;
@@ -91,16 +91,16 @@ class Drawing {
     const std::string text = shortened(point.name, kLongestLabel);
     const double width = kCharacter * static_cast<double>(num_characters(text));
     const Box plot{frame_.left, frame_.top - 2.0, frame_.width, frame_.bottom()};
-    for (std::size_t i = 0; i < kSides.size(); ++i) {
+    for (std::size_t i = 0; i < kLabelPlaces.size(); ++i) {
       // Left of and below a point of the front there is nothing.
-      const Side& side = kSides[point.on_front ? kSides.size() - 1 - i : i];
-      const Point at{place(point).x + side.dx, place(point).y + side.dy};
-      const Box box{at.x - side.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - side.part_left) * width,
+      const LabelPlace& beside = kLabelPlaces[point.on_front ? kLabelPlaces.size() - 1 - i : i];
+      const Point at{place(point).x + beside.dx, place(point).y + beside.dy};
+      const Box box{at.x - beside.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - beside.part_left) * width,
                     at.y + 2.0};
       if (!box.inside(plot) ||
           std::any_of(taken_.begin(), taken_.end(), [&](const Box& other) { return box.meets(other); }))
         continue;
-      svg_.text(at, fmt::format("{}{}", side.css, point.strong ? " strong" : ""), text);
+      svg_.text(at, fmt::format("{}{}", beside.css, point.strong ? " strong" : ""), text);
       taken_.push_back(box);
       return;
     }

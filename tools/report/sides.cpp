@@ -7,13 +7,13 @@
 
 namespace kvq {
 
-bool Side::any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const {
+bool ReportSide::any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const {
   return std::any_of(artifact.layers.begin(), artifact.layers.end(),
                      [&](const LayerPlan& layer) { return plan(layer) != nullptr && has(*plan(layer)); });
 }
 
-const std::vector<Side>& both_sides() {
-  static const std::vector<Side> sides = {{"keys", "Keys", true, 0}, {"values", "Values", false, 4}};
+const std::vector<ReportSide>& report_sides() {
+  static const std::vector<ReportSide> sides = {{Side::k, "Keys", 0}, {Side::v, "Values", 4}};
   return sides;
 }
 
@@ -23,7 +23,7 @@ std::vector<std::string> layer_names(const Artifact& artifact) {
   return names;
 }
 
-std::vector<double> layer_values(const Artifact& artifact, const Side& side,
+std::vector<double> layer_values(const Artifact& artifact, const ReportSide& side,
                                  const std::function<double(const TensorPlan&)>& of) {
   std::vector<double> values;
   for (const LayerPlan& layer : artifact.layers)

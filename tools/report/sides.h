@@ -9,22 +9,21 @@
 namespace kvq {
 
 /// Keys or values of all layers, for charts of one side.
-struct Side {
-  const char* name;   ///< "keys", "values"
+struct ReportSide {
+  Side side;
   const char* title;  ///< "Keys", "Values"
-  bool is_key;
-  int style;  ///< of its lines
+  int style;          ///< of its lines
   /// Null for a layer without values.
-  const TensorPlan* plan(const LayerPlan& layer) const { return is_key ? &layer.k : layer.v ? &*layer.v : nullptr; }
-  int dim(const LayerPlan& layer) const { return is_key ? layer.geometry.head_dim : layer.geometry.v_head_dim; }
+  const TensorPlan* plan(const LayerPlan& layer) const { return layer.side(side); }
+  int dim(const LayerPlan& layer) const { return layer.geometry.dim(side); }
   bool any(const Artifact& artifact, const std::function<bool(const TensorPlan&)>& has) const;
 };
-const std::vector<Side>& both_sides();
+const std::vector<ReportSide>& report_sides();
 
 /// The layers' numbers, as places of a chart.
 std::vector<std::string> layer_names(const Artifact& artifact);
 /// `of` each layer's plan of this side; NaN without one.
-std::vector<double> layer_values(const Artifact& artifact, const Side& side,
+std::vector<double> layer_values(const Artifact& artifact, const ReportSide& side,
                                  const std::function<double(const TensorPlan&)>& of);
 
 /// Bits of an element of both sides together, each weighted by its channels. The mean over layers is what kvq-eval

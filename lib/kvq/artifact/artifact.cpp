@@ -2,6 +2,7 @@
 #include <kvq/artifact/geometry_json.h>
 #include <kvq/artifact/golden_tensors.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/artifact/side_tensors.h>
 #include <kvq/artifact/versions.h>
 #include <kvq/codec/golden_rows.h>
 #include <kvq/core/error.h>
@@ -9,8 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <tuple>
-#include <type_traits>
+#include <utility>
 
 namespace kvq {
 
@@ -18,60 +18,59 @@ namespace {
 
 constexpr int kMajor = 1;
 
-std::string tensor_name(int layer, char side, const char* what) {
-  return fmt::format("layers.{}.{}.{}", layer, side, what);
+std::string tensor_name(int layer, Side side, const std::string& what) {
+  return fmt::format("layers.{}.{}.{}", layer, name(side), what);
 }
 
-/// The tensors of one side, in one place for both directions: `visit(name, values, shape)` for each that is there or,
-/// when reading, each that the manifest announces.
-struct SideExtents {
-  std::int64_t heads, dim;
+template <typename Plan>
+std::vector<TensorSpec<Plan>> tensors_of(Plan& plan, const AnnouncedTensors& announced, const LayerGeometry& geometry,
+                                         Side side) {
+  const int heads = plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads;
+  return side_tensors(plan, announced, heads, geometry.dim(side));
+}
+
+/// Adds one tensor's values to a file.
+struct AddValues {
+  SafetensorsWriter& writer;
+  std::string name;
+  std::vector<std::int64_t> shape;
+
+  template <typename T>
+  void operator()(const std::vector<T>* values) const {
+    writer.add<T>(name, shape, std::span<const T>{*values});
+  }
+  void operator()(const std::vector<TrellisTaps>* all) const {
+    std::vector<float> thetas;
+    for (const TrellisTaps& taps : *all) thetas.insert(thetas.end(), taps.theta.begin(), taps.theta.end());
+    (*this)(&std::as_const(thetas));
+  }
 };
-SideExtents extents(const LayerGeometry& geometry, const Rotation& rotation, char side) {
-  return {rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads,
-          side == 'k' ? geometry.head_dim : geometry.v_head_dim};
+
+void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, Side side) {
+  for (const auto& tensor : tensors_of(plan, announced_tensors(plan), layer.geometry, side))
+    std::visit(AddValues{writer, tensor_name(layer.layer, side, tensor.name), tensor.shape}, tensor.values);
 }
 
-std::vector<std::int64_t> table_shape(const CodebookCoder& coder, int bits, std::int64_t heads) {
-  const std::int64_t size = std::int64_t{1} << bits;
-  return coder.per_head ? std::vector<std::int64_t>{heads, size} : std::vector<std::int64_t>{size};
-}
+/// Reads one tensor's values from a file.
+struct ReadValues {
+  const SafetensorsFile& file;
+  std::string name;
+  const std::vector<std::int64_t>& shape;
 
-void add_side(SafetensorsWriter& writer, const LayerPlan& layer, const TensorPlan& plan, char side) {
-  const auto [heads, dim] = extents(layer.geometry, plan.rotation, side);
-  const auto add_floats = [&](const char* what, const std::vector<float>& values, std::vector<std::int64_t> shape) {
-    if (!values.empty())
-      writer.add<float>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const float>{values});
-  };
-  add_floats("rotation", plan.rotation.matrix, {heads, dim, dim});
-  add_floats("inverse", plan.rotation.inverse, {heads, dim, dim});
-  add_floats("channel_scale", plan.rotation.channel_scale, {heads, dim});
-  add_floats("eigenbasis", plan.rotation.eigenbasis, {heads, dim, dim});
-  add_floats("spectrum", plan.rotation.spectrum, {heads, dim});
-  add_floats("center", plan.center, {heads, dim});
-  const auto add = [&](const char* what, const auto& values, std::vector<std::int64_t> shape) {
-    using T = typename std::remove_cvref_t<decltype(values)>::value_type;
-    if (!values.empty())
-      writer.add<T>(tensor_name(layer.layer, side, what), std::move(shape), std::span<const T>{values});
-  };
-  add("hadamard_signs", plan.rotation.signs, {heads, dim});
-  if (plan.allocation) {
-    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
-    add("channel_bits", plan.allocation->channel_bits, {heads, dim});
-    add("channel_order", plan.allocation->channel_order, {heads, dim});
-    add("block_bits", plan.allocation->block_bits, {heads, blocks});
-    add_floats("block_energy", plan.allocation->block_energy, {heads, blocks});
+  template <typename T>
+  void operator()(std::vector<T>* values) const {
+    *values = file.read<T>(name, shape);
   }
-  if (plan.centroids) add_floats("centroids", plan.centroids->values, {heads, plan.centroids->count, dim});
-  if (const auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
-    for (const auto& [bits, table] : codebook->tables)
-      add_floats(fmt::format("codebook.{}", bits).c_str(), table, table_shape(*codebook, bits, heads));
-  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder)) {
-    std::vector<float> theta;
-    for (const TrellisTaps& taps : trellis->taps) theta.insert(theta.end(), taps.theta.begin(), taps.theta.end());
-    add_floats("trellis", theta, {static_cast<std::int64_t>(theta.size())});
+  void operator()(std::vector<TrellisTaps>* all) const {
+    const std::vector<float> thetas = file.read<float>(name, shape);
+    auto next = thetas.begin();
+    for (TrellisTaps& taps : *all) {
+      const auto count = taps.bits * (taps.memory + 1);
+      taps.theta.assign(next, next + count);
+      next += count;
+    }
   }
-}
+};
 
 class Reader {
  public:
@@ -80,38 +79,14 @@ class Reader {
       if (!is_reserved(name)) unread_.insert(name);
   }
 
-  TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, char side) {
+  TensorPlan side(const Json& json, int layer, const LayerGeometry& geometry, Side side) {
     TensorPlan plan = plan_of(json, layer, side);
-    const auto [heads, dim] = extents(geometry, plan.rotation, side);
-    if (plan.rotation.kind == RotationKind::dense)
-      plan.rotation.matrix = floats(tensor_name(layer, side, "rotation"), {heads, dim, dim});
-    const Json& rotation = json.at("rotation");
-    if (rotation.value("inverse", false))
-      plan.rotation.inverse = floats(tensor_name(layer, side, "inverse"), {heads, dim, dim});
-    if (rotation.value("channel_scale", false))
-      plan.rotation.channel_scale = floats(tensor_name(layer, side, "channel_scale"), {heads, dim});
-    if (rotation.value("eigenbasis", false)) {
-      plan.rotation.eigenbasis = floats(tensor_name(layer, side, "eigenbasis"), {heads, dim, dim});
-      plan.rotation.spectrum = floats(tensor_name(layer, side, "spectrum"), {heads, dim});
+    check_inertia(plan, layer, geometry, side);
+    for (const auto& tensor : tensors_of(plan, announced_tensors(json), geometry, side)) {
+      const std::string name = tensor_name(layer, side, tensor.name);
+      unread_.erase(name);
+      std::visit(ReadValues{file_, name, tensor.shape}, tensor.values);
     }
-    if (rotation.value("signs", false)) {
-      plan.rotation.signs = numbers<std::int8_t>(tensor_name(layer, side, "hadamard_signs"), {heads, dim});
-    }
-    if (json.at("center").get<bool>()) plan.center = floats(tensor_name(layer, side, "center"), {heads, dim});
-    if (plan.centroids) {
-      plan.centroids->values = floats(tensor_name(layer, side, "centroids"), {heads, plan.centroids->count, dim});
-      if (plan.centroids->inertia.size() != static_cast<std::size_t>(heads))
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(),
-                                layer, side, heads, plan.centroids->inertia.size())};
-    }
-    if (plan.allocation) read_allocation(*plan.allocation, layer, side, heads, dim);
-    if (auto* codebook = std::get_if<CodebookCoder>(&plan.coder))
-      for (auto& [bits, table] : codebook->tables)
-        table = floats(tensor_name(layer, side, fmt::format("codebook.{}", bits).c_str()),
-                       table_shape(*codebook, bits, heads));
-    if (auto* trellis = std::get_if<TrellisCoder>(&plan.coder))
-      read_taps(*trellis, tensor_name(layer, side, "trellis"));
     return plan;
   }
 
@@ -131,41 +106,22 @@ class Reader {
     return digits != name.npos && digits > prefix.size() && name.compare(digits, 8, ".golden.") == 0;
   }
 
-  TensorPlan plan_of(const Json& json, int layer, char side) const {
+  TensorPlan plan_of(const Json& json, int layer, Side side) const {
     try {
       return plan_from_json(json);
     } catch (const Error& error) {
-      throw Error{ErrorKind::bad_input, fmt::format("{}: layer {} {}: {}", file_.name(), layer, side, error.what())};
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layer {} {}: {}", file_.name(), layer, name(side), error.what())};
     }
   }
 
-  void read_allocation(BitAllocation& a, int layer, char side, std::int64_t heads, std::int64_t dim) {
-    a.channel_bits = numbers<std::uint8_t>(tensor_name(layer, side, "channel_bits"), {heads, dim});
-    a.channel_order = numbers<std::uint16_t>(tensor_name(layer, side, "channel_order"), {heads, dim});
-    if (a.unit != "rope_block") return;
-    const std::int64_t blocks = num_blocks(static_cast<int>(dim));
-    a.block_bits = numbers<std::uint8_t>(tensor_name(layer, side, "block_bits"), {heads, blocks});
-    a.block_energy = floats(tensor_name(layer, side, "block_energy"), {heads, blocks});
-  }
-
-  void read_taps(TrellisCoder& coder, const std::string& name) {
-    std::int64_t total = 0;
-    for (const TrellisTaps& taps : coder.taps) total += taps.bits * (taps.memory + 1);
-    const std::vector<float> theta = floats(name, {total});
-    auto next = theta.begin();
-    for (TrellisTaps& taps : coder.taps) {
-      taps.theta.assign(next, next + taps.bits * (taps.memory + 1));
-      next += taps.bits * (taps.memory + 1);
-    }
-  }
-
-  template <typename T>
-  std::vector<T> numbers(const std::string& name, const std::vector<std::int64_t>& shape) {
-    unread_.erase(name);
-    return file_.read<T>(name, shape);
-  }
-  std::vector<float> floats(const std::string& name, const std::vector<std::int64_t>& shape) {
-    return numbers<float>(name, shape);
+  void check_inertia(const TensorPlan& plan, int layer, const LayerGeometry& geometry, Side side) const {
+    if (!plan.centroids) return;
+    const auto heads = static_cast<std::size_t>(plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads);
+    if (plan.centroids->inertia.size() != heads)
+      throw Error{ErrorKind::bad_input,
+                  fmt::format("{}: layer {} {}: centroids.inertia: expected {} numbers, found {}", file_.name(), layer,
+                              name(side), heads, plan.centroids->inertia.size())};
   }
 
   const SafetensorsFile& file_;
@@ -238,8 +194,8 @@ Artifact load_artifact(const SafetensorsFile& file) {
       throw Error{ErrorKind::bad_input,
                   fmt::format("{}: layers are not ascending below num_layers {}", where, artifact.model.num_layers)};
     plan.geometry = geometry_from_json(json.at("geometry"), where);
-    plan.k = reader.side(json.at("k"), plan.layer, plan.geometry, 'k');
-    if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, 'v');
+    plan.k = reader.side(json.at("k"), plan.layer, plan.geometry, Side::k);
+    if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, Side::v);
     try {
       validate(plan);
       check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
@@ -304,8 +260,8 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
     } catch (const Error& error) {
       throw Error{ErrorKind::internal, fmt::format("bug: a plan to save is not valid: {}", error.what())};
     }
-    add_side(writer, plan, plan.k, 'k');
-    if (plan.v) add_side(writer, plan, *plan.v, 'v');
+    add_side(writer, plan, plan.k, Side::k);
+    if (plan.v) add_side(writer, plan, *plan.v, Side::v);
     if (const auto it = artifact.golden.find(plan.layer); it != artifact.golden.end())
       add_golden_rows(writer, plan, it->second);
   }
@@ -347,9 +303,10 @@ void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) 
   std::string wrong_claim;
   bool any = false;
   for (const LayerPlan& plan : artifact.layers)
-    for (const auto& [side, name, dim] : {std::tuple{&plan.k, 'k', plan.geometry.head_dim},
-                                          {plan.v ? &*plan.v : nullptr, 'v', plan.geometry.v_head_dim}}) {
+    for (const Side which : kSides) {
+      const TensorPlan* side = plan.side(which);
       if (side == nullptr || !side->transform) continue;
+      const int dim = plan.geometry.dim(which);
       any = true;
       for (int h = 0; h < static_cast<int>(side->transform->condition.size()); ++h) {
         const double condition = transform_condition(side->rotation, h, dim),
@@ -357,7 +314,7 @@ void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) 
         worst = std::max(worst, inverse_error(side->rotation, h, dim) / condition);
         largest = std::max(largest, condition);
         if (wrong_claim.empty() && std::abs(condition - claimed) > kClaimTolerance * condition)
-          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name, h,
+          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name(which), h,
                                     condition, claimed);
       }
     }

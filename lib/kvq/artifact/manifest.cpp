@@ -1,36 +1,43 @@
 #include <kvq/artifact/manifest.h>
 #include <kvq/core/error.h>
 
+#include <array>
+
 namespace kvq {
 
 namespace {
 
+/// The fields of a coder beside its name and bits. Tables and thetas are tensors.
 struct CoderToJson {
   Json& json;
   void operator()(const ExactCoder&) const {}
   void operator()(const UniformCoder& coder) const {
+    add_groups(coder);
     if (coder.levels == UniformLevels::affine) json["zero"] = to_string(coder.zero);
   }
   void operator()(const CodebookCoder& coder) const {
+    add_groups(coder);
     Json bits = Json::array();
     for (const auto& [width, table] : coder.tables) bits.push_back(width);
     json["codebooks"] = {
         {"bits", std::move(bits)}, {"per_head", coder.per_head}, {"source", coder.fitted ? "fitted" : "sphere"}};
   }
   void operator()(const TrellisCoder& coder) const {
+    add_groups(coder);
     json["trellis"] = Json::array();
     for (const TrellisTaps& taps : coder.taps)
       json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}});
+  }
+  void add_groups(const auto& coder) const {
+    if (coder.group_size > 0) json["group_size"] = coder.group_size;
+    json["scale_type"] = to_string(coder.scale_type);
+    json["scale_rule"] = to_string(coder.rule);
   }
 };
 
 void coder_to_json(const Coder& coder, Json& json) {
   json["coder"] = coder_name(coder);
   json["bits"] = code_bits(coder);
-  if (std::holds_alternative<ExactCoder>(coder)) return;
-  if (group_size(coder) > 0) json["group_size"] = group_size(coder);
-  json["scale_type"] = to_string(scale_type(coder));
-  json["scale_rule"] = to_string(scale_rule(coder));
   std::visit(CoderToJson{json}, coder);
 }
 
@@ -80,64 +87,62 @@ Rotation rotation_from_json(const Json& json) {
 }
 
 template <typename Enum, std::size_t N>
-Enum enum_from(const std::string& name, const Enum (&values)[N]) {
+Enum enum_from(const std::string& name, const std::array<Enum, N>& values) {
   for (const Enum value : values)
     if (name == to_string(value)) return value;
   throw Error{ErrorKind::bad_input, fmt::format("unknown word \"{}\" in a plan", name)};
 }
 
-ScaleType scale_type_from(const Json& json) {
-  return enum_from(json.at("scale_type"), {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
-}
-
-ScaleRule rule_from(const Json& json) {
-  return enum_from(json.at("scale_rule"),
-                   {ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
-}
-
-UniformCoder uniform_from_json(const Json& json) {
-  UniformCoder coder{
-      .bits = json.at("bits"),
-      .group_size = json.value("group_size", 0),
-      .levels = enum_from(json.at("coder"), {UniformLevels::affine, UniformLevels::symmetric}),
-      .rule = rule_from(json),
-      .scale_type = scale_type_from(json),
-  };
-  if (coder.levels == UniformLevels::affine) {
-    if (!json.contains("zero")) throw Error{ErrorKind::bad_input, "coder affine without \"zero\""};
-    coder.zero = enum_from(json.at("zero"), {ZeroKind::floating, ZeroKind::integer});
+/// Fills in what CoderToJson wrote. Tables and thetas stay empty; their extents are what the caller reads.
+struct CoderFromJson {
+  const Json& json;
+  void operator()(ExactCoder&) const {}
+  void operator()(UniformCoder& coder) const {
+    read_groups(coder);
+    if (coder.levels == UniformLevels::affine)
+      coder.zero = enum_from(block("zero"), std::array{ZeroKind::floating, ZeroKind::integer});
   }
-  return coder;
-}
+  void operator()(CodebookCoder& coder) const {
+    const Json& codebooks = block("codebooks");
+    read_groups(coder);
+    coder.per_head = codebooks.at("per_head");
+    coder.fitted = codebooks.at("source") == "fitted";
+    for (const Json& width : codebooks.at("bits")) coder.tables[width.get<int>()] = {};
+  }
+  void operator()(TrellisCoder& coder) const {
+    const Json& trellis = block("trellis");
+    read_groups(coder);
+    for (const Json& taps : trellis) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
+  }
 
-/// Tables and thetas are left empty; their extents are what the caller reads.
+  /// What the schema cannot ask of one coder alone.
+  const Json& block(const char* key) const {
+    if (json.contains(key)) return json.at(key);
+    throw Error{ErrorKind::bad_input, fmt::format("coder {} without \"{}\"", json.at("coder").get<std::string>(), key)};
+  }
+  void read_groups(auto& coder) const {
+    coder.bits = json.at("bits");
+    coder.group_size = json.value("group_size", 0);
+    coder.rule = enum_from(
+        json.at("scale_rule"),
+        std::array{ScaleRule::minmax, ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm, ScaleRule::rms});
+    coder.scale_type = enum_from(json.at("scale_type"), std::array{ScaleType::fp16, ScaleType::bf16, ScaleType::fp32});
+  }
+};
+
 Coder coder_from_json(const Json& json) {
-  const std::string name = json.at("coder");
-  if (name == "exact") return ExactCoder{};
-  if (name == "affine" || name == "symmetric") return uniform_from_json(json);
-  const char* const block = name == "codebook" ? "codebooks" : "trellis";
-  if (!json.contains(block)) throw Error{ErrorKind::bad_input, fmt::format("coder {} without \"{}\"", name, block)};
-  if (name == "codebook") {
-    CodebookCoder coder{
-        .bits = json.at("bits"),
-        .group_size = json.value("group_size", 0),
-        .rule = rule_from(json),
-        .scale_type = scale_type_from(json),
-        .per_head = json.at(block).at("per_head"),
-        .fitted = json.at(block).at("source") == "fitted",
-    };
-    for (const Json& width : json.at(block).at("bits")) coder.tables[width.get<int>()] = {};
-    return coder;
-  }
-  TrellisCoder coder{
-      .bits = json.at("bits"),
-      .group_size = json.value("group_size", 0),
-      .rule = rule_from(json),
-      .scale_type = scale_type_from(json),
-  };
-  for (const Json& taps : json.at(block)) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
+  Coder coder = default_coder(enum_from(json.at("coder"), kCoderKinds));
+  std::visit(CoderFromJson{json}, coder);
   return coder;
 }
+
+/// The word of `requires` that a coder adds, or null for a coder of version 1.0.
+struct CoderFeature {
+  const char* operator()(const ExactCoder&) const { return nullptr; }
+  const char* operator()(const UniformCoder&) const { return nullptr; }
+  const char* operator()(const CodebookCoder&) const { return "codebook"; }
+  const char* operator()(const TrellisCoder&) const { return "trellis"; }
+};
 
 BitAllocation allocation_from_json(const Json& json) {
   BitAllocation a;
@@ -162,8 +167,7 @@ Centroids centroids_from_json(const Json& json) {
 
 std::vector<std::string> features(const TensorPlan& plan) {
   std::vector<std::string> words;
-  if (std::holds_alternative<CodebookCoder>(plan.coder)) words.push_back("codebook");
-  if (std::holds_alternative<TrellisCoder>(plan.coder)) words.push_back("trellis");
+  if (const char* word = std::visit(CoderFeature{}, plan.coder)) words.push_back(word);
   if (plan.allocation) words.push_back("mixed_widths");
   if (plan.centroids) words.push_back("centroids");
   if (plan.transform) words.push_back("transform");

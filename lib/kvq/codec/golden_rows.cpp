@@ -49,7 +49,7 @@ class SideCoder {
  public:
   SideCoder(const TensorPlan& plan, int heads, int dim)
       : plan_(plan),
-        exact_(std::holds_alternative<ExactCoder>(plan.coder)),
+        exact_(is_exact(plan.coder)),
         heads_(static_cast<std::size_t>(heads)),
         dim_(static_cast<std::size_t>(dim)),
         row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))),
@@ -177,13 +177,13 @@ std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& token
   return out;
 }
 
-std::string side_fault(char side, const GoldenSide& expected, const GoldenSide& found, std::int64_t heads) {
+std::string side_fault(Side side, const GoldenSide& expected, const GoldenSide& found, std::int64_t heads) {
   const auto place = [&](std::size_t row) {
-    return fmt::format("{} of token {} head {}", side, static_cast<std::int64_t>(row) / heads,
+    return fmt::format("{} of token {} head {}", name(side), static_cast<std::int64_t>(row) / heads,
                        static_cast<std::int64_t>(row) % heads);
   };
   if (found.bytes.size() != expected.bytes.size() || found.firm.size() != expected.firm.size())
-    return fmt::format("{}: another number of rows", side);
+    return fmt::format("{}: another number of rows", name(side));
   const std::size_t row_size = expected.firm.empty() ? 1 : expected.bytes.size() / expected.firm.size();
   for (std::size_t i = 0; i < expected.bytes.size(); ++i)
     if (expected.bytes[i] != found.bytes[i])
@@ -213,7 +213,7 @@ std::string output_fault(const std::vector<float>& expected, const std::vector<f
 
 bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step,
                      std::span<const std::uint8_t> bytes) {
-  KVQ_ASSERT(!std::holds_alternative<ExactCoder>(plan.coder) && !plan.centroids);
+  KVQ_ASSERT(!is_exact(plan.coder) && !plan.centroids);
   const RowCodec codec(plan, kv_head, static_cast<int>(x_rot.size()));
   return all_probes(x_rot, step,
                     [&, codes = std::vector<std::uint8_t>(x_rot.size()),
@@ -254,8 +254,10 @@ std::string golden_fault(const LayerPlan& plan, const GoldenRows& rows) {
     if (error.kind() != ErrorKind::numerical) throw;
     return error.what();
   }
-  if (std::string fault = side_fault('k', expected.k, rows.k, plan.geometry.num_kv_heads); !fault.empty()) return fault;
-  if (std::string fault = side_fault('v', expected.v, rows.v, plan.geometry.num_kv_heads); !fault.empty()) return fault;
+  if (std::string fault = side_fault(Side::k, expected.k, rows.k, plan.geometry.num_kv_heads); !fault.empty())
+    return fault;
+  if (std::string fault = side_fault(Side::v, expected.v, rows.v, plan.geometry.num_kv_heads); !fault.empty())
+    return fault;
   return output_fault(expected.out, rows.out, static_cast<std::size_t>(plan.geometry.v_head_dim));
 }
 

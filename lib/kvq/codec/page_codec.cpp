@@ -9,22 +9,21 @@ namespace {
 
 template <typename Byte>
 struct Tile {
-  const TileSide& side;
-  bool is_value;
+  const TileSide& format;
+  Side side;
   int token;
-  std::span<Byte> bytes;  ///< [side.bytes()]
+  std::span<Byte> bytes;  ///< [format.bytes()]
 };
 
 /// The tile that holds a slot, and the slot's row in it.
 template <typename Byte>
-Tile<Byte> tile_of(const PageLayout& layout, CacheSide which, int head, int slot, std::span<Byte> page) {
+Tile<Byte> tile_of(const PageLayout& layout, Side side, int head, int slot, std::span<Byte> page) {
   KVQ_ASSERT(head >= 0 && head < layout.num_kv_heads && slot >= 0 && slot < layout.page_size);
   KVQ_ASSERT(page.size() == static_cast<std::size_t>(layout.page_bytes()));
-  const bool is_value = which == CacheSide::v;
-  const TileSide& side = is_value ? layout.v : layout.k;
-  const int offset = is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot);
-  return {side, is_value, slot % kTileTokens,
-          page.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(side.bytes()))};
+  const TileSide& format = side == Side::v ? layout.v : layout.k;
+  const int offset = side == Side::v ? layout.value_tile(head, slot) : layout.key_tile(head, slot);
+  return {format, side, slot % kTileTokens,
+          page.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(format.bytes()))};
 }
 
 /// Where a channel's code lies.
@@ -35,19 +34,19 @@ struct CodeBits {
 
 template <typename Byte>
 CodeBits code_bits_of(const Tile<Byte>& tile, int channel) {
-  const CodePlace place = code_place(tile.side, channel);
-  const int byte = tile.is_value ? value_code_offset(tile.side, tile.token, place.lane, place.byte)
-                                 : key_code_offset(tile.side, tile.token, place.lane, place.byte);
-  return {static_cast<std::size_t>(byte), place.slice * tile.side.bits};
+  const CodePlace place = code_place(tile.format, channel);
+  const int byte = tile.side == Side::v ? value_code_offset(tile.format, tile.token, place.lane, place.byte)
+                                        : key_code_offset(tile.format, tile.token, place.lane, place.byte);
+  return {static_cast<std::size_t>(byte), place.slice * tile.format.bits};
 }
 
 /// Calls action(bytes of the number, index in [G] scales, [G] minima).
 template <typename Byte, typename Action>
 void for_each_number(const Tile<Byte>& tile, const Action& action) {
   std::size_t index = 0;
-  for (int number = 0; number < tile.side.numbers; ++number)
-    for (int group = 0; group < tile.side.groups(); ++group)
-      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.side, tile.token, group, number)), 2),
+  for (int number = 0; number < tile.format.numbers; ++number)
+    for (int group = 0; group < tile.format.groups(); ++group)
+      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.format, tile.token, group, number)), 2),
              index++);
 }
 
@@ -68,25 +67,24 @@ float load_bf16(std::span<const std::byte> all, std::int64_t offset) {
 }
 
 /// First byte of a channel of an exact row in its slot.
-std::int64_t window_offset(const WindowLayout& layout, CacheSide side, int head, int row, int channel) {
+std::int64_t window_offset(const WindowLayout& layout, Side side, int head, int row, int channel) {
   return head * layout.head_bytes() +
-         (side == CacheSide::v ? layout.value_offset(row, channel) : layout.key_offset(row, channel));
+         (side == Side::v ? layout.value_offset(row, channel) : layout.key_offset(row, channel));
 }
 
-void check_window(const WindowLayout& layout, CacheSide side, int head, int row, std::size_t dim,
-                  std::size_t slot_bytes) {
+void check_window(const WindowLayout& layout, Side side, int head, int row, std::size_t dim, std::size_t slot_bytes) {
   KVQ_ASSERT(head >= 0 && head < layout.num_kv_heads && row >= 0 && row < layout.sink_rows + layout.ring_rows);
-  KVQ_ASSERT(dim == static_cast<std::size_t>(side == CacheSide::v ? layout.v.head_dim : layout.k.head_dim));
+  KVQ_ASSERT(dim == static_cast<std::size_t>(side == Side::v ? layout.v.head_dim : layout.k.head_dim));
   KVQ_ASSERT(slot_bytes == static_cast<std::size_t>(layout.slot_bytes()));
 }
 
 }  // namespace
 
-void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+void store_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                     std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page) {
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
-  check_row(tile.side, type, codes.size(), numbers.size());
-  const unsigned mask = (1u << tile.side.bits) - 1;
+  check_row(tile.format, type, codes.size(), numbers.size());
+  const unsigned mask = (1u << tile.format.bits) - 1;
   for (std::size_t channel = 0; channel < codes.size(); ++channel) {
     KVQ_ASSERT(codes[channel] <= mask);
     const CodeBits at = code_bits_of(tile, static_cast<int>(channel));
@@ -97,11 +95,11 @@ void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, in
                   [&](std::span<std::byte> at, std::size_t i) { store_numbers(type, numbers.subspan(i, 1), at); });
 }
 
-void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                    std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers) {
   const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
-  check_row(tile.side, type, codes.size(), numbers.size());
-  const unsigned mask = (1u << tile.side.bits) - 1;
+  check_row(tile.format, type, codes.size(), numbers.size());
+  const unsigned mask = (1u << tile.format.bits) - 1;
   for (std::size_t channel = 0; channel < codes.size(); ++channel) {
     const CodeBits at = code_bits_of(tile, static_cast<int>(channel));
     codes[channel] = static_cast<std::uint8_t>(std::to_integer<unsigned>(tile.bytes[at.byte]) >> at.shift & mask);
@@ -110,33 +108,33 @@ void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int
                   [&](std::span<const std::byte> at, std::size_t i) { load_numbers(type, at, numbers.subspan(i, 1)); });
 }
 
-void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row,
+void store_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const float> row,
                     std::span<std::byte> page) {
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
-  KVQ_ASSERT(tile.side.exact() && row.size() == static_cast<std::size_t>(tile.side.head_dim));
-  for (int channel = 0; channel < tile.side.head_dim; ++channel)
+  KVQ_ASSERT(tile.format.exact() && row.size() == static_cast<std::size_t>(tile.format.head_dim));
+  for (int channel = 0; channel < tile.format.head_dim; ++channel)
     store_bf16(row[static_cast<std::size_t>(channel)], tile.bytes,
-               exact_offset(tile.side.head_dim, tile.token, channel));
+               exact_offset(tile.format.head_dim, tile.token, channel));
 }
 
-void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page,
+void load_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page,
                    std::span<float> row) {
   const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
-  KVQ_ASSERT(tile.side.exact() && row.size() == static_cast<std::size_t>(tile.side.head_dim));
-  for (int channel = 0; channel < tile.side.head_dim; ++channel)
+  KVQ_ASSERT(tile.format.exact() && row.size() == static_cast<std::size_t>(tile.format.head_dim));
+  for (int channel = 0; channel < tile.format.head_dim; ++channel)
     row[static_cast<std::size_t>(channel)] =
-        load_bf16(tile.bytes, exact_offset(tile.side.head_dim, tile.token, channel));
+        load_bf16(tile.bytes, exact_offset(tile.format.head_dim, tile.token, channel));
 }
 
-void store_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const float> row,
+void store_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const float> row,
                       std::span<std::byte> slot) {
   check_window(layout, side, head, window_row, row.size(), slot.size());
   for (std::size_t channel = 0; channel < row.size(); ++channel)
     store_bf16(row[channel], slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));
 }
 
-void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row,
-                     std::span<const std::byte> slot, std::span<float> row) {
+void load_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const std::byte> slot,
+                     std::span<float> row) {
   check_window(layout, side, head, window_row, row.size(), slot.size());
   for (std::size_t channel = 0; channel < row.size(); ++channel)
     row[channel] = load_bf16(slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/core/side.h>
 #include <kvq/plan/page_layout.h>
 #include <kvq/plan/scheme.h>
 
@@ -13,31 +14,29 @@
 /// outside.
 namespace kvq {
 
-enum class CacheSide { k, v };
-
 /// @param type     of the numbers, fp16 or bf16
 /// @param slot     of the page, 0 .. page_size - 1
 /// @param codes    [D], each below 2^bits
 /// @param numbers  [G] scales, then for affine [G] minima, each representable in `type`
 /// @param page     [page_bytes()]
-void store_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+void store_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                     std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page);
-void load_page_row(const PageLayout& layout, CacheSide side, ScaleType type, int head, int slot,
+void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                    std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers);
 
 /// The same for a side that is exact in pages. @param row  [D] x_rot, rounded to bfloat16
-void store_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const float> row,
+void store_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const float> row,
                     std::span<std::byte> page);
-void load_page_row(const PageLayout& layout, CacheSide side, int head, int slot, std::span<const std::byte> page,
+void load_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page,
                    std::span<float> row);
 
 /// Exact rows of the windows.
 /// @param window_row  WindowLayout::row() of a position
 /// @param row         [D] x_rot, rounded to bfloat16
 /// @param slot        [slot_bytes()], one sequence's
-void store_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row, std::span<const float> row,
+void store_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const float> row,
                       std::span<std::byte> slot);
-void load_window_row(const WindowLayout& layout, CacheSide side, int head, int window_row,
-                     std::span<const std::byte> slot, std::span<float> row);
+void load_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const std::byte> slot,
+                     std::span<float> row);
 
 }  // namespace kvq

@@ -39,7 +39,76 @@ UniformCoder symmetric_stand_in(const TrellisCoder& coder, int width, int count)
   };
 }
 
+/// Codes one group; `number` is its one scale.
+struct EncodeGroup {
+  std::span<const float> x;
+  std::span<std::uint8_t> codes;
+  std::span<float> number;
+  void operator()(const UniformCoder& group) const { encode_row(group, 1.0, x, codes, number); }
+  void operator()(const CodebookGroup& group) const { number[0] = group.encode(x, codes); }
+  void operator()(const TrellisGroup& group) const { number[0] = group.encode(x, codes); }
+};
+
+struct DecodeGroup {
+  std::span<const std::uint8_t> codes;
+  std::span<const float> number;
+  std::span<float> out;
+  void operator()(const UniformCoder& group) const { decode_row(group, codes, number, out); }
+  void operator()(const CodebookGroup& group) const { group.decode(codes, number[0], out); }
+  void operator()(const TrellisGroup& group) const { group.decode(codes, number[0], out); }
+};
+
 }  // namespace
+
+/// Fills in what codes the rows of one entry.
+struct RowCodec::Compile {
+  RowCodec& codec;
+  const TensorPlan& plan;
+  int entry;
+
+  void operator()(const ExactCoder&) const { codec.exact_ = true; }
+  void operator()(const UniformCoder& coder) const {
+    if (!plan.allocation) {
+      codec.uniform_ = coder;
+      return;
+    }
+    for_each_group([&](int width, int first, int count) {
+      UniformCoder one = coder;
+      one.bits = width;
+      one.group_size = count;
+      codec.groups_.push_back({first, count, one});
+    });
+  }
+  void operator()(const CodebookCoder& coder) const {
+    for_each_group([&](int width, int first, int count) {
+      const std::vector<float>& table = coder.tables.at(width);
+      const std::size_t size = std::size_t{1} << width,
+                        offset = coder.per_head ? static_cast<std::size_t>(entry) * size : 0;
+      codec.groups_.push_back(
+          {first, count, CodebookGroup(std::span(table).subspan(offset, size), coder.rule, coder.scale_type)});
+    });
+  }
+  void operator()(const TrellisCoder& coder) const {
+    for_each_group([&](int width, int first, int count) {
+      const TrellisTaps* taps = coder.find(width);
+      if (taps && count >= TrellisGroup::kLeastChannels)
+        codec.groups_.push_back({first, count, TrellisGroup(*taps, coder.rule, coder.scale_type)});
+      else
+        codec.groups_.push_back({first, count, symmetric_stand_in(coder, width, count)});
+    });
+  }
+
+  /// Calls add(width, first channel, channels) for each group of channels.
+  template <typename Add>
+  void for_each_group(Add add) const {
+    for (int s = 0; s < codec.layout_.num_segments; ++s) {
+      const CodeSegment& segment = codec.layout_.segments[static_cast<std::size_t>(s)];
+      const int count = plan.allocation ? segment.channels : group_size(plan.coder);
+      for (int first = segment.first_channel; first < segment.first_channel + segment.channels; first += count)
+        add(segment.bits, first, count);
+    }
+  }
+};
 
 RowCodec::RowCodec(const Coder& coder, double clip_ratio, int dim) : RowCodec(plan_of(coder, clip_ratio), 0, dim) {}
 
@@ -49,41 +118,7 @@ RowCodec::RowCodec(const TensorPlan& plan, int kv_head, int dim) : dim_(dim), la
   num_numbers_ = layout_.num_numbers;
   type_ = scale_type(plan.coder);
   if (!plan.clip_ratio.empty()) clip_ratio_ = plan.clip_ratio[static_cast<std::size_t>(entry)];
-  exact_ = std::holds_alternative<ExactCoder>(plan.coder);
-  if (exact_) return;
-  if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder); uniform && !plan.allocation) {
-    uniform_ = *uniform;
-    return;
-  }
-  for (int s = 0; s < layout_.num_segments; ++s) {
-    const CodeSegment& segment = layout_.segments[static_cast<std::size_t>(s)];
-    add_groups(plan.coder, segment.bits, segment.first_channel, segment.channels,
-               plan.allocation ? segment.channels : group_size(plan.coder), entry);
-  }
-}
-
-void RowCodec::add_groups(const Coder& coder, int width, int first, int count, int group, int entry) {
-  for (int start = first; start < first + count; start += group) {
-    if (const auto* uniform = std::get_if<UniformCoder>(&coder)) {
-      UniformCoder one = *uniform;
-      one.bits = width;
-      one.group_size = group;
-      groups_.push_back({start, group, one});
-    } else if (const auto* codebook = std::get_if<CodebookCoder>(&coder)) {
-      const std::vector<float>& table = codebook->tables.at(width);
-      const std::size_t size = std::size_t{1} << width,
-                        offset = codebook->per_head ? static_cast<std::size_t>(entry) * size : 0;
-      groups_.push_back(
-          {start, group, CodebookGroup(std::span(table).subspan(offset, size), codebook->rule, codebook->scale_type)});
-    } else {
-      const auto& trellis = std::get<TrellisCoder>(coder);
-      const TrellisTaps* taps = trellis.find(width);
-      if (taps && group >= TrellisGroup::kLeastChannels)
-        groups_.push_back({start, group, TrellisGroup(*taps, trellis.rule, trellis.scale_type)});
-      else
-        groups_.push_back({start, group, symmetric_stand_in(trellis, width, group)});
-    }
-  }
+  std::visit(Compile{*this, plan, entry}, plan.coder);
 }
 
 void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes, std::span<float> numbers) const {
@@ -96,12 +131,7 @@ void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes,
     const Group& group = groups_[g];
     const auto x = row.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
     const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
-    if (const auto* uniform = std::get_if<UniformCoder>(&group.coder))
-      encode_row(*uniform, 1.0, x, c, numbers.subspan(g, 1));
-    else if (const auto* codebook = std::get_if<CodebookGroup>(&group.coder))
-      numbers[g] = codebook->encode(x, c);
-    else
-      numbers[g] = std::get<TrellisGroup>(group.coder).encode(x, c);
+    std::visit(EncodeGroup{x, c, numbers.subspan(g, 1)}, group.coder);
   }
 }
 
@@ -114,12 +144,7 @@ void RowCodec::decode(std::span<const std::uint8_t> codes, std::span<const float
     const Group& group = groups_[g];
     const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
     const auto x = out.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
-    if (const auto* uniform = std::get_if<UniformCoder>(&group.coder))
-      decode_row(*uniform, c, numbers.subspan(g, 1), x);
-    else if (const auto* codebook = std::get_if<CodebookGroup>(&group.coder))
-      codebook->decode(c, numbers[g], x);
-    else
-      std::get<TrellisGroup>(group.coder).decode(c, numbers[g], x);
+    std::visit(DecodeGroup{c, numbers.subspan(g, 1), x}, group.coder);
   }
 }
 

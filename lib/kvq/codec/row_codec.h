@@ -43,7 +43,7 @@ class RowCodec {
     int first, count;
     std::variant<UniformCoder, CodebookGroup, TrellisGroup> coder;
   };
-  void add_groups(const Coder& coder, int width, int first, int count, int group, int entry);
+  struct Compile;
 
   int dim_ = 0, num_numbers_ = 0;
   bool exact_ = false;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/core/side.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,6 +33,7 @@ struct LayerGeometry {
   AttentionKind kind = AttentionKind::gqa;
   RopeStyle rope = {};
   bool operator==(const LayerGeometry&) const = default;
+  int dim(Side side) const { return side == Side::k ? head_dim : v_head_dim; }
   int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
 };
 

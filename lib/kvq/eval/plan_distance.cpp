@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace kvq {
@@ -225,24 +226,36 @@ std::span<const float> table_of(const CodebookCoder& coder, const std::vector<fl
                                   entries);
 }
 
-void compare_coders(const TensorPlan& plan, const TensorPlan& reference, int heads, PlanDistance& found) {
-  if (const auto *a = std::get_if<CodebookCoder>(&plan.coder), *b = std::get_if<CodebookCoder>(&reference.coder);
-      a && b)
-    for (const auto& [bits, table] : a->tables) {
-      const auto other = b->tables.find(bits);
-      if (other == b->tables.end()) continue;
+/// Distances of the tables that two coders of one kind share.
+struct CompareCoders {
+  const TensorPlan& plan;
+  const TensorPlan& reference;
+  int heads;
+  PlanDistance& found;
+
+  void operator()(const ExactCoder&, const ExactCoder&) const {}
+  void operator()(const UniformCoder&, const UniformCoder&) const {}
+  void operator()(const CodebookCoder& a, const CodebookCoder& b) const {
+    for (const auto& [bits, table] : a.tables) {
+      const auto other = b.tables.find(bits);
+      if (other == b.tables.end()) continue;
       for (int h = 0; h < heads; ++h)
-        raise(found.codebook, table_distance(table_of(*a, table, bits, plan.rotation, h),
-                                             table_of(*b, other->second, bits, reference.rotation, h)));
+        raise(found.codebook, table_distance(table_of(a, table, bits, plan.rotation, h),
+                                             table_of(b, other->second, bits, reference.rotation, h)));
     }
-  if (const auto *a = std::get_if<TrellisCoder>(&plan.coder), *b = std::get_if<TrellisCoder>(&reference.coder); a && b)
-    for (const TrellisTaps& taps : a->taps) {
-      const TrellisTaps* other = b->find(taps.bits);
+  }
+  void operator()(const TrellisCoder& a, const TrellisCoder& b) const {
+    for (const TrellisTaps& taps : a.taps) {
+      const TrellisTaps* other = b.find(taps.bits);
       if (other == nullptr || other->theta.size() != taps.theta.size()) continue;
       for (std::size_t i = 0; i < taps.theta.size(); ++i)
         raise(found.trellis, std::abs(static_cast<double>(taps.theta[i]) - static_cast<double>(other->theta[i])));
     }
-}
+  }
+  template <typename A, typename B>
+    requires(!std::is_same_v<A, B>)
+  void operator()(const A&, const B&) const {}
+};
 
 /// Mean distance of the rows of `a` from the nearest row of `b`.
 double mean_nearest(std::span<const float> a, std::span<const float> b, std::size_t d) {
@@ -356,7 +369,7 @@ PlanDistance plan_distance(const TensorPlan& plan, const TensorPlan& reference, 
   compare_rotations(plan, reference, num_kv_heads, dim, found);
   compare_transforms(plan, reference, num_kv_heads, dim, found);
   compare_offsets(plan, reference, num_kv_heads, dim, found);
-  compare_coders(plan, reference, num_kv_heads, found);
+  std::visit(CompareCoders{plan, reference, num_kv_heads, found}, plan.coder, reference.coder);
   for (int h = 0; h < num_kv_heads && !plan.clip_ratio.empty() && !reference.clip_ratio.empty(); ++h) {
     const auto ratio = [h](const TensorPlan& own) {
       return own.clip_ratio[static_cast<std::size_t>(own.rotation.head_index(h))];

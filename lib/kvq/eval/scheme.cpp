@@ -17,12 +17,12 @@ namespace {
 struct Place {
   const LayerGeometry& geometry;
   int layer;
-  char side;
+  Side side;
   std::uint64_t seed;
   bool with_windows;
-  int dim() const { return side == 'k' ? geometry.head_dim : geometry.v_head_dim; }
+  int dim() const { return geometry.dim(side); }
   /// Random numbers of heads and sides are kept apart.
-  int stream(int head) const { return 2 * head + (side == 'v' ? 1 : 0); }
+  int stream(int head) const { return kvq::stream(head, side); }
 };
 using MakeSide = std::unique_ptr<StoredSide> (*)(const Place&, int bits);
 
@@ -44,8 +44,7 @@ class PlannedSide : public StoredSide {
 
 std::unique_ptr<StoredSide> planned(const Place& place, TensorPlan plan) {
   plan.rotation.scope = Scope::layer;
-  if (scale_rule(plan.coder) == ScaleRule::minmax && !std::holds_alternative<ExactCoder>(plan.coder))
-    plan.clip_ratio = {1.0};
+  if (takes_clip(plan.coder)) plan.clip_ratio = {1.0};
   validate(plan, place.geometry, place.layer, place.side);
   return std::make_unique<PlannedSide>(std::move(plan), place.dim());
 }
@@ -67,7 +66,7 @@ std::unique_ptr<StoredSide> quarot(const Place& place, int bits) {
 }
 
 std::unique_ptr<StoredSide> saw_int4(const Place& place, int) {
-  if (place.side == 'v') return naive(place, 4);
+  if (place.side == Side::v) return naive(place, 4);
   return planned(place, {.rotation = hadamard(place, 128), .coder = affine(place, 4)});
 }
 
@@ -116,17 +115,17 @@ class QjlSide : public StoredSide {
 };
 
 std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, int bits) {
-  if (place.side == 'v') return tq_mse(place, bits);
+  if (place.side == Side::v) return tq_mse(place, bits);
   return std::make_unique<QjlSide>(place, bits);
 }
 
 std::unique_ptr<StoredSide> kivi(const Place& place, int bits) {
-  return place.side == 'k' ? kivi_keys(place.dim(), bits, place.with_windows)
-                           : kivi_values(place.dim(), bits, place.with_windows);
+  return place.side == Side::k ? kivi_keys(place.dim(), bits, place.with_windows)
+                               : kivi_values(place.dim(), bits, place.with_windows);
 }
 
 std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, int bits) {
-  return place.side == 'k' ? kivi_scale_only_keys(place.dim(), bits) : tq_mse(place, bits);
+  return place.side == Side::k ? kivi_scale_only_keys(place.dim(), bits) : tq_mse(place, bits);
 }
 
 struct Family {
@@ -186,9 +185,9 @@ Scheme find_scheme(std::string_view name) {
     if (!bits) continue;
     return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer,
                                                                              std::uint64_t seed, bool with_windows) {
-              StoredLayer stored{make({geometry, layer, 'k', seed, with_windows}, bits), nullptr};
+              StoredLayer stored{make({geometry, layer, Side::k, seed, with_windows}, bits), nullptr};
               if (geometry.v_head_dim > 0 && !keys_only)
-                stored.v = make({geometry, layer, 'v', seed, with_windows}, bits);
+                stored.v = make({geometry, layer, Side::v, seed, with_windows}, bits);
               return stored;
             }};
   }

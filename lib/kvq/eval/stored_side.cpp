@@ -36,7 +36,7 @@ class StoredByPlan : public StoredSide {
   }
 
   ExactTokens exact_tokens() const override {
-    if (std::holds_alternative<ExactCoder>(plan_.coder)) return {};
+    if (is_exact(plan_.coder)) return {};
     return {.sink = windows_.sink_tokens, .recent = windows_.recent_tokens};
   }
   double effective_bits(std::int64_t context) const override {

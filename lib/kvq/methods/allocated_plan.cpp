@@ -84,7 +84,7 @@ class SidePlanner {
     const std::vector<std::uint8_t>& bits = plan.allocation->channel_bits;
     if (std::all_of(bits.begin(), bits.end(), [](std::uint8_t b) { return b == 0; }))
       throw Error{ErrorKind::usage,
-                  fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, side_,
+                  fmt::format("layer {} {}: rows of {} bytes hold no code of any channel", stats_.layer, name(side_),
                               budget.row_bytes),
                   "make the rows larger"};
     plan.coder = make_mixed_coder(options_, side_, *plan.allocation, dim());
@@ -106,7 +106,7 @@ class SidePlanner {
   std::string score_name() const {
     if (any(Allocate::rope_block)) return options_.score;
     if (any(Allocate::channel) && !view_.is_orthogonal()) return "metric*covariance";
-    if (any(Allocate::channel)) return side_ == 'k' ? "query_energy*key_energy" : "score_weighted_energy";
+    if (any(Allocate::channel)) return side_ == Side::k ? "query_energy*key_energy" : "score_weighted_energy";
     return "equal";
   }
   std::string recipe() const {
@@ -129,7 +129,7 @@ class SidePlanner {
       p.scores.assign(p.units.size(), 1.0);
       return p;
     }
-    const auto own = scoped_moment(request_, side_ == 'k' ? Moment::key : Moment::value, true)[entry];
+    const auto own = scoped_moment(request_, side_ == Side::k ? Moment::key : Moment::value, true)[entry];
     if (how(h) == Allocate::channel && is_balanced(h)) {
       // Covariance and metric are diagonal, up to damping, and descend along the channels.
       p.units = channel_units(dim());
@@ -138,16 +138,16 @@ class SidePlanner {
       return p;
     }
     if (how(h) == Allocate::channel) {
-      const Moment target = side_ == 'k'                                 ? Moment::query
+      const Moment target = side_ == Side::k                             ? Moment::query
                             : stats_.moments.count(Moment::scored_value) ? Moment::scored_value
                                                                          : Moment::value;
-      const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == 'v')[entry], dim());
+      const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == Side::v)[entry], dim());
       p.basis = pairs.vectors;
       p.spectrum = pairs.values;
       p.units = channel_units(dim());
       const std::vector<double> energy = energies(own, p.basis, dim());
       for (std::size_t j = 0; j < p.units.size(); ++j)
-        p.scores.push_back(energy[j] * (side_ == 'k' ? std::max(0.0, pairs.values[j]) : 1.0));
+        p.scores.push_back(energy[j] * (side_ == Side::k ? std::max(0.0, pairs.values[j]) : 1.0));
       return p;
     }
     p.units = rope_units(stats_.geometry);
@@ -239,14 +239,16 @@ class SidePlanner {
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
     if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal())
       return;  // an eigenbasis is kept where all heads have one
-    rotation.target = side_ == 'k' ? "query" : stats_.moments.count(Moment::scored_value) ? "scored_value" : "value";
+    rotation.target = side_ == Side::k                             ? "query"
+                      : stats_.moments.count(Moment::scored_value) ? "scored_value"
+                                                                   : "value";
     rotation.eigenbasis.insert(rotation.eigenbasis.end(), p.basis.begin(), p.basis.end());
     rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
   }
 
   /// Haar, or random signs and a Hadamard where n is a power of two; one stream for each (layer, head, side, width).
   std::vector<double> mixing_matrix(int n, int h, int width) const {
-    const int stream = 1024 + (2 * h + (side_ == 'v' ? 1 : 0)) * 16 + (how(h) == Allocate::none ? 9 : width);
+    const int stream = 1024 + kvq::stream(h, side_) * 16 + (how(h) == Allocate::none ? 9 : width);
     if (options_.mixing == "haar" || hadamard_order(n) != n) return haar_matrix(n, options_.seed, stats_.layer, stream);
     std::vector<double> matrix = block_hadamard_matrix(n, n);
     const std::vector<std::int8_t> signs = random_signs(n, options_.seed, stats_.layer, stream);
@@ -257,7 +259,7 @@ class SidePlanner {
 
   /// Tables, and the errors before and after.
   void finish(TensorPlan& plan, bool with_error) {
-    const bool needs_rows = with_error || std::holds_alternative<CodebookCoder>(plan.coder);
+    const bool needs_rows = with_error || fit_needs_rows(plan.coder);
     if (!needs_rows) return;
     const auto d = static_cast<std::size_t>(dim());
     std::vector<std::vector<RotatedData>> rotated;
@@ -296,16 +298,16 @@ class SidePlanner {
       after += sum[2];
     }
     if (!(total > 0.0))
-      throw Error{
-          ErrorKind::numerical,
-          fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer, side_)};
+      throw Error{ErrorKind::numerical,
+                  fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer,
+                              name(side_))};
     plan.error = FitError{metric_name(view_), before / total, after / total};
   }
 
   /// The same coder at the whole width below, without rotation, centre and allocation: what `before` means.
   Options plain_options(const TensorPlan& plan) const {
     Options plain = options_;
-    SideOptions& side = side_ == 'k' ? plain.k : plain.v;
+    SideOptions& side = side_ == Side::k ? plain.k : plain.v;
     side.bits = std::clamp(std::floor(mean_code_bits(plan) + 1e-9), 1.0, side.coder == CoderKind::trellis ? 4.0 : 8.0);
     return plain;
   }
@@ -313,7 +315,7 @@ class SidePlanner {
   const SideView& view_;
   const LayerStats& stats_;  ///< of the view
   const Options& options_;
-  char side_;
+  Side side_;
   std::vector<Allocate> how_;
   Coder coder_ = ExactCoder{};
   std::vector<float> center_;

@@ -11,8 +11,7 @@ Rotation haar_rotation(const RotationRequest& request) {
   rotation.kind = RotationKind::dense;
   rotation.recipe = "Haar";
   for (int h = 0; h < request.heads(); ++h) {
-    const auto matrix =
-        haar_matrix(request.dim(), request.options.seed, request.stats.layer, 2 * h + (request.side == 'v' ? 1 : 0));
+    const auto matrix = haar_matrix(request.dim(), request.options.seed, request.stats.layer, stream(h, request.side));
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
   }
   return rotation;

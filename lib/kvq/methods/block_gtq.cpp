@@ -21,7 +21,7 @@ Rotation tq_rotation(const RotationRequest& request) {
   rotation.order = hadamard ? request.dim() : 0;
   rotation.recipe = hadamard ? "S*H" : "Haar";
   for (int h = 0; h < request.heads(); ++h) {
-    const int stream = 2 * h + (request.side == 'v' ? 1 : 0);
+    const int stream = kvq::stream(h, request.side);
     if (hadamard) {
       const auto signs = random_signs(request.dim(), request.options.seed, request.stats.layer, stream);
       rotation.signs.insert(rotation.signs.end(), signs.begin(), signs.end());
@@ -33,7 +33,7 @@ Rotation tq_rotation(const RotationRequest& request) {
   return rotation;
 }
 
-TensorPlan gtq_side(const LayerStats& stats, const Options& options, char side) {
+TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side) {
   const SideOptions& asked = options.side(side);
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
   if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
@@ -47,8 +47,9 @@ std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& opti
   std::vector<LayerPlan> plans;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto stats = source.load(i);
-    LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = gtq_side(*stats, options, 'k'), .v = {}};
-    if (stats->has_values) plan.v = gtq_side(*stats, options, 'v');
+    LayerPlan plan{
+        .layer = stats->layer, .geometry = stats->geometry, .k = gtq_side(*stats, options, Side::k), .v = {}};
+    if (stats->has_values) plan.v = gtq_side(*stats, options, Side::v);
     validate(plan);
     plans.push_back(std::move(plan));
     if (done) done(i);

@@ -16,7 +16,7 @@ KMeansOptions kmeans_options(const RotationRequest& request, int h) {
       .restarts = options.kmeans_restarts,
       .seed = options.seed,
       .layer = request.stats.layer,
-      .head = 2 * h + (request.side == 'v' ? 1 : 0),
+      .head = stream(h, request.side),
   };
 }
 
@@ -25,7 +25,7 @@ void expect_rows(const RotationRequest& request, std::int64_t rows) {
   if (rows < wanted)
     throw Error{ErrorKind::usage,
                 fmt::format("layer {} {}: --kmeans {} needs at least as many rows, the sample has {}",
-                            request.stats.layer, request.side, wanted, rows),
+                            request.stats.layer, name(request.side), wanted, rows),
                 "--sample-tokens keeps more tokens of the dump"};
 }
 

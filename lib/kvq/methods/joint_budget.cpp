@@ -81,14 +81,14 @@ class LayerJudge {
 
   /// What each KV head's rows under a plan do to the outputs: nats a token, and the square relative to the layer's
   /// outputs.
-  std::vector<OutputChange> changes(const TensorPlan& plan, char side) const {
+  std::vector<OutputChange> changes(const TensorPlan& plan, Side side) const {
     std::vector<OutputChange> result(heads_.size());
-    const int dim = side == 'k' ? stats_.geometry.head_dim : stats_.geometry.v_head_dim;
+    const int dim = stats_.geometry.dim(side);
     parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
       const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
       const std::vector<float> rows =
-          coded(plan, static_cast<int>(h), side == 'k' ? judge.data().k : judge.data().v, dim);
-      result[static_cast<std::size_t>(h)] = side == 'k' ? judge.of_keys(rows) : judge.of_values(rows);
+          coded(plan, static_cast<int>(h), side == Side::k ? judge.data().k : judge.data().v, dim);
+      result[static_cast<std::size_t>(h)] = side == Side::k ? judge.of_keys(rows) : judge.of_values(rows);
     });
     for (OutputChange& change : result) change.squared /= std::max(energy_.squared, 1e-300);
     return result;
@@ -127,7 +127,7 @@ using Bases = std::vector<Basis>;  ///< of each entry of the scope
 /// Views of one side by the transforms of its heads, made when they are first asked for.
 class Views {
  public:
-  Views(const LayerStats& stats, const Options& options, char side) : stats_(stats), options_(options), side_(side) {}
+  Views(const LayerStats& stats, const Options& options, Side side) : stats_(stats), options_(options), side_(side) {}
   const SideView& of(const Bases& bases) {
     std::vector<TransformKind> kinds;
     for (const Basis& basis : bases) kinds.push_back(basis.transform);
@@ -139,7 +139,7 @@ class Views {
  private:
   const LayerStats& stats_;
   const Options& options_;
-  char side_;
+  Side side_;
   std::map<std::vector<TransformKind>, std::unique_ptr<SideView>> views_;
 };
 
@@ -152,7 +152,7 @@ std::vector<Allocate> allocations(const Bases& bases) {
 /// A side of a layer, or what is searched together.
 struct Unit {
   std::size_t layer = 0;
-  char side = 'k';
+  Side side = Side::k;
   double channels = 0.0;  ///< of all heads
   std::vector<SideBudget> budgets;
   std::vector<Bases> bases;           ///< per budget
@@ -194,16 +194,15 @@ class Planner {
  private:
   static constexpr double kExactBytes = 2.0;  ///< of a channel in 16 bit
 
-  static double channels_of(const LayerStats& stats, char side) {
-    return static_cast<double>(side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim) *
-           stats.geometry.num_kv_heads;
+  static double channels_of(const LayerStats& stats, Side side) {
+    return static_cast<double>(stats.geometry.dim(side)) * stats.geometry.num_kv_heads;
   }
   bool joint() const { return options_.budget_bits || options_.budget_bytes; }
   bool by_rows() const { return options_.budget_bytes || options_.uniform_layout; }
 
-  std::vector<SideBudget> ladder(const LayerStats& stats, char side) const {
+  std::vector<SideBudget> ladder(const LayerStats& stats, Side side) const {
     if (!joint()) return {{options_.side(side).bits, options_.side(side).row_bytes}};
-    const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+    const int dim = stats.geometry.dim(side);
     std::vector<SideBudget> budgets;
     if (by_rows()) {
       const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6
@@ -221,7 +220,7 @@ class Planner {
     return budgets;
   }
 
-  Bases bases_of(char side) const {
+  Bases bases_of(Side side) const {
     const SideOptions& asked = options_.side(side);
     Bases bases{{asked.allocate, asked.transform}};
     if (options_.choose_transform) bases.push_back({Allocate::channel, TransformKind::klt});
@@ -235,16 +234,16 @@ class Planner {
     double bits = 0.0, bytes = 0.0;
     std::vector<OutputChange> changes;
   };
-  Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side, const SideBudget& budget,
+  Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side, const SideBudget& budget,
               const Bases& bases) const {
     const TensorPlan plan = allocate_side(views.of(bases), options_, budget, allocations(bases), false);
-    const int dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+    const int dim = stats.geometry.dim(side);
     const double kv_heads = stats.geometry.num_kv_heads;
     return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
   }
 
   /// The base that costs each head least at this budget, tried.
-  Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, char side,
+  Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side,
                    const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
     const Bases bases = bases_of(side);
@@ -301,12 +300,12 @@ class Planner {
   void try_everything() {
     for (std::size_t i = 0; i < source_.size(); ++i) {
       const auto stats = source_.load(i);
-      std::vector<char> sides{'k'};
-      if (stats->has_values) sides.push_back('v');
+      std::vector<Side> sides{Side::k};
+      if (stats->has_values) sides.push_back(Side::v);
       const bool all_exact =
-          std::all_of(sides.begin(), sides.end(), [&](char side) { return stays_exact(options_, stats->layer, side); });
+          std::all_of(sides.begin(), sides.end(), [&](Side side) { return stays_exact(options_, stats->layer, side); });
       exact_bytes_of_.push_back(0.0);
-      for (const char side : sides)
+      for (const Side side : sides)
         if (stays_exact(options_, stats->layer, side))
           exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
       exact_bytes_ += exact_bytes_of_.back();
@@ -316,7 +315,7 @@ class Planner {
                          : measures_behind_o_proj(*stats, options_) ? "relative_residual"
                                                                     : "relative_output";
         report_.tokens = stats->held_out->count();
-        for (const char side : sides) {
+        for (const Side side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
           Unit unit{
               .layer = i,
@@ -377,9 +376,9 @@ class Planner {
               ? search_each_layer()
               : search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
       for (std::size_t u = 0; u < units_.size(); ++u)
-        chosen[u] = !options_.uniform_layout ? found.chosen[u]
-                    : units_[u].side == 'k'  ? found.chosen.front()
-                                             : found.chosen.back();
+        chosen[u] = !options_.uniform_layout    ? found.chosen[u]
+                    : units_[u].side == Side::k ? found.chosen.front()
+                                                : found.chosen.back();
       report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
     }
     double bits = 0.0, bytes = exact_bytes_;
@@ -425,7 +424,7 @@ class Planner {
   std::vector<std::vector<Choice>> summed_choices() const {
     std::vector<std::vector<Choice>> sums(2);
     for (const Unit& unit : units_) {
-      auto& sum = sums[unit.side == 'k' ? 0 : 1];
+      auto& sum = sums[index(unit.side)];
       if (sum.empty()) sum.resize(unit.choices.size());
       if (sum.size() != unit.choices.size())
         throw Error{ErrorKind::unsupported, "--uniform-layout: the layers have different head dimensions",
@@ -451,7 +450,7 @@ class Planner {
         const Bases& bases = units_[u].bases[chosen[u]];
         TensorPlan side =
             allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true);
-        (units_[u].side == 'k' ? plan.k : *plan.v) = std::move(side);
+        (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);
       plans.push_back(std::move(plan));

@@ -95,6 +95,47 @@ int shortest_run(const BitAllocation& allocation, int width, int dim) {
   return shortest;
 }
 
+struct FitNeedsRows {
+  bool operator()(const ExactCoder&) const { return false; }
+  bool operator()(const UniformCoder&) const { return false; }
+  bool operator()(const CodebookCoder&) const { return true; }
+  bool operator()(const TrellisCoder&) const { return false; }
+};
+
+/// Makes the tables of a plan's coder from rotated rows.
+struct FitTables {
+  TensorPlan& plan;
+  bool fitted;
+  std::span<const std::vector<RotatedData>> heads;
+
+  void operator()(ExactCoder&) const {}
+  void operator()(UniformCoder&) const {}
+  void operator()(CodebookCoder& coder) const {
+    if (!fitted && !plan.allocation) return;
+    coder.per_head = true;
+    coder.fitted = fitted;
+    coder.tables.clear();
+    const int dim = heads.front().front().dim;
+    for (std::size_t h = 0; h < heads.size(); ++h)
+      for (const Run& run : runs_of(plan, static_cast<int>(h), dim)) coder.tables[run.width];
+    for (auto& [width, table] : coder.tables) {
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        // A head without channels of this width gets the table of a large group, so that the tensor has one shape.
+        Run run{width, 0, 0, dim};
+        bool used = false;
+        for (const Run& own : runs_of(plan, static_cast<int>(h), dim))
+          if (own.width == width) {
+            run = own;
+            used = true;
+          }
+        const std::vector<float> own = table_for(run, fitted && used, heads[h]);
+        table.insert(table.end(), own.begin(), own.end());
+      }
+    }
+  }
+  void operator()(TrellisCoder&) const {}
+};
+
 }  // namespace
 
 const RateLaw& rate_law(CoderKind kind) {
@@ -104,13 +145,21 @@ const RateLaw& rate_law(CoderKind kind) {
   static constexpr RateLaw kCodebook = {1.0, 0.3632, 0.1174, 0.03446, 0.00947, 0.00249, 0.00064, 0.000162, 0.0000407};
   static constexpr RateLaw kSymmetric = {1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.000304, 0.0000875};
   static constexpr RateLaw kTrellis = {1.0, 0.3634, 0.0791, 0.0205, 0.00578, 0.00341, 0.00104, 0.000304, 0.0000875};
-  return kind == CoderKind::codebook ? kCodebook : kind == CoderKind::trellis ? kTrellis : kSymmetric;
+  switch (kind) {
+    case CoderKind::codebook: return kCodebook;
+    case CoderKind::trellis: return kTrellis;
+    case CoderKind::exact:
+    case CoderKind::affine:
+    case CoderKind::symmetric: break;
+  }
+  return kSymmetric;
 }
 
-Coder make_coder(const Options& options, char which, int group) {
+Coder make_coder(const Options& options, Side which, int group) {
   const SideOptions& side = options.side(which);
   const int bits = static_cast<int>(side.bits);
   switch (side.coder) {
+    case CoderKind::exact: return ExactCoder{};
     case CoderKind::affine:
     case CoderKind::symmetric:
       return UniformCoder{
@@ -140,7 +189,7 @@ Coder make_coder(const Options& options, char which, int group) {
   };
 }
 
-Coder make_mixed_coder(const Options& options, char which, const BitAllocation& allocation, int dim) {
+Coder make_mixed_coder(const Options& options, Side which, const BitAllocation& allocation, int dim) {
   const int largest = *std::max_element(allocation.channel_bits.begin(), allocation.channel_bits.end());
   const SideOptions& side = options.side(which);
   if (side.coder == CoderKind::codebook) return codebook_coder(side, largest, 0);
@@ -153,29 +202,10 @@ Coder make_mixed_coder(const Options& options, char which, const BitAllocation& 
   return coder;
 }
 
+bool fit_needs_rows(const Coder& coder) { return std::visit(FitNeedsRows{}, coder); }
+
 void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads) {
-  auto* coder = std::get_if<CodebookCoder>(&plan.coder);
-  if (!coder || (!fitted && !plan.allocation)) return;
-  coder->per_head = true;
-  coder->fitted = fitted;
-  coder->tables.clear();
-  const int dim = heads.front().front().dim;
-  for (std::size_t h = 0; h < heads.size(); ++h)
-    for (const Run& run : runs_of(plan, static_cast<int>(h), dim)) coder->tables[run.width];
-  for (auto& [width, table] : coder->tables) {
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      // A head without channels of this width gets the table of a large group, so that the tensor has one shape.
-      Run run{width, 0, 0, dim};
-      bool used = false;
-      for (const Run& own : runs_of(plan, static_cast<int>(h), dim))
-        if (own.width == width) {
-          run = own;
-          used = true;
-        }
-      const std::vector<float> own = table_for(run, fitted && used, heads[h]);
-      table.insert(table.end(), own.begin(), own.end());
-    }
-  }
+  std::visit(FitTables{plan, fitted, heads}, plan.coder);
 }
 
 }  // namespace kvq

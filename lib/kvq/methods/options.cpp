@@ -6,28 +6,28 @@
 
 namespace kvq {
 
-int resolve_group_size(int asked, int preferred, int dim, int layer, char side) {
+int resolve_group_size(int asked, int preferred, int dim, int layer, Side side) {
   if (asked == 0) return preferred > 0 && dim % preferred == 0 ? preferred : dim;
   if (dim % asked == 0) return asked;
   std::string divisors;
   for (int g = 8; g <= dim; ++g)
     if (dim % g == 0) divisors += fmt::format("{}{}", divisors.empty() ? "" : ", ", g);
   throw Error{ErrorKind::usage,
-              fmt::format("layer {} {}: --group-size {} does not divide head_dim {}", layer, side, asked, dim),
+              fmt::format("layer {} {}: --group-size {} does not divide head_dim {}", layer, name(side), asked, dim),
               fmt::format("choose one of {}", divisors)};
 }
 
 namespace {
 
-void check_side(const SideOptions& side, char name) {
+void check_side(const SideOptions& side, Side which) {
   if (side.bits != 16 && !(side.bits >= 1 && side.bits <= 8))
     throw Error{ErrorKind::usage,
-                fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name, side.bits)};
+                fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name(which), side.bits)};
   if (side.bits != std::floor(side.bits) && side.allocate == Allocate::none)
-    throw Error{
-        ErrorKind::usage,
-        fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels", name, side.bits),
-        "fractions go with allocated widths, such as --method block-gtq"};
+    throw Error{ErrorKind::usage,
+                fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels",
+                            name(which), side.bits),
+                "fractions go with allocated widths, such as --method block-gtq"};
   const bool affine = side.coder == CoderKind::affine, symmetric = side.coder == CoderKind::symmetric;
   if (affine && side.rule != ScaleRule::minmax)
     throw Error{ErrorKind::usage, fmt::format("--scale-rule {} needs --coder symmetric", to_string(side.rule)),
@@ -37,7 +37,7 @@ void check_side(const SideOptions& side, char name) {
                 "symmetric codes use absmax, least_squares or norm"};
   if (!affine && side.clip != 1.0)
     throw Error{ErrorKind::usage,
-                fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name,
+                fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name(which),
                             to_string(side.coder))};
   if ((side.rule == ScaleRule::absmax && !symmetric) || (side.rule == ScaleRule::rms && symmetric))
     throw Error{
@@ -46,42 +46,43 @@ void check_side(const SideOptions& side, char name) {
         symmetric ? "symmetric codes use absmax, least_squares or norm"
                   : "codebook and trellis codes use norm, least_squares or rms"};
   if (side.coder == CoderKind::trellis && side.allocate == Allocate::none && side.bits != 16 && side.bits > 4)
-    throw Error{ErrorKind::usage, fmt::format("--bits-{}: trellis codes have 1 to 4 bits, found {}", name, side.bits)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--bits-{}: trellis codes have 1 to 4 bits, found {}", name(which), side.bits)};
   if (side.allocate != Allocate::none && affine)
-    throw Error{ErrorKind::usage, fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis",
-                                              name == 'k' ? "keys" : "values")};
+    throw Error{ErrorKind::usage,
+                fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis", plural(which))};
   if (side.allocate != Allocate::none && side.group_size != 0)
     throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
   if (side.kmeans < 0 || side.kmeans > 4096)
     throw Error{ErrorKind::usage, fmt::format("--kmeans: expected 1 to 4096, found {}", side.kmeans)};
   if (side.kmeans > 0 && side.allocate != Allocate::none)
-    throw Error{
-        ErrorKind::usage,
-        fmt::format("--kmeans of {}: residual codes of mixed widths are not built", name == 'k' ? "keys" : "values"),
-        "use it with one width for all channels; --center goes with mixed widths"};
+    throw Error{ErrorKind::usage,
+                fmt::format("--kmeans of {}: residual codes of mixed widths are not built", plural(which)),
+                "use it with one width for all channels; --center goes with mixed widths"};
   if (side.transform != TransformKind::orthogonal && side.bits != 16) {
     const bool mixes = side.transform == TransformKind::balanced || side.transform == TransformKind::klt;
     if (side.kmeans > 1)
       throw Error{ErrorKind::usage,
                   fmt::format("--kmeans of {} and --transform {}: residual codes of transformed rows are not built",
-                              name, to_string(side.transform)),
+                              name(which), to_string(side.transform)),
                   "--center goes with transforms"};
     if (mixes && side.allocate == Allocate::rope_block)
-      throw Error{
-          ErrorKind::usage,
-          fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name, to_string(side.transform)),
-          "use --transform diagonal, or --k-allocation channel"};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name(which),
+                              to_string(side.transform)),
+                  "use --transform diagonal, or --k-allocation channel"};
     if (side.transform == TransformKind::klt && side.allocate != Allocate::channel)
-      throw Error{
-          ErrorKind::usage,
-          fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width", name),
-          "use --transform balanced, or --method block-gtq or kvq"};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width",
+                              name(which)),
+                  "use --transform balanced, or --method block-gtq or kvq"};
   }
   if (side.kmeans > 0 && side.center)
     throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre",
                 "--kmeans 1 is --center"};
   if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
-    throw Error{ErrorKind::usage, fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name, *side.clip)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name(which), *side.clip)};
 }
 
 /// 2 rather than 2.0.
@@ -112,16 +113,6 @@ Json side_to_json(const SideOptions& side) {
 
 }  // namespace
 
-const char* to_string(CoderKind kind) {
-  switch (kind) {
-    case CoderKind::affine: return "affine";
-    case CoderKind::symmetric: return "symmetric";
-    case CoderKind::codebook: return "codebook";
-    case CoderKind::trellis: return "trellis";
-  }
-  return "?";
-}
-
 const char* to_string(Allocate allocate) {
   switch (allocate) {
     case Allocate::none: return "none";
@@ -132,8 +123,8 @@ const char* to_string(Allocate allocate) {
 }
 
 void check_options(const Options& options) {
-  check_side(options.k, 'k');
-  check_side(options.v, 'v');
+  check_side(options.k, Side::k);
+  check_side(options.v, Side::v);
   if (options.windows.sink_tokens < 0 || options.windows.recent_tokens < 0)
     throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
   if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))

@@ -11,7 +11,6 @@
 
 namespace kvq {
 
-enum class CoderKind { affine, symmetric, codebook, trellis };
 /// What widths are given to: all channels alike, RoPE blocks of keys, or channels of a rotated basis.
 enum class Allocate { none, rope_block, channel };
 
@@ -61,18 +60,17 @@ struct Options {
   bool budget_per_layer = false;       ///< joint: every layer spends the same, on keys and values together
   bool choose_basis = false;           ///< joint: also try the whole head rotated, head by head
   bool choose_transform = false;       ///< joint: also try klt, head by head
-  const SideOptions& side(char which) const { return which == 'k' ? k : v; }
+  const SideOptions& side(Side which) const { return which == Side::k ? k : v; }
 };
 
 /// Group size of a side: the one asked for, else `preferred` if it divides dim, else dim.
 /// @throws Error{usage} naming the divisors if the one asked for does not divide dim
-int resolve_group_size(int asked, int preferred, int dim, int layer, char side);
+int resolve_group_size(int asked, int preferred, int dim, int layer, Side side);
 
 /// Contradictions that no single flag shows (clip with a rule that has no range, rule and coder).
 /// @throws Error{usage}
 void check_options(const Options& options);
 
-const char* to_string(CoderKind kind);
 const char* to_string(Allocate allocate);
 
 /// For the manifest: every option that decides, defaults included.

@@ -51,7 +51,7 @@ Candidate choose_signs(const RotationRequest& request, int h, const Composition&
   double best_cost = candidate_cost(request, h, best.matrix);
   for (int n = 1; n <= request.options.sign_search; ++n) {
     // Keys and values draw from different streams: the side is part of the head word.
-    const int stream = 2 * h + (request.side == 'v' ? 1 : 0);
+    const int stream = kvq::stream(h, request.side);
     std::vector<double> basis = with_signs(pairs.vectors, dim, request.options.seed, request.stats.layer, stream, n);
     std::vector<double> matrix = compose(composition, basis, dim, order);
     const double cost = candidate_cost(request, h, matrix);
@@ -95,7 +95,7 @@ Rotation oscar_rotation(const RotationRequest& request) {
   rotation.kind = RotationKind::dense;
   const bool spectral = composition.uses('U');
   const Moment target = request.options.side(request.side).target;
-  const auto moments = spectral ? scoped_moment(request, target, request.side == 'v' || target == Moment::key)
+  const auto moments = spectral ? scoped_moment(request, target, request.side == Side::v || target == Moment::key)
                                 : std::vector<std::vector<double>>{};
   const auto heads = static_cast<std::size_t>(request.heads());
   const auto d = static_cast<std::size_t>(request.dim());

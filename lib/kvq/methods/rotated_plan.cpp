@@ -9,8 +9,8 @@
 
 namespace kvq {
 
-std::vector<float> make_center(const LayerStats& stats, const Options& options, char side) {
-  const auto& sums = stats.moment(side == 'k' ? Moment::key : Moment::value);
+std::vector<float> make_center(const LayerStats& stats, const Options& options, Side side) {
+  const auto& sums = stats.moment(side == Side::k ? Moment::key : Moment::value);
   std::vector<std::vector<double>> means;
   means.reserve(sums.size());
   for (const MomentSum& sum : sums) means.push_back(mean_vector(sum));
@@ -63,7 +63,7 @@ double shrink_weight(const RotationRequest& request, const RotatedData& rotated,
                      std::span<const float> center) {
   const Windows& windows = request.options.windows;
   const double factor = windows.sink_tokens + windows.recent_tokens > 0 ? kWindowsShrinkFactor : 1.0;
-  return factor * (request.side == 'k' ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
+  return factor * (request.side == Side::k ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
 }
 
 /// Rows of the heads that share entry h as the coder sees them. `coded` are the rows that are coded: residuals, with
@@ -79,6 +79,17 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
   }
   return rotated;
 }
+
+/// The best clip of rows that are coded; 1 for coders without a range.
+struct SearchClip {
+  const std::vector<RotatedData>& rotated;
+  double operator()(const ExactCoder&) const { return 1.0; }
+  double operator()(const UniformCoder& coder) const {
+    return takes_clip(coder) ? search_clip(rotated, coder).ratio : 1.0;
+  }
+  double operator()(const CodebookCoder&) const { return 1.0; }
+  double operator()(const TrellisCoder&) const { return 1.0; }
+};
 
 /// Clip search and errors of the heads that share entry h.
 /// @param plain        the rows as the model has them, with their metric
@@ -101,12 +112,7 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
       result.energy += energy(rows);
     }
   }
-  const auto* uniform = std::get_if<UniformCoder>(&request.coder);
-  if (uniform && uniform->rule == ScaleRule::minmax && !side.clip) {
-    result.clip = search_clip(rotated, *uniform).ratio;
-  } else {
-    result.clip = side.clip.value_or(1.0);
-  }
+  result.clip = side.clip ? *side.clip : std::visit(SearchClip{rotated}, request.coder);
   TensorPlan coded = plan;
   if (scale_rule(plan.coder) == ScaleRule::minmax)
     coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);
@@ -119,12 +125,12 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
 
 const char* metric_name(const SideView& view) {
   const LayerStats& stats = view.original();
-  if (view.side() == 'k') return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
+  if (view.side() == Side::k) return stats.moments.count(Moment::query) ? "query_weighted" : "unweighted";
   if (!view.is_orthogonal() && !stats.o_proj_metric.empty()) return "output_weighted";
   return stats.sample.value_weight.empty() ? "unweighted" : "attention_weighted";
 }
 
-bool stays_exact(const Options& options, int layer, char side) {
+bool stays_exact(const Options& options, int layer, Side side) {
   return options.side(side).bits == 16 ||
          std::find(options.exact_layers.begin(), options.exact_layers.end(), layer) != options.exact_layers.end();
 }
@@ -142,20 +148,20 @@ std::vector<std::size_t> RotationRequest::members(int h) const {
   return all;
 }
 
-std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_metric) {
+std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric) {
   std::vector<FitData> data;
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) {
-    FitData entry{.dim = side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim};
-    entry.rows = (side == 'k' ? stats.sample.k : stats.sample.v).head(h);
-    if (side == 'k' && stats.moments.count(Moment::query))
+    FitData entry{.dim = stats.geometry.dim(side)};
+    entry.rows = (side == Side::k ? stats.sample.k : stats.sample.v).head(h);
+    if (side == Side::k && stats.moments.count(Moment::query))
       entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
-    if (side == 'v' && output_metric && !stats.o_proj_metric.empty()) {
+    if (side == Side::v && output_metric && !stats.o_proj_metric.empty()) {
       const std::size_t size = static_cast<std::size_t>(entry.dim) * static_cast<std::size_t>(entry.dim),
                         first = static_cast<std::size_t>(h) * size;
       entry.metric.assign(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first),
                           stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first + size));
     }
-    if (side == 'v' && !stats.sample.value_weight.empty())
+    if (side == Side::v && !stats.sample.value_weight.empty())
       entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
     data.push_back(std::move(entry));
   }
@@ -184,10 +190,10 @@ std::set<Moment> common_needs(const Options& options) {
   return needs;
 }
 
-TensorPlan plan_side(const LayerStats& stats, const Options& options, char which, ChooseRotation choose,
+TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which, ChooseRotation choose,
                      int preferred_group) {
   const SideOptions& side = options.side(which);
-  const int dim = which == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
+  const int dim = stats.geometry.dim(which);
   if (stays_exact(options, stats.layer, which)) return exact_plan(options);
 
   TensorPlan plan;
@@ -222,8 +228,8 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, char which
     if (scale_rule(plan.coder) == ScaleRule::minmax) plan.clip_ratio.push_back(entry.clip);
   }
   if (!(total.energy > 0.0))
-    throw Error{ErrorKind::numerical,
-                fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats.layer, which)};
+    throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric",
+                                                  stats.layer, name(which))};
   plan.error = FitError{metric_name(view), total.plain_cost / total.energy, total.cost / total.energy};
   view.compose(plan, options);
   return plan;
@@ -238,10 +244,10 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
     LayerPlan plan{
         .layer = stats.layer,
         .geometry = stats.geometry,
-        .k = plan_side(stats, options, 'k', choose, preferred_group),
+        .k = plan_side(stats, options, Side::k, choose, preferred_group),
         .v = {},
     };
-    if (stats.has_values) plan.v = plan_side(stats, options, 'v', choose, preferred_group);
+    if (stats.has_values) plan.v = plan_side(stats, options, Side::v, choose, preferred_group);
     validate(plan);
     plans.push_back(std::move(plan));
     if (done) done(i);
@@ -251,7 +257,7 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
 
 LayerRotationReport report_rotations(const LayerStats& stats, int group_size) {
   LayerRotationReport report{.layer = stats.layer, .heads = {}};
-  const std::vector<FitData> data = fit_data(stats, 'k');
+  const std::vector<FitData> data = fit_data(stats, Side::k);
   const int dim = stats.geometry.head_dim;
   const int group = dim % group_size == 0 ? group_size : dim;
   report.heads.resize(data.size());

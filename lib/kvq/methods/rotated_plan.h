@@ -16,11 +16,11 @@ namespace kvq {
 struct RotationRequest {
   const LayerStats& stats;
   const Options& options;
-  char side;
+  Side side;
   const Coder& coder;
   const std::vector<FitData>& data;  ///< one per KV head
   const std::vector<float>& center;  ///< [H, D] or empty
-  int dim() const { return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim; }
+  int dim() const { return stats.geometry.dim(side); }
   int heads() const { return options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads; }
   /// Indices into `data` of the KV heads that share entry h.
   std::vector<std::size_t> members(int h) const;
@@ -33,17 +33,17 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
                                           ChooseRotation choose, int preferred_group);
 
 /// Whether a side is kept in 16 bit, and its plan then.
-bool stays_exact(const Options& options, int layer, char side);
+bool stays_exact(const Options& options, int layer, Side side);
 TensorPlan exact_plan(const Options& options);
 
 /// Channel means [H, D] of one side, averaged over the heads that share.
-std::vector<float> make_center(const LayerStats& stats, const Options& options, char side);
+std::vector<float> make_center(const LayerStats& stats, const Options& options, Side side);
 
 /// What the cost of a side's errors is called in the artifact.
 const char* metric_name(const SideView& view);
 
 /// The plan of one side by this recipe.
-TensorPlan plan_side(const LayerStats& stats, const Options& options, char side, ChooseRotation choose,
+TensorPlan plan_side(const LayerStats& stats, const Options& options, Side side, ChooseRotation choose,
                      int preferred_group);
 
 /// Moments that centring, clip search and error reporting need beside the method's own.
@@ -54,7 +54,7 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
 
 /// Sample and metric of every KV head of one side.
 /// @param output_metric  errors of values in o_proj's metric, where the statistics have it
-std::vector<FitData> fit_data(const LayerStats& stats, char side, bool output_metric = false);
+std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric = false);
 
 /// OSCAR Table 10 and Figure 7 of one layer.
 struct LayerRotationReport {

@@ -16,14 +16,14 @@ namespace kvq {
 namespace {
 
 /// The order asked for, or the largest power of two up to 128 that divides head_dim.
-int resolve_order(int asked, int dim, int layer, char side) {
+int resolve_order(int asked, int dim, int layer, Side side) {
   if (asked == 0) return std::min(128, hadamard_order(dim));
   if ((asked & (asked - 1)) == 0 && asked >= 16 && asked <= 256 && dim % asked == 0) return asked;
   std::string orders;
   for (int order = 16; order <= 256; order *= 2)
     if (dim % order == 0) orders += fmt::format("{}{}", orders.empty() ? "" : ", ", order);
   throw Error{ErrorKind::usage,
-              fmt::format("layer {} {}: --hadamard-order {} does not fit head_dim {}", layer, side, asked, dim),
+              fmt::format("layer {} {}: --hadamard-order {} does not fit head_dim {}", layer, name(side), asked, dim),
               orders.empty() ? "no order from 16 to 256 divides it" : "choose one of " + orders};
 }
 
@@ -35,8 +35,7 @@ Rotation hadamard_rotation(const RotationRequest& request, int order) {
   if (!request.options.random_signs) return rotation;
   rotation.recipe = "S*H";
   for (int h = 0; h < request.heads(); ++h) {
-    const auto signs =
-        random_signs(request.dim(), request.options.seed, request.stats.layer, 2 * h + (request.side == 'v' ? 1 : 0));
+    const auto signs = random_signs(request.dim(), request.options.seed, request.stats.layer, stream(h, request.side));
     rotation.signs.insert(rotation.signs.end(), signs.begin(), signs.end());
   }
   return rotation;
@@ -60,7 +59,7 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
   const auto d = static_cast<std::size_t>(dim);
   const bool paper = request.options.hessian == "paper";
   std::vector<std::vector<double>> moments =
-      scoped_moment(request, request.side == 'k' ? Moment::query : Moment::value, false);
+      scoped_moment(request, request.side == Side::k ? Moment::query : Moment::value, false);
   if (paper) moments.assign(moments.size(), pooled(moments));
   const Rotation blocks = hadamard_rotation(request, order);
   Rotation rotation{
@@ -68,7 +67,7 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
       .order = order,
       .signs = blocks.signs,
       .recipe = blocks.recipe + "*U",
-      .target = request.side == 'k' ? "query" : "value",
+      .target = request.side == Side::k ? "query" : "value",
   };
   for (int h = 0; h < request.heads(); ++h) {
     const std::vector<double> hadamard = rotation_matrix(blocks, h, dim);

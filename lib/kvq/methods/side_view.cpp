@@ -13,9 +13,7 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-int dim_of(const LayerStats& stats, char side) {
-  return side == 'k' ? stats.geometry.head_dim : stats.geometry.v_head_dim;
-}
+int dim_of(const LayerStats& stats, Side side) { return stats.geometry.dim(side); }
 
 void add_to(Doubles& sum, const Doubles& more) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
@@ -29,9 +27,9 @@ struct EntryMoments {
 
 /// Metric of one KV head's rows: the queries' moment for keys, o_proj's for values (the identity where the dump had
 /// none).
-Doubles metric_of(const LayerStats& stats, char side, std::size_t head) {
+Doubles metric_of(const LayerStats& stats, Side side, std::size_t head) {
   const auto d = static_cast<std::size_t>(dim_of(stats, side));
-  if (side == 'k') return mean_moment(stats.moment(Moment::query)[head]);
+  if (side == Side::k) return mean_moment(stats.moment(Moment::query)[head]);
   Doubles metric(d * d, 0.0);
   for (std::size_t i = 0; i < d; ++i) metric[i * d + i] = 1.0;
   if (!stats.o_proj_metric.empty())
@@ -39,8 +37,8 @@ Doubles metric_of(const LayerStats& stats, char side, std::size_t head) {
   return metric;
 }
 
-std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& options, char side) {
-  const std::vector<MomentSum>& rows = stats.moment(side == 'k' ? Moment::key : Moment::value);
+std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& options, Side side) {
+  const std::vector<MomentSum>& rows = stats.moment(side == Side::k ? Moment::key : Moment::value);
   const std::vector<float> centers =
       options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
   const auto d = static_cast<std::size_t>(dim_of(stats, side));
@@ -69,9 +67,9 @@ std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& 
 }
 
 /// Rotary pairs of keys, which share a factor; none of values.
-ChannelPairs pairs_of(const LayerGeometry& geometry, char side) {
+ChannelPairs pairs_of(const LayerGeometry& geometry, Side side) {
   ChannelPairs pairs;
-  if (side == 'v' || geometry.rope.layout == RopeLayout::none) return pairs;
+  if (side == Side::v || geometry.rope.layout == RopeLayout::none) return pairs;
   const std::vector<RopeBlock> blocks = rope_blocks(geometry);  // the rotary pairs come first
   for (std::size_t i = 0; i < static_cast<std::size_t>(geometry.rope.dim / 2); ++i)
     pairs.emplace_back(blocks[i].first, blocks[i].second);
@@ -114,7 +112,7 @@ SampledRows moved(const SampledRows& rows, const std::vector<const Doubles*>& ma
 }
 
 /// The side's statistics in new coordinates. @param heads  the transform of each KV head
-std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side,
+std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, Side side,
                                               const std::vector<const HeadTransform*>& heads) {
   auto view = std::make_unique<LayerStats>();
   view->layer = stats.layer, view->geometry = stats.geometry, view->has_values = stats.has_values;
@@ -128,17 +126,18 @@ std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, char side
   }
   for (const auto& [which, sums] : stats.moments) {
     const bool of_queries = which == Moment::query || which == Moment::scored_query;
-    if (is_value_moment(which) != (side == 'v')) continue;
+    if (side_of(which) != side) continue;
     for (std::size_t h = 0; h < sums.size(); ++h)
       view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
   }
   view->sample.key = stats.sample.key, view->sample.token = stats.sample.token;
   view->sample.value_weight = stats.sample.value_weight;
-  (side == 'k' ? view->sample.k : view->sample.v) = moved(side == 'k' ? stats.sample.k : stats.sample.v, matrices);
-  if (side == 'k') return view;
+  (side == Side::k ? view->sample.k : view->sample.v) =
+      moved(side == Side::k ? stats.sample.k : stats.sample.v, matrices);
+  if (side == Side::k) return view;
   const auto size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
   for (std::size_t h = 0; h < heads.size(); ++h) {
-    const Doubles metric = turned(metric_of(stats, 'v', h), duals[h], dim);
+    const Doubles metric = turned(metric_of(stats, Side::v, h), duals[h], dim);
     view->o_proj_metric.insert(view->o_proj_metric.end(), metric.begin(),
                                metric.begin() + static_cast<std::ptrdiff_t>(size));
   }
@@ -168,13 +167,13 @@ Doubles refined_inverse(const Doubles& inverse, std::span<const float> matrix, i
 
 }  // namespace
 
-SideView::SideView(const LayerStats& stats, const Options& options, char side)
+SideView::SideView(const LayerStats& stats, const Options& options, Side side)
     : SideView(stats, options, side,
                std::vector<TransformKind>(
                    options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
                    options.side(side).transform)) {}
 
-SideView::SideView(const LayerStats& stats, const Options& options, char side, std::vector<TransformKind> kinds)
+SideView::SideView(const LayerStats& stats, const Options& options, Side side, std::vector<TransformKind> kinds)
     : original_(stats), side_(side), kinds_(std::move(kinds)) {
   if (std::all_of(kinds_.begin(), kinds_.end(), [](TransformKind kind) { return kind == TransformKind::orthogonal; }))
     return;
@@ -197,7 +196,7 @@ SideView::SideView(const LayerStats& stats, const Options& options, char side, s
       heads_[h].inverse = heads_[h].matrix;
     });
   } catch (const Error& error) {
-    throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, side, error.what()), error.hint()};
+    throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, name(side), error.what()), error.hint()};
   }
   std::vector<const HeadTransform*> of_head;
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h)
@@ -245,7 +244,7 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
   plan.transform = std::move(told);
 }
 
-std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, char side) {
+std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, Side side) {
   const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
   std::vector<double> gains(moments.size());
   parallel_for(static_cast<std::int64_t>(moments.size()), [&](std::int64_t index) {

@@ -17,11 +17,11 @@ class SideView {
  public:
   /// @param kinds  [H] a transform for each entry of the scope
   /// @throws       Error{numerical} naming layer and side if a covariance or metric cannot be balanced
-  SideView(const LayerStats& stats, const Options& options, char side, std::vector<TransformKind> kinds);
+  SideView(const LayerStats& stats, const Options& options, Side side, std::vector<TransformKind> kinds);
   /// With the transform that the options name, for all entries.
-  SideView(const LayerStats& stats, const Options& options, char side);
+  SideView(const LayerStats& stats, const Options& options, Side side);
 
-  char side() const { return side_; }
+  Side side() const { return side_; }
   /// The layer as it is.
   const LayerStats& original() const { return original_; }
   /// The layer in the coordinates of this side; the other side, golden and held-out rows are left out. original() if
@@ -36,13 +36,13 @@ class SideView {
 
  private:
   const LayerStats& original_;
-  char side_;
+  Side side_;
   std::vector<TransformKind> kinds_;
   std::vector<HeadTransform> heads_;  ///< [H]
   std::unique_ptr<const LayerStats> view_;
 };
 
 /// Outlier gain of each KV head of a side, whatever its transform, for reports.
-std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, char side);
+std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, Side side);
 
 }  // namespace kvq

@@ -14,42 +14,49 @@ namespace {
 /// Collects what pages cannot hold of one side.
 struct SideCheck {
   int layer;
-  char side;
+  Side side;
   std::vector<std::string>& faults;
 
   template <typename Found>
   void fail(const char* what, const std::string& supported, const Found& found) const {
-    faults.push_back(fmt::format("layer {} {}: {}: supported {}, found {}", layer, side, what, supported, found));
+    faults.push_back(fmt::format("layer {} {}: {}: supported {}, found {}", layer, name(side), what, supported, found));
   }
 
   void check(const TensorPlan& plan, int dim) const {
     if (plan.centroids) fail("centroids", "none", plan.centroids->count);
     if (plan.allocation) fail("widths of channels", "one for all", "mixed widths");
-    if (std::holds_alternative<ExactCoder>(plan.coder)) {
-      if (dim % 16 != 0) fail("head_dim of exact rows", "multiples of 16", dim);
-    } else if (const auto* uniform = std::get_if<UniformCoder>(&plan.coder)) {
-      check_uniform(*uniform, plan.allocation.has_value(), dim);
-    } else {
-      fail("coder", "affine, symmetric, exact", coder_name(plan.coder));
-    }
+    std::visit(CheckCoder{*this, plan.allocation.has_value(), dim}, plan.coder);
   }
 
-  void check_uniform(const UniformCoder& coder, bool mixed, int dim) const {
-    if (coder.scale_type == ScaleType::fp32) fail("scale_type", "fp16, bf16", to_string(coder.scale_type));
-    if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating)
-      fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
-    if (mixed) return;  // neither one width nor groups
-    if (coder.bits != 2 && coder.bits != 4)
-      fail("bits", "2, 4 and 16 (exact)", coder.bits);
-    else if (dim * coder.bits % 128 != 0)
-      fail("head_dim", fmt::format("multiples of {} with {} bits", 128 / coder.bits, coder.bits), dim);
-    if (coder.group_size % 32 != 0) fail("group_size", "multiples of 32", coder.group_size);
-  }
+  struct CheckCoder {
+    const SideCheck& side;
+    bool mixed;
+    int dim;
+
+    void operator()(const ExactCoder&) const {
+      if (dim % 16 != 0) side.fail("head_dim of exact rows", "multiples of 16", dim);
+    }
+    void operator()(const UniformCoder& coder) const {
+      if (coder.scale_type == ScaleType::fp32) side.fail("scale_type", "fp16, bf16", to_string(coder.scale_type));
+      if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating)
+        side.fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
+      if (mixed) return;  // neither one width nor groups
+      if (coder.bits != 2 && coder.bits != 4)
+        side.fail("bits", "2, 4 and 16 (exact)", coder.bits);
+      else if (dim * coder.bits % 128 != 0)
+        side.fail("head_dim", fmt::format("multiples of {} with {} bits", 128 / coder.bits, coder.bits), dim);
+      if (coder.group_size % 32 != 0) side.fail("group_size", "multiples of 32", coder.group_size);
+    }
+    void operator()(const CodebookCoder& coder) const { refuse(coder); }
+    void operator()(const TrellisCoder& coder) const { refuse(coder); }
+
+    void refuse(const Coder& coder) const { side.fail("coder", "affine, symmetric, exact", coder_name(coder)); }
+  };
 };
 
 TileSide tile_side(const TensorPlan& plan, int dim) {
   // Exact rows have no groups, but the field divides: it stays what a default window has.
-  if (std::holds_alternative<ExactCoder>(plan.coder)) return {dim, 16, dim, 0};
+  if (is_exact(plan.coder)) return {dim, 16, dim, 0};
   return {dim, code_bits(plan.coder), group_size(plan.coder), numbers_per_group(plan.coder)};
 }
 
@@ -59,8 +66,8 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
   std::vector<std::string> faults;
   if (page_size != 16 && page_size != 32 && page_size != 64)
     faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
-  SideCheck{plan.layer, 'k', faults}.check(plan.k, plan.geometry.head_dim);
-  const SideCheck values{plan.layer, 'v', faults};
+  SideCheck{plan.layer, Side::k, faults}.check(plan.k, plan.geometry.head_dim);
+  const SideCheck values{plan.layer, Side::v, faults};
   if (plan.v)
     values.check(*plan.v, plan.geometry.v_head_dim);
   else

@@ -14,10 +14,10 @@ namespace {
 
 struct Checker {
   int layer;
-  char side;
+  Side side;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error{ErrorKind::bad_input, fmt::format("layer {} {}: {}", layer, side, what)};
+    throw Error{ErrorKind::bad_input, fmt::format("layer {} {}: {}", layer, name(side), what)};
   }
   void expect_size(std::size_t found, std::size_t expected, const char* name) const {
     if (found != expected) fail(fmt::format("{}: expected {} values, found {}", name, expected, found));
@@ -64,7 +64,7 @@ struct Checker {
                           : "channel_scale or inverse without a transform");
     if (!plan.transform) return;
     if (plan.centroids) fail("transform and centroids: expected one of both");
-    if (std::holds_alternative<ExactCoder>(plan.coder)) fail("a transform does not go with coder exact");
+    if (is_exact(plan.coder)) fail("a transform does not go with coder exact");
     const MetricTransform& t = *plan.transform;
     if (t.kind != "diagonal" && t.kind != "balanced" && t.kind != "klt" && t.kind != "mixed")
       fail(fmt::format("transform: expected diagonal, balanced, klt or mixed, found {}", t.kind));
@@ -78,8 +78,8 @@ struct Checker {
         fail(fmt::format("condition: expected 1 to {}, found {}", kMostCondition, condition));
   }
 
-  void check_clip(const TensorPlan& plan, std::size_t heads, bool minmax) const {
-    expect_size(plan.clip_ratio.size(), minmax ? heads : 0, "clip_ratio");
+  void check_clip(const TensorPlan& plan, std::size_t heads) const {
+    expect_size(plan.clip_ratio.size(), takes_clip(plan.coder) ? heads : 0, "clip_ratio");
     for (const double rho : plan.clip_ratio)
       if (!(rho > 0.0 && rho <= 1.0)) fail(fmt::format("clip_ratio: expected a number in (0, 1], found {}", rho));
   }
@@ -90,27 +90,12 @@ struct Checker {
       fail(fmt::format("scale_rule {} does not go with coder {}", to_string(rule), coder_name(coder)));
   }
 
-  void check_coder(const Coder& coder, bool mixed, std::size_t heads, int dim) const {
-    if (std::holds_alternative<ExactCoder>(coder)) {
-      if (mixed) fail("mixed widths do not go with coder exact");
-      return;
-    }
+  void check_groups(const Coder& coder, bool mixed, int dim) const {
     const int bits = code_bits(coder), group = group_size(coder);
     if (bits < 1 || bits > 8) fail(fmt::format("bits: expected 1 to 8, found {}", bits));
     if (mixed ? group != 0 : group < 1 || dim % group != 0)
       fail(fmt::format("group_size: expected {} {}, found {}",
                        mixed ? "none for mixed widths, head_dim" : "a divisor of head_dim", dim, group));
-    if (const auto* uniform = std::get_if<UniformCoder>(&coder)) {
-      if (mixed && uniform->levels == UniformLevels::affine) fail("mixed widths do not go with coder affine");
-      if (uniform->levels == UniformLevels::affine)
-        check_rule(coder, {ScaleRule::minmax});
-      else
-        check_rule(coder, {ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
-      return;
-    }
-    check_rule(coder, {ScaleRule::norm, ScaleRule::least_squares, ScaleRule::rms});
-    if (const auto* codebook = std::get_if<CodebookCoder>(&coder)) check_tables(*codebook, heads);
-    if (const auto* trellis = std::get_if<TrellisCoder>(&coder)) check_taps(*trellis, mixed);
   }
 
   void check_tables(const CodebookCoder& coder, std::size_t heads) const {
@@ -142,11 +127,24 @@ struct Checker {
     if (!mixed && !coder.find(coder.bits)) fail(fmt::format("trellis: no theta for {} bits", coder.bits));
   }
 
+  /// Whether channels of this width can be coded in mixed rows.
+  struct CheckWidth {
+    const Checker& checker;
+    int width;
+    void operator()(const ExactCoder&) const {}
+    void operator()(const UniformCoder&) const {}
+    void operator()(const CodebookCoder& coder) const {
+      if (!coder.tables.count(width)) checker.fail(fmt::format("codebook.{} is missing", width));
+    }
+    void operator()(const TrellisCoder&) const {}  // widths without theta are symmetric
+  };
+
   void check_allocation(const TensorPlan& plan, std::size_t heads, int dim) const {
     const BitAllocation& a = *plan.allocation;
     const auto d = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
-    if (a.unit != "channel" && !(a.unit == "rope_block" && side == 'k'))
-      fail(fmt::format("allocation unit: expected channel{}, found {}", side == 'k' ? " or rope_block" : "", a.unit));
+    if (a.unit != "channel" && !(a.unit == "rope_block" && side == Side::k))
+      fail(fmt::format("allocation unit: expected channel{}, found {}", side == Side::k ? " or rope_block" : "",
+                       a.unit));
     for (const double value : {a.objective, a.free_objective})
       if (!(std::isfinite(value) && value >= 0.0))
         fail(fmt::format("allocation objective: expected a finite number of at least 0, found {}", value));
@@ -158,7 +156,6 @@ struct Checker {
       if (!(std::isfinite(energy) && energy >= 0.0f)) fail("block_energy: expected finite numbers of at least 0");
     for (const auto width : a.block_bits)
       if (width > 8) fail(fmt::format("block_bits: expected 0 to 8, found {}", width));
-    const auto* codebook = std::get_if<CodebookCoder>(&plan.coder);
     int largest = 0;
     for (std::size_t h = 0; h < heads; ++h) {
       std::vector<bool> seen(d, false);
@@ -167,7 +164,7 @@ struct Checker {
         if (width > 8 || (j > 0 && width > a.channel_bits[h * d + j - 1]))
           fail(fmt::format("channel_bits: head {}: expected descending widths of 0 to 8, found {} at channel {}", h,
                            width, j));
-        if (codebook && width > 0 && !codebook->tables.count(width)) fail(fmt::format("codebook.{} is missing", width));
+        if (width > 0) std::visit(CheckWidth{*this, width}, plan.coder);
         largest = std::max(largest, width);
         const std::size_t source = a.channel_order[h * d + j];
         if (source >= d || seen[source])
@@ -183,7 +180,7 @@ struct Checker {
     const Centroids& c = *plan.centroids;
     if (c.count < 2 || c.count > 4096) fail(fmt::format("centroids: expected 2 to 4096, found {}", c.count));
     if (!plan.center.empty()) fail("centroids and center: expected one of both");
-    if (std::holds_alternative<ExactCoder>(plan.coder)) fail("centroids do not go with coder exact");
+    if (is_exact(plan.coder)) fail("centroids do not go with coder exact");
     expect_size(c.values.size(), heads * static_cast<std::size_t>(c.count) * static_cast<std::size_t>(dim),
                 "centroids");
     expect_finite(c.values, "centroids");
@@ -194,26 +191,55 @@ struct Checker {
   }
 };
 
+/// The checks of one coder; `heads` is the number of entries of tensors that heads do not share.
+struct CheckCoder {
+  const Checker& checker;
+  bool mixed;
+  std::size_t heads;
+  int dim;
+
+  void operator()(const ExactCoder&) const {
+    if (mixed) checker.fail("mixed widths do not go with coder exact");
+  }
+  void operator()(const UniformCoder& coder) const {
+    checker.check_groups(coder, mixed, dim);
+    if (mixed && coder.levels == UniformLevels::affine) checker.fail("mixed widths do not go with coder affine");
+    if (coder.levels == UniformLevels::affine)
+      checker.check_rule(coder, {ScaleRule::minmax});
+    else
+      checker.check_rule(coder, {ScaleRule::absmax, ScaleRule::least_squares, ScaleRule::norm});
+  }
+  void operator()(const CodebookCoder& coder) const {
+    checker.check_groups(coder, mixed, dim);
+    checker.check_rule(coder, {ScaleRule::norm, ScaleRule::least_squares, ScaleRule::rms});
+    checker.check_tables(coder, heads);
+  }
+  void operator()(const TrellisCoder& coder) const {
+    checker.check_groups(coder, mixed, dim);
+    checker.check_rule(coder, {ScaleRule::norm, ScaleRule::least_squares, ScaleRule::rms});
+    checker.check_taps(coder, mixed);
+  }
+};
+
 }  // namespace
 
-void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, char side) {
+void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, Side side) {
   const Checker checker{layer, side};
-  const int dim = side == 'k' ? geometry.head_dim : geometry.v_head_dim;
+  const int dim = geometry.dim(side);
   const auto heads = static_cast<std::size_t>(plan.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads);
   checker.check_rotation(plan.rotation, geometry.num_kv_heads, dim);
   checker.check_transform(plan, heads);
   if (!plan.center.empty()) checker.expect_size(plan.center.size(), heads * static_cast<std::size_t>(dim), "center");
   checker.expect_finite(plan.center, "center");
-  checker.check_coder(plan.coder, plan.allocation.has_value(), heads, dim);
+  std::visit(CheckCoder{checker, plan.allocation.has_value(), heads, dim}, plan.coder);
   if (plan.allocation) checker.check_allocation(plan, heads, dim);
   if (plan.centroids) checker.check_centroids(plan, heads, dim);
-  const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
-  checker.check_clip(plan, heads, uniform && uniform->rule == ScaleRule::minmax);
+  checker.check_clip(plan, heads);
 }
 
 void validate(const LayerPlan& plan) {
-  validate(plan.k, plan.geometry, plan.layer, 'k');
-  if (plan.v) validate(*plan.v, plan.geometry, plan.layer, 'v');
+  validate(plan.k, plan.geometry, plan.layer, Side::k);
+  if (plan.v) validate(*plan.v, plan.geometry, plan.layer, Side::v);
 }
 
 double orthogonality_error(const Rotation& rotation, int dim) {

@@ -67,6 +67,8 @@ struct LayerPlan {
   LayerGeometry geometry;
   TensorPlan k;
   std::optional<TensorPlan> v;  ///< missing for a layer without values (mla_rope)
+  /// Null for the values of a layer without them.
+  const TensorPlan* side(Side side) const { return side == Side::k ? &k : v ? &*v : nullptr; }
 };
 
 /// Tokens of every sequence that stay exact: the first and the last ones.
@@ -77,9 +79,9 @@ struct Windows {
 };
 
 /// Checks one plan against its layer: extents, ranges, group size, rule and coder fit, finite numbers.
-/// @param side  'k' or 'v', for the message
+/// @param side  gives the extents, and stands in the message
 /// @throws      Error{bad_input} naming layer, side, expected and found
-void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, char side);
+void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, Side side);
 void validate(const LayerPlan& plan);
 
 /// Largest |R^T R - I| over all heads of an orthogonal dense rotation, in double; 0 for all others.

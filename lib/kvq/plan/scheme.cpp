@@ -28,6 +28,17 @@ const char* to_string(ScaleType type) {
 
 const char* to_string(ZeroKind zero) { return zero == ZeroKind::floating ? "float" : "integer"; }
 
+const char* to_string(CoderKind kind) {
+  switch (kind) {
+    case CoderKind::exact: return "exact";
+    case CoderKind::affine: return "affine";
+    case CoderKind::symmetric: return "symmetric";
+    case CoderKind::codebook: return "codebook";
+    case CoderKind::trellis: return "trellis";
+  }
+  return "?";
+}
+
 const TrellisTaps* TrellisCoder::find(int width) const {
   for (const TrellisTaps& one : taps)
     if (one.bits == width) return &one;
@@ -41,19 +52,20 @@ struct CommonFields {
   int bits = 16, group_size = 0, numbers = 0;
   ScaleRule rule = ScaleRule::minmax;
   ScaleType scale_type = ScaleType::fp16;
-  const char* name = "exact";
+  CoderKind kind = CoderKind::exact;
 };
 
 struct ReadCommon {
   CommonFields operator()(const ExactCoder&) const { return {}; }
   CommonFields operator()(const UniformCoder& c) const {
-    return {c.bits, c.group_size, c.numbers_per_group(), c.rule, c.scale_type, to_string(c.levels)};
+    return {c.bits, c.group_size, c.numbers_per_group(),
+            c.rule, c.scale_type, c.levels == UniformLevels::affine ? CoderKind::affine : CoderKind::symmetric};
   }
   CommonFields operator()(const CodebookCoder& c) const {
-    return {c.bits, c.group_size, 1, c.rule, c.scale_type, "codebook"};
+    return {c.bits, c.group_size, 1, c.rule, c.scale_type, CoderKind::codebook};
   }
   CommonFields operator()(const TrellisCoder& c) const {
-    return {c.bits, c.group_size, 1, c.rule, c.scale_type, "trellis"};
+    return {c.bits, c.group_size, 1, c.rule, c.scale_type, CoderKind::trellis};
   }
 };
 
@@ -61,12 +73,28 @@ CommonFields common(const Coder& coder) { return std::visit(ReadCommon{}, coder)
 
 }  // namespace
 
+CoderKind kind_of(const Coder& coder) { return common(coder).kind; }
+
+Coder default_coder(CoderKind kind) {
+  switch (kind) {
+    case CoderKind::exact: return ExactCoder{};
+    case CoderKind::affine: return UniformCoder{.levels = UniformLevels::affine, .rule = ScaleRule::minmax};
+    case CoderKind::symmetric: return UniformCoder{.levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
+    case CoderKind::codebook: return CodebookCoder{};
+    case CoderKind::trellis: return TrellisCoder{};
+  }
+  return ExactCoder{};
+}
+
+bool is_exact(const Coder& coder) { return kind_of(coder) == CoderKind::exact; }
+bool takes_clip(const Coder& coder) { return !is_exact(coder) && scale_rule(coder) == ScaleRule::minmax; }
+
 int code_bits(const Coder& coder) { return common(coder).bits; }
 int group_size(const Coder& coder) { return common(coder).group_size; }
 ScaleRule scale_rule(const Coder& coder) { return common(coder).rule; }
 ScaleType scale_type(const Coder& coder) { return common(coder).scale_type; }
 int numbers_per_group(const Coder& coder) { return common(coder).numbers; }
-const char* coder_name(const Coder& coder) { return common(coder).name; }
+const char* coder_name(const Coder& coder) { return to_string(kind_of(coder)); }
 
 std::int64_t row_bytes(const Coder& coder, int dim) {
   const CommonFields c = common(coder);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string_view>
@@ -62,14 +63,29 @@ struct TrellisCoder {
   const TrellisTaps* find(int width) const;
 };
 
-/// What a code means. A new way of coding is one more alternative, and the compiler lists who must learn it.
+/// What a code means. Each concern (checks, tensors, JSON, coding, ...) is an overload set that std::visit calls
+/// without a default, so a new alternative does not compile until every concern has an overload for it.
 using Coder = std::variant<ExactCoder, UniformCoder, CodebookCoder, TrellisCoder>;
+
+/// What manifests and flags call a coder: an alternative of Coder, uniform codes by their levels.
+enum class CoderKind : std::uint8_t { exact, affine, symmetric, codebook, trellis };
+inline constexpr std::array kCoderKinds = {CoderKind::exact, CoderKind::affine, CoderKind::symmetric,
+                                           CoderKind::codebook, CoderKind::trellis};
+CoderKind kind_of(const Coder& coder);
+/// A coder of this kind whose other fields are defaults.
+Coder default_coder(CoderKind kind);
 
 int scale_bytes(ScaleType type);
 const char* to_string(UniformLevels levels);
 const char* to_string(ScaleRule rule);
 const char* to_string(ScaleType type);
 const char* to_string(ZeroKind zero);
+const char* to_string(CoderKind kind);
+
+/// Whether rows have no codes.
+bool is_exact(const Coder& coder);
+/// Whether groups have a range, which a clip narrows: scale rule minmax.
+bool takes_clip(const Coder& coder);
 
 /// Bits of one element's code: 16 for exact; of mixed rows the largest width.
 int code_bits(const Coder& coder);
@@ -80,7 +96,7 @@ ScaleRule scale_rule(const Coder& coder);
 ScaleType scale_type(const Coder& coder);
 /// Numbers stored for a group: 2 for affine, 0 for exact, else 1.
 int numbers_per_group(const Coder& coder);
-/// exact, affine, symmetric, codebook or trellis.
+/// to_string() of its kind.
 const char* coder_name(const Coder& coder);
 /// Bytes of one row of `dim` channels of one width, codes and numbers (formats/packing.md, "Bytes").
 std::int64_t row_bytes(const Coder& coder, int dim);

@@ -73,21 +73,23 @@ std::optional<std::size_t> DeviceImage::put(const std::vector<T>& values) {
   return offset;
 }
 
-DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads, int dim, bool folded, bool value,
-                                        bool bf16) {
+DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
+                                               Side which, bool bf16) {
+  const int num_kv_heads = geometry.num_kv_heads, dim = geometry.dim(which);
   const auto d = static_cast<std::size_t>(dim);
-  Side side{.per_head = plan.rotation.scope == Scope::kv_head, .rule = scale_rule(plan.coder)};
+  SideOffsets side{.per_head = plan.rotation.scope == Scope::kv_head, .rule = scale_rule(plan.coder)};
   side.clip_ranks = put(clip_ranks(plan, num_kv_heads, dim));
   const std::vector<float> center_rotated = rotated_center(plan, num_kv_heads, dim);
   if (folded) {
     // Queries come rotated: of keys the rotated centre enters LSE and sink logits. Values have theirs in o_proj.
-    if (!value) side.center = put(center_rotated);
+    if (which == Side::k) side.center = put(center_rotated);
     return side;
   }
   side.center = put(centers(plan, num_kv_heads, d));
   side.write_center = put(center_rotated);
   if (plan.rotation.kind == RotationKind::dense) {
-    const std::vector<float> inverse = inverse_of(plan.rotation, d), matrix = value ? inverse : transposed(inverse, d);
+    const std::vector<float> inverse = inverse_of(plan.rotation, d),
+                             matrix = which == Side::v ? inverse : transposed(inverse, d);
     side.matrix = put(matrix), side.fragments = put(rotation_fragments(matrix, dim));
     std::vector<float> units;
     if (!plan.rotation.is_orthogonal()) {
@@ -113,17 +115,16 @@ DeviceImage::Side DeviceImage::add_side(const TensorPlan& plan, int num_kv_heads
 void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16) {
   const LayerGeometry& g = plan.geometry;
   Layer layer;
-  layer.k =
-      add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g.num_kv_heads, g.head_dim, folded.k, false, bf16);
-  layer.v = add_side(*plan.v, g.num_kv_heads, g.v_head_dim, folded.v, true, bf16);
+  layer.k = add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g, folded.k, Side::k, bf16);
+  layer.v = add_side(*plan.v, g, folded.v, Side::v, bf16);
   layers_.push_back(layer);
 }
 
 LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const {
   const auto at = [&](std::optional<std::size_t> offset) { return offset ? base + *offset : nullptr; };
   const auto floats = [&](std::optional<std::size_t> offset) { return reinterpret_cast<const float*>(at(offset)); };
-  const auto signs = [&](const Side& s) { return reinterpret_cast<const std::int8_t*>(at(s.signs)); };
-  const auto write = [&](const Side& s) {
+  const auto signs = [&](const SideOffsets& s) { return reinterpret_cast<const std::int8_t*>(at(s.signs)); };
+  const auto write = [&](const SideOffsets& s) {
     WriteSide side;
     side.center = floats(s.write_center);
     side.signs = signs(s), side.per_head = s.per_head;
@@ -134,7 +135,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     side.factors = reinterpret_cast<const std::uint16_t*>(at(s.write_factors)), side.units = floats(s.units);
     return side;
   };
-  const auto rotation = [&](const Side& s) {
+  const auto rotation = [&](const SideOffsets& s) {
     return DeviceRotation{
         .order = s.order,
         .per_head = s.per_head,

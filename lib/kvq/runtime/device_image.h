@@ -44,7 +44,7 @@ class DeviceImage {
 
  private:
   /// Offsets of one side, and what goes with them.
-  struct Side {
+  struct SideOffsets {
     std::optional<std::size_t> signs = {};
     std::optional<std::size_t> matrix = {}, fragments = {};     ///< for reading, twice
     std::optional<std::size_t> factors = {}, sizes = {};        ///< for reading
@@ -58,9 +58,9 @@ class DeviceImage {
     ScaleRule rule = ScaleRule::minmax;
   };
   struct Layer {
-    Side k, v;
+    SideOffsets k, v;
   };
-  Side add_side(const TensorPlan& plan, int num_kv_heads, int dim, bool folded, bool value, bool bf16);
+  SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

@@ -12,13 +12,13 @@ namespace kvq {
 namespace {
 
 /// One side's golden rows beside their places in pages.
-class Side {
+class PagedSide {
  public:
-  Side(const TensorPlan& plan, const PageLayout& layout, const GoldenSide& golden, CacheSide side)
+  PagedSide(const TensorPlan& plan, const PageLayout& layout, const GoldenSide& golden, Side side)
       : layout_(layout),
         golden_(golden),
         side_(side),
-        tile_(side == CacheSide::k ? layout.k : layout.v),
+        tile_(side == Side::k ? layout.k : layout.v),
         exact_(tile_.exact()),
         type_(scale_type(plan.coder)),
         row_bytes_(static_cast<std::size_t>(row_bytes(plan, tile_.head_dim))),
@@ -54,8 +54,7 @@ class Side {
     if (fault.empty()) return;
     ++(firm ? difference.firm_faults : difference.soft_faults);
     if (difference.first.empty())
-      difference.first =
-          fmt::format("{} of token {} head {}: {}", side_ == CacheSide::k ? 'k' : 'v', token(row), head(row), fault);
+      difference.first = fmt::format("{} of token {} head {}: {}", name(side_), token(row), head(row), fault);
   }
 
  private:
@@ -115,7 +114,7 @@ class Side {
 
   const PageLayout& layout_;
   const GoldenSide& golden_;
-  CacheSide side_;
+  Side side_;
   TileSide tile_;
   bool exact_;
   ScaleType type_;
@@ -153,8 +152,8 @@ bool narrow_rows(std::vector<std::uint16_t>& rows, GoldenSide& side) {
 
 template <typename Visit>
 void for_each_side(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows, Visit visit) {
-  Side k(plan.k, layout, rows.k, CacheSide::k), v(*plan.v, layout, rows.v, CacheSide::v);
-  for (Side* side : {&k, &v})
+  PagedSide k(plan.k, layout, rows.k, Side::k), v(*plan.v, layout, rows.v, Side::v);
+  for (PagedSide* side : {&k, &v})
     for (std::size_t row = 0; row < side->rows(); ++row) visit(*side, row);
 }
 
@@ -163,7 +162,7 @@ void for_each_side(const LayerPlan& plan, const PageLayout& layout, const Golden
 std::vector<std::byte> golden_pages(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows) {
   const std::int64_t pages = (rows.tokens.count + layout.page_size - 1) / layout.page_size;
   std::vector<std::byte> bytes(static_cast<std::size_t>(pages * layout.page_bytes()));
-  for_each_side(plan, layout, rows, [&](Side& side, std::size_t row) { side.store(row, bytes); });
+  for_each_side(plan, layout, rows, [&](PagedSide& side, std::size_t row) { side.store(row, bytes); });
   return bytes;
 }
 
@@ -177,7 +176,7 @@ std::optional<GoldenRows> golden_in_fp16(GoldenRows rows) {
 PageDifference compare_pages(const LayerPlan& plan, const PageLayout& layout, const GoldenRows& rows,
                              std::span<const std::byte> pages) {
   PageDifference difference;
-  for_each_side(plan, layout, rows, [&](Side& side, std::size_t row) { side.compare(row, pages, difference); });
+  for_each_side(plan, layout, rows, [&](PagedSide& side, std::size_t row) { side.compare(row, pages, difference); });
   return difference;
 }
 

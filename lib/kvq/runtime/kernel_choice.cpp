@@ -68,7 +68,7 @@ bool KernelKey::operator==(const KernelKey& other) const {
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
   const auto bfloat = [](const TensorPlan& side) {
-    return !std::holds_alternative<ExactCoder>(side.coder) && scale_type(side.coder) == ScaleType::bf16;
+    return !is_exact(side.coder) && scale_type(side.coder) == ScaleType::bf16;
   };
   return {
       .k = pages.k,

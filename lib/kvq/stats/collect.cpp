@@ -242,7 +242,7 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   if (golden.count > 0) stats.golden = take_golden(layer, golden);
   stats.sample = sample_tokens(layer, request.seed, request.sample_tokens, held.first, held.first + held.count);
   for (const Moment moment : request.moments)
-    if (!layer.v && (is_value_moment(moment) || moment == Moment::scored_query))
+    if (!layer.v && (side_of(moment) == Side::v || moment == Moment::scored_query))
       throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment",
                                                 layer.layer, to_string(moment))};
 

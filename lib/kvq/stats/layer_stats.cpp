@@ -23,8 +23,9 @@ std::optional<Moment> moment_from_string(std::string_view name) {
   return std::nullopt;
 }
 
-bool is_value_moment(Moment moment) {
-  return moment == Moment::value || moment == Moment::scored_value || moment == Moment::sst;
+Side side_of(Moment moment) {
+  const bool of_values = moment == Moment::value || moment == Moment::scored_value || moment == Moment::sst;
+  return of_values ? Side::v : Side::k;
 }
 
 const std::vector<MomentSum>& LayerStats::moment(Moment which) const {

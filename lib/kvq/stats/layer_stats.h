@@ -22,7 +22,7 @@ inline constexpr Moment kAllMoments[] = {Moment::query,        Moment::key,     
 
 const char* to_string(Moment moment);
 std::optional<Moment> moment_from_string(std::string_view name);
-bool is_value_moment(Moment moment);  ///< of dimension Dv
+Side side_of(Moment moment);  ///< whose channels its matrix has
 
 /// What to collect.
 struct StatsRequest {

@@ -35,9 +35,7 @@ struct LayerRow {
 
 std::string name_of(int layer, const std::string& what) { return fmt::format("layers.{}.{}", layer, what); }
 
-int moment_dim(const LayerGeometry& geometry, Moment moment) {
-  return is_value_moment(moment) ? geometry.v_head_dim : geometry.head_dim;
-}
+int moment_dim(const LayerGeometry& geometry, Moment moment) { return geometry.dim(side_of(moment)); }
 
 /// What add_layer() adds are views: `sums`, `rows` and `stats` must outlive the writer.
 void add_moment(SafetensorsWriter& writer, int layer, Moment moment, const std::vector<MomentSum>& sums) {

@@ -259,21 +259,21 @@ TEST_CASE("Only the features that are used are required, in the order of the for
     CHECK(file.metadata.at("version") == (file.metadata.at("requires").empty() ? "1.0" : "1.1"));
     return file.metadata.at("requires");
   };
-  const auto keep = [](std::size_t layer, char side) {
+  const auto keep = [](std::size_t layer, Side side) {
     return [layer, side](Artifact& artifact) {
       LayerPlan plan = artifact.layers[layer];
-      if (side == 'k')
+      if (side == Side::k)
         plan.v->coder = ExactCoder{}, plan.v->allocation.reset(), plan.v->centroids.reset();
       else
         plan.k = TensorPlan{};
       artifact.layers = {plan};
     };
   };
-  CHECK(requires_of(keep(0, 'k')) == "trellis,mixed_widths,centroids");
-  CHECK(requires_of(keep(0, 'v')) == "codebook,mixed_widths");
-  CHECK(requires_of(keep(1, 'k')) == "codebook");
-  CHECK(requires_of(keep(1, 'v')) == "trellis,centroids");
-  CHECK(requires_of(keep(2, 'k')) == "");
+  CHECK(requires_of(keep(0, Side::k)) == "trellis,mixed_widths,centroids");
+  CHECK(requires_of(keep(0, Side::v)) == "codebook,mixed_widths");
+  CHECK(requires_of(keep(1, Side::k)) == "codebook");
+  CHECK(requires_of(keep(1, Side::v)) == "trellis,centroids");
+  CHECK(requires_of(keep(2, Side::k)) == "");
   CHECK(features(test::featured_artifact().layers[0].k) ==
         std::vector<std::string>{"trellis", "mixed_widths", "centroids"});
   CHECK(features(TensorPlan{}).empty());

@@ -68,7 +68,7 @@ std::vector<float> decoded(const TensorPlan& plan, const GoldenSide& side, int h
     std::vector<float> x_hat(d), x(d), numbers(static_cast<std::size_t>(codec.num_numbers()));
     std::vector<std::uint8_t> codes(d);
     int centroid = 0;
-    if (std::holds_alternative<ExactCoder>(plan.coder)) {
+    if (is_exact(plan.coder)) {
       widen(DType::bf16, bytes.data(), d, x_hat.data());
     } else {
       centroid = codec.unpack(bytes, codes, numbers);

@@ -186,14 +186,14 @@ TEST_CASE("Coded rows survive a full page of every format", "[codec]") {
       const RowCodec codec(plan.k, 0, format.dim);
       std::vector<std::byte> page = random_bytes(layout.page_bytes(), 7);
       struct Stored {
-        CacheSide side;
+        Side side;
         int head, slot;
         std::vector<std::uint8_t> codes;
         std::vector<float> numbers;
       };
       std::vector<Stored> rows;
       for (int head = 0; head < 2; ++head)
-        for (const CacheSide side : {CacheSide::k, CacheSide::v})
+        for (const Side side : kSides)
           for (int slot = 0; slot < page_size; ++slot) {
             const auto seed = static_cast<std::uint64_t>(rows.size() + 1);
             Stored row{side, head, slot, std::vector<std::uint8_t>(static_cast<std::size_t>(format.dim)),
@@ -222,7 +222,7 @@ TEST_CASE("Storing a row sets its own bits and no other", "[codec]") {
     std::vector<std::uint8_t> codes(static_cast<std::size_t>(format.dim));
     std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers()));
     codec.encode(test::gaussian(codes.size(), 3), codes, numbers);
-    for (const CacheSide side : {CacheSide::k, CacheSide::v})
+    for (const Side side : kSides)
       for (const int slot : {0, 9, 31})
         check_own_bits(random_bytes(layout.page_bytes(), 11), codec.layout().row_bytes * 8,
                        [&](std::vector<std::byte>& page) {
@@ -246,7 +246,7 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
     const PageLayout pages = page_layout_of(plan, 32);
     if (dim * 4 % 128 == 0) plan.v->coder = UniformCoder{.bits = 4, .group_size = dim % 64 ? 32 : 64};
     const WindowLayout windows = window_layout_of(page_layout_of(plan, 32), {.sink_tokens = 4, .recent_tokens = 30}, 1);
-    for (const CacheSide side : {CacheSide::k, CacheSide::v}) {
+    for (const Side side : kSides) {
       for (const int slot : {0, 13, 31}) {
         const auto before = random_bytes(pages.page_bytes(), 1);
         check_own_bits(before, dim * 16,
@@ -278,7 +278,7 @@ TEST_CASE("Places outside a page and rows of another format are a caller's mista
   const auto refused = [&](int head, int slot, std::vector<std::uint8_t> codes, std::size_t numbers, std::size_t bytes,
                            ScaleType type = ScaleType::fp16) {
     return test::error_text([&] {
-      store_page_row(layout, CacheSide::k, type, head, slot, codes, std::vector<float>(numbers, 0.0f),
+      store_page_row(layout, Side::k, type, head, slot, codes, std::vector<float>(numbers, 0.0f),
                      std::span{page}.first(bytes));
     });
   };
@@ -293,6 +293,6 @@ TEST_CASE("Places outside a page and rows of another format are a caller's mista
         refused(0, 0, codes, 2, page.size() - 1), refused(0, 0, wide, 2, page.size()),
         refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
     CHECK_THAT(text, StartsWith("internal: "));
-  CHECK_THAT(test::error_text([&] { store_page_row(layout, CacheSide::k, 0, 0, std::vector<float>(128), page); }),
+  CHECK_THAT(test::error_text([&] { store_page_row(layout, Side::k, 0, 0, std::vector<float>(128), page); }),
              StartsWith("internal: "));
 }

@@ -182,7 +182,7 @@ void check_row_codec(const Json& vector, const std::vector<float>& x) {
   const int dim = static_cast<int>(x.size());
   const TensorPlan plan = plan_of(vector, x.size());
   LayerGeometry geometry{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0};
-  validate(plan, geometry, 0, 'k');
+  validate(plan, geometry, 0, Side::k);
   const RowCodec codec(plan, 0, dim);
   const int centroid = plan.centroids ? nearest_centroid(*plan.centroids, 0, x) : 0;
   CHECK(centroid == vector.value("centroid", 0));

@@ -11,12 +11,12 @@ using Catch::Matchers::StartsWith;
 
 TEST_CASE("The group size is the one asked for, else the preferred one if it divides, else the whole row",
           "[methods]") {
-  CHECK(resolve_group_size(32, 64, 128, 0, 'k') == 32);
-  CHECK(resolve_group_size(0, 64, 128, 0, 'k') == 64);
-  CHECK(resolve_group_size(0, 64, 96, 0, 'k') == 96);
-  CHECK(resolve_group_size(0, 0, 80, 0, 'k') == 80);
-  CHECK(resolve_group_size(1, 0, 80, 0, 'k') == 1);
-  const auto error = test::error_of([] { resolve_group_size(48, 64, 128, 7, 'v'); });
+  CHECK(resolve_group_size(32, 64, 128, 0, Side::k) == 32);
+  CHECK(resolve_group_size(0, 64, 128, 0, Side::k) == 64);
+  CHECK(resolve_group_size(0, 64, 96, 0, Side::k) == 96);
+  CHECK(resolve_group_size(0, 0, 80, 0, Side::k) == 80);
+  CHECK(resolve_group_size(1, 0, 80, 0, Side::k) == 1);
+  const auto error = test::error_of([] { resolve_group_size(48, 64, 128, 7, Side::v); });
   REQUIRE(error);
   CHECK(error->kind() == ErrorKind::usage);
   CHECK_THAT(std::string(error->what()) + error->hint(),

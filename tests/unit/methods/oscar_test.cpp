@@ -92,7 +92,7 @@ TEST_CASE("Every composition gives a plan that says how it was made", "[methods]
     if (composition.uses('U'))
       check_explained(plan.k, test::stats_for(layer, options).moment(Moment::query), composition, 48);
     CHECK(plan.k.error->after ==
-          Approx(test::measured_error(test::stats_for(layer, options), plan.k, 'k')).epsilon(0.02));
+          Approx(test::measured_error(test::stats_for(layer, options), plan.k, Side::k)).epsilon(0.02));
   }
   CHECK(test::error_of([&] {
           test::decide_one(layer, test::options_of("oscar", [](Options& o) { o.composition = "none"; }));

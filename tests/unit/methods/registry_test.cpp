@@ -33,9 +33,9 @@ const Shape kShapes[] = {
      {.num_q_heads = 4, .num_kv_heads = 1, .head_dim = 64, .lengths = {61}, .has_values = false, .outliers = true}},
 };
 
-void for_each_side(const LayerPlan& plan, const std::function<void(const TensorPlan&, char, int)>& body) {
-  body(plan.k, 'k', plan.geometry.head_dim);
-  if (plan.v) body(*plan.v, 'v', plan.geometry.v_head_dim);
+void for_each_side(const LayerPlan& plan, const std::function<void(const TensorPlan&, Side, int)>& body) {
+  body(plan.k, Side::k, plan.geometry.head_dim);
+  if (plan.v) body(*plan.v, Side::v, plan.geometry.v_head_dim);
 }
 
 /// Channel means of one head of the dump.
@@ -69,8 +69,8 @@ TEST_CASE("Every method plans every shape: valid, orthogonal, the same for any n
       CHECK(test::error_text([&] { validate(plan); }) == "no error");
       CHECK(plan.geometry == layer.geometry);
       CHECK(plan.v.has_value() == layer.v.has_value());
-      for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
-        INFO("side " << which);
+      for_each_side(plan, [&](const TensorPlan& side, Side which, int dim) {
+        INFO("side " << name(which));
         CHECK(orthogonality_error(side.rotation, dim) < 1e-6);
         REQUIRE(side.error);
         CHECK(side.error->before > 0.0);
@@ -90,8 +90,8 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
     if (options.budget_bits) continue;  // kvq: see joint_budget_test.cpp
     const LayerStats stats = test::stats_for(layer, options);
     const LayerPlan plan = method.decide(test::MemoryStats({stats}), options, {}).at(0);
-    for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
-      INFO("side " << which);
+    for_each_side(plan, [&](const TensorPlan& side, Side which, int dim) {
+      INFO("side " << name(which));
       TensorPlan plain;
       plain.coder = side.coder;
       plain.clip_ratio.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), 1.0);
@@ -114,14 +114,14 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
                                               o.random_signs = true;
                                             }));
     CHECK(test::error_text([&] { validate(plan); }) == "no error");
-    for_each_side(plan, [&](const TensorPlan& side, char which, int dim) {
+    for_each_side(plan, [&](const TensorPlan& side, Side which, int dim) {
       const auto d = static_cast<std::size_t>(dim);
       CHECK(side.rotation.scope == Scope::layer);
       CHECK(side.clip_ratio.size() == (scale_rule(side.coder) == ScaleRule::minmax ? 1 : 0));
       CHECK((side.rotation.matrix.empty() || side.rotation.matrix.size() == d * d));
       CHECK((side.rotation.signs.empty() || side.rotation.signs.size() == d));
-      std::vector<float> mean = channel_means(which == 'k' ? layer.k : *layer.v, 0);
-      const std::vector<float> other = channel_means(which == 'k' ? layer.k : *layer.v, 1);
+      std::vector<float> mean = channel_means(which == Side::k ? layer.k : *layer.v, 0);
+      const std::vector<float> other = channel_means(which == Side::k ? layer.k : *layer.v, 1);
       for (std::size_t j = 0; j < d; ++j) mean[j] = (mean[j] + other[j]) / 2;
       // Methods that hold tokens out take the means of the others.
       if (!test::options_of(method.name).budget_bits) CHECK(test::largest_difference(side.center, mean) < 1e-6);
@@ -158,9 +158,9 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);
-    CHECK_FALSE(std::holds_alternative<ExactCoder>(plans[0].k.coder));
-    for_each_side(plans[1], [](const TensorPlan& side, char, int) {
-      CHECK(std::holds_alternative<ExactCoder>(side.coder));
+    CHECK_FALSE(is_exact(plans[0].k.coder));
+    for_each_side(plans[1], [](const TensorPlan& side, Side, int) {
+      CHECK(is_exact(side.coder));
       CHECK(side.rotation.kind == RotationKind::identity);
       CHECK(side.clip_ratio.empty());
       CHECK(side.center.empty());
@@ -169,8 +169,8 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
 
     const LayerPlan half = test::decide_one(test::make_layer({.head_dim = 64, .v_head_dim = 32}),
                                             test::options_of(method.name, [](Options& o) { o.v.bits = 16; }));
-    CHECK_FALSE(std::holds_alternative<ExactCoder>(half.k.coder));
-    CHECK(std::holds_alternative<ExactCoder>(half.v->coder));
+    CHECK_FALSE(is_exact(half.k.coder));
+    CHECK(is_exact(half.v->coder));
   }
 }
 

@@ -52,46 +52,46 @@ UniformCoder& coder_of(TensorPlan& plan) { return std::get<UniformCoder>(plan.co
 
 struct Fault {
   const char* name;
-  char side;
+  Side side;
   std::function<void(LayerPlan&)> make;
 };
 
 const Fault kFaults[] = {
-    {"matrix too short", 'k', [](LayerPlan& p) { p.k.rotation.matrix.pop_back(); }},
-    {"matrix for one head only", 'k', [](LayerPlan& p) { p.k.rotation.matrix.resize(64); }},
-    {"NaN in the matrix", 'k', [](LayerPlan& p) { p.k.rotation.matrix[70] = kNan; }},
-    {"infinity in the matrix", 'k', [](LayerPlan& p) { p.k.rotation.matrix[70] = HUGE_VALF; }},
-    {"matrix of an identity", 'k', [](LayerPlan& p) { p.k.rotation.kind = RotationKind::identity; }},
-    {"matrix of a block Hadamard", 'v', [](LayerPlan& p) { p.v->rotation.matrix.assign(16, 0.0f); }},
-    {"eigenbasis of another size", 'k', [](LayerPlan& p) { p.k.rotation.eigenbasis.pop_back(); }},
-    {"NaN in the eigenbasis", 'k', [](LayerPlan& p) { p.k.rotation.eigenbasis[0] = kNan; }},
-    {"eigenbasis without spectrum", 'k', [](LayerPlan& p) { p.k.rotation.spectrum.clear(); }},
-    {"spectrum without eigenbasis", 'k', [](LayerPlan& p) { p.k.rotation.eigenbasis.clear(); }},
-    {"spectrum of another size", 'k', [](LayerPlan& p) { p.k.rotation.spectrum.pop_back(); }},
-    {"NaN in the spectrum", 'k', [](LayerPlan& p) { p.k.rotation.spectrum[3] = kNan; }},
-    {"sign choice of another size", 'k', [](LayerPlan& p) { p.k.rotation.sign_choice.pop_back(); }},
-    {"centre of another size", 'k', [](LayerPlan& p) { p.k.center.pop_back(); }},
-    {"NaN in the centre", 'k', [](LayerPlan& p) { p.k.center[15] = kNan; }},
-    {"order not a power of two", 'v', [](LayerPlan& p) { p.v->rotation.order = 3; }},
-    {"order that does not divide", 'v', [](LayerPlan& p) { p.v->rotation.order = 8; }},
-    {"order zero", 'v', [](LayerPlan& p) { p.v->rotation.order = 0; }},
-    {"sign that is no sign", 'v', [](LayerPlan& p) { p.v->rotation.signs[2] = 2; }},
-    {"sign of zero", 'v', [](LayerPlan& p) { p.v->rotation.signs[0] = 0; }},
-    {"signs for two heads where one is shared", 'v', [](LayerPlan& p) { p.v->rotation.signs.assign(8, 1); }},
-    {"no bits", 'k', [](LayerPlan& p) { coder_of(p.k).bits = 0; }},
-    {"nine bits", 'k', [](LayerPlan& p) { coder_of(p.k).bits = 9; }},
-    {"group size zero", 'k', [](LayerPlan& p) { coder_of(p.k).group_size = 0; }},
-    {"negative group size", 'k', [](LayerPlan& p) { coder_of(p.k).group_size = -4; }},
-    {"group size that does not divide", 'k', [](LayerPlan& p) { coder_of(p.k).group_size = 3; }},
-    {"group size above the dimension", 'v', [](LayerPlan& p) { coder_of(*p.v).group_size = 8; }},
-    {"affine with a symmetric rule", 'k', [](LayerPlan& p) { coder_of(p.k).rule = ScaleRule::norm; }},
-    {"symmetric with minmax", 'v', [](LayerPlan& p) { coder_of(*p.v).rule = ScaleRule::minmax; }},
-    {"clip of zero", 'k', [](LayerPlan& p) { p.k.clip_ratio[0] = 0.0; }},
-    {"clip above one", 'k', [](LayerPlan& p) { p.k.clip_ratio[1] = 1.1; }},
-    {"clip that is NaN", 'k', [](LayerPlan& p) { p.k.clip_ratio[1] = std::nan(""); }},
-    {"clip for one head only", 'k', [](LayerPlan& p) { p.k.clip_ratio.pop_back(); }},
-    {"no clip at minmax", 'k', [](LayerPlan& p) { p.k.clip_ratio.clear(); }},
-    {"clip of a rule without range", 'v', [](LayerPlan& p) { p.v->clip_ratio = {1.0, 1.0}; }},
+    {"matrix too short", Side::k, [](LayerPlan& p) { p.k.rotation.matrix.pop_back(); }},
+    {"matrix for one head only", Side::k, [](LayerPlan& p) { p.k.rotation.matrix.resize(64); }},
+    {"NaN in the matrix", Side::k, [](LayerPlan& p) { p.k.rotation.matrix[70] = kNan; }},
+    {"infinity in the matrix", Side::k, [](LayerPlan& p) { p.k.rotation.matrix[70] = HUGE_VALF; }},
+    {"matrix of an identity", Side::k, [](LayerPlan& p) { p.k.rotation.kind = RotationKind::identity; }},
+    {"matrix of a block Hadamard", Side::v, [](LayerPlan& p) { p.v->rotation.matrix.assign(16, 0.0f); }},
+    {"eigenbasis of another size", Side::k, [](LayerPlan& p) { p.k.rotation.eigenbasis.pop_back(); }},
+    {"NaN in the eigenbasis", Side::k, [](LayerPlan& p) { p.k.rotation.eigenbasis[0] = kNan; }},
+    {"eigenbasis without spectrum", Side::k, [](LayerPlan& p) { p.k.rotation.spectrum.clear(); }},
+    {"spectrum without eigenbasis", Side::k, [](LayerPlan& p) { p.k.rotation.eigenbasis.clear(); }},
+    {"spectrum of another size", Side::k, [](LayerPlan& p) { p.k.rotation.spectrum.pop_back(); }},
+    {"NaN in the spectrum", Side::k, [](LayerPlan& p) { p.k.rotation.spectrum[3] = kNan; }},
+    {"sign choice of another size", Side::k, [](LayerPlan& p) { p.k.rotation.sign_choice.pop_back(); }},
+    {"centre of another size", Side::k, [](LayerPlan& p) { p.k.center.pop_back(); }},
+    {"NaN in the centre", Side::k, [](LayerPlan& p) { p.k.center[15] = kNan; }},
+    {"order not a power of two", Side::v, [](LayerPlan& p) { p.v->rotation.order = 3; }},
+    {"order that does not divide", Side::v, [](LayerPlan& p) { p.v->rotation.order = 8; }},
+    {"order zero", Side::v, [](LayerPlan& p) { p.v->rotation.order = 0; }},
+    {"sign that is no sign", Side::v, [](LayerPlan& p) { p.v->rotation.signs[2] = 2; }},
+    {"sign of zero", Side::v, [](LayerPlan& p) { p.v->rotation.signs[0] = 0; }},
+    {"signs for two heads where one is shared", Side::v, [](LayerPlan& p) { p.v->rotation.signs.assign(8, 1); }},
+    {"no bits", Side::k, [](LayerPlan& p) { coder_of(p.k).bits = 0; }},
+    {"nine bits", Side::k, [](LayerPlan& p) { coder_of(p.k).bits = 9; }},
+    {"group size zero", Side::k, [](LayerPlan& p) { coder_of(p.k).group_size = 0; }},
+    {"negative group size", Side::k, [](LayerPlan& p) { coder_of(p.k).group_size = -4; }},
+    {"group size that does not divide", Side::k, [](LayerPlan& p) { coder_of(p.k).group_size = 3; }},
+    {"group size above the dimension", Side::v, [](LayerPlan& p) { coder_of(*p.v).group_size = 8; }},
+    {"affine with a symmetric rule", Side::k, [](LayerPlan& p) { coder_of(p.k).rule = ScaleRule::norm; }},
+    {"symmetric with minmax", Side::v, [](LayerPlan& p) { coder_of(*p.v).rule = ScaleRule::minmax; }},
+    {"clip of zero", Side::k, [](LayerPlan& p) { p.k.clip_ratio[0] = 0.0; }},
+    {"clip above one", Side::k, [](LayerPlan& p) { p.k.clip_ratio[1] = 1.1; }},
+    {"clip that is NaN", Side::k, [](LayerPlan& p) { p.k.clip_ratio[1] = std::nan(""); }},
+    {"clip for one head only", Side::k, [](LayerPlan& p) { p.k.clip_ratio.pop_back(); }},
+    {"no clip at minmax", Side::k, [](LayerPlan& p) { p.k.clip_ratio.clear(); }},
+    {"clip of a rule without range", Side::v, [](LayerPlan& p) { p.v->clip_ratio = {1.0, 1.0}; }},
 };
 
 }  // namespace
@@ -110,8 +110,8 @@ TEST_CASE("A faulty plan is refused with layer and side", "[plan]") {
     INFO(fault.name);
     LayerPlan plan = valid_plan();
     fault.make(plan);
-    CHECK_THAT(error_text([&] { validate(plan); }), Catch::Matchers::StartsWith("bad_input: ") && Contains("layer 3") &&
-                                                        Contains(std::string(1, fault.side)));
+    CHECK_THAT(error_text([&] { validate(plan); }),
+               Catch::Matchers::StartsWith("bad_input: ") && Contains("layer 3") && Contains(name(fault.side)));
   }
 }
 

@@ -79,66 +79,67 @@ UniformCoder symmetric(int bits, int group, ScaleRule rule) {
 
 struct Fault {
   const char* name;
-  char side;
+  Side side;
   const char* word;  ///< in the message
   std::function<void(LayerPlan&)> make;
 };
 
 const Fault kPlainFaults[] = {
-    {"a codebook with a rule of ranges", 'k', "codebook", [](LayerPlan& p) { book(p.k).rule = ScaleRule::minmax; }},
-    {"a codebook with absmax", 'k', "absmax", [](LayerPlan& p) { book(p.k).rule = ScaleRule::absmax; }},
-    {"a trellis with minmax", 'v', "minmax", [](LayerPlan& p) { trellis(*p.v).rule = ScaleRule::minmax; }},
-    {"a trellis with absmax", 'v', "absmax", [](LayerPlan& p) { trellis(*p.v).rule = ScaleRule::absmax; }},
-    {"symmetric with rms", 'v', "rms", [](LayerPlan& p) { p.v->coder = symmetric(2, 8, ScaleRule::rms); }},
-    {"affine with rms", 'v', "rms",
+    {"a codebook with a rule of ranges", Side::k, "codebook", [](LayerPlan& p) { book(p.k).rule = ScaleRule::minmax; }},
+    {"a codebook with absmax", Side::k, "absmax", [](LayerPlan& p) { book(p.k).rule = ScaleRule::absmax; }},
+    {"a trellis with minmax", Side::v, "minmax", [](LayerPlan& p) { trellis(*p.v).rule = ScaleRule::minmax; }},
+    {"a trellis with absmax", Side::v, "absmax", [](LayerPlan& p) { trellis(*p.v).rule = ScaleRule::absmax; }},
+    {"symmetric with rms", Side::v, "rms", [](LayerPlan& p) { p.v->coder = symmetric(2, 8, ScaleRule::rms); }},
+    {"affine with rms", Side::v, "rms",
      [](LayerPlan& p) {
        p.v->coder = UniformCoder{.bits = 2, .group_size = 8, .rule = ScaleRule::rms};
        p.v->clip_ratio = {1.0, 1.0};
      }},
-    {"no bits of a codebook", 'k', "bits", [](LayerPlan& p) { book(p.k).bits = 0; }},
-    {"nine bits of a codebook", 'k', "bits", [](LayerPlan& p) { book(p.k).bits = 9; }},
-    {"no bits of a trellis", 'v', "bits", [](LayerPlan& p) { trellis(*p.v).bits = 0; }},
-    {"nine bits of a trellis", 'v', "bits", [](LayerPlan& p) { trellis(*p.v).bits = 9; }},
-    {"a codebook's groups that do not divide", 'k', "group", [](LayerPlan& p) { book(p.k).group_size = 4; }},
-    {"a codebook's group of nothing", 'k', "group", [](LayerPlan& p) { book(p.k).group_size = 0; }},
-    {"a trellis's groups that do not divide", 'v', "group", [](LayerPlan& p) { trellis(*p.v).group_size = 3; }},
-    {"a trellis's group of nothing", 'v', "group", [](LayerPlan& p) { trellis(*p.v).group_size = 0; }},
-    {"a clip of a codebook", 'k', "clip", [](LayerPlan& p) { p.k.clip_ratio = {1.0, 1.0}; }},
-    {"a clip of a trellis", 'v', "clip", [](LayerPlan& p) { p.v->clip_ratio = {0.9, 0.9}; }},
-    {"no table", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables.clear(); }},
-    {"a table of another width", 'k', "3", [](LayerPlan& p) { book(p.k).tables = {{2, test::random_table(2, 1)}}; }},
-    {"a table too short", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3].pop_back(); }},
-    {"a table for one head where each has one", 'k', "codebook", [](LayerPlan& p) { book(p.k).per_head = true; }},
-    {"equal entries", 'k', "not above", [](LayerPlan& p) { book(p.k).tables[3][4] = book(p.k).tables[3][3]; }},
-    {"falling entries", 'k', "not above",
+    {"no bits of a codebook", Side::k, "bits", [](LayerPlan& p) { book(p.k).bits = 0; }},
+    {"nine bits of a codebook", Side::k, "bits", [](LayerPlan& p) { book(p.k).bits = 9; }},
+    {"no bits of a trellis", Side::v, "bits", [](LayerPlan& p) { trellis(*p.v).bits = 0; }},
+    {"nine bits of a trellis", Side::v, "bits", [](LayerPlan& p) { trellis(*p.v).bits = 9; }},
+    {"a codebook's groups that do not divide", Side::k, "group", [](LayerPlan& p) { book(p.k).group_size = 4; }},
+    {"a codebook's group of nothing", Side::k, "group", [](LayerPlan& p) { book(p.k).group_size = 0; }},
+    {"a trellis's groups that do not divide", Side::v, "group", [](LayerPlan& p) { trellis(*p.v).group_size = 3; }},
+    {"a trellis's group of nothing", Side::v, "group", [](LayerPlan& p) { trellis(*p.v).group_size = 0; }},
+    {"a clip of a codebook", Side::k, "clip", [](LayerPlan& p) { p.k.clip_ratio = {1.0, 1.0}; }},
+    {"a clip of a trellis", Side::v, "clip", [](LayerPlan& p) { p.v->clip_ratio = {0.9, 0.9}; }},
+    {"no table", Side::k, "codebook", [](LayerPlan& p) { book(p.k).tables.clear(); }},
+    {"a table of another width", Side::k, "3",
+     [](LayerPlan& p) { book(p.k).tables = {{2, test::random_table(2, 1)}}; }},
+    {"a table too short", Side::k, "codebook", [](LayerPlan& p) { book(p.k).tables[3].pop_back(); }},
+    {"a table for one head where each has one", Side::k, "codebook", [](LayerPlan& p) { book(p.k).per_head = true; }},
+    {"equal entries", Side::k, "not above", [](LayerPlan& p) { book(p.k).tables[3][4] = book(p.k).tables[3][3]; }},
+    {"falling entries", Side::k, "not above",
      [](LayerPlan& p) { std::swap(book(p.k).tables[3][0], book(p.k).tables[3][7]); }},
-    {"NaN in a table", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3][2] = kNan; }},
-    {"infinity at a table's end", 'k', "codebook", [](LayerPlan& p) { book(p.k).tables[3][7] = kInfinity; }},
-    {"no theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps.clear(); }},
-    {"theta of another width", 'v', "trellis",
+    {"NaN in a table", Side::k, "codebook", [](LayerPlan& p) { book(p.k).tables[3][2] = kNan; }},
+    {"infinity at a table's end", Side::k, "codebook", [](LayerPlan& p) { book(p.k).tables[3][7] = kInfinity; }},
+    {"no theta", Side::v, "trellis", [](LayerPlan& p) { trellis(*p.v).taps.clear(); }},
+    {"theta of another width", Side::v, "trellis",
      [](LayerPlan& p) { trellis(*p.v).taps = test::trellis_coder({3}, 8, ScaleRule::norm, ScaleType::fp16, 1).taps; }},
-    {"theta too short", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta.pop_back(); }},
-    {"NaN in theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = kNan; }},
-    {"infinity in theta", 'v', "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = -kInfinity; }},
-    {"no memory", 'v', "memory",
+    {"theta too short", Side::v, "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta.pop_back(); }},
+    {"NaN in theta", Side::v, "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = kNan; }},
+    {"infinity in theta", Side::v, "trellis", [](LayerPlan& p) { trellis(*p.v).taps[0].theta[1] = -kInfinity; }},
+    {"no memory", Side::v, "memory",
      [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 0, .theta = {1, 2}}; }},
-    {"a memory of nine", 'v', "memory",
+    {"a memory of nine", Side::v, "memory",
      [](LayerPlan& p) {
        trellis(*p.v) = test::trellis_coder({1}, 8, ScaleRule::norm, ScaleType::fp16, 1);
        trellis(*p.v).taps[0] = {.bits = 1, .memory = 9, .theta = std::vector<float>(10, 1.0f)};
      }},
-    {"more than 256 states", 'v', "memory",
+    {"more than 256 states", Side::v, "memory",
      [](LayerPlan& p) { trellis(*p.v).taps[0] = {.bits = 2, .memory = 5, .theta = std::vector<float>(12, 1.0f)}; }},
-    {"three codes of six bits", 'v', "memory",
+    {"three codes of six bits", Side::v, "memory",
      [](LayerPlan& p) {
        trellis(*p.v).bits = 6;
        trellis(*p.v).taps[0] = {.bits = 6, .memory = 2, .theta = std::vector<float>(18, 1.0f)};
      }},
-    {"two thetas of a width", 'v', "trellis",
+    {"two thetas of a width", Side::v, "trellis",
      [](LayerPlan& p) { trellis(*p.v).taps.push_back(trellis(*p.v).taps[0]); }},
-    {"a width of theta that is none", 'v', "trellis",
+    {"a width of theta that is none", Side::v, "trellis",
      [](LayerPlan& p) { trellis(*p.v).taps.push_back({.bits = 0, .memory = 1, .theta = {}}); }},
-    {"centroids and a centre", 'k', "cent",
+    {"centroids and a centre", Side::k, "cent",
      [](LayerPlan& p) {
        p.k.center.assign(20, 0.5f);
        p.k.centroids = Centroids{.count = 2, .values = std::vector<float>(40, 1.0f), .inertia = {1, 1}};
@@ -146,58 +147,61 @@ const Fault kPlainFaults[] = {
 };
 
 const Fault kMixedFaults[] = {
-    {"widths of one head", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.resize(10); }},
-    {"no widths", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.clear(); }},
-    {"a width of nine", 'k', "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits[10] = 9; }},
-    {"widths that ascend", 'k', "descending",
+    {"widths of one head", Side::k, "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.resize(10); }},
+    {"no widths", Side::k, "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits.clear(); }},
+    {"a width of nine", Side::k, "channel_bits", [](LayerPlan& p) { p.k.allocation->channel_bits[10] = 9; }},
+    {"widths that ascend", Side::k, "descending",
      [](LayerPlan& p) { std::swap(p.k.allocation->channel_bits[13], p.k.allocation->channel_bits[14]); }},
-    {"widths above the coder's", 'k', "largest width", [](LayerPlan& p) { p.k.allocation->channel_bits[0] = 6; }},
-    {"the coder's bits above all widths", 'k', "bits", [](LayerPlan& p) { trellis(p.k).bits = 5; }},
-    {"no order", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.clear(); }},
-    {"an order of one head", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.resize(10); }},
-    {"a channel twice in the order", 'k', "channel_order",
+    {"widths above the coder's", Side::k, "largest width", [](LayerPlan& p) { p.k.allocation->channel_bits[0] = 6; }},
+    {"the coder's bits above all widths", Side::k, "bits", [](LayerPlan& p) { trellis(p.k).bits = 5; }},
+    {"no order", Side::k, "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.clear(); }},
+    {"an order of one head", Side::k, "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order.resize(10); }},
+    {"a channel twice in the order", Side::k, "channel_order",
      [](LayerPlan& p) { p.k.allocation->channel_order[3] = p.k.allocation->channel_order[4]; }},
-    {"a channel beyond the head", 'k', "channel_order", [](LayerPlan& p) { p.k.allocation->channel_order[12] = 10; }},
-    {"an unknown unit", 'v', "unit", [](LayerPlan& p) { p.v->allocation->unit = "head"; }},
-    {"an unknown unit with bits of blocks", 'k', "", [](LayerPlan& p) { p.k.allocation->unit = "head"; }},
-    {"RoPE blocks without their bits", 'k', "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits.clear(); }},
-    {"bits of RoPE blocks of one head", 'k', "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits.resize(5); }},
-    {"a block of nine bits", 'k', "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits[2] = 9; }},
-    {"scores of too few blocks", 'k', "block_energy", [](LayerPlan& p) { p.k.allocation->block_energy.pop_back(); }},
-    {"a score that is NaN", 'k', "block_energy", [](LayerPlan& p) { p.k.allocation->block_energy[1] = kNan; }},
-    {"bits of RoPE blocks at unit channel", 'v', "block_bits",
+    {"a channel beyond the head", Side::k, "channel_order",
+     [](LayerPlan& p) { p.k.allocation->channel_order[12] = 10; }},
+    {"an unknown unit", Side::v, "unit", [](LayerPlan& p) { p.v->allocation->unit = "head"; }},
+    {"an unknown unit with bits of blocks", Side::k, "", [](LayerPlan& p) { p.k.allocation->unit = "head"; }},
+    {"RoPE blocks without their bits", Side::k, "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits.clear(); }},
+    {"bits of RoPE blocks of one head", Side::k, "block_bits",
+     [](LayerPlan& p) { p.k.allocation->block_bits.resize(5); }},
+    {"a block of nine bits", Side::k, "block_bits", [](LayerPlan& p) { p.k.allocation->block_bits[2] = 9; }},
+    {"scores of too few blocks", Side::k, "block_energy",
+     [](LayerPlan& p) { p.k.allocation->block_energy.pop_back(); }},
+    {"a score that is NaN", Side::k, "block_energy", [](LayerPlan& p) { p.k.allocation->block_energy[1] = kNan; }},
+    {"bits of RoPE blocks at unit channel", Side::v, "block_bits",
      [](LayerPlan& p) { p.v->allocation->block_bits.assign(8, 2); }},
-    {"a group size of mixed rows", 'v', "group", [](LayerPlan& p) { book(*p.v).group_size = 8; }},
-    {"a group size of mixed trellis rows", 'k', "group", [](LayerPlan& p) { trellis(p.k).group_size = 10; }},
-    {"mixed exact rows", 'v', "exact", [](LayerPlan& p) { p.v->coder = ExactCoder{}; }},
-    {"mixed affine rows", 'v', "affine",
+    {"a group size of mixed rows", Side::v, "group", [](LayerPlan& p) { book(*p.v).group_size = 8; }},
+    {"a group size of mixed trellis rows", Side::k, "group", [](LayerPlan& p) { trellis(p.k).group_size = 10; }},
+    {"mixed exact rows", Side::v, "exact", [](LayerPlan& p) { p.v->coder = ExactCoder{}; }},
+    {"mixed affine rows", Side::v, "affine",
      [](LayerPlan& p) {
        p.v->coder = UniformCoder{.bits = 5, .group_size = 0};
        p.v->clip_ratio = {1.0, 1.0};
      }},
-    {"mixed rows with a rule of ranges", 'v', "minmax",
+    {"mixed rows with a rule of ranges", Side::v, "minmax",
      [](LayerPlan& p) { p.v->coder = symmetric(5, 0, ScaleRule::minmax); }},
-    {"a width without a table", 'v', "3", [](LayerPlan& p) { book(*p.v).tables.erase(3); }},
-    {"the second head's table descending", 'v', "not above",
+    {"a width without a table", Side::v, "3", [](LayerPlan& p) { book(*p.v).tables.erase(3); }},
+    {"the second head's table descending", Side::v, "not above",
      [](LayerPlan& p) { std::swap(book(*p.v).tables[3][9], book(*p.v).tables[3][10]); }},
-    {"a table of one head", 'v', "codebook", [](LayerPlan& p) { book(*p.v).tables[1].resize(2); }},
-    {"an objective that is NaN", 'v', "objective", [](LayerPlan& p) { p.v->allocation->objective = std::nan(""); }},
-    {"one centroid", 'k', "centroids",
+    {"a table of one head", Side::v, "codebook", [](LayerPlan& p) { book(*p.v).tables[1].resize(2); }},
+    {"an objective that is NaN", Side::v, "objective", [](LayerPlan& p) { p.v->allocation->objective = std::nan(""); }},
+    {"one centroid", Side::k, "centroids",
      [](LayerPlan& p) { p.k.centroids = Centroids{.count = 1, .values = std::vector<float>(20), .inertia = {1, 1}}; }},
-    {"too many centroids", 'k', "centroids",
+    {"too many centroids", Side::k, "centroids",
      [](LayerPlan& p) {
        p.k.centroids = Centroids{.count = 4097, .values = std::vector<float>(2 * 10 * 4097), .inertia = {1, 1}};
      }},
-    {"centroids of exact rows", 'k', "exact",
+    {"centroids of exact rows", Side::k, "exact",
      [](LayerPlan& p) {
        p.k.coder = ExactCoder{};
        p.k.allocation.reset();
      }},
-    {"centroids of one head", 'k', "centroids", [](LayerPlan& p) { p.k.centroids->values.resize(30); }},
-    {"NaN in a centroid", 'k', "centroids", [](LayerPlan& p) { p.k.centroids->values[31] = kNan; }},
-    {"an inertia for one head", 'k', "inertia", [](LayerPlan& p) { p.k.centroids->inertia.pop_back(); }},
-    {"an inertia that is NaN", 'k', "inertia", [](LayerPlan& p) { p.k.centroids->inertia[0] = std::nan(""); }},
-    {"a negative inertia", 'k', "inertia", [](LayerPlan& p) { p.k.centroids->inertia[0] = -0.1; }},
+    {"centroids of one head", Side::k, "centroids", [](LayerPlan& p) { p.k.centroids->values.resize(30); }},
+    {"NaN in a centroid", Side::k, "centroids", [](LayerPlan& p) { p.k.centroids->values[31] = kNan; }},
+    {"an inertia for one head", Side::k, "inertia", [](LayerPlan& p) { p.k.centroids->inertia.pop_back(); }},
+    {"an inertia that is NaN", Side::k, "inertia", [](LayerPlan& p) { p.k.centroids->inertia[0] = std::nan(""); }},
+    {"a negative inertia", Side::k, "inertia", [](LayerPlan& p) { p.k.centroids->inertia[0] = -0.1; }},
 };
 
 }  // namespace
@@ -218,8 +222,8 @@ TEST_CASE("A faulty plan of 1.1 is refused with layer, side and reason", "[plan]
   const auto check = [](const Fault& fault, LayerPlan plan) {
     INFO(fault.name);
     fault.make(plan);
-    CHECK_THAT(error_text([&] { validate(plan); }), StartsWith("bad_input: ") && Contains("layer 3") &&
-                                                        Contains(std::string(1, fault.side)) && Contains(fault.word));
+    CHECK_THAT(error_text([&] { validate(plan); }),
+               StartsWith("bad_input: ") && Contains("layer 3") && Contains(name(fault.side)) && Contains(fault.word));
   };
   for (const Fault& fault : kPlainFaults) check(fault, plain());
   for (const Fault& fault : kMixedFaults) check(fault, mixed());

@@ -1,3 +1,4 @@
+#include <kvq/core/side.h>
 #include <kvq/plan/page_layout.h>
 
 #include <catch2/catch.hpp>
@@ -45,15 +46,15 @@ struct BitCount {
 
 TEST_CASE("Every code and number of a tile has bits of its own, and a tile has no others", "[plan]") {
   for (const TileSide& side : all_sides())
-    for (const bool is_value : {false, true}) {
-      INFO(name(side) << (is_value ? ", values" : ", keys"));
+    for (const Side which : kSides) {
+      INFO(name(side) << ", " << plural(which));
       BitCount taken(side.bytes());
       for (int token = 0; token < kTileTokens; ++token) {
         for (int channel = 0; channel < side.head_dim; ++channel) {
           const CodePlace place = code_place(side, channel);
           REQUIRE(code_channel(side, place) == channel);
-          const int byte = is_value ? value_code_offset(side, token, place.lane, place.byte)
-                                    : key_code_offset(side, token, place.lane, place.byte);
+          const int byte = which == Side::v ? value_code_offset(side, token, place.lane, place.byte)
+                                            : key_code_offset(side, token, place.lane, place.byte);
           REQUIRE(byte < side.code_bytes());
           taken.take(byte, place.slice * side.bits, side.bits);
         }

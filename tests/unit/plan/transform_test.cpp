@@ -43,7 +43,7 @@ TensorPlan scaled_plan(std::vector<float> scales) {
 }
 
 std::string fault(const TensorPlan& plan) {
-  return test::error_text([&] { validate(plan, kGeometry, 3, 'k'); });
+  return test::error_text([&] { validate(plan, kGeometry, 3, Side::k); });
 }
 template <typename Change>
 std::string fault(TensorPlan plan, Change change) {

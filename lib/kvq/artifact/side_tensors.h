@@ -1,0 +1,43 @@
+#pragma once
+
+#include <kvq/container/json.h>
+#include <kvq/plan/layer_plan.h>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+/// The tensors of one side's plan, in one list for both directions: the writer walks it with the values, the reader
+/// with a plan made from the manifest, whose vectors it fills.
+namespace kvq {
+
+/// The optional tensors that a manifest announces of a side and that no other field of the plan implies.
+struct AnnouncedTensors {
+  bool inverse = false, channel_scale = false, eigenbasis = false, signs = false, center = false;
+};
+AnnouncedTensors announced_tensors(const TensorPlan& plan);
+/// @param json  a side of a manifest that fits the schema
+AnnouncedTensors announced_tensors(const Json& json);
+
+/// One tensor of a plan, TensorPlan for reading and const TensorPlan for writing.
+template <typename Plan>
+struct TensorSpec {
+  template <typename T>
+  using Field = std::conditional_t<std::is_const_v<Plan>, const T, T>*;
+
+  std::string name;  ///< behind "layers.<i>.<side>."
+  std::vector<std::int64_t> shape;
+  /// Where the values are; of taps the thetas of all widths, one behind the other.
+  std::variant<Field<std::vector<float>>, Field<std::vector<std::int8_t>>, Field<std::vector<std::uint8_t>>,
+               Field<std::vector<std::uint16_t>>, Field<std::vector<TrellisTaps>>>
+      values;
+};
+
+/// @param heads  entries of the plan's tensors: 1 if all KV heads share them
+template <typename Plan>
+std::vector<TensorSpec<Plan>> side_tensors(Plan& plan, const AnnouncedTensors& announced, std::int64_t heads,
+                                           std::int64_t dim);
+
+}  // namespace kvq
