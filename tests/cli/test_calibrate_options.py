@@ -3,11 +3,12 @@ says."""
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 from kvq_py.artifact_reader import read_artifact
-from kvq_tools import calibrate, succeed
+from kvq_tools import ROOT, calibrate, run, succeed
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -179,3 +180,16 @@ def test_stored_types_give_nearly_the_same_numbers(make_dump, tmp_path, dtype):
     exact, rounded = (verified(make_dump(**options, dtype=d), tmp_path)[0] for d in ("float32", dtype))
     for side in "kv":
         assert rounded[side]["error"]["after"] == pytest.approx(exact[side]["error"]["after"], rel=0.1)
+
+
+def test_flags_of_methods_exist():
+    """Each flag that a row of the registry names is a flag of kvq-calibrate, so that no refusal is silently lost."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "lib/kvq/methods").glob("*.cpp"))
+    named = {
+        flag
+        for block in re.findall(r"\.flags =\s*\{(.*?)\}", sources, re.S)
+        for flag in re.findall(r'"(--[a-z-]+)"', block)
+    }
+    assert len(named) > 15
+    text = run("kvq-calibrate", "--help").stdout
+    assert not [flag for flag in sorted(named) if not re.search(rf"{flag}\b", text)]

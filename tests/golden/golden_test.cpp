@@ -268,7 +268,7 @@ TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the
     side->center = true;
     side->transform = TransformKind::diagonal;
   }
-  const auto plans = method.decide(GoldenStats{kGolden / "v1.2"}, options, {});
+  const auto plans = method.decide(GoldenStats{kGolden / "v1.2"}, options, {}).plans;
   const Artifact artifact = load_artifact(file_of("v1.2/quarot"));
   for (std::size_t i = 0; i < 2; ++i) {
     CHECK(plans[i].k.rotation.channel_scale == artifact.layers[i].k.rotation.channel_scale);
@@ -283,7 +283,7 @@ TEST_CASE("the golden statistics still give the golden rotation", "[golden]") {
   Options options;
   method.set_defaults(options);
   options.k.group_size = options.v.group_size = 8;
-  const auto plans = method.decide(GoldenStats{kFolder}, options, {});
+  const auto plans = method.decide(GoldenStats{kFolder}, options, {}).plans;
   const Artifact golden = load_artifact(kFolder / "oscar.safetensors");
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const auto& now = plans[i].k.rotation.matrix;
@@ -430,7 +430,7 @@ TEST_CASE("the golden statistics of version 1.1 still give the golden codebooks 
     side->rule = ScaleRule::norm;
     side->scale_type = ScaleType::fp32;
   }
-  const auto plans = method.decide(GoldenStats{kFolder11}, options, {});
+  const auto plans = method.decide(GoldenStats{kFolder11}, options, {}).plans;
   const Artifact golden = load_artifact(file_of("v1.1/saw-int4"));
   REQUIRE(plans.size() == 2);
   for (std::size_t i = 0; i < plans.size(); ++i) {

@@ -216,7 +216,7 @@ struct Decided {
 };
 Decided decide(const LayerActivations& layer, const Options& options) {
   Decided decided{test::stats_for(layer, options, kAllTokens), {}};
-  decided.plan = find_method(options.method).decide(test::MemoryStats({decided.stats}), options, {}).at(0);
+  decided.plan = find_method(options.method).decide(test::MemoryStats({decided.stats}), options, {}).plans.at(0);
   return decided;
 }
 

@@ -25,7 +25,9 @@ LayerStats stats_for(const LayerActivations& layer, const Options& options, std:
 }
 
 LayerPlan decide_one(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens) {
-  return find_method(options.method).decide(MemoryStats({stats_for(layer, options, sample_tokens)}), options, {}).at(0);
+  return find_method(options.method)
+      .decide(MemoryStats({stats_for(layer, options, sample_tokens)}), options, {})
+      .plans.at(0);
 }
 
 double measured_error(const LayerStats& stats, const TensorPlan& plan, Side side) {

@@ -2,6 +2,7 @@
 
 /// What most tests include and what takes the compiler longest. A test still includes what it uses.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>

@@ -23,6 +23,14 @@ std::string method_list() {
   return text;
 }
 
+/// "a, b or c"
+std::string method_names() {
+  std::string text;
+  for (std::size_t i = 0; i < methods().size(); ++i)
+    text += (i == 0 ? "" : i + 1 < methods().size() ? ", " : " or ") + methods()[i].name;
+  return text;
+}
+
 std::string composition_list() {
   std::string text;
   for (const Composition& row : compositions()) {
@@ -166,38 +174,22 @@ void refuse_without_dump(const CalibrateFlags& f) {
     throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
 }
 
+bool has_flag(const Method& method, const std::string& flag) {
+  return std::find(method.flags.begin(), method.flags.end(), flag) != method.flags.end();
+}
+
 /// A flag that the method would ignore is a mistake that nobody would see in the result.
 void refuse_foreign_flags(const CalibrateFlags& f) {
-  struct Rule {
-    const char* flag;
-    bool given;
-    std::vector<std::string> methods;
-  };
-  const Rule rules[] = {{"--composition", f.composition.has_value(), {"oscar"}},
-                        {"--target-k", f.target_k.has_value(), {"oscar"}},
-                        {"--target-v", f.target_v.has_value(), {"oscar"}},
-                        {"--sign-search", f.sign_search.has_value(), {"oscar"}},
-                        {"--hadamard-order", f.hadamard_order.has_value(), {"saw-int4"}},
-                        {"--hadamard", f.hadamard.has_value(), {"saw-int4"}},
-                        {"--random-signs", f.random_signs, {"saw-int4", "quarot"}},
-                        {"--hessian", f.hessian.has_value(), {"saw-int4"}},
-                        {"--score", f.score.has_value(), {"block-gtq", "kvq"}},
-                        {"--min-bits", f.min_bits.has_value(), {"block-gtq", "kvq"}},
-                        {"--max-bits", f.max_bits.has_value(), {"block-gtq", "kvq"}},
-                        {"--mixing", f.mixing.has_value(), {"block-gtq", "tq-mse", "kvq"}},
-                        {"--k-allocation", f.k_allocation.has_value(), {"block-gtq", "kvq"}},
-                        {"--v-allocation", f.v_allocation.has_value(), {"block-gtq", "kvq"}},
-                        {"--row-bytes-k", f.row_bytes_k.has_value(), {"block-gtq"}},
-                        {"--row-bytes-v", f.row_bytes_v.has_value(), {"block-gtq"}},
-                        {"--joint", f.joint, {"block-gtq"}},
-                        {"--budget-bits", f.budget_bits.has_value(), {"block-gtq", "kvq"}},
-                        {"--budget-bytes", f.budget_bytes.has_value(), {"block-gtq", "kvq"}},
-                        {"--uniform-layout", f.uniform_layout, {"block-gtq", "kvq"}},
-                        {"--budget-per-layer", f.budget_per_layer, {"block-gtq", "kvq"}}};
-  for (const Rule& rule : rules)
-    if (rule.given && std::find(rule.methods.begin(), rule.methods.end(), f.method) == rule.methods.end())
-      throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", rule.flag, f.method),
-                  fmt::format("it belongs to {}", fmt::join(rule.methods, " and "))};
+  const Method& chosen = find_method(f.method);
+  for (const Method& row : methods())
+    for (const std::string& flag : row.flags) {
+      if (!f.given.contains(flag) || has_flag(chosen, flag)) continue;
+      std::vector<std::string> owners;
+      for (const Method& other : methods())
+        if (has_flag(other, flag)) owners.push_back(other.name);
+      throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", flag, f.method),
+                  fmt::format("it belongs to {}", fmt::join(owners, " and "))};
+    }
 }
 
 }  // namespace
@@ -239,9 +231,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
 
   const std::string how = "How rows are stored";
-  app.add_option("--method", f.method, "oscar, saw-int4, block-gtq, kvq, tq-mse, quarot, random or plain")
-      ->capture_default_str()
-      ->group(how);
+  app.add_option("--method", f.method, method_names())->capture_default_str()->group(how);
   app.add_option("--bits", f.bits, "code bits: 1 to 8, 16 = exact; fractions where widths are allocated")->group(how);
   app.add_option("--bits-k", f.bits_k, "of keys")->group(how);
   app.add_option("--bits-v", f.bits_v, "of values")->group(how);
@@ -374,6 +364,14 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
       ->group(run);
   app.add_flag("--json", f.json, "one JSON document on stdout")->group(run);
   app.add_flag("-q,--quiet", f.quiet, "no progress, no table")->group(run);
+}
+
+std::set<std::string> given_flags(const CLI::App& app) {
+  std::set<std::string> given;
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0)
+      for (const std::string& name : option->get_lnames()) given.insert("--" + name);
+  return given;
 }
 
 namespace {

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,9 +26,10 @@ struct CalibrateFlags {
       target_k, target_v, hadamard, coder_k, coder_v, codebook, hessian, kmeans_scope, kmeans_order, score, mixing,
       k_allocation, v_allocation, transform, transform_k, transform_v;
   std::vector<std::string> collect;
+  std::set<std::string> given;  ///< names of the flags that were typed, see given_flags()
   bool uniform_layout = false, budget_per_layer = false, joint = false, random_signs = false, resume = false,
        dry_run = false, json = false, quiet = false, report_rotations = false, report_ablation = false,
-       report_outliers = false, held_out_given = false;
+       report_outliers = false;
   int threads = 0;
   std::int64_t seed = 0, first_token = 0;
   std::optional<std::int64_t> num_tokens;
@@ -35,6 +37,9 @@ struct CalibrateFlags {
 };
 
 void add_flags(CLI::App& app, CalibrateFlags& flags);
+
+/// Long names of the flags that a parsed command line or recipe gives.
+std::set<std::string> given_flags(const CLI::App& app);
 
 /// Method defaults, then what was typed. @throws Error{usage}
 Options resolve_options(const CalibrateFlags& flags);

@@ -108,9 +108,6 @@ void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, cons
 int calibrate(const CalibrateFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const Options options = resolve_options(flags);
-  if (flags.report_ablation && options.method != "kvq")
-    throw Error{ErrorKind::usage, fmt::format("--report-ablation has no meaning for --method {}", options.method),
-                "it belongs to kvq"};
   const std::vector<int> wanted = flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers");
   if (!flags.merge_stats.empty()) {
     if (!flags.dumps.empty() || flags.stats.empty())
@@ -164,7 +161,7 @@ int main(int argc, char** argv) {
   kvq::CalibrateFlags flags;
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] {
-    flags.held_out_given = app.count("--held-out-tokens") > 0;
+    flags.given = kvq::given_flags(app);
     return kvq::calibrate(flags);
   });
 }

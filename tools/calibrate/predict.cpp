@@ -34,40 +34,20 @@ double measure_gemm_gflops(int threads) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-/// Whether a side's rotation is a matrix, an eigenbasis is kept beside it, signs, and what a transform adds.
-struct RotationTensors {
-  bool matrix = false, basis = false, signs = false;
-  bool inverse = false, scale = false;
+/// Tensors of a side's rotation with its transform.
+struct TransformedTensors : RotationTensors {
+  bool inverse = false;  ///< [H, D, D]
+  bool scale = false;    ///< [H, D]
 };
 
-RotationTensors orthogonal_tensors(const Options& options, Side side, int dim) {
-  const std::string& method = options.method;
-  const SideOptions& asked = options.side(side);
-  if (method == "oscar")
-    return {
-        .matrix = options.composition != "i" && options.composition != "h",
-        .basis = options.composition.find('u') != std::string::npos,
-    };  // "residual" too
-  if (method == "random") return {.matrix = true};
-  if (method == "saw-int4") {
-    const bool hessian = asked.hadamard && options.hessian != "none";
-    return {.matrix = hessian, .basis = hessian, .signs = asked.hadamard && options.random_signs};
-  }
-  if (method == "quarot") return {.signs = options.random_signs};
-  if (method == "plain") return {};
-  const bool allocated = asked.allocate != Allocate::none || options.budget_bits || options.budget_bytes;
-  if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
-  return {.matrix = true, .basis = asked.allocate == Allocate::channel};  // kvq: unless a head is better off without
-}
-
 /// A transform takes the place of signs and eigenbasis, except where it scales the channels of a Hadamard.
-RotationTensors rotation_tensors(const Options& options, Side side, int dim) {
-  const RotationTensors plain = orthogonal_tensors(options, side, dim);
+TransformedTensors rotation_tensors(const Options& options, Side side, int dim) {
+  const RotationTensors plain = find_method(options.method).tensors(options, side, dim);
   const TransformKind kind =
       options.choose_transform ? TransformKind::klt : options.side(side).transform;  // chosen: mostly klt
-  if (kind == TransformKind::orthogonal) return plain;
-  if (kind == TransformKind::diagonal && !plain.matrix) return {.signs = plain.signs, .scale = true};
-  return {.matrix = true, .inverse = true};
+  if (kind == TransformKind::orthogonal) return {plain};
+  if (kind == TransformKind::diagonal && !plain.matrix) return {{.signs = plain.signs}, false, true};
+  return {{.matrix = true}, true, false};
 }
 
 /// Bytes of a plan's tensors: rotation, its inverse and eigenbasis [H, D, D], spectrum, centre and channel scales [H,
@@ -75,7 +55,7 @@ RotationTensors rotation_tensors(const Options& options, Side side, int dim) {
 double side_bytes(const Options& options, Side side, int heads, int dim) {
   const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
-  const RotationTensors tensors = rotation_tensors(options, side, dim);
+  const TransformedTensors tensors = rotation_tensors(options, side, dim);
   double bytes = asked.center ? 4.0 * h * d : 0.0;
   if (tensors.matrix) bytes += 4.0 * h * d * d;
   if (tensors.inverse) bytes += 4.0 * h * d * d;

@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/methods/decide.h>
 
 #include <algorithm>
 #include <cmath>
@@ -169,18 +170,6 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
   return json;
 }
 
-Json budget_json(const BudgetReport& r) {
-  return {{"unit", r.unit},
-          {"budget", r.budget},
-          {"spent", r.spent},
-          {"mean_bits", r.mean_bits},
-          {"mean_bytes", r.mean_bytes},
-          {"metric", r.metric},
-          {"cost", r.cost},
-          {"gap", r.gap},
-          {"held_out_tokens", r.tokens}};
-}
-
 std::string budget_text(const Json& b) {
   const bool nll = b.at("metric") == "nll";
   const double cost = b.at("cost"), gap = b.at("gap");
@@ -215,7 +204,7 @@ std::string ablation_table(const std::vector<AblationRow>& rows) {
 Json ablation_json(const std::vector<AblationRow>& rows) {
   Json all = Json::array();
   for (const AblationRow& row : rows) {
-    Json one = budget_json(row.report);
+    Json one = budget_to_json(row.report);
     one["ingredient"] = row.ingredient;
     all.push_back(std::move(one));
   }

@@ -21,8 +21,6 @@ Json rotation_json(const std::vector<LayerRotationReport>& reports);
 /// The document of --json.
 Json calibrate_json(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context);
 
-/// The manifest's `budget`, and what was reached in words.
-Json budget_json(const BudgetReport& report);
 std::string budget_text(const Json& budget);
 std::string ablation_table(const std::vector<AblationRow>& rows);
 Json ablation_json(const std::vector<AblationRow>& rows);

@@ -2,12 +2,8 @@
 
 #include "calibrate/report.h"
 
-#include <kvq/codec/golden_rows.h>
-#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
-#include <kvq/dump/content_hash.h>
-#include <kvq/methods/joint_budget.h>
-#include <kvq/stats/golden_tokens.h>
+#include <kvq/methods/decide.h>
 
 #include <fmt/format.h>
 
@@ -17,17 +13,6 @@
 
 namespace kvq {
 
-namespace {
-
-/// Hash of all layers' dump data, in layer order.
-std::string joint_hash(const StatsOrigin& origin) {
-  std::string all;
-  for (const auto& entry : origin.entries) all += entry.content_hash + "\n";
-  return content_hash_of(all);
-}
-
-}  // namespace
-
 StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
   StatsRequest request{
       .moments = find_method(options.method).needs(options),
@@ -36,7 +21,7 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
   };
   // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole
   // dump.
-  if (options.budget_bits || options.budget_bytes || flags.held_out_given)
+  if (options.budget_bits || options.budget_bytes || flags.given.contains("--held-out-tokens"))
     request.held_out_tokens = flags.held_out_tokens;
   request.golden_tokens = flags.golden_tokens;
   for (const std::string& name : flags.collect) {
@@ -71,57 +56,17 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
                               model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
-namespace {
-
-/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any
-/// is coded.
-std::map<int, GoldenRows> golden_rows(const StatsOrigin& origin, const std::vector<LayerPlan>& plans,
-                                      std::int64_t most_tokens) {
-  std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
-  for (std::size_t i = 0; most_tokens > 0 && i < plans.size(); ++i)
-    if (const auto stats = origin.load(i); stats->golden)
-      tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
-  std::vector<GoldenRows> rows(tasks.size());
-  parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i) {
-    auto& [plan, tokens] = tasks[static_cast<std::size_t>(i)];
-    rows[static_cast<std::size_t>(i)] = code_golden_rows(*plan, std::move(tokens));
-  });
-  std::map<int, GoldenRows> by_layer;
-  for (std::size_t i = 0; i < tasks.size(); ++i) by_layer[tasks[i].first->layer] = std::move(rows[i]);
-  return by_layer;
-}
-
-}  // namespace
-
 Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet) {
-  Artifact artifact;
-  artifact.model = origin.header.model;
-  artifact.windows = options.windows;
-  Provenance& c = artifact.calibration;
-  c.method = options.method;
-  c.dump_hash = joint_hash(origin);
-  c.dump_producer = origin.header.producer;
-  c.capture_point = origin.header.capture_point;
-  c.seed = options.seed;
-  c.options = options_to_json(options);
-  c.options["sample_tokens"] = origin.header.sample_tokens;
-  if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
+  DecisionOrigin from{.header = origin.header,
+                      .content_hashes = {},
+                      .tokens = origin.entries.front().tokens,
+                      .sequences = origin.entries.front().sequences};
+  for (const auto& entry : origin.entries) from.content_hashes.push_back(entry.content_hash);
   Progress progress(static_cast<double>(origin.size()), quiet);
-  const LayerDone done = [&](std::size_t i) {
+  return decide(find_method(options.method), origin, from, options, flags.golden_tokens, [&](std::size_t i) {
     progress.update(static_cast<double>(i + 1),
                     fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
-  };
-  if (options.budget_bits || options.budget_bytes) {
-    BudgetDecision decision = decide_with_budget(origin, options, done);
-    artifact.layers = std::move(decision.plans);
-    c.budget = budget_json(decision.report);
-  } else {
-    artifact.layers = find_method(options.method).decide(origin, options, done);
-  }
-  artifact.golden = golden_rows(origin, artifact.layers, flags.golden_tokens);
-  c.tokens = origin.entries.front().tokens;
-  c.sequences = origin.entries.front().sequences;
-  return artifact;
+  });
 }
 
 }  // namespace kvq

@@ -157,7 +157,7 @@ Job parse_row(const Row& row) {
   app.set_version_flag();
   app.parse(row.flags, false);
   if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
-  job.flags.held_out_given = app.count("--held-out-tokens") > 0;
+  job.flags.given = given_flags(app);
   const CalibrateFlags& f = job.flags;
   if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
       f.report_ablation || f.report_outliers || f.report_rotations || f.threads != 0)

@@ -343,6 +343,13 @@ TensorPlan allocate_side(const SideView& view, const Options& options, const Sid
   return SidePlanner(view, options, how).plan(budget, with_error);
 }
 
+RotationTensors allocation_tensors(const Options& options, Side side, int dim) {
+  const Allocate allocate = options.side(side).allocate;
+  const bool allocated = allocate != Allocate::none || options.budget_bits || options.budget_bytes;
+  if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
+  return {.matrix = true, .basis = allocate == Allocate::channel, .signs = false};  // kvq: most heads
+}
+
 std::set<Moment> allocation_needs(const Options& options) {
   std::set<Moment> needs = common_needs(options);
   needs.insert(Moment::scored_value);

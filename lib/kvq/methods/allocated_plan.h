@@ -39,6 +39,9 @@ struct SideBudget {
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
                          const std::vector<Allocate>& how, bool with_error);
 
+/// Tensors of a side that allocate_side() or the rotation of tq-mse decides.
+RotationTensors allocation_tensors(const Options& options, Side side, int dim);
+
 /// Moments that allocate_side() asks for.
 std::set<Moment> allocation_needs(const Options& options);
 

@@ -17,11 +17,11 @@ Rotation haar_rotation(const RotationRequest& request) {
   return rotation;
 }
 
-std::vector<LayerPlan> random_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+Decision random_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, haar_rotation, 0);
 }
 
-std::vector<LayerPlan> plain_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+Decision plain_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, [](const RotationRequest&) { return Rotation{}; }, 0);
 }
 
@@ -30,9 +30,27 @@ void no_defaults(Options&) {}
 }  // namespace
 
 Method random_method() {
-  return {"random", "baseline: random orthogonal rotation (Haar, seeded)", no_defaults, common_needs, random_decide};
+  return {
+      .name = "random",
+      .summary = "baseline: random orthogonal rotation (Haar, seeded)",
+      .flags = {},
+      .set_defaults = no_defaults,
+      .needs = common_needs,
+      .tensors = [](const Options&, Side, int) { return RotationTensors{.matrix = true}; },
+      .decide = random_decide,
+  };
 }
 
-Method plain_method() { return {"plain", "baseline: no rotation", no_defaults, common_needs, plain_decide}; }
+Method plain_method() {
+  return {
+      .name = "plain",
+      .summary = "baseline: no rotation",
+      .flags = {},
+      .set_defaults = no_defaults,
+      .needs = common_needs,
+      .tensors = [](const Options&, Side, int) { return RotationTensors{}; },
+      .decide = plain_decide,
+  };
+}
 
 }  // namespace kvq

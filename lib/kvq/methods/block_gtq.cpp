@@ -42,19 +42,19 @@ TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side) 
                        std::vector<Allocate>(heads, asked.allocate), true);
 }
 
-std::vector<LayerPlan> gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, done).plans;
-  std::vector<LayerPlan> plans;
+Decision gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+  if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, done);
+  Decision decision;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto stats = source.load(i);
     LayerPlan plan{
         .layer = stats->layer, .geometry = stats->geometry, .k = gtq_side(*stats, options, Side::k), .v = {}};
     if (stats->has_values) plan.v = gtq_side(*stats, options, Side::v);
     validate(plan);
-    plans.push_back(std::move(plan));
+    decision.plans.push_back(std::move(plan));
     if (done) done(i);
   }
-  return plans;
+  return decision;
 }
 
 void tq_defaults(Options& options) {
@@ -70,13 +70,29 @@ void gtq_defaults(Options& options) {
 }  // namespace
 
 Method block_gtq_method() {
-  return {"block-gtq", "RoPE-block bit allocation over TurboQuant-MSE codes", gtq_defaults, allocation_needs,
-          gtq_decide};
+  return {
+      .name = "block-gtq",
+      .summary = "RoPE-block bit allocation over TurboQuant-MSE codes",
+      .flags = {"--score", "--min-bits", "--max-bits", "--mixing", "--k-allocation", "--v-allocation", "--row-bytes-k",
+                "--row-bytes-v", "--joint", "--budget-bits", "--budget-bytes", "--uniform-layout",
+                "--budget-per-layer"},
+      .set_defaults = gtq_defaults,
+      .needs = allocation_needs,
+      .tensors = allocation_tensors,
+      .decide = gtq_decide,
+  };
 }
 
 Method tq_mse_method() {
-  return {"tq-mse", "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept", tq_defaults, common_needs,
-          gtq_decide};
+  return {
+      .name = "tq-mse",
+      .summary = "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept",
+      .flags = {"--mixing"},
+      .set_defaults = tq_defaults,
+      .needs = common_needs,
+      .tensors = allocation_tensors,
+      .decide = gtq_decide,
+  };
 }
 
 }  // namespace kvq

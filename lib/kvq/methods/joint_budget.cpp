@@ -184,10 +184,10 @@ class Planner {
   Planner(const StatsSource& source, const Options& options, const LayerDone& done)
       : source_(source), options_(options), done_(done) {}
 
-  BudgetDecision decide() {
+  Decision decide() {
     try_everything();
     const std::vector<std::size_t> chosen = choose();
-    BudgetDecision decision{build(chosen), report_};
+    Decision decision{build(chosen), report_};
     return decision;
   }
 
@@ -470,7 +470,7 @@ class Planner {
 
 }  // namespace
 
-BudgetDecision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) {
+Decision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) {
   return Planner(source, options, done).decide();
 }
 
@@ -496,7 +496,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
   }
   std::vector<AblationRow> rows;
   const auto add = [&](const std::string& name, const Options& with) {
-    rows.push_back({name, decide_with_budget(source, with, {}).report});
+    rows.push_back({name, *decide_with_budget(source, with, {}).budget});
   };
   add("Block-GTQ keys, TQ-MSE values", o);
   o.k.rule = o.v.rule = ScaleRule::norm;

@@ -28,15 +28,19 @@ void kvq_defaults(Options& options) {
   options.max_bits = 8;
 }
 
-std::vector<LayerPlan> kvq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_with_budget(source, options, done).plans;
-}
-
 }  // namespace
 
 Method kvq_method() {
-  return {"kvq", "all of it: product score, trellis codes, one measured budget over layers and sides", kvq_defaults,
-          allocation_needs, kvq_decide};
+  return {
+      .name = "kvq",
+      .summary = "all of it: product score, trellis codes, one measured budget over layers and sides",
+      .flags = {"--score", "--min-bits", "--max-bits", "--mixing", "--k-allocation", "--v-allocation", "--budget-bits",
+                "--budget-bytes", "--uniform-layout", "--budget-per-layer", "--report-ablation"},
+      .set_defaults = kvq_defaults,
+      .needs = allocation_needs,
+      .tensors = allocation_tensors,
+      .decide = decide_with_budget,
+  };
 }
 
 }  // namespace kvq

@@ -139,15 +139,30 @@ std::set<Moment> oscar_needs(const Options& options) {
   return needs;
 }
 
-std::vector<LayerPlan> oscar_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+RotationTensors oscar_tensors(const Options& options, Side, int) {
+  return {
+      .matrix = options.composition != "i" && options.composition != "h",
+      .basis = options.composition.find('u') != std::string::npos,  // "residual" too
+      .signs = false,
+  };
+}
+
+Decision oscar_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, oscar_rotation, kGroupSize);
 }
 
 }  // namespace
 
 Method oscar_method() {
-  return {"oscar", "INT2 with query- and score-covariance rotations, clip ratios and exact windows", oscar_defaults,
-          oscar_needs, oscar_decide};
+  return {
+      .name = "oscar",
+      .summary = "INT2 with query- and score-covariance rotations, clip ratios and exact windows",
+      .flags = {"--composition", "--target-k", "--target-v", "--sign-search"},
+      .set_defaults = oscar_defaults,
+      .needs = oscar_needs,
+      .tensors = oscar_tensors,
+      .decide = oscar_decide,
+  };
 }
 
 }  // namespace kvq

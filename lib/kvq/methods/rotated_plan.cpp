@@ -235,9 +235,9 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
   return plan;
 }
 
-std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
-                                          ChooseRotation choose, int preferred_group) {
-  std::vector<LayerPlan> plans;
+Decision decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
+                            ChooseRotation choose, int preferred_group) {
+  Decision decision;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto loaded = source.load(i);
     const LayerStats& stats = *loaded;
@@ -249,10 +249,10 @@ std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Optio
     };
     if (stats.has_values) plan.v = plan_side(stats, options, Side::v, choose, preferred_group);
     validate(plan);
-    plans.push_back(std::move(plan));
+    decision.plans.push_back(std::move(plan));
     if (done) done(i);
   }
-  return plans;
+  return decision;
 }
 
 LayerRotationReport report_rotations(const LayerStats& stats, int group_size) {

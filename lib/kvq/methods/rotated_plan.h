@@ -29,8 +29,8 @@ using ChooseRotation = Rotation (*)(const RotationRequest&);
 
 /// Plans for every layer by one recipe: centre, rotation (the method's), coder, clip search, error before and after.
 /// @param preferred_group  the method's group size where none is asked for, 0 = head_dim
-std::vector<LayerPlan> decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
-                                          ChooseRotation choose, int preferred_group);
+Decision decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
+                            ChooseRotation choose, int preferred_group);
 
 /// Whether a side is kept in 16 bit, and its plan then.
 bool stays_exact(const Options& options, int layer, Side side);

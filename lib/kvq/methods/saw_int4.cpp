@@ -99,7 +99,12 @@ void saw_defaults(Options& options) {
   options.v.hadamard = false;
 }
 
-std::vector<LayerPlan> saw_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+RotationTensors saw_tensors(const Options& options, Side side, int) {
+  const bool rotated = options.side(side).hadamard, hessian = rotated && options.hessian != "none";
+  return {.matrix = hessian, .basis = hessian, .signs = rotated && options.random_signs};
+}
+
+Decision saw_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, saw_rotation, 0);
 }
 
@@ -108,20 +113,34 @@ Rotation quarot_rotation(const RotationRequest& request) {
   return hadamard_rotation(request, hadamard_order(request.dim()));
 }
 
-std::vector<LayerPlan> quarot_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+Decision quarot_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, quarot_rotation, 0);
 }
 
 }  // namespace
 
 Method saw_int4_method() {
-  return {"saw-int4", "token-wise INT4 with a block-diagonal Hadamard rotation of the keys", saw_defaults, common_needs,
-          saw_decide};
+  return {
+      .name = "saw-int4",
+      .summary = "token-wise INT4 with a block-diagonal Hadamard rotation of the keys",
+      .flags = {"--hadamard-order", "--hadamard", "--random-signs", "--hessian"},
+      .set_defaults = saw_defaults,
+      .needs = common_needs,
+      .tensors = saw_tensors,
+      .decide = saw_decide,
+  };
 }
 
 Method quarot_method() {
-  return {"quarot", "baseline: full Hadamard rotation of keys and values", [](Options&) {}, common_needs,
-          quarot_decide};
+  return {
+      .name = "quarot",
+      .summary = "baseline: full Hadamard rotation of keys and values",
+      .flags = {"--random-signs"},
+      .set_defaults = [](Options&) {},
+      .needs = common_needs,
+      .tensors = [](const Options& options, Side, int) { return RotationTensors{.signs = options.random_signs}; },
+      .decide = quarot_decide,
+  };
 }
 
 }  // namespace kvq

@@ -63,7 +63,7 @@ TEST_CASE("Every method plans every shape: valid, orthogonal, the same for any n
       const LayerStats stats = test::stats_for(layer, options, 40);
       const auto decided = [&](int threads) {
         const ThreadLimit limit(threads);
-        return method.decide(test::MemoryStats({stats}), options, {}).at(0);
+        return method.decide(test::MemoryStats({stats}), options, {}).plans.at(0);
       };
       const LayerPlan plan = decided(1);
       CHECK(test::error_text([&] { validate(plan); }) == "no error");
@@ -89,7 +89,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
     const Options options = test::options_of(method.name, [](Options& o) { o.k.center = true; });
     if (options.budget_bits) continue;  // kvq: see joint_budget_test.cpp
     const LayerStats stats = test::stats_for(layer, options);
-    const LayerPlan plan = method.decide(test::MemoryStats({stats}), options, {}).at(0);
+    const LayerPlan plan = method.decide(test::MemoryStats({stats}), options, {}).plans.at(0);
     for_each_side(plan, [&](const TensorPlan& side, Side which, int dim) {
       INFO("side " << name(which));
       TensorPlan plain;
@@ -154,7 +154,7 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
       stats.push_back(test::stats_for(test::make_layer({.layer = layer, .head_dim = 64, .v_head_dim = 32}), options));
     std::vector<std::size_t> done;
     const std::vector<LayerPlan> plans =
-        method.decide(test::MemoryStats(stats), options, [&](std::size_t i) { done.push_back(i); });
+        method.decide(test::MemoryStats(stats), options, [&](std::size_t i) { done.push_back(i); }).plans;
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);

@@ -1,0 +1,75 @@
+#include <kvq/codec/golden_rows.h>
+#include <kvq/compute/parallel.h>
+#include <kvq/dump/content_hash.h>
+#include <kvq/methods/decide.h>
+#include <kvq/stats/golden_tokens.h>
+
+#include <utility>
+
+namespace kvq {
+
+namespace {
+
+/// Hash of all layers' dump data, in layer order.
+std::string joint_hash(const std::vector<std::string>& content_hashes) {
+  std::string all;
+  for (const std::string& hash : content_hashes) all += hash + "\n";
+  return content_hash_of(all);
+}
+
+/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any
+/// is coded.
+std::map<int, GoldenRows> golden_rows(const StatsSource& source, const std::vector<LayerPlan>& plans,
+                                      std::int64_t most_tokens) {
+  std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
+  for (std::size_t i = 0; most_tokens > 0 && i < plans.size(); ++i)
+    if (const auto stats = source.load(i); stats->golden)
+      tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
+  std::vector<GoldenRows> rows(tasks.size());
+  parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i) {
+    auto& [plan, tokens] = tasks[static_cast<std::size_t>(i)];
+    rows[static_cast<std::size_t>(i)] = code_golden_rows(*plan, std::move(tokens));
+  });
+  std::map<int, GoldenRows> by_layer;
+  for (std::size_t i = 0; i < tasks.size(); ++i) by_layer[tasks[i].first->layer] = std::move(rows[i]);
+  return by_layer;
+}
+
+}  // namespace
+
+Artifact decide(const Method& method, const StatsSource& source, const DecisionOrigin& origin, const Options& options,
+                std::int64_t golden_tokens, const LayerDone& done) {
+  Artifact artifact;
+  artifact.model = origin.header.model;
+  artifact.windows = options.windows;
+  Provenance& c = artifact.calibration;
+  c.method = method.name;
+  c.dump_hash = joint_hash(origin.content_hashes);
+  c.dump_producer = origin.header.producer;
+  c.capture_point = origin.header.capture_point;
+  c.seed = options.seed;
+  c.tokens = origin.tokens;
+  c.sequences = origin.sequences;
+  c.options = options_to_json(options);
+  c.options["sample_tokens"] = origin.header.sample_tokens;
+  if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
+  Decision decision = method.decide(source, options, done);
+  if (decision.budget) c.budget = budget_to_json(*decision.budget);
+  artifact.layers = std::move(decision.plans);
+  artifact.golden = golden_rows(source, artifact.layers, golden_tokens);
+  return artifact;
+}
+
+Json budget_to_json(const BudgetReport& r) {
+  return {{"unit", r.unit},
+          {"budget", r.budget},
+          {"spent", r.spent},
+          {"mean_bits", r.mean_bits},
+          {"mean_bytes", r.mean_bytes},
+          {"metric", r.metric},
+          {"cost", r.cost},
+          {"gap", r.gap},
+          {"held_out_tokens", r.tokens}};
+}
+
+}  // namespace kvq
