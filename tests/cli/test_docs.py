@@ -29,7 +29,8 @@ from kvq_tools import BIN, ROOT
 
 README = ROOT / "README.md"
 PAGES = [path for path in [README, *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
-LINKED = [*PAGES, *sorted((ROOT / "formats").glob("*.md")), ROOT / "lib/kvq/README.md", ROOT / "sample_data/README.md"]
+LINKED = [*PAGES, *sorted((ROOT / "formats").glob("*.md")), ROOT / "lib/kvq/README.md"]
+LINKED += [ROOT / "examples/README.md", ROOT / "sample_data/README.md"]
 NEEDS_TORCH = ("dump_qkv.py", "perplexity.py", "convert_oscar_dump.py", "fidelity.py", "outlier_twin.py")
 SHELLS = ("sh", "console")
 LIMIT_SECONDS = 120
@@ -200,7 +201,7 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             lost.append(link)
-    names = re.findall(r"`((?:scripts|formats|lib|sample_data|tests|tools|docs)/[\w./-]*)`", text)
+    names = re.findall(r"`((?:scripts|formats|lib|sample_data|tests|tools|docs|examples)/[\w./-]*)`", text)
     assert [name for name in names if not (ROOT / name).exists()] + lost == []
 
 
