@@ -3,16 +3,15 @@
 //
 //     example-method DUMP.h5 ARTIFACT.safetensors
 //
-// The program collects statistics of the dump, calls the method, and writes the artifact, as kvq-calibrate does. It
-// calls decide() itself because the registry holds only methods of the library. To make a method part of the registry,
-// so that `kvq-calibrate --method best-signs` finds it: move best_signs_method() to a file in lib/kvq/methods/, declare
-// it in recipes.h, and add it to the array in registry.cpp (docs/extending.md lists the other steps).
+// The program collects statistics of the dump, hands the method to kvq::decide(), and writes the artifact, as
+// kvq-calibrate does with a method of its registry. To make a method part of the registry, so that
+// `kvq-calibrate --method best-signs` finds it: move best_signs_method() to a file in lib/kvq/methods/, declare it in
+// recipes.h, and add it to the array in registry.cpp (docs/extending.md lists the other steps).
 #include <kvq/artifact/artifact.h>
-#include <kvq/codec/golden_rows.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
-#include <kvq/dump/content_hash.h>
 #include <kvq/dump/dump_file.h>
+#include <kvq/methods/decide.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/solve/fit.h>
 #include <kvq/solve/structured.h>
@@ -80,12 +79,20 @@ void set_defaults(Options& options) {
   options.windows = {.sink_tokens = 64, .recent_tokens = 256};
 }
 
-std::vector<LayerPlan> decide(const StatsSource& source, const Options& options, const LayerDone& done) {
+Decision decide_best_signs(const StatsSource& source, const Options& options, const LayerDone& done) {
   return decide_by_rotation(source, options, done, best_signs, /*preferred_group=*/0);
 }
 
 Method best_signs_method() {
-  return {"best-signs", "Hadamard rotation with the best of several random signs", set_defaults, common_needs, decide};
+  return {
+      .name = "best-signs",
+      .summary = "Hadamard rotation with the best of several random signs",
+      .flags = {},
+      .set_defaults = set_defaults,
+      .needs = common_needs,
+      .tensors = [](const Options&, Side, int) { return RotationTensors{.signs = true}; },
+      .decide = decide_best_signs,
+  };
 }
 
 // ---- From a dump to an artifact ----
@@ -116,27 +123,19 @@ void calibrate(const std::string& dump_path, const std::string& artifact_path) {
   const StatsRequest request{.moments = method.needs(options), .seed = options.seed, .golden_tokens = 32};
   const CollectedStats stats(dump, request);
 
-  Artifact artifact;
-  artifact.model = dump.model();
-  artifact.windows = options.windows;
-  artifact.layers = method.decide(stats, options, {});
-
-  std::string hashes;
-  for (std::size_t i = 0; i < stats.size(); ++i) {
-    const auto layer = stats.load(i);
-    hashes += layer->content_hash + "\n";
-    // Golden rows: what a runtime on any device tests itself with.
-    if (layer->golden) artifact.golden[layer->layer] = code_golden_rows(artifact.layers[i], *layer->golden);
-  }
-  Provenance& origin = artifact.calibration;
-  origin.method = method.name;
-  origin.dump_hash = content_hash_of(hashes);
-  origin.dump_producer = dump.producer();
-  origin.capture_point = to_string(dump.capture_point());
-  origin.tokens = dump.num_tokens(), origin.sequences = dump.num_sequences();
-  origin.seed = options.seed;
-  origin.options = options_to_json(options);
-  origin.options["draws"] = kDraws;
+  DecisionOrigin origin{
+      .header = {.model = dump.model(),
+                 .producer = dump.producer(),
+                 .capture_point = to_string(dump.capture_point()),
+                 .seed = options.seed,
+                 .sample_tokens = request.sample_tokens},
+      .content_hashes = {},
+      .tokens = dump.num_tokens(),
+      .sequences = dump.num_sequences(),
+  };
+  for (std::size_t i = 0; i < stats.size(); ++i) origin.content_hashes.push_back(stats.load(i)->content_hash);
+  Artifact artifact = decide(method, stats, origin, options, request.golden_tokens);
+  artifact.calibration.options["draws"] = kDraws;
   save_artifact(artifact, artifact_path);
 
   for (const LayerPlan& layer : artifact.layers)
