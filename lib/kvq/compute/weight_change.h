@@ -9,7 +9,7 @@
 namespace kvq {
 
 double sum_of(const float* row, std::int64_t count);
-/// If the float sum of 1024 squares is infinite or below 1e-25, the 1024 squares are summed in double.
+/// Squares are summed in pieces of 1024. A piece whose float sum is infinite or below 1e-25 is summed in double.
 double sum_of_squares(const float* row, std::int64_t count);
 double dot_product(const float* a, const float* b, std::int64_t count);
 
