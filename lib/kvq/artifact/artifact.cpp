@@ -97,8 +97,8 @@ class Reader {
   }
 
  private:
-  /// layers.<i>.golden.*: read_golden_rows() asks for what the manifest announces; others may come with a later minor
-  /// version.
+  /// Whether a tensor is layers.<i>.golden.*. read_golden_rows() reads the tensors that the manifest announces; a later
+  /// minor version may add others.
   static bool is_reserved(const std::string& name) {
     constexpr std::string_view prefix = "layers.";
     if (!name.starts_with(prefix)) return false;
@@ -147,7 +147,7 @@ Provenance provenance_from_json(const Json& json) {
 
 namespace {
 
-/// What a valid plan says twice: features listed in `requires`, the size of a mixed row.
+/// Checks values of the manifest that the plan implies: features in `requires`, mean bits and bytes of a mixed row.
 void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
   for (const std::string& word : features(plan))
     if (std::find(required.begin(), required.end(), word) == required.end())
@@ -296,7 +296,7 @@ Check check_golden_rows(const Artifact& artifact) {
 
 namespace {
 
-/// A^-1 A = I and the condition numbers that a manifest claims, of all transforms; nothing where there are none.
+/// Checks A^-1 A = I and the manifest's condition numbers for all transforms; adds no check if there is no transform.
 void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) {
   constexpr double kClaimTolerance = 1e-3;  // relative
   double worst = 0.0, largest = 0.0;

@@ -23,7 +23,7 @@ struct Provenance {
   std::int64_t sequences = 0;
   std::uint64_t seed = 0;
   Json options = Json::object();
-  Json budget;  ///< null, or what a budget over layers was spent on (formats/artifact.md)
+  Json budget;  ///< null, or the report of a budget over layers (formats/artifact.md)
 };
 
 /// The whole artifact in memory.
@@ -32,24 +32,26 @@ struct Artifact {
   Provenance calibration;
   Windows windows;
   std::vector<LayerPlan> layers;          ///< ascending
-  std::map<int, GoldenRows> golden = {};  ///< by layer, for those that have any
+  std::map<int, GoldenRows> golden = {};  ///< by layer; only layers that have golden rows
 };
 
 /// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path);
 
-/// Reads and checks everything but orthogonality, content hash and what golden rows claim (see verify_artifact).
+/// Reads an artifact and checks everything but orthogonality, content hash, inverses and conditions of transforms, and
+/// the expected bytes and outputs of golden rows; verify_artifact() checks the rest.
 /// @throws Error{io, bad_input, unsupported}
 Artifact load_artifact(const std::filesystem::path& path);
 Artifact load_artifact(const SafetensorsFile& file);
 
-/// One thing that was checked.
+/// The result of one check.
 struct Check {
   std::string name;
   bool passed = false;
   std::string detail;
 };
-/// Content hash, orthogonality to 1e-6, finite values and golden rows (coded anew) of a file that loads.
+/// Checks a file that loads: content hash, orthogonality to 1e-6, finite values, inverses and conditions of transforms,
+/// and golden rows, which are quantized again.
 std::vector<Check> verify_artifact(const std::filesystem::path& path);
 
 /// The manifest as stored, for `--json`.

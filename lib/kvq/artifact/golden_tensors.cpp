@@ -11,7 +11,7 @@ namespace {
 
 std::string name_of(int layer, const char* what) { return fmt::format("layers.{}.golden.{}", layer, what); }
 
-/// Shapes of one layer's tensors, in one place for both directions.
+/// Shapes of one layer's golden tensors, for writing and for reading.
 struct Shapes {
   Shapes(const LayerPlan& plan, std::int64_t count)
       : q{plan.geometry.num_q_heads, plan.geometry.head_dim},

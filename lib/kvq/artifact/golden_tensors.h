@@ -7,7 +7,7 @@
 
 namespace kvq {
 
-/// Golden rows of one layer and their tensors, `layers.<i>.golden.*`.
+/// Adds the tensors of one layer's golden rows, `layers.<i>.golden.*`.
 void add_golden_rows(SafetensorsWriter& writer, const LayerPlan& plan, const GoldenRows& rows);
 
 /// @param json  the layer's `golden` in the manifest; fits the schema
@@ -16,7 +16,7 @@ void add_golden_rows(SafetensorsWriter& writer, const LayerPlan& plan, const Gol
 GoldenRows read_golden_rows(const SafetensorsFile& file, const LayerPlan& plan, const Json& json);
 Json golden_json(const GoldenRows& rows);
 
-/// bfloat16 numbers as the U16 of their bits, for statistics and artifacts: programs without a bfloat16 type can load
+/// Adds bfloat16 numbers as U16 bits, for statistics and artifacts, so that programs without a bfloat16 type can load
 /// all tensors.
 void add_bf16(SafetensorsWriter& writer, std::string name, std::vector<std::int64_t> shape,
               const std::vector<std::uint16_t>& bits);

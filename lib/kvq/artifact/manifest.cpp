@@ -93,7 +93,8 @@ Enum enum_from(const std::string& name, const std::array<Enum, N>& values) {
   throw Error{ErrorKind::bad_input, fmt::format("unknown word \"{}\" in a plan", name)};
 }
 
-/// Fills in what CoderToJson wrote. Tables and thetas stay empty; their extents are what the caller reads.
+/// Reads the fields that CoderToJson wrote. Tables and thetas get their widths and memories but stay empty, because
+/// their values are tensors.
 struct CoderFromJson {
   const Json& json;
   void operator()(ExactCoder&) const {}
@@ -115,7 +116,7 @@ struct CoderFromJson {
     for (const Json& taps : trellis) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
   }
 
-  /// What the schema cannot ask of one coder alone.
+  /// A field that this kind of coder must have; the schema does not require a field for one kind alone.
   const Json& block(const char* key) const {
     if (json.contains(key)) return json.at(key);
     throw Error{ErrorKind::bad_input, fmt::format("coder {} without \"{}\"", json.at("coder").get<std::string>(), key)};

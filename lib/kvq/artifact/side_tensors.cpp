@@ -4,7 +4,7 @@ namespace kvq {
 
 namespace {
 
-/// `Of`, const where the plan is.
+/// `Of`, const if `Plan` is const.
 template <typename Plan, typename Of>
 using Like = std::conditional_t<std::is_const_v<Plan>, const Of, Of>;
 

@@ -9,11 +9,11 @@
 #include <variant>
 #include <vector>
 
-/// The tensors of one side's plan, in one list for both directions: the writer walks it with the values, the reader
-/// with a plan made from the manifest, whose vectors it fills.
+/// One list of the tensors of one side's plan, for writing and for reading. The writer saves the vectors of the plan;
+/// the reader makes a plan from the manifest and fills its vectors.
 namespace kvq {
 
-/// The optional tensors that a manifest announces of a side and that no other field of the plan implies.
+/// Optional tensors of a side that the manifest announces, because no other field of the plan implies them.
 struct AnnouncedTensors {
   bool inverse = false, channel_scale = false, eigenbasis = false, signs = false, center = false;
 };
@@ -29,7 +29,7 @@ struct TensorSpec {
 
   std::string name;  ///< behind "layers.<i>.<side>."
   std::vector<std::int64_t> shape;
-  /// Where the values are; of taps the thetas of all widths, one behind the other.
+  /// The vector in the plan; for taps, the thetas of all widths one after another.
   std::variant<Field<std::vector<float>>, Field<std::vector<std::int8_t>>, Field<std::vector<std::uint8_t>>,
                Field<std::vector<std::uint16_t>>, Field<std::vector<TrellisTaps>>>
       values;

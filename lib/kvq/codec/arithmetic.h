@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <span>
 
-/// Pieces of packing.md that several coders share. Every line is one binary32 rounding.
+/// Arithmetic of packing.md that several coders share. Every operation is one binary32 rounding.
 namespace kvq::arithmetic {
 
 constexpr int kLargestGroup = 1024;
 
-/// tree(y): sum of neighbours, again and again, of a sequence padded with zeros to a power of two.
+/// tree(y): pads the sequence with zeros to a power of two, then adds neighbors in pairs until one number is left.
 inline float tree_sum(std::array<float, kLargestGroup>& values, std::size_t count) {
   std::size_t width = 1;
   while (width < count) width *= 2;

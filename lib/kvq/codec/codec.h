@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-/// The plain CPU codec: the single truth for what bytes mean, line by line as in formats/packing.md. It is pinned by
-/// formats/vectors.json; every kernel is pinned by it.
+/// The reference codec on the CPU. It defines the meaning of bytes and follows formats/packing.md line by line. Tests
+/// compare the codec with formats/vectors.json, and every kernel with the codec.
 namespace kvq {
 
 /// R of packing.md: rounds to the scale type, to nearest even, saturating.
@@ -20,14 +20,15 @@ float clip_threshold(std::span<const float> row, double clip_ratio);
 /// Groups in a row of `dim` channels times numbers per group.
 int numbers_per_row(const UniformCoder& coder, int dim);
 
-/// Codes one row.
+/// Quantizes one row.
 /// @param row      [D] finite
 /// @param codes    [D], each below 2^bits
-/// @param numbers  [G] scales, then for affine [G] minima or zero points; each representable in the scale type
+/// @param numbers  [G] scales, then for affine [G] minima or zero-points; each representable in the scale type
 /// @throws         Error{numerical} for a NaN or Inf, Error{internal} if extents disagree
 void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row, std::span<std::uint8_t> codes,
                 std::span<float> numbers);
 
+/// Dequantizes one row.
 /// @param out  [D], x_hat of packing.md
 void decode_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, std::span<const float> numbers,
                 std::span<float> out);
@@ -42,32 +43,33 @@ void unpack_row(const UniformCoder& coder, std::span<const std::byte> bytes, std
 void pack_codes(std::span<const std::uint8_t> codes, int bits, std::span<std::byte> bytes);
 void unpack_codes(std::span<const std::byte> bytes, int bits, std::span<std::uint8_t> codes);
 
-/// Numbers in the scale type's bytes, little-endian, from the first byte of `bytes` on.
+/// Scales and minima in the bytes of the scale type, little-endian, from the first byte of `bytes` on.
 void store_numbers(ScaleType type, std::span<const float> numbers, std::span<std::byte> bytes);
 void load_numbers(ScaleType type, std::span<const std::byte> bytes, std::span<float> numbers);
 
-/// Codes and decodes one row of one width in place: what the cache gives back. Exact rows are rounded to bfloat16. For
-/// many rows, and for mixed widths, see RowCodec.
+/// Quantizes and dequantizes one row of one width in place. Exact rows are rounded to bfloat16. For many rows, and for
+/// mixed widths, see RowCodec.
 void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row);
 void quantize_exact(std::span<float> row);
 
-/// x_rot = (x - offset) @ rotation for one row of one KV head, where the offset is the centre, or centroid `centroid`;
-/// sums in double, one rounding to float at the end.
+/// x_rot = (x - offset) @ A for one row of one KV head. The offset is the center or centroid `centroid`. x - offset is
+/// float32; the product with A is summed in double and rounded to float once.
 void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot,
                 int centroid = 0);
-/// x = x_rot @ rotation^T + offset.
+/// x = x_rot @ A^-1 + offset, in double, rounded to float once.
 void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, std::span<float> x,
                   int centroid = 0);
 
-/// What attention sees of rows stored by `plan`: rotate, code, decode, rotate back. x is [rows, D] of one KV head, in
-/// place.
+/// Replaces rows by those that attention reads when `plan` stores them: rotated, quantized, dequantized, rotated back.
+/// x is [rows, D] of one KV head, in place.
 /// @throws Error{internal} for centroids of scope joint, whose index needs all heads: see reconstruct_heads()
 void reconstruct(const TensorPlan& plan, int kv_head, std::span<float> x, int dim);
 /// The same for all KV heads: x is [H, rows, D].
 void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float> x, int dim);
 
 /// Plain causal attention of one query head over one sequence in double: out [T, Dv].
-/// @param q, k  [T, D]; @param v [T, Dv]; @param window  0 = all keys, else the last `window` keys, itself included
+/// @param q, k  [T, D]; @param v [T, Dv]; @param window  0 = all keys, else the last `window` keys, the query's own
+///              included
 void attend(std::span<const float> q, std::span<const float> k, std::span<const float> v, int dim, int v_dim,
             double scale, int window, std::span<double> out);
 

@@ -22,8 +22,8 @@ Matrix transposed(const Matrix& matrix, std::size_t dim) {
   return result;
 }
 
-/// A of one KV head, and A^-T: what queries, and columns that meet such values, are multiplied by. Empty for the
-/// identity.
+/// `rows` is A of one KV head. `duals` is A^-T, by which queries and the columns of o_proj are multiplied. Both are
+/// empty for the identity.
 struct Maps {
   Matrix rows, duals;
 };
@@ -44,7 +44,7 @@ void refuse(int layer, const std::string& why) {
   throw Error(ErrorKind::unsupported, fmt::format("fold: layer {}: {}", layer, why));
 }
 
-/// x rounded to the type's number of significand bits; its range is not looked at.
+/// x rounded to the type's number of significand bits, without regard to the type's range.
 double rounded(double x, DType type) {
   const int digits = type == DType::bf16 ? 8 : type == DType::f16 ? 11 : 24;
   if (x == 0.0 || !std::isfinite(x)) return x;
@@ -63,7 +63,7 @@ double rounding_error(std::span<const double> weights, DType type) {
   return size > 0.0 ? std::sqrt(change / size) : 0.0;
 }
 
-/// Rows [first, first + D) of a projection become A^T times what they were, the bias (b - center) A.
+/// Multiplies rows [first, first + D) of a projection by A^T from the left; the bias b becomes (b - center) A.
 void rotate_outputs(const Projection& projection, std::size_t first, std::size_t dim, std::size_t inputs,
                     const Matrix& a, std::span<const float> center) {
   std::vector<double> column(dim);
@@ -158,7 +158,7 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
 
 namespace {
 
-/// Rows [first, first + D) of a projection and its bias, times a factor each.
+/// Multiplies each of the rows [first, first + D) of a projection, and of its bias, by its own factor.
 void scale_outputs(const Projection& projection, std::size_t first, std::size_t inputs,
                    std::span<const double> factors) {
   for (std::size_t i = 0; i < factors.size(); ++i) {

@@ -11,9 +11,9 @@ namespace kvq {
 
 namespace {
 
-/// How far a probe moves x_rot, relative to the row's largest channel: more than a rotation in float32 errs.
+/// How far a probe moves x_rot, relative to the row's largest channel: more than the error of a rotation in float32.
 constexpr float kProbe = 0x1p-18f;
-/// How far apart the two smallest sums of squares must be, relatively, for a centroid to be firm.
+/// Least relative gap between the two smallest sums of squares for which the choice of a centroid is firm.
 constexpr float kCentroidGap = 0x1p-14f;
 constexpr float kOutputTolerance = 1e-6f;
 
@@ -30,8 +30,9 @@ Choice smallest(std::span<const float> sums) {
   return {static_cast<int>(best - sums.begin()), second - *best > *best * kCentroidGap};
 }
 
-/// Moves all channels by one step, the sign of channel j by the parity of j & mask. Masks of one bit part every two
-/// channels, so any two of them are moved against each other as well as together.
+/// Moves all channels by one step; where j & mask is not 0, channel j moves against the others. Mask 0 moves every two
+/// channels together. Two channels differ in some bit of their index, so the mask of that bit moves them against each
+/// other.
 /// @param same  moved row -> whether its bytes are the expected ones
 template <typename Same>
 bool all_probes(std::span<const float> x_rot, float step, Same same) {
@@ -44,7 +45,7 @@ bool all_probes(std::span<const float> x_rot, float step, Same same) {
   return true;
 }
 
-/// One side of a layer: codes rows token by token, since joint centroids see all heads.
+/// Quantizes one side of a layer, token by token, because the choice of joint centroids needs all heads.
 class SideCoder {
  public:
   SideCoder(const TensorPlan& plan, int heads, int dim)
@@ -58,7 +59,7 @@ class SideCoder {
   }
 
   /// @param bits     [N, H, D] bfloat16
-  /// @param decoded  [N, H, D] what the rows decode to, rotated back
+  /// @param decoded  [N, H, D] the dequantized rows, rotated back
   GoldenSide run(std::span<const std::uint16_t> bits, std::vector<float>& decoded) {
     std::vector<float> x(bits.size());
     std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
@@ -108,11 +109,11 @@ class SideCoder {
       codecs_[head].decode(codes_, numbers_, x_hat);
     }
     unrotate_row(plan_, static_cast<int>(head), x_hat, decoded, choice.centroid);
-    if (plan_.rotation.kind == RotationKind::identity) return choice.firm;  // nothing is rounded
+    if (plan_.rotation.kind == RotationKind::identity) return choice.firm;  // no sums to round
     return choice.firm && survives_probes(head, choice.centroid, x_rot, bytes);
   }
 
-  /// Leaves codes and numbers of rows that have any in codes_ and numbers_.
+  /// Packs one row into `bytes`. Unless rows are exact, codes_ and numbers_ then hold its codes, scales and minima.
   void pack(std::size_t head, int centroid, std::span<const float> x_rot, std::span<std::uint8_t> bytes) {
     if (exact_) {
       for (std::size_t j = 0; j < dim_; ++j) {

@@ -9,18 +9,20 @@
 
 namespace kvq {
 
-/// Codes golden tokens as the plan says, and attends over what comes back (formats/artifact.md, "Golden rows").
+/// Quantizes golden tokens by `plan` and computes attention over the dequantized rows (formats/artifact.md, "Golden
+/// rows").
 /// @param plan    valid
 /// @param tokens  with the extents of plan.geometry, finite
 /// @throws        Error{numerical} if rows or output overflow float32
 GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens);
 
-/// The first place where `rows` are not what the codec makes of their tokens, for people; empty if there is none. Bytes
-/// must be equal, outputs to 1e-6 of the largest of their head.
+/// The first difference between `rows` and code_golden_rows() of their tokens, for people; empty if there is none.
+/// Bytes must be equal; an output may differ by 1e-6 of its head's largest output.
 std::string golden_fault(const LayerPlan& plan, const GoldenRows& rows);
 
-/// Whether a row keeps its bytes when rounding moves its channels by `step` (formats/artifact.md, "Firm rows", whose
-/// step is 2^-18 of the row's largest). @param plan  of coded rows, without centroids
+/// Whether a row keeps its bytes when all channels of x_rot move by `step`, up or down (formats/artifact.md, "Firm
+/// rows", with a step of 2^-18 times the row's largest magnitude).
+/// @param plan  not exact, without centroids
 bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float> x_rot, float step,
                      std::span<const std::uint8_t> bytes);
 

@@ -19,16 +19,16 @@ namespace {
 
 using arithmetic::kLargestGroup;
 
-/// Channels on each side of the seam that decide about its state.
+/// Channels on each side of the seam (between last and first channel) that decide the state at the seam.
 constexpr std::size_t kSeamLength = 32;
 constexpr std::size_t kMostStates = 256;
 
 // A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
 // code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and
-// the survivors the minimum over the 2^b slices of that array: both loops run over neighbouring numbers. They are
-// written for wide vectors; every lane does the same binary32 operations whatever the machine has.
+// the survivors the minimum over the 2^b slices of that array: both loops run over neighboring numbers. They are
+// written for wide vectors; every lane does the same binary32 operations for any vector width.
 
-/// reached[w] = cost[w div branches] + (y - value[w])^2; the number of branches is known to the compiler unless it is
+/// reached[w] = cost[w div branches] + (y - value[w])^2. The compiler knows the number of branches unless kBranches is
 /// 0.
 template <std::size_t kBranches>
 KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<const float> cost,
@@ -59,7 +59,7 @@ KVQ_INLINE void keep_survivors(std::span<const float> reached, std::span<float> 
   for (std::size_t z = 0; z < states; ++z) oldest[z] = static_cast<std::uint8_t>(from[z]);
 }
 
-/// One channel: costs of all states from y on, and the code that each survivor drops.
+/// Viterbi step of one channel y: updates the costs of all states and the code that each survivor drops.
 KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
                      std::uint8_t* oldest) {
   switch (const std::size_t branches = values.size() / cost.size(); branches) {
@@ -126,7 +126,7 @@ float CodebookGroup::encode(std::span<const float> x, std::span<std::uint8_t> co
   std::array<int, kLargestGroup> count;
   for (std::size_t j = 0; j < x.size(); ++j) y[j] = x[j] / d;
   std::fill_n(count.begin(), x.size(), 0);
-  for (const float t : thresholds_)  // one threshold at a time over all channels: vectorises
+  for (const float t : thresholds_)  // one threshold at a time over all channels: vectorizes
     for (std::size_t j = 0; j < x.size(); ++j) count[j] += t <= y[j] ? 1 : 0;
   for (std::size_t j = 0; j < x.size(); ++j) {
     codes[j] = static_cast<std::uint8_t>(count[j]);

@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-/// Codes of one group, packing.md (c) and (d): what RowCodec is made of.
+/// Quantize one group, packing.md (c) and (d). RowCodec uses both classes.
 namespace kvq {
 
-/// A codebook ready to code with.
+/// Quantizes groups with one codebook.
 class CodebookGroup {
  public:
   /// @param table  [2^b] ascending
@@ -25,19 +25,21 @@ class CodebookGroup {
   ScaleType type_;
 };
 
-/// A trellis ready to code with: tail-biting, so that the codes before the first channel are the last ones.
+/// Quantizes groups with one trellis. The trellis is tail-biting: the codes before the first channel are those of the
+/// last channels.
 class TrellisGroup {
  public:
-  static constexpr int kLeastChannels = 8;  ///< shorter groups are coded as symmetric
+  static constexpr int kLeastChannels = 8;  ///< shorter groups get symmetric codes
   TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType type);
   /// @param x  [g], g >= kLeastChannels
   float encode(std::span<const float> x, std::span<std::uint8_t> codes) const;
   void decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const;
 
  private:
-  /// The state one channel before, from the codes that the survivors dropped, [S].
+  /// The state one channel before `state`.
+  /// @param oldest  [S] the code that each state's survivor dropped
   std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
-  /// State before the first channel: the first run of packing.md.
+  /// State before the first channel, from the first Viterbi run of packing.md.
   std::size_t seam_state(std::span<const float> y) const;
   void viterbi(std::span<const float> y, std::span<std::uint8_t> codes) const;
   void values(std::span<const std::uint8_t> codes, std::span<float> out) const;

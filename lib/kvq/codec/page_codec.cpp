@@ -40,7 +40,7 @@ CodeBits code_bits_of(const Tile<Byte>& tile, int channel) {
   return {static_cast<std::size_t>(byte), place.slice * tile.format.bits};
 }
 
-/// Calls action(bytes of the number, index in [G] scales, [G] minima).
+/// Calls action(bytes of a scale or minimum, index among [G] scales, then [G] minima).
 template <typename Byte, typename Action>
 void for_each_number(const Tile<Byte>& tile, const Action& action) {
   std::size_t index = 0;
@@ -66,7 +66,7 @@ float load_bf16(std::span<const std::byte> all, std::int64_t offset) {
   return value;
 }
 
-/// First byte of a channel of an exact row in its slot.
+/// First byte of a channel of an exact row in its window slot.
 std::int64_t window_offset(const WindowLayout& layout, Side side, int head, int row, int channel) {
   return head * layout.head_bytes() +
          (side == Side::v ? layout.value_offset(row, channel) : layout.key_offset(row, channel));

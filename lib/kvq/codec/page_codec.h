@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <span>
 
-/// Rows into pages and back, line by line as in formats/pages.md: the truth for what a page's bytes mean. It is pinned
-/// by formats/page_vectors.json; kernels that write or read pages are pinned by it. Codes and numbers come from
-/// RowCodec. Storing a row changes that row's bits and no other. Error{internal} if extents disagree or a place lies
-/// outside.
+/// The reference for pages: stores rows in a page and loads them, line by line as in formats/pages.md. Tests compare
+/// this code with formats/page_vectors.json, and kernels that write or read pages with this code. Codes, scales and
+/// minima come from RowCodec. Storing a row changes only that row's bits. Error{internal} if extents disagree or an
+/// index is out of range.
 namespace kvq {
 
-/// @param type     of the numbers, fp16 or bf16
+/// @param type     of scales and minima, fp16 or bf16
 /// @param slot     of the page, 0 .. page_size - 1
 /// @param codes    [D], each below 2^bits
 /// @param numbers  [G] scales, then for affine [G] minima, each representable in `type`

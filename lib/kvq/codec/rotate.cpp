@@ -9,7 +9,7 @@ namespace kvq {
 
 namespace {
 
-/// Normalised Walsh-Hadamard transform of neighbouring blocks, in place: Sylvester's order, OSCAR A.1.
+/// Normalized Walsh-Hadamard transform of neighboring blocks, in place: Sylvester's order, OSCAR A.1.
 void block_hadamard(std::vector<double>& x, std::size_t order) {
   for (std::size_t start = 0; start < x.size(); start += order)
     for (std::size_t half = 1; half < order; half *= 2)
@@ -23,7 +23,7 @@ void block_hadamard(std::vector<double>& x, std::size_t order) {
   for (double& value : x) value *= norm;
 }
 
-/// What is subtracted before the rotation: [D] of the centre or of a centroid, or nothing.
+/// The offset that is subtracted before the rotation: [D] of the center or of a centroid, or empty.
 std::span<const float> offset_of(const TensorPlan& plan, std::size_t entry, std::size_t dim, int centroid) {
   if (!plan.center.empty()) return std::span(plan.center).subspan(entry * dim, dim);
   if (!plan.centroids) return {};

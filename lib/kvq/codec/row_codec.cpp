@@ -28,7 +28,7 @@ void check_finite(std::span<const float> row) {
                   fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
 }
 
-/// The symmetric code that stands for a width without theta (packing.md, "Mixed widths").
+/// The symmetric coder of a width without theta, or of a group too short for the trellis (packing.md, "Mixed widths").
 UniformCoder symmetric_stand_in(const TrellisCoder& coder, int width, int count) {
   return {
       .bits = width,
@@ -39,7 +39,7 @@ UniformCoder symmetric_stand_in(const TrellisCoder& coder, int width, int count)
   };
 }
 
-/// Codes one group; `number` is its one scale.
+/// Quantizes one group; `number` holds its scale.
 struct EncodeGroup {
   std::span<const float> x;
   std::span<std::uint8_t> codes;
@@ -60,7 +60,7 @@ struct DecodeGroup {
 
 }  // namespace
 
-/// Fills in what codes the rows of one entry.
+/// Fills in the members that quantize rows of one entry.
 struct RowCodec::Compile {
   RowCodec& codec;
   const TensorPlan& plan;
@@ -177,7 +177,7 @@ int RowCodec::unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> c
     unpack_codes(bytes.subspan(static_cast<std::size_t>(segment.byte_offset),
                                (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8),
                  segment.stored_bits, target);
-    // Widths 5 to 7 lie in bytes: bits above the width are not looked at, so that no byte leads outside a table.
+    // Codes of widths 5 to 7 are stored in bytes. The mask keeps every byte value inside the tables.
     for (std::uint8_t& code : target) code = static_cast<std::uint8_t>(code & ((1u << segment.bits) - 1));
   }
   load_numbers(type_, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)), numbers);

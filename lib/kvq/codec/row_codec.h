@@ -12,16 +12,16 @@
 
 namespace kvq {
 
-/// The codes of one KV head's rows, whatever its coder and widths: a plan compiled for repeated use. Works on x_rot.
+/// Quantizes and dequantizes rows x_rot of one KV head, for any coder and widths: a plan compiled for repeated use.
 class RowCodec {
  public:
   /// @param plan  valid; copied as far as needed
   RowCodec(const TensorPlan& plan, int kv_head, int dim);
-  /// A plan that is nothing but a coder of one width.
+  /// For a plan that has only a coder of one width.
   RowCodec(const Coder& coder, double clip_ratio, int dim);
 
   int dim() const { return dim_; }
-  /// Numbers stored beside the codes of one row.
+  /// Number of scales and minima of one row.
   int num_numbers() const { return num_numbers_; }
   const RowLayout& layout() const { return layout_; }
 
@@ -35,7 +35,7 @@ class RowCodec {
             std::span<std::byte> bytes) const;
   int unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const;
 
-  /// Codes and decodes one row in place.
+  /// Quantizes and dequantizes one row in place.
   void quantize(std::span<float> row) const;
 
  private:
@@ -47,16 +47,18 @@ class RowCodec {
 
   int dim_ = 0, num_numbers_ = 0;
   bool exact_ = false;
-  std::optional<UniformCoder> uniform_;  ///< rows of one width in uniform codes: coded whole, for the clip
+  std::optional<UniformCoder> uniform_;  ///< uniform codes of one width: encode_row() needs the whole row for the clip
   double clip_ratio_ = 1.0;
   ScaleType type_ = ScaleType::fp16;
   RowLayout layout_;
   std::vector<Group> groups_;
 };
 
-/// Index of the nearest centroid of one head (packing.md, "Centroids"); `sums` of all heads are added for scope joint.
-/// @param x  [D] unrotated; @param sums [C] in and out: the tree sums, added to what is there
+/// Adds the squared distance of x from each centroid of one head (packing.md, "Centroids") to `sums`. For joint
+/// centroids the caller passes the same sums for all heads.
+/// @param x  [D] unrotated; @param sums [C] in and out
 void add_centroid_distances(const Centroids& centroids, int entry, std::span<const float> x, std::span<float> sums);
+/// Index of the centroid of one head that is nearest to x, the lowest of equal ones.
 int nearest_centroid(const Centroids& centroids, int entry, std::span<const float> x);
 
 }  // namespace kvq

@@ -24,8 +24,8 @@ using arithmetic::tree_sum;
 constexpr std::array<float, 9> kGaussianStep = {0.0f,        1.5957691f,  0.9956867f,   0.58601946f, 0.3352006f,
                                                 0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
 
-// floor(clamp(y, 0, n)) equals clamp(floor(y), 0, n) for whole n, and a float below 2^31 truncates as it floors when it
-// is not negative; written so, the loop needs no call and vectorises.
+// floor(clamp(y, 0, n)) equals clamp(floor(y), 0, n) for whole n, and truncation equals floor for floats from 0 to
+// 2^31. With truncation the loop needs no call and vectorizes.
 std::uint8_t clamp_code(float y, float n) {
   return static_cast<std::uint8_t>(static_cast<int>(std::min(std::max(y, 0.0f), n)));
 }
@@ -73,7 +73,7 @@ void mid_rise_codes(std::span<const float> x, float step, int bits, std::span<st
 
 int odd_level(std::uint8_t code, int bits) { return 2 * code - (1 << bits) + 1; }
 
-/// The stored scale of the refitted rules, from codes that the first step gave.
+/// The stored scale of the rules norm and least_squares, from the codes that the first step size gave.
 float refit_scale(const UniformCoder& coder, std::span<const float> x, std::span<const std::uint8_t> codes, float e) {
   std::array<float, kLargestGroup> products;
   int norm = 0;  // at most 1024 * 255^2 < 2^27

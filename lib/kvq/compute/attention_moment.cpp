@@ -44,8 +44,8 @@ class Panel {
     const auto rows = static_cast<std::size_t>(tokens_ * in.queries);
     const std::int64_t keys = std::min(in.tokens, in.window > 0 ? in.window + tokens_ : in.tokens);
     q_.resize(rows * static_cast<std::size_t>(in.dim));
-    s_ = std::make_unique_for_overwrite<float[]>(rows *
-                                                 static_cast<std::size_t>(keys));  // clearing it would cost 5% of all
+    s_ = std::make_unique_for_overwrite<float[]>(
+        rows * static_cast<std::size_t>(keys));  // clearing it would cost 5% of the run time
     o_.resize(rows * static_cast<std::size_t>(in.v_dim));
     block_largest_.resize(rows * static_cast<std::size_t>((keys + kBlockKeys - 1) / kBlockKeys));
     columns_.resize(static_cast<std::size_t>(keys));
@@ -80,7 +80,7 @@ class Panel {
                     q_.data() + (t * in_.queries + g) * in_.dim);
   }
 
-  /// Unnormalised S block by block, then O = S V and the row sums.
+  /// Unnormalized S block by block, then O = S V and the row sums.
   void attend() {
     largest_.assign(static_cast<std::size_t>(rows_), -HUGE_VALF);
     sum_.assign(static_cast<std::size_t>(rows_), 0.0);
@@ -143,8 +143,8 @@ class Panel {
       into.columns[static_cast<std::size_t>(key_begin_ + t)] += columns_[static_cast<std::size_t>(t)];
   }
 
-  /// w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2, expanded: A - 2 B.o + C |o|^2 with A = sum S^2 |v|^2, B = sum S^2 v,
-  /// C = sum S^2. Nobody reads S afterwards, so the panel is squared in place.
+  /// w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2, expanded: A - 2 B.o + C |o|^2 with A = sum S^2 |v|^2, B = sum S^2 v, C =
+  /// sum S^2. No later step reads S, so the panel is squared in place.
   void score_queries(Partial& into) {
     std::fill(squared_o_.begin(), squared_o_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)

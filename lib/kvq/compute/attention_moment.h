@@ -20,22 +20,21 @@ struct AttentionInput {
   const float* v = nullptr;  ///< [T, Dv]
 };
 
-/// What the true causal softmax S of one KV head says about errors. Sums over tokens and the group's query heads.
+/// Statistics of the exact causal softmax S of one KV head that weigh errors. Sums over tokens and the group's query
+/// heads.
 ///   outputs       sum_i o_i o_i^T with o = S V: N times OSCAR's C_S = (1/N) V^T S^T S V (section 3)
 ///   column_energy [T] a_t = sum_i S_it^2: squared output error per unit error of value t, if errors of different
-///   tokens
-///                 are uncorrelated (the diagonal of S^T S)
+///                 tokens are uncorrelated (the diagonal of S^T S)
 ///   scored_query  sum_i w_i q_i q_i^T, w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2: see collect.h, C_SQ
 struct AttentionMoments {
   MomentSum outputs;
-  MomentSum scored_query;  ///< only if asked for
+  MomentSum scored_query;  ///< only if with_scored_query
   std::vector<double> column_energy;
 };
 
-/// Adds one sequence to `into` (column_energy is overwritten, [T]). S is made a panel of rows at a time in float32 from
-/// float32 logits, exponentials and normalisation; the moment is summed in double. Never stores more than
-/// 256 x T of it, or 32 MB, per thread; panels are summed in order, so the result does not depend on the number of
-/// threads.
+/// Adds one sequence to `into` (column_energy is overwritten, [T]). S is computed in float32, one panel of rows at a
+/// time; moments are summed in double. A thread's panel has at most 256 rows and at most 32 MB. Panels are summed in
+/// order, so the result does not depend on the number of threads.
 void add_attention_moments(const AttentionInput& input, bool with_scored_query, AttentionMoments& into);
 
 }  // namespace kvq

@@ -2,8 +2,9 @@
 
 #include <cstdint>
 
-/// The few BLAS calls kvq makes, row-major, single-threaded: parallelism is ours (parallel.h), so that sums keep one
-/// order for any number of threads. OpenBLAS chooses kernels by CPU: results are reproducible on one kind of machine.
+/// The BLAS calls that kvq makes, row-major and single-threaded: only parallel.h starts threads, so that sums keep one
+/// order for any number of threads. OpenBLAS chooses its kernels by CPU, so results are reproducible only on one kind
+/// of CPU.
 namespace kvq::blas {
 
 /// c [m, n] = alpha * a [m, k] @ b^T, b [n, k].

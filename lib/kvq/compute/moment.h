@@ -19,7 +19,7 @@ struct MomentSum {
   /// product.
   void add(std::span<const float> rows, std::span<const float> weights = {});
   void add(const MomentSum& other);
-  void subtract(const MomentSum& other);  ///< takes back what was added before, up to rounding
+  void subtract(const MomentSum& other);  ///< reverses an earlier add(other), up to rounding
   void symmetrise();
 };
 

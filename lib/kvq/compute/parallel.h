@@ -6,8 +6,8 @@
 
 namespace kvq {
 
-/// Limits kvq to `threads` threads (0 = all cores) while it lives. Results never depend on the number: work is cut at
-/// fixed borders and partial sums are added in index order.
+/// Limits kvq to `threads` threads (0 = all cores) until it is destroyed. Results never depend on the number of
+/// threads: work is cut at fixed borders and partial sums are added in index order.
 class ThreadLimit {
  public:
   explicit ThreadLimit(int threads);

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// The sweeps over a row of S between the two matrix products, written for wide vectors. Lanes are fixed at 16 whatever
-/// the machine has, so every build adds in the same order.
+/// Loops over a row of S between the two matrix products, written for wide vectors. All use 16 lanes on every machine,
+/// so that every build adds in the same order.
 namespace kvq::row_ops {
 
 /// Largest of `count` >= 1 values.

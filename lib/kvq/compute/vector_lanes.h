@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Vector types of g++ and clang, of the width that the machine has. Sixteen running lanes in any case (four vectors of
-// 4, two of 8, one of 16), and no fused multiply-add: every width gives the same bits.
+// Vector types of g++ and clang, as wide as the machine's vectors. All loops keep sixteen lanes (four vectors of 4, two
+// of 8, one of 16) and use no fused multiply-add, so that every width gives the same bits.
 #define KVQ_INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__)
 #define KVQ_X86 1

@@ -16,7 +16,7 @@ using namespace lanes;
 constexpr std::int64_t kPiece = 1024;  // summed in float lanes, then in double
 constexpr float kLargestChange = 60.0f;
 
-/// Calls step(at, count) for pieces of a row, and adds what it returns.
+/// Calls step(at, count) for the pieces of a row. Returns the sum of the results.
 template <typename Step>
 double over_pieces(std::int64_t count, const Step& step) {
   double total = 0.0;
@@ -24,8 +24,9 @@ double over_pieces(std::int64_t count, const Step& step) {
   return total;
 }
 
-/// term(value, added) for the vectors of all rows, `value` being copies; the last one goes to `out`, if that is not
-/// null. Behind the end stand zeros, in the last row `fill`. Returns the sum of `added`.
+/// Calls term(value, added) for each vector position; `value` holds copies of one vector of each row. If `out` is not
+/// null, the last of them is stored there. Beyond `count` the rows are padded with zeros, the last row with `fill`.
+/// Returns the sum of `added`.
 template <int kWidth, std::size_t kRows, typename Term>
 KVQ_INLINE float sweep(const std::array<const float*, kRows>& rows, float* out, std::int64_t count, const Term& term,
                        float fill = 0.0f) {
@@ -78,8 +79,8 @@ KVQ_INLINE float products(const float* a, const float* b, std::int64_t count) {
   });
 }
 
-/// delta becomes u = exp(x) - 1 for x = delta - mean; returns sum p (u - x). For |x| < 1, u - x is its series, beyond
-/// it is exp(x) - 1 - x: either way it keeps its digits.
+/// delta becomes u = exp(x) - 1 for x = delta - mean; returns sum p (u - x). For |x| < 1, u - x is computed from its
+/// series, otherwise as exp(x) - 1 - x: both keep its digits.
 template <int kWidth>
 KVQ_INLINE float bend(const float* p, float* delta, std::int64_t count, float mean) {
   using Floats = typename Vector<kWidth>::Floats;
@@ -163,7 +164,7 @@ double products_slowly(const float* a, const float* b, std::int64_t count) {
   return sum;
 }
 
-/// Any change at all, in double and from the logits.
+/// The same for changes of any size, in double from the logits.
 double change_weights_slowly(const float* logits, float* delta, std::int64_t count) {
   const auto n = static_cast<std::size_t>(count);
   std::vector<double> before(logits, logits + n), after(n);
@@ -206,8 +207,8 @@ double change_weights(const float* p, const float* logits, float* delta, std::in
   if (!(row_ops::largest(delta, count) - mean < kLargestChange)) return change_weights_slowly(logits, delta, count);
   const double bent = over_pieces(
       count, [&](std::int64_t t, std::int64_t n) { return double{operations().bend(p + t, delta + t, n, mean)}; });
-  // Z = 1 + sum p u = 1 + h, and KL = log Z - sum p x, where rounding of the mean leaves sum p x = h - sum p (u - x) a
-  // little beside 0.
+  // Z = 1 + sum p u = 1 + h, and KL = log Z - sum p x, where sum p x = h - sum p (u - x) is not exactly 0, because the
+  // mean is rounded.
   const double h = dot_product(p, delta, count) / total;
   const double divergence = h < 1.0 ? bent / total + (std::log1p(h) - h) : std::log1p(h) - (exact_mean - double{mean});
   const auto factor = static_cast<float>(1.0 / (total * (1.0 + h)));

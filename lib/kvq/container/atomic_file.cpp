@@ -37,7 +37,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), fol
   if (::stat(path_.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode))
     throw Error{ErrorKind::io, fmt::format("{}: cannot write: not a regular file", path_.string())};
 
-  constexpr int kAttempts = 100;  // a name is taken only by the rest of a process that was killed
+  constexpr int kAttempts = 100;  // a name is taken only if a killed process left its file behind
   for (int attempt = 0; attempt < kAttempts && descriptor_ < 0; ++attempt) {
     temporary_ = folder_ / temporary_name();
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -8,7 +8,7 @@
 namespace kvq {
 
 /// A file that appears whole or not at all. Bytes go to a temporary file in the folder of `path`; commit() flushes it
-/// to disk and renames it. Without commit() the destructor removes it and `path` is as it was.
+/// to disk and renames it. Without commit() the destructor removes the temporary file and `path` is unchanged.
 class AtomicFile {
  public:
   /// @throws Error{io} naming the path and the system's reason, as all members do

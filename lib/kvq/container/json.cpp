@@ -18,8 +18,9 @@ namespace {
   throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what)};
 }
 
-/// Builds the value from the parser's events. The plain DOM parser of nlohmann-json lets the last of several equal keys
-/// win and knows no limits, and a file that two readers understand differently is an attack.
+/// Builds the value from the parser's events, and refuses duplicate keys and exceeded limits. nlohmann-json's own DOM
+/// parser has no limits and keeps the last of several equal keys; an attacker could use duplicate keys to make two
+/// readers understand one file differently.
 class LimitedBuilder {
  public:
   LimitedBuilder(std::string_view where, const JsonLimits& limits) : where_(where), limits_(limits) {}
@@ -32,7 +33,7 @@ class LimitedBuilder {
   bool number_unsigned(Json::number_unsigned_t value) { return scalar(value); }
   bool number_float(Json::number_float_t value, const std::string&) { return scalar(value); }
   bool string(std::string& value) { return scalar(std::move(value)); }
-  bool binary(Json::binary_t&) { return false; }  // not a thing of JSON text
+  bool binary(Json::binary_t&) { return false; }  // JSON text has no binary values
   bool start_object(std::size_t) { return open(Json::object()); }
   bool start_array(std::size_t) { return open(Json::array()); }
   bool end_object() { return close(); }
@@ -58,7 +59,7 @@ class LimitedBuilder {
     return true;
   }
 
-  /// Puts a value where the parser stands: the root, behind the pending key, or at the end of the open array.
+  /// Stores a value at the current position: the root, behind the pending key, or at the end of the open array.
   Json* place(Json&& value) {
     if (++num_values_ > limits_.max_values)
       reject(where_, fmt::format("JSON has more than {} values", limits_.max_values));
@@ -89,7 +90,7 @@ class LimitedBuilder {
   std::string_view where_;
   JsonLimits limits_;
   Json root_;
-  std::vector<Json*> open_;  ///< containers from the root to here; only the last one grows, so they stay put
+  std::vector<Json*> open_;  ///< open containers, root first; only the last one grows, so pointers stay valid
   Json* pending_ = nullptr;  ///< value of the key just read
   std::size_t num_values_ = 0;
 };
@@ -156,7 +157,7 @@ void append_canonical(const Json& value, std::string& out) {
 Json parse_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
     reject(where, fmt::format("JSON of {} bytes, expected at most {}", text.size(), limits.max_bytes));
-  // The parser takes a zero byte for the end and skips a byte order mark; neither may stand in JSON.
+  // The parser would take a zero byte for the end and skip a byte order mark; JSON text must not contain either.
   if (const auto zero = text.find('\0'); zero != text.npos)
     reject(where, fmt::format("not valid JSON at byte {}: zero byte", zero + 1));
   if (text.starts_with("\xef\xbb\xbf")) reject(where, "not valid JSON at byte 1: byte order mark");

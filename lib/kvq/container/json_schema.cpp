@@ -45,7 +45,7 @@ std::string_view unwrapped(std::string_view step) {
   return step.size() >= 2 && step.front() == '[' ? step.substr(1, step.size() - 2) : step;
 }
 
-/// "layers/0/bits, found "four"": where the fault is and what stands there.
+/// "layers/0/bits, found "four"": the path of the fault and the value at that path.
 std::string place_of(const valijson::ValidationResults::Error& fault, const Json& root) {
   std::string path;
   const Json* here = &root;

@@ -25,7 +25,8 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-/// A read-only mapping of a whole file. A file that another process shortens later raises SIGBUS, as with any mapping.
+/// A read-only mapping of a whole file. If another process shortens the file, reading raises SIGBUS, as with any
+/// mapping.
 class Mapping {
  public:
   Mapping() = default;
@@ -68,7 +69,7 @@ Mapping map_file(const std::filesystem::path& path) {
   if (::fstat(file.value, &status) != 0) fail_io(name, "read its size");
   if (!S_ISREG(status.st_mode)) throw Error{ErrorKind::io, fmt::format("{}: cannot open: not a regular file", name)};
   const auto size = static_cast<std::size_t>(status.st_size);
-  if (size == 0) return {};  // mmap refuses it; the parser says what is missing
+  if (size == 0) return {};  // mmap refuses an empty file; the parser reports the missing header
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value, 0);
   if (address == MAP_FAILED) fail_io(name, "map");
   return {address, size};
@@ -81,7 +82,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + text + "]";
 }
 
-/// What the header says, checked. `data` is the part behind the header.
+/// The checked contents of the header. `data` is the part of the file behind the header.
 struct Header {
   std::map<std::string, std::string> metadata;
   std::map<std::string, TensorInfo> tensors;

@@ -22,14 +22,13 @@ struct TensorInfo {
   std::int64_t count() const;  ///< number of elements
 };
 
-/// A safetensors file, mapped read-only. Everything is checked at opening, before any size is believed: header length,
-/// JSON, dtypes, extents (product without overflow), offsets inside the file, no overlap, no hole, no duplicate name,
-/// string-only `__metadata__`.
-/// Data of a tensor need not be aligned; `read<T>()` copies.
+/// A safetensors file, mapped read-only. Opening checks everything before any size from the file is used: header
+/// length, JSON, dtypes, extents (product without overflow), offsets inside the file, no overlap, no hole, no duplicate
+/// name, string-only `__metadata__`. Data of a tensor need not be aligned; `read<T>()` copies.
 class SafetensorsFile {
  public:
   /// @throws Error{io} if it cannot be opened, Error{bad_input} if malformed, Error{unsupported} for a dtype that this
-  ///         reader does not know (it names the tensor)
+  ///         reader does not know (the message names the tensor)
   static SafetensorsFile open(const std::filesystem::path& path);
   /// The same checks on bytes in memory (fuzzing, tests). The bytes are copied.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string name);
@@ -63,14 +62,14 @@ class SafetensorsFile {
 class SafetensorsWriter {
  public:
   SafetensorsWriter() = default;
-  SafetensorsWriter(SafetensorsWriter&&) = default;  // no copies: they would show the memory of the original
+  SafetensorsWriter(SafetensorsWriter&&) = default;  // no copy: its entries would point to the original's memory
   SafetensorsWriter& operator=(SafetensorsWriter&&) = default;
   /// `data` is moved in and must hold product(shape) * size_of(dtype) bytes; names are unique.
   void add(const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::vector<std::byte> data);
   template <typename T>
   void add(std::string name, std::vector<std::int64_t> shape, std::span<const T> values);
-  /// Without a copy, for what is large: `pieces` one after another are the data, and stay the caller's and unchanged
-  /// until the last call of this writer.
+  /// Adds a large tensor without copying it: its data is `pieces`, one after another. The caller keeps their memory
+  /// alive and unchanged until the last call of this writer.
   void add_view(std::string name, DType dtype, std::vector<std::int64_t> shape,
                 std::vector<std::span<const std::byte>> pieces);
   void set_metadata(std::string key, std::string value);
@@ -78,8 +77,8 @@ class SafetensorsWriter {
   /// Content hash of formats/artifact.md, "xxh3-128:<32 hex>", over `manifest` and all tensors.
   std::string content_hash(std::string_view manifest) const;
 
-  /// Writes to a temporary file in the same folder, flushes it to disk and renames it. On any failure the temporary
-  /// file is removed and `path` is as it was.
+  /// Writes a temporary file in the same folder, flushes it to disk and renames it. On any failure the temporary file
+  /// is removed and `path` is unchanged.
   /// @throws Error{io} naming the path and the system's reason
   void write(const std::filesystem::path& path) const;
 
@@ -88,14 +87,14 @@ class SafetensorsWriter {
     DType dtype;
     std::vector<std::int64_t> shape;
     std::vector<std::span<const std::byte>> pieces;
-    std::vector<std::byte> data;  ///< what `pieces` shows, unless that is the caller's
+    std::vector<std::byte> data;  ///< the memory of `pieces`; empty if the caller owns it
     std::uint64_t bytes;
   };
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };
 
-/// Content hash of an opened file, for comparison with what it claims.
+/// Content hash of an opened file, for comparison with the hash in its metadata.
 std::string content_hash(const SafetensorsFile& file, std::string_view manifest);
 
 /// Writes `bytes` atomically, as SafetensorsWriter::write does.

@@ -32,7 +32,7 @@ std::optional<DType> safetensors_dtype(std::string_view name) {
 
 std::optional<std::int64_t> tensor_bytes(DType type, std::span<const std::int64_t> shape) {
   auto bytes = static_cast<std::int64_t>(size_of(type));
-  bool is_empty = false;  // an extent of zero does not excuse an overflow among the others
+  bool is_empty = false;  // the other extents must not overflow even if one extent is 0
   for (const std::int64_t extent : shape) {
     if (extent < 0) return std::nullopt;
     if (extent == 0) {

@@ -8,18 +8,18 @@
 #include <string_view>
 #include <type_traits>
 
-/// What the reader and the writer of safetensors files share; not for others.
+/// Shared by the reader and the writer of safetensors files; private to both.
 namespace kvq::detail {
 
 inline constexpr std::uint64_t kLengthBytes = 8;               ///< the header's length comes first, little-endian
-inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< as the reference implementation has it
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< limit of the reference implementation
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 inline constexpr std::string_view kKnownDtypes = "F16, BF16, F32, F64, I8, U8, U16, I64";
 
 std::string_view safetensors_name(DType type);
 std::optional<DType> safetensors_dtype(std::string_view name);
 
-/// Product of the extents times the size of an element; nothing if an extent is negative or the product overflows.
+/// Product of the extents times the size of an element; empty if an extent is negative or the product overflows.
 std::optional<std::int64_t> tensor_bytes(DType type, std::span<const std::int64_t> shape);
 
 /// The dtype that holds elements of a C++ type.

@@ -56,7 +56,7 @@ class ContentHasher {
 
 void SafetensorsWriter::add(const std::string& name, DType dtype, std::vector<std::int64_t> shape,
                             std::vector<std::byte> data) {
-  const std::span<const std::byte> piece(data);  // survives the move: a vector keeps its memory
+  const std::span<const std::byte> piece(data);  // valid after the move, because a moved vector keeps its memory
   add_view(name, dtype, std::move(shape), {piece});
   entries_.at(name).data = std::move(data);
 }

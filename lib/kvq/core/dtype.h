@@ -15,7 +15,8 @@ enum class DType { f16, bf16, f32, f64, i8, u8, u16, i64 };
 
 std::size_t size_of(DType type);
 
-/// "float16", "bfloat16", "float32": the words of `kvq_dtype` in a dump. Others have none.
+/// Activation types and their names in `kvq_dtype` of a dump: "float16", "bfloat16", "float32". activation_dtype() is
+/// empty for any other name.
 std::optional<DType> activation_dtype(std::string_view name);
 std::string_view activation_name(DType type);
 
@@ -23,7 +24,8 @@ std::string_view activation_name(DType type);
 inline float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 float f16_to_float(std::uint16_t bits);
 
-/// Nearest-even narrowing; beyond the largest finite value it saturates (formats/packing.md, R). NaN stays NaN.
+/// Rounds to nearest even; a magnitude beyond the largest finite value becomes that value (formats/packing.md, R). NaN
+/// stays NaN.
 std::uint16_t float_to_bf16(float value);
 std::uint16_t float_to_f16(float value);
 

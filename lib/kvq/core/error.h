@@ -8,7 +8,7 @@
 
 namespace kvq {
 
-/// What went wrong, as far as a caller can act on it. Each kind has one exit code, see `exit_code()`.
+/// Kinds of errors to which a caller can react differently. exit_code() maps each kind to a process exit code.
 enum class ErrorKind {
   internal,      ///< a bug in kvq
   usage,         ///< wrong flags or arguments
@@ -19,8 +19,8 @@ enum class ErrorKind {
   io,            ///< the system refused: disk full, permission, no such file
 };
 
-/// The error of everything offline: a kind, one line that says what was expected, what was found and where, and
-/// if there is a next step, a hint.
+/// The exception of all offline code: a kind, one line that names the expected value, the found value and the place,
+/// and a hint if there is a next step.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message, std::string hint = {})
@@ -42,6 +42,7 @@ namespace detail {
 
 }  // namespace kvq
 
-/// A programmer's mistake, never a user's: stays on in release builds, throws Error{internal}.
+/// Checks a condition that only a bug in kvq can break, never user input. Stays on in release builds; throws
+/// Error{internal}.
 #define KVQ_ASSERT(expression) \
   ((expression) ? void(0) : ::kvq::detail::assertion_failed(#expression, __FILE__, __LINE__))

@@ -37,22 +37,23 @@ struct LayerGeometry {
   int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
 };
 
-/// Channels that one frequency rotates together, or two neighbours outside the rotary slice; `second` is -1 for a last
-/// single one.
+/// Two channels that RoPE rotates together, or two neighboring channels outside the rotary slice. `second` is -1 for
+/// the last channel outside the slice if their number is odd.
 struct RopeBlock {
   int first = 0, second = -1;
 };
 
-/// All blocks of a key: rotary pairs by frequency, then the other channels in neighbouring pairs, ascending
-/// (formats/artifact.md).
+/// All blocks of a key: the rotary pairs in the order of `inv_freq`, then the other channels in neighboring pairs,
+/// ascending (formats/artifact.md).
 std::vector<RopeBlock> rope_blocks(const LayerGeometry& geometry);
 
-/// The model a dump was taken from. `layers` holds the layers that are there, ascending, with their index.
+/// One layer of a dump; `layer` is its index in the model.
 struct LayerEntry {
   int layer = 0;
   LayerGeometry geometry = {};
   bool has_values = true;  ///< false for an mla_rope layer dumped without v
 };
+/// The model of a dump. `layers` holds the layers that the dump has, ascending by index.
 struct ModelGeometry {
   std::string name;
   std::string fingerprint;  ///< SHA-256 in hex, or empty

@@ -9,7 +9,8 @@ namespace kvq {
 /// every machine, for any thread and in any order, so randomness is a function of (seed, purpose, layer, head, index).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
 
-/// A stream of numbers from one key. Purposes keep streams of different uses apart.
+/// Random numbers of one (seed, purpose, layer, head). Each use of randomness has its own purpose and so its own
+/// stream.
 class RandomStream {
  public:
   enum class Purpose : std::uint32_t {

@@ -11,16 +11,16 @@ enum class Side : std::uint8_t { k, v };
 
 inline constexpr std::array kSides = {Side::k, Side::v};
 
-/// Place in an array of both sides.
+/// Index in an array of both sides: 0 for keys, 1 for values.
 constexpr std::size_t index(Side side) { return side == Side::k ? 0 : 1; }
 constexpr Side other(Side side) { return side == Side::k ? Side::v : Side::k; }
 
-/// "k" or "v", as names of tensors, JSON keys, flags and messages spell it.
+/// "k" or "v": the spelling in tensor names, JSON keys, flags and messages.
 constexpr const char* name(Side side) { return side == Side::k ? "k" : "v"; }
 /// "keys" or "values".
 constexpr const char* plural(Side side) { return side == Side::k ? "keys" : "values"; }
 
-/// Number of the random stream of one KV head's keys, or of its values: the `head` of a RandomStream.
+/// The argument `head` of the RandomStream for one side of one KV head.
 constexpr int stream(int kv_head, Side side) { return 2 * kv_head + (side == Side::v ? 1 : 0); }
 
 }  // namespace kvq

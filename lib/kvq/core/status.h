@@ -5,18 +5,18 @@
 
 namespace kvq {
 
-/// Outcome of a runtime call, as far as a caller can act on it. The numbers are part of the C interface.
+/// Outcomes of a runtime call to which a caller can react differently. The numbers are part of the C interface.
 enum class StatusCode : int {
   ok = 0,
-  invalid_argument = 1,  ///< a size, pointer or stride that cannot be
-  unsupported = 2,       ///< sound, but not built or not possible on this device
+  invalid_argument = 1,  ///< an impossible size, pointer or stride
+  unsupported = 2,       ///< valid, but not in this build or not possible on this device
   mismatch = 3,          ///< an artifact that does not fit the model or the device plan
   io = 4,                ///< a file that cannot be read
   cuda = 5,              ///< the CUDA runtime refused; the message holds its reason
   internal = 6,          ///< a bug in kvq
 };
 
-/// What runtime calls return: a code and one line. Neither throws nor allocates.
+/// The result of a runtime call: a code and a message of one line. No member throws or allocates.
 class [[nodiscard]] Status {
  public:
   static constexpr int kMessageBytes = 256;

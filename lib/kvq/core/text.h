@@ -8,8 +8,8 @@
 
 namespace kvq {
 
-/// Text of unknown origin, made safe for a one-line message: bytes outside printable ASCII become \xNN, and what is
-/// longer than `max_bytes` is cut with "...".
+/// Makes text of unknown origin safe for a one-line message: bytes outside printable ASCII become \xNN, and "..."
+/// replaces everything beyond `max_bytes` bytes.
 inline std::string printable(std::string_view text, std::size_t max_bytes = 120) {
   std::string result;
   for (const char c : text.substr(0, max_bytes)) {
@@ -23,7 +23,7 @@ inline std::string printable(std::string_view text, std::size_t max_bytes = 120)
   return result;
 }
 
-/// Well-formed UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Whether `text` is well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
 inline bool is_utf8(std::string_view text) {
   std::size_t i = 0;
   const auto byte_at = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
@@ -47,7 +47,7 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// Text of unknown origin as well-formed UTF-8: every byte that is none becomes U+FFFD.
+/// Makes text of unknown origin well-formed UTF-8: U+FFFD replaces every byte that belongs to no valid character.
 inline std::string utf8_text(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size();) {

@@ -51,7 +51,7 @@ std::string dtype_word(const std::optional<StoredTensor>& tensor) { return tenso
 
 std::int64_t num_rows(const std::optional<StoredTensor>& tensor) { return tensor ? tensor->dataset.shape()[0] : 0; }
 
-/// `part` and `first` hold the same layer, of different sequences.
+/// Checks that `part` and `first` agree on a layer of which both hold different sequences.
 void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Faults& faults) {
   const LayerPart& found = part.layers.at(layer);
   const LayerPart& expected = first.layers.at(layer);
@@ -124,11 +124,11 @@ void Dump::Impl::check_agreement(Faults& faults) const {
       if (part != list.front()) check_same_layer(layer, *part, *list.front(), faults);
 }
 
-/// Every layer must see the same sequences in the same order, however the files are cut.
+/// Checks that every layer has the same sequences in the same order, whichever files they come from.
 void Dump::Impl::join_sequences() {
   const auto& [first_layer, first_list] = *parts_of_layer.begin();
   sequences = join(first_list);
-  PartList agreed = first_list;  // layers that come from the same files need no second look
+  PartList agreed = first_list;  // layers of the same files need no second comparison
   for (const auto& [layer, list] : parts_of_layer) {
     if (list == agreed) continue;
     if (join(list) != sequences)

@@ -12,7 +12,8 @@
 
 namespace kvq {
 
-/// One tensor of one layer, [T, H, D] row-major, as stored (f16, bf16, f32) or float32 if it had to be rotated.
+/// One tensor of one layer, [T, H, D] row-major: in the stored type (f16, bf16, f32), or float32 if load_layer() has
+/// applied RoPE.
 struct ActivationTensor {
   DType dtype = DType::f32;
   std::int64_t tokens = 0;
@@ -37,12 +38,12 @@ struct LayerActivations {
   std::int64_t o_proj_rows = 0;         ///< hidden
   std::vector<float> o_proj_metric;     ///< [Hkv, Dv, Dv] or empty; symmetric
   std::vector<float> output_curvature;  ///< [Hq, Dv, Dv] or empty
-  std::string content_hash;             ///< "xxh3-128:..." over what was read, see load_layer()
+  std::string content_hash;             ///< "xxh3-128:...", see load_layer()
 };
 
-/// A dump of one or several files (formats/dump.md). Opening checks all structure of all files; the numbers are checked
-/// (finite, not all zero) when a layer is loaded. Not thread-safe: HDF5 calls are made by one thread at a time.
-/// Opening tries each file in a child process first, since a damaged file can crash HDF5 (see crash_probe.h).
+/// A dump of one or several files (formats/dump.md). open() checks the structure of all files; load_layer() checks the
+/// numbers (finite, not all zero). Not thread-safe: only one thread at a time may call HDF5. open() tries each file in
+/// a child process first, because a damaged file can crash HDF5 (see crash_probe.h).
 class Dump {
  public:
   /// All independent faults of the files' structure are reported together, one a line.
@@ -61,9 +62,9 @@ class Dump {
   std::int64_t longest_sequence() const;      ///< in tokens
   std::int64_t layer_bytes(int layer) const;  ///< raw bytes of q, k and v as stored
 
-  /// Reads one layer of all files, joined in file order; rotates q and k of a pre_rope dump (then they are float32).
-  /// content_hash is XXH3-128 over: cu_seqlens and positions (int64 little-endian), then the stored bytes of q, k, v of
-  /// each file in order.
+  /// Reads one layer of all files, joined in file order. Of a pre_rope dump it applies RoPE to q and k, which become
+  /// float32. content_hash is XXH3-128 over: cu_seqlens and positions (int64 little-endian), then the stored bytes of
+  /// q, k, v of each file in order.
   /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf or an all-zero tensor;
   ///         Error{bad_input} if a file ends early, or an o_proj_metric is not symmetric or has a negative diagonal
   LayerActivations load_layer(int layer) const;
@@ -74,7 +75,7 @@ class Dump {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Rotates one head row in place as formats/dump.md says. `row` is [head_dim].
+/// Applies RoPE to one head's row in place (formats/dump.md). `row` is [head_dim].
 void apply_rope(const RopeStyle& rope, std::int64_t position, float* row);
 
 }  // namespace kvq

@@ -137,7 +137,7 @@ Sequences read_sequences(const hdf5::Group& root) {
   return sequences;
 }
 
-/// Numbers of the groups in /layers, ascending. Names that are not made of digits are none of our business.
+/// Numbers of the groups in /layers, ascending. Names with other characters than digits are ignored.
 std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
   std::vector<int> numbers;
   for (const std::string& name : layers.link_names()) {
@@ -155,7 +155,7 @@ std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
 
 void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
   const hdf5::Group layers = root.group("layers");
-  // When the sequences are at fault any number of tokens will do: that fault is reported already.
+  // If the sequences are at fault, any number of tokens is accepted, because that fault is already reported.
   const std::int64_t tokens = part.sequences.positions.empty() ? -1 : part.sequences.tokens();
   for (const int number : layer_numbers(layers, part.num_layers > 0 ? part.num_layers : kMaxLayers)) {
     faults.collect([&] {
@@ -170,7 +170,7 @@ std::optional<DumpPart> read_structure(const std::filesystem::path& path, Faults
   faults.collect([&] {
     part.emplace(DumpPart{.file = hdf5::File::open(path)});
     const hdf5::Group root = part->file.root();
-    check_format(root);  // of another format or version nothing else can be said
+    check_format(root);  // in another format or version, no further check applies
     read_root(root, *part, faults);
     faults.collect([&] { part->sequences = read_sequences(root); });
     read_layers(*part, root, faults);
@@ -184,11 +184,11 @@ void rehearse_read(const StoredTensor& tensor) {
   tensor.dataset.read(raw);
 }
 
-/// Everything that HDF5 will ever do with this file: its structure, and the data that only HDF5 can find.
+/// Makes all HDF5 calls that reading the file will make: those for its structure and those for chunked data.
 void rehearse(const std::filesystem::path& path) {
   Faults ignored;
   const auto part = read_structure(path, ignored);
-  if (!part || ignored.count() > 0) return;  // then we shall not read any data either
+  if (!part || ignored.count() > 0) return;  // then the parent will not read any data either
   for (const auto& [number, layer] : part->layers) {
     rehearse_read(layer.q);
     rehearse_read(layer.k);

@@ -14,7 +14,7 @@
 
 namespace kvq {
 
-/// Which tokens a file holds: sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
+/// The sequences of a file: sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
 struct Sequences {
   std::vector<std::int64_t> cu_seqlens;  ///< [S+1]
   std::vector<std::int64_t> positions;   ///< [T]
@@ -30,14 +30,14 @@ struct StoredTensor {
   DType dtype = DType::f32;
 };
 
-/// What one file says of one layer.
+/// One layer of one file.
 struct LayerPart {
   LayerGeometry geometry = {};
   StoredTensor q = {}, k = {};
   std::optional<StoredTensor> v = {}, o_proj = {}, o_proj_metric = {}, output_curvature = {};
 };
 
-/// One file of a dump, open, its structure checked.
+/// One open file of a dump, with checked structure.
 struct DumpPart {
   hdf5::File file;
   std::string model_name = {}, model_fingerprint = {}, model_config = {}, producer = {};
@@ -49,8 +49,8 @@ struct DumpPart {
   const std::string& name() const { return file.name(); }
 };
 
-/// Opens a file and checks its structure against formats/dump.md. Faults are added to `faults`; if there are any, the
-/// result is incomplete and fit only for finding more of them.
+/// Opens a file and checks its structure against formats/dump.md. Faults are added to `faults`; after a fault the
+/// result is incomplete and only serves to find further faults.
 std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults& faults);
 
 }  // namespace kvq

@@ -8,10 +8,10 @@
 
 namespace kvq {
 
-/// Faults of an input, collected so that one run names them all, one a line.
+/// Collects the faults of an input, so that one run reports all of them, one per line.
 class Faults {
  public:
-  /// Runs one independent check; an Error it throws becomes a line.
+  /// Runs one independent check; an Error that `check` throws becomes a line.
   /// @return  true if the check held
   template <typename Check>
   bool collect(Check&& check) {

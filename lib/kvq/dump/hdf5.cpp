@@ -58,8 +58,8 @@ std::string read_fixed_string(hid_t attribute, hid_t stored_type, const std::str
 }  // namespace
 
 QuietErrors::QuietErrors() {
-  // At exit the library would try to close what a damaged file kept open, and complain. Nothing here needs that: all
-  // files are read-only. It must be said before the first other call.
+  // At exit HDF5 would try to close objects that a damaged file kept open, and would print errors. Read-only files do
+  // not need that. H5dont_atexit() must come before every other HDF5 call.
   [[maybe_unused]] static const herr_t no_cleanup_at_exit = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -142,7 +142,7 @@ Group Group::group(const char* name, std::string_view label) const {
 Dataset Group::dataset(const char* name) const {
   std::string child_place = fmt::format("{}: {}", place(), name);
   require_hard_link(name, child_place);
-  // A chunk larger than the cache is read row by row, which for odd shapes of chunks means a few bytes per system call.
+  // HDF5 reads a chunk larger than the cache row by row: with unusual chunk shapes, a few bytes per system call.
   constexpr std::size_t kCacheSlots = 101, kCacheBytes = std::size_t{4} << 20;
   const PropertyHandle access(H5Pcreate(H5P_DATASET_ACCESS));
   H5Pset_chunk_cache(access, kCacheSlots, kCacheBytes, 1.0);
@@ -165,7 +165,7 @@ std::vector<std::string> Group::link_names() const {
 // ---- File
 
 File File::open(const std::filesystem::path& path) {
-  // Asked first, since HDF5 does not tell a missing file from a damaged one.
+  // These checks come first, because HDF5 does not distinguish a missing file from a damaged one.
   std::error_code error;
   const bool is_file = std::filesystem::is_regular_file(path, error);
   if (!error && is_file && !std::ifstream(path)) error = {errno, std::generic_category()};

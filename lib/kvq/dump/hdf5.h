@@ -1,6 +1,6 @@
 #pragma once
 
-#define H5_USE_110_API  // later libraries: keep the meaning of H5Lget_info and H5Literate
+#define H5_USE_110_API  // in later HDF5 versions too, H5Lget_info and H5Literate are those of 1.10
 #include <hdf5.h>
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-/// Small owning types over the HDF5 C API, for reading files that nobody vouches for. Every failure becomes a
-/// kvq::Error that names the file and the object. Only what a dump needs is let through: hard links, plain
-/// little-endian types, contiguous or chunked storage without filters that is really in the file.
+/// Small owning types over the HDF5 C API, for reading untrusted files. Every failure becomes a kvq::Error that names
+/// the file and the object. The types accept only what a dump needs: hard links, plain little-endian types, and
+/// contiguous or chunked storage without filters whose bytes are all in the file.
 namespace kvq::hdf5 {
 
 /// Owns one HDF5 identifier.
@@ -45,8 +45,8 @@ using TypeHandle = Handle<H5Tclose>;
 using SpaceHandle = Handle<H5Sclose>;
 using PropertyHandle = Handle<H5Pclose>;
 
-/// Keeps HDF5 from printing its error stack while it lives. The setting belongs to the thread, so every public entry
-/// makes its own.
+/// Stops HDF5 from printing its error stack, from construction to destruction. HDF5 keeps the setting per thread, so
+/// every public function that calls HDF5 makes a QuietErrors.
 class QuietErrors {
  public:
   QuietErrors();
@@ -65,7 +65,7 @@ enum class Element { u8, u16, i64, f16, f32, f64, other };
 /// "uint16", "float32", "big-endian float32", "string": a type in words, for messages.
 std::string describe_type(hid_t type);
 
-/// What groups and datasets have in common: a place for messages ("a.h5: layer 3: q") and attributes.
+/// Common base of groups and datasets: a name for messages ("a.h5: layer 3: q") and attributes.
 class Object {
  public:
   const std::string& place() const { return place_; }
@@ -95,10 +95,11 @@ class Dataset : public Object {
   Element element() const { return element_; }
   std::string type_text() const { return describe_type(type_); }
   const std::vector<std::int64_t>& shape() const { return shape_; }
-  /// Size of all elements. Checked: it does not overflow, and the file holds that much for this dataset.
+  /// Size of all elements. The constructor has checked that the product does not overflow and that the file holds all
+  /// bytes of the dataset.
   std::uint64_t bytes() const { return bytes_; }
   bool is_chunked() const { return layout_ == H5D_CHUNKED; }
-  /// Reads everything as it is stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5.
+  /// Reads all elements as stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5.
   void read(std::span<std::byte> target) const;
 
  private:
@@ -125,7 +126,7 @@ class Group : public Object {
   std::vector<std::string> link_names() const;
 
  private:
-  /// A link of another kind can lead to another file.
+  /// Refuses every link but a hard one, because another kind can lead to another file.
   void require_hard_link(const char* name, const std::string& child_place) const;
 
   GroupHandle handle_;
@@ -144,7 +145,7 @@ class File {
   File(FileHandle handle, std::string name);
   FileHandle handle_;
   std::string name_;
-  int descriptor_ = -1;  ///< belongs to HDF5
+  int descriptor_ = -1;  ///< HDF5 closes it
 };
 
 }  // namespace kvq::hdf5

@@ -36,7 +36,7 @@ std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, std::size_t eleme
   return bytes;
 }
 
-/// Contiguous or chunked, as written, in this file. Returns which.
+/// Returns the storage layout: contiguous or chunked. Refuses other layouts, filters and external files.
 H5D_layout_t plain_layout(hid_t dataset, const std::string& place) {
   const PropertyHandle creation(H5Dget_create_plist(dataset));
   const H5D_layout_t layout = H5Pget_layout(creation);
@@ -83,8 +83,8 @@ Dataset::Dataset(DatasetHandle handle, std::string place, int descriptor)
   if (bytes_ > 0) check_storage();
 }
 
-/// A dataset may declare any extent without a byte behind it; HDF5 would fill in zeros. What is missing is a fault,
-/// found here before anything of that size is allocated.
+/// A dataset may declare any extent without storing a byte, and HDF5 would then read zeros. Missing bytes are a fault,
+/// which is found here, before a buffer of that size is allocated.
 void Dataset::check_storage() {
   const std::uint64_t file_bytes = file_size(descriptor_, place());
   const std::uint64_t stored = bytes_ <= file_bytes ? H5Dget_storage_size(handle_) : 0;

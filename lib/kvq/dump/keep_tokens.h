@@ -6,8 +6,9 @@
 
 namespace kvq {
 
-/// Leaves tokens [first, first + count) of a layer; sequences that are cut begin or end there, with their positions as
-/// they were. content_hash becomes that of "<old hash> <first> <count>". o_proj, its metric and curvature stay.
+/// Keeps tokens [first, first + count) of a layer and drops the others. A sequence that is cut keeps the positions of
+/// its remaining tokens. content_hash becomes the hash of "<old hash> <first> <count>". o_proj, o_proj_metric and
+/// output_curvature stay.
 /// @param first, count  within the dump
 void keep_tokens(LayerActivations& layer, std::int64_t first, std::int64_t count);
 

@@ -46,7 +46,7 @@ std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape)
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-/// Moments and logits of smaller numbers are finite in float32: (1e14 * 100)^2 * 100 * head_dim 1024 < 2^127.
+/// Moments and logits of numbers below this bound are finite in float32: (1e14 * 100)^2 * 100 * head_dim 1024 < 2^127.
 constexpr float kMaxMagnitude = 1e14f;
 
 /// The float32 value of one stored element.
@@ -61,7 +61,7 @@ void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hashe
   const hdf5::Dataset& dataset = stored.dataset;
   dataset.read(target);
   NumberCheck check(stored.dtype, kMaxMagnitude);
-  constexpr std::size_t kBlock = std::size_t{256} << 10;  // stays in the cache between hash and check
+  constexpr std::size_t kBlock = std::size_t{256} << 10;  // small enough to stay in the cache between hash and check
   for (std::size_t begin = 0; begin < target.size(); begin += kBlock) {
     const auto block = target.subspan(begin, std::min(kBlock, target.size() - begin));
     if (hasher != nullptr) hasher->add(block);
@@ -78,8 +78,8 @@ void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hashe
   if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
 }
 
-/// Sizes a buffer that is still empty. The first touch of each page costs more than all else that loading does with it;
-/// large pages, where the system has them, make that several times cheaper.
+/// Resizes an empty buffer, on large pages if the system has them: the first touch of a memory page costs more than
+/// reading and checking the data on it, and large pages need fewer first touches.
 void resize_large(std::vector<std::byte>& buffer, std::size_t size) {
   buffer.reserve(size);
 #ifdef MADV_HUGEPAGE
@@ -100,7 +100,7 @@ ActivationTensor make_tensor(DType dtype, std::int64_t tokens, int heads, int di
   return tensor;
 }
 
-/// Reads one file's share of `tensor`, which begins at its token `first`.
+/// Reads one file's tokens into `tensor`, from token `first` of the tensor on.
 void read_share(const StoredTensor& stored, std::int64_t first, ActivationTensor& tensor, Hasher& hasher) {
   const std::size_t token_bytes = tensor.raw.size() / static_cast<std::size_t>(tensor.tokens);
   const auto share =
@@ -110,13 +110,13 @@ void read_share(const StoredTensor& stored, std::int64_t first, ActivationTensor
 
 using OptionalTensor = std::optional<StoredTensor> LayerPart::*;
 
-/// Reads a tensor that every file holds alike; empty if they do not have it.
+/// Reads a tensor that must be equal in all files; empty if no file has it.
 std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const DumpPart* const> parts) {
   std::vector<float> values;
   std::vector<std::byte> first;
   for (const DumpPart* part : parts) {
     const auto& stored = part->layers.at(layer).*which;
-    if (!stored) return {};  // then no file has it: opening the dump made sure that they agree
+    if (!stored) return {};  // then no file has the tensor: Dump::open() checked that all agree
     std::vector<std::byte> raw(stored->dataset.bytes());
     read_numbers(*stored, raw, nullptr);
     if (part != parts.front()) {
@@ -132,8 +132,8 @@ std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const 
   return values;
 }
 
-/// Finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry of the head's largest element, with
-/// no negative diagonal.
+/// Checks that finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry times the head's largest
+/// element, without a negative diagonal element.
 void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
   constexpr float kMetricAsymmetry = 1e-5f;
   const auto dim = static_cast<std::size_t>(dataset.shape()[1]), size = dim * dim;
@@ -156,7 +156,7 @@ void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
   }
 }
 
-/// Widens to float32 and rotates, as formats/dump.md says.
+/// Widens a tensor to float32 and applies RoPE (formats/dump.md).
 void rotate(const RopeStyle& rope, const std::vector<std::int64_t>& positions, ActivationTensor& tensor) {
   ActivationTensor rotated = make_tensor(DType::f32, tensor.tokens, tensor.heads, tensor.dim);
   const auto row_floats = static_cast<std::size_t>(tensor.heads) * static_cast<std::size_t>(tensor.dim);

@@ -7,7 +7,8 @@
 
 namespace kvq {
 
-/// Reads one layer of the files that hold it and joins them in order. See Dump::load_layer().
+/// Reads one layer from `parts`, the files that hold it, and joins their tokens in this order. See Dump::load_layer()
+/// and, for `joined`, Sequences::append().
 LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, const Sequences& joined);
 
 }  // namespace kvq

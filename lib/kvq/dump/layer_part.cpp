@@ -69,7 +69,7 @@ std::vector<double> read_inv_freq(const hdf5::Group& layer, int rotary_dim) {
   return values;
 }
 
-/// head_dim is needed for the bounds of the slice; 0 if it is at fault itself.
+/// @param head_dim  bounds the rotary slice; 0 if head_dim is at fault and no bound is known
 RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   RopeStyle rope;
   rope.layout = read_layout(layer);
@@ -112,7 +112,7 @@ LayerGeometry read_geometry(const hdf5::Group& layer, Faults& faults) {
   return geometry;
 }
 
-/// The type that `kvq_dtype` names, if the dataset really holds it.
+/// The type that `kvq_dtype` names, after a check that the dataset holds it.
 DType read_dtype(const hdf5::Dataset& dataset) {
   const std::string word = dataset.string_attribute("kvq_dtype");
   const auto dtype = activation_dtype(word);
@@ -167,7 +167,7 @@ LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults&
   LayerPart part;
   const auto count = faults.count();
   part.geometry = read_geometry(layer, faults);
-  if (faults.count() != count) return part;  // without a geometry there is nothing to hold the tensors against
+  if (faults.count() != count) return part;  // without a geometry the tensors' shapes cannot be checked
 
   const LayerGeometry& g = part.geometry;
   faults.collect([&] { part.q = read_activation(layer, "q", {tokens, g.num_q_heads, g.head_dim}); });

@@ -10,7 +10,7 @@ namespace kvq {
 int read_bounded(const hdf5::Object& object, const char* name, std::int64_t low, std::int64_t high);
 
 /// Checks the structure of one layer of one file. Independent faults go to `faults`.
-/// @param tokens  what every tensor must have, or -1 if unknown
+/// @param tokens  number of tokens that q, k and v must have, or -1 to accept any
 LayerPart read_layer_part(const hdf5::Group& layer, std::int64_t tokens, Faults& faults);
 
 }  // namespace kvq

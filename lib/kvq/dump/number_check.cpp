@@ -11,11 +11,12 @@
 namespace kvq {
 namespace {
 
-/// Without the sign bit the bits of floats are ordered as their magnitudes are, with infinity and then NaN above all.
+/// Mask without the sign bit. The remaining bits of floats are ordered like their magnitudes; infinity, then NaN, come
+/// after all finite numbers.
 template <typename Word>
 constexpr Word kMagnitude = std::numeric_limits<Word>::max() >> 1;
 
-/// The bits of the first magnitude that is refused.
+/// The bits of the smallest magnitude that is refused.
 template <typename Word>
 Word first_refused(DType type, float limit) {
   const auto bits = std::bit_cast<std::uint32_t>(limit);
@@ -37,7 +38,7 @@ struct Verdict {
   bool any_nonzero = false;
 };
 
-/// No early exit and a short fixed stretch, so that compilers make vector code of it.
+/// The loop has a short fixed length and no early exit, so that compilers vectorize it.
 template <typename Word, std::size_t kCount>
 Verdict judge(const std::byte* data, Word refused) {
   Word bad = 0, bits = 0;

@@ -9,14 +9,14 @@
 
 namespace kvq {
 
-/// Looks at raw bits of f16, bf16 or f32 data, block after block: is all of it finite and of a magnitude below
-/// `limit` (above the largest float16), and is anything not zero? A few instructions per vector register; a layer is
-/// checked at the speed of memory.
+/// Checks raw f16, bf16 or f32 data block by block: whether every number is finite with a magnitude below `limit`, and
+/// whether any number is not zero. For f16, `limit` must exceed 65504. The check compares bits of whole vector
+/// registers.
 class NumberCheck {
  public:
   explicit NumberCheck(DType type, float limit = std::numeric_limits<float>::infinity()) : type_(type), limit_(limit) {}
   void add(std::span<const std::byte> block);                          ///< whole elements
-  std::optional<std::size_t> first_bad() const { return first_bad_; }  ///< index of the first that is not
+  std::optional<std::size_t> first_bad() const { return first_bad_; }  ///< index of the first number that fails
   bool all_zero() const { return !any_nonzero_; }
 
  private:

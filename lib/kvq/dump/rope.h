@@ -7,7 +7,7 @@
 
 namespace kvq {
 
-/// Rotation of one position, shared by all heads of a token: sines and cosines are what costs.
+/// Applies RoPE at one position. All heads of a token share its sines and cosines, the costly part.
 class Rotator {
  public:
   explicit Rotator(const RopeStyle& rope);

@@ -42,7 +42,7 @@ void AllocationDistance::add(std::span<const std::uint8_t> bits, std::span<const
     changed += own != wanted;
     high_in_both += own >= kHighBits && wanted >= kHighBits;
     high_in_any += own >= kHighBits || wanted >= kHighBits;
-    // Powers of four are exact, so that equal widths add exactly nothing.
+    // Multiplying by a power of four is exact, so equal widths add exactly zero.
     const double score = scores[i], cost = std::ldexp(score, -2 * wanted);
     excess += std::ldexp(score, -2 * own) - cost;
     reference_cost += cost;

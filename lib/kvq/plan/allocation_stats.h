@@ -15,18 +15,19 @@ using WidthHistogram = std::array<std::int64_t, 9>;
 /// @param widths  any number of widths, each 0..8
 WidthHistogram width_histogram(std::span<const std::uint8_t> widths);
 
-/// The widths that the statistics of Appendix B.2 count: of all (head, block) pairs, or where channels got the bits of
-/// all (head, channel) pairs.
+/// The widths that the statistics of Appendix B.2 count: one for each (head, RoPE block) or, if the allocation gave
+/// widths to single channels, one for each (head, channel).
 std::span<const std::uint8_t> allocated_widths(const BitAllocation& allocation);
 
-/// Widths that occur: "grps" of Appendix B.2, which has no width 0; here it counts as one.
+/// Number of different widths that occur, "grps" of Appendix B.2. Width 0, which the paper does not have, counts too.
 int distinct_widths(const WidthHistogram& histogram);
 
-/// Shannon entropy of the widths in bits; 0 for one width, or none at all.
+/// Shannon entropy of the widths in bits; 0 if at most one width occurs.
 double width_entropy(const WidthHistogram& histogram);
 
-/// Distance of widths from those of a reference over the same slots, (layer, KV head, RoPE block) triples. A sum over
-/// slots: add() them layer by layer, or merge() the layers; how they were split does not matter beyond rounding.
+/// Distance of an allocation from a reference allocation. A slot is a (layer, KV head, RoPE block) triple that both
+/// have. All fields are sums over slots, so every split of the slots into add() and merge() calls gives the same result
+/// up to rounding.
 struct AllocationDistance {
   static constexpr int kHighBits = 4;  ///< widths from here on count as protected
 
@@ -43,10 +44,11 @@ struct AllocationDistance {
 
   /// Fraction of slots whose width changed, Eq. 5; 0 without slots.
   double hamming() const;
-  /// Slots that both protect over slots that one of them does, Eq. 6; 1 if none does.
+  /// Number of slots that both allocations protect over the number that at least one protects, Eq. 6; 1 if the latter
+  /// is 0.
   double high_bit_jaccard() const;
-  /// What these widths cost more than the reference's, relative, by the reference's scores: Eq. 7. Negative where they
-  /// are cheaper, as with more bits; 0 if the scores are all 0.
+  /// Extra cost of these widths under the reference's scores, relative to the reference's cost, Eq. 7. Negative if
+  /// these widths cost less, for example because they spend more bits; 0 if all scores are 0.
   double regret() const;
 };
 

@@ -3,11 +3,11 @@
 #include <array>
 #include <cstdint>
 
-/// Byte arithmetic of coded rows (formats/packing.md, "Mixed widths" and "Bytes"), in constexpr integers, for host and
-/// device.
+/// Byte arithmetic of quantized rows (formats/packing.md, "Mixed widths" and "Bytes"), in constexpr integers, for host
+/// and device.
 namespace kvq {
 
-/// A run of channels of one width.
+/// A segment: consecutive channels of one width.
 struct CodeSegment {
   int bits = 0;         ///< width of a code
   int stored_bits = 0;  ///< bits that a code takes: 8 for the widths 5, 6, 7 of mixed rows
@@ -16,16 +16,16 @@ struct CodeSegment {
   int byte_offset = 0;  ///< from the row's first byte
 };
 
-/// Where everything of one head's row lies.
+/// Byte offsets of the parts of one KV head's row.
 struct RowLayout {
   static constexpr int kMaxSegments = 8;
   int num_segments = 0;
   std::array<CodeSegment, kMaxSegments> segments{};
-  int numbers_offset = 0;  ///< first byte of the scales
+  int numbers_offset = 0;  ///< first byte of the scales and minima
   int num_numbers = 0;
-  int index_offset = 0;  ///< of the centroid's index
+  int index_offset = 0;  ///< first byte of the centroid index
   int index_bytes = 0;   ///< 0, 1 or 2
-  int row_bytes = 0;     ///< what this head needs; see common_row_bytes()
+  int row_bytes = 0;     ///< of this head's row; see common_row_bytes()
 };
 
 /// Bits that the code of a channel takes in a mixed row.
@@ -33,7 +33,7 @@ constexpr int stored_bits(int width) { return width > 4 ? 8 : width; }
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-/// Layout of a mixed row before rounding to words.
+/// Layout of one head's mixed row, before common_row_bytes() rounds its size up.
 /// @param channel_bits  [dim] descending, 0..8
 constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, int scale_bytes, int index_bytes) {
   RowLayout layout;
@@ -57,10 +57,10 @@ constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, 
 
 constexpr int kRowWord = 4;
 
-/// All heads of a layer have rows of the size that the largest needs, in words of 4 bytes.
+/// Bytes of the mixed rows of all heads of a side: the largest head's bytes, rounded up to words of 4 bytes.
 constexpr int common_row_bytes(int largest) { return round_up(largest, kRowWord); }
 
-/// What one layer's coded tokens take.
+/// Bytes of one layer's quantized tokens.
 struct CacheLayout {
   int num_kv_heads = 0;
   int k_row_bytes = 0, v_row_bytes = 0;

@@ -7,7 +7,7 @@ namespace kvq {
 
 /// A few real rows of one layer in bfloat16: consecutive tokens of one sequence, queries and keys after RoPE.
 struct GoldenTokens {
-  std::int64_t first = 0;             ///< index in the dump of the first one
+  std::int64_t first = 0;             ///< index of the first token in the dump
   std::int64_t count = 0;             ///< N
   std::vector<std::uint16_t> q = {};  ///< [Hq, D] of the last token
   std::vector<std::uint16_t> k = {};  ///< [N, Hkv, D]
@@ -15,7 +15,7 @@ struct GoldenTokens {
   bool operator==(const GoldenTokens&) const = default;
 };
 
-/// What one side's plan makes of them.
+/// The bytes that one side's plan gives for the golden tokens.
 struct GoldenSide {
   std::vector<std::uint8_t> bytes = {};  ///< [N, Hkv, row_bytes], as in packing.md
   std::vector<std::uint8_t> firm =
@@ -23,11 +23,12 @@ struct GoldenSide {
   bool operator==(const GoldenSide&) const = default;
 };
 
-/// Golden rows of one layer: what a runtime on any device can test itself with.
+/// Golden rows of one layer: tokens with their expected bytes and attention output. A runtime on any device can test
+/// itself with them.
 struct GoldenRows {
   GoldenTokens tokens;
   GoldenSide k, v;              ///< v empty for a layer without values
-  std::vector<float> out = {};  ///< [Hq, Dv] attention of the last token's queries over the decoded rows, or empty
+  std::vector<float> out = {};  ///< [Hq, Dv] attention of the last token's queries over the dequantized rows, or empty
   bool operator==(const GoldenRows&) const = default;
 };
 

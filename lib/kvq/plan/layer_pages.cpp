@@ -11,7 +11,7 @@ namespace kvq {
 
 namespace {
 
-/// Collects what pages cannot hold of one side.
+/// Collects everything in one side's plan that pages do not support.
 struct SideCheck {
   int layer;
   Side side;
@@ -40,7 +40,7 @@ struct SideCheck {
       if (coder.scale_type == ScaleType::fp32) side.fail("scale_type", "fp16, bf16", to_string(coder.scale_type));
       if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating)
         side.fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
-      if (mixed) return;  // neither one width nor groups
+      if (mixed) return;  // mixed rows have no single width and no group size
       if (coder.bits != 2 && coder.bits != 4)
         side.fail("bits", "2, 4 and 16 (exact)", coder.bits);
       else if (dim * coder.bits % 128 != 0)
@@ -55,7 +55,7 @@ struct SideCheck {
 };
 
 TileSide tile_side(const TensorPlan& plan, int dim) {
-  // Exact rows have no groups, but the field divides: it stays what a default window has.
+  // Exact rows have no groups, but code divides by group_size: it is head_dim, as in WindowLayout's defaults.
   if (is_exact(plan.coder)) return {dim, 16, dim, 0};
   return {dim, code_bits(plan.coder), group_size(plan.coder), numbers_per_group(plan.coder)};
 }

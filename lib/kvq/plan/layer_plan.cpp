@@ -127,7 +127,7 @@ struct Checker {
     if (!mixed && !coder.find(coder.bits)) fail(fmt::format("trellis: no theta for {} bits", coder.bits));
   }
 
-  /// Whether channels of this width can be coded in mixed rows.
+  /// Rejects a width that the coder cannot quantize in mixed rows.
   struct CheckWidth {
     const Checker& checker;
     int width;
@@ -191,7 +191,7 @@ struct Checker {
   }
 };
 
-/// The checks of one coder; `heads` is the number of entries of tensors that heads do not share.
+/// The checks of one coder; `heads` is H, the first extent of the plan's tensors: 1 if all heads share the map.
 struct CheckCoder {
   const Checker& checker;
   bool mixed;
@@ -250,8 +250,7 @@ double orthogonality_error(const Rotation& rotation, int dim) {
   double worst = 0.0;
   for (std::size_t h = 0; h < heads; ++h) {
     const float* r = rotation.matrix.data() + h * d * d;
-    for (std::size_t i = 0; i < d;
-         ++i) {  // row i of R^T R, accumulated over rows of R so that memory is walked in order
+    for (std::size_t i = 0; i < d; ++i) {  // row i of R^T R: the sum runs over rows of R, which reads memory in order
       std::fill(row.begin(), row.end(), 0.0);
       for (std::size_t c = 0; c < d; ++c) {
         const double left = r[c * d + i];
@@ -278,7 +277,7 @@ double transform_condition(const Rotation& rotation, int entry, int dim) {
     }
     total += row * column;
   }
-  // The root of the mean of products of at least 1; rounding may leave it a little below.
+  // Every product is at least 1, so the root of their mean is too; rounding may leave it slightly below.
   return std::max(1.0, std::sqrt(total / static_cast<double>(d)));
 }
 

@@ -11,25 +11,25 @@
 
 namespace kvq {
 
-/// What the calibration minimised, relative to the energy of the exact quantity.
+/// The error that the calibration minimized, relative to the energy of the exact quantity.
 struct FitError {
   std::string metric;  ///< "query_weighted" (keys), "attention_weighted", "output_weighted" (and by o_proj's metric) or
                        ///< "unweighted" (values)
-  double before = 0.0;  ///< the same coder without rotation, centre and clip
+  double before = 0.0;  ///< the same coder without map, center and clip
   double after = 0.0;   ///< this plan
 };
 
 /// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed
 /// widths").
 struct BitAllocation {
-  std::string unit = "channel";                   ///< what got the bits: "rope_block" or "channel"
-  std::string score = {};                         ///< by which score
+  std::string unit = "channel";                   ///< what has one width: "rope_block" or "channel"
+  std::string score = {};                         ///< name of the score that decided the widths
   std::vector<std::uint8_t> channel_bits = {};    ///< [H, D], 0..8, descending along x_rot
-  std::vector<std::uint16_t> channel_order = {};  ///< [H, D], source channel gathered to each place, for people
+  std::vector<std::uint16_t> channel_order = {};  ///< [H, D], source of each gathered channel, for people
   std::vector<std::uint8_t> block_bits = {};      ///< [H, blocks] in RoPE-block order, or empty for unit "channel"
   std::vector<float> block_energy = {};           ///< [H, blocks] the scores, or empty
   double objective = 0.0;                         ///< sum over heads of sum_i s_i 4^-b_i of these widths
-  double free_objective = 0.0;  ///< the same at the optimum of as many bits without the layout's granule
+  double free_objective = 0.0;  ///< the same for the best widths of as many bits without the layout's granule
   double mean_bits() const;
 };
 
@@ -42,11 +42,11 @@ struct Centroids {
   std::vector<double> inertia = {};  ///< [H] mean squared residual over mean squared distance from the mean
 };
 
-/// Which metric transform is inside a rotation, and how far each head was from needing none.
+/// The metric transform inside a map, and each head's outlier gain and condition.
 struct MetricTransform {
-  std::string kind = "balanced";  ///< "diagonal", "balanced" or "klt"; "mixed": of these and orthogonal, head by head
+  std::string kind = "balanced";  ///< "diagonal", "balanced" or "klt"; "mixed": each head one of these, or a rotation
   std::vector<double> outlier_gain =
-      {};  ///< [H] tr W tr C over its optimum (tr (C^1/2 W C^1/2)^1/2)^2: 1 = balanced as it was
+      {};  ///< [H] tr W tr C over its optimum (tr (C^1/2 W C^1/2)^1/2)^2; 1: nothing to gain
   std::vector<double> condition = {};  ///< [H] transform_condition(), at most kMostCondition
 };
 
@@ -55,7 +55,7 @@ struct TensorPlan {
   Rotation rotation = {};
   std::optional<MetricTransform> transform = {};  ///< missing: the rotation is orthogonal
   std::vector<float> center = {};                 ///< [H, D], or empty for none
-  std::optional<Centroids> centroids = {};        ///< never together with a centre
+  std::optional<Centroids> centroids = {};        ///< never together with a center
   std::optional<BitAllocation> allocation = {};   ///< missing: one width for all channels
   Coder coder = ExactCoder{};
   std::vector<double> clip_ratio = {};  ///< [H] for scale rule minmax (1 = no clip), empty otherwise
@@ -67,19 +67,19 @@ struct LayerPlan {
   LayerGeometry geometry;
   TensorPlan k;
   std::optional<TensorPlan> v;  ///< missing for a layer without values (mla_rope)
-  /// Null for the values of a layer without them.
+  /// Null for Side::v of a layer without values.
   const TensorPlan* side(Side side) const { return side == Side::k ? &k : v ? &*v : nullptr; }
 };
 
-/// Tokens of every sequence that stay exact: the first and the last ones.
+/// How many first and last tokens of every sequence stay exact.
 struct Windows {
   int sink_tokens = 0;
   int recent_tokens = 0;
   bool operator==(const Windows&) const = default;
 };
 
-/// Checks one plan against its layer: extents, ranges, group size, rule and coder fit, finite numbers.
-/// @param side  gives the extents, and stands in the message
+/// Checks one plan against its layer: extents, ranges, group size, scale rule of the coder, finite numbers.
+/// @param side  selects head_dim or v_head_dim; named in the message
 /// @throws      Error{bad_input} naming layer, side, expected and found
 void validate(const TensorPlan& plan, const LayerGeometry& geometry, int layer, Side side);
 void validate(const LayerPlan& plan);
@@ -88,12 +88,12 @@ void validate(const LayerPlan& plan);
 double orthogonality_error(const Rotation& rotation, int dim);
 
 /// How much a transform amplifies rounding: the root mean square over channels i of |row i of A| |column i of A^-1|. At
-/// least 1; 1 for orthogonal maps and for diagonal ones times orthogonal ones, since scaling a channel costs a float
-/// nothing.
+/// least 1. It is 1 for a rotation, with or without channel scales, because scaling a channel does not change the
+/// relative rounding of a float.
 double transform_condition(const Rotation& rotation, int entry, int dim);
 inline constexpr double kMostCondition = 4096.0;
 
-/// Largest |A^-1 A - I| of one entry of [H, D, D] with an inverse, in double; 0 without. Rounding A and A^-1 to float32
+/// Largest |A^-1 A - I| of one entry of [H, D, D], in double; 0 without an inverse. Rounding A and A^-1 to float32
 /// leaves less than kInverseTolerance * transform_condition().
 double inverse_error(const Rotation& rotation, int entry, int dim);
 inline constexpr double kInverseTolerance = 1e-6;
@@ -101,12 +101,12 @@ inline constexpr double kInverseTolerance = 1e-6;
 /// Bounds of Rotation::channel_scale.
 inline constexpr float kLeastChannelScale = 0x1p-24f, kMostChannelScale = 0x1p24f;
 
-/// RoPE blocks of a head of `dim` channels; an odd one leaves a block of one channel.
+/// RoPE blocks of a head of `dim` channels; if `dim` is odd, the last block has one channel.
 inline int num_blocks(int dim) { return (dim + 1) / 2; }
 
-/// Bytes of a centroid's index: 0 for none.
+/// Bytes of the centroid index in a row: 0 without centroids.
 int index_bytes(const TensorPlan& plan);
-/// Where the parts of one head's row lie, before rounding to the common size.
+/// Byte offsets of the parts of one head's row, before its size is rounded up to the common size.
 RowLayout row_layout(const TensorPlan& plan, int kv_head, int dim);
 /// Bytes of a row, equal for all heads of the side.
 int row_bytes(const TensorPlan& plan, int dim);
@@ -115,8 +115,8 @@ CacheLayout cache_layout(const LayerPlan& plan);
 /// Average code bits of an element: the mean width of mixed rows, 16 for exact.
 double mean_code_bits(const TensorPlan& plan);
 
-/// Average bits per element of one side at a context of `context` tokens: payload, numbers beside it and the tokens
-/// that the windows keep in 16 bit.
+/// Average bits per element of one side at a context of `context` tokens: codes, scales, minima, padding, and the
+/// 16-bit rows of the exact windows.
 double effective_bits(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context);
 
 }  // namespace kvq

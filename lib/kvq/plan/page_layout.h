@@ -12,21 +12,22 @@
 
 namespace kvq {
 
-constexpr int kTileTokens = 16;  ///< tokens of a tile, the unit of a page
+constexpr int kTileTokens = 16;  ///< tokens of a tile; a page has whole tiles
 
-/// Bytes of one exact (bfloat16) token of one head are stored in chunks of this size, see exact_offset().
+/// Size of the chunks of an exact (bfloat16) row that exact_offset() exchanges.
 constexpr int kExactChunkBytes = 16;
 
-/// Codes of one side (K or V) of one KV head: `bits` a channel, one or two 16-bit numbers a group.
-/// A tile holds its codes, then its numbers: 16 tokens of one head and side.
+/// Format of the tiles of one side: `bits` for each channel, and for each group a 16-bit scale with or without a 16-bit
+/// minimum. A tile holds 16 tokens of one KV head: first the codes, then the scales and minima.
 struct TileSide {
   int head_dim = 128;
   int bits = 2;          ///< 2 or 4; 16 = exact rows
-  int group_size = 128;  ///< channels that share numbers; 32, 64, ... a multiple of 32 that divides head_dim
-  int numbers = 2;       ///< per group: scale and minimum, or the scale alone
+  int group_size = 128;  ///< channels that share a scale; a multiple of 32 that divides head_dim
+  int numbers = 2;       ///< per group: 2 for scale and minimum, 1 for the scale alone, 0 for exact rows
 
   KVQ_HD constexpr bool exact() const { return bits == 16; }
-  /// Bytes that one lane of four holds of a row: the row's channels 32 j + 8 t + e, see code_place().
+  /// Bytes of a piece. Four lanes share a row: lane t holds the channels 32 j + 8 t + e with e = 0..7, its piece of the
+  /// row; see code_place().
   KVQ_HD constexpr int piece_bytes() const { return head_dim * bits / 32; }
   KVQ_HD constexpr int codes_per_byte() const { return 8 / bits; }
   KVQ_HD constexpr int words() const { return piece_bytes() / 4; }
@@ -45,8 +46,9 @@ struct CodePlace {
   int slice = 0;  ///< code at bits [slice * bits, (slice + 1) * bits) of the byte
 };
 
-/// Channel 32 j + 8 t + 4 w + i lies in lane t, byte i of a word. Steps j of 32 channels take two words at the same
-/// slice; of an odd number of words the last one holds its steps alone, at slices 2 j' + w.
+/// Channel 32 j + 8 t + 4 w + i lies in lane t, byte i of a word. Step j of 32 channels takes the same slice of two
+/// neighboring words. If the number of words is odd, the last word holds the remaining steps j' = 0, 1, ... alone, at
+/// slices 2 j' + w.
 KVQ_HD constexpr CodePlace code_place(const TileSide& side, int channel) {
   const int j = channel / 32, t = channel / 8 % 4, w = channel / 4 % 2, i = channel % 4;
   const int per_byte = side.codes_per_byte(), paired = side.words() / 2 * per_byte;
@@ -62,22 +64,23 @@ KVQ_HD constexpr int code_channel(const TileSide& side, const CodePlace& place) 
   return 32 * step + 8 * place.lane + 4 * (paired ? word % 2 : place.slice % 2) + place.byte % 4;
 }
 
-/// A lane reads the pieces of two rows, a run of bytes that is cut into chunks: chunk c of all lanes comes before chunk
-/// c + 1.
+/// A lane reads the pieces of two rows, one after the other, in chunks of this size. A tile stores chunk c of all 32
+/// lanes before chunk c + 1.
 KVQ_HD constexpr int chunk_bytes(const TileSide& side) { return side.piece_bytes() % 8 == 0 ? 16 : 8; }
 
 KVQ_HD constexpr int chunk_offset(const TileSide& side, int lane, int byte) {
-  // Written out, so that nothing is divided by what is known at run time only.
+  // Both chunk sizes are written out, so that every divisor is known at compile time.
   return chunk_bytes(side) == 16 ? byte / 16 * 512 + lane * 16 + byte % 16 : byte / 8 * 256 + lane * 8 + byte % 8;
 }
 
-/// Byte of a key's piece in its tile. Lane 4 g + t reads the pieces t of the tokens g and g + 8.
+/// Offset in the tile of one byte of a key's piece. Lane 4 g + t of a warp reads piece t of the tokens g and g + 8.
 KVQ_HD constexpr int key_code_offset(const TileSide& side, int token, int lane, int byte) {
   return chunk_offset(side, token % 8 * 4 + lane, token / 8 * side.piece_bytes() + byte);
 }
 
-/// Which half of its lane's channels a byte of a value's piece belongs to, and its index among these: the two words of
-/// a step are the two halves, the last one of an odd number of words is halved by itself.
+/// Half of a value's piece that a byte belongs to, and the byte's index in that half. Of the two words of a step the
+/// first belongs to half 0, the second to half 1. If the number of words is odd, two bytes of the last word belong to
+/// each half.
 struct ValueByte {
   int half = 0;
   int index = 0;  ///< 0 .. piece_bytes / 2 - 1
@@ -88,27 +91,30 @@ KVQ_HD constexpr ValueByte value_byte(const TileSide& side, int byte) {
   return {byte % 4 / 2, paired / 2 + byte % 2};
 }
 
-/// Byte of a value's piece in its tile: a word holds one byte of four tokens. Lane 4 r + u reads of the tokens
-/// 2 u + (i >> 1) + 8 (i & 1), i = 0..3, half r mod 2 of piece r div 2.
+/// Offset in the tile of one byte of a value's piece. A word holds one byte of four tokens. Lane 4 r + u of a warp
+/// reads half r mod 2 of piece r div 2 of the tokens 2 u + (i >> 1) + 8 (i & 1), i = 0..3.
 KVQ_HD constexpr int value_code_offset(const TileSide& side, int token, int lane, int byte) {
   const ValueByte place = value_byte(side, byte);
   return chunk_offset(side, (2 * lane + place.half) * 4 + token % 8 / 2, place.index * 4 + token % 2 * 2 + token / 8);
 }
 
-/// Byte of a number in its tile: behind the codes, group by group, the tokens r and r + 8 side by side.
+/// Offset in the tile of a scale (`number` 0) or a minimum (1): behind the codes, group by group. Tokens r and r + 8
+/// lie side by side.
 KVQ_HD constexpr int number_offset(const TileSide& side, int token, int group, int number) {
   return side.code_bytes() + (((group * 8 + token % 8) * 2 + token / 8) * side.numbers + number) * 2;
 }
 
-/// Byte of a channel of an exact row: rows of bfloat16 whose 16-byte chunks are exchanged within runs of eight, chunk c
-/// of token r at c xor (r mod 8), so that eight rows' equal chunks lie in different banks.
+/// Offset in the tile of a channel of an exact row. If 64 divides head_dim, each run of eight 16-byte chunks is
+/// exchanged: chunk c of token r lies at c xor (r mod 8), so that the same chunk of eight rows lies in different
+/// shared-memory banks.
 KVQ_HD constexpr int exact_offset(int head_dim, int token, int channel) {
   const int chunk = channel / 8, swapped = (chunk & ~7) | ((chunk ^ token) & 7);
   return token * head_dim * 2 + (head_dim % 64 ? chunk : swapped) * kExactChunkBytes + channel % 8 * 2;
 }
 
-/// Place of a value's channel among the rows of the reader's blocks of 16: place 16 b + r is row r of block b. Exact
-/// values are stored in this order, so that coded and exact tokens add up in the same registers.
+/// Permuted channel of a value's channel. A reader multiplies blocks of 16 channels: permuted channel 16 b + r is row r
+/// of block b. The exact windows store values in this order, so that quantized and exact tokens add up in the same
+/// registers.
 KVQ_HD constexpr int value_place(const TileSide& side, int channel) {
   if (side.exact()) return channel;
   const CodePlace code = code_place(side, channel);
@@ -132,7 +138,7 @@ KVQ_HD constexpr int value_channel(const TileSide& side, int place) {
                                   : channel + slice % 2 * 4 + row % 2 * 2 + row / 8;
 }
 
-/// One layer's coded pages: [pages][num_kv_heads], and of each head the key tiles, then the value tiles.
+/// One layer's quantized pages: [pages][num_kv_heads], and for each head the key tiles, then the value tiles.
 struct PageLayout {
   TileSide k, v;
   int num_kv_heads = 0;
@@ -149,12 +155,12 @@ struct PageLayout {
   }
 };
 
-/// One layer's exact tokens: [slots][num_kv_heads][tiles], each tile K then V. Of a sequence's slot the first tiles
-/// hold the sink tokens, the others a ring of the recent ones.
+/// One layer's exact windows: [window slots][num_kv_heads][tiles], each tile K then V. The first tiles of a window slot
+/// hold the sink tokens of its sequence; the other tiles are the ring of its recent tokens.
 struct WindowLayout {
   int num_kv_heads = 0;
   TileSide k{128, 16, 128, 0}, v{128, 16, 128, 0};
-  TileSide coded_v{128, 16, 128, 0};  ///< format of coded values, whose value_place() orders the channels
+  TileSide coded_v{128, 16, 128, 0};  ///< format of quantized values: value_place() of it orders the channels
   int sink_rows = 0;                  ///< sink_tokens, rounded up to whole tiles
   int ring_rows = 0;                  ///< whole tiles; at least recent_tokens plus what one step appends or takes back
   KVQ_HD constexpr int tile_bytes() const { return k.bytes() + v.bytes(); }
@@ -167,7 +173,7 @@ struct WindowLayout {
     return position < sink_tokens ? static_cast<int>(position)
                                   : sink_rows + static_cast<int>((position - sink_tokens) % ring_rows);
   }
-  /// First byte of the tile pair of one head that holds a row of all slots' rows: slot * rows() + row().
+  /// First byte of the K and V tiles of one head that hold `mapped_row`, which is window slot * rows() + row().
   KVQ_HD constexpr std::int64_t tile_pair(std::int64_t mapped_row, int head) const {
     const auto tile = static_cast<unsigned>(mapped_row / kTileTokens), each = static_cast<unsigned>(tiles());
     return tile / each * slot_bytes() + head * head_bytes() + std::int64_t{tile % each} * tile_bytes();

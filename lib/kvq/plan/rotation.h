@@ -7,10 +7,10 @@
 namespace kvq {
 
 enum class RotationKind { identity, block_hadamard, dense };
-enum class Scope { kv_head, layer };  ///< one rotation (clip, centre) per KV head, or one for the layer
+enum class Scope { kv_head, layer };  ///< one map (clip ratio, center) per KV head, or one for the layer
 
-/// The linear map before coding: x_rot = (x - center) @ A, and back x = x_hat_rot @ A^-1 + center (formats/artifact.md,
-/// "One formula"). A is orthogonal unless `channel_scale` or `inverse` is there.
+/// The linear map before quantization: x_rot = (x - center) @ A, and back x = x_hat_rot @ A^-1 + center
+/// (formats/artifact.md, "One formula"). A is orthogonal unless `channel_scale` or `inverse` is there.
 struct Rotation {
   RotationKind kind = RotationKind::identity;
   Scope scope = Scope::kv_head;
@@ -22,7 +22,7 @@ struct Rotation {
   std::vector<float> inverse =
       {};  ///< [H, D, D] A^-1, kind dense only; empty: A is orthogonal, and its inverse its transpose
 
-  // What explains the matrix: for people and for comparing artifacts, not needed to run.
+  // The fields below explain the matrix to people and to tools that compare artifacts; a runtime does not need them.
   std::string recipe = "I";                   ///< factors from left to right, "U*H*P"
   std::string target = {};                    ///< moment whose eigenbasis U is: "query", "scored_value", ...
   std::vector<std::string> sign_choice = {};  ///< [H] "canonical" or "random <index> of <n>", or empty

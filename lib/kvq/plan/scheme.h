@@ -12,7 +12,7 @@ namespace kvq {
 enum class UniformLevels { affine, symmetric };
 enum class ScaleRule { minmax, absmax, least_squares, norm, rms };
 enum class ScaleType { fp16, bf16, fp32 };
-enum class ZeroKind { floating, integer };  ///< what affine groups store beside the scale: minimum or zero point
+enum class ZeroKind { floating, integer };  ///< stored beside the scale of an affine group: minimum or zero-point
 
 /// Sixteen-bit rows: bfloat16 of x_rot.
 struct ExactCoder {
@@ -51,8 +51,8 @@ struct TrellisTaps {
   bool operator==(const TrellisTaps&) const = default;
 };
 
-/// Codes with memory, packing.md (d). Rules: norm, least_squares, rms. Widths without taps, in mixed rows, are
-/// symmetric.
+/// Codes with memory, packing.md (d). Rules: norm, least_squares, rms. In mixed rows, a width without taps has
+/// symmetric codes.
 struct TrellisCoder {
   int bits = 2;
   int group_size = 128;
@@ -67,7 +67,8 @@ struct TrellisCoder {
 /// without a default, so a new alternative does not compile until every concern has an overload for it.
 using Coder = std::variant<ExactCoder, UniformCoder, CodebookCoder, TrellisCoder>;
 
-/// What manifests and flags call a coder: an alternative of Coder, uniform codes by their levels.
+/// Names of coders in manifests and flags: one for each alternative of Coder, but two for UniformCoder, one for each of
+/// its levels.
 enum class CoderKind : std::uint8_t { exact, affine, symmetric, codebook, trellis };
 inline constexpr std::array kCoderKinds = {CoderKind::exact, CoderKind::affine, CoderKind::symmetric,
                                            CoderKind::codebook, CoderKind::trellis};
@@ -82,12 +83,12 @@ const char* to_string(ScaleType type);
 const char* to_string(ZeroKind zero);
 const char* to_string(CoderKind kind);
 
-/// Whether rows have no codes.
+/// Whether rows are stored in bfloat16, without codes.
 bool is_exact(const Coder& coder);
-/// Whether groups have a range, which a clip narrows: scale rule minmax.
+/// Whether clip ratios apply: scale rule minmax, because a clip narrows the range of a group.
 bool takes_clip(const Coder& coder);
 
-/// Bits of one element's code: 16 for exact; of mixed rows the largest width.
+/// Bits of one channel's code: 16 for exact, the largest width for mixed rows.
 int code_bits(const Coder& coder);
 /// Channels that share a scale; 0 for exact and for mixed rows.
 int group_size(const Coder& coder);
@@ -96,9 +97,9 @@ ScaleRule scale_rule(const Coder& coder);
 ScaleType scale_type(const Coder& coder);
 /// Numbers stored for a group: 2 for affine, 0 for exact, else 1.
 int numbers_per_group(const Coder& coder);
-/// to_string() of its kind.
+/// to_string() of kind_of().
 const char* coder_name(const Coder& coder);
-/// Bytes of one row of `dim` channels of one width, codes and numbers (formats/packing.md, "Bytes").
+/// Bytes of one row of `dim` channels of one width: codes, scales and minima (formats/packing.md, "Bytes").
 std::int64_t row_bytes(const Coder& coder, int dim);
 
 }  // namespace kvq

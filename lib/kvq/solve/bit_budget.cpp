@@ -12,8 +12,8 @@ namespace kvq {
 
 namespace {
 
-/// A bit that could be given: the largest gain first; on a tie the lowest index, and among blocks that gain nothing the
-/// narrowest.
+/// A bit that a block could get. The largest gain comes first; of equal gains the lowest index, of gains 0 the
+/// narrowest block.
 struct Offer {
   double gain;
   int bits, index;
@@ -71,8 +71,8 @@ double allocation_objective(std::span<const double> scores, std::span<const std:
 
 namespace {
 
-/// Dynamic programme over the blocks in order of falling score. A larger score never gets a smaller width, because only
-/// the counts decide about bytes; so each width takes a run of blocks, the widest first.
+/// Dynamic program over the blocks in order of falling score. The bytes depend only on how many blocks have each width,
+/// so a larger score never gets a smaller width: each width takes consecutive blocks, the widest first.
 class ByteProgramme {
  public:
   ByteProgramme(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law)
@@ -80,9 +80,9 @@ class ByteProgramme {
     std::partial_sum(sorted.begin(), sorted.end(), prefix_.begin() + 1);
     for (const int width : {8, 4, 3, 2, 1, 0})
       if (width >= budget.min_bits && width <= budget.max_bits) widths_.push_back(width);
-    // The last scale may have to be aligned, the index too: whoever fits without that fits with it, because the offset
-    // of the scales is only rounded up where the codes are odd. So codes and scales are counted, and the codes rounded
-    // up.
+    // Scales and index may need alignment. The offset of the scales is rounded up only if the bytes of codes are odd,
+    // so an allocation that fits without alignment also fits with alignment. The program therefore counts bytes of
+    // codes, rounded up, and of scales.
     const int rest = budget.row_bytes - budget.index_bytes;
     room_ = static_cast<std::size_t>(std::max(0, rest - rest % budget.scale_bytes));
   }

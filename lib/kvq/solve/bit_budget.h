@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-/// Which block gets how many bits, to minimise J(b) = sum_i s_i D(b_i), with D(b) = 4^-b in the paper (Block-GTQ, arXiv
-/// 2606.24033, section 4), or the distortions of the coder that will be used.
+/// Bit allocation: gives each block a width, to minimize J(b) = sum_i s_i D(b_i). D(b) is 4^-b as in the paper
+/// (Block-GTQ, arXiv 2606.24033, section 4), or the distortion of the coder that will be used.
 namespace kvq {
 
 /// D(0) .. D(8), falling and convex: the relative squared error of a code of b bits.
@@ -16,7 +16,7 @@ const RateLaw& paper_law();
 
 /// Algorithm 1 of the paper: every block starts at min_bits; each further bit goes where it lowers J most, s_i (D(b) -
 /// D(b + 1)), the lowest index on a tie. Optimal for any budget, because gains fall with each bit (Theorem 1). Blocks
-/// of score 0 gain nothing: what is left over is dealt to them evenly, so that the whole budget is always spent.
+/// of score 0 gain nothing; they share the remaining bits evenly, so that the whole budget is always spent.
 /// @param scores  [L] finite, at least 0
 /// @param budget  sum of all widths, from L * min_bits to L * max_bits
 /// @throws        Error{usage} naming the range of the budget
@@ -30,9 +30,9 @@ int total_bits(double mean_bits, int blocks);
 double allocation_objective(std::span<const double> scores, std::span<const std::uint8_t> bits,
                             const RateLaw& law = paper_law());
 
-/// What a byte budget is spent on: mixed rows as packing.md lays them out.
+/// A byte budget for one head's mixed row, laid out as in packing.md.
 struct RowBudget {
-  int row_bytes = 0;  ///< of one head, all of it
+  int row_bytes = 0;  ///< of one head's whole row
   int scale_bytes = 2;
   int index_bytes = 0;
   int channels_per_block = 2;
@@ -40,9 +40,9 @@ struct RowBudget {
 };
 
 /// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if
-/// min_bits is 0), with a scale for each width that occurs. Widths 5 to 7 never pay, they are stored in bytes. A block
-/// of fewer channels counts full.
-/// @throws  Error{usage} if not even min_bits fit, naming the bytes that they take
+/// min_bits is 0), with a scale for each width that occurs. Widths 5 to 7 are left out, because their codes take as
+/// many bytes as those of width 8. A block with fewer channels counts as a full block.
+/// @throws  Error{usage} if min_bits for all blocks do not fit, naming the bytes that they take
 std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget,
                                           const RateLaw& law = paper_law());
 

@@ -53,7 +53,7 @@ void tally(const std::vector<std::vector<Choice>>& units, BudgetResult& result) 
   }
 }
 
-/// Any single unit, then any two at once, moved to another choice while that lowers the cost within the budget.
+/// Moves one unit, or two units at once, to other choices as long as this lowers the cost within the budget.
 void exchange(const std::vector<std::vector<Choice>>& units, double budget, BudgetResult& result) {
   const auto gain_of = [&](std::size_t u, std::size_t c) { return units[u][result.chosen[u]].cost - units[u][c].cost; };
   const auto growth_of = [&](std::size_t u, std::size_t c) {

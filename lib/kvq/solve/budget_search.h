@@ -5,7 +5,7 @@
 
 namespace kvq {
 
-/// One way to store a unit (a layer's keys, or its values): what it takes and what it costs.
+/// One way to store a unit (a layer's keys, or its values): its size and its cost.
 struct Choice {
   double size = 0.0;  ///< bits or bytes
   double cost = 0.0;
@@ -17,9 +17,10 @@ struct BudgetResult {
   double bound = 0.0;  ///< no selection within the budget costs less (Lagrangian dual)
 };
 
-/// One choice per unit, total size at most `budget`, total cost as small as a walk along the units' lower convex hulls
-/// finds, then improved by single exchanges. The dual bound of the same walk says how far from optimal that can be.
-/// @throws Error{usage} if not even the smallest choices fit, naming their size
+/// Picks one choice per unit with a total size of at most `budget` and a small total cost: first by a walk along the
+/// units' lower convex hulls, then by exchanges of one or two choices. The dual bound of the walk limits the distance
+/// from the optimum.
+/// @throws Error{usage} if the smallest choices do not fit, naming their size
 BudgetResult search_budget(const std::vector<std::vector<Choice>>& units, double budget);
 
 }  // namespace kvq

@@ -7,8 +7,8 @@
 
 namespace kvq {
 
-/// The rows one decision is made on: a sample of one head's keys or values, and what an error costs. For keys the cost
-/// of error e is e M e^T with M = C_Q; for values it is a_t |e|^2 with the attention energy a_t of the token.
+/// The rows on which a decision is made: a sample of one head's keys or values, and the cost of an error. For keys the
+/// cost of error e is e M e^T with M = C_Q; for values it is a_t |e|^2 with the attention energy a_t of the token.
 struct FitData {
   int dim = 0;
   std::vector<float> rows = {};     ///< [n, D] unrotated
@@ -30,23 +30,23 @@ struct RotatedData {
 /// @param center    [D] or empty
 RotatedData rotate(const FitData& data, std::span<const double> rotation, std::span<const float> center);
 
-/// Cost of coding the rows: sum_t w_t e_t M e_t^T, in double.
+/// Cost of quantizing the rows: sum_t w_t e_t M e_t^T, in double.
 double coding_cost(const RotatedData& data, const RowCodec& codec);
 double coding_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
-/// Cost of the rows themselves, sum_t w_t x_t M x_t^T: what errors are relative to.
+/// Cost of the rows themselves, sum_t w_t x_t M x_t^T. Errors are divided by it.
 double energy(const RotatedData& data);
-/// Both for rows in the coordinates of the model, with double products: a model may be scaled such that the metric's
-/// condition number exceeds what float32 resolves.
+/// Both for rows in the coordinates of the model, with products in double, because a model's scaling may give the
+/// metric a condition number beyond the precision of float32.
 double coding_cost(const FitData& data, const RowCodec& codec);
 double energy(const FitData& data);
 
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
 
-/// What the clip search minimises. Clipping makes rows shorter, all of them alike: write e_t = -a x_t + r_t with one a
-/// for all rows (least squares under the metric). The errors r_t of different tokens are independent and average out in
-/// an output that looks at many tokens; -a x_t does not. So the cost is sum w r M r^T + shrink_weight * a^2 sum w x M
-/// x^T.
+/// The cost that search_clip() minimizes. Clipping shortens all rows by about the same factor: write e_t = -a x_t + r_t
+/// with one a for all rows (least squares under the metric). The errors r_t of different tokens are independent and
+/// average out in an output that attends to many tokens; the parts -a x_t do not average out. So the cost is sum w r M
+/// r^T + shrink_weight * a^2 sum w x M x^T.
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
 
 struct ClipChoice {

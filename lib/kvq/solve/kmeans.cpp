@@ -48,11 +48,11 @@ double squared_distance(const float* x, const float* c, Index dim) {
   return std::accumulate(lanes, lanes + 8, 0.0);
 }
 
-/// A matrix [n, D] as the caller has it and less a fixed vector, with what bounds need of each row.
+/// A matrix [n, D] as the caller passed it, and minus a fixed vector, with the norms of rows that bounds need.
 struct Centred {
   std::span<const float> original;   ///< [n, D]
   std::vector<float> rows;           ///< [n, D]
-  std::vector<double> squared_norm;  ///< [n] of the centred rows
+  std::vector<double> squared_norm;  ///< [n] of the centered rows
   Index dim;
   Index count() const { return static_cast<Index>(squared_norm.size()); }
   const float* original_row(Index t) const { return original.data() + t * dim; }
@@ -89,14 +89,15 @@ Groups group(std::span<const std::int32_t> assignment, Index clusters) {
   return out;
 }
 
-/// Rows of a group lie apart: without asking for them early, waiting takes twice as long as adding.
+/// How many rows ahead to prefetch. Rows of a group lie apart in memory: without prefetching, waiting takes twice as
+/// long as adding.
 constexpr Index kAhead = 2;
 void prefetch(const float* row, Index dim) {
   constexpr Index kCacheLine = 16;
   for (Index j = 0; j < dim; j += kCacheLine) __builtin_prefetch(row + j);
 }
 
-/// Sets each centroid to the mean of its rows; one without rows stays. Threads take pieces of groups with fixed
+/// Sets each centroid to the mean of its rows; a centroid without rows stays. Threads take pieces of groups with fixed
 /// borders, and the pieces' sums are added in order.
 void move_to_means(std::span<const float> rows, std::span<const std::int32_t> assignment, std::span<float> centroids,
                    Index dim) {
@@ -138,7 +139,7 @@ std::vector<float> mean_of(std::span<const float> rows, Index dim) {
 
 // ---- nearest centroids
 
-/// Four floats: a vector of any machine. The sweeps over a row of products take four such vectors at a time.
+/// Four floats: a vector that every machine has. The loops over a row of products take four vectors at a time.
 typedef float Floats __attribute__((vector_size(16)));
 constexpr Index kWidth = 4, kLanes = 4 * kWidth;
 
@@ -159,8 +160,8 @@ struct Bounds {
 };
 
 Bounds bounds_of(const Centred& centroids) {
-  // Rounding of |c|^2, of the centred centroid and of the sums that use the bound, with much room; the absolute part is
-  // for products so small that they lose digits.
+  // Covers rounding of |c|^2, of the centered centroid and of the sums that use the bound, with a wide margin. The
+  // absolute part covers products so small that they lose digits.
   constexpr float kRelative = 16 * kUnit, kAbsolute = 1e-36f;
   const Index count = centroids.count(), stride = blocks_of(count, kLanes) * kLanes;
   Bounds out;
@@ -178,16 +179,16 @@ Bounds bounds_of(const Centred& centroids) {
   return out;
 }
 
-/// Error of a float product of length `dim` over |c|, in any order of summation: dim roundings of parts that are at
-/// most |x||c|, and some for the centring and for sums. Infinite, so that every centroid is compared in double, if the
-/// product may overflow.
+/// Bound on the error of a float product of length `dim`, divided by |c|, for any order of summation: dim roundings of
+/// terms of at most |x||c|, and some for centering and for sums. If the product may overflow, the bound is infinite, so
+/// that every centroid is compared in double.
 float reach_of(double row_squared_norm, Index dim, const Bounds& bounds) {
   const auto norm = static_cast<float>(std::sqrt(row_squared_norm));
   if (!(norm * bounds.largest_norm < 1e36f)) return kInfinity;
   return static_cast<float>(dim + 16) * kUnit * norm;
 }
 
-/// The smallest upper bound of all scores of a row; NaN counts as none.
+/// The smallest upper bound of all scores of a row; NaN is ignored.
 float smallest_high(const float* dots, const Bounds& bounds, float reach) {
   const float *high = bounds.high.data(), *norm = bounds.norm.data();
   Floats smallest[kLanes / kWidth];
@@ -247,7 +248,7 @@ std::int32_t nearest(const float* x, const Centred& centroids, const float* dots
   return static_cast<std::int32_t>(best);
 }
 
-/// @param middle  [D] what the rows were centred by
+/// @param middle  [D] the vector that was subtracted from the rows of `data`
 std::vector<std::int32_t> assign(const Centred& data, std::span<const float> centroids, std::span<const float> middle) {
   const Centred centres = centred(centroids, middle);
   const Bounds bounds = bounds_of(centres);
@@ -269,7 +270,7 @@ std::vector<std::int32_t> assign(const Centred& data, std::span<const float> cen
 
 // ---- seeding
 
-/// Greedy k-means++ on the centred rows.
+/// Greedy k-means++ on the centered rows.
 class Seeding {
  public:
   Seeding(const Centred& data, RandomStream& random)
@@ -310,7 +311,7 @@ class Seeding {
     Index found = 0;
     for (Index t = block * kSeedBlockRows; t < std::min(data_.count(), (block + 1) * kSeedBlockRows); ++t) {
       if (closest_[at(t)] == 0.0f) continue;
-      found = t;  // rounding may leave the sum below the target behind the last row
+      found = t;  // rounding may leave the sum below the target after the last row
       before += double{closest_[at(t)]};
       if (before >= target) break;
     }
@@ -340,7 +341,8 @@ class Seeding {
     return candidates[at(best)];
   }
 
-  /// Squared distance of each row of a block to the nearest seed, should a candidate become one; and their sum.
+  /// For each candidate: the squared distance of each row of a block to the nearest seed if the candidate becomes a
+  /// seed, and the sum of these distances.
   void measure_block(Index block, const std::vector<Index>& candidates, const std::vector<float>& centres,
                      std::vector<double>& sums) {
     const auto trials = static_cast<Index>(candidates.size());
@@ -362,7 +364,7 @@ class Seeding {
     }
   }
 
-  /// |x - c|^2 by the product, or in double where little would be left of it.
+  /// |x - c|^2 from the float product, or in double if cancellation would leave few digits.
   float distance_of(Index row, Index centre, float dot, float closest) const {
     if (closest == 0.0f) return 0.0f;
     const double norms = data_.squared_norm[at(row)] + data_.squared_norm[at(centre)],
@@ -393,8 +395,8 @@ std::vector<double> distances_to_own(std::span<const float> rows, const KMeansRe
   return distances;
 }
 
-/// Gives each empty cluster the row farthest from its centroid, the first of equal ones, as long as rows are off their
-/// centroids. No such move makes the inertia larger.
+/// Gives each empty cluster the row farthest from its centroid, the first of equal ones, as long as some row differs
+/// from its centroid. No such move makes the inertia larger.
 int repair_empty(std::span<const float> rows, KMeansResult& state, Index dim) {
   std::vector<bool> empty(state.centroids.size() / at(dim), true);
   for (const std::int32_t k : state.assignment) empty[at(k)] = false;
@@ -439,7 +441,7 @@ KMeansResult run(const Centred& data, std::span<const float> middle, const KMean
   return state;
 }
 
-/// Restart 0 draws from the seed itself. The odd step keeps the streams of neighbouring seeds apart.
+/// Restart 0 uses the seed itself. The odd step between restarts keeps the streams of neighboring seeds apart.
 RandomStream stream(const KMeansOptions& options, int restart) {
   return {options.seed + 0x9E3779B97F4A7C15u * static_cast<std::uint64_t>(restart), RandomStream::Purpose::kmeans,
           static_cast<std::uint32_t>(options.layer), static_cast<std::uint32_t>(options.head)};

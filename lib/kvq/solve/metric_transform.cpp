@@ -16,10 +16,10 @@ namespace {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using Vector = Eigen::VectorXd;
 
-/// What is always added to the diagonals, relative to their mean: directions without variance or metric stay
-/// invertible.
+/// Least part of the mean diagonal that is added to the diagonals, so that the matrices are invertible in directions
+/// without variance or metric.
 constexpr double kFloor = 1e-13;
-/// A mean below this, of rows of mean square 1, says nothing about a sign.
+/// Least mean of a channel, for rows of mean square 1, that decides a sign.
 constexpr double kNoMean = 1e-6;
 
 std::vector<double> to_vector(const Matrix& matrix) { return {matrix.data(), matrix.data() + matrix.size()}; }
@@ -31,7 +31,7 @@ Vector diagonal_of(std::span<const double> matrix, int dim) {
   return diagonal;
 }
 
-/// (w_i / c_i)^(1/4) where both are positive; the geometric mean of those elsewhere, 1 if there are none.
+/// (w_i / c_i)^(1/4) where both are positive; elsewhere the geometric mean of these factors, or 1 if there are none.
 Vector balance_of(const Vector& c, const Vector& w) {
   double logs = 0.0;
   int count = 0;

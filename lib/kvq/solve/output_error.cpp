@@ -61,8 +61,8 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
 
 OutputChange OutputError::form(int head, std::span<const float> e) const {
   const auto d = static_cast<std::size_t>(data_.v_dim);
-  // Sums of e^T e in double: a model may be scaled such that the matrices' condition number exceeds what float32
-  // resolves.
+  // Sums of e^T e in double, because a model's scaling may give the matrices a condition number beyond the precision of
+  // float32.
   const std::vector<double> errors(e.begin(), e.end());
   std::vector<double> sums(d * d);
   blas::syrk(data_.v_dim, static_cast<std::int64_t>(e.size() / d), errors.data(), data_.v_dim, sums.data(),

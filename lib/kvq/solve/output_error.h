@@ -6,7 +6,7 @@
 
 namespace kvq {
 
-/// One KV head's attention over a whole beginning of a sequence, for comparing coded keys and values with exact ones.
+/// One KV head's attention over the first n tokens of a sequence, to compare quantized keys and values with exact ones.
 struct AttentionCase {
   int dim = 0, v_dim = 0, queries_per_head = 1;
   double scale = 1.0;
@@ -16,7 +16,7 @@ struct AttentionCase {
   std::vector<float> q;                    ///< [queries_per_head, m, D]
   std::vector<float> k, v;                 ///< [n, D], [n, Dv]
   std::vector<float> curvature;            ///< [queries_per_head, Dv, Dv] or empty for the identity
-  std::vector<double> output_metric;       ///< [Dv, Dv] of squared errors, or empty for the identity
+  std::vector<double> output_metric;       ///< [Dv, Dv] M of squared errors e M e, or empty for the identity
 };
 
 /// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.
@@ -30,14 +30,14 @@ struct OutputChange {
   }
 };
 
-/// Exact outputs and weights of a case, made once; then the error that other keys or values cause.
+/// Computes the exact outputs and weights of a case once, then the error that other keys or values cause.
 class OutputError {
  public:
   explicit OutputError(AttentionCase data);
 
   OutputChange of_keys(std::span<const float> k) const;
   OutputChange of_values(std::span<const float> v) const;
-  /// The same for the outputs themselves: what errors are relative to.
+  /// The same for the exact outputs themselves; errors are divided by it.
   const OutputChange& energy() const { return energy_; }
   const AttentionCase& data() const { return data_; }
 

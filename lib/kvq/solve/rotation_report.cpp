@@ -42,7 +42,7 @@ RotationRow report_row(const FitData& data, std::span<const double> target, cons
   double sum = 0.0;
   for (const double value : diagonal) sum += value;
   row.importance_peak = *std::max_element(diagonal.begin(), diagonal.end()) / (sum / data.dim);
-  // A permutation behind the Hadamard mixes blocks; with one block, as for every power of two, it does not matter.
+  // A permutation after the Hadamard mixes blocks. With one block, as for every power of two, blocks stay as they are.
   const std::size_t block = order == data.dim || !composition.uses('P') ? static_cast<std::size_t>(order) : 1;
   for (std::size_t start = 0; start < d; start += block) {
     double mean = 0.0;

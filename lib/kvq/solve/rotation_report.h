@@ -7,7 +7,7 @@
 
 namespace kvq {
 
-/// One row of OSCAR Table 10: what a rotation does to one head's keys (or values), 2-bit affine codes.
+/// One row of OSCAR Table 10: the effect of a rotation on one head's keys (or values) with 2-bit affine codes.
 struct RotationRow {
   std::string recipe;            ///< I, H, U, U*H, U*H*P
   double largest = 0.0;          ///< max |x_rot| over all rows and channels
@@ -15,7 +15,7 @@ struct RotationRow {
   double importance_peak = 0.0;  ///< max / mean of diag(R^T C R)
   double importance_spread =
       0.0;  ///< largest relative deviation of diag(R^T C R) from its mean within a Hadamard block (Lemma 1: 0)
-  double error_trace = 0.0;  ///< tr(E): mean squared length of the coding error, no clip
+  double error_trace = 0.0;  ///< tr(E): mean squared length of the quantization error, without clip
 };
 
 /// The five rows for one head.

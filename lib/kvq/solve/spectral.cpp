@@ -88,7 +88,7 @@ std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint
                                int candidate) {
   std::vector<double> result(basis.begin(), basis.end());
   if (candidate == 0) return result;
-  // One stream per candidate: the head word of the counter carries both.
+  // One stream per candidate: the counter's head word holds head and candidate.
   RandomStream random(seed, RandomStream::Purpose::sign_search, static_cast<std::uint32_t>(layer),
                       static_cast<std::uint32_t>(head) | (static_cast<std::uint32_t>(candidate) << 12));
   for (int j = 0; j < dim; ++j)

@@ -11,8 +11,8 @@
 
 namespace kvq {
 
-/// A product of factors, from left to right as rows of activations meet them: U the eigenbasis, H the block Hadamard,
-/// P the bit-reversal permutation. "uhp" is OSCAR Eq. 3. `residual` is built from the coder's error instead, see
+/// A product of factors, from left to right as rows of activations meet them: U the eigenbasis, H the block Hadamard, P
+/// the bit-reversal permutation. "uhp" is OSCAR Eq. 3. `residual` is built from the coder's error instead, see
 /// residual_rotation().
 struct Composition {
   std::string name;      ///< the name a user types
@@ -24,7 +24,7 @@ struct Composition {
 
 /// All compositions, the default first.
 std::span<const Composition> compositions();
-/// By our name or by the official one.
+/// Finds a composition by `name` or by `official`; null if there is none.
 const Composition* find_composition(std::string_view name);
 
 /// Multiplies the factors of a recipe. @return [D, D] double
@@ -37,13 +37,13 @@ std::vector<double> transposed(std::span<const double> a, int dim);
 std::vector<double> turned(std::span<const double> m, std::span<const double> r, int dim);
 
 /// Multiplies columns of a basis by random signs; candidate 0 is the canonical basis itself. R = U H depends on these
-/// signs, which no eigensolver determines: they are free, so they may be searched.
+/// signs. No eigensolver determines them, so a search may choose them.
 std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint64_t seed, int layer, int head,
                                int candidate);
 
 /// Rotation of OSCAR's "residual" variant: given the coder's error covariance E in some rotated basis and the target C,
 /// the frozen-error surrogate tr(R^T C R E) is smallest for R = U_C J U_E^T with J reversing the order (largest
-/// importance meets smallest error). The published script builds the transpose; `published` gives that one for
+/// importance meets smallest error). The published script builds the transpose; `published` returns the transpose, for
 /// comparison.
 std::vector<double> residual_rotation(const EigenPairs& target, const EigenPairs& error, int dim, bool published);
 

@@ -12,7 +12,8 @@ namespace kvq {
 namespace {
 
 /// With t = sqrt(n) sin(phi) the density of phi is cos^(n-2)(phi) / c_n. Masses are sums of positive terms, so that
-/// they keep their relative accuracy in cells far out, whose probability is next to nothing; first moments are closed.
+/// they keep their relative accuracy in the outermost cells, whose probability is tiny; first moments have a closed
+/// form.
 class SphereMarginal {
  public:
   explicit SphereMarginal(int dim) : n_(dim), total_(2.0 * integral(0.0, std::numbers::pi / 2.0)) {}
@@ -130,7 +131,7 @@ ScalarCodebook solve(int bits, int dim) {
   std::vector<double> c = companding_start(marginal, std::size_t{1} << bits);
   LloydStep step = lloyd_step(marginal, c);
   for (int i = 0; i < kMostSteps && step.residual > kTolerance; ++i) {
-    // Newton where it helps, else Lloyd's own step, which always lowers the distortion.
+    // Newton's step if it lowers the residual, else Lloyd's own step, which always lowers the distortion.
     LloydStep next;
     if (is_valid(step.newton, marginal.edge())) next = lloyd_step(marginal, step.newton);
     if (!next.means.empty() && next.residual < step.residual) {

@@ -5,16 +5,16 @@
 
 namespace kvq {
 
-/// A scalar quantiser: entries ascending, nearest entry wins.
+/// A scalar quantizer: entries ascend, and a number takes the nearest entry.
 struct ScalarCodebook {
   std::vector<double> entries;  ///< [2^bits]
   double distortion = 0.0;      ///< E (t - entry)^2 for t of mean square 1
 };
 
-/// Lloyd-Max quantiser for one coordinate t of a uniform point on the sphere of radius sqrt(n) in n dimensions, density
-/// proportional to (1 - t^2 / n)^((n-3)/2): what a randomly rotated row of root mean square 1 has in each channel
-/// (TurboQuant-MSE, arXiv 2504.19874, which takes N(0, 1/n) for larger n). The conditions "entry = mean of its cell"
-/// hold to 1e-11; masses of cells are integrated to full relative accuracy. Results are cached; safe from several
+/// Lloyd-Max quantizer for one coordinate t of a uniform point on the sphere of radius sqrt(n) in n dimensions, density
+/// proportional to (1 - t^2 / n)^((n-3)/2): the distribution of each channel of a randomly rotated row of root mean
+/// square 1 (TurboQuant-MSE, arXiv 2504.19874, which takes N(0, 1/n) for larger n). The conditions "entry = mean of its
+/// cell" hold to 1e-11; masses of cells are integrated to full relative accuracy. Results are cached; safe from several
 /// threads.
 /// @param bits  1..8; @param dim  n >= 2 (1 is taken as 2)
 const ScalarCodebook& sphere_codebook(int bits, int dim);

@@ -31,7 +31,8 @@ constexpr Row kRows[] = {
 }  // namespace
 
 std::vector<TrellisTaps> trellis_taps(int bits, int memory, int channels) {
-  // Measured with the codec at 8, 16, 32, 64 and 128 channels: the path has to close, which costs short groups.
+  // Limits measured with the codec at 8, 16, 32, 64 and 128 channels: the tail-biting path must close, which costs
+  // short groups accuracy.
   memory = std::min(memory, channels < 12 ? 1 : channels < 24 ? 2 : 3);
   const Row* best = nullptr;
   for (const Row& row : kRows)

@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace {
 
-/// Rows of one task of the plain moments: a fixed border, so that sums keep one order.
+/// Tokens of one task of the moments without softmax. The number is fixed, so that sums keep one order.
 constexpr std::int64_t kChunkTokens = 2048;
 
 struct Chunk {
@@ -27,7 +27,7 @@ std::vector<Chunk> chunks_of(std::int64_t tokens, const TokenRange& held) {
   return chunks;
 }
 
-/// Uncentred moment of each head of a tensor; heads of one group are added together.
+/// Uncentered moment of each head of a tensor; the moments of the heads of one group are added.
 std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group, const TokenRange& held) {
   const auto chunks = chunks_of(tensor.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
@@ -90,7 +90,7 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
   return result;
 }
 
-/// Softmax-weighted moments of all heads and sequences; fills the sample's value weights on the way.
+/// Softmax-weighted moments of all heads and sequences. The same pass fills the sample's value weights.
 class AttentionPass {
  public:
   AttentionPass(const LayerActivations& layer, bool scored_query, const TokenRange& held, LayerStats& stats)
@@ -114,7 +114,7 @@ class AttentionPass {
       sums.outputs.symmetrise();
       outputs.push_back(std::move(sums.outputs));
       if (scored_query_) {
-        // The weights shape the moment but do not normalise it: C_SQ is a mean over queries (formats/stats.md).
+        // The moment is not divided by the sum of its weights: C_SQ is a mean over queries (formats/stats.md).
         sums.scored_query.weight = static_cast<double>(layer_.k.tokens - held_.count) * geometry_.queries_per_kv_head();
         sums.scored_query.symmetrise();
         scored.push_back(std::move(sums.scored_query));
@@ -125,7 +125,8 @@ class AttentionPass {
   }
 
  private:
-  /// Attention is causal: what the held-out beginning added to the sums is what it adds alone.
+  /// Subtracts what the held-out tokens added to the sums. Attention is causal, so the first tokens of a sequence add
+  /// the same with and without later tokens.
   void subtract_held_out(int kv_head, AttentionMoments& sums) {
     AttentionMoments own{MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}};
     add_attention_moments(load(kv_head, held_.first, held_.count).input, scored_query_, own);
@@ -184,7 +185,7 @@ class AttentionPass {
   LayerStats& stats_;
 };
 
-/// Means of elements and their mirrors of matrices [H, D, D].
+/// Symmetric part of matrices [H, D, D]: the mean of each element and its mirror.
 std::vector<double> symmetric_part(const std::vector<float>& matrices, std::size_t dim) {
   std::vector<double> result(matrices.size());
   for (std::size_t first = 0; first < matrices.size(); first += dim * dim)
@@ -195,8 +196,8 @@ std::vector<double> symmetric_part(const std::vector<float>& matrices, std::size
   return result;
 }
 
-/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h: from o_proj's columns where the dump has them, else as
-/// the dump gives it.
+/// [Hkv, Dv, Dv] sum over the group's query heads of W_h^T W_h: from o_proj's columns if the dump has o_proj, else from
+/// the dump's o_proj_metric.
 std::vector<double> o_proj_metric(const LayerActivations& layer) {
   if (!layer.v) return {};
   if (layer.o_proj.empty())

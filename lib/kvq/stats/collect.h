@@ -7,11 +7,11 @@
 
 namespace kvq {
 
-/// One pass over one loaded layer: the requested moments and the sample. Sums are double, borders fixed: the result
-/// does not depend on the number of threads.
-/// @param on_tokens  called now and then, from any thread, with the number of (token, KV head) rows attended so far and
-/// in all
-/// @throws           Error{usage} if a value moment is asked of a layer without values
+/// Collects the requested moments and the sample of a loaded layer in one pass. Sums are in double with fixed borders,
+/// so the result does not depend on the number of threads.
+/// @param on_tokens  called from time to time, from any thread, with two numbers of (token, KV head) rows: those that
+///                   the attention pass has finished, and all
+/// @throws           Error{usage} if a value moment is requested for a layer without values
 LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
                    const std::function<void(std::int64_t, std::int64_t)>& on_tokens = {});
 

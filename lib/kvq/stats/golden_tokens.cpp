@@ -26,7 +26,7 @@ TokenRange choose_golden(const LayerActivations& layer, std::int64_t wanted, con
   for (std::size_t s = 0; s + 1 < layer.cu_seqlens.size(); ++s) {
     std::int64_t first = layer.cu_seqlens[s];
     const std::int64_t end = layer.cu_seqlens[s + 1];
-    if (held_out.count > 0 && held_out.first == first) first += held_out.count;  // a beginning
+    if (held_out.count > 0 && held_out.first == first) first += held_out.count;  // held-out tokens begin their sequence
     if (end - first > longest.count) longest = {first, end - first};
   }
   const std::int64_t count = std::clamp(wanted, std::int64_t{0}, longest.count);

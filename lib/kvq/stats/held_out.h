@@ -14,20 +14,20 @@ struct TokenRange {
   bool operator==(const TokenRange&) const = default;
 };
 
-/// The beginning of one sequence, whole, so that attention over it is exact: what plans are compared on. Its tokens are
-/// in no moment and in no sample.
+/// Held-out tokens, on which plans are compared: the first tokens of one sequence, without a gap, so that attention
+/// over them is exact. No moment and no sample contains these tokens.
 struct HeldOut {
-  std::int64_t token = 0;           ///< index in the dump of its first token
-  std::vector<std::int64_t> query;  ///< [m] places in it whose queries are kept, ascending
+  std::int64_t token = 0;           ///< index of the first held-out token in the dump
+  std::vector<std::int64_t> query;  ///< [m] held-out tokens whose queries are kept, ascending from 0
   SampledRows q, k, v;              ///< [m, Hq, D], [n, Hkv, D], [n, Hkv, Dv]
   std::vector<float> curvature;     ///< [Hq, Dv, Dv] output curvature of the dump (formats/dump.md), or empty
   std::int64_t count() const;       ///< n
 };
 
-/// Which tokens to hold out: the first ones of the longest sequence (the first such), at most `wanted` and a third of
-/// the dump; count 0 if that leaves fewer than 8.
+/// Chooses the held-out tokens: the first tokens of the longest sequence (the first of equal ones), at most `wanted`
+/// and at most a third of the dump; count 0 if fewer than 8 would be held out.
 TokenRange choose_held_out(const LayerActivations& layer, std::int64_t wanted);
-/// Their rows, with up to 512 evenly spaced queries.
+/// Rows of the held-out tokens, with up to 512 evenly spaced queries.
 HeldOut hold_out(const LayerActivations& layer, const TokenRange& range);
 
 }  // namespace kvq

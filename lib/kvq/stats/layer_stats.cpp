@@ -65,12 +65,12 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
     if (it == other.moments.end() || it->second.size() != sums.size()) refuse("collected moments");
     for (std::size_t h = 0; h < sums.size(); ++h) sums[h].add(it->second[h]);
   }
-  // Of two held-out beginnings the longer one stays (the first of equals); both are in no sum.
+  // The larger set of held-out tokens stays (the first of equal ones); no sum contains either set.
   if (other.held_out && (!into.held_out || other.held_out->count() > into.held_out->count())) {
     into.held_out = other.held_out;
     into.held_out->token += into.tokens;
   }
-  // So with golden rows: which of equal runs stays does not matter, but must not change.
+  // The same holds for golden tokens. Of equally many the first stay, so that the result is determined.
   if (other.golden && (!into.golden || other.golden->count > into.golden->count)) {
     into.golden = other.golden;
     into.golden->first += into.tokens;

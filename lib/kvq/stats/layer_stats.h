@@ -22,7 +22,7 @@ inline constexpr Moment kAllMoments[] = {Moment::query,        Moment::key,     
 
 const char* to_string(Moment moment);
 std::optional<Moment> moment_from_string(std::string_view name);
-Side side_of(Moment moment);  ///< whose channels its matrix has
+Side side_of(Moment moment);  ///< the side whose channels the moment's matrix has
 
 /// What to collect.
 struct StatsRequest {
@@ -33,7 +33,7 @@ struct StatsRequest {
   std::int64_t golden_tokens = 0;    ///< 0 = none
 };
 
-/// Everything a decision needs of one layer: sums and a sample, a few MB. A monoid under `merge`.
+/// Everything that a decision needs about one layer: sums and a sample, a few MB. A monoid under merge().
 struct LayerStats {
   int layer = 0;
   LayerGeometry geometry;
@@ -45,14 +45,15 @@ struct LayerStats {
   std::vector<double>
       o_proj_metric;  ///< [Hkv, Dv, Dv] sum of W_h^T W_h over the group's query heads, W_h o_proj's columns; or empty
   std::optional<HeldOut> held_out;
-  std::optional<GoldenTokens> golden;  ///< real rows for the artifact; they are in the sums like others
+  std::optional<GoldenTokens> golden;  ///< real rows for the artifact; the sums contain their tokens
   std::string content_hash;            ///< of the dump data of this layer
 
   /// @throws Error{usage} naming layer and moment if it was not collected
   const std::vector<MomentSum>& moment(Moment which) const;
 };
 
-/// Adds statistics of other sequences of the same layer. Up to rounding, the statistics of the joint run.
+/// Adds statistics of other sequences of the same layer. Up to rounding, the result equals the statistics of one run
+/// over all sequences.
 /// @throws Error{bad_input} if layer, geometry or moments differ, Error{unsupported} for `sst`
 void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens);
 

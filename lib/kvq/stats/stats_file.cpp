@@ -37,7 +37,7 @@ std::string name_of(int layer, const std::string& what) { return fmt::format("la
 
 int moment_dim(const LayerGeometry& geometry, Moment moment) { return geometry.dim(side_of(moment)); }
 
-/// What add_layer() adds are views: `sums`, `rows` and `stats` must outlive the writer.
+/// add_layer() and its helpers add views: `sums`, `rows` and `stats` must outlive the writer.
 void add_moment(SafetensorsWriter& writer, int layer, Moment moment, const std::vector<MomentSum>& sums) {
   const auto heads = static_cast<std::int64_t>(sums.size());
   const std::int64_t d = sums.front().dim;
@@ -259,7 +259,7 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   return row;
 }
 
-/// Sums have no redundancy of their own: a flipped bit would be a plausible wrong answer.
+/// Checks the content hash, because no other check finds a flipped bit in a sum.
 void expect_content_hash(const SafetensorsFile& file) {
   const auto claimed = file.metadata().find("kvq.content_hash");
   const std::string expected = claimed == file.metadata().end() ? "none" : claimed->second;
@@ -332,7 +332,7 @@ LayerStats StatsFile::load(std::size_t index) const {
 
 namespace {
 
-/// Writes tensors that the writer already has; `rows` are the manifest's, ascending.
+/// Writes the manifest and the tensors that `writer` already has; `rows` are the manifest's layers, ascending.
 void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
   const auto any_row = [&](const char* key) {
     return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
@@ -386,7 +386,7 @@ void expect_same_origin(const StatsFile& a, const StatsFile& b) {
     refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
 }
 
-/// Tokens of a shard named twice would count double.
+/// Refuses a shard that is named twice, because its tokens would count double.
 void expect_different_shards(const std::vector<StatsFile>& files) {
   std::map<std::pair<int, std::string>, const StatsFile*> seen;
   for (const StatsFile& file : files)
@@ -406,7 +406,7 @@ struct LayerPlace {
   std::size_t index;
 };
 
-/// A new folder beside a file, for as long as it is in scope.
+/// Makes a new folder beside a file; the destructor removes the folder.
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::filesystem::path& neighbour) {
@@ -486,7 +486,7 @@ void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const s
   StatsHeader header = files.front().header();
   const bool one_range = std::all_of(files.begin(), files.end(),
                                      [&](const StatsFile& file) { return file.header().range == header.range; });
-  if (!one_range || !merged.empty()) header.range.reset();  // shards by sequences may be of several dumps
+  if (!one_range || !merged.empty()) header.range.reset();  // shards of other sequences may come from other dumps
   write_stats(header, std::move(rows), writer, output);
 }
 

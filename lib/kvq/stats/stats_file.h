@@ -21,10 +21,10 @@ struct StatsHeader {
   std::string capture_point;
   std::uint64_t seed = 0;
   std::int64_t sample_tokens = 0;
-  std::optional<TokenRange> range = {};  ///< of the dump's tokens, where a part of them was taken
+  std::optional<TokenRange> range = {};  ///< the dump's tokens that were used, if not all
 };
 
-/// A statistics file (formats/stats.md), opened for reading; a layer is read when it is asked for.
+/// A statistics file (formats/stats.md), opened for reading. load() reads one layer.
 class StatsFile {
  public:
   /// @throws Error{io, bad_input, unsupported}
@@ -55,10 +55,9 @@ class StatsFile {
 /// Writes statistics atomically; header.model.layers is taken from the layers.
 void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path);
 
-/// Joins statistics files: layers that appear once are taken as they are, layers of several files are merged in the
-/// order of the files; the range of tokens is kept if all have the same and no layer is merged. One layer at a time is
-/// in memory. @throws Error{bad_input} if models, seeds, sample sizes or moments differ or layers saw different numbers
-/// of sequences
+/// Joins statistics files. A layer of one file is copied; a layer of several files is merged in the order of the files.
+/// The range of tokens is kept if all files have the same range and no layer is merged. Only one layer at a time is in
+/// memory. @throws Error{bad_input} if models, seeds, sample sizes, moments or the layers' numbers of sequences differ
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
 
 }  // namespace kvq

@@ -38,7 +38,7 @@ SampledRows widened(const SampledRows& rows) {
   return wide;
 }
 
-/// Row `index` of a, or of b when index is behind a's rows. Shards stored in different types meet in float32.
+/// Row `index` of a, or of b when index is behind a's rows. If the types of a and b differ, the result is float32.
 SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::vector<std::size_t>& order,
                  std::size_t a_count) {
   KVQ_ASSERT(a_in.heads == b_in.heads && a_in.dim == b_in.dim);
@@ -52,7 +52,7 @@ SampledRows pick(const SampledRows& a_in, const SampledRows& b_in, const std::ve
     const bool first = order[i] < a_count;
     const std::byte* source = first ? a.raw.data() + order[i] * bytes : b.raw.data() + (order[i] - a_count) * bytes;
     std::copy_n(source, bytes,
-                out.raw.begin() + static_cast<std::ptrdiff_t>(i * bytes));  // of nothing too, without values
+                out.raw.begin() + static_cast<std::ptrdiff_t>(i * bytes));  // 0 bytes for a layer without values
   }
   return out;
 }

@@ -30,15 +30,15 @@ struct TokenSample {
   std::vector<float> weights(int kv_head, int num_kv_heads) const;
 };
 
-/// Rows of some tokens of a tensor, as stored.
+/// Rows of the given tokens of a tensor, in the stored type.
 SampledRows gather_rows(const ActivationTensor& tensor, const std::vector<std::int64_t>& tokens);
 
-/// Chooses at most `count` tokens of a loaded layer, none of [skip_first, skip_end). Value weights are filled in by the
-/// caller.
+/// Chooses at most `count` tokens of a loaded layer, none in [skip_first, skip_end). The caller fills in the value
+/// weights.
 TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std::int64_t count,
                           std::int64_t skip_first = 0, std::int64_t skip_end = 0);
 
-/// The `count` smallest of both. `token_offset` is added to b's token indices.
+/// The `count` tokens with the smallest keys of both samples. `token_offset` is added to b's token indices.
 TokenSample merge_samples(const TokenSample& a, const TokenSample& b, std::int64_t token_offset, std::int64_t count);
 
 }  // namespace kvq
