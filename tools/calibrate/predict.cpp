@@ -14,7 +14,8 @@ namespace kvq {
 
 namespace {
 
-/// All threads multiply 512 x 512 matrices for a tenth of a second; the sum of their rates.
+/// Single-precision GEMM rate of the machine: each thread multiplies 512 x 512 matrices for a tenth of a second;
+/// returns the sum of the rates.
 double measure_gemm_gflops(int threads) {
   constexpr std::int64_t n = 512;
   std::vector<double> rates(static_cast<std::size_t>(threads));
@@ -34,7 +35,8 @@ double measure_gemm_gflops(int threads) {
   return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-/// Whether a side's rotation is a matrix, an eigenbasis is kept beside it, signs, and what a transform adds.
+/// Which tensors a side's rotation has in the artifact: matrix, eigenbasis, signs, and the inverse and channel scales
+/// of a transform.
 struct RotationTensors {
   bool matrix = false, basis = false, signs = false;
   bool inverse = false, scale = false;
@@ -47,7 +49,7 @@ RotationTensors orthogonal_tensors(const Options& options, Side side, int dim) {
     return {
         .matrix = options.composition != "i" && options.composition != "h",
         .basis = options.composition.find('u') != std::string::npos,
-    };  // "residual" too
+    };  // "residual" has a basis, too
   if (method == "random") return {.matrix = true};
   if (method == "saw-int4") {
     const bool hessian = asked.hadamard && options.hessian != "none";
@@ -57,21 +59,24 @@ RotationTensors orthogonal_tensors(const Options& options, Side side, int dim) {
   if (method == "plain") return {};
   const bool allocated = asked.allocate != Allocate::none || options.budget_bits || options.budget_bytes;
   if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
-  return {.matrix = true, .basis = asked.allocate == Allocate::channel};  // kvq: unless a head is better off without
+  return {.matrix = true,
+          .basis = asked.allocate ==
+                   Allocate::channel};  // an upper bound: kvq drops the rotation of a head that it does not help
 }
 
-/// A transform takes the place of signs and eigenbasis, except where it scales the channels of a Hadamard.
+/// The tensors of a side with its transform. A transform replaces signs and eigenbasis, except `diagonal` in front of a
+/// Hadamard.
 RotationTensors rotation_tensors(const Options& options, Side side, int dim) {
   const RotationTensors plain = orthogonal_tensors(options, side, dim);
   const TransformKind kind =
-      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // chosen: mostly klt
+      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // most heads get klt
   if (kind == TransformKind::orthogonal) return plain;
   if (kind == TransformKind::diagonal && !plain.matrix) return {.signs = plain.signs, .scale = true};
   return {.matrix = true, .inverse = true};
 }
 
-/// Bytes of a plan's tensors: rotation, its inverse and eigenbasis [H, D, D], spectrum, centre and channel scales [H,
-/// D], signs [H, D], centroids [H, C, D], widths.
+/// Bytes of a plan's tensors: rotation, inverse and eigenbasis [H, D, D]; spectrum, center, channel scales and signs
+/// [H, D]; centroids [H, C, D]; widths.
 double side_bytes(const Options& options, Side side, int heads, int dim) {
   const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
@@ -88,8 +93,8 @@ double side_bytes(const Options& options, Side side, int heads, int dim) {
   return bytes;
 }
 
-/// Bytes of a layer's golden rows: queries, outputs, and of each row 16 bits a channel, its codes and numbers, and
-/// whether they are firm.
+/// Bytes of a layer's golden rows: queries, outputs, and for each row 16 bits a channel, codes, scale and minimum, and
+/// the byte that says whether the row is firm.
 double golden_bytes(const Options& options, const LayerEntry& layer, double tokens, bool exact) {
   const LayerGeometry& g = layer.geometry;
   if (tokens == 0.0) return 0.0;
@@ -102,12 +107,12 @@ double golden_bytes(const Options& options, const LayerEntry& layer, double toke
   return bytes;
 }
 
-/// Manifest and header: measured on artifacts of the sample model, most of it the rotary frequencies.
+/// Bytes of manifest and header, fitted to artifacts of the sample model; rotary frequencies take the most.
 double manifest_bytes(const LayerGeometry& geometry) {
   return 1600.0 + 22.0 * static_cast<double>(geometry.rope.inv_freq.size());
 }
 
-/// The largest working set of one layer: raw rows, one head group widened, panels of S, the layer's statistics.
+/// Peak bytes of one layer: raw rows, one head group in float32, panels of S, and the layer's statistics.
 double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest& request, std::int64_t num_tokens,
                   int threads) {
   const LayerGeometry& g = entry.geometry;
@@ -120,7 +125,7 @@ double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest&
   return static_cast<double>(dump.layer_bytes(entry.layer)) + group + panels + 2.0 * sample + 2.0 * moments;
 }
 
-/// Rows of one side that are coded, and multiply-adds of clustering them.
+/// Rows of one side that are quantized, and multiply-adds of clustering them.
 struct DecisionWork {
   double coded_rows = 0.0, kmeans_flops = 0.0;
 };
@@ -138,9 +143,9 @@ DecisionWork decision_work(const Options& options, Side side, int heads, int dim
 
 Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
                    const Options& options, std::int64_t tokens, int threads) {
-  // Measured on runs with release builds: attention reaches about 0.7 of the GEMM rate; reading and hashing about 1.5
-  // GB/s; a clip search about 30 us a sampled row and side; coding 128 channels 120 us with a trellis and 20 us
-  // without.
+  // Measured with release builds: attention runs at about 0.7 of the GEMM rate; reading and hashing run at about 1.5
+  // GB/s; a clip search takes about 30 us for each sampled row and side; quantizing 128 channels takes 120 us with a
+  // trellis and 20 us without.
   constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5, kTrellisSeconds = 1.2e-4 / 128,
                    kCodeSeconds = 2e-5 / 128;
   Prediction p;
@@ -152,7 +157,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
       std::min<double>(static_cast<double>(request.held_out_tokens), static_cast<double>(tokens) / 3.0);
   for (const LayerEntry& entry : layers) {
     const LayerGeometry& g = entry.geometry;
-    // Sequence lengths are not at hand without loading; equal ones are assumed.
+    // Sequence lengths are known only after loading, so predict() assumes equal lengths.
     std::vector<std::int64_t> borders;
     for (std::int64_t s = 0; s <= dump.num_sequences(); ++s) borders.push_back(tokens * s / dump.num_sequences());
     flops += collect_flops(g, borders, restrict_to_layer(request, entry));
@@ -180,7 +185,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
   }
   p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate +
               (kSearchSeconds * searched_rows + coding_seconds) / p.threads;
-  p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // program, libraries and their buffers
+  p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // 30 MB for the program, its libraries and their buffers
   return p;
 }
 

@@ -10,7 +10,7 @@
 
 namespace kvq {
 
-/// The closing table: one line per layer and side.
+/// The table that kvq-calibrate prints last: one line for each layer and side.
 std::string closing_table(const Artifact& artifact, std::int64_t context);
 
 /// OSCAR Table 10 and Figure 7 per layer (means over heads; the largest entry is the maximum), with the invariants of
@@ -21,7 +21,7 @@ Json rotation_json(const std::vector<LayerRotationReport>& reports);
 /// The document of --json.
 Json calibrate_json(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context);
 
-/// The manifest's `budget`, and what was reached in words.
+/// The manifest's `budget`, and the same as text.
 Json budget_json(const BudgetReport& report);
 std::string budget_text(const Json& budget);
 std::string ablation_table(const std::vector<AblationRow>& rows);

@@ -19,7 +19,7 @@ namespace kvq {
 
 namespace {
 
-/// Hash of all layers' dump data, in layer order.
+/// Hash of the dump data of all layers, in layer order.
 std::string joint_hash(const StatsOrigin& origin) {
   std::string all;
   for (const auto& entry : origin.entries) all += entry.content_hash + "\n";
@@ -34,8 +34,8 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
       .sample_tokens = flags.sample_tokens,
       .seed = options.seed,
   };
-  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole
-  // dump.
+  // Only budget methods hold out tokens by default. For other methods statistics cover the whole dump unless
+  // --held-out-tokens is given.
   if (options.budget_bits || options.budget_bytes || flags.held_out_given)
     request.held_out_tokens = flags.held_out_tokens;
   request.golden_tokens = flags.golden_tokens;
@@ -73,8 +73,8 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
 
 namespace {
 
-/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any
-/// is coded.
+/// Golden rows of all layers, quantized by the plans. golden_rows() loads the tokens of all layers first, which are
+/// few, and then quantizes in parallel.
 std::map<int, GoldenRows> golden_rows(const StatsOrigin& origin, const std::vector<LayerPlan>& plans,
                                       std::int64_t most_tokens) {
   std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
