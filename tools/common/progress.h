@@ -12,9 +12,9 @@ class Progress {
  public:
   Progress(double total_work, bool quiet);
   ~Progress();
+  /// Updates the progress line; callable from any thread.
   /// @param done  all work so far
   /// @param what  the current work ("layer 3/36, 12400 tokens/s")
-  /// Callable from any thread.
   void update(double done, const std::string& what);
   /// Removes the progress line from a terminal.
   void finish();

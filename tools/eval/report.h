@@ -9,7 +9,7 @@
 
 namespace kvq {
 
-/// Four digits after the point, or two significant digits if those four would be zeros; "-" for NaN.
+/// Four digits after the point, none for numbers from 100 on, two significant digits below 0.001; "-" for NaN.
 std::string number_text(double x);
 
 /// Tables of means over layers: errors, the distribution of KL, and each candidate against the first.
