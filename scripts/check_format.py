@@ -42,7 +42,7 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def formatter(name: str) -> str | None:
-    """Path of a formatter: that of .venv, whose version scripts/requirements.txt pins, else the one on PATH, else None."""
+    """Path of a formatter: that of .venv (pinned by scripts/requirements.txt), else the one on PATH, else None."""
     beside = pathlib.Path(sys.executable).parent / name
     own = ROOT / ".venv/bin" / name
     return next((str(path) for path in (own, beside) if path.is_file()), None) or shutil.which(name)

@@ -408,7 +408,7 @@ class Spec:
     # (c) Codebook codes, and steps that trellis codes share with them
 
     def normalised(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
-        """A group of a codebook or a trellis: `encode` gives the codes of y, `values_of` gives the values v of codes."""
+        """A group of a codebook or a trellis: `encode` gives the codes of y, `values_of` gives the v of codes."""
         unrounded = square_root(divide(self.energy(x), Real.of(len(x))))
         d = self.to_scale_type(unrounded, scale_type)
         if d.is_zero:  # also when E is 0

@@ -41,7 +41,7 @@ def quiet_libraries() -> None:
 
 
 def open_model_folder(model: str, local_files_only: bool) -> ModelFolder:
-    """Finds the folder, downloads it from the hub if necessary, and refuses unsupported models before loading weights."""
+    """Finds the folder, downloads it from the hub if needed, and refuses unsupported models before loading weights."""
     if Path(model).is_dir():
         return _read_folder(Path(model), Path(model).resolve().name)
     if not HUB_ID.fullmatch(model) or model.startswith("."):
