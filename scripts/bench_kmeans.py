@@ -45,9 +45,7 @@ def run_sklearn(path, seed):
     except ImportError as error:
         fail(f"{sys.executable} lacks {error.name}: pip install scikit-learn there, or name another with --python")
     rows = np.fromfile(path, np.float32).reshape(-1, DIM)
-    sklearn.cluster.KMeans(2, init=rows[:2], n_init=1, max_iter=1).fit(
-        rows
-    )  # starts scikit-learn's threads before the timed run
+    sklearn.cluster.KMeans(2, init=rows[:2], n_init=1, max_iter=1).fit(rows)  # warm-up: starts threads
 
     def timed(action):
         wall, cpu = time.perf_counter(), time.process_time()

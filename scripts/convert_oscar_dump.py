@@ -64,7 +64,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def choose_rope(args, config, head_dim: int):
-    """RopeFacts from the flags, then from the configuration."""
+    """RopeFacts from the flags, else from the configuration."""
     from kvq_py.rope_config import RopeFacts, plain_frequencies
 
     layout = args.rope_layout or config.rope_layout

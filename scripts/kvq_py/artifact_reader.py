@@ -26,9 +26,7 @@ from .scheme import (
 )
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES = frozenset(
-    {"codebook", "trellis", "mixed_widths", "centroids", "transform"}
-)  # version 1.0 defines no feature
+KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids", "transform"})  # 1.0 defines none
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
