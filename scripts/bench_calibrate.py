@@ -62,8 +62,8 @@ def write_dump(path, seed=0):
 
 
 def write_oscar_dump(dump, folder):
-    """The same numbers as OSCAR's script reads them: layer_<i>/<tensor>/<chunk>.pt."""
-    import torch  # not in every environment, and only this needs it
+    """Writes the tensors of `dump` in the layout that OSCAR's script reads: layer_<i>/<tensor>/<chunk>.pt."""
+    import torch  # only this function needs PyTorch, which not every environment has
 
     with h5py.File(dump) as f:
         tensors = {n: torch.from_numpy(f[f"layers/0/{n}"][()]) for n in "qkv"}
@@ -73,7 +73,7 @@ def write_oscar_dump(dump, folder):
 
 
 def plain_numpy(path):
-    """The same statistics and rotations the plain way; run as a process of its own."""
+    """Computes the same statistics and rotations with plain numpy. Runs in its own process."""
     with h5py.File(path) as f:
         q, k, v = (f[f"layers/0/{n}"][()].astype(np.float64) for n in "qkv")
     hadamard = np.ones((1, 1))
@@ -105,7 +105,7 @@ def timed(command):
 
 
 def numpy_gemm():
-    """Prints the GFLOP/s of float32 products of 2048 x 2048 matrices over a second; run as a process of its own."""
+    """Prints the GFLOP/s of float32 products of 2048 x 2048 matrices over one second. Runs in its own process."""
     a = np.full((2048, 2048), 0.5, np.float32)
     a @ a
     start, count = time.perf_counter(), 0

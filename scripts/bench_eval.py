@@ -40,14 +40,14 @@ def gemm_rate(seconds=1.0, n=2048):
 
 
 def add_projection(dump):
-    """A random one, stored in float16 and held as float32."""
+    """Adds a random output projection in float16 to the dump."""
     weights = np.random.default_rng(2).standard_normal((HIDDEN, Q_HEADS * DIM), dtype=np.float32) / HIDDEN**0.5
     with h5py.File(dump, "r+") as file:
         file["layers/0/o_proj"] = weights.astype(np.float16)
 
 
 def evaluate(tool, dump, scheme):
-    """Seconds and peak memory of one process."""
+    """Runs kvq-eval on one scheme; returns seconds and peak memory of the process."""
     start = time.perf_counter()
     process = subprocess.Popen(
         [tool, "--model", dump, "--scheme", scheme, "--json", "--quiet"], stdout=subprocess.DEVNULL

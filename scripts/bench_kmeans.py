@@ -38,14 +38,14 @@ def write_rows(path, seed):
 
 
 def run_sklearn(path, seed):
-    """Prints what bench_kmeans prints; run as a process of its own."""
+    """Prints the same fields as bench_kmeans. Runs in its own process."""
     try:
         import numpy as np
         import sklearn.cluster
     except ImportError as error:
         fail(f"{sys.executable} lacks {error.name}: pip install scikit-learn there, or name another with --python")
     rows = np.fromfile(path, np.float32).reshape(-1, DIM)
-    sklearn.cluster.KMeans(2, init=rows[:2], n_init=1, max_iter=1).fit(rows)  # starts the threads
+    sklearn.cluster.KMeans(2, init=rows[:2], n_init=1, max_iter=1).fit(rows)  # warm-up: starts threads
 
     def timed(action):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -74,7 +74,7 @@ def output_of(command, threads):
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | limits)
     if done.returncode:
-        sys.exit(done.returncode)  # it has said why
+        sys.exit(done.returncode)  # the child has already printed the error
     return json.loads(done.stdout)
 
 
@@ -110,7 +110,7 @@ def main():
     if not pathlib.Path(args.bin).is_file():
         fail(f"{args.bin}: expected our program; build the target bench_kmeans or name it with --bin")
 
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])  # both sides inherit it
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])  # child processes inherit the affinity
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "rows.f32")

@@ -15,7 +15,7 @@ EXIT_DIFFERENT, EXIT_UNSUPPORTED = 6, 5
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CPP = ("*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hpp")
 CMAKE = ("*.cmake", "CMakeLists.txt", "*/CMakeLists.txt")
-# Files that no formatter reads, or whose comments it leaves alone. C++ and CUDA are here for raw strings and comments.
+# Files whose line length no formatter checks, or not in comments. C++ and CUDA are listed for raw strings and comments.
 COLUMN_CHECKED = (*CPP, *CMAKE, "*.md", "*.sh")
 EXAMPLES = """\
 examples
@@ -28,7 +28,8 @@ exit codes: 0 nothing differs, 2 wrong flags, 5 a formatter is missing, 6 someth
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Files of the checkout, those included that git does not know yet; of an archive all files."""
+    """Files of the checkout, also untracked files that git does not ignore; all files if there is no checkout (an
+    archive)."""
     if (ROOT / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -41,7 +42,7 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def formatter(name: str) -> str | None:
-    """The formatter of .venv, whose version scripts/requirements.txt pins, else the one on the path."""
+    """Path of a formatter: that of .venv (pinned by scripts/requirements.txt), else the one on PATH, else None."""
     beside = pathlib.Path(sys.executable).parent / name
     own = ROOT / ".venv/bin" / name
     return next((str(path) for path in (own, beside) if path.is_file()), None) or shutil.which(name)
@@ -57,7 +58,7 @@ def batches(files: list[str], count: int) -> list[list[str]]:
 
 
 def clang_format(program: str, fix: bool) -> list[str]:
-    """One line for each file that differs."""
+    """One line for each file that clang-format would change."""
     mode = ["-i"] if fix else ["--dry-run", "-Werror"]
     files, faults = tracked(*CPP), []
     workers = min(len(os.sched_getaffinity(0)), 8)

@@ -6,7 +6,8 @@ import pathlib
 import re
 import sys
 
-# Each module and what it may include directly; what those include is allowed too. The picture: docs/architecture.md.
+# For each module, the modules that it may include directly. It may also include all that those may include.
+# docs/architecture.md draws this graph.
 NEEDS = {
     "core": [],
     "plan": ["core"],
@@ -23,7 +24,7 @@ NEEDS = {
     "methods": ["solve", "stats"],
 }
 
-# A third-party library lives behind one folder (or a few that share it).
+# Third-party headers, by pattern, and the modules that may include them.
 THIRD_PARTY = {
     r"hdf5\.h|H5\w*\.h": {"dump"},
     r"CLI/": {"tools"},

@@ -60,11 +60,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-# What the dump does not say
+# Facts that OSCAR's dump does not have
 
 
 def choose_rope(args, config, head_dim: int):
-    """RopeFacts from the flags, then from the configuration."""
+    """RopeFacts from the flags, else from the configuration."""
     from kvq_py.rope_config import RopeFacts, plain_frequencies
 
     layout = args.rope_layout or config.rope_layout
@@ -129,11 +129,11 @@ def load_positions(path: Path, lengths: tuple[int, ...]):
     return positions.astype(np.int64)
 
 
-# What nobody can add later
+# Data that the dump lacks and nobody can add later
 
 
 def gaps(args, dump, first_layer) -> list[str]:
-    """What the dump lacks, for people: printed, and in short in `producer`."""
+    """Sentences about data that the dump lacks, for people; `producer` records them in short."""
     found = []
     if 0 in dump.dropped:
         found.append(f"chunk 0 left out: the warm-up (normally {WARM_UP_TOKENS} tokens); --keep-first-chunk keeps it")

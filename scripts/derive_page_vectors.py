@@ -19,12 +19,12 @@ from pathlib import Path
 VECTORS = Path(__file__).resolve().parent.parent / "formats" / "page_vectors.json"
 EXIT_DONE, EXIT_CHECK_FAILED = 0, 6
 TILE_TOKENS = 16
-LARGEST_ZERO_GAP = 6  # a run of `bytes` goes on over so many zeros
+LARGEST_ZERO_GAP = 6  # a run of `bytes` includes gaps of up to this many zeros
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a layer, as the fields of a vector say it."""
+    """One side of a layer, with the fields of a vector in page_vectors.json."""
 
     head_dim: int
     bits: int
@@ -46,7 +46,7 @@ class Side:
 
     @property
     def words(self) -> int:
-        """of a piece"""
+        """32-bit words of a piece, which is a quarter of a row's codes"""
         return self.head_dim * self.bits // 128
 
     @property
@@ -70,18 +70,19 @@ class Side:
         )
 
 
-# Which code lies where, for one reader: lane l finds at byte x of its run, slice k, the code of (token, channel).
+# Where codes lie, from one lane's view: slice k of byte x in the run of lane l holds the code of (token, channel).
 
 
 def run_position(side: Side, lane: int, x: int) -> int:
-    """The tile's byte."""
+    """The byte of the tile that holds byte x of the lane's run."""
     piece = 4 * side.words
     chunk = 16 if piece % 8 == 0 else 8
     return sum((32 * chunk * (x // chunk), chunk * lane, x % chunk))
 
 
 def step_and_half(side: Side, word: int, k: int) -> tuple[int, int]:
-    """Step of 32 channels and half w of its eight channels that slice k of a piece's word belongs to."""
+    """(step, w): the step of 32 channels, and the half w of the step's eight channels, whose code is slice k of `word`
+    of a piece."""
     if word == side.words - 1 and side.words % 2 == 1:
         return word // 2 * side.codes_per_byte + k // 2, k % 2
     return word // 2 * side.codes_per_byte + k, word % 2
@@ -93,7 +94,7 @@ def channel_of(side: Side, piece: int, y: int, k: int) -> int:
 
 
 def key_codes(side: Side):
-    """(the tile's byte, slice, token, channel) of all codes of a key tile"""
+    """Yields (byte of the tile, slice, token, channel) for all codes of a key tile."""
     piece_bytes = 4 * side.words
     for lane in range(32):
         row, piece = lane // 4, lane % 4
@@ -104,7 +105,7 @@ def key_codes(side: Side):
 
 
 def half_bytes(side: Side, half: int) -> list[int]:
-    """The bytes of a piece that lie in a half, in order of their index."""
+    """The bytes of a piece that belong to `half`, by rising index."""
     bytes_of_half = []
     for pair in range(side.words // 2):
         word = 2 * pair + half
@@ -116,7 +117,7 @@ def half_bytes(side: Side, half: int) -> list[int]:
 
 
 def value_codes(side: Side):
-    """(the tile's byte, slice, token, channel) of all codes of a value tile"""
+    """Yields (byte of the tile, slice, token, channel) for all codes of a value tile."""
     for lane in range(32):
         row, u = lane // 4, lane % 4
         for h, y in enumerate(half_bytes(side, row % 2)):
@@ -126,7 +127,8 @@ def value_codes(side: Side):
 
 
 def value_order(side: Side) -> list[int]:
-    """The channel at each place of an exact value in the windows, block by block of the product's 16 rows."""
+    """The channel at each place (permuted channel) of an exact value in the windows, in blocks of 16 rows of one matrix
+    product."""
     if side.exact:
         return list(range(side.head_dim))
     order = []
@@ -138,7 +140,7 @@ def value_order(side: Side) -> list[int]:
 
 
 def number_order(side: Side):
-    """(token, group, number), in the order of the numbers behind the codes"""
+    """Yields (token, group, number) in the order in which scales and minima follow the codes."""
     for group in range(side.groups):
         for row in range(8):
             for token in (row, row + 8):
@@ -147,15 +149,15 @@ def number_order(side: Side):
 
 
 def exact_order(head_dim: int, token: int) -> list[int]:
-    """The place at each position of an exact row."""
+    """The place (permuted channel) at each position of an exact row of a tile."""
     chunks = [range(8 * a, 8 * a + 8) for a in range(head_dim // 8)]
     if head_dim % 64 == 0:
-        # Position a holds the chunk whose place is a: xor is its own inverse.
+        # Position a holds the chunk a ^ (token % 8) within its group of 8 chunks; xor is its own inverse.
         chunks = [chunks[a - a % 8 + (a % 8 ^ token % 8)] for a in range(len(chunks))]
     return [place for chunk in chunks for place in chunk]
 
 
-# Tiles, from rows by token
+# Tiles from rows by token
 
 
 def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
@@ -172,7 +174,7 @@ def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
 
 
 def exact_tile(head_dim: int, order: list[int], rows: dict[int, dict]) -> bytes:
-    """`order` is the channel at each place."""
+    """A tile of exact rows; `order` is the channel at each place."""
     tile = b""
     for token in range(TILE_TOKENS):
         words = rows[token]["values"].split() if token in rows else ["0000"] * head_dim
@@ -225,7 +227,7 @@ def window_bytes(case: dict) -> bytes:
 
 
 def mixed_bits(*indices: int) -> int:
-    """32 bits without visible order, of integers alone."""
+    """32 bits that look random, from integer arithmetic alone."""
     value = 0x9E3779B9
     for index in indices:
         value = (value ^ (index + 1)) * 0x85EBCA6B & 0xFFFFFFFF
@@ -234,7 +236,7 @@ def mixed_bits(*indices: int) -> int:
 
 
 def number_pattern(scale_type: str, is_scale: bool, *indices: int) -> str:
-    """A finite number of that type; scales are positive."""
+    """Hex pattern of a finite number of `scale_type`; scales are positive."""
     bits = mixed_bits(*indices)
     exponent, fraction = (15 - bits % 6) << 10 | bits >> 8 & 0x3FF, bits >> 31
     if scale_type == "bf16":
@@ -253,7 +255,7 @@ def made_up_row(side: Side, *indices: int) -> dict:
 
 
 def page_case(name: str, why: str, k: Side, v: Side, page_size: int, num_kv_heads: int, slots, rows=None) -> dict:
-    """Rows of all heads at `slots`, made up; or `rows` as they are."""
+    """A case with made-up rows of all heads at `slots`, or with the given `rows`."""
     made_up = [
         {"side": s, "head": head, "slot": slot} | made_up_row(side, ord(s), head, slot)
         for head in range(num_kv_heads)
@@ -428,7 +430,7 @@ def cases() -> list[dict]:
 
 
 def runs_of(data: bytes) -> list:
-    """[offset, hex] of what is not zero."""
+    """[offset, hex] of each run of bytes that are not zero."""
     runs: list[list] = []
     for offset, byte in enumerate(data):
         if not byte:
@@ -446,7 +448,7 @@ def derive(case: dict) -> dict:
 
 
 def vectors_text() -> str:
-    """The whole file, one vector a line."""
+    """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(derive(case)) for case in cases())
     return f'{{"format": "kvq-page-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 

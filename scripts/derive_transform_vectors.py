@@ -160,15 +160,16 @@ def numbers(text: str) -> Row:
 
 
 def patterns(values: Row) -> list[str]:
-    """Of numbers that are binary32 already."""
+    """Hex patterns of numbers that are exact in binary32."""
     return [hex_pattern(Real.of(value)) for value in values]
 
 
 def product(row: Row, matrix: Matrix) -> Row:
-    """Exact, and it has to be so in binary64 in any order: every partial sum has the bits of the whole to spare."""
+    """Product in exact arithmetic. Asserts that binary64 gives the same in any order, because each partial sum is exact
+    in binary64."""
     columns = [[value * own for value, own in zip(row, column)] for column in transposed(matrix)]
     for terms in columns:
-        finest = max(term.denominator for term in terms)  # all are powers of two
+        finest = max(term.denominator for term in terms)  # all denominators are powers of two
         assert sum(map(abs, terms)) * finest < 2**53, "not exact in binary64"
     return [sum(terms) for terms in columns]
 
@@ -182,7 +183,7 @@ def diagonal(values: Row) -> Matrix:
 
 
 def sylvester(order: int) -> Matrix:
-    """Normalised; of order 1, 4, 16, ... the factor is a power of two."""
+    """Normalized Sylvester matrix. For orders 1, 4, 16, ... the factor is a power of two."""
     signs = [[Fraction(-1 if bin(i & j).count("1") % 2 else 1) for j in range(order)] for i in range(order)]
     root = next(n for n in range(1, order + 1) if n * n == order)
     return [[sign / root for sign in row] for row in signs]
@@ -218,7 +219,7 @@ def condition(a: Matrix, inverse: Matrix) -> float:
 
 
 def stored(rotation: dict) -> dict:
-    """The rotation with hex patterns for its numbers."""
+    """The rotation as the file stores it: hex patterns for numbers."""
     given = {key: value for key, value in rotation.items() if key in ("kind", "order", "signs")}
     for name in ("matrix", "inverse", "channel_scale"):
         if name in rotation:
@@ -227,7 +228,7 @@ def stored(rotation: dict) -> dict:
 
 
 def derive(case: dict) -> dict:
-    """What vectors.md describes for one case."""
+    """The expected results of one case, with the fields of vectors.md."""
     x, q = numbers(case["x"]), numbers(case["q"])
     center = numbers(case["center"]) if "center" in case else [Fraction(0)] * len(x)
     a, inverse = map_of(case["rotation"], len(x))
@@ -273,7 +274,7 @@ def derive(case: dict) -> dict:
 
 
 def vectors_text() -> str:
-    """The whole file, one vector a line."""
+    """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(derive(case)) for case in CASES)
     return f'{{"format": "kvq-transform-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 

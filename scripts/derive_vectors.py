@@ -50,7 +50,7 @@ SCALE_TYPES = {"fp32": BINARY32, "fp16": Format(11, -14, 15, 2), "bf16": Format(
 
 @dataclass(frozen=True)
 class Real:
-    """A datum of any format: a sign (zeros have one too) and an exact magnitude, None for infinity."""
+    """A number of any format: a sign, which zeros have, too, and an exact magnitude; the magnitude None is infinity."""
 
     negative: bool
     magnitude: Fraction | None
@@ -83,7 +83,7 @@ class Real:
         return self.exact < other.exact
 
     def order(self) -> int:
-        """-1, 0 or 1: where a datum stands when infinities take part."""
+        """-1, 0 or 1: orders numbers when infinities are among them."""
         return (-1 if self.negative else 1) if self.is_infinite else 0
 
 
@@ -98,13 +98,13 @@ def floor_log2(value: Fraction) -> int:
 
 
 def nearest_even(numerator: int, denominator: int) -> int:
-    """Nearest integer of a quotient >= 0; ties go to the even one."""
+    """Nearest integer of a quotient >= 0; a tie goes to the even integer."""
     below, rest = divmod(numerator, denominator)
     return below + (2 * rest > denominator or (2 * rest == denominator and below % 2 == 1))
 
 
 def rounded(value: Real, target: Format = BINARY32) -> Real:
-    """One rounding of an exact result, as IEEE 754 does it: subnormals kept, overflow to infinity, sign kept."""
+    """Rounds an exact result once, as IEEE 754 does: keeps subnormals and the sign, overflows to infinity."""
     if value.is_infinite or value.is_zero:
         return value
     numerator, denominator = value.magnitude.numerator, value.magnitude.denominator
@@ -114,7 +114,8 @@ def rounded(value: Real, target: Format = BINARY32) -> Real:
     return Real(value.negative, magnitude if magnitude <= target.largest else None)
 
 
-# The binary32 operations. Infinities appear only where packing.md lets something overflow; what is no number raises.
+# The binary32 operations. Infinities appear only where packing.md allows overflow; an operation that would give NaN
+# raises.
 
 
 class NotANumberError(ArithmeticError):
@@ -151,7 +152,7 @@ def divide(a: Real, b: Real) -> Real:
 
 
 def square_root(a: Real) -> Real:
-    """Correctly rounded. 160 bits of the root and one sticky bit below decide the rounding."""
+    """Correctly rounded square root: 160 bits of the root and one sticky bit decide the rounding."""
     if a.is_infinite or a.is_zero:
         return a
     shift = 160 - floor_log2(a.magnitude) // 2
@@ -169,11 +170,11 @@ def floor(a: Real) -> Real:
 
 
 def binary32s(values) -> array:
-    """Sums, differences and products of two binary32 numbers each, as Python floats, rounded to binary32.
+    """Sums, differences and products of two binary32 numbers each, given as Python floats, rounded to binary32.
 
-    Python's floats are binary64, and 53 bits are at least 2 * 24 + 2: rounding such a result twice gives what rounding
-    it once does. (A product is even exact in binary64, and so is a sum that is subnormal in binary32.) Overflow is
-    infinite."""
+    Python's floats are binary64, whose 53 bits are at least 2 * 24 + 2. Rounding the exact result to binary64 and then
+    to binary32 therefore gives the same as rounding it once. (A product is even exact in binary64, and so is a sum that
+    is subnormal in binary32.) Overflow gives infinity."""
     return array("f", values)
 
 
@@ -192,7 +193,7 @@ def pattern(value: Real, target: Format = BINARY32) -> int:
     exponent = max(floor_log2(value.magnitude), target.min_exponent)
     units = value.magnitude / Fraction(2) ** (exponent - fraction_bits)
     assert units.denominator == 1, "not a number of this format"
-    # A subnormal has no hidden bit, so it lands in biased exponent 0 by itself.
+    # A subnormal has no hidden bit, so the sum below gives biased exponent 0.
     return sign | ((exponent - target.min_exponent) << fraction_bits) + units.numerator
 
 
@@ -220,7 +221,7 @@ def from_pattern(text: str) -> Real:
 
 
 def shortest_decimal(value: Real) -> str:
-    """Shortest decimal that rounds to the same binary32."""
+    """Shortest decimal that rounds back to the same binary32."""
     sign = "-" if value.negative else ""
     if value.is_zero:
         return f"{sign}0"
@@ -242,7 +243,7 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Group:
-    """One coded group: codes, scale, the second number (None unless affine), decoded channels."""
+    """One quantized group: codes, scale, second number (None unless affine), decoded channels."""
 
     codes: list[int]
     scale: Real
@@ -252,7 +253,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Trellis:
-    """theta of one width"""
+    """theta and memory of one width"""
 
     bits: int
     memory: int
@@ -275,7 +276,8 @@ class Search:
 
 
 class Spec:
-    """packing.md, paragraph by paragraph. Tests override methods to prove that the vectors notice a misreading."""
+    """The algorithms of packing.md, in the order of its paragraphs. Tests override methods to prove that the vectors
+    detect a misreading."""
 
     # Arithmetic
 
@@ -286,7 +288,8 @@ class Spec:
         return Real(result.negative, target.largest) if result.is_infinite else result
 
     def tree(self, values: list[Real]) -> Real:
-        """Neighbours are added until one number is left, zeros pad to a power of two."""
+        """Sum in the order of packing.md: adds neighbors until one number is left, after padding with zeros to a power
+        of two."""
         padded = values + [ZERO] * ((1 << (len(values) - 1).bit_length()) - len(values))
         while len(padded) > 1:
             padded = [add(padded[i], padded[i + 1]) for i in range(0, len(padded), 2)]
@@ -331,7 +334,7 @@ class Spec:
         return divide(span, n)
 
     def scale_for_codes(self, unrounded: Real, stored: Real) -> Real:
-        """Codes are derived from the numbers as stored."""
+        """The scale that codes are derived from: the scale as stored."""
         return stored
 
     def stored_minimum(self, x: list[Real], scale_type: str) -> Real:
@@ -387,7 +390,7 @@ class Spec:
         return self.tree([multiply(v, v) for v in x])
 
     def first_step(self, x: list[Real], bits: int, rule: str) -> Real:
-        """The scale of absmax, or d of the two refitted rules, before R."""
+        """The scale of absmax, or the first d of the two refitted rules, before rounding R."""
         if rule == "absmax":
             return divide(multiply(Real.of(2), max(map(abs, x))), Real.of(2**bits - 1))
         mean_square = divide(self.energy(x), Real.of(len(x)))
@@ -402,10 +405,10 @@ class Spec:
         ratio = divide(multiply(Real.of(4), self.energy(x)), norm)
         return self.to_scale_type(square_root(ratio), scale_type)
 
-    # (c) Codebook codes, and what trellis codes share with them
+    # (c) Codebook codes, and steps that trellis codes share with them
 
     def normalised(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
-        """encode gives the codes of y, values_of their v."""
+        """A group of a codebook or a trellis: `encode` gives the codes of y, `values_of` gives the v of codes."""
         unrounded = square_root(divide(self.energy(x), Real.of(len(x))))
         d = self.to_scale_type(unrounded, scale_type)
         if d.is_zero:  # also when E is 0
@@ -448,10 +451,10 @@ class Spec:
             lambda codes: [entries[c] for c in codes],
         )
 
-    # (d) Trellis codes: windows are integers, c[j] + c[j-1] 2^b + ..., so that the lowest bits are those of theta[0]
+    # (d) Trellis codes. A window is the integer c[j] + c[j-1] 2^b + ..., so that its lowest bits belong to theta[0].
 
     def trellis_value(self, window: tuple[int, ...], trellis: Trellis) -> Real:
-        """v of a channel; window is its code and those before it, newest first."""
+        """v of a channel. `window` is the channel's code and the codes before, newest first."""
         total = None
         for k, code in enumerate(window):
             for i in range(trellis.bits):
@@ -461,12 +464,12 @@ class Spec:
         return total
 
     def trellis_values(self, codes: list[int], trellis: Trellis) -> list[Real]:
-        """The group bites its tail: negative indices count from its end, as Python's do."""
+        """The group is tail-biting: indices below 0 count from the end of the group, as Python's do."""
         windows = [tuple(codes[j - k] for k in range(trellis.memory + 1)) for j in range(len(codes))]
         return [self.trellis_value(window, trellis) for window in windows]
 
     def trellis_table(self, trellis: Trellis) -> array:
-        """trellis_value of all windows at once: each term is added to all the sums of those before it."""
+        """trellis_value of all windows: adds the term of each code to the sums of all terms before."""
         halves = [multiply(theta, HALF) for theta in trellis.theta]
         sums = [-halves[0], halves[0]]
         for half in halves[1:]:
@@ -474,7 +477,8 @@ class Spec:
         return array("f", [float(total.exact) for total in sums])
 
     def better(self, cost: float, best: float) -> bool:
-        """On a tie the first one stays: paths and states are visited in the order of the rules of packing.md."""
+        """Whether `cost` replaces `best`. On a tie `best` stays, because paths and states are visited in the order of
+        packing.md."""
         return cost < best
 
     def branch_costs(self, sample: float, table: array) -> array:
@@ -482,12 +486,12 @@ class Spec:
         return binary32s(e * e for e in binary32s(sample - v for v in table))
 
     def path_costs(self, costs: array, branches: array, trellis: Trellis) -> array:
-        """Of every window: the cost of the path to the state that it continues, and of its own step."""
+        """For each window: the cost of the path to the window's old state, plus the cost of the step."""
         return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
 
     def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
-        """Steps over y. The state behind a window are its m newest codes, so windows differ in the dropped code
-        only."""
+        """Steps over y. The state after a window is the m newest codes of the window, so the windows that lead to one
+        state differ only in the dropped code."""
         states, dropped = len(costs), []
         for sample in y:
             reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
@@ -548,7 +552,7 @@ class Spec:
         )
 
     def bites_its_tail(self, size: int) -> bool:
-        """Shorter groups of a trellis coder are symmetric."""
+        """False if the group is too short for the trellis; short groups of a trellis coder are symmetric."""
         return size >= 8
 
     # Mixed widths
@@ -559,7 +563,7 @@ class Spec:
         return [(w, len(list(run))) for w, run in itertools.groupby(widths)]
 
     def fallback_rule(self, rule: str) -> str:
-        """Of widths of a trellis coder that have no theta, and of its short groups."""
+        """Scale rule of symmetric groups in a trellis coder: of widths that have no theta, and of short groups."""
         return rule if rule == "least_squares" else "norm"
 
     def stored_bits(self, width: int) -> int:
@@ -582,7 +586,7 @@ class Spec:
 
     def nearest_centroid(self, row: list[Real], centroids: list[list[Real]]) -> int:
         distances = [self.distance(row, centroid) for centroid in centroids]
-        return distances.index(min(distances))  # the first of equal ones
+        return distances.index(min(distances))  # the first of equal distances
 
     def index_bytes(self, case: dict) -> bytes:
         if "centroid" not in case:
@@ -592,7 +596,7 @@ class Spec:
     # Rows and bytes
 
     def encode_group(self, x: list[Real], bits: int, case: dict) -> Group:
-        """A group of any coder but affine."""
+        """A group of a symmetric, codebook or trellis coder."""
         coder, rule, scale_type = case["coder"], case["scale_rule"], case["scale_type"]
         if coder == "codebook":
             entries = [from_pattern(text) for text in case["codebook"][str(bits)]]
@@ -627,7 +631,7 @@ class Spec:
         return stream.to_bytes((len(codes) * bits + 7) // 8, "little")
 
     def derive(self, case: dict) -> dict:
-        """What vectors.md describes for one case."""
+        """The expected results of one case, with the fields of vectors.md."""
         row = [from_decimal(text) for text in case["x"]]
         given = {**case, "x": [shortest_decimal(x) for x in row], "x_bits": [hex_pattern(x) for x in row]}
         if "centroids_bits" in case:
@@ -662,7 +666,7 @@ class Spec:
             if mixed
             else self.pack_codes(codes, case["bits"]) + numbers + index
         )
-        dropped = len(row) - len(codes)  # channels of width 0, all at the end
+        dropped = len(row) - len(codes)  # channels of width 0, which all stand at the end
         digits = 2 * target.storage_bytes
         return {
             "codes": codes + [0] * dropped,
@@ -674,7 +678,7 @@ class Spec:
 
 
 def with_patterns(case: dict) -> dict:
-    """The decimals of codebooks, thetas and centroids as the hex patterns of vectors.md."""
+    """Replaces the decimals of codebooks, thetas and centroids by the hex patterns of vectors.md."""
 
     def patterns(texts):
         return [hex_pattern(from_decimal(text)) for text in texts]
@@ -695,7 +699,7 @@ def with_patterns(case: dict) -> dict:
 
 
 def vectors_text(spec: Spec = Spec()) -> str:
-    """The whole file, one vector a line."""
+    """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(spec.derive(with_patterns(case))) for case in CASES)
     return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 

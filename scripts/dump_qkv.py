@@ -16,7 +16,7 @@ PROGRAM = "dump_qkv.py"
 
 @dataclass
 class Job:
-    """Everything decided before the first forward pass."""
+    """All decisions that are made before the first forward pass."""
 
     folder: object
     model: object
@@ -28,7 +28,7 @@ class Job:
 
 
 def prepare(args) -> Job:
-    """Cheap refusals first: the configuration, then the text, then the weights."""
+    """Makes all decisions, the cheap refusals first: configuration, then text, then weights."""
     from kvq_dump.model import load_model, open_model_folder, stored_dtype
 
     folder = open_model_folder(args.model, args.local_files_only)
@@ -100,7 +100,7 @@ def refuse_unknown_tokens(prefix: list[int], vocab_size: int) -> None:
 
 
 def report_duplicates(args, sequences: list[list[int]]) -> None:
-    """The same sequence twice usually means that a text was given twice; it would count double."""
+    """Warns if a sequence occurs twice, because a text was then probably given twice and would count double."""
     from kvq_dump.prompts import find_duplicates
 
     pairs = find_duplicates(sequences)
@@ -121,7 +121,7 @@ def warn_beyond_context(args, sequences: list[list[int]], config) -> None:
 
 
 def run(args, job: Job, temporary: Path) -> list:
-    """Writes the dump to `temporary`, and returns the checks it passed or failed."""
+    """Writes the dump to `temporary`; returns the checks, passed or failed."""
     import h5py
     from kvq_dump.validators import Check, Validator
     from kvq_dump.writer import DumpWriter
@@ -180,7 +180,7 @@ def write_root(args, job: Job, writer) -> None:
 
 
 def capture_all(args, job: Job, writer, num_tokens: int):
-    """All sequences through the model, to which what it generates is added. The recorder has the witnesses."""
+    """Runs all sequences through the model and appends generated tokens. The returned recorder holds the witnesses."""
     import numpy as np
     from kvq_dump.capture import Recorder, choose_witness_rows
     from kvq_dump.forward import run_and_generate, run_prompt
@@ -211,7 +211,7 @@ def add_extras(args, job: Job, writer, modules: dict) -> None:
     from kvq_py.dump_writer import output_metric
 
     for layer, facts in writer.layers.items():
-        if facts.kind != "mla_rope":  # a dump without values
+        if facts.kind != "mla_rope":  # mla_rope: a dump without values
             weight = modules[layer].o_proj.weight.detach().float().cpu().numpy()
             writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
     if args.o_proj:
@@ -234,7 +234,7 @@ def say(args, line: str) -> None:
 
 
 def report_checks(args, checks: list) -> None:
-    """One line each; raises if any failed."""
+    """Prints one line for each check; raises if one failed."""
     for check in checks:
         say(args, f"check: {check.name}: {'ok' if check.passed else 'FAILED'}, {check.detail}")
     failed = [check for check in checks if not check.passed]
@@ -247,7 +247,7 @@ def report_checks(args, checks: list) -> None:
 
 
 def print_table(args, job: Job, path: Path) -> None:
-    """The closing summary on stdout: one row per run of layers that are alike."""
+    """Prints the closing summary on stdout, with one row for each run of equal layers."""
     import h5py
 
     if args.quiet:

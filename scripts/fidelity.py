@@ -37,7 +37,7 @@ BALANCED = ["--transform", "balanced"]
 DIAGONAL = ["--transform", "diagonal"]
 SAW = ["--method", "saw-int4"]
 
-# name, reference perplexity or None, flags of kvq-calibrate (no windows unless given)
+# Rows: name, reference perplexity or None, flags of kvq-calibrate (no windows unless the flags have them)
 ROWS = [
     ("exact", 22.38, ["--method", "plain", "--bits", "16"]),
     ("affine min-max, group 128", 40.69, ["--method", "plain"]),
@@ -138,10 +138,10 @@ def run(command):
 
 
 class Calibration:
-    """Makes artifacts of one model: dump and statistics when the first one is needed, then one decision each."""
+    """Makes artifacts of one model. Dump and statistics are made once, when the first artifact needs them."""
 
     def __init__(self, args, model, scratch, name=""):
-        """name: of a model beside the first one; its files get names of their own"""
+        """`name` is set for a second model and becomes part of the paths of that model's files."""
         self.args, self.model, self.scratch = args, model, scratch / name
         self.scratch.mkdir(exist_ok=True)
         self.stats = (
@@ -149,7 +149,8 @@ class Calibration:
             if args.stats
             else self.scratch / "stats.safetensors"
         )
-        # Methods that compare plans keep tokens out of their statistics; the others see the whole text.
+        # Methods that compare plans hold out tokens, so they have statistics of their own; other methods use statistics
+        # of the whole text.
         self.held_out_stats = self.stats.with_suffix(".held-out.safetensors")
         self.folder = (args.artifacts or scratch) / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -207,7 +208,7 @@ class Calibration:
 
 
 def perplexity(args, model, artifact):
-    """Windows of the evaluation text."""
+    """Perplexity over windows of the evaluation text."""
     text = run(
         [
             sys.executable,
@@ -267,7 +268,7 @@ def main():
             twin = scratch / "twin-model"
             run([sys.executable, SCRIPTS / "outlier_twin.py", args.model, "--output", twin])
             models.append((twin, Calibration(args, twin, scratch, "twin")))
-        measured = []  # an artifact is measured while the next one is calibrated
+        measured = []  # one artifact is measured while the next one is calibrated
         for label, _, flags in rows:
             for model, calibration in models:
                 artifact = calibration.artifact(label, flags)

@@ -14,7 +14,7 @@ DATA = bytes(range(8))
 
 
 def packed(header, data=DATA):
-    """A file with this header: a dict, or text as it is."""
+    """A file with this header: a dict, or text that is written unchanged."""
     text = header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
     raw = text if isinstance(text, bytes) else text.encode()
     return struct.pack("<Q", len(raw)) + raw + data

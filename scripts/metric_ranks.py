@@ -21,7 +21,7 @@ SHOWN = ("output_rel_mse", "attention_kl.mean", "attention_kl.p99", "output_nats
 
 
 def ranks(values):
-    """From 1; equal values share the mean of their ranks."""
+    """Ranks from 1; equal values get the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     result = [0.0] * len(values)
     first = 0
@@ -36,7 +36,8 @@ def ranks(values):
 
 
 def spearman(a, b):
-    """Over the places where both are numbers; None if they are fewer than two, or all equal on one side."""
+    """Rank correlation over the places where both are numbers; None if fewer than two such places remain, or if one
+    side is constant."""
     pairs = [(p, q) for p, q in zip(a, b) if p is not None and q is not None]
     if len(pairs) < 2:
         return None
@@ -48,14 +49,14 @@ def spearman(a, b):
 
 
 def flat(mean):
-    """Means over layers by name; the distribution of KL in its parts."""
+    """Means over layers by name; the KL distribution as one entry for each of its fields."""
     values = {name: value for name, value in mean.items() if name != "attention_kl"}
     return values | {f"attention_kl.{part}": value for part, value in mean.get("attention_kl", {}).items()}
 
 
 def correlations(rows, groups):
-    """Of every metric that some row has, with perplexity, in each group; more of top10_overlap is better, hence its
-    other sign."""
+    """Rank correlation with perplexity, in each group, for every metric that some row has. top10_overlap changes sign,
+    because a larger overlap is better."""
     found = {}
     for metric in dict.fromkeys(name for row in rows for name in row if name not in ("recipe", "perplexity", "bits")):
         own = {

@@ -25,7 +25,7 @@ example
 
 exit codes: 0 done, 2 wrong flags, 3 unreadable input, 5 another family than Qwen3
 """
-FAMILIES = ("qwen3", "qwen3_moe")  # QK-norm before RoPE, whose pairs are channels i and i + D/2 of the whole head
+FAMILIES = ("qwen3", "qwen3_moe")  # with QK-norm before RoPE; a rotary pair is channels i and i + D/2 of the whole head
 KEY_FACTORS = ((2, 32.0), (4, 8.0), (10, 2.0))  # (rotary pairs, factor)
 VALUE_FACTORS = ((3, 16.0), (7, 4.0))  # (channels, factor)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -42,7 +42,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def factors(count: int, groups: tuple[tuple[int, float], ...], generator):
-    """[count] of 1, and of each group's factor in as many random places as it has."""
+    """[count]: each group's factor at as many random places as the group has, 1 everywhere else."""
     import torch
 
     order, scale, first = torch.randperm(count, generator=generator), torch.ones(count), 0

@@ -73,7 +73,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: what PyTorch takes)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
-    if not args.artifact:  # not argparse's default: that would hide a clash with --artifact
+    if not args.artifact:  # set here, because a default of argparse would hide a clash with --artifact
         args.scheme = args.scheme or "exact"
     for name, least in (("num_windows", 1), ("window_tokens", 2), ("threads", 1)):
         if getattr(args, name) is not None and getattr(args, name) < least:
@@ -85,7 +85,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def cut_windows(tokens: list[int], length: int, wanted: int) -> list[list[int]]:
-    """Whole windows of `length` tokens, evenly spread from the first on."""
+    """Whole windows of `length` tokens, evenly spaced, beginning with the first."""
     available = [tokens[i : i + length] for i in range(0, len(tokens) - length + 1, length)]
     return available[:: max(1, len(available) // wanted)][:wanted]
 
@@ -121,7 +121,7 @@ def load_model(args):
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, local_files_only=True)
-    except Exception as error:  # each part of transformers raises its own
+    except Exception as error:  # each part of transformers raises its own types
         raise bad_input(f"{args.model}: cannot load: {one_line(error)}") from error
     return model.to(args.device).eval(), tokenizer
 
@@ -182,7 +182,7 @@ def report_uncovered(args, model, manifest: dict | None) -> None:
 
 
 def window_nll(model, bos: int, window: list[int]) -> float:
-    """Sum of -ln p over the window's tokens."""
+    """Sum of -ln p over the window's tokens, in nats."""
     import torch
 
     ids = torch.tensor([[bos, *window]], device=model.device)

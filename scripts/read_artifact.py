@@ -53,11 +53,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-# What is in it
+# Contents
 
 
 def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
-    """One row of the table, and of `layers` in the JSON document. `facts` is the plan in the manifest."""
+    """One row of the table and of `layers` in the JSON document. `facts` is the plan in the manifest."""
     scheme = plan.scheme
     row = {
         "layer": layer,
@@ -90,7 +90,7 @@ def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
 
 
 def width_summary(channel_bits) -> dict:
-    """Widths of mixed rows over all heads and channels: their mean, and how many channels have each."""
+    """Widths of mixed rows over all heads and channels: the mean, and how many channels have each width."""
     widths = channel_bits.ravel().tolist()
     return {
         "mean_bits": sum(widths) / len(widths),
@@ -160,7 +160,7 @@ def format_table(rows: list[list[str]]) -> list[str]:
 
 
 def describe_widths(rows: list[dict]) -> list[str]:
-    """The histogram of each plan of mixed rows, in percent of the channels of all heads."""
+    """The histogram of each plan with mixed rows, in percent of the channels of all heads."""
     lines = []
     for row in rows:
         if "widths" in row:
@@ -174,7 +174,7 @@ def describe_widths(rows: list[dict]) -> list[str]:
 
 
 def check(name: str, passed: bool | None, detail: str) -> dict:
-    """`passed` is None for a check that could not be made."""
+    """Result of one check; `passed` is None if the check could not run."""
     return {"name": name, "passed": passed, "detail": detail}
 
 
@@ -220,7 +220,7 @@ def check_orthogonality(artifact) -> dict:
 
 
 def check_transforms(artifact) -> list[dict]:
-    """Two checks, or none if all rotations are orthogonal: A^-1 A = I, and the conditions that the manifest claims."""
+    """Two checks, A^-1 A = I and the conditions in the manifest; no checks if all rotations are orthogonal."""
     from kvq_py.artifact import CLAIM_TOLERANCE, INVERSE_TOLERANCE, MOST_CONDITION, inverse_error, transform_condition
 
     error, largest, wrong_claim = 0.0, 0.0, ""
@@ -254,7 +254,7 @@ def check_transforms(artifact) -> list[dict]:
 
 
 def check_golden_rows(artifact) -> list[dict]:
-    """One check, or none if no layer has such rows."""
+    """One check; none if no layer has golden rows."""
     from kvq_py.golden_rows import golden_fault
 
     layers = [layer for layer in artifact.layers.values() if layer.golden]
@@ -271,7 +271,8 @@ def check_golden_rows(artifact) -> list[dict]:
 
 
 def make_checks(artifact) -> list[dict]:
-    # Versions, manifest, tensors, shapes and finite values are behind us: reading refuses what is wrong there.
+    # read_artifact() has already checked versions, manifest, tensors, shapes and finite values, and raises for any
+    # fault.
     read = check("structure", True, f"{len(artifact.layers)} layers, {len(artifact.file.tensors)} tensors")
     return [
         read,
@@ -283,7 +284,7 @@ def make_checks(artifact) -> list[dict]:
     ]
 
 
-# Coding rows
+# Encoding rows
 
 
 def load_rows(path: Path, dim: int, heads: int):

@@ -18,13 +18,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-LEAST_BYTES = 300_000_000  # read in turn, so that no call finds its input in the L2 cache
+LEAST_BYTES = 300_000_000  # the inputs of all calls together, so that no call finds its input in the L2 cache
 GRAPH_BYTES = 3_000_000_000
 REPLAYS = 15
 
 
 def time_us(call, sets: int, set_bytes: int) -> list[float]:
-    """Microseconds of one call(i), i the set that it reads: graph replays, ascending."""
+    """Microseconds of one call, ascending, from graph replays. call(i) reads data set i."""
     calls = sets * max(1, GRAPH_BYTES // (sets * set_bytes))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -49,14 +49,14 @@ def time_us(call, sets: int, set_bytes: int) -> list[float]:
 
 
 def ways(q: torch.Tensor, k: list, v: list) -> dict:
-    """Equivalent calls by name; each takes the number of a set. q is [B, Hq, q_len, D], k and v [B, Hkv, context,
-    D]."""
+    """Equivalent calls by name; each takes the number of a data set. q is [B, Hq, q_len, D], k and v are [B, Hkv,
+    context, D]."""
     whole = lambda i: sdpa(q, k[i], v[i], enable_gqa=True)
     if q.shape[2] == 1:
         return {"whole": whole}
     prefix = k[0].shape[2] - q.shape[2]
 
-    def parts(i):  # without the merge of the two results, which would only add to the time
+    def parts(i):  # leaves out the merge of the two results, which would only add time
         sdpa(q, k[i][:, :, :prefix], v[i][:, :, :prefix], enable_gqa=True)
         sdpa(q, k[i][:, :, prefix:], v[i][:, :, prefix:], enable_gqa=True, is_causal=True)
 

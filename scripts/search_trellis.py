@@ -48,7 +48,7 @@ better. For tail-biting codes search with --row-channels 512 or more, where the 
 exit codes: 0 done, 2 wrong flags, 5 PyTorch is missing
 """
 
-# The best found for rows of 128 channels: (bits, memory) and theta.
+# The best known coefficients for rows of 128 channels: (bits, memory) -> theta.
 KNOWN = {
     (1, 1): [1.59981456, -0.0255246349],
     (1, 2): [1.60028505, 0.0845768113, 0.0141025971],
@@ -83,18 +83,18 @@ KNOWN = {
     (4, 1): [1.2847827, 1.1339953, 0.911722797, 0.601804498, 0.910166869, -0.982628213, -0.266429482, 0.453091539],
 }
 
-MAX_INDEX_BITS = 14  # 2^14 branches a channel
+MAX_INDEX_BITS = 14  # 2^14 branches for each channel
 UNREACHABLE = 1e9
 POOL, OVER_RELAXATION = 12, 1.6
 LENGTHS = (8, 16, 32, 64, 128)
 MEASURED_SETS, MEASURED_CHANNELS = 8, 1 << 17
 
 
-# The arrays of numpy and of PyTorch, as far as they agree.
+# The array functions that numpy and PyTorch have in common.
 
 
 class Backend:
-    """Where the encoder's arrays live."""
+    """Where the encoder's arrays live: numpy, or PyTorch on a device."""
 
     def __init__(self, device):
         self.device = device
@@ -119,7 +119,7 @@ class Backend:
 
 
 class Rows:
-    """Gaussian rows of root mean square 1. `x`: [channels, rows]; `lifted`: [channels, 2, rows], each x with a 1."""
+    """Gaussian rows with root mean square 1. `x`: [channels, rows]; `lifted`: [channels, 2, rows], each x above a 1."""
 
     def __init__(self, backend, x):
         self.host, (self.channels, self.rows) = x, x.shape
@@ -136,8 +136,8 @@ class Rows:
 
 
 class Trellis:
-    """One shape of code. A branch is numbered by all its codes, c_j lowest; a state by the codes that the next channel
-    sees.
+    """One shape of trellis code. The number of a branch has all codes, c_j in the lowest digits; the number of a state
+    has the codes that the next channel sees.
 
     B = 2^bits codes, S = B^memory states, W = S * B branches, K = bits * (memory + 1) coefficients.
     """
@@ -151,10 +151,10 @@ class Trellis:
         self.older = backend.array(np.arange(self.codes))[:, None]  # [B, 1]: the code that leaves the state
 
     def tables(self, theta):
-        """[memory + 1, W, 2]: -2y and y^2 of each branch, so that a branch costs (-2y) x + y^2, which is (x - y)^2 -
+        """[memory + 1, W, 2]: -2y and y^2 of each branch, so that the cost of a branch is (-2y) x + y^2 = (x - y)^2 -
         x^2.
 
-        Table p is for channel p, which sees p codes before its own; the last one is for all channels from `memory` on.
+        Table p is for channel p, which sees p earlier codes; the last table is for all channels from `memory` on.
         """
         tables = []
         for seen in range(self.memory + 1):
@@ -164,7 +164,7 @@ class Trellis:
         return self.backend.array(np.stack(tables))
 
     def forward(self, rows, tables, start):
-        """The least cost of each state before each channel, and after the last one: channels + 1 arrays [S, rows].
+        """The least cost of each state before each channel and after the last channel: channels + 1 arrays [S, rows].
 
         start: [S, rows], the costs before the first channel.
         """
@@ -188,13 +188,14 @@ class Trellis:
         return self.backend.xp.stack(codes)
 
     def first_state(self, rows):
-        """Before a row only state 0 exists, whose codes the tables of the first channels leave out."""
+        """Costs before the first channel: only state 0 exists. The tables of the first channels leave out the codes of
+        state 0."""
         start = np.full((self.states, rows.rows), UNREACHABLE)
         start[0] = 0
         return self.backend.array(start)
 
     def encode(self, rows, theta):
-        """Codes [channels, rows] of the least error, and that error."""
+        """The codes [channels, rows] of least error, and the error."""
         tables = self.tables(theta)
         costs = self.forward(rows, tables, self.first_state(rows))
         codes = self.backward(rows, tables, costs, costs[-1].argmin(0))
@@ -205,15 +206,15 @@ class Trellis:
         return (lowest.sum() + (rows.host**2).sum()) / rows.host.size
 
     def measure(self, rows, theta):
-        """The error alone."""
+        """The error alone, without codes."""
         return self.error(self.forward(rows, self.tables(theta), self.first_state(rows))[-1], rows)
 
     def measure_circular(self, rows, theta):
-        """The error of tail-biting codes, by two passes (see --help); channels 0 to memory - 1 see the row's last
-        codes."""
+        """The error of tail-biting codes, by two passes (see --help); channels 0 to memory - 1 see the last codes of
+        the row."""
         tables = [self.tables(theta)[-1]] * (self.memory + 1)
         half = rows.channels // 2
-        turned = Rows(self.backend, np.roll(rows.host, half, 0))  # its channel `half` is the row's first
+        turned = Rows(self.backend, np.roll(rows.host, half, 0))  # channel `half` of it is first
         costs = self.forward(turned, tables, self.backend.array(np.zeros((self.states, rows.rows))))
         codes = self.backward(turned, tables, costs, costs[-1].argmin(0))
         codes, lanes = self.backend.numpy(codes), np.arange(rows.rows)
@@ -224,7 +225,7 @@ class Trellis:
         return self.error(final[self.backend.array(state), self.backend.array(lanes)][None], rows)
 
     def fit(self, rows, codes):
-        """The theta [K] of least squared error for these codes."""
+        """The theta [K] of least squared error for given codes."""
         bits = (codes[..., None] >> self.backend.array(np.arange(self.bits)) & 1) - 0.5  # [channels, rows, bits]
         design = self.backend.array(np.zeros((rows.channels, rows.rows, self.size)))
         for age in range(self.memory + 1):
@@ -239,7 +240,8 @@ class Trellis:
 
 
 def fitted(trellis, rows, theta, rounds, tolerance, give_up=math.inf):
-    """Codes and fits in turn: the least (error, theta). Ends early where gains are small, or far from `give_up`."""
+    """Alternates encoding and fitting; returns the least (error, theta). Stops when gains are small, or when eight more
+    such gains would not reach `give_up`."""
     best, before = (math.inf, theta), math.inf
     for done in range(rounds):
         codes, error = trellis.encode(rows, theta)
@@ -252,14 +254,14 @@ def fitted(trellis, rows, theta, rounds, tolerance, give_up=math.inf):
 
 
 def canonical(theta, bits):
-    """The same code with each bit's largest coefficient positive, and the bits by falling energy."""
+    """An equivalent theta: each bit's largest coefficient is positive, and bits are in the order of falling energy."""
     taps = theta.reshape(-1, bits).T  # [bits, memory + 1]
     taps = taps * np.sign(taps[np.arange(bits), np.abs(taps).argmax(1)])[:, None]
     return taps[np.argsort(-(taps**2).sum(1), kind="stable")].T.reshape(-1)
 
 
 class Pool:
-    """The best different thetas so far, best first: a list of (error, theta)."""
+    """The best thetas that differ from each other, best first: a list of (error, theta)."""
 
     def __init__(self, bits):
         self.bits, self.members = bits, []
@@ -278,12 +280,12 @@ class Pool:
 
     @property
     def worst(self):
-        """What a newcomer has to beat."""
+        """The error that a new theta must beat."""
         return self.members[-1][0] if len(self.members) == POOL else math.inf
 
 
 def disturbed(theta, bits, rng):
-    """A neighbour of theta: small changes everywhere or at few places, exchanges, shifts and reversals in time."""
+    """A theta near `theta`: small changes everywhere or at few places, exchanges, and shifts and reversals in time."""
     taps, scale = theta.reshape(-1, bits).copy(), 0.03 * 20 ** rng.random()
     lag, bit = rng.integers(taps.shape[0]), rng.integers(bits)
     kind = rng.choice(7, p=[0.35, 0.25, 0.1, 0.08, 0.08, 0.07, 0.07])
@@ -306,13 +308,14 @@ def disturbed(theta, bits, rng):
 
 
 def random_theta(size, rng):
-    """Coefficients that give values of variance 1."""
+    """Random coefficients that give values of variance 1."""
     theta = rng.standard_normal(size)
     return theta * 2 / np.sqrt((theta**2).sum())
 
 
 def given_thetas(args):
-    """--start, and unless --from-scratch the known thetas of this width; shorter memories end in zero coefficients."""
+    """The thetas of --start and, unless --from-scratch, the known thetas of this width. A theta with shorter memory
+    gets zeros at its end."""
     thetas = [] if args.start is None else [args.start]
     if not args.from_scratch:
         thetas += [theta for (bits, memory), theta in KNOWN.items() if bits == args.bits and memory <= args.memory]
@@ -321,7 +324,7 @@ def given_thetas(args):
 
 
 class Search:
-    """Random starts, then disturbances of the pool, then the last fits; it tells on stderr what it finds."""
+    """The search: random starts, then disturbances of the pool, then the last fits. Reports on stderr."""
 
     def __init__(self, trellis, args, log):
         self.trellis, self.args, self.log = trellis, args, log
@@ -332,11 +335,11 @@ class Search:
         )
 
     def elapsed(self):
-        """As a share of --seconds."""
+        """Elapsed time as a fraction of --seconds."""
         return (time.monotonic() - self.began) / self.args.seconds
 
     def start(self):
-        """Fills the pool: given thetas, then random ones until --starts are done or 40% of the time is over."""
+        """Fills the pool: first given thetas, then random thetas until --starts are done or 40% of the time is over."""
         given, started = given_thetas(self.args), 0
         for theta in given:
             self.pool.add(*fitted(self.trellis, self.rows, theta, 30, 1e-4))
@@ -348,7 +351,7 @@ class Search:
         self.log(f"{len(given)} given and {started} random starts: {self.pool.best:.6f}")
 
     def improve(self):
-        """Disturbs members of the pool, better ones more often, until 85% of the time is over."""
+        """Disturbs thetas of the pool, better ones more often, until 85% of the time is over."""
         tried = 0
         while self.elapsed() < 0.85:
             members, tried, best = self.pool.members, tried + 1, self.pool.best
@@ -361,7 +364,7 @@ class Search:
         self.log(f"{tried} disturbances: {self.pool.best:.6f}")
 
     def finish(self):
-        """Of the best three, fitted on many rows, the best on other rows."""
+        """Fits the best three thetas on many rows; returns the best of them on other rows."""
         thetas = [fitted(self.trellis, self.many, theta, 12, 2e-5)[1] for _, theta in self.pool.members[:3]]
         return min(thetas, key=lambda theta: self.trellis.measure(self.others, theta))
 
@@ -371,11 +374,11 @@ class Search:
         return self.finish()
 
 
-# What is reported.
+# Reports
 
 
 def lloyd_max(bits):
-    """The levels of the scalar quantizer of least error for a unit Gaussian, rising."""
+    """The levels, ascending, of the scalar quantizer with least error for a unit Gaussian."""
     levels = np.linspace(-2, 2, 1 << bits)
     for _ in range(2000):
         edges = [-math.inf, *(levels[1:] + levels[:-1]) / 2, math.inf]
@@ -406,7 +409,7 @@ class Figure:
 
 
 def measured(trellis, theta, channels, args):
-    """The errors at rows of `channels`, by name, on rows that no search has seen."""
+    """Errors by name for rows of `channels`, on rows that no search has seen."""
     levels, errors = lloyd_max(args.bits), {"trellis": [], "circular": [], "lloyd_max": []}
     count = max(MEASURED_CHANNELS // channels, 1)
     for k in range(MEASURED_SETS):
@@ -419,7 +422,7 @@ def measured(trellis, theta, channels, args):
 
 
 def report(args, theta, figures):
-    """Text, or with --json one document."""
+    """Prints the result as text, or with --json as one document."""
     if args.json:
         lengths = [
             {"channels": n, **{name: {"mse": f.mean, "standard_error": f.deviation} for name, f in by_name.items()}}
@@ -439,7 +442,7 @@ def report(args, theta, figures):
 
 
 def numbers(text):
-    """Coefficients between blanks or commas; the word `known` is looked up later."""
+    """Coefficients separated by blanks or commas, or the word `known`, which check() looks up."""
     if text.strip() == "known":
         return "known"
     try:
@@ -505,7 +508,7 @@ def parse_arguments(argv=None):
 
 
 def check(args):
-    """Resolves `known` and refuses what does not fit together."""
+    """Replaces `known` by coefficients and refuses combinations that do not fit."""
     size, known = args.bits * (args.memory + 1), KNOWN.get((args.bits, args.memory))
     if size > MAX_INDEX_BITS:
         raise usage(f"--bits * (--memory + 1) is {size}, at most {MAX_INDEX_BITS} is feasible")

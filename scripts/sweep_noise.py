@@ -16,14 +16,14 @@ METRICS = ("logit_rel_mse", "rope_logit_mae", "output_rel_mse", "attention_kl.me
 
 
 def value_of(mean, metric):
-    """None where the layers have no such number."""
+    """The mean of a metric; None if the layers have no such number."""
     for part in metric.split("."):
         mean = mean.get(part) if isinstance(mean, dict) else None
     return mean
 
 
 def cells(schemes):
-    """Rows by what stands before the last comma of their names, in order."""
+    """Groups rows by the part of their names before the last comma; keeps the order."""
     groups = {}
     for scheme in schemes:
         name = scheme["name"].rpartition(", ")[0] if "flags" in scheme else ""
@@ -32,7 +32,7 @@ def cells(schemes):
 
 
 def spread(values):
-    """Mean, and the standard deviation of the sample: None of one value."""
+    """(mean, standard deviation of the sample); the deviation is None for one value."""
     mean = sum(values) / len(values)
     return mean, math.sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - 1)) if len(values) > 1 else None
 

@@ -59,7 +59,7 @@ def trellis(name, why, x, bits, memory, taps, rule="norm", group_size=None, scal
 
 
 def mixed(name, why, x, widths, row_bytes, rule="norm", scale_type="fp16", coder="symmetric", **tables):
-    """`widths` is text: 4*3 2 means 4 4 4 2. `tables` are those of the coder: codebook or trellis."""
+    """`widths` is text: "4*3 2" means 4 4 4 2. `tables` are the tables of the coder: codebook or trellis."""
     runs = [(int(w), int(n or 1)) for w, _, n in (word.partition("*") for word in widths.split())]
     return {
         "name": name,
@@ -83,19 +83,19 @@ def exact(name, why, x):
 
 
 def lattice(size: int, salt: int) -> str:
-    """`size` sixteenths between -50/16 and 50/16 without visible order: exact in binary32, easy to redo by hand."""
+    """`size` sixteenths between -50/16 and 50/16 that look random: exact in binary32, easy to compute by hand."""
     return " ".join(str(((37 * j + 11 * salt) % 101 - 50) / 16) for j in range(size))
 
 
 def spread(size: int, salt: int) -> str:
-    """Thousandths of both signs; not exact in binary32, a few channels ten times larger."""
+    """Thousandths of both signs, not exact in binary32; a few channels are ten times larger."""
     return " ".join(
         f"{((997 * j + 131 * salt) % 4001 - 2000) * (10 if j % 29 == 7 else 1) / 1000}" for j in range(size)
     )
 
 
 def every_width() -> list[dict]:
-    """Each coder and rule at each width on 12 channels (not a power of two), with scale types and groups in turn."""
+    """Each coder and rule at each width on 12 channels (not a power of two); scale types and group sizes alternate."""
     cases = []
     for bits in range(1, 9):
         for turn, rule in enumerate(("float", "integer", "absmax", "least_squares", "norm")):
@@ -111,12 +111,12 @@ def every_width() -> list[dict]:
 
 
 def bell(size: int, salt: int) -> str:
-    """Hundredths with few large ones: the sum of four lattices."""
+    """Hundredths, few of them large: each is the sum of four numbers between -0.5 and 0.5."""
     return " ".join(str(sum((step * j + 17 * salt) % 101 - 50 for step in (37, 53, 29, 71)) / 100) for j in range(size))
 
 
 def skewed(bits: int) -> str:
-    """A codebook denser in the middle and not symmetric: no entry is another's negative."""
+    """A codebook that is denser in the middle and not symmetric: no entry is the negative of another."""
     places = [(2 * i + 1) / 2**bits - 0.97 for i in range(2**bits)]
     return " ".join(f"{1.55 * u + 1.2 * u * u * u:.4f}" for u in places)
 
@@ -468,7 +468,7 @@ def clipping() -> list[dict]:
 
 
 def codebook_widths() -> list[dict]:
-    """Each width once, with rules, scale types and groups in turn."""
+    """Each width once; rules, scale types and group sizes alternate."""
     cases = []
     for bits in range(1, 9):
         rule = ("norm", "rms", "least_squares")[bits % 3]
@@ -624,7 +624,7 @@ def codebook_edges() -> list[dict]:
 
 
 def trellis_widths() -> list[dict]:
-    """Every width and memory, the three rules, scale types and groups in turn."""
+    """Every width and memory; the three rules, scale types and group sizes alternate."""
     cases = []
     for turn, ((bits, memory), taps) in enumerate(TAPS.items()):
         rule = ("norm", "least_squares", "rms")[(turn // 3 + turn) % 3]
@@ -648,7 +648,7 @@ def trellis_widths() -> list[dict]:
 
 
 def trellis_searches() -> list[dict]:
-    """The seam, the closed path and their ties."""
+    """Cases for the seam, the closed path and their ties."""
     return [
         trellis(
             "greedy is not cheapest",

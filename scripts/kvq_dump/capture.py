@@ -28,7 +28,7 @@ from .rope import read_rope
 from .writer import DumpWriter
 
 INTERFACE_NAME = "kvq_dump"
-# Further terms of the logits that some models hand to the interface; a dump has no words for them.
+# Further terms of the logits that some models pass to the attention interface. A dump has no field for them.
 FOREIGN_TERMS = {
     "softcap": "attention logit soft-capping",
     "s_aux": "attention sinks",
@@ -46,7 +46,7 @@ class NormFacts:
 
 @dataclass(frozen=True)
 class WitnessRows:
-    """Rows of the dump to keep witnesses of: sorted int64 arrays."""
+    """Rows of the dump for which witnesses are kept: sorted int64 arrays."""
 
     projected: np.ndarray
     outputs: np.ndarray
@@ -54,19 +54,20 @@ class WitnessRows:
 
 @dataclass
 class Witness:
-    """What the validators compare one layer with.
+    """Reference data of one layer, for the validators.
 
     norms  "q"/"k" -> NormFacts, where the model has QK-norm
     kept   float64, one entry for each of the WitnessRows: "q"/"k" the projections' output [n, channels], "output"
-           that of attention [n, Hq, Dv]. Each is allocated once, at its first token: small arrays that outlive a
-           forward pass would pin the heap between its large ones, and memory would grow with every prompt.
+           that of attention [n, Hq, Dv]. Each array is allocated once, at its first token, because small arrays that
+           outlive a forward pass would fragment the heap between its large arrays, and memory would grow with every
+           prompt.
     """
 
     norms: dict[str, NormFacts] = field(default_factory=dict)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
 
     def keep(self, name: str, rows: np.ndarray, first_row: int, x: torch.Tensor) -> None:
-        """Keeps those of `rows` that are among x [n, ...], whose first token is `first_row` of the dump."""
+        """Keeps the rows of x [n, ...] that are in `rows`. The first token of x is row `first_row` of the dump."""
         inside = np.flatnonzero((rows >= first_row) & (rows < first_row + len(x)))
         if name not in self.kept:
             self.kept[name] = np.zeros((len(rows), *x.shape[1:]))
@@ -74,7 +75,8 @@ class Witness:
 
 
 def choose_witness_rows(cu_seqlens: np.ndarray, most_projected: int = 64, most_outputs: int = 3) -> WitnessRows:
-    """Rows spread over the dump for the cheap checks; ends of sequences, with the longest past, for attention."""
+    """Chooses witness rows: rows spread over the dump for the projections, and the ends of sequences, which have the
+    longest past, for attention."""
     last = int(cu_seqlens[-1]) - 1
     projected = np.unique(np.linspace(0, last, most_projected).astype(np.int64))
     ends = cu_seqlens[1:] - 1
@@ -83,9 +85,9 @@ def choose_witness_rows(cu_seqlens: np.ndarray, most_projected: int = 64, most_o
 
 
 class Recorder:
-    """Attached to a model, writes the attention inputs of each forward pass to a DumpWriter.
+    """Attached to a model; writes the attention inputs of each forward pass to a DumpWriter.
 
-    `row` says where the tokens of the next forward pass belong in the dump; None: they do not.
+    `row` is the dump's row for the first token of the next forward pass; None: the pass is not recorded.
     """
 
     def __init__(
@@ -165,7 +167,8 @@ class Recorder:
 
 
 def norm_facts(norm: torch.nn.Module) -> NormFacts:
-    """Weight and epsilon of an RMSNorm. The weight by asking, since Gemma stores it minus one: ones come out as it."""
+    """Weight and epsilon of an RMSNorm. The weight is measured on an input of ones, because Gemma stores the weight
+    minus one."""
     epsilon = float(getattr(norm, "variance_epsilon", None) or norm.eps)
     with torch.no_grad():
         answer = norm(torch.ones_like(norm.weight)).double().cpu().numpy()
@@ -183,10 +186,10 @@ def refuse_foreign_terms(module, kwargs) -> None:
 
 
 def attention_inputs(family: Family, module, query, key, value) -> dict[str, torch.Tensor]:
-    """This forward pass's own tokens as a dump holds them: q [n, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv].
+    """The new tokens of this forward pass as a dump holds them: q [n, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv].
 
-    With a cache, key and value begin with the past; the new tokens are the last n. For MLA q and k are the rotary part
-    alone: the last `qk_rope_head_dim` channels, where the key is one and the same for all heads.
+    With a cache, key and value begin with the past, and the new tokens are the last n. For MLA, q and k are only the
+    rotary part: the last `qk_rope_head_dim` channels, in which all heads have the same key.
     """
     count = query.shape[2]
     if family.kind == "mla_rope":

@@ -9,12 +9,13 @@ import torch
 
 from .progress import Progress
 
-# Tokens whose logits exist at once: a vocabulary of 150k makes 4096 rows of logits 2.4 GB.
+# Number of tokens whose logits exist at once: with a vocabulary of 150k, logits of 4096 tokens take 2.4 GB.
 LOSS_CHUNK_TOKENS = 256
 
 
 class OutputCurvature:
-    """Sums g g^T per head over sequences; one forward and one backward pass each. Memory: one prompt's activations."""
+    """Sums g g^T per head over sequences, with one forward and one backward pass each. Memory: the activations of one
+    prompt."""
 
     def __init__(self, model, attention_modules: dict[int, torch.nn.Module], heads: dict[int, int], progress: Progress):
         self.model, self.attention_modules, self.heads = model, attention_modules, heads
@@ -23,7 +24,7 @@ class OutputCurvature:
         self.num_tokens = 0
 
     def add(self, tokens: list[int], stride: int) -> None:
-        """One whole sequence, generated tokens included."""
+        """Adds one whole sequence, generated tokens included."""
         hooks = [
             module.o_proj.register_forward_pre_hook(self._watch_input(layer))
             for layer, module in self.attention_modules.items()
@@ -41,7 +42,7 @@ class OutputCurvature:
         return {layer: (total / self.num_tokens).float().numpy() for layer, total in self.sums.items()}
 
     def _watch_input(self, layer: int):
-        """The input of the output projection is attention's output; its gradient is what is wanted."""
+        """Hooks the input of the output projection, which is attention's output, to get its gradient."""
 
         def hook(_module, inputs):
             inputs[0].register_hook(lambda gradient: self._accumulate(layer, gradient))
@@ -55,7 +56,7 @@ class OutputCurvature:
         self.sums[layer] = self.sums.get(layer, 0.0) + moment
 
     def _backward(self, ids: torch.Tensor, stride: int) -> None:
-        # The weights ask for no gradient; the embeddings do, so that there is a graph from the first layer on.
+        # The weights do not require gradients. The embeddings do, so that autograd has a graph from the first layer on.
         embeddings = self.model.get_input_embeddings()(ids).detach().requires_grad_()
         positions = (torch.arange(ids.shape[1], device=ids.device) * stride).unsqueeze(0)
         hidden = self.model.base_model(

@@ -8,7 +8,8 @@ EXIT_UNSUPPORTED = 5
 
 
 class DumpError(Exception):
-    """A fault the user can act on: an exit code, one line that says what is wrong, perhaps one that says what to do."""
+    """A fault that the user can fix: an exit code, a line that says what is wrong, and optionally a line that says what
+    to do."""
 
     def __init__(self, exit_code: int, message: str, hint: str | None = None):
         super().__init__(message)
@@ -17,6 +18,6 @@ class DumpError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of a foreign exception's text, for use inside a DumpError message."""
+    """First line of a foreign exception's text, for a DumpError message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -22,8 +22,8 @@ from .errors import EXIT_INPUT, EXIT_UNSUPPORTED, DumpError
 class Family:
     """One row of the table below.
 
-    `rope_layout` is that of the captured tensors; `projection_layout` that of the projections' output, where a model
-    with `rope_interleave` has another one there.
+    `rope_layout` is the layout of rotary pairs in the captured tensors. `projection_layout` is the layout in the
+    projections' output, if a model with `rope_interleave` has another layout there.
     """
 
     label: str
@@ -34,18 +34,20 @@ class Family:
     key_projection: str = "k_proj"
 
     def layout_before_rope(self, config) -> str | None:
-        """Layout of the rotary pairs in the projections' output where RoPE moves them; None: they stay in place."""
+        """Layout of the rotary pairs in the projections' output if RoPE moves the pairs; None if the pairs stay in
+        place."""
         return self.projection_layout if getattr(config, "rope_interleave", False) else None
 
     def projections(self, attention) -> dict[str, object]:
-        """The modules whose output RoPE (after QK-norm, if any) turns into q and k: {"q": module, "k": module}."""
+        """{"q": module, "k": module}: the modules whose output becomes q and k through QK-norm, if any, and RoPE."""
         candidates = [getattr(attention, name, None) for name in self.query_projections]
         query = next(module for module in candidates if module is not None)
         return {"q": query, "k": getattr(attention, self.key_projection)}
 
 
 def _mla(label: str, **layouts: str) -> Family:
-    """MLA: queries come from `q_b_proj` if low-rank, the shared rotary key from the projection to the latent."""
+    """MLA: queries come from `q_b_proj` if the projection is low-rank; the projection to the latent gives the shared
+    rotary key."""
     return Family(
         label, kind="mla_rope", query_projections=("q_b_proj", "q_proj"), key_projection="kv_a_proj_with_mqa", **layouts
     )
@@ -73,7 +75,7 @@ def supported_list() -> str:
 
 
 def family_of(config: dict, where: str) -> Family:
-    """The family of a parsed `config.json`, or a DumpError that names what is not supported and what is."""
+    """The family of a parsed `config.json`; raises a DumpError that lists the supported families if there is none."""
     model_type = config.get("model_type")
     if model_type is None:
         raise DumpError(EXIT_INPUT, f"{where}: expected a 'model_type', found none")
@@ -85,9 +87,11 @@ def family_of(config: dict, where: str) -> Family:
 
 
 def refuse_inexpressible(config, family: Family) -> None:
-    """Refuses what a dump has no words for: logits other than `softmax_scale * q.k`, attention that is not causal.
+    """Refuses models that a dump cannot describe: logits other than `softmax_scale * q.k`, attention that is not
+    causal.
 
-    Takes the transformers configuration, not the JSON: the softcap of Gemma 2 is a default that no file need mention.
+    Takes the transformers configuration, not the JSON, because the softcap of Gemma 2 is a default that a file need not
+    mention.
     """
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap is not None:

@@ -6,9 +6,10 @@ from transformers import DynamicCache
 
 @torch.no_grad()
 def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) -> None:
-    """One forward pass over one sequence. No cache and no logits: nothing grows with the number of layers.
+    """One forward pass over one sequence. Without a cache and without logits, memory does not grow with the number of
+    layers.
 
-    The all-ones mask is not idle. Without a mask transformers takes positions that jump for several packed sequences,
+    The mask of ones is necessary: without a mask, transformers takes jumping positions for several packed sequences,
     and a stretched prompt would see none of its past.
     """
     ids = torch.tensor([tokens], device=model.device)
@@ -26,9 +27,9 @@ def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) 
 def run_and_generate(
     model, recorder, tokens: list[int], first_row: int, stride: int, count: int, banned: list[int]
 ) -> list[int]:
-    """The prompt, then `count` greedy tokens with a KV cache; every one of them passes through the model.
+    """The prompt, then `count` greedy tokens with a KV cache; each of them passes through the model.
 
-    `banned` (end of text) is never chosen: each sequence has exactly the length the dump has room for.
+    `banned` (end of text) is never chosen, so that each sequence has exactly the length for which the dump has room.
     """
     cache = DynamicCache(config=model.config)
     chosen, step = [], torch.tensor([tokens], device=model.device)

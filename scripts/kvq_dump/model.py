@@ -21,7 +21,7 @@ SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model on disk: all that can be known before its weights are loaded."""
+    """A model on disk: everything that is known before the weights are loaded."""
 
     path: Path
     name: str
@@ -35,13 +35,13 @@ class ModelFolder:
 
 
 def quiet_libraries() -> None:
-    """Keeps transformers' advice and its own progress bars off stderr: ours is the only voice there."""
+    """Silences advice and progress bars of transformers on stderr, so that only this program's messages appear."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
 
 def open_model_folder(model: str, local_files_only: bool) -> ModelFolder:
-    """Finds the folder, downloading from the hub if need be, and refuses unsupported models before their weights."""
+    """Finds the folder, downloads it from the hub if needed, and refuses unsupported models before loading weights."""
     if Path(model).is_dir():
         return _read_folder(Path(model), Path(model).resolve().name)
     if not HUB_ID.fullmatch(model) or model.startswith("."):
@@ -78,14 +78,14 @@ def _read_folder(path: Path, name: str) -> ModelFolder:
     family = family_of(_parse_config(path / "config.json"), name)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # a configuration class validates as it likes
+    except Exception as error:  # each configuration class has checks of its own
         raise DumpError(EXIT_INPUT, f"{path / 'config.json'}: {one_line(error)}") from error
     refuse_inexpressible(config, family)
     return ModelFolder(path, name, family, config, (path / "config.json").read_text(encoding="utf-8"))
 
 
 def stored_dtype(folder: ModelFolder) -> str:
-    """Name of the weights' type: as the configuration says, else the first tensor of the weight files."""
+    """Name of the weights' type: from the configuration, else from the first tensor of the weight files."""
     declared = getattr(folder.config, "dtype", None)
     names = {dtype: name for name, dtype in DTYPES.items()}
     if declared in names:
@@ -109,7 +109,7 @@ def load_model(folder: ModelFolder, compute_dtype: str, device: str):
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # OSError, ValueError, SafetensorError, RuntimeError: whatever is wrong with the files
+    except Exception as error:  # any fault of the files: OSError, ValueError, SafetensorError, RuntimeError
         raise DumpError(EXIT_INPUT, f"{folder.path}: cannot load the model: {one_line(error)}") from error
     _refuse_missing_weights(folder, report)
     try:
@@ -120,7 +120,8 @@ def load_model(folder: ModelFolder, compute_dtype: str, device: str):
 
 
 def _refuse_missing_weights(folder: ModelFolder, report: dict) -> None:
-    """transformers fills what a checkpoint lacks with random numbers and carries on; a dump of those is worthless."""
+    """Refuses checkpoints that lack weights, because transformers fills missing weights with random numbers and goes
+    on."""
     lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lacking:
         raise DumpError(
@@ -133,7 +134,7 @@ def _refuse_missing_weights(folder: ModelFolder, report: dict) -> None:
 def load_tokenizer(folder: ModelFolder):
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
-    except Exception as error:  # each tokenizer class has its own
+    except Exception as error:  # each tokenizer class raises its own types
         raise DumpError(
             EXIT_INPUT,
             f"{folder.path}: cannot load the tokenizer: {one_line(error)}",
@@ -142,7 +143,8 @@ def load_tokenizer(folder: ModelFolder):
 
 
 def default_prefix(tokenizer, config) -> list[int]:
-    """What every sequence begins with: the tokens the tokenizer puts in front, else the configuration's BOS, if any."""
+    """The tokens that begin every sequence: those that the tokenizer puts in front, else the configuration's BOS, if
+    any."""
     if tokenizer is not None:
         plain = tokenizer("a", add_special_tokens=False).input_ids
         full = tokenizer("a").input_ids
@@ -159,7 +161,8 @@ def eos_tokens(config) -> list[int]:
 
 
 def fingerprint(folder: ModelFolder) -> str | None:
-    """`model_fingerprint` of formats/dump.md; None for a folder without safetensors, whose weights it could not tie."""
+    """`model_fingerprint` of formats/dump.md; None for a folder without safetensors, because the fingerprint covers
+    only those."""
     if not folder.weight_files:
         return None
     files = sorted([folder.path / "config.json", *folder.weight_files], key=lambda path: path.name)

@@ -13,7 +13,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class Progress:
-    """Counts `total` units of work under one `label`; writes to stderr unless `quiet`."""
+    """Progress bar over `total` units of work under one `label`; writes to stderr unless `quiet`."""
 
     BAR_WIDTH = 30
     REDRAW_SECONDS = 0.2

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from .errors import EXIT_INPUT, DumpError
 
-# A rest of a text shorter than this is dropped: a handful of tokens that see almost no context would count as much per
-# token as the others, and describe nothing that happens in use.
+# A text's last window is dropped if it is shorter than this: a handful of tokens with almost no context would count as
+# much per token as all others, and no use of a model looks like them.
 SHORTEST_REST = 16
 
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How texts are cut. Lengths count the prepended tokens; None means no limit."""
+    """How texts are cut into sequences. Lengths include the prepended tokens; None means no limit."""
 
     sequence_length: int
     skip: int = 0
@@ -42,10 +42,10 @@ def read_text(path: str) -> str:
 
 
 def cut_windows(tokens: list[int], width: int, windows: int | None, name: str) -> list[list[int]]:
-    """Windows of `width` tokens from the start of `tokens`; the last may be shorter.
+    """Windows of `width` tokens from the start of `tokens`; the last window may be shorter.
 
-    With `windows`, only whole windows count, and of the N there are every max(1, N // windows)-th is taken from the
-    first on, so that a few windows still come from all over the text.
+    With `windows`, only whole windows count. Of N whole windows, every max(1, N // windows)-th is taken, beginning with
+    the first, so that a few windows still come from all over the text.
     """
     if windows is None:
         pieces = [tokens[start : start + width] for start in range(0, len(tokens), width)]
@@ -76,10 +76,10 @@ def within_budget(sequences: list[list[int]], budget: int | None) -> list[list[i
 
 
 def plan_sequences(texts: list[tuple[str, list[int]]], prefix: list[int], plan: CutPlan) -> list[list[int]]:
-    """Token ids of every prompt. Texts take turns, so that a budget is spent on all of them.
+    """Token ids of every prompt. Texts take turns, so that a budget is spread over all texts.
 
-    @param texts   (name, token ids without any special tokens) of each text
-    @param prefix  token ids put in front of every sequence
+    @param texts   (name, token ids without special tokens) of each text
+    @param prefix  token ids in front of every sequence
     """
     width = plan.sequence_length - len(prefix)
     per_text = []

@@ -6,10 +6,10 @@ from .errors import EXIT_UNSUPPORTED, DumpError
 
 
 def read_rope(rotary, layer_type: str | None) -> tuple[np.ndarray, float]:
-    """(inv_freq float64 [rotary_dim / 2], attention factor) as the model's rotary embedding holds them right now.
+    """(inv_freq float64 [rotary_dim / 2], attention factor) as the model's rotary embedding holds them now.
 
-    Gemma 3 keeps one set per layer type (local and global); the others keep one. Dynamic and long-range RoPE change
-    theirs with the sequence length, so this is asked at every capture and not once.
+    Gemma 3 has one set for each layer type (local and global); other models have one set. Dynamic and long-range RoPE
+    change their frequencies with the sequence length, so the recorder calls read_rope at every capture.
     """
     prefix = "" if hasattr(rotary, "inv_freq") else f"{layer_type}_"
     inv_freq = getattr(rotary, f"{prefix}inv_freq", None)
@@ -36,7 +36,8 @@ def rotate(
     offset: int = 0,
     inverse: bool = False,
 ) -> np.ndarray:
-    """Rotates x [T, H, D] to `positions` [T], or back with `inverse`; float64. Other channels stay as they are."""
+    """Rotates x [T, H, D] to `positions` [T], or back if `inverse`; float64. Channels outside the rotary slice do not
+    change."""
     out = np.array(x, dtype=np.float64)
     first, second = pair_channels(layout, 2 * len(inv_freq), offset)
     angle = positions[:, None, None].astype(np.float64) * inv_freq
@@ -51,7 +52,7 @@ def rotate(
 
 
 def change_layout(x: np.ndarray, rotary_dim: int, offset: int, old: str, new: str) -> np.ndarray:
-    """Moves each rotary pair of x [..., D] from where `old` has it to where `new` has it."""
+    """Moves each rotary pair of x [..., D] from the channels of layout `old` to those of layout `new`."""
     if old == new:
         return x
     out = np.array(x)

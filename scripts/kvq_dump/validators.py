@@ -17,14 +17,15 @@ from .capture import NormFacts, Witness, WitnessRows
 from .rope import change_layout, pair_channels, rotate
 from .writer import decode
 
-# Unit of rounding of one element, relative.
+# Relative rounding error of one element.
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-# Smallest error that counts: below it float16 is subnormal and keeps no relative precision.
+# Smallest error that counts: below it float16 is subnormal and has no relative precision.
 FLOOR = {"float32": 1e-37, "float16": 2.0**-20, "bfloat16": 1e-37}
-# Roundings in projection output -> norm -> rotation, with room for a device's fused or reordered arithmetic.
+# Roundings from the projections' output through norm and rotation, with room for fused or reordered arithmetic of a
+# device.
 ROUNDINGS = 16
-# Largest relative error of a whole layer's attention output. An error of an element reaches the output through
-# exp(logit), hence the room; a wrong scale, window or head order is off by tens of percent.
+# Largest relative error of a layer's whole attention output. The bound is wide because exp(logit) amplifies the error
+# of an element. A wrong scale, window or head order gives errors of tens of percent.
 OUTPUT_BOUND = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 LAYOUTS = ("half", "interleaved")
 
@@ -83,7 +84,7 @@ class Validator:
     def run(self) -> list[Check]:
         return [self.check_qk_norm(), self.check_rope(), self.check_attention_output()]
 
-    # --- QK-norm: un-rotated, every head has the RMS that the norm and its weight give it ---
+    # --- QK-norm: before RoPE, every head has the RMS that the norm and its weight give ---
 
     def check_qk_norm(self) -> Check:
         name, errors = "QK-norm", []
@@ -96,7 +97,8 @@ class Validator:
         return self._verdict(name, error <= self._rounding(), detail, layer, tensor, "captured without the norm?")
 
     def _qk_norm_error(self, layer: int, tensor: str) -> float:
-        """Largest relative error of a head's RMS. Blind to angles: it tells a missing norm from a wrong rotation."""
+        """Largest relative error of a head's RMS. The RMS ignores angles, so the check tells a missing norm from a
+        wrong rotation."""
         view = self.layers[layer]
         rows = self.rows.projected
         captured = rotate(
@@ -110,7 +112,7 @@ class Validator:
         expected = _rms(self._before_rope(layer, tensor, view["rope_layout"]))
         return float(np.max(np.abs(_rms(captured) - expected) / expected))
 
-    # --- RoPE: rotating the projections by hand gives what was captured ---
+    # --- RoPE: the projections' output, rotated here, gives the captured tensors ---
 
     def check_rope(self) -> Check:
         tensors = [(layer, tensor) for layer in self.witnesses for tensor in ("q", "k")]
@@ -126,7 +128,7 @@ class Validator:
         return self._verdict("RoPE", passed, detail, layer, tensor, "" if passed else self._rope_suspect(layer, tensor))
 
     def _rope_error(self, layer: int, tensor: str, layout: str) -> float:
-        """Largest distance of a captured pair from the pair rotated by hand, in units of its bound."""
+        """Largest distance of a captured pair from the pair rotated here, in units of the pair's bound."""
         view, rows = self.layers[layer], self.rows.projected
         rotated = rotate(
             self._before_rope(layer, tensor, layout),
@@ -138,13 +140,14 @@ class Validator:
         difference = view.rows(tensor, rows) - rotated
         bound = self._pair_bound(view, rows) * _pair_norms(rotated, layout, len(view.inv_freq))
         error = _pair_norms(difference, layout, len(view.inv_freq)) / np.maximum(bound, self._floor())
-        # Channels outside the rotary slice are not touched, so the angle is no excuse for them.
+        # RoPE does not touch channels outside the rotary slice, so their bound has no room for angle errors.
         outside = slice(2 * len(view.inv_freq), None)
         bound = np.maximum(self._rounding() * np.abs(rotated[..., outside]), self._floor())
         return float(max(error.max(), (np.abs(difference[..., outside]) / bound).max(initial=0.0)))
 
     def _block_norm_error(self, layer: int, tensor: str) -> float:
-        """Rotation keeps the norm of a pair (but for the attention factor), in units of its bound."""
+        """Largest change of a pair's norm, which rotation keeps (but for the attention factor), in units of the pair's
+        bound."""
         view = self.layers[layer]
         layout = view["rope_layout"]
         before = self._before_rope(layer, tensor, layout)
@@ -160,7 +163,8 @@ class Validator:
             return f"recorded as '{recorded}', but '{fitting[0]}' fits"
         return f"neither {' nor '.join(LAYOUTS)} pairs fit: positions, frequencies or norm are not as recorded"
 
-    # --- Attention: scale, window, head order and sequence borders give the model's own output ---
+    # --- Attention: with the dump's scale, window, head order and sequence borders, attention gives the model's own
+    # output ---
 
     def check_attention_output(self) -> Check:
         name = "attention output"
@@ -208,9 +212,9 @@ class Validator:
         return int(cu_seqlens[np.searchsorted(cu_seqlens, row, side="right") - 1])
 
     def _before_rope(self, layer: int, tensor: str, layout: str) -> np.ndarray:
-        """q or k right before RoPE, float64 [n, heads, D], its pairs where `layout` has them.
+        """q or k directly before RoPE, float64 [n, heads, D], with pairs in `layout`.
 
-        Of an MLA projection the rotary part are the last channels (of each head, if a query).
+        In the output of an MLA projection the rotary part is the last channels (for a query: of each head).
         """
         view, norm = self.layers[layer], self.witnesses[layer].norms.get(tensor)
         num_heads = view["num_q_heads"] if tensor == "q" else view["num_kv_heads"]
@@ -222,7 +226,8 @@ class Validator:
 
 
 def attention_of_token(view: LayerView, row: int, start: int) -> np.ndarray:
-    """Attention's output at token `row` of a sequence that begins at `start`, from the dump alone; float64 [Hq, Dv]."""
+    """Attention's output at token `row` of a sequence that begins at `start`, computed from the dump alone; float64
+    [Hq, Dv]."""
     window = view["sliding_window"]
     first = max(start, row + 1 - window) if window else start
     query = view.rows("q", slice(row, row + 1))[0]

@@ -16,7 +16,7 @@ from .errors import EXIT_NUMERICAL, EXIT_UNSUPPORTED, DumpError
 
 
 def encode(x: torch.Tensor, dtype: str) -> tuple[np.ndarray, bool]:
-    """(x as the file stores it, whether all of that is finite). bfloat16 becomes uint16: its bits."""
+    """(x as the file stores it, whether all numbers are finite). bfloat16 is stored as uint16 bit patterns."""
     x = x.detach().to({"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]).cpu()
     finite = bool(torch.isfinite(x).all())
     if dtype == "bfloat16":
@@ -38,7 +38,7 @@ class DumpWriter:
         self.num_tokens, self.dtype = num_tokens, dtype
         self.layers: dict[int, LayerFacts] = {}
         self._peaks: dict[tuple[int, str], float] = {}
-        # The oldest encodings HDF5 1.10 reads; h5py may bundle HDF5 2.0.
+        # The oldest encodings that HDF5 1.10 reads, because h5py may bundle HDF5 2.0.
         self._file = h5py.File(path, "x", libver=("earliest", "v110"))
 
     def __enter__(self):
@@ -96,7 +96,8 @@ class DumpWriter:
         self._file.attrs["version"] = METRIC_VERSION
 
     def largest_magnitudes(self) -> dict[str, float]:
-        """{"q": ..., "k": ..., "v": ...} over all layers. Refuses a tensor of zeros, as every reader would."""
+        """{"q": ..., "k": ..., "v": ...} over all layers. Raises for a tensor of zeros, because every reader refuses
+        one."""
         zeros = [f"layer {layer} {name}" for (layer, name), peak in self._peaks.items() if peak == 0]
         if zeros:
             raise DumpError(EXIT_NUMERICAL, f"{zeros[0]}: expected some values, found only zeros")

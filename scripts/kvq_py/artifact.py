@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .golden_rows import GoldenRows
 
 ORTHOGONALITY_TOLERANCE = 1e-6
-INVERSE_TOLERANCE = 1e-6  # of |A^-1 A - I|, times the condition
-CLAIM_TOLERANCE = 1e-3  # of a condition in the manifest, relative
+INVERSE_TOLERANCE = 1e-6  # largest |A^-1 A - I|, times the condition
+CLAIM_TOLERANCE = 1e-3  # largest relative error of a condition in the manifest
 MOST_CONDITION = 4096.0
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What the manifest says of an A that is not orthogonal; lists are [H]."""
+    """The manifest's facts about an A that is not orthogonal; tuples are [H]."""
 
     kind: str  # diagonal, balanced, klt, mixed
     outlier_gain: tuple[float, ...]
@@ -38,19 +38,19 @@ class Transform:
 class SidePlan:
     """How one layer's keys or values are stored."""
 
-    schemes: tuple[AnyScheme, ...]  # [H]; they differ in clip ratio, codebook or widths, not in the size of a row
+    schemes: tuple[AnyScheme, ...]  # [H]; heads differ in clip ratio, codebook or widths, not in the size of a row
     kind: str  # identity, block_hadamard, dense
     scope: str  # kv_head, layer
     recipe: str
-    order: int  # of the Hadamard blocks; 0 = none
+    order: int  # of the Hadamard blocks; 0: no Hadamard
     dim: int
-    tensors: dict[str, np.ndarray] = field(repr=False)  # by what follows `layers.<i>.<k|v>.` in their names
+    tensors: dict[str, np.ndarray] = field(repr=False)  # by the end of their names, after `layers.<i>.<k|v>.`
     centroid_scope: str = ""  # kv_head, joint; empty without centroids
     transform: Transform | None = None  # None: A is orthogonal
 
     @property
     def scheme(self) -> AnyScheme:
-        """The scheme of the first head: for what all heads have in common."""
+        """The scheme of the first head, for facts that all heads have in common."""
         return self.schemes[0]
 
     @property
@@ -69,22 +69,22 @@ class SidePlan:
         return self.schemes[0 if len(self.schemes) == 1 else self.head_index(kv_head)]
 
     def matrix(self, kv_head: int) -> np.ndarray:
-        """A, float64 [D, D], whatever its kind."""
+        """A as a matrix, float64 [D, D], for every kind of rotation."""
         if self.kind == "dense":
             return self._of_head("rotation", kv_head)
         own = self._blocks(kv_head)
         return self._of_head("channel_scale", kv_head)[:, None] * own if "channel_scale" in self.tensors else own
 
     def inverse(self, kv_head: int) -> np.ndarray:
-        """A^-1, float64 [D, D]: the tensor `inverse`, or of an orthogonal matrix its transpose. Queries take its
-        transpose."""
+        """A^-1, float64 [D, D]: the tensor `inverse`, or for an orthogonal A the transpose. Queries are multiplied by
+        the transpose of A^-1."""
         if self.kind == "dense":
             return self._of_head("inverse", kv_head) if "inverse" in self.tensors else self.matrix(kv_head).T
         own = self._blocks(kv_head).T
         return own / self._of_head("channel_scale", kv_head) if "channel_scale" in self.tensors else own
 
     def _blocks(self, kv_head: int) -> np.ndarray:
-        """Signs and Hadamard blocks, or the identity: what stands behind a channel_scale."""
+        """Signs and Hadamard blocks, or the identity: the factors after a channel_scale."""
         if self.kind == "identity":
             return np.eye(self.dim)
         blocks = np.kron(np.eye(self.dim // self.order), hadamard(self.order))
@@ -100,13 +100,13 @@ class SidePlan:
         return self.tensors["centroids"][self.head_index(kv_head)]
 
     def offset(self, kv_head: int, index: np.ndarray | None = None) -> np.ndarray | None:
-        """What is subtracted before the rotation: the center [D], the centroids of rows [N, D], or None."""
+        """The offset that is subtracted before the rotation: the center [D], the centroids of rows [N, D], or None."""
         if index is not None:
             return self.centroids(kv_head)[index]
         return self.tensors["center"][self.head_index(kv_head)] if "center" in self.tensors else None
 
     def rotate(self, x: np.ndarray, kv_head: int, index: np.ndarray | None = None) -> np.ndarray:
-        """x_rot of rows x, float32 [N, D]. The product is taken in binary64 and rounded once, as the codec does."""
+        """x_rot of rows x, float32 [N, D]. The product is computed in binary64 and rounded once, as in the codec."""
         offset = self.offset(kv_head, index)
         if offset is not None:
             x = x - offset
@@ -125,7 +125,7 @@ class SidePlan:
     def nearest(self, x: np.ndarray, kv_head: int) -> np.ndarray | None:
         """Indices of the centroids of rows x [N, D], int64 [N]; None without centroids.
 
-        raises ScriptError if all heads of a token decide together
+        raises ScriptError if all heads of a token choose one centroid together
         """
         if not self.centroid_scope:
             return None
@@ -143,7 +143,7 @@ class SidePlan:
         return pack(self.encode_rows(x, kv_head), self.scheme_of(kv_head))
 
     def reconstruct(self, x: np.ndarray, kv_head: int) -> np.ndarray:
-        """What is left of rows x after coding, float32 [N, D]."""
+        """Rows x after encoding and decoding, float32 [N, D]."""
         return self._decode(self.encode_rows(x, kv_head), kv_head)
 
     def _encode(self, x: np.ndarray, kv_head: int, index: np.ndarray | None) -> CodedRows:
@@ -166,7 +166,7 @@ class SidePlan:
         return np.stack([pack(coded, self.scheme_of(head)) for head, coded in enumerate(self.encode_heads(x))])
 
     def reconstruct_heads(self, x: np.ndarray) -> np.ndarray:
-        """What is left of x after coding, float32 [Hkv, N, D]."""
+        """x after encoding and decoding, float32 [Hkv, N, D]."""
         return np.stack([self._decode(coded, head) for head, coded in enumerate(self.encode_heads(x))])
 
 
@@ -189,7 +189,8 @@ class Artifact:
 
 
 def hadamard(order: int) -> np.ndarray:
-    """Normalised Walsh-Hadamard matrix in Sylvester's order (OSCAR A.1), float64 [order, order]; a power of two."""
+    """Normalized Walsh-Hadamard matrix in Sylvester's order (OSCAR A.1), float64 [order, order]; `order` is a power of
+    two."""
     matrix = np.ones((1, 1))
     while len(matrix) < order:
         matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
@@ -200,7 +201,7 @@ def hadamard(order: int) -> np.ndarray:
 
 
 def orthogonality_error(plan: SidePlan) -> float:
-    """Largest |R^T R - I| over the heads, in binary64; 0 for transforms and for a kind that has no matrix in the
+    """Largest |R^T R - I| over the heads, in binary64; 0 for a transform, and for a kind without a matrix in the
     file."""
     if plan.kind != "dense" or "inverse" in plan.tensors:
         return 0.0
@@ -209,7 +210,8 @@ def orthogonality_error(plan: SidePlan) -> float:
 
 
 def inverse_error(plan: SidePlan) -> np.ndarray:
-    """Largest |A^-1 A - I| of each head of a plan with a transform, float64 [H]; 0 where the inverse is no tensor."""
+    """Largest |A^-1 A - I| of each head of a plan with a transform, float64 [H]; 0 if the file has no tensor
+    `inverse`."""
     if "inverse" not in plan.tensors:
         return np.zeros(len(plan.transform.condition))
     a, inverse = (plan.tensors[name].astype(np.float64) for name in ("rotation", "inverse"))
@@ -223,7 +225,7 @@ def transform_condition(plan: SidePlan) -> np.ndarray:
         return np.ones(len(plan.transform.condition))
     rows = np.square(plan.tensors["rotation"].astype(np.float64)).sum(axis=2)
     columns = np.square(plan.tensors["inverse"].astype(np.float64)).sum(axis=1)
-    return np.maximum(np.sqrt((rows * columns).mean(axis=1)), 1.0)  # each product is at least 1, but for rounding
+    return np.maximum(np.sqrt((rows * columns).mean(axis=1)), 1.0)  # each product is at least 1, except for rounding
 
 
 def content_hash(file: SafetensorsFile) -> str | None:

@@ -36,7 +36,8 @@ TRANSFORMS = ("diagonal", "balanced", "klt", "mixed")
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Opens and checks an artifact; raises ScriptError for everything that a reader has to refuse."""
+    """Opens and checks an artifact; raises ScriptError for every fault that formats/artifact.md tells a reader to
+    refuse."""
     return parse_artifact(SafetensorsFile.open(path))
 
 
@@ -89,19 +90,20 @@ def _check_versions(file: SafetensorsFile) -> None:
 
 
 class _TensorReader:
-    """Hands out tensors that the manifest announces and remembers which ones nobody asked for.
+    """Hands out tensors that the manifest announces, and remembers tensors that were not read.
 
-    `features` is what the file says a reader must know.
+    `features` is the manifest's list of features that a reader must know.
     """
 
     def __init__(self, file: SafetensorsFile, features: frozenset[str]):
         self._file = file
         self._features = features
-        # layers.<i>.golden.*: what the manifest does not announce may come with a later minor version.
+        # Unread golden tensors (layers.<i>.golden.*) are no fault, because a later minor version may add some.
         self._unread = {name for name in file.tensors if name.split(".")[2:3] != ["golden"]}
 
     def use(self, feature: str, where: str) -> None:
-        """To be called for each use of a feature: a reader that did not know it would have read the file wrongly."""
+        """Called for each use of a feature; raises if the file does not list it, because a reader without the feature
+        would then read the file wrongly."""
         if feature not in self._features:
             raise bad_input(f"{where}: uses the feature '{feature}', which requires does not list")
 
@@ -121,7 +123,7 @@ class _TensorReader:
         return array
 
     def take_bf16(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 [shape] of the bits of bfloat16 numbers."""
+        """float32 [shape] from the bit patterns of bfloat16 numbers."""
         array = from_bf16_bits(self.take(name, "U16", shape))
         if not np.isfinite(array).all():
             raise bad_input(f"{self._file.name}: {name}: NaN or Inf")
@@ -200,7 +202,7 @@ def _check_geometry(geometry: Node) -> None:
 
 
 class _SideReader:
-    """One plan of the manifest and the tensors it announces."""
+    """Reads one plan of the manifest and the tensors that the plan announces."""
 
     def __init__(self, node: Node, kv_heads: int, dim: int, prefix: str, tensors: _TensorReader):
         self.node, self.dim, self.prefix, self.tensors = node, dim, prefix, tensors
@@ -231,7 +233,7 @@ class _SideReader:
         )
 
     def check_parts(self) -> None:
-        """Parts of the plan that the coder does not have, and features that the file must have listed."""
+        """Refuses parts of the plan that do not fit the coder, and features that the file does not list."""
         for part, coders in (("codebooks", ("codebook",)), ("trellis", ("trellis",)), ("allocation", MIXABLE_CODERS)):
             if part in self.node and self.coder not in coders:
                 raise bad_input(f"{self.node.where}/{part}: does not go with the coder {self.coder}")
@@ -257,7 +259,7 @@ class _SideReader:
     # Rows of one width
 
     def schemes(self, tables: list[Tables]) -> tuple[Scheme, ...]:
-        """[H], or one for all heads where they have nothing of their own."""
+        """[H]; one scheme if the heads do not differ."""
         count = self.centroid_count()
         if self.coder == "exact":
             return (
@@ -334,7 +336,7 @@ class _SideReader:
             raise self.fault("channel_order", f"a permutation of 0 to {self.dim - 1} for each head")
 
     def read_allocation(self) -> int:
-        """The row size that it claims."""
+        """Reads the allocation; returns the row size that the manifest states."""
         node = self.node["allocation"]
         is_key = self.prefix.endswith(".k")
         if node["unit"].word("channel", *(["rope_block"] if is_key else [])) == "rope_block":
@@ -390,7 +392,7 @@ class _SideReader:
         return {bits: (memory, tuple(part.tolist())) for (bits, memory), part in zip(memories.items(), parts)}
 
     def distinct(self, items: list[Node]) -> list[int]:
-        """Widths, none twice."""
+        """The widths of a list, each at most once."""
         widths = [item.integer(1, 8) for item in items]
         if len(set(widths)) < len(widths):
             raise bad_input(f"{items[0].where}: expected different widths, found {widths}")
@@ -400,7 +402,7 @@ class _SideReader:
         return self.found["centroids"].shape[1] if "centroids" in self.found else 0
 
     def read_centroids(self) -> str:
-        """Their scope; empty if the plan has none."""
+        """Reads the centroids; returns their scope, or an empty string if the plan has none."""
         if "centroids" not in self.node:
             return ""
         node = self.node["centroids"]
@@ -424,7 +426,8 @@ class _SideReader:
         return order
 
     def transform(self) -> Transform | None:
-        """What goes with a channel_scale or an inverse, and only with them."""
+        """The transform; refuses a plan that has a transform without a channel_scale or an inverse, or one of these
+        without a transform."""
         stored = "inverse" in self.found or "channel_scale" in self.found
         if stored != ("transform" in self.node):
             raise bad_input(

@@ -19,7 +19,7 @@ EXAMPLES = "exact, affine2, integer4, norm2, hadamard-affine2g64"
 
 
 class BuiltinPlans:
-    """`plan_of` for CodedAttention: the same scheme in every layer and on both sides."""
+    """`plan_of` for CodedAttention: one scheme for all layers and both sides."""
 
     def __init__(self, name: str, sides: str = "kv", unrounded_metadata: bool = False):
         match = PATTERN.fullmatch(name)

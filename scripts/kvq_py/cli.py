@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_script(program: str, main: Callable[[], int | None]) -> int:
-    """Runs `main` and turns what it raises into one line on stderr and an exit code. A bug keeps its traceback."""
+    """Runs `main`. Prints what it raises as one line on stderr and returns an exit code; a bug keeps its traceback."""
     try:
         return main() or EXIT_DONE
     except ScriptError as error:
@@ -26,7 +26,7 @@ def run_script(program: str, main: Callable[[], int | None]) -> int:
     except ModuleNotFoundError as error:
         return _report(program, unsupported(f"Python package '{error.name}' is missing", f"pip install {error.name}"))
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe went away; Python would complain while closing stdout
+        sys.stderr.close()  # the pipe has no reader; otherwise Python would report an error at exit
         return EXIT_DONE
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted", file=sys.stderr)

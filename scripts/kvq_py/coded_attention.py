@@ -43,7 +43,8 @@ class KeysValues:
 
 @dataclass(frozen=True)
 class Span:
-    """Keys [begin, end) of a query block: exact, decoded, or one of both for each query."""
+    """Keys [begin, end) of a query block. `kind` says whether the keys are exact, decoded, or both, depending on the
+    query."""
 
     begin: int
     end: int
@@ -51,9 +52,10 @@ class Span:
 
 
 def spans(first: int, last: int, windows: Windows) -> list[Span]:
-    """The spans that queries [first, last) meet, without empty ones."""
+    """The spans of keys for queries [first, last), without empty spans."""
     sink = min(windows.sink_tokens, last)
-    # With recent = 0 the third span would hold keys that lie behind every query of the block but its first.
+    # With recent_tokens = 0 no query has a recent window, so there is no mixed span; the general formula would start
+    # one at first + 1.
     mixed = last if windows.recent_tokens == 0 else min(max(first - windows.recent_tokens + 1, sink), last)
     exact = min(max(last - windows.recent_tokens, mixed), last)
     found = (
@@ -92,7 +94,7 @@ def attend(
 
 
 class _Block:
-    """Queries [first, first + n) of every head. `queries` is [Hkv, Hq / Hkv, n, D]."""
+    """Attention of queries [first, first + n) of every head. `queries` is [Hkv, Hq / Hkv, n, D]."""
 
     def __init__(self, queries: torch.Tensor, first: int, scale: float, recent_tokens: int):
         self.kv_heads, self.group, self.count, _ = queries.shape
@@ -101,7 +103,7 @@ class _Block:
         self.recent_tokens = recent_tokens
 
     def is_recent(self, span: Span) -> torch.Tensor:
-        """[Hq / Hkv * n, keys]: whether the query has the key in its recent window."""
+        """[Hq / Hkv * n, keys]: whether the key is in the query's recent window."""
         keys = torch.arange(span.begin, span.end, device=self.index.device)
         return (keys > self.index - self.recent_tokens).repeat(self.group, 1)
 
@@ -115,7 +117,8 @@ class _Block:
         return torch.softmax(logits, dim=2)
 
     def _hide(self, logits: torch.Tensor, sliding_window: int) -> None:
-        """Masks what a query must not see: without a sliding window that is among the block's own keys."""
+        """Masks keys that a query must not see. Without a sliding window, only keys of the block itself can be
+        masked."""
         first, end = int(self.index[0]), logits.shape[2]
         begin = 0 if sliding_window else first
         keys = torch.arange(begin, end, device=logits.device)
@@ -153,7 +156,8 @@ class _Block:
 
 
 def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
-    """What the codes of x [Hkv, T, D] give back. Rotations are taken in binary64 and rounded once, as in the codec."""
+    """x [Hkv, T, D] after encoding and decoding. Rotations are computed in binary64 and rounded once, as in the
+    codec."""
     matrices, inverses = (
         [torch.from_numpy(of(head)).to(x.device) for head in range(len(x))] for of in (plan.matrix, plan.inverse)
     )
@@ -166,7 +170,8 @@ def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
 
 
 def _offsets(plan: SidePlan, x: torch.Tensor) -> torch.Tensor | None:
-    """What is subtracted from x [Hkv, T, D] before the rotation, [Hkv, 1 or T, D]: centers or nearest centroids."""
+    """The offset that is subtracted from x [Hkv, T, D] before the rotation, [Hkv, 1 or T, D]: centers or nearest
+    centroids."""
 
     def by_head(name: str) -> torch.Tensor:
         return torch.from_numpy(plan.tensors[name]).to(x.device)[[plan.head_index(head) for head in range(len(x))]]
@@ -180,7 +185,8 @@ def _offsets(plan: SidePlan, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _code_heads(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
-    """x_hat of x_rot [Hkv, T, D]. Heads of equal schemes are coded at once: long loops over channels cost once then."""
+    """x_hat of x_rot [Hkv, T, D]. Heads with equal schemes are quantized together, so that long loops over channels run
+    once."""
     heads_of: dict = {}
     for head in range(len(x)):
         heads_of.setdefault(plan.scheme_of(head), []).append(head)
@@ -201,7 +207,7 @@ class CodedAttention:
         self.windows = windows
 
     def register(self) -> str:
-        """Makes transformers find this object; returns the name to load a model with."""
+        """Registers this object with transformers; returns the name for `attn_implementation`."""
         from transformers import AttentionInterface
 
         AttentionInterface.register(NAME, self)
@@ -243,7 +249,8 @@ class CodedAttention:
 
 
 class ArtifactPlans:
-    """`plan_of` for CodedAttention: an artifact's plans, checked against the model when they are asked for."""
+    """`plan_of` for CodedAttention: the plans of an artifact. Each plan is checked against the model when it is asked
+    for."""
 
     def __init__(self, artifact, sides: str = "kv", unrounded_metadata: bool = False):
         for index, layer in artifact.layers.items():
@@ -266,5 +273,5 @@ class ArtifactPlans:
 
 
 def unrounded(plan: SidePlan) -> SidePlan:
-    """The plan with scales, minima and zero points in float32: rounding to that type changes nothing."""
+    """The plan with scales, minima and zero-points in float32, so that storing them does not round."""
     return dataclasses.replace(plan, schemes=tuple(scheme.with_scale_type("fp32") for scheme in plan.schemes))

@@ -9,8 +9,8 @@ import numpy as np
 from .packing import to_bf16_bits
 
 FORMAT, VERSION = "kvq-dump", "1.0"
-METRIC_VERSION = "1.1"  # of a file that has an o_proj_metric
-# float16_bits is float16 as HDF5 files of other writers have it: the patterns in uint16.
+METRIC_VERSION = "1.1"  # of a file that has o_proj_metric
+# float16_bits: float16 as bit patterns in uint16, as other writers of HDF5 store it.
 DTYPES = ("float32", "float16", "float16_bits", "bfloat16")
 
 
@@ -38,7 +38,7 @@ class LayerFacts:
 def output_metric(o_proj: np.ndarray, kv_heads: int, v_head_dim: int) -> np.ndarray:
     """float32 [Hkv, Dv, Dv], symmetric: the sum of W_h^T W_h over the query heads of each KV head, summed in binary64.
 
-    o_proj: [hidden, Hq * Dv], row = output channel; W_h are the columns of query head h
+    o_proj: [hidden, Hq * Dv], row = output channel; W_h has the columns of query head h
     """
     metric = np.empty((kv_heads, v_head_dim, v_head_dim), np.float32)
     for head, columns in enumerate(np.split(o_proj, kv_heads, axis=1)):
@@ -49,7 +49,8 @@ def output_metric(o_proj: np.ndarray, kv_heads: int, v_head_dim: int) -> np.ndar
 
 
 def to_stored(x: np.ndarray, dtype: str) -> tuple[np.ndarray, str]:
-    """(x as the file holds it, its `kvq_dtype`). float32 rounds to nearest even; 16-bit patterns pass as they are."""
+    """(x as the file stores it, its `kvq_dtype`). float32 rounds to nearest even; 16-bit patterns are stored
+    unchanged."""
     if dtype == "bfloat16":
         bits = x if x.dtype == np.uint16 else to_bf16_bits(np.ascontiguousarray(x, np.float32))
         return bits.astype("<u2"), "bfloat16"
@@ -59,10 +60,10 @@ def to_stored(x: np.ndarray, dtype: str) -> tuple[np.ndarray, str]:
 
 
 class DumpWriter:
-    """One dump file; use as a context manager. That it appears whole is the caller's affair (files.atomic_path)."""
+    """One dump file; use as a context manager. The caller makes the file appear atomically (files.atomic_path)."""
 
     def __init__(self, path: Path):
-        # The oldest encodings that HDF5 1.10 reads; h5py may bundle a newer library.
+        # The oldest encodings that HDF5 1.10 reads, because h5py may bundle a newer library.
         self.file = h5py.File(path, "w", libver=("earliest", "v110"))
 
     def __enter__(self) -> "DumpWriter":
@@ -72,7 +73,8 @@ class DumpWriter:
         self.file.close()
 
     def root(self, **attributes: object) -> None:
-        """model_name, capture_point, num_layers, producer and optional ones; None leaves one out."""
+        """Writes attributes of the root: model_name, capture_point, num_layers, producer and optional ones; None omits
+        an attribute."""
         for name, value in ({"format": FORMAT, "version": VERSION} | attributes).items():
             if value is not None:
                 self.file.attrs[name] = value
@@ -95,6 +97,6 @@ class DumpWriter:
             group.create_dataset(name, data=stored).attrs["kvq_dtype"] = kvq_dtype
 
     def metric(self, index: int, metric: np.ndarray) -> None:
-        """o_proj_metric [Hkv, Dv, Dv] of a layer that is written; after root()."""
+        """o_proj_metric [Hkv, Dv, Dv] of a layer. Call it after root() and after layer()."""
         self.file[f"layers/{index}"].create_dataset("o_proj_metric", data=metric.astype("<f4"))
         self.file.attrs["version"] = METRIC_VERSION

@@ -10,7 +10,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ScriptError(Exception):
-    """A fault the user can act on: an exit code, what was expected and found and where, perhaps what to do next."""
+    """A fault that the user can fix: an exit code, what was expected, found and where, and optionally a hint."""
 
     def __init__(self, exit_code: int, message: str, hint: str | None = None):
         super().__init__(message)
@@ -31,6 +31,6 @@ def usage(message: str, hint: str | None = None) -> ScriptError:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of a foreign exception's text, for use inside a ScriptError message."""
+    """First line of a foreign exception's text, for a ScriptError message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -10,7 +10,8 @@ from .errors import bad_input
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder; it becomes `path` after the block, and is removed if the block fails."""
+    """Yields a temporary path in the same folder. The file is renamed to `path` after the block, and removed if the
+    block fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

@@ -11,17 +11,17 @@ import numpy as np
 from .artifact import LayerPlan, SidePlan
 from .packing import CodedRows, decode, encode, pack, quiet, squared_distances
 
-PROBE = np.float32(2**-18)  # how far x_rot is moved, relative to the row's largest channel
+PROBE = np.float32(2**-18)  # size of the step that moves x_rot, relative to the row's largest channel
 CENTROID_GAP = np.float32(2**-14)
 OUTPUT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class GoldenRows:
-    """Tensors of one layer. `x`, `packed` and `firm` are by side, "k" and, if the layer has values, "v"."""
+    """Golden rows of one layer. `x`, `packed` and `firm` have the keys "k" and, if the layer has values, "v"."""
 
-    first: int  # index in the dump of the first token
-    q: np.ndarray = field(repr=False)  # float32 [Hq, D] of the last token
+    first: int  # index of the first token in the dump
+    q: np.ndarray = field(repr=False)  # float32 [Hq, D], of the last token
     x: dict[str, np.ndarray] = field(repr=False)  # float32 [N, Hkv, D]
     packed: dict[str, np.ndarray] = field(repr=False)  # uint8 [N, Hkv, row_bytes]
     firm: dict[str, np.ndarray] = field(repr=False)  # uint8 [N, Hkv]
@@ -38,7 +38,7 @@ class CodedSide:
 
 
 def code_side(plan: SidePlan, x: np.ndarray) -> CodedSide:
-    """Codes rows x [N, Hkv, D]."""
+    """Quantizes rows x [N, Hkv, D] by a plan."""
     heads = x.transpose(1, 0, 2)
     chosen = choose_centroids(plan, heads)
     packed, firm, decoded = [], [], []
@@ -57,7 +57,8 @@ def with_index(coded: CodedRows, index: np.ndarray | None) -> CodedRows:
 
 @quiet
 def choose_centroids(plan: SidePlan, x: np.ndarray) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """For each head of x [Hkv, N, D]: the index of each row's centroid, or None, and whether it is clear, bool [N]."""
+    """For each head of x [Hkv, N, D]: the index of each row's centroid (or None), and whether the choice is clear, bool
+    [N]."""
     count = len(x)
     if not plan.centroid_scope:
         return [(None, np.ones(x.shape[1], bool))] * count
@@ -80,7 +81,7 @@ def survives_probes(
 ) -> np.ndarray:
     """bool [N]: whether moving all channels by a step, in any of the patterns of signs, leaves the bytes as they
     are."""
-    if plan.kind == "identity":  # nothing is rounded
+    if plan.kind == "identity":  # no rounding
         return np.ones(len(x_rot), bool)
     channels = np.arange(plan.dim)
     masks = [0] + [1 << bit for bit in range((plan.dim - 1).bit_length())]
@@ -97,7 +98,7 @@ def survives_probes(
 
 
 def attend_last(rows: GoldenRows, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """float32 [Hq, Dv]: binary64 attention over k [N, Hkv, D] and v [N, Hkv, Dv], as far as the window goes."""
+    """float32 [Hq, Dv]: attention in binary64 over the k [N, Hkv, D] and v [N, Hkv, Dv] inside the sliding window."""
     first = max(0, len(k) - rows.sliding_window) if rows.sliding_window else 0
     k, v, q = k[first:].astype(np.float64), v[first:].astype(np.float64), rows.q.astype(np.float64)
     group = len(q) // k.shape[1]
@@ -111,11 +112,11 @@ def attend_last(rows: GoldenRows, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 @quiet
 def golden_fault(layer: LayerPlan) -> str:
-    """The first place where golden rows are not what coding them gives; empty if there is none."""
+    """The first difference between the golden rows and the result of quantizing them again; empty if there is none."""
     rows = layer.golden
     try:
         coded = {side: code_side(plan, rows.x[side]) for side, plan in layer.sides.items()}
-    except ValueError as error:  # rows that overflow when they are rotated
+    except ValueError as error:  # rows that overflow in the rotation
         return f"layer {layer.layer}: {error}"
     for side, own in coded.items():
         for what, expected, found in (("bytes", own.packed, rows.packed[side]), ("firm", own.firm, rows.firm[side])):

@@ -6,7 +6,7 @@ from .errors import ScriptError, bad_input
 
 
 class Node:
-    """A JSON value and its path. Every accessor returns what was asked for or raises ScriptError."""
+    """A JSON value and its path. Each accessor returns the value in the requested type or raises ScriptError."""
 
     def __init__(self, value: object, where: str):
         self.value, self.where = value, where

@@ -22,7 +22,7 @@ class LayerTensors:
 
     tensors: dict[str, np.ndarray]
     dtypes: dict[str, str]
-    lengths: tuple[int, ...]  # [S] tokens of each request in each chunk, in order
+    lengths: tuple[int, ...]  # [S] tokens of each request of each chunk, in order
     chunk_lengths: tuple[int, ...]
 
 
@@ -30,13 +30,13 @@ class LayerTensors:
 class OscarDump:
     folder: Path
     layers: tuple[int, ...]
-    chunks: tuple[int, ...]  # in order, those that are kept
+    chunks: tuple[int, ...]  # the chunks that are kept, in order
     dropped: tuple[int, ...]
     has_lengths: bool
 
 
 def open_oscar_dump(folder: Path, keep_first_chunk: bool) -> OscarDump:
-    """Finds layers and chunks; every layer must have the same chunks of q, k and v."""
+    """Finds layers and chunks; raises unless every layer has the same chunks of q, k and v."""
     if not folder.is_dir():
         raise bad_input(f"{folder}: no such folder")
     layers = _numbered(folder, r"layer_(\d+)")
@@ -61,16 +61,16 @@ def open_oscar_dump(folder: Path, keep_first_chunk: bool) -> OscarDump:
 
 
 def _numbered(folder: Path, pattern: str) -> list[int]:
-    """Numbers of the entries that match, ascending."""
+    """Numbers in the names of the entries that match `pattern`, ascending."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(match[1]) for match in (re.fullmatch(pattern, name) for name in names) if match)
 
 
 def load_tensor(path: Path) -> torch.Tensor:
-    """A tensor, and nothing else: weights_only refuses every other pickle."""
+    """Loads a tensor. weights_only refuses every other pickle."""
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the damaged file makes its parts raise
+    except Exception as error:  # torch.load raises the errors of all parts that it calls
         raise bad_input(f"{path}: cannot load: {one_line(error)}") from error
     if not isinstance(value, torch.Tensor):
         raise bad_input(f"{path}: expected a tensor, found {type(value).__name__}")
@@ -106,7 +106,7 @@ def _load_chunk(dump: OscarDump, layer: int, chunk: int) -> tuple[dict[str, torc
 
 
 def _with_heads(x: torch.Tensor, where: str, heads: int = 0, dim: int = 0) -> torch.Tensor:
-    """[t, H * D] -> [t, H, D], from whichever of H and D is known; three axes stay as they are."""
+    """[t, H * D] -> [t, H, D] from H or D, whichever is given; a tensor with three axes stays as it is."""
     if x.ndim == 2:
         known = heads or dim
         if x.shape[1] == 0 or x.shape[1] % known:
@@ -124,7 +124,7 @@ def _request_lengths(dump: OscarDump, folder: Path, chunk: int, tokens: int) -> 
     lengths = load_tensor(path)
     if lengths.ndim != 1 or lengths.is_floating_point() or lengths.is_complex():
         raise bad_input(f"{path}: expected a list of integers, found {lengths.dtype} {list(lengths.shape)}")
-    counts = [n for n in lengths.tolist() if n != 0]  # a request wholly in the prefix cache adds no token
+    counts = [n for n in lengths.tolist() if n != 0]  # a request that the prefix cache holds completely adds no token
     if any(n < 0 for n in counts) or sum(counts) != tokens:
         raise bad_input(f"{path}: expected lengths that add up to {tokens} tokens, found {sum(counts)}")
     return counts

@@ -19,18 +19,19 @@ HALF = np.float32(0.5)
 STORED_DTYPES = {"fp16": "<f2", "bf16": "<u2", "fp32": "<f4"}
 TWO = np.float32(2)
 FOUR = np.float32(4)
-# Elements of the largest temporary array of the trellis search and of the search for centroids: fits a cache.
+# Elements of the largest temporary array of the trellis search and of the centroid search, so that the array fits a
+# cache.
 CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class CodedRows:
-    """Rows between encode and pack.
+    """Quantized rows before packing.
 
     codes: uint8 [N, D], or uint16 [N, D] bfloat16 patterns for exact rows.
-    numbers: float32 [N, G * (1 or 2)] in the order of the bytes: all scales, then all minima or zero points. Each is a
-    number of the scale type. A mixed row has a scale for each of its segments, and code 0 in channels of width 0.
-    index: int64 [N], the centroids that were subtracted; None if there are none.
+    numbers: float32 [N, G * (1 or 2)] in the order of the bytes: all scales, then all minima or zero-points, each a
+    number of the scale type. A mixed row has a scale for each segment, and code 0 in channels of width 0.
+    index: int64 [N], the centroids that were subtracted; None without centroids.
     """
 
     codes: np.ndarray
@@ -39,7 +40,7 @@ class CodedRows:
 
 
 def quiet(function):
-    """Silences warnings about overflow and underflow, which packing.md defines."""
+    """Silences numpy's warnings about overflow and underflow, because packing.md defines both."""
     return np.errstate(over="ignore", under="ignore", invalid="ignore")(function)
 
 
@@ -64,7 +65,8 @@ def to_stored(x: np.ndarray, scale_type: str) -> np.ndarray:
         return to_bf16_bits(x).astype("<u2")
     dtype = np.dtype("<f2" if scale_type == "fp16" else "<f4")
     largest = np.float32(np.finfo(dtype).max)
-    # Clamping first is the same: nothing between the largest finite number and infinity is left to round.
+    # Clamping before rounding gives the same result, because R saturates: a number beyond the largest finite number
+    # becomes that number.
     return np.clip(x, -largest, largest).astype(dtype)
 
 
@@ -77,7 +79,7 @@ def round_to(x: np.ndarray, scale_type: str) -> np.ndarray:
     return from_stored(to_stored(x, scale_type), scale_type)
 
 
-# Pieces
+# Building blocks
 
 
 def tree_sum(x: np.ndarray) -> np.ndarray:
@@ -92,7 +94,7 @@ def tree_sum(x: np.ndarray) -> np.ndarray:
 
 
 def clip_rows(x: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """x [N, D] within the threshold of each row."""
+    """Clips each row of x [N, D] to the row's threshold."""
     index = scheme.clip_index(x.shape[1])
     if index is None:
         return x
@@ -101,21 +103,21 @@ def clip_rows(x: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def divide_or_zero(x: np.ndarray, divisor: np.ndarray) -> np.ndarray:
-    """x / divisor, and 0 in groups whose divisor is 0: packing.md decides their codes otherwise."""
+    """x / divisor; 0 in groups whose divisor is 0, whose codes packing.md defines separately."""
     return np.divide(x, divisor, out=np.zeros_like(x), where=divisor != 0)
 
 
 def levels(codes: np.ndarray, bits: int) -> np.ndarray:
-    """l(c), odd, float32."""
+    """The levels l(c), odd numbers, float32."""
     return (2 * codes.astype(np.int32) - (2**bits - 1)).astype(np.float32)
 
 
-# Encoding, on groups x [N, G, g]; each coder returns (codes float32 [N, G, g], its numbers, each [N, G])
+# Encoding of groups x [N, G, g]. Each coder returns (codes float32 [N, G, g], its numbers, each [N, G]).
 
 
 def encode_affine(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
     lowest, highest = x.min(axis=2), x.max(axis=2)
-    extent = np.minimum(highest - lowest, LARGEST) + ZERO  # -0 + 0 = +0: it does not matter which zeros were found
+    extent = np.minimum(highest - lowest, LARGEST) + ZERO  # -0 + 0 = +0, so signs of zero extremes do not matter
     scale = round_to(extent / np.float32(scheme.top), scheme.scale_type)
     s = scale[..., None]
     if scheme.zero == "float":
@@ -150,7 +152,7 @@ def encode_symmetric(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np
 
 
 def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Codebook and trellis codes: they differ in how the codes are found and in what these mean."""
+    """Codebook and trellis codes. Both share the scales; the searches for codes and the values of codes differ."""
     energy = tree_sum(x * x)
     deviation = round_to(np.sqrt(energy / np.float32(x.shape[2])), scheme.scale_type)
     y = divide_or_zero(x, deviation[..., None])
@@ -169,7 +171,7 @@ def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.nda
 
 
 def table_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """What the codes [N, G, g] of a codebook or a trellis stand for at scale 1, float32."""
+    """The values of codes [N, G, g] of a codebook or a trellis at scale 1, float32."""
     if scheme.coder == "codebook":
         return np.array(scheme.codebook, np.float32)[codes]
     return trellis_values(codes, scheme)
@@ -179,7 +181,7 @@ def table_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def nearest_entries(y: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """Codes of y, uint8: how many thresholds are not above it."""
+    """Codes of y, uint8: the number of thresholds that are at most y."""
     entries = np.array(scheme.codebook, np.float32)
     thresholds = (entries[:-1] + entries[1:]) * HALF
     return np.searchsorted(thresholds, y, side="right").astype(np.uint8)
@@ -189,7 +191,7 @@ def nearest_entries(y: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def trellis_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """v of the codes [..., g], float32: the definition."""
+    """v of the codes [..., g], float32, by the definition."""
     value = None
     for q, half in enumerate(np.array(scheme.theta, np.float32) * HALF):
         k, i = divmod(q, scheme.bits)
@@ -199,8 +201,8 @@ def trellis_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def trellis_table(scheme: Scheme) -> np.ndarray:
-    """v of a channel, float32 [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels
-    before."""
+    """v of a channel for all windows, float32 [2^(b (m + 1))]. Index: c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., where
+    c[-k] is the code k channels before."""
     half = np.array(scheme.theta, np.float32) * HALF
     place = np.arange(2 ** len(half))
     value = np.where(place & 1, half[0], -half[0])
@@ -220,9 +222,10 @@ def best_paths(y: np.ndarray, scheme: Scheme) -> np.ndarray:
 
 
 def viterbi(y: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """Codes of y [N, g], uint8: first the state at the seam, then the group from it and back to it.
+    """Codes of y [N, g], uint8. The first search finds the state at the seam, the second search the codes from the seam
+    around to the seam.
 
-    Costs are [S, N]: rows lie side by side, so that every operation runs along them.
+    Costs are [S, N], with rows along the last axis, so that numpy's inner loops run over rows.
     """
     y = np.ascontiguousarray(y.T)
     size, count = y.shape
@@ -249,7 +252,7 @@ def walk(y: np.ndarray, cost: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, l
 
 
 def smallest(paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """paths [K, S, N] -> (the smallest over K, where it stands first as uint8), each [S, N]"""
+    """paths [K, S, N] -> (the minimum over K, the first index of the minimum as uint8), each [S, N]"""
     best, place = paths[0], np.zeros(paths.shape[1:], np.uint8)
     for k in range(1, len(paths)):
         place[paths[k] < best] = k
@@ -258,12 +261,12 @@ def smallest(paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_smallest(cost: np.ndarray) -> np.ndarray:
-    """cost [S, N] -> where the smallest stands, the first place on a tie, int64 [N]"""
+    """cost [S, N] -> index of the minimum over S, the first on a tie, int64 [N]"""
     return cost.argmin(axis=0)
 
 
 def trace_back(state: np.ndarray, oldest: list[np.ndarray], scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
-    """Of the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
+    """For the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
     codes = np.empty((len(oldest), len(state)), np.uint8)
     rows, top_place = np.arange(len(state)), scheme.bits * (scheme.memory - 1)
     for j in reversed(range(len(oldest))):
@@ -292,7 +295,7 @@ def squared_distances(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 def nearest_centroids(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """Index of the centroid of each token, int64 [N].
 
-    x: [H, N, D], the heads that decide together, centroids: [H, C, D]
+    x: [H, N, D], the heads that choose together, centroids: [H, C, D]
     """
     total = squared_distances(x[0], centroids[0])
     for rows, entries in zip(x[1:], centroids[1:]):
@@ -307,9 +310,9 @@ CODERS = {"affine": encode_affine, "symmetric": encode_symmetric, "codebook": en
 
 @quiet
 def encode(x: np.ndarray, scheme: AnyScheme) -> CodedRows:
-    """Codes finite rows.
+    """Quantizes finite rows.
 
-    x: float32 [N, D], already centred and rotated
+    x: float32 [N, D], already centered and rotated
     raises ValueError for rows that are not finite, not float32, or not whole groups
     """
     if x.dtype != np.float32 or x.ndim != 2:
@@ -417,7 +420,7 @@ def unpack(packed: np.ndarray, scheme: AnyScheme, dim: int) -> CodedRows:
 
 
 def unpack_index(rest: np.ndarray, centroids: int) -> np.ndarray | None:
-    """The index at the beginning of what stands behind the numbers, int64 [N]."""
+    """The index of the centroid from the bytes after the numbers, int64 [N]."""
     if not centroids:
         return None
     index = sum(rest[:, i].astype(np.int64) << 8 * i for i in range(index_bytes(centroids)))
@@ -427,5 +430,5 @@ def unpack_index(rest: np.ndarray, centroids: int) -> np.ndarray | None:
 
 
 def fake_quantize(x: np.ndarray, scheme: AnyScheme) -> np.ndarray:
-    """What the codes of x [N, D] give back."""
+    """x [N, D] after encoding and decoding."""
     return decode(encode(x, scheme), scheme)

@@ -42,7 +42,8 @@ class ModelConfig:
 
     @property
     def rope_parameters(self) -> dict:
-        """transformers 5 keeps all in `rope_parameters`; before, `rope_scaling` stood beside `rope_theta`."""
+        """The RoPE parameters: `rope_parameters` of transformers 5, else `rope_scaling` and `rope_theta` of earlier
+        versions."""
         old = self.values.get("rope_scaling") or {}
         merged = {
             "rope_theta": self.values.get("rope_theta"),
@@ -53,12 +54,13 @@ class ModelConfig:
 
     @property
     def rope_layout(self) -> str | None:
-        """None for models that the table does not know, or whose layout depends on who runs them."""
+        """Layout of the rotary pairs; None if the table does not know the model, or if the layout depends on the
+        inference engine."""
         family = FAMILIES.get(self.values.get("model_type"))
         return family.rope_layout if family and family.kind == "gqa" else None
 
     def sliding_window(self, layer: int) -> int:
-        """0 = none."""
+        """The sliding window of a layer; 0: none."""
         window = self.values.get("sliding_window") or 0
         types = self.values.get("layer_types")
         if not self.values.get("use_sliding_window", True):
@@ -67,7 +69,7 @@ class ModelConfig:
         return window if slides else 0
 
     def frequencies(self) -> tuple[np.ndarray, float]:
-        """(inv_freq, attention factor), scaling included; transformers computes what is not plain RoPE."""
+        """(inv_freq, attention factor), scaling included. transformers computes every type but plain RoPE."""
         parameters = self.rope_parameters
         if parameters["rope_type"] == "default":
             return plain_frequencies(parameters["rope_theta"], self.rotary_dim()), 1.0

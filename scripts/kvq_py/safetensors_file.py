@@ -17,7 +17,7 @@ from .errors import bad_input, unsupported
 LENGTH_BYTES = 8
 LARGEST_HEADER = 100_000_000
 DEEPEST_JSON = 64
-# bfloat16 is given as its bits: numpy has no such type.
+# bfloat16 is read as bit patterns, because numpy has no such type.
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -81,7 +81,10 @@ def parse_json(text: str | bytes, where: str) -> object:
             parse_constant=_refuse_constant,
         )
         _check_nested(value)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError and UnicodeEncodeError too
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # JSONDecodeError, UnicodeDecodeError and UnicodeEncodeError are ValueErrors
         raise bad_input(f"{where}: not valid JSON: {error or 'nested too deeply'}") from error
     return value
 
@@ -99,7 +102,8 @@ def _refuse_constant(word: str):
 
 
 def _check_nested(value: object) -> None:
-    """Depth, and strings that UTF-8 can hold: an escape may name half a surrogate pair. Hostile, so not recursive."""
+    """Checks depth, and that UTF-8 can hold all strings (an escape may be half a surrogate pair). Not recursive,
+    because hostile JSON may be deep."""
     rest = [(value, 1)]
     while rest:
         item, level = rest.pop()

@@ -30,7 +30,7 @@ class Segment(NamedTuple):
     begin: int
     end: int
     scheme: "Scheme"
-    stored_bits: int  # that a code takes in the row
+    stored_bits: int  # width of a code in the row
 
     @property
     def code_bytes(self) -> int:
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
 
 
 def index_bytes(centroids: int) -> int:
-    """Size of the index of one of so many centroids; 0 if there are none."""
+    """Bytes of the index of one of `centroids` centroids; 0 without centroids."""
     return 0 if centroids == 0 else 1 if centroids <= 256 else 2
 
 
@@ -48,18 +48,18 @@ def trellis_fault(bits: int, memory: int) -> str | None:
 
 
 def symmetric_instead(bits: int, group_size: int, scale_type: str, scale_rule: str) -> "Scheme":
-    """How groups of a trellis coder are coded that are too short for it, or have no theta."""
+    """The scheme of groups in a trellis coder that are too short for a trellis or have no theta."""
     rule = "least_squares" if scale_rule == "least_squares" else "norm"
     return Scheme("symmetric", bits, group_size, scale_type, rule)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one row of one width is coded.
+    """How one row of one width is quantized.
 
-    `zero` is None for all but affine codes; an exact row has nothing but `coder` and `bits`. `codebook` has 2^bits
-    entries, `theta` bits * (memory + 1); both hold binary32 numbers. `centroids` is C of packing.md, or 0. Groups of a
-    trellis may be too short for it: only `segments` says how they are coded.
+    `zero` is None for all but affine codes; an exact row has only `coder` and `bits`. `codebook` has 2^bits entries,
+    `theta` has bits * (memory + 1); both hold binary32 numbers. `centroids` is C of packing.md, or 0. Groups of a
+    trellis may be too short for the trellis, so use `segments` to learn how groups are quantized.
     """
 
     coder: str
@@ -140,7 +140,7 @@ class Scheme:
         return (dim * self.bits + 7) // 8
 
     def numbers_begin(self, dim: int) -> int:
-        """Where the numbers stand in the row."""
+        """Offset of the numbers in the row."""
         return self.code_bytes(dim)
 
     def number_bytes(self, dim: int) -> int:
@@ -152,10 +152,10 @@ class Scheme:
         return self.numbers_begin(dim) + self.number_bytes(dim) + index_bytes(self.centroids)
 
     def clip_index(self, dim: int) -> int | None:
-        """Index of tau among the row's ascending magnitudes; None if nothing is clipped."""
+        """Index of tau among the row's ascending magnitudes; None if the row is not clipped."""
         if self.scale_rule != "minmax" or self.clip_ratio == 1 or self.coder == "exact":
             return None
-        return min(int(self.clip_ratio * dim), dim - 1)  # the product is a binary64, and not negative
+        return min(int(self.clip_ratio * dim), dim - 1)  # the product is in binary64 and not negative
 
     def with_scale_type(self, scale_type: str) -> "Scheme":
         return dataclasses.replace(self, scale_type=scale_type)
@@ -163,13 +163,13 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Tables:
-    """What codebook and trellis codes need, by width: entries, and (memory, theta)."""
+    """Tables of codebook and trellis codes, by width: entries, and (memory, theta)."""
 
     codebooks: dict[int, tuple[float, ...]] = field(default_factory=dict)
     trellises: dict[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
 
     def scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:
-        """The scheme of a group of one width, with its table; raises ValueError if there is none."""
+        """The scheme of a group of one width, with its table; raises ValueError if the width has no table."""
         if coder == "codebook":
             if bits not in self.codebooks:
                 raise ValueError(f"there is no codebook of {bits} bits")
@@ -182,7 +182,8 @@ class Tables:
         return Scheme(coder, bits, group_size, scale_type, scale_rule)
 
     def mixed_scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:
-        """The same in a mixed row, where the group is a segment and a trellis coder leaves some to symmetric codes."""
+        """The scheme of a segment of a mixed row, which is one group; a trellis coder quantizes some segments as
+        symmetric."""
         if coder == "trellis" and (bits not in self.trellises or group_size < SHORTEST_TRELLIS):
             return symmetric_instead(bits, group_size, scale_type, scale_rule)
         return self.scheme(coder, bits, group_size, scale_type, scale_rule)
@@ -190,10 +191,10 @@ class Tables:
 
 @dataclass(frozen=True)
 class MixedScheme:
-    """How one row is coded whose channels have different widths; `make` builds it.
+    """How one row with mixed widths is quantized; `make` builds it.
 
-    `widths` is channel_bits; `parts` are its segments of width 1 to 8, each one group; `size` is the row size that
-    all heads of a layer share, 0 for what this row needs alone.
+    `widths` is channel_bits. `parts` are the segments of width 1 to 8, each one group. `size` is the row size that all
+    heads of a layer share; 0: the size that this row needs.
     """
 
     coder: str
@@ -245,9 +246,9 @@ class MixedScheme:
         return len(self.segments(dim)) * SCALE_BYTES[self.scale_type]
 
     def needed_bytes(self) -> int:
-        """Size without the zero bytes up to the row size."""
+        """Size without the zero bytes that pad to the row size."""
         dim = len(self.widths)
-        # Scales have 2 or 4 bytes and are aligned, so an index of two bytes stands at an even offset behind them.
+        # Scales have 2 or 4 bytes and are aligned, so the offset of a two-byte index after the scales is even.
         return self.numbers_begin(dim) + self.number_bytes(dim) + index_bytes(self.centroids)
 
     def row_bytes(self, dim: int) -> int:
@@ -268,6 +269,6 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def with_equal_rows(heads: list[MixedScheme]) -> tuple[MixedScheme, ...]:
-    """The heads of a layer with the row size that the largest of them needs."""
+    """The heads of a layer, each with the row size that the largest head needs."""
     size = round_up(max(head.needed_bytes() for head in heads), ROW_ALIGNMENT)
     return tuple(dataclasses.replace(head, size=size) for head in heads)

@@ -24,19 +24,21 @@ OUTSIDE_ENERGY = 1e-3  # of a channel outside the head's own subspace
 
 @dataclass
 class Planted:
-    """One layer after RoPE: float64 tensors q [T, Hq, D], k [T, H, D], v [T, H, Dv], and what is known about them."""
+    """One layer after RoPE: float64 tensors q [T, Hq, D], k [T, H, D], v [T, H, Dv], and the known structure
+    (`truth`)."""
 
     tensors: dict[str, np.ndarray]
     truth: dict[str, np.ndarray]
 
 
 def whitened(rng: np.random.Generator, rows: int, dim: int) -> np.ndarray:
-    """Noise [rows, dim] whose mean is 0 and whose second moment is the identity: exactly, if rows allow it."""
+    """Noise [rows, dim] with mean 0 and the identity as second moment; both are exact if there are enough rows."""
     noise = rng.standard_normal((rows, dim))
     if rows <= dim:
         return noise
     noise -= noise.mean(axis=0)
-    # Any square root of the inverse moment would do; Cholesky's is the cheapest. Twice, because once leaves 1e-13.
+    # Any square root of the inverse moment would do; Cholesky's is the cheapest. The second pass removes the 1e-13 that
+    # the first pass leaves.
     for _ in range(2):
         factor = np.linalg.cholesky(noise.T @ noise / rows)
         noise = np.linalg.solve(factor, noise.T).T
@@ -44,20 +46,21 @@ def whitened(rng: np.random.Generator, rows: int, dim: int) -> np.ndarray:
 
 
 def canonical_basis(rng: np.random.Generator, dim: int) -> np.ndarray:
-    """A random orthogonal matrix; the largest component of each column is positive."""
+    """A random orthogonal matrix whose columns have a positive largest component."""
     basis, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
     largest = np.abs(basis).argmax(axis=0)
     return basis * np.sign(basis[largest, np.arange(dim)])
 
 
 def decaying(dim: int, decay: float) -> np.ndarray:
-    """Eigenvalues falling by `decay` from one to the next, with mean 1."""
+    """Eigenvalues with mean 1; each is smaller than the previous one by the factor `decay`."""
     values = decay ** np.arange(dim)
     return values * dim / values.sum()
 
 
 def head_bases(rng: np.random.Generator, options, dim: int) -> np.ndarray:
-    """[H, D, D]: one random basis per KV head, or rolled copies of one, whose leading columns are orthogonal."""
+    """[H, D, D]: a random basis for each KV head, or one basis rolled for each head, so that leading columns are
+    orthogonal."""
     if not options.orthogonal_heads:
         return np.stack([canonical_basis(rng, dim) for _ in range(options.kv_heads)])
     shared = canonical_basis(rng, dim)
@@ -65,7 +68,7 @@ def head_bases(rng: np.random.Generator, options, dim: int) -> np.ndarray:
 
 
 def subspace_spectrum(options, dim: int) -> np.ndarray:
-    """Energy 1 in the head's own subspace and next to none outside; all 1 without --orthogonal-heads."""
+    """Energy 1 in the head's own subspace and almost 0 outside; without --orthogonal-heads 1 everywhere."""
     if not options.orthogonal_heads:
         return np.ones(dim)
     return np.where(np.arange(dim) < max(1, dim // options.kv_heads), 1.0, OUTSIDE_ENERGY)
@@ -74,7 +77,7 @@ def subspace_spectrum(options, dim: int) -> np.ndarray:
 def plant_rows(
     rng: np.random.Generator, options, bases: np.ndarray, spectrum: np.ndarray, rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(x [rows, H, dim], outlier channels [H, N], means [H, dim]): coloured noise, then outliers, then means."""
+    """(x [rows, H, dim], outlier channels [H, N], means [H, dim]): colored noise, with outliers, plus means."""
     dim = len(spectrum)
     heads = options.kv_heads
     outliers = np.sort([rng.choice(dim, options.outlier_channels, replace=False) for _ in range(heads)], axis=1)
@@ -88,7 +91,7 @@ def plant_rows(
 def plant_queries(
     rng: np.random.Generator, options, bases: np.ndarray, spectrum: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(q [T, Hq, D], spectrum [D] with the sink's part): rows of one KV head's query heads share a moment."""
+    """(q [T, Hq, D], spectrum [D] including the sink): the query heads of one KV head have the same second moment."""
     group = options.q_heads // options.kv_heads
     q = np.empty((options.tokens, options.q_heads, options.head_dim))
     for h in range(options.kv_heads):
@@ -102,19 +105,22 @@ def plant_queries(
 
 
 def sink_offset(spectrum: np.ndarray) -> float:
-    """What all queries share: three deviations, so that hardly any query points away from the sink."""
+    """The component that all queries share: three standard deviations, so that hardly any query points away from the
+    sink."""
     return 3.0 * float(spectrum[0]) ** 0.5
 
 
 def sink_length(options, spectrum: np.ndarray, longest: int) -> float:
-    """Length of a sink key, from logit = scale * offset * length: enough to outweigh `longest` ordinary keys."""
+    """Length of a sink key, from logit = scale * offset * length, such that the sink outweighs `longest` ordinary
+    keys."""
     scale = options.head_dim**-0.5
     ordinary = np.log(longest) + 0.5 * scale**2 * (spectrum.sum() + sink_offset(spectrum) ** 2)
     return float((ordinary + 2.0) / (scale * sink_offset(spectrum)))
 
 
 def plant_layer(options, layer: int, lengths: np.ndarray) -> Planted:
-    """Depends on the options and the layer alone, so any file of a split dump can plant it again."""
+    """Plants one layer. The result depends only on the options and the layer, so each file of a split dump can plant it
+    again."""
     rng = np.random.default_rng([options.seed, 1 + layer])
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     ordinary = np.setdiff1d(np.arange(options.tokens), starts if options.sink else [])
@@ -155,10 +161,10 @@ def plant_values(rng: np.random.Generator, options) -> tuple[np.ndarray, dict[st
 
 
 def random_metric(options, layer: int) -> np.ndarray:
-    """float64 [H, Dv, Dv], symmetric and positive definite: what the columns of a made-up output projection give.
+    """float64 [H, Dv, Dv], symmetric and positive definite: the metric of a made-up output projection.
 
-    Their sizes differ, so that the metric is far from a multiple of the identity. It has a seed of its own: tensors are
-    the same with and without it."""
+    Columns of the projection differ in size, so that the metric is far from a multiple of the identity. The metric has
+    its own seed, so tensors are the same with and without it."""
     rng = np.random.default_rng([options.seed, 1 + layer, 1])
     rows = 2 * options.v_head_dim * (options.q_heads // options.kv_heads)
     weights = rng.standard_normal((options.kv_heads, rows, options.v_head_dim))
@@ -174,7 +180,7 @@ def random_metric(options, layer: int) -> np.ndarray:
 
 @dataclass
 class DumpFile:
-    """One file of the dump: which layers, and which sequences [first, last)."""
+    """One file of the dump: its layers and its sequences [first, last)."""
 
     path: Path
     layers: range
@@ -182,7 +188,7 @@ class DumpFile:
 
 
 def sequence_lengths(options) -> np.ndarray:
-    """[S], uneven, each at least 1."""
+    """[S]: uneven lengths of at least 1."""
     rng = np.random.default_rng([options.seed, 0])
     cuts = rng.choice(options.tokens - 1, options.sequences - 1, replace=False) + 1 if options.sequences > 1 else []
     return np.diff(np.sort(np.concatenate([[0], cuts, [options.tokens]]).astype(np.int64)))
@@ -217,7 +223,7 @@ def layer_facts(options) -> LayerFacts:
 
 
 def captured(options, facts: LayerFacts, planted: Planted, positions: np.ndarray) -> dict[str, np.ndarray]:
-    """The tensors as the dump's capture point sees them, float32."""
+    """The tensors at the dump's capture point, float32."""
     tensors = dict(planted.tensors)
     if options.capture == "pre_rope" and options.rope != "none":
         for name in ("q", "k"):

@@ -11,8 +11,8 @@ import torch
 from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, Scheme
 
 LARGEST = torch.finfo(torch.float32).max
-# Elements of the largest temporary of the trellis search and of the search for centroids: a cache on a CPU, enough to
-# keep a GPU busy.
+# Elements of the largest temporary tensor of the trellis search and of the centroid search: fits a CPU's cache, keeps a
+# GPU busy.
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 23}
 STORED_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -20,7 +20,8 @@ STORED_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.fl
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
     """A binary32 scalar on the device of `like`.
 
-    Dividing by a Python number is a product with its reciprocal in some CUDA kernels, and the number itself a binary64.
+    Some CUDA kernels divide by a Python number as a product with its reciprocal, and treat the number as binary64. Both
+    round differently from a division by a binary32 number.
     """
     return torch.tensor(value, dtype=torch.float32, device=like.device)
 
@@ -33,10 +34,10 @@ def round_to(x: torch.Tensor, scale_type: str) -> torch.Tensor:
 
 
 def square_root(x: torch.Tensor) -> torch.Tensor:
-    """Correctly rounded, which torch.sqrt on float32 is not: it may call a vector library that errs by one unit.
+    """Correctly rounded. torch.sqrt on float32 is not, because it may call a vector library with errors of one unit.
 
-    The root of a binary32 stays at least 2^-51 of itself away from a rounding edge, so a binary64 root, even one unit
-    off, rounds to the right binary32.
+    The root of a binary32 number stays at least 2^-51 of itself away from a rounding edge, so a binary64 root that is
+    off by one unit still rounds to the right binary32 number.
     """
     return x.double().sqrt().float()
 
@@ -53,7 +54,7 @@ def tree_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def clip_rows(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """x [N, D] within the threshold of each row."""
+    """Clips each row of x [N, D] to the row's threshold."""
     index = scheme.clip_index(x.shape[1])
     if index is None:
         return x
@@ -62,14 +63,14 @@ def clip_rows(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def divide(x: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """x / divisor; groups whose divisor is 0 get x, and their codes are decided otherwise."""
+    """x / divisor; x in groups whose divisor is 0, whose codes the caller sets separately."""
     return x / torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
 def affine(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """x [N, G, g] -> (codes float32 [N, G, g], [scale, minimum or zero point], each [N, G, 1])"""
     lowest, highest = x.amin(2, keepdim=True), x.amax(2, keepdim=True)
-    extent = (highest - lowest).clamp(max=LARGEST) + 0.0  # -0 + 0 = +0: it does not matter which zeros were found
+    extent = (highest - lowest).clamp(max=LARGEST) + 0.0  # -0 + 0 = +0, so signs of zero extremes do not matter
     scale = round_to(extent / number(scheme.top, x), scheme.scale_type)
     if scheme.zero == "float":
         second = round_to(lowest, scheme.scale_type) + 0.0
@@ -135,21 +136,21 @@ def table(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Ten
 
 
 def table_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """What the codes [N, G, g] of a codebook or a trellis stand for at scale 1."""
+    """The values of codes [N, G, g] of a codebook or a trellis at scale 1."""
     if scheme.coder == "codebook":
         return binary32(scheme.codebook, codes)[codes.long()]
     return trellis_values(codes, scheme)
 
 
 def nearest_entries(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Codes of y, uint8: how many thresholds are not above it."""
+    """Codes of y, uint8: the number of thresholds that are at most y."""
     entries = binary32(scheme.codebook, y)
     thresholds = (entries[:-1] + entries[1:]) * 0.5
     return torch.bucketize(y, thresholds, right=True).to(torch.uint8)
 
 
 def trellis_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """v of the codes [..., g]: the definition."""
+    """v of the codes [..., g], by the definition."""
     value = None
     for q, half in enumerate(binary32(scheme.theta, codes) * 0.5):
         k, i = divmod(q, scheme.bits)
@@ -159,7 +160,8 @@ def trellis_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def trellis_table(scheme: Scheme, like: torch.Tensor) -> torch.Tensor:
-    """v of a channel, [2^(b (m + 1))], at c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., c[-k] the code k channels before."""
+    """v of a channel for all windows, [2^(b (m + 1))]. Index: c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., where c[-k] is
+    the code k channels before."""
     half = binary32(scheme.theta, like) * 0.5
     place = torch.arange(2 ** len(half), device=like.device)
     value = torch.where(place & 1 == 1, half[0], -half[0])
@@ -184,16 +186,17 @@ def best_paths(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def viterbi(y: torch.Tensor, values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Codes of y [N, g], uint8: first the state at the seam, then the group from it and back to it.
+    """Codes of y [N, g], uint8. The first search finds the state at the seam, the second search the codes from the seam
+    around to the seam.
 
-    values: the table of the trellis. Costs are [S, N]: rows lie side by side, so that every operation runs along them.
+    values: the table of the trellis. Costs are [S, N], with rows along the last axis, so that operations run over rows.
     """
     y = y.T.contiguous()
     size, count = y.shape
     length, states = min(size, LONGEST_SEAM), 1 << scheme.bits * scheme.memory
     oldest = torch.empty(size, states, count, dtype=torch.uint8, device=y.device)
-    buffer = y.new_empty(len(values), count)  # one for all channels: fresh memory costs as much as the arithmetic
-    cost = walk(y[size - length :], y.new_zeros(states, count), values, buffer, oldest)  # how it got here, nobody asks
+    buffer = y.new_empty(len(values), count)  # shared, because new memory costs as much as arithmetic
+    cost = walk(y[size - length :], y.new_zeros(states, count), values, buffer, oldest)  # next walk overwrites oldest
     cost = walk(y[:length], cost, values, buffer, oldest)
     seam, _ = trace_back(first_smallest(cost), oldest[:length], scheme)
     cost = y.new_full((states, count), torch.inf).scatter_(0, seam[None], 0.0)
@@ -206,19 +209,20 @@ def walk(
 ) -> torch.Tensor:
     """Steps over y [n, N] from the costs [S, N]; returns the costs at the end.
 
-    buffer [len(values), N] is scratch; oldest [n or more, S, N] gets the code that the best path to each state dropped.
+    buffer [len(values), N] is scratch memory. oldest [n or more, S, N] receives the code that the best path to each
+    state dropped.
     """
     states, alphabet = len(cost), len(values) // len(cost)
     for channel, dropped in zip(y, oldest):
         error = torch.sub(channel, values[:, None], out=buffer)
-        error.mul_(error)  # a product of its own: nothing is fused with the sum that follows
+        error.mul_(error)  # a separate call, so that no kernel fuses the product with the sum below
         paths = error.view(states, alphabet, -1).add_(cost[:, None])
         cost = smallest(paths.view(alphabet, states, -1), dropped)
     return cost
 
 
 def smallest(paths: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The smallest of paths [K, S, N] over K; where it stands first goes into place, uint8 [S, N]."""
+    """The minimum of paths [K, S, N] over K; `place`, uint8 [S, N], receives the first index of the minimum."""
     torch.lt(paths[1], paths[0], out=place)
     best = torch.minimum(paths[0], paths[1])
     for k in range(2, len(paths)):
@@ -228,13 +232,13 @@ def smallest(paths: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 
 def first_smallest(cost: torch.Tensor) -> torch.Tensor:
-    """cost [S, N] -> where the smallest stands, the first place on a tie, int64 [N]. argmin promises no order."""
+    """cost [S, N] -> index of the minimum, the first on a tie, int64 [N]. torch.argmin promises no order on ties."""
     place = torch.arange(len(cost), device=cost.device)[:, None]
     return torch.where(cost == cost.amin(0), place, len(cost)).amin(0)
 
 
 def trace_back(state: torch.Tensor, oldest: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
+    """For the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
     codes = torch.empty(len(oldest), len(state), dtype=torch.uint8, device=state.device)
     top_place = scheme.bits * (scheme.memory - 1)
     for j in reversed(range(len(oldest))):
@@ -262,7 +266,7 @@ def squared_distances(x: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
 def nearest_centroids(x: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
     """Index of the centroid of each token, int64 [N].
 
-    x: [H, N, D], the heads that decide together, centroids: [H, C, D]
+    x: [H, N, D], the heads that choose together, centroids: [H, C, D]
     """
     total = squared_distances(x[0], centroids[0])
     for rows, entries in zip(x[1:], centroids[1:]):
@@ -276,7 +280,7 @@ CODERS = {"affine": affine, "symmetric": symmetric, "codebook": table, "trellis"
 
 
 def encode(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes finite rows x [N, D] float32, not exact ones.
+    """Quantizes finite rows x [N, D] float32; not for exact rows.
 
     returns (codes uint8 [N, D], numbers float32 [N, G * (1 or 2)] in the order of the bytes)
     """
@@ -319,7 +323,7 @@ def decode_segment(codes: torch.Tensor, numbers: torch.Tensor, scheme: Scheme) -
 
 
 def fake_quantize(x: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
-    """What the codes of x [N, D] give back."""
+    """x [N, D] after encoding and decoding."""
     if scheme.coder == "exact":
         return round_to(x, "bf16")
     return decode(*encode(x, scheme), scheme)

@@ -16,15 +16,15 @@
 #include <string_view>
 #include <vector>
 
-// What the fuzzers of manifests mutate. In a safetensors file nearly every mutation breaks a length, an offset or the
-// hash. So their input is a text in three parts, of which the last two may be missing:
+// The input of the manifest fuzzers. A mutation of a safetensors file nearly always breaks a length, an offset or the
+// hash. The fuzzers therefore mutate a text in three parts, of which the last two may be missing:
 //
 //   the manifest, on one line
 //   the tensors as in the header of a safetensors file, without offsets, on one line
 //   their data one after the other, cut or filled with zeros to the size that they take
 //
-// A container is made of it whose `version` and `requires` are the manifest's, so that a mutation reaches the schema
-// and everything behind it.
+// container_of() makes a container from the text and copies `version` and `requires` from the manifest, so that
+// mutations reach the schema and all later checks.
 namespace kvq::fuzz {
 
 struct ContainerText {
@@ -33,7 +33,7 @@ struct ContainerText {
   std::vector<std::byte> data;
 };
 
-/// Up to the next newline, which goes too.
+/// Takes the text up to the next newline, and removes the newline.
 inline std::string take_line(std::string_view& text) {
   const std::size_t end = std::min(text.find('\n'), text.size());
   const std::string line(text.substr(0, end));
@@ -41,16 +41,16 @@ inline std::string take_line(std::string_view& text) {
   return line;
 }
 
-constexpr int kMostBytes = 1 << 16;  ///< of a tensor, and so of any number that counts
+constexpr int kMostBytes = 1 << 16;  ///< of a tensor; also the upper limit of natural()
 
-/// A number that counts something; 0 for any other value.
+/// An unsigned number up to kMostBytes + 1; 0 for any other value.
 inline int natural(const Json& value) {
   return value.is_number_unsigned()
              ? static_cast<int>(std::min<std::uint64_t>(value.get<std::uint64_t>(), kMostBytes + 1))
              : 0;
 }
 
-/// Bytes of a tensor; none for what makes no sense or would be much.
+/// Bytes of a tensor; 0 if the shape is invalid or the tensor would be larger than kMostBytes.
 inline int tensor_bytes(const Json& info) {
   const auto dtype = info.at("dtype").get<std::string>();
   std::int64_t bytes = dtype.ends_with("64") ? 8 : dtype.ends_with("32") ? 4 : dtype.ends_with("16") ? 2 : 1;
@@ -59,7 +59,7 @@ inline int tensor_bytes(const Json& info) {
   return static_cast<int>(bytes);
 }
 
-/// @throws Error{bad_input} if the second line is no JSON
+/// @throws Error{bad_input} if the second line is not JSON
 inline ContainerText parse_text(const std::uint8_t* bytes, std::size_t size) {
   std::string_view text(reinterpret_cast<const char*>(bytes), size);
   ContainerText parts;
@@ -73,7 +73,7 @@ inline ContainerText parse_text(const std::uint8_t* bytes, std::size_t size) {
       end += static_cast<std::size_t>(tensor_bytes(info));
       info["data_offsets"] = {begin, end};
     }
-  } catch (const Json::exception&) {  // the reader shall say what is wrong
+  } catch (const Json::exception&) {  // the reader under test reports the fault
   }
   const auto data = std::as_bytes(std::span(text));
   parts.data.assign(data.begin(), data.end());
@@ -81,7 +81,7 @@ inline ContainerText parse_text(const std::uint8_t* bytes, std::size_t size) {
   return parts;
 }
 
-/// The manifest's own version and features, as the file repeats them.
+/// The metadata words `version` and `requires`, copied from the manifest.
 inline Json repeated_words(const std::string& text) {
   Json metadata = {{"version", "1.0"}, {"requires", ""}};
   const Json manifest = Json::parse(text, nullptr, false);
@@ -95,7 +95,7 @@ inline Json repeated_words(const std::string& text) {
   return metadata;
 }
 
-/// @param hash  goes into the metadata unless it is empty
+/// @param hash  content hash for the metadata; none if empty
 inline std::vector<std::byte> container_of(const ContainerText& parts, const std::string& format,
                                            const std::string& hash = {}) {
   Json metadata = repeated_words(parts.manifest);
@@ -114,13 +114,13 @@ inline std::vector<std::byte> container_of(const ContainerText& parts, const std
   return bytes;
 }
 
-/// The same with the content hash that fits. @throws Error{bad_input, unsupported} if it is no safetensors file
+/// The same with the right content hash. @throws Error{bad_input, unsupported} if the result is no safetensors file
 inline std::vector<std::byte> hashed_container_of(const ContainerText& parts, const std::string& format) {
   const SafetensorsFile file = SafetensorsFile::parse(container_of(parts, format), "fuzz");
   return container_of(parts, format, content_hash(file, file.metadata().at("kvq.manifest")));
 }
 
-/// The other way round, for seeds: a container of ours as such a text.
+/// Converts a container to such a text, for seeds.
 inline std::string text_of(const std::filesystem::path& container) {
   std::ifstream file(container, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};

@@ -1,6 +1,7 @@
 // libFuzzer: bytes of a dump file. Opening and loading every layer either works or ends in a clean Error.
-// Seeds: make_dump_seeds. Where HDF5 loops for ever its child process is stopped after 5 s of CPU time, and where it
-// asks for all memory that is the child's matter too: use -timeout=60 -malloc_limit_mb=1048576.
+// Seeds: make_dump_seeds. The reader opens each file in a child process first. If HDF5 loops forever, the child is
+// stopped after 5 s of CPU time; if HDF5 allocates all memory, only the child fails. Use -timeout=60
+// -malloc_limit_mb=1048576.
 
 #include <kvq/core/error.h>
 #include <kvq/dump/dump_file.h>
@@ -13,14 +14,14 @@
 #include <filesystem>
 #include <fstream>
 
-/// LeakSanitizer asks for this. HDF5 leaks what it has half read of a damaged file.
+/// LeakSanitizer calls this function. HDF5 leaks objects that it has read only in part from a damaged file.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
 using namespace kvq;
 
 namespace {
 
-/// HDF5 wants a path, so the input goes to a file; TMPDIR=/dev/shm keeps it in memory.
+/// HDF5 needs a path, so the input is written to a file; TMPDIR=/dev/shm keeps it in memory.
 std::filesystem::path write_input(const std::uint8_t* data, std::size_t size) {
   static const auto path = std::filesystem::temp_directory_path() / fmt::format("kvq-fuzz-{}.h5", ::getpid());
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
@@ -29,7 +30,7 @@ std::filesystem::path write_input(const std::uint8_t* data, std::size_t size) {
 
 }  // namespace
 
-/// A child that dies of HDF5 (crash_probe.h) is what we want, not a finding: it must not save its input as one.
+/// A child that crashes in HDF5 (crash_probe.h) is expected and no finding, so it must not save its input.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   return ::pthread_atfork(nullptr, nullptr, [] { __sanitizer_set_death_callback(nullptr); });
 }

@@ -1,4 +1,4 @@
-// libFuzzer: JSON text. What parses has a canonical text that reads back as the same value.
+// libFuzzer: JSON text. If the text parses, its canonical text parses to the same value.
 
 #include <kvq/container/json.h>
 #include <kvq/core/error.h>

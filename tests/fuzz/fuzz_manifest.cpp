@@ -1,6 +1,6 @@
 // libFuzzer: the manifest of an artifact, its tensors and their data, as in container_input.h. Loading either works or
-// ends in a clean Error. What loads can be written down again and can code rows, its golden rows too, and no bytes of a
-// row lead outside a table. Seeds: make_manifest_seeds.
+// ends in a clean Error. A loaded artifact can be saved again, can quantize rows and its golden rows, and decoding any
+// bytes of a row stays inside all tables. Seeds: make_manifest_seeds.
 
 #include <kvq/artifact/artifact.h>
 #include <kvq/codec/codec.h>
@@ -18,7 +18,7 @@ using namespace kvq;
 
 namespace {
 
-/// The row size and mean that these widths claim, if a layout has such widths.
+/// Sets the row size and the mean bits of a plan to those of its widths, if a layout has such widths.
 void fit_claims(Json& plan, std::span<const std::byte> widths, int dim) {
   BitAllocation a;
   for (const std::byte width : widths) a.channel_bits.push_back(std::to_integer<std::uint8_t>(width));
@@ -33,7 +33,8 @@ void fit_claims(Json& plan, std::span<const std::byte> widths, int dim) {
   plan["allocation"]["row_bytes"] = common_row_bytes(largest);
 }
 
-/// Claims of 0 are made to fit the widths: no mutation hits a width and both numbers that follow from it.
+/// Replaces claims of 0 by the numbers that follow from the widths, because no mutation changes a width and both
+/// numbers consistently.
 void fit_claims(fuzz::ContainerText& parts) {
   try {
     Json manifest = parse_json(parts.manifest, "fuzz");
@@ -53,12 +54,12 @@ void fit_claims(fuzz::ContainerText& parts) {
           fit_claims(layer[side], std::span(parts.data).subspan(begin, end - begin), dim);
       }
     parts.manifest = manifest.dump();
-  } catch (const Error&) {  // the reader shall say what is wrong
+  } catch (const Error&) {  // the reader under test reports the fault
   } catch (const Json::exception&) {
   }
 }
 
-constexpr int kMostChannels = 32, kMostHeads = 4;  // coding is slow, and larger rows are no different
+constexpr int kMostChannels = 32, kMostHeads = 4;  // quantizing is slow, and larger rows take the same paths
 
 std::vector<float> wave(std::size_t count) {
   std::vector<float> x(count);
@@ -109,7 +110,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fit_claims(parts);
     use(load_artifact(SafetensorsFile::parse(fuzz::container_of(parts, "kvq-artifact"), "fuzz")));
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::internal) throw;  // a bug is a crash
+    if (error.kind() == ErrorKind::internal) throw;  // libFuzzer reports a bug as a crash
   }
   return 0;
 }

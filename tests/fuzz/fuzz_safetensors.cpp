@@ -1,4 +1,5 @@
-// libFuzzer: bytes of a safetensors file. Opening either works or ends in a clean Error; then every byte is readable.
+// libFuzzer: bytes of a safetensors file. Opening either works or ends in a clean Error; after success, every byte is
+// readable.
 // Seeds: formats/malformed/*.safetensors.
 
 #include <kvq/container/safetensors.h>

@@ -1,6 +1,6 @@
-// libFuzzer: the manifest of a statistics file, its tensors and their data, as in container_input.h; the content hash
-// is made to fit. Opening and loading every layer either works or ends in a clean Error, and what loads has the rows
-// that it says. Seeds: make_stats_seeds.
+// libFuzzer: the manifest of a statistics file, its tensors and their data, as in container_input.h, with the right
+// content hash. Opening and loading every layer either works or ends in a clean Error, and a loaded layer has as many
+// rows as it states. Seeds: make_stats_seeds.
 
 #include <kvq/core/error.h>
 #include <kvq/stats/stats_file.h>
@@ -16,7 +16,7 @@ using namespace kvq;
 
 namespace {
 
-/// StatsFile wants a path, so the input goes to a file; TMPDIR=/dev/shm keeps it in memory.
+/// StatsFile needs a path, so the input is written to a file; TMPDIR=/dev/shm keeps it in memory.
 const std::filesystem::path& input_path() {
   static const auto path = std::filesystem::temp_directory_path() / fmt::format("kvq-fuzz-{}.safetensors", ::getpid());
   return path;
@@ -48,7 +48,7 @@ void load_layers(const StatsFile& file) {
     try {
       use(file.load(i));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::internal) throw;  // a bug is a crash
+      if (error.kind() == ErrorKind::internal) throw;  // libFuzzer reports a bug as a crash
     }
   }
 }

@@ -15,7 +15,7 @@ using namespace kvq;
 
 namespace {
 
-/// Claims of 0, which the fuzzer makes to fit.
+/// Sets claims to 0; the fuzzer replaces them by fitting numbers.
 std::string without_claims(const std::string& text) {
   const std::size_t end = text.find('\n');
   Json manifest = parse_json(text.substr(0, end), "seed");
@@ -52,7 +52,7 @@ BitAllocation allocation(std::vector<std::uint8_t> channel_bits, int dim) {
   return bits;
 }
 
-/// Runs of eight channels, so that there is a trellis, and one channel that is dropped.
+/// Groups of eight channels, which are long enough for a trellis, and one dropped channel.
 TensorPlan mixed_trellis() {
   TensorPlan plan;
   plan.coder = test::trellis_coder({2}, 0, ScaleRule::rms, ScaleType::bf16, 1);
@@ -98,7 +98,7 @@ TensorPlan plain_trellis() {
   return plan;
 }
 
-/// A matrix and its inverse for keys, scales of channels for values: 1.2.
+/// Features of 1.2: a matrix and its inverse for keys, channel scales for values.
 LayerPlan transformed() {
   LayerPlan plan{.layer = 0, .geometry = kGeometry, .k = TensorPlan{}, .v = TensorPlan{}};
   plan.k.coder = UniformCoder{.bits = 2, .group_size = 12, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
@@ -116,7 +116,7 @@ LayerPlan transformed() {
   return plan;
 }
 
-/// One artifact of layers that use everything of 1.1.
+/// An artifact that uses every feature of 1.1, with these layers.
 Artifact featured(std::vector<LayerPlan> layers) {
   Artifact artifact = test::example_artifact();
   artifact.calibration.budget = {{"unit", "bits"},   {"budget", 3.0},      {"spent", 2.9},
@@ -153,7 +153,7 @@ int main(int argc, char** argv) {
   Artifact artifact = test::example_artifact();
   write_seed(artifact, folder / "everything_1_0");
   std::ofstream(folder / "no_tensors.json") << canonical_json(artifact_manifest(artifact));
-  artifact.layers = {artifact.layers[1]};  // exact rows need no tensors: this one loads
+  artifact.layers = {artifact.layers[1]};  // exact rows need no tensors, so this artifact loads
   std::ofstream(folder / "exact.json") << canonical_json(artifact_manifest(artifact));
   artifact.layers[0].k.coder = artifact.layers[0].v->coder = UniformCoder{.bits = 4, .group_size = 4};
   artifact.layers[0].k.clip_ratio = artifact.layers[0].v->clip_ratio = {1.0, 0.96};

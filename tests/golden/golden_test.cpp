@@ -19,7 +19,7 @@
 #include <map>
 #include <span>
 
-// Files of released format versions, which no build writes again.
+// Tests of files of released format versions. No build writes these files again.
 
 using namespace kvq;
 
@@ -28,7 +28,7 @@ namespace {
 const std::filesystem::path kGolden = std::filesystem::path(KVQ_SOURCE_DIR) / "formats/golden";
 const std::filesystem::path kFolder = kGolden / "v1.0", kFolder11 = kGolden / "v1.1";
 
-/// A file of a version, such as "v1.1/kvq".
+/// Path of a golden file, from a name such as "v1.1/kvq".
 std::filesystem::path file_of(const std::string& name) { return kGolden / (name + ".safetensors"); }
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -59,7 +59,7 @@ bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) 
 
 const Json& budget_of(const Artifact& artifact) { return artifact.calibration.budget; }
 
-/// Widths of all heads, a digit a channel.
+/// Widths of all heads, one digit for each channel.
 std::string widths_of(const TensorPlan& plan) {
   std::string digits;
   for (const auto width : plan.allocation->channel_bits) digits += static_cast<char>('0' + width);
@@ -80,7 +80,8 @@ const TrellisTaps kTaps41 = {
               0.453091539f},
 };
 
-/// Lloyd-Max as the library solves it today, for each head's run of that width; the whole row for a head that has none.
+/// Lloyd-Max tables as the library computes them now: for each head from its channels of this width, for a head without
+/// such channels from the whole row.
 std::vector<float> sphere_tables(const TensorPlan& plan, int width, int dim) {
   std::vector<float> tables;
   const auto& bits = plan.allocation->channel_bits;
@@ -92,7 +93,7 @@ std::vector<float> sphere_tables(const TensorPlan& plan, int width, int dim) {
   return tables;
 }
 
-/// A held-out token's rows of all KV heads, [H][D].
+/// The rows of a held-out token, of all KV heads, [H][D].
 std::vector<std::vector<float>> held_out_rows(const StatsFile& stats, const Json& row) {
   const LayerStats layer = stats.load(row.at("layer").get<std::size_t>());
   const SampledRows& rows = row.at("side") == "k" ? layer.held_out.value().k : layer.held_out.value().v;
@@ -105,7 +106,7 @@ std::vector<std::vector<float>> held_out_rows(const StatsFile& stats, const Json
   return heads;
 }
 
-/// The centroid of one head's row, or of the token where its heads decide together.
+/// Centroid of one head's row, or of the whole token if its heads choose together.
 int centroid_of(const TensorPlan& plan, const std::vector<std::vector<float>>& x, int head) {
   if (!plan.centroids) return 0;
   if (!plan.centroids->joint)
@@ -141,7 +142,7 @@ std::vector<float> unpacked(const TensorPlan& plan, std::span<const std::byte> b
   return row;
 }
 
-/// What reconstruct_heads() leaves of one head's row of one token.
+/// One head's row of one token after reconstruct_heads().
 std::vector<float> reconstructed(const TensorPlan& plan, const std::vector<std::vector<float>>& x, int head) {
   std::vector<float> all;
   for (const auto& row : x) all.insert(all.end(), row.begin(), row.end());
@@ -228,8 +229,7 @@ TEST_CASE("the golden dump still gives the golden statistics", "[golden]") {
     CHECK(now.sample.key == then.sample.key);
     CHECK(now.sample.k.raw == then.sample.k.raw);
     for (const Moment moment : kAllMoments) {
-      // Products are exact and summed in double. Scores are float32, and those of another CPU are summed in another
-      // order.
+      // Products are exact and summed in double. Scores are float32, and other CPUs sum them in another order.
       const bool of_scores = moment != Moment::query && moment != Moment::key && moment != Moment::value;
       for (std::size_t h = 0; h < 2; ++h) {
         CAPTURE(i, to_string(moment), h);

@@ -14,7 +14,7 @@ using Bits = std::vector<std::uint8_t>;
 
 namespace {
 
-/// Scores with ties and zeros among them.
+/// Random scores, some of them equal or zero.
 std::vector<double> any_scores(int most_blocks) {
   const auto count = static_cast<std::size_t>(*rc::gen::inRange(1, most_blocks + 1));
   return *rc::gen::container<std::vector<double>>(
@@ -22,7 +22,7 @@ std::vector<double> any_scores(int most_blocks) {
                             rc::gen::map(rc::gen::inRange(-8000, 8000), [](int n) { return std::exp(n * 1e-3); })));
 }
 
-/// Falling and convex: what is left of some falling gains.
+/// A falling and convex law: the sum that remains of falling gains.
 RateLaw any_law() {
   auto gains = *rc::gen::container<std::vector<double>>(
       8, rc::gen::map(rc::gen::inRange(1, 1000), [](int n) { return n * 1e-3; }));
@@ -32,7 +32,7 @@ RateLaw any_law() {
   return law;
 }
 
-/// Algorithm 1 as the header words it, in the plainest way: with ties to the lowest index.
+/// Algorithm 1 as the header defines it, in plain loops; on a tie the lowest index wins.
 Bits naive_greedy(const std::vector<double>& scores, int budget, int least, int most, const RateLaw& law) {
   Bits bits(scores.size(), static_cast<std::uint8_t>(least));
   for (int left = budget - least * static_cast<int>(scores.size()); left > 0; --left) {
@@ -45,7 +45,7 @@ Bits naive_greedy(const std::vector<double>& scores, int budget, int least, int 
         best = i;
       }
     }
-    if (best == scores.size()) break;  // only zeros are left
+    if (best == scores.size()) break;  // all remaining scores are zero
     ++bits[best];
   }
   return bits;
@@ -68,7 +68,7 @@ TEST_CASE("Greedy allocation is Algorithm 1: the same bits, with ties to the low
       RC_ASSERT(found[i] <= most);
       if (scores[i] > 0.0) RC_ASSERT(found[i] == expected[i]);
     }
-    // What scores of zero got is even.
+    // The bits of scores that are zero differ by at most one.
     int low = 9, high = 0;
     for (std::size_t i = 0; i < scores.size(); ++i)
       if (scores[i] == 0.0) low = std::min<int>(low, found[i]), high = std::max<int>(high, found[i]);

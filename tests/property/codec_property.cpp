@@ -16,7 +16,8 @@ using namespace kvq;
 
 namespace {
 
-/// Any scheme with its row: some groups of any size, numbers of one magnitude, of all, or with repetitions.
+/// A random uniform scheme and a row: a few groups of any size; numbers of one magnitude, of all magnitudes, or
+/// repeated.
 struct Row {
   UniformCoder coder;
   double clip = 1.0;
@@ -74,7 +75,7 @@ Coded coded(const Row& row) {
   return result;
 }
 
-/// Unit roundoff of a number type.
+/// Unit roundoff of a scale type.
 double roundoff(ScaleType type) {
   return type == ScaleType::fp16 ? 0x1p-11 : type == ScaleType::bf16 ? 0x1p-8 : 0x1p-24;
 }
@@ -151,15 +152,16 @@ TEST_CASE("An affine group is off by at most half a step and what rounding its n
       const auto [low, high] = std::minmax_element(row.x.begin() + static_cast<std::ptrdiff_t>(g * size),
                                                    row.x.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
       const double lo = *low, hi = *high, s = found.numbers[g], second = found.numbers[groups + g];
-      if (s == 0.0) continue;  // a range below the scale type
-      // The levels reach from `bottom` to `top`; beyond them the error grows with the distance.
+      if (s == 0.0) continue;  // the range is too small for the scale type
+      // Levels reach from `bottom` to `top`; outside, the error grows with the distance.
       const double bottom = row.coder.zero == ZeroKind::floating ? second : -second * s;
       const double reach = std::max({0.0, bottom - lo, hi - (bottom + n * s)});
       const double rounding = 8 * roundoff(ScaleType::fp32) * (std::max(std::abs(lo), std::abs(hi)) + n * s);
       for (std::size_t i = g * size; i < (g + 1) * size; ++i)
         RC_ASSERT(std::abs(static_cast<double>(row.x[i]) - static_cast<double>(found.decoded[i])) <=
                   s / 2 + reach + rounding);
-      // Rounding the numbers is all that keeps the levels from the ends; a zero point of fp32 or of few steps is exact.
+      // Only rounding of scale and minimum keeps the levels from the ends. A zero-point in fp32 or of few steps is
+      // exact.
       if (row.coder.zero == ZeroKind::floating)
         RC_ASSERT(reach <= roundoff(row.coder.scale_type) * (std::abs(lo) + n * s + 0x1p-14) + rounding);
     }

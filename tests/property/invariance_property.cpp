@@ -1,5 +1,5 @@
-// What attention computes does not change if keys become k M and queries q M^-T, or values v M and o_proj's columns W
-// M^-T. Decisions with a transform must not notice either: the same rows are coded, to the same error.
+// Attention gives the same output if keys become k M and queries q M^-T, or values v M and o_proj's columns W M^-T.
+// Decisions with a transform must not depend on M: the quantized rows and their error are the same.
 
 #include <kvq/codec/codec.h>
 #include <kvq/methods/method.h>
@@ -25,14 +25,14 @@ using Doubles = std::vector<double>;
 constexpr int kDim = 32, kHidden = 48;
 constexpr std::size_t kSide = kDim;
 constexpr std::int64_t kAllTokens =
-    1 << 20;  // of the sample: which tokens a smaller one takes depends on the keys' bytes
+    1 << 20;  // tokens in the sample; which tokens a smaller sample takes depends on the bytes of the keys
 
-/// M and its inverse.
+/// A map and its inverse.
 struct Map {
   Doubles matrix = test::identity(kDim), inverse = test::identity(kDim);
 };
 
-/// Scales from 1 to `condition`, even in the logarithm, in random order.
+/// Scales from 1 to `condition`, evenly spaced in the logarithm, in random order.
 Doubles scales(double condition, std::uint64_t seed) {
   test::Random random(seed);
   Doubles all;
@@ -42,7 +42,7 @@ Doubles scales(double condition, std::uint64_t seed) {
   return all;
 }
 
-/// Orthogonal, scales, orthogonal: condition number `condition`.
+/// Orthogonal x diagonal x orthogonal, with condition number `condition`.
 Map any_map(double condition, std::uint64_t seed) {
   const Doubles left = test::random_orthogonal(kDim, seed), right = test::random_orthogonal(kDim, seed + 1),
                 s = scales(condition, seed + 2);
@@ -55,7 +55,7 @@ Map any_map(double condition, std::uint64_t seed) {
   return {test::multiply(scaled, right, kDim), test::multiply(unscaled, test::transpose(left, kDim), kDim)};
 }
 
-/// Channels alone; the two of a rotary pair (i, i + D/2) alike.
+/// A diagonal map; both channels of a rotary pair (i, i + D/2) have the same scale.
 Map diagonal_map(double condition, std::uint64_t seed) {
   const Doubles s = scales(condition, seed);
   Map map;
@@ -72,7 +72,7 @@ std::vector<float> rows_of(const ActivationTensor& tensor) {
   return rows;
 }
 
-/// Rows [.., heads, D] of a float32 buffer times a matrix for each head.
+/// Multiplies rows [.., heads, D] of a float32 buffer by the matrix of their head.
 void multiply_rows(std::vector<float>& rows, int heads, const std::vector<const Doubles*>& matrices) {
   for (std::size_t first = 0; first < rows.size(); first += kSide) {
     const Doubles& m = *matrices[first / kSide % static_cast<std::size_t>(heads)];
@@ -89,7 +89,7 @@ void multiply_tensor(ActivationTensor& tensor, const std::vector<const Doubles*>
   std::memcpy(tensor.raw.data(), rows.data(), tensor.raw.size());
 }
 
-/// A layer whose queries, keys, values and o_proj have spectra that differ, as trained ones have; 1200 tokens.
+/// A layer of 1200 tokens whose queries, keys, values and o_proj have different spectra, as in trained models.
 LayerActivations correlated_layer(std::uint64_t seed) {
   LayerActivations layer = test::make_layer({
       .num_q_heads = 4,
@@ -124,7 +124,7 @@ LayerActivations correlated_layer(std::uint64_t seed) {
   multiply_tensor(layer.q, pick(0, 4));
   multiply_tensor(layer.k, pick(4, 2));
   multiply_tensor(*layer.v, pick(6, 2));
-  std::vector<float> k = rows_of(layer.k);  // keys have means, as real ones do
+  std::vector<float> k = rows_of(layer.k);  // keys have means, as in real models
   for (std::size_t i = 0; i < k.size(); ++i)
     k[i] += 0.3f * static_cast<float>(std::sin(static_cast<double>(i % (2 * kSide))));
   std::memcpy(layer.k.raw.data(), k.data(), layer.k.raw.size());
@@ -135,7 +135,7 @@ LayerActivations correlated_layer(std::uint64_t seed) {
   return layer;
 }
 
-/// The same model with other scales: what attention computes stays.
+/// The same model with other channel scales; attention gives the same output.
 struct Rescaled {
   LayerActivations layer;
   std::vector<Map> k, v;  ///< of each KV head
@@ -163,8 +163,7 @@ Rescaled rescaled(LayerActivations layer, const std::function<Map(std::uint64_t)
   return result;
 }
 
-/// Error of a plan on all rows of a side, relative, under the metric of queries or of o_proj, in double and with the
-/// codec.
+/// Relative error of a plan on all rows of a side, with the codec and in double, in the metric of queries or of o_proj.
 double error_of(const LayerStats& stats, const TensorPlan& plan, Side side) {
   double cost = 0.0, energy = 0.0;
   for (int head = 0; head < 2; ++head) {
@@ -185,12 +184,12 @@ double error_of(const LayerStats& stats, const TensorPlan& plan, Side side) {
   return cost / energy;
 }
 
-/// How far apart the rows are that the coder sees, root mean square, relative: x A of one model, x M A' of the other.
+/// Relative root mean square difference of the rows that the two coders get: x A of one model, x M A' of the other.
 double difference_of_codes(const LayerStats& a_stats, const TensorPlan& a_plan, const LayerStats& b_stats,
                            const TensorPlan& b_plan, Side side, int head) {
   const std::vector<float> a = (side == Side::k ? a_stats.sample.k : a_stats.sample.v).head(head);
   std::vector<float> b(a.size());
-  // Equal tokens stand at other places of the sample, since its order follows the rows' bytes.
+  // The order of the sample depends on the bytes of the rows, so equal tokens have other indices in it.
   const std::vector<float> stored = (side == Side::k ? b_stats.sample.k : b_stats.sample.v).head(head);
   for (std::size_t t = 0; t < a_stats.sample.token.size(); ++t) {
     const auto place = std::find(b_stats.sample.token.begin(), b_stats.sample.token.end(), a_stats.sample.token[t]) -
@@ -340,7 +339,7 @@ TEST_CASE("Orthogonal rotations do notice, by orders of magnitude", "[methods][p
     INFO(method);
     const Options options = test::options_of(method);
     const Decided base = decide(layer, options);
-    double least = 1.0;  // how the error moves as the condition number grows
+    double least = 1.0;  // error ratio at the previous condition number
     for (const double condition : {10.0, 100.0, 1e4}) {
       const Rescaled other = rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, draw); });
       const Decided found = decide(other.layer, options);

@@ -14,12 +14,13 @@ using namespace kvq;
 
 namespace {
 
-/// Options that no check refuses, with every axis free.
+/// Random options that no check refuses; every axis varies.
 Options any_options(bool has_values) {
   const auto names = [] {
     std::vector<std::string> all;
     for (const Method& method : methods())
-      if (method.name != "kvq") all.push_back(method.name);  // one budget for all, tests/cli has it
+      if (method.name != "kvq")
+        all.push_back(method.name);  // tests/cli tests kvq, which decides all layers by one budget
     return all;
   }();
   Options options = test::options_of(*rc::gen::elementOf(names));

@@ -23,7 +23,7 @@ double dot(const std::vector<float>& a, const std::vector<float>& b) {
   return sum;
 }
 
-/// A plan with a rotation of any kind for one head.
+/// A plan of one head with a random kind of rotation.
 TensorPlan any_plan(int dim, std::uint64_t seed) {
   TensorPlan plan;
   plan.rotation.kind = *rc::gen::element(RotationKind::identity, RotationKind::block_hadamard, RotationKind::dense);

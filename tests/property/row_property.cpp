@@ -16,7 +16,7 @@ using namespace kvq;
 
 namespace {
 
-/// A plan in the codes of packing.md 1.1 with its row.
+/// A plan with the codes of packing.md 1.1, and a row.
 struct Row {
   TensorPlan plan;
   std::vector<float> x;

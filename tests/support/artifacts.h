@@ -4,8 +4,8 @@
 
 namespace kvq::test {
 
-/// A small artifact with everything that the format has: dense, block Hadamard and identity rotations, all coders,
-/// centres, clips, a shared rotation, an exact layer, a layer without values. Layers 0, 1 and 4 of 6.
+/// A small artifact with every feature of format 1.0: dense, block Hadamard and identity rotations, all coders,
+/// centers, clips, a shared rotation, an exact layer, a layer without values. Has layers 0, 1 and 4 of 6.
 Artifact example_artifact();
 
 }  // namespace kvq::test

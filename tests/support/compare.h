@@ -14,7 +14,7 @@
 
 namespace kvq::test {
 
-/// |a - b| / |b| over all elements (Frobenius); infinite if the sizes differ or a number is NaN. |a| if b is zero.
+/// |a - b| / |b| over all elements (Frobenius); |a| if b is zero. Infinite if sizes differ or a number is NaN.
 template <typename A, typename B>
 double relative_difference(const A& a, const B& b) {
   if (std::size(a) != std::size(b)) return std::numeric_limits<double>::infinity();
@@ -41,7 +41,7 @@ double largest_difference(const A& a, const B& b) {
   return largest;
 }
 
-/// Where two rows of floats first differ in their bits, in words; empty if they are equal.
+/// Describes the first element whose bits differ; empty if all bits are equal.
 inline std::string first_bit_difference(std::span<const float> a, std::span<const float> b) {
   if (a.size() != b.size()) return fmt::format("{} and {} numbers", a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {

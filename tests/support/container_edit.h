@@ -10,8 +10,8 @@
 
 namespace kvq::test {
 
-/// A kvq container (artifact or statistics) taken apart, to be changed and written again: what a hostile or a future
-/// writer would make of it.
+/// A kvq container (artifact or statistics) in editable parts, from which tests write files as a hostile or a future
+/// writer would.
 struct EditableFile {
   struct Tensor {
     DType dtype = DType::f32;
@@ -23,7 +23,8 @@ struct EditableFile {
   Json manifest;
 
   static EditableFile read(const std::filesystem::path& path);
-  /// The manifest goes into the metadata; the content hash is made to fit, unless it shall stay what it was.
+  /// Writes the file, with the manifest in the metadata. @param fit_hash  compute the content hash anew; false keeps
+  /// the old one
   void write(const std::filesystem::path& path, bool fit_hash = true) const;
   /// Overwrites one element of an F32 tensor.
   void set_float(const std::string& tensor, std::size_t index, float value);

@@ -8,13 +8,13 @@
 
 namespace kvq::test {
 
-/// Fresh options of a method with its defaults, changed by `change`.
+/// The default options of a method, changed by `change`.
 Options options_of(const std::string& method, const std::function<void(Options&)>& change = {});
 
-/// What the method needs of a layer, collected.
+/// Collects the statistics of the layer that the method needs.
 LayerStats stats_for(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens = 64);
 
-/// The plan of one layer.
+/// Collects statistics and decides the plan of one layer.
 LayerPlan decide_one(const LayerActivations& layer, const Options& options, std::int64_t sample_tokens = 64);
 
 /// Relative error of a plan on the sampled rows of one side, with the codec's own arithmetic: sum e C_Q e^T over

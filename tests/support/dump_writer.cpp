@@ -10,10 +10,10 @@
 namespace kvq::test {
 namespace {
 
-/// The reader under test says the same, but a test writes before it reads, and the first call to HDF5 decides.
+/// The reader under test makes the same call, but a test writes first, and the first call to HDF5 decides.
 [[maybe_unused]] const herr_t no_cleanup_at_exit = H5dont_atexit();
 
-/// Owns any identifier; H5Idec_ref closes what nobody else holds.
+/// Owns an HDF5 identifier. H5Idec_ref closes the object when no other reference is left.
 class Id {
  public:
   Id(hid_t id, const std::string& what) : id_(id) {
@@ -56,7 +56,7 @@ void write_integer(hid_t object, const std::string& name, std::int64_t value, bo
   }
 }
 
-/// Makes and writes a dataset; returns it for attributes.
+/// Creates and writes a dataset; returns the open dataset, so that the caller can add attributes.
 hid_t make_dataset(hid_t parent, const std::string& name, hid_t type, const std::vector<hsize_t>& shape,
                    const void* data, std::int64_t chunk_tokens = 0) {
   const Id space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), "make a space");

@@ -25,7 +25,7 @@ struct DumpLayer {
   std::vector<float> output_curvature = {};  ///< [Hq, Dv, Dv]; empty = not written
 };
 
-/// A dump in memory, with the freedoms that formats/dump.md leaves to a writer.
+/// A dump in memory, with the choices that formats/dump.md leaves to a writer.
 struct DumpContent {
   std::string model_name = "test-model";
   std::string model_fingerprint = {};  ///< empty = not written
@@ -40,16 +40,16 @@ struct DumpContent {
 
   bool fixed_strings = false;         ///< fixed-length instead of variable-length strings
   bool half_as_bits = false;          ///< float16 as uint16 instead of an HDF5 float
-  std::int64_t chunk_tokens = 0;      ///< q, k, v in chunks of so many tokens; 0 = contiguous
+  std::int64_t chunk_tokens = 0;      ///< q, k, v in chunks of this many tokens; 0: contiguous
   bool small_integers = false;        ///< attributes as int32 instead of int64
   bool newest_structures = false;     ///< what h5py writes with libver="latest"
   std::int64_t user_block_bytes = 0;  ///< foreign bytes before the HDF5 file: 0, or a power of two from 512
 };
 
-/// What `random_dump` makes up.
+/// Parameters of random_dump().
 struct RandomDumpSpec {
   std::vector<int> layers = {0};
-  int num_layers = 0;  ///< of the model; 0 = one more than the last of `layers`
+  int num_layers = 0;  ///< of the model; 0: one more than the last of `layers`
   int num_q_heads = 4, num_kv_heads = 2, head_dim = 8, v_head_dim = 6;
   std::vector<std::int64_t> lengths = {13, 5};  ///< tokens of each sequence
   DType dtype = DType::f32;
@@ -63,13 +63,14 @@ struct RandomDumpSpec {
 /// Gaussian q, k and v, the same for equal seeds; different for each layer.
 DumpContent random_dump(const RandomDumpSpec& spec);
 
-/// A change made to the open file after everything is written, for tests of damaged dumps.
+/// Damages the open file after all data is written.
 using Damage = std::function<void(hid_t file)>;
 
 /// Writes a dump with the HDF5 C API; throws std::runtime_error if that fails.
 void write_dump(const std::filesystem::path& path, const DumpContent& content, const Damage& damage = {});
 
-// Tools for Damage. `object` is a path such as "/layers/0". Attributes and datasets that exist are replaced.
+// Functions for Damage. `object` is a path such as "/layers/0". set_attribute() and the functions below replace what
+// exists.
 void remove_attribute(hid_t file, const std::string& object, const std::string& name);
 void set_attribute(hid_t file, const std::string& object, const std::string& name, const std::string& value);
 void set_attribute(hid_t file, const std::string& object, const std::string& name, std::int64_t value);

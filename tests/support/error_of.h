@@ -8,7 +8,7 @@
 
 namespace kvq::test {
 
-/// The kvq::Error that `action` throws; a test then looks at its kind and words. Any other exception passes through.
+/// The kvq::Error that `action` throws, or none. Other exceptions pass through.
 template <typename Action>
 std::optional<Error> error_of(Action&& action) {
   try {
@@ -19,7 +19,8 @@ std::optional<Error> error_of(Action&& action) {
   return std::nullopt;
 }
 
-/// "bad_input: a.h5: ...", or "no error". One string for REQUIRE_THAT(..., Contains(...)).
+/// Text of the kvq::Error that `action` throws, such as "bad_input: a.h5: ...", or "no error"; for REQUIRE_THAT(...,
+/// Contains(...)).
 template <typename Action>
 std::string error_text(Action&& action) {
   const auto error = error_of(std::forward<Action>(action));

@@ -41,7 +41,7 @@ ActivationTensor keep_tokens(const ActivationTensor& tensor, std::int64_t first,
   return kept;
 }
 
-/// A hash of its own for every content; the library's is tested where dumps are read.
+/// A distinct hash text for each number. Tests of the dump reader test the real hash.
 std::string made_up_hash(std::uint64_t number) { return fmt::format("xxh3-128:{:032x}", number); }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-/// Layers as a dump would give them, made up in memory.
+/// Layers in memory, with random data, as a dump would give them.
 namespace kvq::test {
 
 struct LayerSpec {
@@ -27,13 +27,13 @@ struct LayerSpec {
 };
 LayerActivations make_layer(const LayerSpec& spec);
 
-/// Sequences [first, first + count) alone, as a dump of their own.
+/// The layer with only sequences [first, first + count).
 LayerActivations keep_sequences(const LayerActivations& layer, std::size_t first, std::size_t count);
 
-/// One sequence and KV head as the naive attention takes it.
+/// One sequence and KV head as input of the naive attention.
 AttentionCase attention_case(const LayerActivations& layer, std::size_t sequence, int kv_head);
 
-/// All moments that the layer has.
+/// All moments of a layer with or without values.
 std::set<Moment> all_moments(bool has_values);
 
 /// Statistics in memory, for Method::decide().

@@ -1,5 +1,5 @@
-// The one main of all test programs: Catch2's, with rapidcheck's seed fixed so that every run tries the same cases.
-// RC_PARAMS="seed=... max_success=..." in the environment tries others; a failure prints what reproduces it.
+// The main() of all test programs: Catch2's, with a fixed seed for rapidcheck, so that every run tries the same cases.
+// RC_PARAMS="seed=... max_success=..." in the environment sets another seed; a failing property prints its RC_PARAMS.
 
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>

@@ -85,7 +85,7 @@ double orthogonality_defect(std::span<const double> a, int n) {
 std::vector<double> random_orthogonal(int n, std::uint64_t seed) {
   std::vector<double> a = gaussian_double(square(n), seed);
   for (int row = 0; row < n; ++row) {
-    for (int pass = 0; pass < 2; ++pass)  // twice is enough for full precision
+    for (int pass = 0; pass < 2; ++pass)  // two passes give full precision
       for (int other = 0; other < row; ++other) {
         double dot = 0.0;
         for (int k = 0; k < n; ++k) dot += a[at(row, k, n)] * a[at(other, k, n)];

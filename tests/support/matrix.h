@@ -6,7 +6,8 @@
 #include <span>
 #include <vector>
 
-/// Square matrices [n, n] in double, row-major, by the plainest loops: what the library's answers are held against.
+/// Functions of square matrices [n, n] in double, row-major, written as plain loops: references for the library's
+/// results.
 namespace kvq::test {
 
 std::vector<double> identity(int n);
@@ -19,12 +20,12 @@ double trace(std::span<const double> a, int n);
 /// Largest |a^T a - I|.
 double orthogonality_defect(std::span<const double> a, int n);
 
-/// Random orthogonal matrix, by Gram-Schmidt on a Gaussian one.
+/// Random orthogonal matrix, by Gram-Schmidt on a Gaussian matrix.
 std::vector<double> random_orthogonal(int n, std::uint64_t seed);
 /// Random symmetric positive matrix whose k-th eigenvalue is decay^k.
 std::vector<double> random_covariance(int n, std::uint64_t seed, double decay = 0.9);
 
-/// Eigenvalues and vectors by Jacobi's rotations, descending; signs as they come.
+/// Eigenvalues, descending, and eigenvectors by Jacobi's rotations; signs of eigenvectors are arbitrary.
 EigenPairs jacobi(std::vector<double> symmetric, int n);
 
 /// Walsh-Hadamard matrix of Sylvester's order by its closed form: (-1)^popcount(i & j) / sqrt(n), blocks on the

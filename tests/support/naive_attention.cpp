@@ -9,7 +9,7 @@ namespace kvq::test {
 
 namespace {
 
-/// Row `token` of head `head` of [heads, T, dim].
+/// Row `row` of a buffer of rows with `dim` numbers.
 std::vector<double> row_of(const std::vector<float>& rows, std::int64_t row, int dim) {
   const auto* begin = rows.data() + row * dim;
   return {begin, begin + dim};

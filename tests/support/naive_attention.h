@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-/// Causal attention and its moments straight from their definitions, in double, with all of S in memory.
+/// Causal attention and its moments by their definitions, in double, with the whole score matrix S in memory.
 namespace kvq::test {
 
 /// One KV head over one sequence; see compute/attention_moment.h for the extents.
@@ -12,7 +12,7 @@ struct AttentionCase {
   std::int64_t tokens = 1;
   int queries = 1, dim = 4, v_dim = 4;
   double scale = 0.5;
-  int window = 0;  ///< 0 = all keys up to the query
+  int window = 0;  ///< 0: all keys up to the query
   std::vector<float> q = {}, k = {}, v = {};
 };
 

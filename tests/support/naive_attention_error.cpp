@@ -27,7 +27,7 @@ enum Sum {
 
 using Row = std::vector<double>;
 
-/// Roundings of a product or an exponential, in units of 2^-24 of its largest terms.
+/// Relative bound on the rounding of a product or an exponential: 8 units of 2^-24 of the largest terms.
 constexpr double kUnit = 8.0 * 0x1p-24;
 
 double dot(const Row& a, const Row& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
@@ -96,10 +96,10 @@ double log_sum_exp(const Row& logits) {
   return top + std::log(sum);
 }
 
-/// Which are the ten largest: the earlier one where two are equal. Logits have the order of the weights, and never
+/// Marks the ten largest logits; of two equal logits the earlier one. Logits have the order of the weights and never
 /// underflow.
-/// @param near  becomes how many lie within `margin` of the border between the tenth and the eleventh, if that is not
-/// sharp
+/// @param near  increased by the number of logits within `margin` of the tenth and the eleventh, if these two differ by
+///              at most `margin`
 std::vector<bool> top_ten(const Row& logits, double margin, double& near) {
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -175,7 +175,7 @@ class NaiveMeter {
     return result.buckets[bucket];
   }
 
-  /// Bounds of different queries are independent roundings: their squares are added.
+  /// Adds a value. Rounding errors of different queries are independent, so the bounds are added as squares.
   static void add(NaiveNumber& sum, double value, double bound) {
     sum.value += value;
     sum.bound += bound * bound;
@@ -185,7 +185,7 @@ class NaiveMeter {
                         const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
     const std::int64_t begin = g_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, i - g_.sliding_window + 1);
     Row exact, changed, delta;
-    double logit_size = 0.0, delta_size = 0.0;  // of the terms of a product, which round
+    double logit_size = 0.0, delta_size = 0.0;  // sizes of the terms of a product; the terms round
     for (std::int64_t j = begin; j <= i; ++j) {
       const Row &key = k.exact[static_cast<std::size_t>(j)], &change = k.changed(i, j);
       exact.push_back(g_.softmax_scale * dot(q, key));
@@ -199,8 +199,8 @@ class NaiveMeter {
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));
 
-    // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r): as both sums of weights are 1, and no term is
-    // negative.
+    // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r), because p and p^ both sum to 1. No term of the last
+    // sum is negative.
     const double log_z = log_sum_exp(exact), log_z_changed = log_sum_exp(changed);
     Row p, p_change;
     double divergence = 0.0, plain_divergence = 0.0, largest = 0.0;
@@ -278,7 +278,7 @@ class NaiveMeter {
     for (const Row& row : projection)
       for (const double value : row) largest = std::max(largest, std::abs(value));
     const double gain =
-        largest * std::sqrt(static_cast<double>(projection.size() * v_dim()));  // at least |W_o x| / |x| of one head
+        largest * std::sqrt(static_cast<double>(projection.size() * v_dim()));  // a bound for |W_o x| / |x| of one head
     for (std::size_t t = 0; t < x.size(); ++t) {
       double energy = 0.0;
       for (const Row& row : projection) energy += dot(row, x[t]) * dot(row, x[t]);
@@ -293,7 +293,7 @@ class NaiveMeter {
   bool with_windows_;
   NaiveErrors result_;
   std::vector<Row> output_, change_;              ///< [T][Hq Dv]
-  std::vector<Row> output_bound_, change_bound_;  ///< [T][Hq] on the length of a head's part
+  std::vector<Row> output_bound_, change_bound_;  ///< [T][Hq], for the length of one head's part
 };
 
 }  // namespace

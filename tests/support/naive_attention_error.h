@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-/// The attention errors of eval/attention_error.h by their definitions, in double: one softmax for each query. Beside
-/// each sum stands how far float arithmetic may move it, so that a comparison is strict where the sum is well
+/// The attention errors of eval/attention_error.h by their definitions, in double, with one softmax for each query.
+/// Each sum has a bound on what float arithmetic may change, so that comparisons are strict where the sum is well
 /// conditioned.
 namespace kvq::test {
 
@@ -17,7 +17,7 @@ std::array<double, kAttentionSums> numbers_of(const AttentionSums& sums);
 
 struct NaiveNumber {
   double value = 0.0;
-  double bound = 0.0;  ///< on what rounding of the inputs to float products does to it, to first order
+  double bound = 0.0;  ///< first-order bound on the change that rounded inputs of float products cause
 };
 
 struct NaiveHead {
@@ -31,12 +31,12 @@ struct NaiveErrors {
   NaiveNumber projected_error, projected_energy;
 };
 
-/// A query reads row j of a side as stored if sink <= j < coded_end(query), places counted in the sequence; without
-/// windows all rows.
+/// A query reads row j of a side as stored if sink <= j < coded_end(query), where j counts within the sequence; without
+/// windows, it reads all rows as stored.
 NaiveErrors naive_attention_errors(const LayerActivations& layer, const StoredLayer& stored, bool with_windows);
 
-/// In words, what of `found` differs from `naive` by more than 1e-6 of its size and what rounding explains; empty if
-/// nothing does.
+/// Names the first number of `found` that differs from `naive` by more than 1e-6 of its size plus the bound; empty if
+/// none does.
 std::string first_disagreement(const LayerError& found, const NaiveErrors& naive);
 
 }  // namespace kvq::test

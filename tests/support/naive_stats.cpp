@@ -64,7 +64,7 @@ NaiveMoment naive_moment(const LayerActivations& layer, Moment which, int kv_hea
       for (std::size_t i = 0; i < sum.size(); ++i) moment.sum[i] += sum[i];
       for (std::size_t i = 0; i < first.size(); ++i) moment.first[i] += first[i];
     }
-    moment.weight = static_cast<double>(layer.k.tokens * group);  // N: a mean over query rows
+    moment.weight = static_cast<double>(layer.k.tokens * group);  // N, because scored_query is a mean over query rows
   }
   return moment;
 }

@@ -6,8 +6,9 @@
 #include <span>
 #include <vector>
 
-/// formats/packing.md written down a second time, for comparison bit by bit. Every binary32 step is made in double and
-/// rounded once, which gives the same number (a double has more than twice the bits), whatever a compiler fuses.
+/// A second implementation of formats/packing.md, to compare bit by bit. Each binary32 operation is computed in double
+/// and rounded once. The result is the same, because a double has more than twice the bits, and does not depend on
+/// fused operations.
 namespace kvq::test {
 
 /// The number of a binary floating-point format nearest to `value`, ties to even, saturating.
@@ -25,7 +26,7 @@ struct ReferenceRow {
 };
 ReferenceRow reference_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row);
 
-/// Codes as a bit stream, one bit at a time.
+/// Codes as a bit stream, written bit by bit.
 std::vector<std::uint8_t> reference_stream(std::span<const std::uint8_t> codes, int bits);
 
 }  // namespace kvq::test

@@ -1,6 +1,7 @@
 #pragma once
 
-/// What most tests include and what takes the compiler longest. A test still includes what it uses.
+/// The headers that take the compiler longest and that most tests include. A test still includes every header that it
+/// uses.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 

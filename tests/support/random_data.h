@@ -7,7 +7,7 @@
 
 namespace kvq::test {
 
-/// Seeded numbers for test data, equal on every machine; not the library's own generator.
+/// Seeded random numbers for test data, equal on every machine. Independent of the library's generator.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
@@ -23,10 +23,10 @@ class Random {
 std::vector<float> gaussian(std::size_t count, std::uint64_t seed, double scale = 1.0);
 std::vector<double> gaussian_double(std::size_t count, std::uint64_t seed, double scale = 1.0);
 
-/// Rows [rows, dim] as keys look: Gaussian, with a few channels `factor` times as large and off zero.
+/// Rows [rows, dim] that resemble keys: Gaussian, with a few channels `factor` times as large and with a mean.
 std::vector<float> rows_with_outliers(std::size_t rows, int dim, std::uint64_t seed, double factor = 20.0);
 
-/// Any finite binary32 with equal chance for every pattern: all exponents, subnormals, both zeros.
+/// Any finite binary32; every bit pattern is equally likely, so all exponents, subnormals and both zeros occur.
 float any_finite(Random& random);
 
 }  // namespace kvq::test

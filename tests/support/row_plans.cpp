@@ -101,7 +101,7 @@ TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int code
       plan.coder = book;
     } else {
       if (kinds.size() > 1 && random.integer(0, 1) == 0)
-        kinds.erase(kinds.begin() + random.integer(0, static_cast<int>(kinds.size()) - 1));  // a width without theta
+        kinds.erase(kinds.begin() + random.integer(0, static_cast<int>(kinds.size()) - 1));  // this width gets no theta
       TrellisCoder trellis = trellis_coder(kinds, 0, rule, type, seed, 4);
       trellis.bits = largest;
       plan.coder = trellis;

@@ -7,22 +7,23 @@
 #include <cstdint>
 #include <vector>
 
-/// Plans of one head in the codes of packing.md 1.1, with made-up tables.
+/// Plans of one head with the codes of packing.md 1.1 and made-up tables.
 namespace kvq::test {
 
-/// [2^bits] strictly ascending, about symmetric.
+/// [2^bits] strictly ascending, approximately symmetric.
 std::vector<float> random_table(int bits, std::uint64_t seed);
 CodebookCoder codebook_coder(int bits, int group_size, ScaleRule rule, ScaleType type, std::uint64_t seed);
 
-/// Thetas that are no shipped ones, for those of `widths` that the format allows one for.
-/// @param most_state_bits  bits * memory at most
+/// Thetas that differ from the shipped ones, for each of `widths` for which the format allows a theta.
+/// @param most_state_bits  upper limit of bits * memory
 TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type,
                            std::uint64_t seed, int most_state_bits = 6);
 
-/// Every coder at one width, one group in a row: affine with both zeros, symmetric, codebook, trellis.
+/// One plan for each coder, with one width and one group in a row: affine with both kinds of zero, symmetric, codebook,
+/// trellis.
 std::vector<TensorPlan> plain_plans(int bits, int group_size, ScaleType type);
 
-/// Some widths from 8 down to 0, any of them missing.
+/// Random widths in descending order, from 8 to 0; each width may be absent.
 std::vector<std::uint8_t> descending_widths(Random& random, int dim);
 /// A plan with these widths; coder 0 is symmetric, 1 codebook, 2 trellis.
 TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int coder, ScaleType type, std::uint64_t seed);

@@ -33,7 +33,7 @@ float tree_product(std::span<const float> a, std::span<const float> b) {
   return tree(products);
 }
 
-/// The stored scale once codes and their values are known.
+/// The scale to store, from the codes' values.
 float stored_scale(ScaleRule rule, ScaleType type, float d, std::span<const float> x, std::span<const float> v) {
   const float n = tree_product(v, v);
   if (rule == ScaleRule::rms || n == 0.0f) return d;
@@ -49,12 +49,12 @@ ReferenceGroup finish(ScaleRule rule, ScaleType type, float d, std::span<const f
   return group;
 }
 
-/// d = 0: every code in the middle, scale 0.
+/// Codes of a group with d = 0: the middle code for every channel.
 std::vector<std::uint8_t> middle(int bits, std::size_t count) {
   return std::vector<std::uint8_t>(count, static_cast<std::uint8_t>(1 << (bits - 1)));
 }
 
-/// Codes c[j], c[j-1], ... c[j-m] that end in channel j, the tail before the first.
+/// The codes c[j], c[j-1], ... c[j-m]. The last codes of the group come before the first.
 std::vector<std::uint8_t> history(std::span<const std::uint8_t> codes, std::size_t j, int memory) {
   std::vector<std::uint8_t> window;
   for (std::size_t k = 0; k <= static_cast<std::size_t>(memory); ++k)
@@ -67,15 +67,15 @@ float added(float cost, float y, float v) {
   return f32(wide(cost) + wide(f32(wide(e) * wide(e))));
 }
 
-/// Survivors of all states after some channels, and the way back.
+/// The best path to each state after some channels, and the dropped codes needed to trace it back.
 struct Survivors {
   std::vector<float> cost;                         ///< [S]
-  std::vector<std::vector<std::uint8_t>> dropped;  ///< of each step: by state, the oldest code of the path kept
+  std::vector<std::vector<std::uint8_t>> dropped;  ///< by step and state: the oldest code, which the best path dropped
 };
 
 struct Steps {
   explicit Steps(const TrellisTaps& taps) : bits(taps.bits), states(std::size_t{1} << (taps.bits * taps.memory)) {
-    for (std::size_t window = 0; window < states << bits; ++window) {  // own code lowest
+    for (std::size_t window = 0; window < states << bits; ++window) {  // the channel's own code is in the lowest bits
       std::vector<std::uint8_t> codes;
       for (int k = 0; k <= taps.memory; ++k)
         codes.push_back(static_cast<std::uint8_t>((window >> (k * bits)) & ((1u << bits) - 1)));
@@ -83,7 +83,8 @@ struct Steps {
     }
   }
 
-  /// One channel: of the paths into a state the cheapest, of equal ones that whose dropped code is smallest.
+  /// Advances one channel. Each state keeps its cheapest path; of equally cheap paths the one with the smallest dropped
+  /// code.
   void step(float y, Survivors& paths) const {
     std::vector<float> cost(states);
     std::vector<std::uint8_t> dropped(states);
@@ -99,7 +100,7 @@ struct Steps {
     paths.dropped.push_back(dropped);
   }
 
-  /// The state `count` steps before the end of the path to `state`, and the codes since.
+  /// The state `count` steps before the end of the path to `state`; stores the codes of these steps in `codes`.
   std::size_t trace(const Survivors& paths, std::size_t state, std::size_t count,
                     std::vector<std::uint8_t>* codes = nullptr) const {
     for (std::size_t i = 0; i < count; ++i) {
@@ -214,7 +215,7 @@ ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std
 
 namespace {
 
-/// One group of a coder at one width.
+/// Quantizes one group by a coder at one width.
 ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::span<const float> x) {
   if (const auto* uniform = std::get_if<UniformCoder>(&coder))
     return reference_symmetric(width, uniform->rule, uniform->scale_type, x);

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-/// What packing.md 1.1 adds, written down a second time: codebooks, trellises, mixed widths. Plain and slow; every
-/// binary32 step is made in double and rounded once, as in packing_reference.h.
+/// A second implementation of what packing.md 1.1 adds: codebooks, trellises, mixed widths. Plain and slow. Each
+/// binary32 operation is computed in double and rounded once, as in packing_reference.h.
 namespace kvq::test {
 
 struct ReferenceGroup {
@@ -23,22 +23,22 @@ ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std
 
 /// v of a channel whose code is history[0] and whose predecessors are history[1], ...
 float trellis_value(const TrellisTaps& taps, std::span<const std::uint8_t> history);
-/// y = x / d of a group, and d.
+/// y = x / d of a group.
 struct Normalised {
   std::vector<float> y;
   float d = 0.0f;
 };
 Normalised normalised(ScaleType type, std::span<const float> x);
-/// Cost of codes that bite their tail, summed in binary32 from the first channel on.
+/// Cost of tail-biting codes, summed in binary32 from the first channel on.
 float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes);
-/// z* of the first run.
+/// The seam z* that the first run of the search finds.
 std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y);
 
-/// One row of a plan that is mixed, or of one width in codebook or trellis codes.
+/// Bytes and numbers of one row: mixed, or of one width in codebook or trellis codes.
 struct ReferenceBytes {
   std::vector<std::uint8_t> codes;
   std::vector<float> numbers, decoded;
-  std::vector<std::byte> bytes;  ///< of mixed rows before rounding to words
+  std::vector<std::byte> bytes;  ///< of mixed rows before padding to words
 };
 ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centroid, std::span<const float> row);
 

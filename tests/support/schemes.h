@@ -9,7 +9,7 @@
 
 namespace kvq::test {
 
-/// Every uniform coder of formats/packing.md with this group size: 5 rules, 8 widths, 3 number types.
+/// Every uniform coder of formats/packing.md with this group size: 5 rules, 8 widths, 3 scale types.
 inline std::vector<UniformCoder> all_schemes(int group_size) {
   std::vector<UniformCoder> schemes;
   for (int bits = 1; bits <= 8; ++bits)

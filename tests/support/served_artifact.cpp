@@ -59,7 +59,8 @@ void hadamard(TensorPlan& plan, int order, std::uint64_t seed) {
     plan.rotation.signs.push_back(random.integer(0, 1) ? 1 : -1);
 }
 
-/// Orthogonal to rounding: Walsh-Hadamard with the rows in another order and other signs.
+/// A rotation that is orthogonal up to rounding: a Walsh-Hadamard matrix with rows in another order and with other
+/// signs.
 void dense(TensorPlan& plan, std::uint64_t seed) {
   plan.rotation.kind = RotationKind::dense;
   Random random(seed);
@@ -118,12 +119,13 @@ void transform(TensorPlan& plan, double condition, std::uint64_t seed) {
 }
 
 void scale(TensorPlan& plan, int spread, std::uint64_t seed) {
-  plan.rotation.channel_scale =
-      random_scales(kKvHeads, kDim, spread, seed, true, 1);  // engines' rows take them without rounding
+  plan.rotation.channel_scale = random_scales(
+      kKvHeads, kDim, spread, seed, true,
+      1);  // powers of two with few digits, so that 16-bit rows of an engine hold the products without rounding
   plan.transform = {.kind = "diagonal"};
 }
 
-/// Of a transform, what says how large it is.
+/// Sets outlier gain and condition of a transform.
 void measure(std::optional<TensorPlan>& plan) {
   if (!plan->transform) return;
   for (int entry = 0; entry < (plan->rotation.scope == Scope::layer ? 1 : kKvHeads); ++entry) {
@@ -191,7 +193,7 @@ std::vector<std::uint16_t> rows_for(const TensorPlan& plan, std::span<const floa
 }
 
 std::vector<std::uint16_t> queries_for(const TensorPlan& plan, int num_kv_heads, std::span<const float> wanted) {
-  // Back by A^T: an inverse plan's forth with A^-T.
+  // Queries are multiplied by A^-T, so the matrix of `turned` is A^-T and its inverse is A^T.
   TensorPlan turned;
   turned.rotation = plan.rotation;
   std::swap(turned.rotation.matrix, turned.rotation.inverse);

@@ -9,7 +9,7 @@
 
 namespace kvq::test {
 
-/// A folder of its own for one test; it goes with everything in it when the test ends.
+/// A folder for one test. The destructor removes it with all contents.
 class TempFolder {
  public:
   TempFolder() {

@@ -23,7 +23,7 @@ Vectors random_reflections(std::size_t dim, Random& random) {
   return all;
 }
 
-/// m becomes H m, H = 1 - u u^T, or with `right` m H.
+/// Replaces m by H m, or if `right` by m H, where H = 1 - u u^T.
 void reflect(std::vector<double>& m, const std::vector<double>& u, bool right) {
   const std::size_t d = u.size();
   std::vector<double> dots(d, 0.0);
@@ -49,7 +49,7 @@ Transform random_transform(int dim, double condition, std::uint64_t seed, int sp
   for (double& x : exponents) x = random.uniform(-1.0, 1.0);
   for (const std::vector<double>& reflection : left) reflect(u, reflection, false);
 
-  // The condition is that of the left factor and the stretches, and grows with these.
+  // The condition depends on the left factor and the stretches, and grows with the stretches.
   const auto condition_of = [&](double size) {
     double sum = 0.0;
     for (std::size_t i = 0; i < d; ++i) {
@@ -93,7 +93,7 @@ std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t s
   std::vector<float> scales(static_cast<std::size_t>(count) * d);
   for (std::size_t i = 0; i < scales.size(); ++i) {
     const int exponent = random.integer(-spread, spread);
-    // 2^spread itself is the largest.
+    // 2^spread is the largest scale, so it gets no further digits.
     const int more = exponent == spread ? 0 : random.integer(0, (1 << (digits - 1)) - 1);
     const float own = std::ldexp(1.0f + std::ldexp(static_cast<float>(more), 1 - digits), exponent);
     scales[i] = pairs && i % d >= d / 2 ? scales[i - d / 2] : own;

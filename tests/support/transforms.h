@@ -10,16 +10,16 @@ struct Transform {
   std::vector<float> matrix, inverse;
 };
 
-/// Orthogonal, times stretches of log-uniform size, times orthogonal: transform_condition() is about `condition`. Its
-/// rows are then multiplied by random powers of two from 2^-spread to 2^spread, which changes no condition: channels of
-/// different sizes.
+/// A random transform: orthogonal x diagonal of log-uniform size x orthogonal, with transform_condition() of about
+/// `condition`. Rows are then multiplied by random powers of two from 2^-spread to 2^spread, so that channels differ in
+/// size. These factors do not change the condition.
 Transform random_transform(int dim, double condition, std::uint64_t seed, int spread = 0);
-/// Several of them, one after the other.
+/// `count` transforms, one after the other.
 Transform random_transforms(int count, int dim, double condition, std::uint64_t seed, int spread = 0);
 
-/// bfloat16 numbers from 2^-spread to 2^spread, [count, D].
-/// @param pairs   channels i and i + D/2 share one
-/// @param digits  of each number, 1 to 8; 1 = powers of two
+/// Random bfloat16 numbers from 2^-spread to 2^spread, [count, D].
+/// @param pairs   channels i and i + D/2 have the same number
+/// @param digits  significant binary digits of each number, 1 to 8; 1: powers of two
 std::vector<float> random_scales(int count, int dim, int spread, std::uint64_t seed, bool pairs = false,
                                  int digits = 8);
 

@@ -8,12 +8,12 @@
 
 namespace kvq::bench {
 
-/// A cache on the device: random contents, pages and slots in random order.
+/// A KV cache on the device with random contents; sequences own pages and window slots in random order.
 class Cache {
  public:
   Cache(const Device& device, const CacheShape& shape, unsigned seed);
 
-  /// Points a call's parameters at it; P has the fields of DecodeParams that describe a cache.
+  /// Fills the cache fields of a call's parameters. P has the fields of DecodeParams that describe a cache.
   template <typename P>
   void enter(P& p) const {
     p.pages = pages_, p.page_stride = shape_.pages().page_bytes(), p.page_shift = page_shift(shape_.page_size);
@@ -22,9 +22,9 @@ class Cache {
     p.sink_tokens = shape_.sink_tokens, p.recent_tokens = shape_.recent_tokens;
     p.seq_lens = lengths_on_device_;
   }
-  /// A plain read of as many bytes as attention has to read of it.
+  /// Launches a kernel that only reads: as many bytes as attention reads from this cache.
   void read(const Device& device, unsigned* sink) const;
-  /// Copies one sequence to the host.
+  /// Copies the pages and the window slot of one sequence to the host.
   HostSequence sequence(int index) const;
 
  private:

@@ -9,14 +9,14 @@
 #include <optional>
 #include <string>
 
-/// What is measured, and how many bytes it has to move. No device is needed for this.
+/// The cases that kvq-bench measures, and the bytes that each case moves. Needs no device.
 namespace kvq::bench {
 
 enum class CaseRotation {
   none,
   hadamard,
   dense,
-  scaled,    ///< Hadamard with scales of channels
+  scaled,    ///< Hadamard with channel scales
   transform  ///< dense and not orthogonal
 };
 const char* to_string(CaseRotation rotation);
@@ -27,7 +27,7 @@ struct CacheShape {
   bool k_bfloat = false, v_bfloat = false;
   int num_kv_heads = 8, batch = 1, context = 1;
   int page_size = 64;
-  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  int sink_tokens = 0, recent_tokens = 0;  ///< tokens in the exact windows
 
   int num_pages() const { return (context + page_size - 1) / page_size; }  ///< of one sequence
   PageLayout pages() const { return {k, v, num_kv_heads, page_size}; }
@@ -40,11 +40,11 @@ struct DecodeCase {
   int num_q_heads = 32, num_kv_heads = 8;
   int batch = 1, context = 1;
   int page_size = 64;
-  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  int sink_tokens = 0, recent_tokens = 0;  ///< tokens in the exact windows
   CaseRotation rotation = CaseRotation::none;
 };
 
-/// Bytes of the cache that one call has to read.
+/// Bytes of the cache that one decode call reads: quantized rows and exact rows.
 struct CacheBytes {
   std::int64_t coded = 0, exact = 0;
   std::int64_t total() const { return coded + exact; }
@@ -52,12 +52,14 @@ struct CacheBytes {
 CacheShape cache_of(const DecodeCase& c);
 CacheBytes bytes_of(const CacheShape& cache);
 CacheBytes bytes_of(const DecodeCase& c);
-/// Bytes of one token and KV head, K and V, in pages.
+/// Bytes of one token of one KV head in a page, key and value together.
 int token_bytes(const TileSide& k, const TileSide& v);
-/// The bfloat16 kernel on as many tokens, all of them in pages; none if that variant is not built.
+/// The decode case of the bfloat16 variant with as many tokens, all of them in pages; none if that variant is not
+/// built.
 std::optional<DecodeCase> bf16_baseline(const DecodeCase& c);
 
-/// A chunk of new queries for each of `batch` sequences, over `prefix` tokens in the cache and the chunk itself.
+/// A chunk of new queries for each of `batch` sequences; each query attends to `prefix` tokens in the cache and to the
+/// chunk up to itself.
 struct PrefillCase {
   const DequantizeVariant* rows = nullptr;
   const PrefillVariant* attention = nullptr;
@@ -67,39 +69,39 @@ struct PrefillCase {
   int sink_tokens = 0, recent_tokens = 0;
   CaseRotation rotation = CaseRotation::none;
 };
-CacheShape cache_of(const PrefillCase& c);  ///< the prefix
-/// Operations of both products: 2 D each for every query head, query and key that it sees.
+CacheShape cache_of(const PrefillCase& c);  ///< the cache that holds the prefix
+/// Floating-point operations of both matrix products: 4 D for each query head and each key that a query sees.
 double operations_of(const PrefillCase& c);
 
-/// New tokens of K and V that are rotated, quantised and written into pages.
+/// Keys and values of new tokens, which a write kernel rotates, quantizes and stores in pages.
 struct WriteCase {
   const WriteVariant* variant = nullptr;
   int num_kv_heads = 8, tokens = 1, page_size = 64;
-  int order = 1;            ///< of the Hadamard blocks, both sides; 1 = none
-  bool dense = false;       ///< a dense rotation of each KV head, both sides, in their place
-  bool transform = false;   ///< not orthogonal: with scales of channels before the blocks, or a matrix with an inverse
-  double clip_ratio = 1.0;  ///< of affine sides (packing.md, "Clip"); 1 = none
-  ScaleRule symmetric_rule = ScaleRule::norm;  ///< of symmetric sides
+  int order = 1;            ///< of the Hadamard blocks of both sides; 1: no Hadamard
+  bool dense = false;       ///< both sides have a dense rotation for each KV head instead of Hadamard blocks
+  bool transform = false;   ///< not orthogonal: channel scales before the Hadamard blocks, or a matrix with an inverse
+  double clip_ratio = 1.0;  ///< clip ratio of affine sides (packing.md, "Clip"); 1: no clip
+  ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides
 };
 ScaleRule rule_of(const WriteCase& c, const TileSide& side);
 /// "dense", "dense, 0.96", "128", "128 scaled", "transform"
 std::string rotation_name(const WriteCase& c);
 
-/// Bytes that one call has to move.
+/// Bytes that one write call moves.
 struct RowBytes {
   std::int64_t read = 0, written = 0;
   std::int64_t total() const { return read + written; }
 };
 RowBytes bytes_of(const WriteCase& c);
-/// The same where a kernel of its own rotates and writes rows that the next one reads.
+/// Bytes of a write in two kernels: the first kernel stores rotated rows, the second kernel reads them.
 RowBytes unfused_bytes_of(const WriteCase& c);
 
-/// log2 of a page's tokens.
+/// log2 of `page_size`, which is a power of two.
 int page_shift(int page_size);
 
-/// Copies of a call's data that are used in turn, so that none is in the L2 cache when its turn comes.
+/// How many copies of a call's data take turns, so that the L2 cache holds none of a call's input.
 int num_sets(std::int64_t bytes);
-/// Calls in a graph: whole rounds over the sets, about a millisecond's worth.
+/// Calls in one graph: whole rounds over the copies, about a millisecond of work.
 int num_calls(std::int64_t bytes);
 
 }  // namespace kvq::bench

@@ -16,7 +16,7 @@ bool same(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.group_size == b.group_size;
 }
 
-/// What is built for a head_dim, or if nothing is, for which ones something is.
+/// Lists the built variants of a head_dim for an error message; if there is none, the head_dims that have variants.
 template <typename Row>
 std::string built(std::span<const Row* const> rows, int head_dim) {
   std::vector<std::string> caches;

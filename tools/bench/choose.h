@@ -10,15 +10,15 @@
 
 namespace kvq::bench {
 
-/// The built variant of a cache whose sides are written as in variants.json.
+/// Finds the built variant for sides in the notation of variants.json.
 /// @param heads  query heads of a KV head
-/// @throws       Error{usage} for a side that is none, Error{unsupported} that lists what is built
+/// @throws       Error{usage} if `k` or `v` is no side, Error{unsupported} with the list of built variants if none fits
 const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16);
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16);
-/// Rows of the cache that prefill attention can take.
+/// Finds the variant that dequantizes the cache for prefill attention.
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16);
 
-/// Every one that would be chosen for these sizes.
+/// All variants that choose_decode() can return for these sizes; likewise for writes and prefill.
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16);
 std::vector<const WriteVariant*> all_write(int head_dim, bool bf16);
 std::vector<const DequantizeVariant*> all_prefill(int head_dim, bool bf16);

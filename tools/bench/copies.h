@@ -7,17 +7,17 @@
 
 namespace kvq::bench {
 
-/// Where call i copies from and to.
+/// Destination and source of copy i.
 struct CopyEnds {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
 };
 
-/// Time of a copy of `bytes`, rounded down to 16, on the device: of cudaMemcpyAsync or of a plain kernel, which is
-/// faster.
+/// Time of a device-to-device copy of `bytes`, rounded down to a multiple of 16: the smaller median of cudaMemcpyAsync
+/// and a copy kernel.
 Timing time_copy(const Device& device, int calls, std::int64_t bytes, const std::function<CopyEnds(int)>& ends);
 
-/// Bytes read and written in a second by copies of a quarter of a gigabyte.
+/// Bytes read and written per second by copies of 256 MiB.
 double copy_bandwidth(const Device& device);
 
 }  // namespace kvq::bench

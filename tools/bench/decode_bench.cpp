@@ -17,7 +17,8 @@ namespace {
 
 constexpr double kMostError = 5e-3;  // rounding the result to bfloat16 alone gives 1.7e-3
 
-/// The last sequence's last KV head against the codec; infinite if any result was not written or is not finite.
+/// Relative error of the last KV head of the last sequence against attention over the codec's rows; infinite if any
+/// result is not finite (results start as NaN).
 double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k, const HeadRotations& v,
                 const std::uint16_t* q, const std::uint16_t* out, float softmax_scale) {
   const int dim = c.variant->k.head_dim, head = c.num_kv_heads - 1;

@@ -25,7 +25,7 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-/// The kernel module's version, which the CUDA runtime does not tell.
+/// Version of the kernel module, from /proc, because the CUDA runtime does not report it.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;

@@ -11,30 +11,30 @@ struct CUstream_st;
 
 namespace kvq::bench {
 
-/// @throws Error if a runtime call failed: {unsupported} or {internal}
+/// @throws Error{unsupported} or Error{internal} if `status` reports a failed runtime call
 void check(const Status& status);
 
-/// Where numbers were measured.
+/// The GPU, driver and clocks on which the numbers were measured.
 struct Machine {
   std::string gpu, driver;
   int compute_capability = 0;                                    ///< 90 for 9.0
   int cuda_runtime = 0, cuda_driver = 0;                         ///< 13000 for 13.0
-  int multiprocessors = 0, clock_mhz = 0, memory_clock_mhz = 0;  ///< clocks: the highest
+  int multiprocessors = 0, clock_mhz = 0, memory_clock_mhz = 0;  ///< highest clocks
   std::size_t memory_bytes = 0, l2_bytes = 0;
 };
 
-/// Time of one call: over replays of a graph that holds many.
+/// Time of one call, from replays of a CUDA graph that holds `calls` calls.
 struct Timing {
   double median_us = 0.0, min_us = 0.0, max_us = 0.0;
   int calls = 0, replays = 0;
-  /// Half of the range, as part of the median.
+  /// Half of the range of the replays, relative to the median.
   double spread() const { return (max_us - min_us) / (2.0 * median_us); }
 };
 
 /// A GPU and a stream on it.
 class Device {
  public:
-  /// @throws Error{unsupported} if there is no such device
+  /// @throws Error{unsupported} if the machine has no such device
   explicit Device(int index);
   ~Device();
   Device(const Device&) = delete;
@@ -42,9 +42,9 @@ class Device {
 
   const Machine& machine() const { return machine_; }
   CUstream_st* stream() const { return stream_; }
-  /// Waits until all is done. @throws Error{internal} if a kernel failed
+  /// Waits for all work on the device. @throws Error{internal} if a kernel failed
   void synchronize() const;
-  /// Captures launch(0), ..., launch(calls - 1), in which the work of call i is put on stream(), and times replays.
+  /// Captures launch(0), ..., launch(calls - 1) in one graph and times replays. launch(i) puts call i on stream().
   Timing time(int calls, const std::function<void(int)>& launch) const;
 
  private:
@@ -52,7 +52,7 @@ class Device {
   CUstream_st* stream_ = nullptr;
 };
 
-/// Device memory that lives as long as this.
+/// Device memory; the destructor frees all buffers.
 class Memory {
  public:
   Memory() = default;
@@ -60,8 +60,8 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// 256-byte aligned; contents are whatever was there.
-  /// @throws Error{io} that says how much is free
+  /// Allocates an uninitialized buffer, 256-byte aligned.
+  /// @throws Error{io} with the free bytes if the device has not enough
   template <typename T>
   T* take(std::size_t count) {
     return static_cast<T*>(take_bytes(count * sizeof(T)));
@@ -76,7 +76,7 @@ class Memory {
   T* zeros(std::size_t count) {
     return static_cast<T*>(fill_bytes(take<T>(count), 0, count * sizeof(T)));
   }
-  /// Not a number, whatever it is read as.
+  /// Allocates a buffer and fills each byte with 0xFF, which is NaN in every floating-point type.
   template <typename T>
   T* poisoned(std::size_t count) {
     return static_cast<T*>(fill_bytes(take<T>(count), 0xFF, count * sizeof(T)));
@@ -89,7 +89,7 @@ class Memory {
   std::vector<void*> all_;
 };
 
-/// Copies to the host once all work is done.
+/// Waits for all work on the device, then copies to the host.
 void get_bytes(void* to, const void* from, std::size_t bytes);
 template <typename T>
 std::vector<T> get(const T* from, std::size_t count) {
@@ -98,7 +98,7 @@ std::vector<T> get(const T* from, std::size_t count) {
   return values;
 }
 
-/// Copies between buffers of the device, as part of a graph.
+/// Copies between device buffers on the device's stream, also inside a graph.
 void copy_async(const Device& device, void* to, const void* from, std::size_t bytes);
 
 }  // namespace kvq::bench

@@ -23,10 +23,10 @@ __device__ unsigned hash(unsigned long long x) {
   x ^= x >> 31, x *= 0x7fb5d329728ea185ull, x ^= x >> 27, x *= 0x81dadef4bc2dd44dull;
   return static_cast<unsigned>(x >> 32);
 }
-/// In [0, 1), of the lower or the upper half.
+/// The lower or the upper 16 bits as a number in [0, 1).
 __device__ float lower(unsigned bits) { return static_cast<float>(bits & 0xFFFF) / 65536.0f; }
 __device__ float upper(unsigned bits) { return static_cast<float>(bits >> 16) / 65536.0f; }
-/// The sum of four uniform numbers, variance 1.
+/// Approximately normal: the sum of four uniform numbers, scaled to variance 1.
 __device__ float about_normal(unsigned long long key) {
   const unsigned a = hash(2 * key), b = hash(2 * key + 1);
   return (lower(a) + upper(a) + lower(b) + upper(b) - 2.0f) * 1.7320508f;
@@ -42,7 +42,7 @@ __device__ unsigned pair_of(float low, float high, bool bf16) {
   return to_16_bits(low, bf16) | static_cast<unsigned>(to_16_bits(high, bf16)) << 16;
 }
 
-/// One thread a word of four bytes.
+/// Each thread writes one 4-byte word.
 __global__ void fill_pages_kernel(unsigned* words, std::int64_t count, PageLayout layout, bool k_bfloat, bool v_bfloat,
                                   unsigned seed) {
   const std::int64_t i = global_thread();
@@ -72,7 +72,7 @@ __global__ void fill_rows_kernel(unsigned short* rows, std::int64_t count, bool 
 
 __device__ unsigned folded(uint4 x) { return x.x ^ x.y ^ x.z ^ x.w; }
 
-/// Four loads in flight for each thread.
+/// Each thread keeps four loads in flight.
 __device__ unsigned read_run(const uint4* from, std::int64_t count) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
   std::int64_t i = global_thread();
@@ -89,7 +89,7 @@ __device__ unsigned read_run(const uint4* from, std::int64_t count) {
 __global__ void read_kernel(const uint4* first, std::int64_t first_count, const uint4* second,
                             std::int64_t second_count, unsigned* sink) {
   const unsigned all = read_run(first, first_count) ^ read_run(second, second_count);
-  if (all == 0x12345u) *sink = all;  // so that no load is dropped
+  if (all == 0x12345u) *sink = all;  // hardly ever true; the store keeps the compiler from removing the loads
 }
 
 __global__ void copy_kernel(uint4* to, const uint4* from, std::int64_t count) {
@@ -103,7 +103,8 @@ __global__ void copy_kernel(uint4* to, const uint4* from, std::int64_t count) {
   for (; i < count; i += stride) __stcs(to + i, __ldcs(from + i));
 }
 
-/// One thread has eight neighbouring channels; blocks of more are exchanged within the warp. blockIdx.y: K or V.
+/// Each thread has eight neighboring channels; blocks of more than eight channels exchange by warp shuffles.
+/// blockIdx.y: 0 for K, 1 for V.
 __global__ void rotate_kernel(const uint4* k, const uint4* v, uint4* k_rotated, uint4* v_rotated, std::int64_t k_count,
                               std::int64_t v_count, int order, bool bf16) {
   const bool value = blockIdx.y == 1;

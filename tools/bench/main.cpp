@@ -59,7 +59,7 @@ void add_sizes(CLI::App& app, BenchFlags& f) {
       ->capture_default_str();
 }
 
-/// What a cache holds, and who reads it.
+/// Adds the flags of a cache and of its queries.
 void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
   app.footer(kSides);
   add_sizes(app, f);
@@ -138,7 +138,8 @@ CLI::App* add_targets(CLI::App& app, BenchFlags& f) {
   return targets;
 }
 
-/// A side that is not given is like the other one, but errors name the one that is.
+/// A side that is not given is as the other side. parse_side() checks both, so that an error names the flag that was
+/// given.
 std::pair<std::string, std::string> sides(const BenchFlags& f) {
   if (!f.k.empty()) parse_side(f.k, f.head_dim, "--k");
   if (!f.v.empty()) parse_side(f.v, f.head_dim, "--v");

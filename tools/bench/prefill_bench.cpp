@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMostError = 1e-2;  // keys, values and weights are rounded to 16 bits, as in any bfloat16 kernel
 
-/// The chunks of all sequences, as the model gives them.
+/// The chunks of all sequences: queries, keys and values from the model.
 struct Chunk {
   Chunk(const Device& device, const PrefillCase& c, unsigned seed) : tokens(c.batch * c.chunk) {
     const auto count = [&](int heads) { return static_cast<std::size_t>(tokens) * elements(c, heads); };
@@ -43,7 +43,8 @@ struct Chunk {
   std::int32_t* indptr = nullptr;
 };
 
-/// Rows of one side that the last query of the last sequence sees, in the last KV head: stored ones, then the chunk's.
+/// Rows of one side that the last query of the last sequence attends to, in the last KV head: rows in the cache, then
+/// rows of the chunk.
 RowAt rows_of(const PrefillCase& c, StoredRows& stored, const TensorPlan& rotation, const std::uint16_t* chunk) {
   const auto dim = static_cast<std::size_t>(c.rows->k.head_dim), row = dim * static_cast<std::size_t>(c.num_kv_heads),
              first = static_cast<std::size_t>((c.batch - 1) * c.chunk);
@@ -57,7 +58,7 @@ RowAt rows_of(const PrefillCase& c, StoredRows& stored, const TensorPlan& rotati
   };
 }
 
-/// Against the codec; infinite if any result was not written or is not finite.
+/// Relative error against attention over the codec's rows; infinite if any result is not finite (results start as NaN).
 double error_of(const PrefillCase& c, const Cache& cache, const Chunk& chunk, const HeadRotations& k,
                 const HeadRotations& v, float softmax_scale) {
   const int dim = c.rows->k.head_dim, head = c.num_kv_heads - 1;

@@ -64,7 +64,7 @@ std::vector<double> plain_attention(int tokens, const RowAt& keys, const RowAt& 
                                     double softmax_scale) {
   const auto dim = static_cast<std::size_t>(head_dim), heads = q.size() / dim, count = static_cast<std::size_t>(tokens);
   std::vector<float> rotated(q.size());
-  // Queries meet A^-T, which is A if it is orthogonal.
+  // Queries are multiplied by A^-T; for an orthogonal A that is A.
   const std::vector<double> inverse =
       rotation_k.rotation.is_orthogonal() ? std::vector<double>{} : inverse_matrix(rotation_k.rotation, 0, head_dim);
   for (std::size_t h = 0; h < heads; ++h) {

@@ -11,27 +11,27 @@
 #include <span>
 #include <vector>
 
-/// Between the device's words and those of the reference codec.
+/// Converts between the kernels' parameters and the types of the reference codec.
 namespace kvq::bench {
 
-/// The coder of a side's codes. @param symmetric_rule  where there are no minima
+/// The coder of a side. @param symmetric_rule  scale rule if the side has no minima
 UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rule = ScaleRule::norm);
 inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : ScaleType::fp16; }
 
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);
 
-/// One sequence's cache on the host.
+/// Copy of one sequence's cache on the host.
 struct HostSequence {
-  std::vector<std::byte> pages;   ///< its pages in order
-  std::vector<std::byte> window;  ///< its slot of the windows
+  std::vector<std::byte> pages;   ///< pages in the order of the sequence
+  std::vector<std::byte> window;  ///< window slot
 };
 
-/// Rows of one side and KV head as the codec reads them from a cache: rotated, position by position.
+/// Rows of one side and KV head as the codec reads them from a cache, by position; not rotated back.
 class StoredRows {
  public:
   StoredRows(const CacheShape& shape, const HostSequence& sequence, Side side, int kv_head);
-  /// Valid until the next call.
+  /// The span is valid until the next call.
   std::span<const float> at(int position);
 
  private:
@@ -48,7 +48,7 @@ class StoredRows {
 
 using RowAt = std::function<std::span<const float>(int)>;
 
-/// What one query sees of `tokens` rows, in double.
+/// Attention of one query token over `tokens` rows, in double.
 /// @param keys, values            rotated rows by position
 /// @param rotation_k, rotation_v  of the KV head, as plans of a single head
 /// @param q                       [heads, D] unrotated queries of the heads that share the rows

@@ -223,7 +223,7 @@ Json row_json(const Run& run, const WriteRow& row) {
   return json;
 }
 
-/// 0.9 as "90%" where it is a part or a multiple of something.
+/// Formats a target's value: microseconds, a multiple as "3.40x", a share as "90%".
 std::string amount(const Target& target, double value) {
   if (target.measure == "us") return microseconds(value);
   return target.measure == "over bf16" ? fmt::format("{:.2f}x", value) : percent(value);

@@ -7,11 +7,11 @@
 
 namespace kvq::bench {
 
-/// Tables for people, within 80 columns: what was measured, or what would be.
+/// Text tables within 80 columns, with results or, without a device, the cases that would be measured.
 std::string text_of(const Run& run);
 std::string text_of(const std::vector<Target>& targets);
 
-/// One document for machines (formats/bench.schema.json).
+/// The JSON document of --json (formats/bench.schema.json).
 Json json_of(const Run& run, const std::vector<Target>& targets);
 
 }  // namespace kvq::bench

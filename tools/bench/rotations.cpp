@@ -8,7 +8,7 @@ namespace kvq::bench {
 
 namespace {
 
-/// Orthonormal rows: Gram-Schmidt on normal ones.
+/// Orthonormal rows, by Gram-Schmidt from normal rows.
 std::vector<float> random_orthogonal(std::size_t dim, std::mt19937& random) {
   std::normal_distribution<double> normal;
   std::vector<double> rows(dim * dim);
@@ -44,7 +44,7 @@ DeviceRotation on_device(Memory& memory, const HeadRotations& rotations, const s
   return {};
 }
 
-/// Orthogonal times stretches from 1/4 to 4 times orthogonal, and the inverse.
+/// Orthogonal x diagonal x orthogonal with diagonal factors from 1/4 to 4, and the inverse.
 Rotation random_transform(std::size_t dim, std::mt19937& random) {
   const std::vector<float> left = random_orthogonal(dim, random), right = random_orthogonal(dim, random);
   std::uniform_real_distribution<double> uniform(-2.0, 2.0);

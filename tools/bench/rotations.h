@@ -10,19 +10,19 @@
 
 namespace kvq::bench {
 
-/// Rotations of one side, one for each KV head, as the codec and as kernels take them.
+/// Rotations of one side, one for each KV head, in the forms that the codec and the kernels take.
 struct HeadRotations {
   std::vector<TensorPlan> plans;        ///< [Hkv], each of a single head
   std::vector<float> matrices;          ///< [Hkv, D, D], x_rot = x @ A; empty if not dense
-  std::vector<float> queries, results;  ///< what meets them: A^-T and A^-1 of each
+  std::vector<float> queries, results;  ///< A^-T of each head for queries, A^-1 of each head for results
   std::vector<std::int8_t> signs;       ///< [Hkv, D] for Hadamard, else empty
-  std::vector<float> factors;           ///< [Hkv, D] instead: sign / channel_scale
-  int order = 0;                        ///< of the Hadamard blocks, 0 = none
+  std::vector<float> factors;           ///< [Hkv, D] instead of signs: sign / channel_scale
+  int order = 0;                        ///< of the Hadamard blocks; 0: no Hadamard
   int head_dim = 0;
 };
 HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim, std::mt19937& random);
 
-/// As kernels that read a cache take them.
+/// Uploads the rotations in the form that kernels that read a cache take.
 DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations);
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations);
 

@@ -57,7 +57,7 @@ std::optional<double> transform_ratio(const Run& run, const WriteRow& row) {
 
 namespace {
 
-constexpr double kOperationsPerByte = 150.0;  // in the time that a byte takes; for progress only
+constexpr double kOperationsPerByte = 150.0;  // operations that take as long as one byte; for progress only
 
 double work_of(const PrefillCase& c) { return operations_of(c) / kOperationsPerByte; }
 
@@ -116,7 +116,7 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
   run.copy_bytes_per_second = copy_bandwidth(device);
 
   double done = 0.0;
-  std::vector<std::pair<SdpaShape, Timing>> baselines;  // of kvq's own kernel
+  std::vector<std::pair<SdpaShape, Timing>> baselines;  // bfloat16 variant of kvq, by shape
   const auto baseline_of = [&](const DecodeCase& c) -> std::optional<Timing> {
     const std::optional<DecodeCase> baseline = bf16_baseline(c);
     if (!baseline) return std::nullopt;

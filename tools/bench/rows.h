@@ -7,28 +7,28 @@
 #include <optional>
 #include <vector>
 
-/// Cases with what was measured of them, and the baselines of the same run.
+/// Cases with their results, and the baselines of the same run.
 namespace kvq::bench {
 
-/// One line of a decode table. Without a result it says what would be measured.
+/// One line of the decode table. Without `result`, the line lists the case that would be measured.
 struct DecodeRow {
   DecodeCase c;
   std::optional<DecodeResult> result;
-  std::optional<Timing> bf16, sdpa;  ///< kvq's own paged kernel, PyTorch's contiguous one
-  /// The faster of the two.
+  std::optional<Timing> bf16, sdpa;  ///< bfloat16 variant of kvq over pages; PyTorch over contiguous K and V
+  /// Time of the faster baseline.
   std::optional<double> best_bf16_us() const;
   std::optional<double> speedup() const;
   double bytes_per_second() const;
-  /// Time of a plain read over the kernel's.
+  /// Time of the read-only kernel over time of the decode kernel.
   double read_floor_ratio() const;
 };
 
 struct PrefillRow {
   PrefillCase c;
   std::optional<PrefillResult> result;
-  std::optional<Timing> sdpa;  ///< PyTorch's, the same lengths
+  std::optional<Timing> sdpa;  ///< PyTorch's attention with the same lengths
   double operations_per_second() const;
-  std::optional<double> sdpa_ratio() const;  ///< speed as part of PyTorch's
+  std::optional<double> sdpa_ratio() const;  ///< PyTorch's time over this time
 };
 
 struct WriteRow {
@@ -38,7 +38,7 @@ struct WriteRow {
 };
 
 struct Run {
-  std::optional<Machine> machine;  ///< none: nothing was measured
+  std::optional<Machine> machine;  ///< none if nothing was measured
   double copy_bytes_per_second = 0.0;
   Json sdpa = nullptr;
   std::vector<DecodeRow> decode;
@@ -46,18 +46,18 @@ struct Run {
   std::vector<PrefillRow> prefill;
 };
 
-/// The row of the same case, or null.
+/// The row with this case, or null.
 const WriteRow* find(const Run& run, const WriteCase& c);
-/// Of a transform the time over that of the same case without, if the run has both.
+/// Time of a transform over the time of the same case with an orthogonal rotation; none unless the run has both.
 std::optional<double> transform_ratio(const Run& run, const WriteRow& row);
 
-/// How far it is: what the cases that are done have to move, and which one is on.
+/// Called with the work done so far, in units of work_of(), and the name of the case that runs.
 using OnProgress = std::function<void(double, const std::string&)>;
 double work_of(const Run& run);
 
 SdpaShape sdpa_shape(const DecodeCase& c);
 SdpaShape sdpa_shape(const PrefillCase& c);
-/// Fills in what a run's cases give on this device.
+/// Measures all cases of a run on this device and stores the results in `run`.
 /// @param python  interpreter for PyTorch's baseline, or empty for none
 void measure(int device, const std::string& python, Run& run, const OnProgress& on_progress);
 

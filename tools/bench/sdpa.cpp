@@ -17,7 +17,7 @@ namespace kvq::bench {
 
 namespace {
 
-/// Runs a program and returns what it wrote to standard output; its errors go where ours go.
+/// Runs a program and returns its standard output; the program inherits standard error.
 std::string output_of(const std::vector<std::string>& command) {
   int ends[2];
   if (pipe(ends) != 0) throw Error{ErrorKind::io, fmt::format("pipe: {}", std::strerror(errno))};

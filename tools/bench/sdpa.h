@@ -16,17 +16,17 @@ struct SdpaShape {
   bool operator==(const SdpaShape&) const = default;
 };
 
-/// What PyTorch needs for them: scripts/sdpa_baseline.py, run as a child.
+/// Times of PyTorch's attention for given shapes, from scripts/sdpa_baseline.py in a child process.
 class Sdpa {
  public:
-  /// Knows nothing.
+  /// Without any times.
   Sdpa() = default;
-  /// @param python  interpreter whose PyTorch is asked
-  /// @throws Error{unsupported} if it cannot be run, or refuses
+  /// @param python  Python interpreter that has PyTorch
+  /// @throws Error{unsupported} if the script cannot run or reports an error
   Sdpa(const std::string& python, const std::vector<SdpaShape>& shapes);
 
   std::optional<Timing> find(const SdpaShape& shape) const;
-  /// The script's document, or null.
+  /// The JSON document of the script, or null.
   const Json& document() const { return document_; }
 
  private:

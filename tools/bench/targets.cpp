@@ -37,7 +37,8 @@ constexpr DecodeTarget kDecode[] = {
     {"paged bf16", "bf16", 32, k32, Measure::read_floor, 0.92},
 };
 
-/// Fused Hadamard of order 128, or dense rotation with clip, K and V; parts of the copy bandwidth.
+/// Fused write of K and V: Hadamard of order 128, or dense rotation with clip. `asked` is a share of the copy
+/// bandwidth.
 struct WriteTarget {
   const char *name, *cache;
   int tokens;
@@ -53,10 +54,11 @@ constexpr WriteTarget kWrite[] = {
     {"INT2 dense", "u2g128", 32768, 0.50, true},
 };
 
-/// Transforms: scales of channels before the blocks, or a matrix that is not orthogonal. Of the time without.
+/// Largest time of a write with a transform (channel scales before the Hadamard, or a matrix that is not orthogonal),
+/// over the time of the same write without one.
 constexpr double kTransformTime = 1.03;
 
-/// Continuation of INT2 caches.
+/// Prefill of new chunks on INT2 caches.
 struct PrefillTarget {
   int batch, prefix, chunk;
   double asked;

@@ -23,7 +23,8 @@ namespace kvq::bench {
 
 namespace {
 
-constexpr double kMostDiffering = 2e-3;  // quotients within the rotation's rounding of an edge
+constexpr double kMostDiffering =
+    2e-3;  // share of quotients so close to a rounding edge that the rotation's rounding decides
 constexpr int kCheckedTokens = 16;
 
 std::size_t elements_of(const WriteCase& c, const TileSide& side) {
@@ -33,7 +34,7 @@ std::size_t elements_of(const WriteCase& c, const TileSide& side) {
 
 PageLayout layout_of(const WriteCase& c) { return {c.variant->k, c.variant->v, c.num_kv_heads, c.page_size}; }
 
-/// One set: rows as they come from the model, and the pages that they go to.
+/// One copy of the data: rows from the model and the pages that the kernel writes.
 struct Rows {
   Rows(const Device& device, const WriteCase& c, unsigned seed) : count(bytes_of(c)) {
     const std::size_t k_elements = elements_of(c, c.variant->k), v_elements = elements_of(c, c.variant->v);
@@ -64,12 +65,13 @@ struct Rows {
   Memory memory;
   RowBytes count;
   std::uint16_t *k = nullptr, *v = nullptr;
-  std::byte *pages = nullptr, *from = nullptr, *to = nullptr;  ///< from, to: of the copy that moves as much
+  std::byte *pages = nullptr, *from = nullptr,
+            *to = nullptr;  ///< from, to: buffers of the copy baseline, which moves as many bytes
   std::vector<std::int64_t> slots;
   std::int64_t* slot_mapping = nullptr;
 };
 
-/// The codec's words for one side.
+/// The plan of one side, for the codec.
 TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::mt19937& random) {
   TensorPlan plan;
   plan.coder = coder_of(side, bfloat, c.symmetric_rule);
@@ -88,7 +90,7 @@ TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::m
   return plan;
 }
 
-/// What a plan says beside where the rows are.
+/// The write parameters of one side, all but the pointer to the rows.
 WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& plan, Memory& memory) {
   WriteSide w;
   w.token_stride = std::int64_t{c.num_kv_heads} * side.head_dim;
@@ -111,12 +113,12 @@ WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& pl
   return w;
 }
 
-/// Codes that were looked at, and how many are not the codec's: at all, and by more than one.
+/// Codes compared, codes that differ from the codec's, and codes that differ by more than one.
 struct CodeCount {
   std::int64_t seen = 0, differing = 0, far = 0;
 };
 
-/// Rows of one side in the pages, held against the codec's codes of the same input.
+/// Compares the rows of one side in the pages with the codec's codes of the same input.
 class WrittenRows {
  public:
   WrittenRows(const WriteCase& c, const Rows& rows, Side which, const TensorPlan& plan)
@@ -160,8 +162,8 @@ class WrittenRows {
   const TensorPlan& plan_;
 };
 
-/// Part of the last tokens' codes that are not the codec's.
-/// @throws Error{check_failed} if that is more than rounding
+/// Share of the last tokens' codes that differ from the codec's.
+/// @throws Error{check_failed} if rounding cannot explain the differences
 double differing_ratio(const WriteCase& c, const Rows& rows, const TensorPlan& k, const TensorPlan& v) {
   CodeCount count;
   for (const Side which : kSides) {
@@ -213,7 +215,8 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
   if (c.dense || c.transform || c.order < 8) return result;
 
-  // One buffer for rotated rows, as an engine would have it: where it fits into the L2 cache it stays there.
+  // All calls share one buffer for rotated rows, as in an inference engine. If the buffer fits into the L2 cache,
+  // rotated rows stay there.
   auto* k = memory.take<std::uint16_t>(elements_of(c, variant.k));
   auto* v = memory.take<std::uint16_t>(elements_of(c, variant.v));
   WriteParams plain = p;

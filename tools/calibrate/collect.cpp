@@ -48,7 +48,7 @@ StatsRequest restrict_to_layer(StatsRequest request, const LayerEntry& layer) {
 
 namespace {
 
-/// A shard of an earlier run that holds what this one would collect from `layer`.
+/// Whether a shard of an earlier run holds the statistics that this run would collect from `layer`.
 bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const StatsHeader& header,
                     const StatsRequest& request) {
   if (!fs::exists(path)) return false;
@@ -72,15 +72,15 @@ bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const S
     const bool has_metric = layer.v && !(layer.o_proj.empty() && layer.o_proj_metric.empty());
     if (stats.o_proj_metric.empty() == has_metric) return false;
     if (choose_golden(layer, request.golden_tokens, held).count != (stats.golden ? stats.golden->count : 0))
-      return false;  // so does this one
+      return false;  // the golden range follows from its count
     return stats.layer == layer.layer && stats.geometry == layer.geometry &&
            std::all_of(moments.begin(), moments.end(), [&](Moment m) { return stats.moments.count(m) != 0; });
   } catch (const Error&) {
-    return false;  // truncated or foreign: collected anew
+    return false;  // truncated or foreign: the caller collects the layer again
   }
 }
 
-/// Speed of the run so far, for the progress line.
+/// Shows progress with the run's mean tokens per second.
 class Meter {
  public:
   Meter(Progress& progress, std::size_t layers)
@@ -135,7 +135,8 @@ StatsOrigin collect_shards(const Dump& dump, const std::vector<LayerEntry>& laye
                        (static_cast<double>(i) + part) * static_cast<double>(tokens.count));
           }));
       save_stats(origin.header, std::span(stats.get(), 1), path);
-      if (i + 1 == layers.size()) last = std::move(stats);  // memory holds one layer anyway
+      if (i + 1 == layers.size())
+        last = std::move(stats);  // keeps the last layer in memory, which holds one layer anyway
     }
     done += work;
     meter.show(i, entry.layer, done, 0.0, 0.0, static_cast<double>(i + 1) * static_cast<double>(tokens.count));

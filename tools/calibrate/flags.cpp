@@ -118,7 +118,7 @@ void apply_sides(const std::string& flag, const std::string& word, bool& k, bool
   v = word == "v" || word == "kv";
 }
 
-/// Our name of a composition, from ours or the official one.
+/// kvq's name of a composition, from kvq's name or from OSCAR's.
 std::string pick_composition(const std::string& word) {
   if (const Composition* found = find_composition(word)) return found->name;
   std::vector<std::string> names;
@@ -151,7 +151,7 @@ void check_ranges(const CalibrateFlags& f) {
   expect_range<std::int64_t>("--seed", f.seed, 0, INT64_MAX);
 }
 
-/// Writing over what is being read would destroy it.
+/// Refuses an output file that is also an input, because writing it would destroy the input.
 void refuse_overwriting(const CalibrateFlags& f) {
   namespace fs = std::filesystem;
   const auto same = [](const fs::path& a, const fs::path& b) {
@@ -178,7 +178,7 @@ bool has_flag(const Method& method, const std::string& flag) {
   return std::find(method.flags.begin(), method.flags.end(), flag) != method.flags.end();
 }
 
-/// A flag that the method would ignore is a mistake that nobody would see in the result.
+/// Refuses flags that do not apply to the method, because a result does not show that a flag was ignored.
 void refuse_foreign_flags(const CalibrateFlags& f) {
   const Method& chosen = find_method(f.method);
   for (const Method& row : methods())
@@ -382,7 +382,7 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
         pick("--k-allocation", *f.k_allocation, {Allocate::none, Allocate::rope_block, Allocate::channel});
   if (f.v_allocation) options.v.allocate = pick("--v-allocation", *f.v_allocation, {Allocate::none, Allocate::channel});
   if (f.score) {
-    block_score(*f.score, 0.0, 0.0);  // refuses unknown names
+    block_score(*f.score, 0.0, 0.0);  // throws for unknown names
     options.score = *f.score;
   }
   if (f.mixing && *f.mixing != "haar" && *f.mixing != "hadamard")
@@ -403,7 +403,8 @@ void apply_allocation(const CalibrateFlags& f, Options& options) {
   if (f.hessian) options.hessian = *f.hessian;
 }
 
-/// klt takes widths by channel with it, unless widths by something else were asked for.
+/// With klt, a side of kvq or block-gtq without an allocation flag gets widths by channel. With balanced, a side of kvq
+/// without an allocation flag gets one width.
 void apply_transform(const CalibrateFlags& f, Options& options) {
   const auto set = [&](const char* flag, const std::optional<std::string>& word, bool allocation_given,
                        SideOptions& side) {
@@ -420,8 +421,8 @@ void apply_transform(const CalibrateFlags& f, Options& options) {
   set("--transform", f.transform, f.v_allocation.has_value(), options.v);
   set("--transform-k", f.transform_k, f.k_allocation.has_value(), options.k);
   set("--transform-v", f.transform_v, f.v_allocation.has_value(), options.v);
-  // Channels are worth nothing only in the coordinates of klt: without it kvq decides as it did before there were
-  // transforms.
+  // With --method kvq, channels may get width 0 only with klt, because only the basis of klt has channels that are
+  // worth nothing. Without klt the least width is 1.
   const bool klt = options.choose_transform || options.k.transform == TransformKind::klt ||
                    options.v.transform == TransformKind::klt;
   if (options.method == "kvq" && !klt && !f.min_bits) options.min_bits = 1;
@@ -460,7 +461,7 @@ void apply_kmeans(const CalibrateFlags& f, Options& options) {
   const auto set = [](const std::optional<int>& count, SideOptions& side) {
     if (!count) return;
     side.kmeans = *count == 1 ? 0 : *count;
-    side.center = side.center || *count == 1;  // one centroid is the mean
+    side.center = side.center || *count == 1;  // one centroid is the mean, so --kmeans 1 means a center
   };
   set(f.kmeans, options.k);
   set(f.kmeans, options.v);
@@ -500,7 +501,7 @@ Options resolve_options(const CalibrateFlags& f) {
   if (f.score && options.k.allocate != Allocate::rope_block)
     throw Error{ErrorKind::usage, "--score needs --k-allocation rope_block: it scores RoPE blocks"};
   apply_budget(f, options);
-  if (f.bits && !f.joint) options.k.bits = options.v.bits = *f.bits;  // with --joint it is the budget
+  if (f.bits && !f.joint) options.k.bits = options.v.bits = *f.bits;  // with --joint, --bits is the budget
   if (f.bits_k) options.k.bits = *f.bits_k;
   if (f.bits_v) options.v.bits = *f.bits_v;
   apply_clip("--clip", f.clip, options.k);

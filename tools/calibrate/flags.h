@@ -12,7 +12,7 @@
 
 namespace kvq {
 
-/// The flags of kvq-calibrate as typed; what was not given stays empty and takes the method's default.
+/// The flags of kvq-calibrate as typed. An empty field takes the method's default.
 struct CalibrateFlags {
   std::vector<std::string> dumps;
   std::string method = "oscar";
@@ -41,10 +41,10 @@ void add_flags(CLI::App& app, CalibrateFlags& flags);
 /// Long names of the flags that a parsed command line or recipe gives.
 std::set<std::string> given_flags(const CLI::App& app);
 
-/// Method defaults, then what was typed. @throws Error{usage}
+/// The method's defaults, overridden by the flags. @throws Error{usage}
 Options resolve_options(const CalibrateFlags& flags);
 
-/// OUT, or `<dump stem>.kvq.safetensors` beside the first dump.
+/// --output if given, else `<dump stem>.kvq.safetensors` beside the first dump.
 std::filesystem::path resolve_output(const CalibrateFlags& flags);
 
 }  // namespace kvq

@@ -25,7 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 extern "C" void say_interrupted(int) {
-  // Only async-signal-safe calls. Every file is written beside its name and renamed, so nothing is left half-written.
+  // A signal handler may call only async-signal-safe functions. All outputs are written under temporary names and
+  // renamed, so _exit() leaves no half-written file.
   constexpr char text[] = "\nkvq-calibrate: interrupted; the same command with --resume continues\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
   _exit(130);
@@ -144,7 +145,7 @@ int calibrate(const CalibrateFlags& flags) {
     write_artifact(flags, origin, options, output);
   } catch (...) {
     std::error_code ignored;
-    fs::remove_all(folder, ignored);  // an error is no interruption: nothing is left behind
+    fs::remove_all(folder, ignored);  // an error, unlike an interruption, leaves no shards behind
     throw;
   }
   std::error_code ignored;

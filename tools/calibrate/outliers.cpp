@@ -11,26 +11,28 @@ namespace kvq {
 
 namespace {
 
-constexpr double kWorthAHint = 2.0;      ///< outlier gain of an orthogonal head
-constexpr std::size_t kMostColumns = 9;  ///< of heads, so that a line fits a page
+constexpr double kWorthAHint =
+    2.0;  ///< outlier gain of an orthogonal head above which transform_advice() prints a hint
+constexpr std::size_t kMostColumns = 9;  ///< heads in one line of the table, so that the line fits 80 columns
 
 std::string gain_text(double gain) { return fmt::format("{:.3g}", gain); }
 
-/// --transform of this side would be refused otherwise.
+/// The transform to recommend for a side, or null if --transform would be refused.
 const char* possible_transform(const Options& options, Side side) {
   const SideOptions& asked = options.side(side);
   if (asked.kmeans > 1) return nullptr;
   return asked.allocate == Allocate::rope_block && options.method != "kvq" ? "diagonal" : "balanced";
 }
 
-/// The flag that gives this side its transform, and the other one too if it may have the same.
+/// The flag that gives this side its transform: --transform if the other side can take the same, else --transform-k or
+/// -v.
 std::string flag_for(const Options& options, Side side) {
   const std::string own = possible_transform(options, side);
   const char* const other = possible_transform(options, kvq::other(side));
   return other != nullptr && own == other ? "--transform " + own : fmt::format("--transform-{} {}", name(side), own);
 }
 
-/// Whether the side's rows are coded as they were rotated, though they need not be.
+/// Whether a transform is possible for this side, but the plan is quantized without one.
 bool lacks_transform(const TensorPlan& plan, const Options& options, Side side) {
   return !plan.transform && !options.choose_transform && !is_exact(plan.coder) &&
          possible_transform(options, side) != nullptr;

@@ -8,20 +8,20 @@
 
 namespace kvq {
 
-/// Outlier gains of one layer's heads, from its statistics, whatever their transforms are (formats/artifact.md,
-/// "Transforms").
+/// Outlier gains of one layer's heads, computed from statistics. The transforms of the plans do not matter
+/// (formats/artifact.md, "Transforms").
 struct LayerOutliers {
   int layer = 0;
-  std::vector<double> k, v;  ///< [H], [1] where heads share their rotation; v empty for a layer without values
+  std::vector<double> k, v;  ///< [H], or [1] where heads share their rotation; v is empty for a layer without values
 };
 std::vector<LayerOutliers> find_outliers(const StatsSource& source, const Options& options);
 
-/// --report-outliers: one line per layer and side, one column per head.
+/// Table of --report-outliers: one line for each layer and side, one column for each head.
 std::string outlier_table(const std::vector<LayerOutliers>& layers);
 Json outlier_json(const std::vector<LayerOutliers>& layers);
 
-/// What a transform would have brought to the head that lacks it most, and what one of values was chosen without: a
-/// line each, or nothing.
+/// At most two lines of hints: the head with the largest outlier gain that lacks a transform, and transforms of values
+/// that used the identity because the statistics have no o_proj metric.
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options);
 
 }  // namespace kvq

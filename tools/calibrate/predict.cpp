@@ -14,7 +14,8 @@ namespace kvq {
 
 namespace {
 
-/// All threads multiply 512 x 512 matrices for a tenth of a second; the sum of their rates.
+/// Single-precision GEMM rate of the machine: each thread multiplies 512 x 512 matrices for a tenth of a second;
+/// returns the sum of the rates.
 double measure_gemm_gflops(int threads) {
   constexpr std::int64_t n = 512;
   std::vector<double> rates(static_cast<std::size_t>(threads));
@@ -40,18 +41,19 @@ struct TransformedTensors : RotationTensors {
   bool scale = false;    ///< [H, D]
 };
 
-/// A transform takes the place of signs and eigenbasis, except where it scales the channels of a Hadamard.
+/// The tensors of a side with its transform. A transform replaces signs and eigenbasis, except `diagonal` in front of a
+/// Hadamard.
 TransformedTensors rotation_tensors(const Options& options, Side side, int dim) {
   const RotationTensors plain = find_method(options.method).tensors(options, side, dim);
   const TransformKind kind =
-      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // chosen: mostly klt
+      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // most heads get klt
   if (kind == TransformKind::orthogonal) return {plain};
   if (kind == TransformKind::diagonal && !plain.matrix) return {{.signs = plain.signs}, false, true};
   return {{.matrix = true}, true, false};
 }
 
-/// Bytes of a plan's tensors: rotation, its inverse and eigenbasis [H, D, D], spectrum, centre and channel scales [H,
-/// D], signs [H, D], centroids [H, C, D], widths.
+/// Bytes of a plan's tensors: rotation, inverse and eigenbasis [H, D, D]; spectrum, center, channel scales and signs
+/// [H, D]; centroids [H, C, D]; widths.
 double side_bytes(const Options& options, Side side, int heads, int dim) {
   const SideOptions& asked = options.side(side);
   const double h = options.scope == Scope::layer ? 1 : heads, d = dim;
@@ -68,8 +70,8 @@ double side_bytes(const Options& options, Side side, int heads, int dim) {
   return bytes;
 }
 
-/// Bytes of a layer's golden rows: queries, outputs, and of each row 16 bits a channel, its codes and numbers, and
-/// whether they are firm.
+/// Bytes of a layer's golden rows: queries, outputs, and for each row 16 bits a channel, codes, scale and minimum, and
+/// the byte that says whether the row is firm.
 double golden_bytes(const Options& options, const LayerEntry& layer, double tokens, bool exact) {
   const LayerGeometry& g = layer.geometry;
   if (tokens == 0.0) return 0.0;
@@ -82,12 +84,12 @@ double golden_bytes(const Options& options, const LayerEntry& layer, double toke
   return bytes;
 }
 
-/// Manifest and header: measured on artifacts of the sample model, most of it the rotary frequencies.
+/// Bytes of manifest and header, fitted to artifacts of the sample model; rotary frequencies take the most.
 double manifest_bytes(const LayerGeometry& geometry) {
   return 1600.0 + 22.0 * static_cast<double>(geometry.rope.inv_freq.size());
 }
 
-/// The largest working set of one layer: raw rows, one head group widened, panels of S, the layer's statistics.
+/// Peak bytes of one layer: raw rows, one head group in float32, panels of S, and the layer's statistics.
 double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest& request, std::int64_t num_tokens,
                   int threads) {
   const LayerGeometry& g = entry.geometry;
@@ -100,7 +102,7 @@ double layer_peak(const Dump& dump, const LayerEntry& entry, const StatsRequest&
   return static_cast<double>(dump.layer_bytes(entry.layer)) + group + panels + 2.0 * sample + 2.0 * moments;
 }
 
-/// Rows of one side that are coded, and multiply-adds of clustering them.
+/// Rows of one side that are quantized, and multiply-adds of clustering them.
 struct DecisionWork {
   double coded_rows = 0.0, kmeans_flops = 0.0;
 };
@@ -118,9 +120,9 @@ DecisionWork decision_work(const Options& options, Side side, int heads, int dim
 
 Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
                    const Options& options, std::int64_t tokens, int threads) {
-  // Measured on runs with release builds: attention reaches about 0.7 of the GEMM rate; reading and hashing about 1.5
-  // GB/s; a clip search about 30 us a sampled row and side; coding 128 channels 120 us with a trellis and 20 us
-  // without.
+  // Measured with release builds: attention runs at about 0.7 of the GEMM rate; reading and hashing run at about 1.5
+  // GB/s; a clip search takes about 30 us for each sampled row and side; quantizing 128 channels takes 120 us with a
+  // trellis and 20 us without.
   constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5, kTrellisSeconds = 1.2e-4 / 128,
                    kCodeSeconds = 2e-5 / 128;
   Prediction p;
@@ -132,7 +134,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
       std::min<double>(static_cast<double>(request.held_out_tokens), static_cast<double>(tokens) / 3.0);
   for (const LayerEntry& entry : layers) {
     const LayerGeometry& g = entry.geometry;
-    // Sequence lengths are not at hand without loading; equal ones are assumed.
+    // Sequence lengths are known only after loading, so predict() assumes equal lengths.
     std::vector<std::int64_t> borders;
     for (std::int64_t s = 0; s <= dump.num_sequences(); ++s) borders.push_back(tokens * s / dump.num_sequences());
     flops += collect_flops(g, borders, restrict_to_layer(request, entry));
@@ -160,7 +162,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
   }
   p.seconds = flops / (kEfficiency * p.gemm_gflops * 1e9) + bytes / kReadRate +
               (kSearchSeconds * searched_rows + coding_seconds) / p.threads;
-  p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // program, libraries and their buffers
+  p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // 30 MB for the program, its libraries and their buffers
   return p;
 }
 

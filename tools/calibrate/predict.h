@@ -6,9 +6,9 @@
 
 namespace kvq {
 
-/// What a run would take.
+/// Estimated time, memory and artifact size of a run.
 struct Prediction {
-  double gemm_gflops = 0.0;  ///< single-precision rate of all threads together, measured now for a tenth of a second
+  double gemm_gflops = 0.0;  ///< single-precision rate of all threads together, measured for a tenth of a second
   int threads = 1;
   double seconds = 0.0;
   double peak_bytes = 0.0;

@@ -28,7 +28,7 @@ std::string recipe_text(const TensorPlan& plan) {
 
 bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
 
-/// @param gains  with a column of outlier gains
+/// @param gains  whether the table has a column of outlier gains
 std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& plan, Side side, const Windows& windows,
                                    std::int64_t context, bool gains) {
   const int dim = layer.geometry.dim(side);

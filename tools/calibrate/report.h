@@ -10,7 +10,7 @@
 
 namespace kvq {
 
-/// The closing table: one line per layer and side.
+/// The table that kvq-calibrate prints last: one line for each layer and side.
 std::string closing_table(const Artifact& artifact, std::int64_t context);
 
 /// OSCAR Table 10 and Figure 7 per layer (means over heads; the largest entry is the maximum), with the invariants of

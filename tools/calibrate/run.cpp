@@ -19,8 +19,8 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
       .sample_tokens = flags.sample_tokens,
       .seed = options.seed,
   };
-  // Others than the budget methods hold tokens out only when asked, so that their statistics stay those of the whole
-  // dump.
+  // Only budget methods hold out tokens by default. For other methods statistics cover the whole dump unless
+  // --held-out-tokens is given.
   if (options.budget_bits || options.budget_bytes || flags.given.contains("--held-out-tokens"))
     request.held_out_tokens = flags.held_out_tokens;
   request.golden_tokens = flags.golden_tokens;

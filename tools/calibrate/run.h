@@ -7,16 +7,16 @@
 
 namespace kvq {
 
-/// What the flags ask to be collected. @throws Error{usage}
+/// The statistics that the flags and the method need. @throws Error{usage}
 StatsRequest make_request(const CalibrateFlags& flags, const Options& options);
 
-/// Tokens of the dump that the flags name: all of it, or --first-token and --num-tokens.
+/// The token range of --first-token and --num-tokens; without these flags all tokens of the dump.
 TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump);
 
-/// A layer number of --exact-layers that is not among the layers at hand. @throws Error{usage}
+/// @throws Error{usage} if --exact-layers names a layer that `model` does not have
 void check_exact_layers(const Options& options, const ModelGeometry& model);
 
-/// Plans of all layers, with their provenance.
+/// Decides the plans of all layers and records their provenance.
 Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet);
 
 }  // namespace kvq

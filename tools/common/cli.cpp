@@ -18,7 +18,7 @@ namespace kvq {
 namespace {
 
 int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
-  // A message of several lines is several faults: each stands on its own.
+  // Each line of a message is one fault, so each line gets the prefix.
   std::istringstream lines(message);
   for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, line);
   if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
@@ -27,7 +27,7 @@ int fail(const char* tool, const std::string& message, const std::string& hint, 
 
 constexpr const char* kNoOutput = "cannot write to standard output";
 
-/// Results may be piped: a full disk or a closed pipe must not look like success.
+/// Returns `code`, or an error code if standard output could not be written (full disk, closed pipe).
 int flushed(const char* tool, int code) {
   std::cout.flush();
   const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -48,7 +48,7 @@ int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::
     return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
   } catch (const Error& error) {
     return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
-  } catch (const std::system_error&) {  // fmt::print says so when a stream does not take its text
+  } catch (const std::system_error&) {  // fmt::print throws it when a stream does not take its text
     return fail(tool, kNoOutput, "", 3);
   } catch (const std::bad_alloc&) {
     return fail(tool, "out of memory", "run with --dry-run to see how much is needed, or with fewer --threads", 3);

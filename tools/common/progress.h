@@ -6,15 +6,17 @@
 
 namespace kvq {
 
-/// Progress on stderr: one line that is rewritten on a terminal, a plain line every ten seconds elsewhere.
-/// Work is counted in any unit that is proportional to time (here: floating-point operations).
+/// Progress on stderr: on a terminal one line that is rewritten, elsewhere a line every ten seconds. `total_work` is in
+/// any unit that is proportional to time (here: floating-point operations).
 class Progress {
  public:
   Progress(double total_work, bool quiet);
   ~Progress();
-  /// Work done so far in all, and what is being worked on ("layer 3/36, 12400 tokens/s"). Callable from any thread.
+  /// Updates the progress line; callable from any thread.
+  /// @param done  all work so far
+  /// @param what  the current work ("layer 3/36, 12400 tokens/s")
   void update(double done, const std::string& what);
-  /// Removes the line on a terminal.
+  /// Removes the progress line from a terminal.
   void finish();
 
  private:

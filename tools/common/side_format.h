@@ -6,14 +6,14 @@
 
 namespace kvq::bench {
 
-/// How one side is stored, in the words of runtime/variants.json: u2g128 = affine codes of 2 bits in groups of 128, s =
-/// symmetric, a trailing b = bfloat16 numbers; bf16 = exact rows.
+/// How one side is stored, in the notation of runtime/variants.json: u2g128 = affine codes of 2 bits in groups of 128,
+/// s = symmetric, a trailing b = scales in bfloat16; bf16 = exact rows.
 struct SideFormat {
   TileSide side;
   bool bfloat = false;
 };
 
-/// @throws Error{usage} that names `flag`
+/// @throws Error{usage} that names `flag` if `text` is no side format
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag);
 std::string side_name(const TileSide& side, bool bfloat);
 /// "u2g128", or "u4g128/u2g128" where K and V differ.

@@ -8,7 +8,7 @@
 
 namespace kvq {
 
-/// std::stable_sort, which clang refuses beside libstdc++ 12: it uses a function that C++17 deprecates.
+/// A stable sort. clang refuses std::stable_sort with libstdc++ 12, which calls a function that C++17 deprecates.
 template <typename T, typename Less>
 void sort_stably(std::vector<T>& values, const Less& less) {
   std::vector<std::size_t> order(values.size());

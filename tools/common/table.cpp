@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kTableGap = 2;  // spaces between columns
 
-/// Columns of each cell of the widest row.
+/// Width of each column: that of its widest cell.
 std::vector<std::size_t> column_widths(const std::vector<std::vector<std::string>>& rows, std::size_t columns) {
   std::vector<std::size_t> widths(columns, 0);
   for (const auto& row : rows)
@@ -63,7 +63,8 @@ std::string format_bytes(double bytes) {
 
 std::string format_excess(double ratio, int digits) {
   const double unit = std::pow(10.0, digits);
-  return fmt::format("{:+.{}f}%", std::round(100.0 * ratio * unit) / unit + 0.0, digits);  // + 0.0 makes -0 a +0
+  return fmt::format("{:+.{}f}%", std::round(100.0 * ratio * unit) / unit + 0.0,
+                     digits);  // adding 0.0 turns -0 into +0
 }
 
 std::string format_seconds(double seconds) {

@@ -15,9 +15,9 @@
 #include <set>
 #include <thread>
 
-// Removing files is nothing that a signal handler may do. The handler wakes a thread, which removes them and ends the
-// process; the others go on until then, and whoever stumbles over a folder that is gone waits for the end instead of
-// reporting it.
+// A signal handler must not remove files. The handler therefore writes to a pipe, and a cleaner thread reads the pipe,
+// removes all folders and ends the process. Other threads run until then. If another thread fails because its folder is
+// gone, the destructor of TemporaryFolder waits for the end of the process, so the failure is never reported.
 
 namespace kvq {
 
@@ -29,10 +29,10 @@ struct Folders {
   std::mutex mutex;
   std::set<fs::path> paths;
   std::atomic<bool> interrupted = false;
-  int wake[2] = {-1, -1};  ///< pipe: read by the thread, written by the handler
+  int wake[2] = {-1, -1};  ///< pipe: the cleaner thread reads [0], the handler writes [1]
 };
 
-/// Never destroyed: the thread may outlive everything else.
+/// Never destroyed, because the cleaner thread may outlive static objects.
 Folders& folders() {
   static Folders& all = *new Folders;
   return all;
@@ -46,7 +46,7 @@ extern "C" void wake_cleaner(int) {
   errno = before;
 }
 
-/// Another thread may still be writing into it: gone means gone for a while.
+/// Removes a folder until it stays removed, because another thread may still write into it; at most 100 attempts.
 void remove_for_good(const fs::path& path) {
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -69,12 +69,13 @@ void clean_when_woken(const char* tool) {
 }
 
 void watch_signals(const char* tool) {
-  if (pipe(folders().wake) != 0) return;  // then signals end the process as they always do
+  if (pipe(folders().wake) != 0) return;  // without the pipe, signals end the process as by default
   wake_end = folders().wake[1];
   std::thread(clean_when_woken, tool).detach();
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const auto before = std::signal(signal, wake_cleaner);
-    if (before == SIG_IGN) std::signal(signal, SIG_IGN);  // as under nohup
+    if (before == SIG_IGN)
+      std::signal(signal, SIG_IGN);  // keeps a signal ignored that was ignored before, as under nohup
   }
 }
 

@@ -4,13 +4,13 @@
 
 namespace kvq {
 
-/// A folder below the one for temporary files (TMPDIR). It goes away with the object, and when the process is
-/// interrupted: from the first object on, SIGINT, SIGTERM and SIGHUP remove all of them, say so and end the process
-/// with code 130.
+/// A folder inside the system's folder for temporary files (TMPDIR). The destructor removes the folder. Once the first
+/// TemporaryFolder exists, SIGINT, SIGTERM and SIGHUP remove all of them, print a line and end the process with code
+/// 130.
 class TemporaryFolder {
  public:
-  /// @param name  what its name begins with
-  /// @param tool  who says that it was interrupted; a string that stays
+  /// @param name  prefix of the folder's name
+  /// @param tool  program name for the message of an interruption; must outlive the process's threads, e.g. a literal
   /// @throws Error{io}
   TemporaryFolder(const char* name, const char* tool);
   ~TemporaryFolder();

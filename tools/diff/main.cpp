@@ -101,7 +101,7 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
   return rules;
 }
 
-/// Adds what both do to the dump.
+/// Stores rows of the dump by both artifacts and adds the readings.
 void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport& report) {
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   EvalRequest request{.layers = {}, .with_windows = !flags.no_windows, .seed = static_cast<std::uint64_t>(flags.seed)};
@@ -131,7 +131,8 @@ void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport
       .scheme = {},
   });
   for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
-  // What the dump has no numbers for is NaN here too; anywhere else a NaN is a fault.
+  // Exact rows as a third candidate: where a metric does not apply to the dump, it is NaN for exact rows, too. A NaN in
+  // another place is a fault.
   Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t, bool) { return StoredLayer{}; }};
   candidates.push_back(
       {.name = "exact", .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = std::move(exact)});
@@ -144,7 +145,7 @@ void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport
     if (!report.nothing_coded || !needs_codes(reading.metric)) report.diff.readings.push_back(std::move(reading));
 }
 
-/// The file that is written must be none of those that are read.
+/// Refuses --junit if it names one of the input files.
 void refuse_overwriting(const DiffFlags& flags) {
   std::vector<std::string> read{flags.before, flags.after};
   read.insert(read.end(), flags.dumps.begin(), flags.dumps.end());
@@ -161,7 +162,8 @@ int diff(const DiffFlags& flags) {
   const std::vector<Rule> rules = resolve_rules(flags);
   Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
   DiffReport report{.before = flags.before, .after = flags.after, .diff = diff_artifacts(before, after), .checks = {}};
-  // A dump of one geometry cannot be stored by an artifact of another: then the geometry is the finding.
+  // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
+  // nothing is measured.
   const bool same_geometry =
       std::none_of(report.diff.readings.begin(), report.diff.readings.end(),
                    [](const Reading& reading) { return reading.metric == "geometry" && reading.after > 0.0; });

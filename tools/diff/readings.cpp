@@ -15,10 +15,10 @@ namespace kvq {
 
 namespace {
 
-constexpr std::int64_t kContext = 32768;  // of effective bits
+constexpr std::int64_t kContext = 32768;  // at which effective bits are compared
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// The distances of a side, in the order in which they are reported.
+/// A distance between two plans of a side: name, summary, field. Readings follow the order of kDistances.
 struct DistanceRow {
   const char *name, *summary;
   std::optional<double> PlanDistance::* value;
@@ -65,7 +65,7 @@ void compare_json(Facts& facts, const std::string& what, const Json& before, con
     compare_json(facts, what + "." + printable(key, 40), values.first, values.second);
 }
 
-/// Facts that decide whether one artifact can stand for the other.
+/// Compares the facts that must agree for one artifact to replace the other.
 void compare_geometry(Facts& facts, const std::string& where, const LayerGeometry& a, const LayerGeometry& b) {
   facts.compare(where + " num_q_heads", a.num_q_heads, b.num_q_heads);
   facts.compare(where + " num_kv_heads", a.num_kv_heads, b.num_kv_heads);
@@ -81,7 +81,7 @@ void compare_geometry(Facts& facts, const std::string& where, const LayerGeometr
   if (a.rope.inv_freq != b.rope.inv_freq) facts.compare<std::string>(where + " rope_inv_freq", "one", "another");
 }
 
-/// What a coder says between its name and its group size, and behind its scales.
+/// The parts of a coder's text that differ between coders: after the name, and after the scales.
 struct CoderExtras {
   bool mixed;
   std::pair<std::string, std::string> operator()(const ExactCoder&) const { return {}; }
@@ -121,7 +121,7 @@ std::string rotation_text(const Rotation& rotation) {
 
 std::string transform_text(const TensorPlan& plan) { return plan.transform ? plan.transform->kind : "orthogonal"; }
 
-/// Largest of all heads, 1 without a transform.
+/// Largest condition of all heads; 1 without a transform.
 double condition_of(const TensorPlan& plan) {
   if (!plan.transform) return 1.0;
   return *std::max_element(plan.transform->condition.begin(), plan.transform->condition.end());
@@ -129,7 +129,7 @@ double condition_of(const TensorPlan& plan) {
 
 class SideDiffer {
  public:
-  /// @param budgets  both artifacts spent one budget over their layers
+  /// @param budgets  whether both artifacts have a budget over all layers
   SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets)
       : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes), budgets_(budgets) {}
 
@@ -141,7 +141,8 @@ class SideDiffer {
     facts_.compare(where + " rotation", rotation_text(before.rotation), rotation_text(after.rotation));
     if (!budgets_) facts_.compare(where + " transform", transform_text(before), transform_text(after));
     codes_ += static_cast<int>(diff_.differences.size() - known);
-    // One budget may choose transforms head by head: another choice is no other way of coding.
+    // With a budget over all layers, each head may choose its transform, so another transform does not count as other
+    // codes.
     if (budgets_) facts_.compare(where + " transform", transform_text(before), transform_text(after));
     const PlanDistance distance = plan_distance(after, before, geometry.num_kv_heads, dim);
     for (const DistanceRow& row : kDistances)
@@ -230,7 +231,7 @@ void add_kl(const std::string& prefix, const std::string& where, const Distribut
         {fmt::format("{}attention_kl.{}", prefix, part.name), where, before.*(part.value), after.*(part.value)});
 }
 
-/// One layer or head, or the mean over layers, of three candidates.
+/// The same values of three candidates: of a layer, of a head, or means over layers.
 struct Measured {
   const Values &before, &after, &exact;
 };
@@ -245,7 +246,7 @@ void add_values(const std::string& prefix, const std::string& where, const Measu
   }
 }
 
-/// Weights of logits that are no numbers mean nothing, whatever their divergence was computed to be.
+/// If the logits are not finite, the attention weights mean nothing, so sound() sets the metrics of weights to NaN.
 Values sound(Values values) {
   if (std::isfinite(value_of(values, Metric::logit_rel_mse))) return values;
   for (const Metric metric : {Metric::attention_kl, Metric::top10_overlap})
@@ -253,7 +254,8 @@ Values sound(Values values) {
   return values;
 }
 
-/// Means over layers pass over NaN, which is what does not apply; a NaN where something applies is a finding.
+/// Means over layers that become NaN if any layer has NaN where the metric applies. (CandidateResult::mean skips NaN,
+/// which stands for "does not apply".)
 Values strict_mean(const CandidateResult& result, const CandidateResult& exact) {
   Values mean = sound(result.mean);
   for (std::size_t l = 0; l < result.layers.size(); ++l) {
@@ -264,7 +266,8 @@ Values strict_mean(const CandidateResult& result, const CandidateResult& exact) 
   return mean;
 }
 
-/// Quantiles of numbers of which some are NaN mean nothing. @param mean  attention_kl among the values
+/// The distribution, or NaN in all fields if `mean` is NaN, because quantiles of NaN mean nothing.
+/// @param mean  attention_kl of the same values
 Distribution strict_kl(const Distribution& kl, double mean) {
   return std::isnan(mean) ? Distribution{kNaN, kNaN, kNaN, kNaN, kNaN} : kl;
 }
@@ -291,7 +294,7 @@ const std::vector<DiffMetric>& diff_metrics() {
       distance(name, "");
     level("layers.bytes_per_token", "");
     for (const std::string prefix : {"", "layers.", "heads."}) {
-      const bool of_heads = prefix == "heads.";  // o_proj mixes them
+      const bool of_heads = prefix == "heads.";  // o_proj mixes all heads, so heads have no o_proj_rel_mse
       for (const MetricRow& row : metric_rows())
         if (row.metric != Metric::attention_kl && !(of_heads && row.metric == Metric::o_proj_rel_mse))
           rows.push_back({fmt::format("{}{}", prefix, row.name), prefix.empty() ? std::string(row.summary) : "", true});
@@ -385,7 +388,7 @@ bool nothing_coded(const CandidateResult& result) {
   bool has_codes = false;
   for (const LayerResult& layer : result.layers) {
     has_codes = has_codes || layer.k_code_bits < 16.0 || layer.v_code_bits < 16.0;
-    // Errors of the tokens that are codes at the end of a sequence.
+    // These errors are over the tokens that are codes at the end of a sequence; exact tokens have error 0.
     if (value_of(layer.values, Metric::k_rel_mse) != 0.0) return false;
     if (layer.v_code_bits < 16.0 && value_of(layer.values, Metric::v_rel_mse) != 0.0) return false;
   }

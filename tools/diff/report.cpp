@@ -20,8 +20,8 @@ const char* word_of(Outcome outcome) {
   return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
 }
 
-/// Escapes for XML text and attributes. What XML 1.0 has no way to write becomes U+FFFD: bytes that are no UTF-8,
-/// control characters, U+FFFE and U+FFFF.
+/// Escapes text for XML text and attributes. Bytes that are not UTF-8 and characters that XML 1.0 forbids (control
+/// characters, U+FFFE, U+FFFF) become U+FFFD.
 std::string xml(const std::string& text) {
   constexpr std::string_view kReplacement = "\xef\xbf\xbd";
   std::string escaped;
@@ -42,7 +42,7 @@ std::string xml(const std::string& text) {
   return escaped;
 }
 
-/// A cell of a Markdown table.
+/// Escapes text for a cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
@@ -52,14 +52,14 @@ std::string cell(const std::string& text) {
   return escaped;
 }
 
-/// What stands between back quotes of Markdown.
+/// Makes text safe between back quotes of Markdown.
 std::string code_span(const std::string& text) {
   std::string plain = printable(text, 200);
   std::replace(plain.begin(), plain.end(), '`', '\'');
   return plain;
 }
 
-/// Readings over all layers, which have both values: the summary of what changed.
+/// Readings over all layers that have an old and a new value.
 std::vector<Reading> summary(const DiffReport& report) {
   std::vector<Reading> chosen;
   std::copy_if(report.diff.readings.begin(), report.diff.readings.end(), std::back_inserter(chosen),
@@ -78,7 +78,7 @@ std::string change_of(const Reading& reading) {
 constexpr const char* kNothingCoded =
     "exact windows hold all tokens of the dump, none is read as codes; take longer sequences, or --no-windows";
 
-/// Why a rule failed that no limit decided, or nothing. Tables have it short, and kNothingCoded below them.
+/// The reason of a failure that no limit explains, else empty. Tables use the short text and print kNothingCoded below.
 std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded) {
   if (check.outcome != Outcome::failed) return {};
   if (check.readings > 0) return std::isnan(check.margin) ? "not a finite number" : "";

@@ -13,7 +13,8 @@ struct DiffReport {
   std::string before, after;  ///< paths
   ArtifactDiff diff;
   std::vector<CheckResult> checks;
-  bool measured = false, nothing_coded = false;  ///< on a dump; which exact windows hold
+  bool measured = false,
+       nothing_coded = false;  ///< measured: a dump was given; nothing_coded: exact windows hold all its tokens
   bool passed() const;
 };
 

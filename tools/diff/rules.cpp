@@ -29,15 +29,15 @@ double parse_number(const std::string& text, const std::string& whole) {
   return value;
 }
 
-/// How far beyond the rule a reading is, in the rule's unit; NaN if the new value is no finite number, or the old one
-/// that it is compared with.
+/// How far a reading is beyond the rule's limit, in the rule's unit. NaN if the new value is not finite, or the old
+/// value of a relative rule is not finite.
 double margin_of(const Rule& rule, const Reading& reading) {
   if (!std::isfinite(reading.after)) return NAN;
   if (!rule.relative) return rule.at_most ? reading.after - rule.limit : rule.limit - reading.after;
   const double before = reading.before.value_or(0.0);
   if (reading.after == before) return rule.at_most ? -rule.limit : rule.limit;
   if (before == 0.0)
-    return rule.at_most == (reading.after > 0.0) ? HUGE_VAL : -HUGE_VAL;  // no change is small beside nothing
+    return rule.at_most == (reading.after > 0.0) ? HUGE_VAL : -HUGE_VAL;  // any change from 0 is infinite
   const double change = (reading.after - before) / std::abs(before);
   return rule.at_most ? change - rule.limit : rule.limit - change;
 }
@@ -65,7 +65,8 @@ Rule parse_rule(const std::string& text) {
 }
 
 const std::vector<std::string>& default_rules() {
-  // Limits lie between what another seed does and what damage does to the sample model (tests/cli/test_diff.py).
+  // Each limit lies above the change that another seed causes and below the change that damage causes, on the sample
+  // model (tests/cli/test_diff.py).
   static const std::vector<std::string> rules = {"geometry<=0",
                                                  "windows<=0",
                                                  "codes<=0",

@@ -28,7 +28,8 @@ void expect_same(const std::string& who, int layer, const char* what, const T& o
   if (own != in_dump) refuse(who, fmt::format("layer {} {}: {}, but the dump has {}", layer, what, own, in_dump));
 }
 
-/// What storing a layer rests on. Softmax scale and sliding window are the dump's, whatever the artifact says.
+/// Compares the facts that storing a layer depends on. Softmax scale and sliding window are not compared, because
+/// evaluation takes both from the dump.
 void check_geometry(const std::string& who, int layer, const LayerGeometry& a, const LayerGeometry& d) {
   expect_same(who, layer, "num_q_heads", a.num_q_heads, d.num_q_heads);
   expect_same(who, layer, "num_kv_heads", a.num_kv_heads, d.num_kv_heads);

@@ -143,7 +143,7 @@ void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult
     fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
 }
 
-/// The folder of --keep. @throws Error{io}
+/// Creates the folder of --keep and returns its path. @throws Error{io}
 std::filesystem::path made_folder(const std::string& keep) {
   std::error_code failed;
   std::filesystem::create_directories(keep, failed);

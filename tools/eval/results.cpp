@@ -42,7 +42,7 @@ Values no_values() {
   return values;
 }
 
-/// What sums over queries say. @param tokens  that the sums belong to
+/// Sets the metrics that are sums over queries. @param tokens  number of tokens in the sums
 void add_query_values(const AttentionSums& sums, const LayerActivations& layer, double tokens, Values& values) {
   at(values, Metric::logit_rel_mse) = ratio_of(sums.logit_error, sums.logit_energy);
   at(values, Metric::attention_kl) = ratio_of(sums.divergence, sums.queries);
@@ -245,8 +245,8 @@ std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results,
         }
       }
       if (layers_a.empty()) continue;
-      comparison.change =
-          a.empty() ? paired_change(layers_a, layers_b, seed) : paired_change(a, b, seed);  // o_proj mixes all heads
+      comparison.change = a.empty() ? paired_change(layers_a, layers_b, seed)
+                                    : paired_change(a, b, seed);  // o_proj mixes all heads, so it has no value per head
       comparisons.push_back(comparison);
     }
   return comparisons;

@@ -18,8 +18,8 @@
 
 namespace kvq {
 
-/// The numbers of a layer or a head. attention_kl stands for the mean of the distribution, so that it can be compared
-/// like the others.
+/// A metric of a layer or of a head. attention_kl is the mean of the KL distribution, so that it compares as the others
+/// do.
 enum class Metric {
   k_rel_mse,
   v_rel_mse,
@@ -44,13 +44,13 @@ const MetricRow& row_of(Metric metric);
 /// @throws Error{usage} listing the names
 Metric find_metric(const std::string& name);
 
-/// NaN: the layer has no such number (no values, no o_proj, ...) or nobody asked.
+/// Values by Metric. NaN: the metric does not apply (no values, no o_proj, ...) or was not requested.
 using Values = std::array<double, kNumMetrics>;
 inline double value_of(const Values& values, Metric metric) { return values[static_cast<std::size_t>(metric)]; }
 
 struct BucketResult {
   std::int64_t first = 0, queries = 0;
-  Values values;  ///< those that belong to queries
+  Values values;  ///< metrics over queries only
 };
 
 /// One layer of one candidate.
@@ -63,22 +63,23 @@ struct LayerResult {
   double k_elements = 0.0, v_elements = 0.0;  ///< of a token
   double k_bits = 16.0, v_bits = 16.0;        ///< effective bits of an element; v_bits is NaN without values
   double k_code_bits = 16.0, v_code_bits = 16.0;
-  std::vector<RotationColumns> rotations;  ///< [Hkv], or empty: nobody asked, or keys are stored by no plan
+  std::vector<RotationColumns> rotations;  ///< [Hkv]; empty if not requested, or if keys are not stored by a plan
 };
 
 struct CandidateResult {
   std::vector<LayerResult> layers;
-  Values mean;                           ///< over layers
-  Distribution kl;                       ///< mean over layers of each, but the largest max
-  double bits = 0.0, k_code_bits = 0.0;  ///< mean over all elements, of both sides, and of keys
+  Values mean;      ///< over layers
+  Distribution kl;  ///< mean over layers of each field, but the maximum of `max`
+  double bits = 0.0,
+         k_code_bits = 0.0;  ///< bits: mean over all elements of both sides; k_code_bits: over elements of keys
 };
 
-/// A candidate against the first one, by one metric.
+/// One metric of a candidate against the first candidate.
 struct Comparison {
   std::size_t candidate = 0;
   Metric metric = Metric::output_rel_mse;
-  PairedChange change;                   ///< over (layer, KV head), or over layers where heads have no such number
-  int wins = 0, losses = 0, layers = 0;  ///< layers with a better, a worse value
+  PairedChange change;                   ///< over (layer, KV head), or over layers if the metric has no values per head
+  int wins = 0, losses = 0, layers = 0;  ///< layers with a better value, layers with a worse value, all layers compared
 };
 
 struct EvalRequest {
@@ -88,13 +89,13 @@ struct EvalRequest {
   std::uint64_t seed = 0;
 };
 
-/// Candidates are taken a few at a time, so that memory does not grow with their number; those that have a path and no
-/// artifact are loaded for that time. Artifacts have to fit the dump, see check_model().
-/// @param say  called with the part that is done and what is being done
+/// Evaluates a few candidates at a time, so that memory does not grow with their number. A candidate with a path and no
+/// artifact is loaded only for that time. Artifacts must fit the dump, see check_model().
+/// @param say  called with the fraction that is done and the current work
 std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request,
                                       const std::function<void(double, const std::string&)>& say);
 
-/// All candidates but the first, all metrics that both have.
+/// Compares all candidates with the first, for all metrics that both have.
 std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results, std::uint64_t seed);
 
 }  // namespace kvq

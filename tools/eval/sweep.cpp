@@ -30,7 +30,7 @@ constexpr std::uintmax_t kLargestFile = 1u << 20;
 
 using Row = Sweep::Row;
 
-/// "--method oscar --bits 2" as "oscar 2"... unless a label says it better: dashes are dropped.
+/// A row's name from its flags: "--method oscar --bits 2" becomes "method oscar bits 2".
 std::string label_of(const std::string& flags) {
   std::istringstream words(flags);
   std::string label;
@@ -63,7 +63,7 @@ class SweepReader {
     return string_of(json_.at(key), key);
   }
 
-  /// Entries are flags, or {"label", "flags"}.
+  /// Reads a list whose entries are flags, or {"label", "flags"}.
   std::vector<Row> rows(const Json& list, const std::string& where) const {
     if (!list.is_array()) refuse(where, "a list", list.type_name());
     if (list.empty()) refuse(where, "a list that is not empty", "none");
@@ -128,7 +128,7 @@ std::vector<Row> product(const std::vector<Row>& rows, const std::vector<Row>& a
   return all;
 }
 
-/// Runs a step of a row; its errors name the row.
+/// Runs a step of a row and puts the row's name in front of errors.
 template <typename Step>
 auto in_row(const Row& row, const Step& step) {
   const auto named = [&](const char* what) {
@@ -143,7 +143,7 @@ auto in_row(const Row& row, const Step& step) {
   }
 }
 
-/// One row's flags, parsed and resolved.
+/// Flags of one row, parsed and resolved.
 struct Job {
   CalibrateFlags flags;
   Options options;
@@ -168,8 +168,8 @@ Job parse_row(const Row& row) {
   return job;
 }
 
-/// Rows that share statistics: everything that collecting depends on. With more moments than a row asks for it would
-/// get the same codes, but report its errors by another measure.
+/// Rows with equal keys share statistics; the key has everything that collecting depends on. The moments are part of
+/// the key: with further moments a row would get the same codes, but its error would be reported in another metric.
 std::string collection_key(const Job& job) {
   const StatsRequest request = make_request(job.flags, job.options);
   std::string moments;
@@ -203,7 +203,7 @@ std::string file_name(std::size_t index, const std::string& name) {
   return fmt::format("{:04d}{}{}.safetensors", index, slug.empty() ? "" : "-", slug.substr(0, 80));
 }
 
-/// The row's flags as they would be typed, its dump included.
+/// The row's flags as on a command line, with its dump.
 std::string typed(const Row& row) {
   if (row.dump.empty()) return row.flags;
   const char* quote = row.dump.find('"') == std::string::npos ? "\"" : "'";
@@ -224,7 +224,7 @@ std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric m
   return front;
 }
 
-/// Distances of the mixed widths of keys from those of the first row, where both have RoPE blocks.
+/// Distances of the key widths from those of the first row; none where either row has no RoPE-block widths.
 std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, const std::vector<Candidate>& candidates) {
   std::vector<std::optional<AllocationDistance>> all(candidates.size());
   if (sweep.rows.size() < 2) return all;
@@ -250,7 +250,7 @@ std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, con
   return all;
 }
 
-/// Place of the = of NAME=FILE, or npos of a FILE.
+/// Position of the = in NAME=FILE; npos if the text is only a FILE.
 std::size_t end_of_name(const std::string& text) {
   std::error_code failed;
   if (fs::exists(text, failed)) return std::string::npos;

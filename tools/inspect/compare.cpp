@@ -14,7 +14,7 @@ namespace kvq {
 
 namespace {
 
-/// A fact of the geometry as text, so that all are compared and reported alike.
+/// One field of the geometry as text, so that one loop compares and reports all fields.
 struct Fact {
   const char* name;
   std::string value;
@@ -92,7 +92,7 @@ class Comparer {
   void check_blocks(const LayerPlan& own, const LayerPlan& wanted) const {
     require_blocks(own, own_.path);
     require_blocks(wanted, reference_.path);
-    // Only a rotation for all heads has fewer widths: the heads are the same by now.
+    // Head counts are equal here, so only a rotation shared by all heads can have fewer widths.
     const auto name = [](const LayerPlan& layer) {
       return fmt::format("widths for each {}", layer.k.rotation.scope == Scope::layer ? "layer" : "KV head");
     };

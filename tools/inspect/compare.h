@@ -14,7 +14,7 @@ struct NamedArtifact {
   Artifact artifact;
 };
 
-/// How far the widths of the keys' RoPE blocks are from a reference's (Block-GTQ, Appendix C.4).
+/// How far the widths of the keys' RoPE blocks are from those of a reference artifact (Block-GTQ, Appendix C.4).
 struct AllocationComparison {
   struct Layer {
     int layer = 0;
@@ -24,8 +24,8 @@ struct AllocationComparison {
   AllocationDistance total = {};
 };
 
-/// @throws Error{bad_input} naming file, layer, expected and found if layers or geometry differ or blocks have no
-/// widths
+/// @throws Error{bad_input} with file, layer, expected and found, if layers or geometry differ or a key plan has no
+///         widths by RoPE block
 AllocationComparison compare_allocations(const NamedArtifact& own, const NamedArtifact& reference);
 
 std::string describe_comparison(const AllocationComparison& comparison);

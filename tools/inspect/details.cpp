@@ -8,7 +8,7 @@ namespace kvq {
 
 namespace {
 
-/// A flat array as a list of rows of `columns` numbers.
+/// A flat array as a list of rows with `columns` numbers each.
 template <typename T>
 Json nested(const std::vector<T>& values, std::size_t columns) {
   Json rows = Json::array();
@@ -17,7 +17,7 @@ Json nested(const std::vector<T>& values, std::size_t columns) {
   return rows;
 }
 
-/// @param known  what the manifest says of it
+/// @param known  the `allocation` object of the manifest
 Json allocation_details(const BitAllocation& a, Json known, int dim) {
   const WidthHistogram histogram = width_histogram(allocated_widths(a));
   const auto channels = static_cast<std::size_t>(dim), blocks = static_cast<std::size_t>(num_blocks(dim));
@@ -32,7 +32,7 @@ Json allocation_details(const BitAllocation& a, Json known, int dim) {
   return known;
 }
 
-/// Adds the tables of a coder, which the manifest lists without their numbers.
+/// Adds a coder's tables. The manifest lists the tables without numbers.
 struct CoderDetails {
   const Json& known;
   Json& json;
@@ -54,7 +54,7 @@ struct CoderDetails {
   }
 };
 
-/// An empty object for a side of which the manifest says everything.
+/// The details of a side; an empty object if the manifest already says everything about it.
 Json side_details(const TensorPlan& plan, const Json& known, int dim) {
   Json json = Json::object();
   if (plan.allocation) json["allocation"] = allocation_details(*plan.allocation, known.at("allocation"), dim);

@@ -17,25 +17,25 @@ namespace {
 
 constexpr int kBarCells = 24;
 
-/// What got a width together, and what it was worth.
+/// A RoPE block, its score and its width.
 struct BlockWidth {
   RopeBlock block;
-  std::optional<double> inv_freq = {};  ///< missing outside the rotary slice
+  std::optional<double> inv_freq = {};  ///< absent outside the rotary channels
   double energy = 0.0;
   int bits = 0;
 };
 
-/// A place in the row after the rotation, and the channel (or eigenvector) that was gathered to it.
+/// A position in the rotated row, the channel (or eigenvector) that is stored there, and its width.
 struct ChannelWidth {
   int place = 0, source = 0;
   std::optional<double> eigenvalue = {};
   int bits = 0;
 };
 
-/// Keys whose widths go by RoPE block. Values have no blocks, whatever a file says.
+/// Whether widths go by RoPE block. Only keys have RoPE blocks, so `block_bits` of values are ignored.
 bool by_block(const TensorPlan& plan, Side side) { return side == Side::k && !plan.allocation->block_bits.empty(); }
 
-/// @return  in RoPE-block order
+/// @return  widths in the order of RoPE blocks
 std::vector<BlockWidth> block_widths(const LayerPlan& layer, int head) {
   const BitAllocation& a = *layer.k.allocation;
   const std::vector<RopeBlock> blocks = rope_blocks(layer.geometry);
@@ -50,7 +50,7 @@ std::vector<BlockWidth> block_widths(const LayerPlan& layer, int head) {
   return widths;
 }
 
-/// @return  [D] widest first, as rows are stored
+/// @return  [D], widest channel first, as rows are stored
 std::vector<ChannelWidth> channel_widths(const TensorPlan& plan, int head, int dim) {
   const auto d = static_cast<std::size_t>(dim), start = static_cast<std::size_t>(plan.rotation.head_index(head)) * d;
   const BitAllocation& a = *plan.allocation;
@@ -65,8 +65,8 @@ std::vector<ChannelWidth> channel_widths(const TensorPlan& plan, int head, int d
   return widths;
 }
 
-/// A cell for each factor of two above the bottom of the scale, which lies `kBarCells` below `top`. 4^-b makes two
-/// cells a bit.
+/// A bar with one cell for each factor of two; `top` has kBarCells cells. A score falls by 4 for each bit, so one bit
+/// is two cells.
 std::string log_bar(double value, double top) {
   if (!(value > 0.0 && top > 0.0)) return "";
   const int cells = std::clamp(kBarCells + static_cast<int>(std::lround(std::log2(value / top))), 0, kBarCells);
@@ -89,7 +89,7 @@ std::string block_table(const std::vector<BlockWidth>& widths, bool color) {
                     inv_freq ? fmt::format("{:.3g}", *inv_freq) : "-", fmt::format("{:.3g}", energy),
                     log_bar(energy, top), std::to_string(bits), width_text(bits, color)});
   }
-  // A head whose blocks are all alike has no scores, and what its narrowest channels have stands for every block.
+  // A head whose blocks are equal has no scores; each block then shows the width of the head's narrowest channels.
   const char* const note = top > 0.0
                                ? "energy: the score. A cell of its bar is a factor of two; two are worth a bit.\n"
                                : "no scores: the blocks are alike, the whole row is mixed. width: the narrowest.\n";
@@ -125,7 +125,7 @@ std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, Side s
                                       : channel_table(channel_widths(plan, head, dim), color));
 }
 
-/// Null for a side of one width.
+/// Widths of a side; null if the side has one width.
 Json widths_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int head) {
   if (!plan.allocation) return nullptr;
   Json list = Json::array();
@@ -145,7 +145,7 @@ Json widths_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int 
   return {{"channels", std::move(list)}};
 }
 
-/// Null for a side of which there is nothing to say.
+/// Widths and transform of a side; null if the side has neither.
 Json side_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int head) {
   Json json = widths_json(layer, plan, side, head);
   if (!plan.transform) return json;

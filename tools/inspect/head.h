@@ -6,7 +6,7 @@
 
 namespace kvq {
 
-/// What one head's channels are worth and the widths that they got, side by side: keys by RoPE block, else by channel.
+/// Scores and widths of one head side by side: of keys by RoPE block, else by channel.
 std::string describe_head(const Artifact& artifact, const LayerPlan& layer, int head, bool color);
 Json head_json(const LayerPlan& layer, int head);
 

@@ -24,7 +24,7 @@ std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
   return rows;
 }
 
-/// Largest power of two, at most 256, that divides the bytes of one head's page.
+/// The largest power of two up to 256 that divides `bytes`, the size of one head's page.
 std::int64_t alignment_of(std::int64_t bytes) { return bytes == 0 ? 256 : std::min<std::int64_t>(256, bytes & -bytes); }
 
 double bf16_bytes(const Artifact& artifact) {
@@ -42,7 +42,7 @@ double cache_bytes(const Artifact& artifact, std::int64_t context) {
   return exact * bf16_bytes(artifact) + (static_cast<double>(context) - exact) * coded;
 }
 
-/// A stretch of a row. Dropped channels have width 0 and no bytes; numbers and padding have no channels.
+/// A part of a row. Dropped channels have width 0 and no bytes; scales, index and padding have no channels.
 struct RowPart {
   const char* name;
   int bits = 0, stored_bits = 0;
@@ -144,7 +144,7 @@ Json layout_json(const Artifact& artifact, int page_size, std::int64_t context) 
 std::string describe_segments(const LayerPlan& layer, int head) {
   std::vector<std::vector<std::string>> rows = {{"side", "part", "bits", "channels", "bytes"}};
   for_each_side(layer, [&](Side side, const TensorPlan& plan, int dim) {
-    std::string shown = name(side);  // in the first row alone
+    std::string shown = name(side);  // only in the first line of a side
     for (const RowPart& part : row_parts(plan, head, dim)) {
       rows.push_back({shown, part.name, bits_text(part), range_text(part.first_channel, part.channels),
                       range_text(part.byte_offset, part.bytes)});

@@ -76,7 +76,7 @@ const LayerPlan& find_layer(const Artifact& artifact, int layer) {
   return *it;
 }
 
-/// @param head  -1 for none
+/// @param head  -1: no head was asked for
 void check_head(const LayerPlan& plan, int head) {
   if (head >= plan.geometry.num_kv_heads)
     throw Error{ErrorKind::usage, fmt::format("--head {}: layer {} has {} key/value heads, 0 to {}", head, plan.layer,
@@ -90,7 +90,7 @@ Json checks_json(const std::vector<Check>& checks) {
   return json;
 }
 
-/// What was asked for, loaded and checked.
+/// The request of the command line, loaded and checked.
 struct Request {
   const InspectFlags& flags;
   NamedArtifact own;
@@ -149,7 +149,7 @@ std::string layout_text(const Request& request) {
   return request.layer ? text + "\n" + describe_segments(*request.layer, std::max(flags.head, 0)) : text;
 }
 
-/// One view; the first that was asked for in this order.
+/// The text of one view. If flags ask for several views, the first in this order is shown.
 std::string to_text(const Request& request) {
   const Artifact& artifact = request.own.artifact;
   const bool color = wants_color(STDOUT_FILENO);

@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kPageColumns = 80;
 constexpr int kSpectrumColumns = 12, kLeastSpectrumColumns = 8;
 
-/// Name of a coder within its width and group.
+/// A coder's name, as the text shows it between width and group size.
 struct CoderName {
   std::string operator()(const ExactCoder&) const { return "exact"; }
   std::string operator()(const UniformCoder& coder) const {
@@ -27,13 +27,13 @@ struct CoderName {
   }
   std::string operator()(const CodebookCoder&) const { return "codebook"; }
   std::string operator()(const TrellisCoder& coder) const {
-    int memory = 0;  // wide codes look back on fewer: the largest is what was asked for
+    int memory = 0;  // wide codes have less memory; the largest memory is the one that was asked for
     for (const TrellisTaps& taps : coder.taps) memory = std::max(memory, taps.memory);
     return memory == 0 ? "trellis" : fmt::format("trellis m{}", memory);
   }
 };
 
-/// What is said of tables that were made from data.
+/// " fitted" for a coder whose tables were fitted to data, else empty.
 struct TableSource {
   const char* operator()(const ExactCoder&) const { return ""; }
   const char* operator()(const UniformCoder&) const { return ""; }
@@ -55,7 +55,7 @@ std::string clip_text(const TensorPlan& plan) {
   return *lo == *hi ? fmt::format("{:.2f}", *lo) : fmt::format("{:.2f}-{:.2f}", *lo, *hi);
 }
 
-/// Mean over heads of the normalised spectrum, so that heads of different scale count alike.
+/// Mean over heads of the spectra, each divided by its largest eigenvalue, so that all heads count alike.
 std::vector<float> mean_spectrum(const Rotation& rotation, int dim) {
   std::vector<float> mean(static_cast<std::size_t>(dim), 0.0f);
   for (std::size_t start = 0; start < rotation.spectrum.size(); start += static_cast<std::size_t>(dim)) {
@@ -67,9 +67,9 @@ std::vector<float> mean_spectrum(const Rotation& rotation, int dim) {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-/// Columns of the overview that there may be.
+/// Which optional columns the overview has.
 struct Columns {
-  int spectrum = 0;  ///< characters, 0 for none
+  int spectrum = 0;  ///< width in characters; 0: no column
   bool transform = false, clip = true;
   bool largest_gain_only = false;
 };
@@ -114,7 +114,7 @@ bool has_clips(const Artifact& artifact) {
   });
 }
 
-/// Long recipes end in dots, as far as the page needs it; --layer has them in full.
+/// Cuts long recipes, with dots at the end, until the table fits the page; --layer shows whole recipes.
 void shorten_rotations(Rows& rows) {
   constexpr std::size_t kRotation = 3;
   const std::size_t width = table_width(rows);
@@ -126,8 +126,8 @@ void shorten_rotations(Rows& rows) {
     if (row[kRotation].size() > kept) row[kRotation] = row[kRotation].substr(0, kept - 2) + "..";
 }
 
-/// The table of the overview. What explains gives way to what is: first the spectrum, then the smaller gains, then the
-/// end of the rotation.
+/// The table of the overview. If the table is too wide for the page, overview_table() first narrows or drops the
+/// spectrum, then shows only the largest outlier gain, then cuts recipes.
 std::string overview_table(const Artifact& artifact) {
   Columns columns{.spectrum = has_spectrum(artifact) ? kSpectrumColumns : 0, .transform = has_transforms(artifact)};
   if (columns.transform) columns.clip = has_clips(artifact);
@@ -165,8 +165,7 @@ std::string center_text(const TensorPlan& plan, int head, int dim) {
              : fmt::format("{:.3g}", std::sqrt(std::inner_product(center.begin(), center.end(), center.begin(), 0.0)));
 }
 
-/// Every head of a side of one width. What explains the rotation takes the place of a spectrum, where it is a
-/// transform.
+/// A table of all heads of a side with one width. For a transform, columns of the transform replace the spectrum.
 std::string heads_table(const TensorPlan& plan, int heads, int dim) {
   Rows rows = {{"head", "clip", "signs", "|center|"}};
   for (const char* name :
@@ -189,7 +188,7 @@ std::string heads_table(const TensorPlan& plan, int heads, int dim) {
   return format_table(rows, plan.transform ? "rrlrrr" : "rrlrll");
 }
 
-/// Every head of a mixed side.
+/// A table of all heads of a side with mixed widths.
 std::string mixed_heads_table(const TensorPlan& plan, int heads, int dim, bool color) {
   Rows rows = {{"head", "bits", "|center|", "widths, widest first"}};
   if (plan.transform)
@@ -255,7 +254,7 @@ std::string rotation_text(const TensorPlan& plan) {
 
 std::string sparkline(const float* values, int count, int columns) {
   static const char* const kBlocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  constexpr double kDecades = 4.0;  // the lowest block is 1e-4 of the largest value, or less
+  constexpr double kDecades = 4.0;  // the eight block characters cover four decades below the largest value
   const double top = std::max(1e-30, static_cast<double>(*std::max_element(values, values + count)));
   std::string text;
   const int shown = std::min(columns, count);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kBarCells = 32;
 constexpr int kWidest = static_cast<int>(std::tuple_size_v<WidthHistogram>) - 1;
 
-/// A mixed side of a layer, as a line of the overview.
+/// A side with mixed widths, one line of the overview.
 struct MixedSide {
   int layer;
   Side side;
@@ -47,7 +47,7 @@ std::string bar_table(const std::vector<MixedSide>& sides, bool color) {
   return format_table(rows, "rllrrrr");
 }
 
-/// Only widths that some side has get a column.
+/// Table of how often each width occurs; a width that no side has gets no column.
 std::string count_table(const std::vector<MixedSide>& sides) {
   WidthHistogram all{};
   for (const MixedSide& side : sides) {
@@ -71,7 +71,7 @@ std::string count_table(const std::vector<MixedSide>& sides) {
 }  // namespace
 
 std::string width_cells(int width, int count, bool color) {
-  // From quiet to loud; 0 and 1 are dim, so that protected channels stand out.
+  // Colors by width. Widths 0 and 1 are gray, so that protected channels stand out.
   static constexpr const char* kColors[] = {"90", "90", "34", "36", "32", "33", "35", "31", "1;31"};
   const std::string digits(static_cast<std::size_t>(count), static_cast<char>('0' + width));
   return color ? fmt::format("\x1b[{}m{}\x1b[0m", kColors[width], digits) : digits;
@@ -81,7 +81,7 @@ std::string width_bar(std::span<const std::uint8_t> widths, int cells, bool colo
   const WidthHistogram histogram = width_histogram(widths);
   const auto total = static_cast<std::int64_t>(widths.size());
   std::string text;
-  std::int64_t above = 0;  // channels at least as wide as the current width
+  std::int64_t above = 0;  // channels with at least the current width
   int shown = 0;
   for (int width = kWidest; width >= 0; --width) {
     above += histogram[static_cast<std::size_t>(width)];

@@ -7,18 +7,18 @@
 
 namespace kvq {
 
-/// `count` channels of one width as digits: "2222". With colour each width has its own.
+/// `count` channels of one width as digits: "2222". With `color`, each width has a color of its own.
 std::string width_cells(int width, int count, bool color);
-/// Widths, widest first, as a bar of `cells` digits; a cell is the width of the channel in its middle.
-/// @param widths  in any order, of all heads together
+/// A bar of `cells` digits, widest channels first; each digit is the width of the channel in the middle of the cell.
+/// @param widths  in any order, of all heads
 std::string width_bar(std::span<const std::uint8_t> widths, int cells, bool color);
-/// What the widths cost more than the optimum of as many bits without the layout's granule: "+0.3%"; "-" if that costs
-/// nothing.
+/// Excess cost of the widths over the optimum with as many bits and without the layout's granule: "+0.3%"; "-" if that
+/// optimum costs 0.
 std::string over_free_text(const BitAllocation& allocation);
 
-/// Two tables for the overview, empty if no side is mixed: a bar and statistics, and how often each width occurs.
+/// Two tables for the overview: a bar with statistics, and how often each width occurs. Empty if no side is mixed.
 std::string describe_widths(const Artifact& artifact, bool color);
-/// Two lines about a mixed side: by which score, entropy, bytes of a row, cost.
+/// Two lines about a mixed side: score, entropy, bytes of a row, cost.
 std::string widths_summary(const TensorPlan& plan, int dim);
 
 }  // namespace kvq

@@ -7,17 +7,17 @@
 
 namespace kvq {
 
-/// Where a chart's plot lies in its drawing.
+/// Position and size of a chart's plot inside its SVG drawing.
 struct Frame {
-  double width = 400.0, height = 238.0;  ///< text of 11 units is then readable on a phone
+  double width = 400.0, height = 238.0;  ///< at this width, text of 11 units is readable on a phone
   double left = 44.0, top = 10.0, plot_width = 350.0, plot_height = 190.0;
   double right() const { return left + plot_width; }
   double bottom() const { return top + plot_height; }
 };
 
-/// Grid lines with their numbers.
+/// Draws grid lines and their numbers.
 void draw_y_axis(Svg& svg, const Frame& frame, const Scale& scale, std::size_t most_ticks = 8);
-/// Names below the plot, as many as have room, and a title below them.
+/// Draws as many names below the plot as have room, and a title below the names.
 void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, const std::vector<std::string>& names,
                    const std::string& title);
 void draw_x_axis(Svg& svg, const Frame& frame, const Scale& scale, const std::string& title);

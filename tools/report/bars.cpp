@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace {
 
-/// A column for each layer.
+/// Horizontal positions of the columns, one for each layer.
 class Columns {
  public:
   Columns(const Frame& frame, std::size_t count)
@@ -42,13 +42,13 @@ std::string width_name(std::size_t width) { return width == kExactWidth ? "16" :
 }  // namespace
 
 std::string width_chart(const std::string& label, const std::vector<WidthSlice>& slices) {
-  constexpr double kDigit = 9.0;  // room that a number needs
+  constexpr double kDigit = 9.0;  // width that a number needs
   const Frame frame;
   const Columns columns(frame, slices.size());
   const Scale scale{.low = 0.0, .high = 100.0, .from = frame.bottom(), .to = frame.top};
   Svg svg(frame.width, frame.height, label);
   draw_y_axis(svg, frame, scale);
-  // Slices too narrow for a number share it with their neighbours.
+  // If columns are too narrow for numbers, only one column in `every` shows numbers.
   const auto every = static_cast<std::size_t>(std::ceil(kDigit / columns.step()));
   const double gap = std::min(1.5, columns.step() / 8.0);
   for (std::size_t i = 0; i < slices.size(); ++i) {

@@ -16,15 +16,16 @@ namespace kvq {
 namespace {
 
 constexpr std::size_t kMostPanels = 96;
-constexpr double kLowestRatio = 1e-6;  ///< eigenvalues further below the mean are rounding, and would flatten the rest
+constexpr double kLowestRatio =
+    1e-6;  ///< smaller eigenvalues, relative to the mean, are rounding and would flatten the rest of the curve
 
-/// Eigenvalues of the heads of one layer at some places of the spectrum, over the mean of their head.
+/// Eigenvalues of one layer's heads at some indices of the spectrum, each divided by the mean of its head.
 struct Spectrum {
   int layer = 0;
   std::vector<double> low, mean, high;
 };
 
-/// Dense at both ends, where spectra bend; 0-based, ascending.
+/// Indices of the spectrum to draw, ascending: dense at both ends, where spectra bend.
 std::vector<std::size_t> shown_places(int dim) {
   const auto d = static_cast<std::size_t>(dim);
   std::vector<std::size_t> places;
@@ -72,7 +73,7 @@ std::string spectrum_numbers(const std::vector<Spectrum>& spectra, int dim) {
   return html_numbers(rows, "ll" + std::string(rows[0].size() - 2, 'r'));
 }
 
-/// Panels of layers with rows of the same length; they share their axis.
+/// Charts of the layers whose rows have `dim` channels, with a common axis.
 std::string spectrum_panels(const ReportSide& side, int dim, const std::vector<Spectrum>& spectra) {
   LineChart chart{.label = {}, .x_title = "", .places = {}, .lines = {}, .small = true};
   for (const std::size_t place : shown_places(dim)) {
@@ -132,7 +133,7 @@ std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
     if (std::isfinite(line.low[i]))
       rows.push_back({std::to_string(artifact.layers[i].layer), html_number(line.low[i]), html_number(line.values[i]),
                       html_number(line.high[i])});
-  std::vector<double> scale_of{1.0};  // no clip
+  std::vector<double> scale_of{1.0};  // 1.0: no clip
   for (const std::vector<double>* values : {&line.low, &line.high})
     scale_of.insert(scale_of.end(), values->begin(), values->end());
   const std::string label =
@@ -150,7 +151,7 @@ std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
                      html_numbers(rows, "lrrr"));
 }
 
-/// Objects inside objects become "budget.unit".
+/// Adds a line for each value; the name of a nested value is its path: "budget.unit".
 void add_facts(const std::string& name, const Json& value, HtmlRows& rows) {
   if (value.is_object() && !value.empty()) {
     for (const auto& [key, child] : value.items()) add_facts(name.empty() ? key : name + "." + key, child, rows);

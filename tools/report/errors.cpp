@@ -19,10 +19,10 @@ namespace {
 constexpr const char* kHowToEvaluate =
     "kvq-eval --model HELDOUT.h5 ARTIFACT --scheme kivi --json > EVAL.json, then --eval EVAL.json.";
 
-constexpr std::size_t kTableSchemes = 7;  ///< side by side in half the width of a page
+constexpr std::size_t kTableSchemes = 7;  ///< as many schemes fit side by side in half the width of a page
 
 struct ShownMetric {
-  const char* name;  ///< in documents
+  const char* name;  ///< in kvq-eval's documents
   const char* title;
 };
 constexpr ShownMetric kOutput{"output_rel_mse", "output_rel_mse: error of attention's output"};
@@ -36,11 +36,11 @@ constexpr ShownMetric kByLayer[] = {kOutput,
 
 using Schemes = std::vector<EvaluatedScheme>;
 
-/// In place of lines on a logarithmic axis.
+/// Replaces a chart whose values are all 0, because a logarithmic axis cannot show 0.
 constexpr const char* kAllZero =
     "0 everywhere: the exact windows hold whole sequences. kvq-eval --no-windows reads every token as codes.";
 
-/// A chart of one metric, and all schemes in its table; the chart shows as many as can be told apart.
+/// A chart of one metric with a table below. The table has all schemes; the chart has the first kMostStyles schemes.
 /// @param values  of a scheme, at each place
 template <typename Values>
 std::string scheme_figure(const std::string& title, const std::string& x_title, const std::vector<std::string>& places,
@@ -84,7 +84,7 @@ std::string layer_figure(const ShownMetric& metric, const Schemes& schemes, cons
   });
 }
 
-/// Of the first candidate of the same document: "+12.3% [+10.0%, +14.9%]".
+/// Change of output_rel_mse from the first candidate of the same document: "+12.3% [+10.0%, +14.9%]".
 std::string change_text(const EvaluatedScheme& scheme) {
   for (const Json& own : scheme.evaluation->document["comparisons"]) {
     if (own["scheme"] != (*scheme.json)["name"] || own["metric"] != kOutput.name || !own["change"].is_number() ||
@@ -133,7 +133,7 @@ std::string document_notes(const std::vector<Evaluation>& evaluations) {
   return html;
 }
 
-/// The error that a side's solver reports, for plain codes and for the plan.
+/// Chart of the error that the calibration reports for a side, of plain codes and of the plan.
 std::string calibration_figure(const Artifact& artifact, const ReportSide& side) {
   if (!side.any(artifact, [](const TensorPlan& plan) { return plan.error.has_value(); })) return "";
   LineChart chart{
@@ -173,7 +173,7 @@ std::string calibration_charts(const Artifact& artifact) {
   return "<h3>What calibration saw</h3>\n" + html_charts(figures);
 }
 
-/// Mean over the layers that have a bucket, as kvq-eval prints it.
+/// Mean over the layers that have the bucket, as kvq-eval computes it.
 std::map<std::int64_t, double> by_context(const Json& scheme, const char* metric) {
   std::map<std::int64_t, std::pair<double, int>> sums;
   for (const Json& layer : scheme["layers"]) {

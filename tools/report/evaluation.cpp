@@ -27,7 +27,7 @@ constexpr std::size_t kMostSchemes = 1024;
   throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what), hint};
 }
 
-/// Looks at type and size before it reads anything.
+/// Reads a file after checking that it is a regular file and not too large.
 std::string read_text(const std::string& path) {
   const auto fail = [&](const std::string& what) {
     throw Error{ErrorKind::io, fmt::format("{}: cannot {}", path, what)};
@@ -46,7 +46,7 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-/// Before the schema, which would call another version malformed.
+/// Checks the version before the schema, because the schema would call another version malformed.
 void check_version(const Json& document, const std::string& path) {
   if (!document.is_object() || !document.contains("schema_version") || !document["schema_version"].is_string()) return;
   const std::string version = document["schema_version"];
@@ -70,7 +70,7 @@ void check_model(const Json& dump, const std::string& path, const NamedArtifact&
                              artifact.path, text(name, fingerprint)));
 }
 
-/// Means over layers compare only if they are over the same ones.
+/// Throws unless the document has the artifact's layers, because means over other layers do not compare.
 void check_layers(const Json& scheme, const std::string& where, const NamedArtifact& artifact) {
   const std::vector<LayerPlan>& plans = artifact.artifact.layers;
   const Json& layers = scheme.at("layers");
@@ -100,14 +100,14 @@ Json read_document(const std::string& path, const NamedArtifact& artifact) {
   return document;
 }
 
-/// Adds " (2)", " (3)" ... until nobody in `taken` has the name.
+/// Appends " (2)", " (3)" ... until `taken` does not have the name.
 std::string unique_name(const std::string& wanted, std::set<std::string>& taken) {
   std::string name = wanted;
   for (int number = 2; !taken.insert(name).second; ++number) name = fmt::format("{} ({})", wanted, number);
   return name;
 }
 
-/// As kvq-eval counts them, over all elements.
+/// Mean code bits of the keys over all elements, as kvq-eval computes it.
 double mean_k_bits(const Artifact& artifact) {
   double bits = 0.0, elements = 0.0;
   for (const LayerPlan& layer : artifact.layers) {

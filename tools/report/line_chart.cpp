@@ -16,13 +16,13 @@ namespace kvq {
 namespace {
 
 constexpr double kLabelGap = 12.0;
-constexpr double kCharacter = 6.6, kStrongCharacter = 7.5;  ///< wide fonts need so much
+constexpr double kCharacter = 6.6, kStrongCharacter = 7.5;  ///< width of a character in wide fonts
 constexpr std::size_t kLongestLabel = 16, kMostMarks = 16;
 
 struct EndLabel {
   std::size_t line;
-  Point end;  ///< of the line
-  double y;   ///< of the label
+  Point end;  ///< end of the line
+  double y;   ///< position of the label
 };
 
 class Drawing {
@@ -109,8 +109,9 @@ class Drawing {
     }
     end_run();
     if (chart_.small) return;
-    // Every place can be pointed at; only some get a mark if there are many, and each line its own, so that they do not
-    // cover each other.
+    // Every value has a marker with a tooltip. If a line has more than kMostMarks values, only one in `every` is
+    // visible. The offset depends on the line's style, so that visible markers of different lines do not cover each
+    // other.
     const std::size_t every = (line.values.size() + kMostMarks - 1) / kMostMarks;
     for (std::size_t i = 0; i < line.values.size(); ++i)
       if (y_.shows(line.values[i]))
@@ -119,7 +120,7 @@ class Drawing {
                     fmt::format("{}, {}: {}", line.name, chart_.places[i], html_number(line.values[i])));
   }
 
-  /// Ends of the lines from top to bottom. A line without numbers has none.
+  /// The ends of all lines, from top to bottom; a line without values has none.
   std::vector<EndLabel> ends() const {
     std::vector<EndLabel> labels;
     for (std::size_t l = 0; l < chart_.lines.size(); ++l) {
@@ -134,11 +135,11 @@ class Drawing {
     return labels;
   }
 
-  /// Labels that would cover each other become a block around the middle of where they belong.
+  /// Moves labels apart. Labels that would cover each other become a block, centered where its labels belong.
   void spread(std::vector<EndLabel>& labels) const {
     struct Block {
       std::size_t first, count;
-      double sum;  ///< of where each label would have the block begin
+      double sum;  ///< sum over labels of the top that the block would need to put this label where it belongs
     };
     const auto top = [&](const Block& block) {
       const auto count = static_cast<double>(block.count);

@@ -6,28 +6,28 @@
 
 namespace kvq {
 
-/// One line of a chart. NaN leaves a gap, and so does 0 on a logarithmic axis.
+/// One line of a chart. The line has a gap at NaN, and on a logarithmic axis at 0.
 struct ChartLine {
   std::string name;
   std::vector<double> values;
   int style = 0;
-  bool strong = false;                      ///< what the report is about
-  std::vector<double> low = {}, high = {};  ///< a band around it, or empty
+  bool strong = false;                      ///< bold: the artifact that the report is about
+  std::vector<double> low = {}, high = {};  ///< a band around the line, or empty
 };
 
-/// Lines over places with a name: layers, contexts.
+/// A line chart whose x axis has named places: layers, contexts.
 struct LineChart {
-  std::string label;  ///< what a screen reader says
+  std::string label;  ///< text for screen readers
   std::string x_title;
   std::vector<std::string> places;
-  std::vector<double> x = {};  ///< of the places; empty: evenly spaced
+  std::vector<double> x = {};  ///< x of the places; empty: evenly spaced
   std::vector<ChartLine> lines;
   bool log = true;
-  bool small = false;                 ///< one of many: no marks, no names, few ticks
-  std::vector<double> scale_of = {};  ///< values that the axis has to hold; empty: those of the lines
+  bool small = false;                 ///< one of many charts: no markers, no names, few ticks
+  std::vector<double> scale_of = {};  ///< values that set the range of the y axis; empty: those of the lines
 };
 
-/// SVG with each line's name beside its end.
+/// SVG, with each line's name beside the line's end.
 std::string line_chart(const LineChart& chart);
 
 }  // namespace kvq

@@ -30,7 +30,7 @@ WidthSlice slice_of(const TensorPlan& plan, int layer) {
   return slice;
 }
 
-/// Channels at each width that occurs; a layer without mixed widths has dashes.
+/// Table of how many channels have each width; dashes for a layer without mixed widths.
 std::string width_numbers(const Artifact& artifact, const ReportSide& side) {
   const auto counts_of = [](const TensorPlan& plan) { return width_histogram(plan.allocation->channel_bits); };
   HtmlRows rows{{"layer", "mean bits", "entropy", "over free"}};
@@ -68,7 +68,7 @@ std::string width_figure(const Artifact& artifact, const ReportSide& side) {
 
 bool is_mixed(const TensorPlan& plan) { return plan.allocation.has_value(); }
 
-/// Sides of one width: how they are stored, and in which layers.
+/// Table of the sides with one width: coder, rotation, layers.
 std::string uniform_table(const Artifact& artifact) {
   HtmlRows rows{{"side", "codes", "rotation", "layers"}};
   for (const ReportSide& side : report_sides()) {
@@ -118,7 +118,7 @@ std::string byte_figure(const Artifact& artifact) {
                      html_numbers(rows, "lrrrrr"));
 }
 
-/// Code bits are what the codes take, effective bits also what lies beside them.
+/// Chart of code bits (codes alone) and effective bits (codes and everything beside them) of each layer.
 std::string bits_figure(const Artifact& artifact, std::int64_t context) {
   LineChart chart{
       .label = "Effective bits of an element in each layer, keys and values; the numbers are in the table below",

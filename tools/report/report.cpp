@@ -68,7 +68,7 @@ std::string geometry_text(const Artifact& artifact) {
                 : ", heads differ from layer to layer");
 }
 
-/// On held-out data if a document has this artifact, else what calibration saw.
+/// Error on held-out data if a document has this artifact, else the error that calibration measured.
 std::string error_tile(const Artifact& artifact, const std::vector<EvaluatedScheme>& schemes) {
   if (!schemes.empty() && schemes.front().own) {
     const Json& mean = (*schemes.front().json)["mean"];

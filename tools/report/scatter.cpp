@@ -27,11 +27,11 @@ struct Box {
   }
 };
 
-/// Where a label may stand beside its point: how the text hangs on its anchor, and from where.
+/// A position of a label beside its point.
 struct LabelPlace {
   const char* css;
-  double dx, dy;     ///< from the point to the text's anchor on its base line
-  double part_left;  ///< part of the text that lies left of the anchor
+  double dx, dy;     ///< from the point to the text's anchor, which is on the base line
+  double part_left;  ///< share of the text that lies left of the anchor
 };
 constexpr std::array<LabelPlace, 8> kLabelPlaces = {{{"", 8.0, 3.5, 0.0},
                                                      {"", 6.0, -5.0, 0.0},
@@ -69,7 +69,7 @@ class Drawing {
       const Point at = place(*point);
       taken_.push_back({at.x - kMark, at.y - kMark, at.x + kMark, at.y + kMark});
     }
-    // Those that matter choose their place first.
+    // Labels take their places in order: the report's artifact first, then the front, then all others.
     sort_stably(shown, [](const ChartPoint* a, const ChartPoint* b) { return rank(*a) < rank(*b); });
     for (const ChartPoint* point : shown) draw_label(*point);
     return svg_.str();
@@ -92,7 +92,7 @@ class Drawing {
     const double width = kCharacter * static_cast<double>(num_characters(text));
     const Box plot{frame_.left, frame_.top - 2.0, frame_.width, frame_.bottom()};
     for (std::size_t i = 0; i < kLabelPlaces.size(); ++i) {
-      // Left of and below a point of the front there is nothing.
+      // The area left of and below a point on the front is empty, so such a point tries the places in reverse order.
       const LabelPlace& beside = kLabelPlaces[point.on_front ? kLabelPlaces.size() - 1 - i : i];
       const Point at{place(point).x + beside.dx, place(point).y + beside.dy};
       const Box box{at.x - beside.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - beside.part_left) * width,
@@ -110,7 +110,7 @@ class Drawing {
   Frame frame_{.height = 268.0, .plot_height = 220.0};
   Svg svg_;
   Scale x_, y_;
-  std::vector<Box> taken_;  ///< by points and labels
+  std::vector<Box> taken_;  ///< boxes of the points and labels drawn so far
 };
 
 }  // namespace

@@ -9,12 +9,12 @@ struct ChartPoint {
   std::string name;
   double x = 0.0, y = 0.0;
   int style = 0;
-  bool strong = false;    ///< what the report is about
-  bool on_front = false;  ///< no other point has less of both
+  bool strong = false;    ///< bold: the artifact that the report is about
+  bool on_front = false;  ///< on the Pareto front
 };
 
-/// Marks which points no other one dominates: at most as much of both, and less of one. Points that are no numbers
-/// never are.
+/// Sets `on_front` for points that no other point dominates. A point dominates another if both coordinates are at most
+/// as large and one is smaller. A point with NaN is never on the front.
 void mark_front(std::vector<ChartPoint>& points);
 
 struct ScatterChart {
@@ -22,7 +22,8 @@ struct ScatterChart {
   std::vector<ChartPoint> points;
 };
 
-/// SVG: y on a logarithmic axis, the front's points filled and joined, names where they have room.
+/// SVG with a logarithmic y axis. Points of the front are filled and joined by a line; names stand where they have
+/// room.
 std::string scatter_chart(const ScatterChart& chart);
 
 }  // namespace kvq

@@ -10,25 +10,25 @@
 
 namespace kvq {
 
-/// The sections of the report, each whole HTML. A section whose data is absent says in one line what would make it
-/// appear.
+/// The sections of the report as HTML. A section without data is one line that says how to get the data.
 
-/// @param context  of the effective bits
+/// @param context  tokens for the effective bits
 std::string headline_section(const Artifact& artifact, const std::vector<EvaluatedScheme>& schemes,
                              std::int64_t context);
-/// Widths of mixed rows, layer by layer (Block-GTQ, Figure 3); a table for the others.
+/// Charts of mixed widths by layer (Block-GTQ, Figure 3), and a table of the sides with one width.
 std::string allocation_section(const Artifact& artifact);
-/// How far each head was from balanced; nothing without transforms.
+/// Outlier gains of all heads; empty if the artifact has no transforms.
 std::string transform_section(const Artifact& artifact);
-/// Errors layer by layer (OSCAR, Figure 2), and a table of all schemes; without evaluations what calibration saw.
+/// Errors by layer (OSCAR, Figure 2) and a table of all schemes. Without evaluations, the errors that calibration
+/// measured.
 std::string error_section(const Artifact& artifact, const std::vector<Evaluation>& evaluations,
                           const std::vector<EvaluatedScheme>& schemes);
-/// KL by the context that queries have (OSCAR, Figure 3).
+/// KL by the number of keys before a query (OSCAR, Figure 3).
 std::string context_section(const std::vector<EvaluatedScheme>& schemes);
-/// Error against bits, all schemes of all documents.
+/// Scatter chart of error against bits, with the schemes of all documents.
 std::string pareto_section(const std::vector<EvaluatedScheme>& schemes);
 std::string spectrum_section(const Artifact& artifact);
-/// Bytes of a token and bits of an element.
+/// Bytes per token and bits per element.
 std::string bytes_section(const Artifact& artifact, std::int64_t context);
 std::string provenance_section(const Artifact& artifact, const std::vector<Evaluation>& evaluations);
 

@@ -8,11 +8,11 @@
 
 namespace kvq {
 
-/// Keys or values of all layers, for charts of one side.
+/// Keys or values of all layers: a side of the artifact that charts loop over.
 struct ReportSide {
   Side side;
   const char* title;  ///< "Keys", "Values"
-  int style;          ///< of its lines
+  int style;          ///< index of the style of its lines
   /// Null for a layer without values.
   const TensorPlan* plan(const LayerPlan& layer) const { return layer.side(side); }
   int dim(const LayerPlan& layer) const { return layer.geometry.dim(side); }
@@ -20,20 +20,20 @@ struct ReportSide {
 };
 const std::vector<ReportSide>& report_sides();
 
-/// The layers' numbers, as places of a chart.
+/// Layer numbers as names of a chart's places.
 std::vector<std::string> layer_names(const Artifact& artifact);
-/// `of` each layer's plan of this side; NaN without one.
+/// `of` the plan of this side in each layer; NaN for a layer without a plan.
 std::vector<double> layer_values(const Artifact& artifact, const ReportSide& side,
                                  const std::function<double(const TensorPlan&)>& of);
 
-/// Bits of an element of both sides together, each weighted by its channels. The mean over layers is what kvq-eval
-/// calls effective_bits.
+/// Mean bits of an element over keys and values, weighted by channels. The mean over layers is effective_bits of
+/// kvq-eval.
 double mean_over_channels(const LayerPlan& layer, double keys, double values);
 
-/// Bytes of a token in bfloat16, all KV heads.
+/// Bytes of a token in bfloat16, for all KV heads.
 double exact_bytes(const LayerPlan& layer);
 
-/// "0-3, 7".
+/// Sorted layer numbers as ranges: "0-3, 7".
 std::string range_text(const std::vector<int>& layers);
 
 }  // namespace kvq

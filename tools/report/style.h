@@ -2,8 +2,8 @@
 
 namespace kvq {
 
-/// CSS of the report: light, dark and paper. Colours of series are Okabe and Ito's, moved until they stand out from the
-/// page and stay apart for colour-blind readers.
+/// CSS of the report for light mode, dark mode and paper. The colors of series start from those of Okabe and Ito and
+/// were adjusted for contrast with the page and for color-blind readers.
 extern const char* const kReportStyle;
 
 }  // namespace kvq

@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace {
 
-/// Around 0, within 4 units; told apart without colour.
+/// Marker shapes around (0, 0), within 4 units, so that series differ without color.
 constexpr std::array<const char*, 8> kShapes = {
     "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0z",                             // disc
     "M-2.9 -2.9h5.8v5.8h-5.8z",                                                      // square
@@ -35,7 +35,7 @@ std::string tick_label(double value) {
   return fmt::format("{:.3g}e{}", value / std::pow(10.0, exponent), exponent);
 }
 
-/// 1, 2 or 5 times a power of ten: the smallest that is not below `value`.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least `value`.
 double round_step(double value) {
   const double power = std::pow(10.0, std::floor(std::log10(value)));
   for (const double factor : {1.0, 2.0, 5.0})
@@ -45,13 +45,13 @@ double round_step(double value) {
 
 double linear_step(double low, double high) { return round_step((high - low) / 6.0); }
 
-/// 1, 2, 5 of each decade from `first` on.
+/// The ticks of a logarithmic axis by index: 1, 2 and 5 of each decade; index 0 is 1.
 double log_place(int index) {
   const int decade = index >= 0 ? index / 3 : -((-index + 2) / 3);
   return std::array{1.0, 2.0, 5.0}[static_cast<std::size_t>(index - 3 * decade)] * std::pow(10.0, decade);
 }
 
-/// The last place that is not above `value`.
+/// The index of the largest tick that is at most `value`.
 int log_index(double value) {
   int index = 3 * static_cast<int>(std::floor(std::log10(value)));
   while (log_place(index + 1) <= value * (1.0 + 1e-9)) ++index;
@@ -116,7 +116,7 @@ Scale scale_for(std::span<const double> values, double from, double to, bool log
     any = true;
   }
   if (log) {
-    // Numbers at the ends of what a double holds are no errors that anybody measured.
+    // Limits the range of the axis, because numbers near the limits of a double are not measured errors.
     scale.low = std::clamp(scale.low, 1e-30, 1e30);
     scale.high = std::clamp(scale.high, 1e-30, 1e30);
     const int first = log_index(scale.low), last = log_index(scale.high);

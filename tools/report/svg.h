@@ -11,11 +11,11 @@ struct Point {
   double x = 0.0, y = 0.0;
 };
 
-/// A drawing inside the page. It has a viewBox and no size, so it is as wide as its place; colours and dashes are the
-/// classes of html_style.cpp, which know light, dark and paper. All text is escaped here.
+/// An SVG drawing inside the page. It has a viewBox and no size, so it fills the width of its container. Colors and
+/// dashes are CSS classes of style.cpp, which has rules for light mode, dark mode and paper. Svg escapes all text.
 class Svg {
  public:
-  /// @param label  what a screen reader says in place of the picture
+  /// @param label  text for screen readers
   Svg(double width, double height, std::string_view label);
 
   void line(Point a, Point b, std::string_view css);
@@ -23,7 +23,7 @@ class Svg {
   void text(Point at, std::string_view css, std::string_view text);
   void polyline(std::span<const Point> points, std::string_view css);
   void polygon(std::span<const Point> points, std::string_view css);
-  /// The eight shapes of series, by `style`. @param title  what shows under the pointer
+  /// Draws one of the eight marker shapes. @param title  tooltip
   void marker(Point at, int style, std::string_view css, std::string_view title = {});
 
   std::string str() const { return html_ + "</svg>\n"; }
@@ -33,11 +33,11 @@ class Svg {
   std::string html_;
 };
 
-/// Classes of a series: one of eight colours, and dashes that tell the first eight series from the second and third.
+/// CSS classes of a series: one of eight colors, and dashes, which differ for styles 0-7, 8-15 and 16-23.
 std::string series_css(int style);
 constexpr int kMostStyles = 24;
 
-/// Values to units of the drawing. `low` < `high`.
+/// Maps values to units of the drawing. `low` < `high`.
 struct Scale {
   double low = 0.0, high = 1.0;
   double from = 0.0, to = 1.0;
@@ -46,7 +46,7 @@ struct Scale {
   double operator()(double value) const;
 };
 
-/// A scale whose ends are round numbers around the values that it can show; 0 to 1, or 0.1 to 1, if there are none.
+/// A scale with round ends around the values that it can show; 0 to 1 (logarithmic: 0.1 to 1) if there are none.
 Scale scale_for(std::span<const double> values, double from, double to, bool log);
 
 struct Tick {

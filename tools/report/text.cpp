@@ -12,9 +12,9 @@ namespace kvq {
 namespace {
 
 constexpr std::string_view kEllipsis = "…", kReplacement = "\xef\xbf\xbd";
-constexpr std::size_t kLongName = 28;  ///< wraps inside a table
+constexpr std::size_t kLongName = 28;  ///< longer names wrap inside a table
 
-/// Bytes of the UTF-8 sequence at the start of `text`, which is valid.
+/// Number of bytes of the first UTF-8 sequence of `text`, which must be valid UTF-8.
 std::size_t first_bytes(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   return lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
@@ -22,7 +22,7 @@ std::size_t first_bytes(std::string_view text) {
 
 bool between(std::string_view c, std::string_view first, std::string_view last) { return c >= first && c <= last; }
 
-/// Controls, marks of width zero or of the writing direction, and what XML does not allow.
+/// Control characters, marks without width or for writing direction, and characters that XML forbids.
 bool is_invisible(std::string_view c) {
   switch (c.size()) {
     case 1: return c < " " || c == "\x7f";
@@ -49,7 +49,7 @@ std::string escaped(std::string_view text) {
   return html;
 }
 
-/// Names may break behind an underscore, so that a column is not wider than its numbers need.
+/// Allows a line break after each underscore, so that names do not widen a column beyond its numbers.
 std::string breakable(const std::string& html) {
   std::string result;
   for (const char c : html) {

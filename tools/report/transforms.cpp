@@ -13,7 +13,7 @@ namespace kvq {
 
 namespace {
 
-/// Outlier gains of a layer's heads; of one head where all share their transform, of none without one.
+/// Outlier gains of a side's heads; one gain if all heads share the transform; empty without a transform.
 const std::vector<double>& gains_of(const TensorPlan* plan) {
   static const std::vector<double> none;
   return plan != nullptr && plan->transform ? plan->transform->outlier_gain : none;
@@ -26,9 +26,9 @@ std::vector<ReportSide> transformed_sides(const Artifact& artifact) {
   return sides;
 }
 
-/// A mark for every head, keys left and values right of their layer's place.
+/// Chart with a mark for each head: keys left of the layer's place, values right of it.
 std::string gain_chart(const Artifact& artifact, const std::vector<ReportSide>& sides) {
-  constexpr double kBesides = 0.2, kMostBesides = 7.0;  // of a layer's place
+  constexpr double kBesides = 0.2, kMostBesides = 7.0;  // offset from a layer's place
   const Frame frame{.plot_width = 290.0};
   std::vector<double> values{1.0, 10.0};
   for (const LayerPlan& layer : artifact.layers)
@@ -63,7 +63,7 @@ std::string gain_chart(const Artifact& artifact, const std::vector<ReportSide>& 
   return svg.str();
 }
 
-/// A line for each layer and side, a column for each head.
+/// Table with a line for each layer and side and a column for each head.
 std::string gain_numbers(const Artifact& artifact, const std::vector<ReportSide>& sides) {
   HtmlRows rows{{"layer", "transform", "largest condition"}};
   std::size_t heads = 0;

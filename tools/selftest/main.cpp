@@ -48,7 +48,7 @@ void add_flags(CLI::App& app, SelftestFlags& f) {
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/selftest.schema.json)");
 }
 
-/// Makes the device current. @return  its name
+/// Makes the device current and returns its name.
 std::string use_device(int index) {
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
@@ -68,7 +68,7 @@ std::string use_device(int index) {
 Error as_error(const runtime::Error& error) {
   switch (error.status()) {
     case KVQ_IO: return {ErrorKind::bad_input, error.what()};
-    case KVQ_CUDA:  // such as code for other architectures, or no memory
+    case KVQ_CUDA:  // for example no code for this architecture, or no memory
     case KVQ_UNSUPPORTED: return {ErrorKind::unsupported, error.what()};
     case KVQ_MISMATCH: return {ErrorKind::check_failed, error.what()};
     default: return {ErrorKind::internal, error.what()};
@@ -88,7 +88,7 @@ kvq_layer_geometry claim_of(const LayerPlan& plan) {
   return claim;
 }
 
-/// @param why  may name the layer, as the table does already
+/// @param why  reason; the layer's number is removed from it, because the table shows the layer
 kvq_selftest_layer not_run(int layer, std::string why) {
   const std::string name = fmt::format("layer {} ", layer);
   for (std::size_t at; (at = why.find(name)) != std::string::npos;) why.erase(at, name.size());
@@ -98,7 +98,8 @@ kvq_selftest_layer not_run(int layer, std::string why) {
   return result;
 }
 
-/// Loads, uploads and tests layers without a gap between them; the artifact is the authority on its own geometry.
+/// Loads, uploads and tests consecutive layers. The geometry that the runtime checks against comes from the artifact
+/// itself.
 std::vector<kvq_selftest_layer> replay(const SelftestFlags& flags, const Artifact& artifact, int first, int count) {
   std::vector<kvq_layer_geometry> claims(static_cast<std::size_t>(artifact.model.num_layers),
                                          claim_of(artifact.layers.front()));
@@ -127,7 +128,7 @@ SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
       .bf16 = flags.activation == "bf16",
       .layers = {},
   };
-  std::size_t begin = 0;  // of the layers that wait: neighbours are loaded together
+  std::size_t begin = 0;  // first of the layers that wait; consecutive layers are loaded together
   const auto run_waiting = [&] {
     if (begin == report.layers.size()) return;
     const int first = report.layers[begin].result.layer, count = static_cast<int>(report.layers.size() - begin);

@@ -16,12 +16,12 @@ namespace {
 
 constexpr std::size_t kColumns = 80;
 
-/// What was found of one part, for people.
+/// Text of a test's status.
 std::string outcome(std::int32_t status) {
   return status == KVQ_OK ? "ok" : status == KVQ_UNSUPPORTED ? "not run" : "FAILED";
 }
 
-/// In lines of at most kColumns, all but the first indented.
+/// Wraps text into lines of at most kColumns; all lines but the first are indented.
 std::string wrapped(const std::string& text) {
   std::string all, line;
   std::istringstream words(text);
@@ -35,7 +35,7 @@ std::string wrapped(const std::string& text) {
   return all + line + "\n";
 }
 
-/// What is said of layers, each thing once.
+/// Messages of the layers; layers with the same message share a line.
 std::string messages(const SelftestReport& report) {
   std::vector<std::pair<std::string, std::vector<int>>> said;
   for (const auto& [k, v, result] : report.layers) {

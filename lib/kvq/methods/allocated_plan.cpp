@@ -347,7 +347,7 @@ RotationTensors allocation_tensors(const Options& options, Side side, int dim) {
   const Allocate allocate = options.side(side).allocate;
   const bool allocated = allocate != Allocate::none || options.budget_bits || options.budget_bytes;
   if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
-  return {.matrix = true, .basis = allocate == Allocate::channel, .signs = false};  // kvq: most heads
+  return {.matrix = true, .basis = allocate == Allocate::channel, .signs = false};  // an upper bound of kvq
 }
 
 std::set<Moment> allocation_needs(const Options& options) {

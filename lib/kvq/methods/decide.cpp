@@ -17,8 +17,8 @@ std::string joint_hash(const std::vector<std::string>& content_hashes) {
   return content_hash_of(all);
 }
 
-/// The rows that the statistics kept, as the plans code them. Rows are few: those of all layers are at hand before any
-/// is coded.
+/// Golden rows of all layers, quantized by the plans. golden_rows() loads the tokens of all layers first, which are
+/// few, and then quantizes in parallel.
 std::map<int, GoldenRows> golden_rows(const StatsSource& source, const std::vector<LayerPlan>& plans,
                                       std::int64_t most_tokens) {
   std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
