@@ -19,23 +19,23 @@ class StatsSource {
   virtual std::shared_ptr<const LayerStats> load(std::size_t index) const = 0;
 };
 
-/// Told after each decided layer (its index in the source).
+/// Called after each decided layer, with the layer's index in the source.
 using LayerDone = std::function<void(std::size_t)>;
 
-/// One calibration method: a row of the registry.
+/// One calibration method: an entry of the registry.
 struct Method {
   std::string name;
   std::string summary;
   /// Sets this method's defaults on a fresh Options.
   void (*set_defaults)(Options&);
-  /// Moments that decide() will ask for.
+  /// Moments that decide() needs.
   std::set<Moment> (*needs)(const Options&);
   /// Pure function from statistics to plans, ascending layers.
   std::vector<LayerPlan> (*decide)(const StatsSource&, const Options&, const LayerDone&);
 };
 
 std::span<const Method> methods();
-/// @throws Error{usage} listing the methods if there is none of that name
+/// @throws Error{usage} listing the methods if no method has this name
 const Method& find_method(const std::string& name);
 
 }  // namespace kvq
