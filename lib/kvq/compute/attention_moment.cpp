@@ -21,7 +21,7 @@ namespace kvq {
 namespace {
 
 constexpr std::int64_t kPanelRows = 256;          // rows of S in flight per thread, fewer for very long sequences
-constexpr std::int64_t kPanelElements = 8 << 20;  // at most: 32 MB
+constexpr std::int64_t kPanelElements = 8 << 20;  // 32 MB, unless 32 rows need more
 constexpr std::int64_t kBlockKeys = 1024;
 constexpr std::int64_t kPanelsPerTask = 8;  // fixed borders: partial sums are the same for any number of threads
 

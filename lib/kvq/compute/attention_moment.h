@@ -33,8 +33,8 @@ struct AttentionMoments {
 };
 
 /// Adds one sequence to `into` (column_energy is overwritten, [T]). S is computed in float32, one panel of rows at a
-/// time; moments are summed in double. A thread's panel has at most 256 rows and at most 32 MB. Panels are summed in
-/// order, so the result does not depend on the number of threads.
+/// time; moments are summed in double. A thread's panel has at most 256 rows; for long sequences it has fewer, but at
+/// least 32, to stay near 32 MB. Panels are summed in order, so the result does not depend on the number of threads.
 void add_attention_moments(const AttentionInput& input, bool with_scored_query, AttentionMoments& into);
 
 }  // namespace kvq

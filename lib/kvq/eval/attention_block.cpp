@@ -7,8 +7,8 @@
 #include <limits>
 
 // Five products with all keys of a block are nearly all of the work: Q K^T and P V once, then for each scheme Q (K^ -
-// K)^T, P (V^ - V) and (P^ - P) V^. The exact tokens of recent windows only touch a narrow band of columns, which is
-// multiplied apart.
+// K)^T, P (V^ - V) and (P^ - P) V^. The exact tokens of recent windows affect only a narrow band of columns, which is
+// multiplied separately.
 
 namespace kvq {
 
@@ -24,10 +24,10 @@ std::int64_t AttentionBlock::stored_end(const ExactTokens& exact, std::int64_t r
 }
 
 std::int64_t AttentionBlock::all_stored_end(const ExactTokens& exact) const {
-  return exact.recent == 0 && exact.granule == 1 ? keys_ : stored_end(exact, 0);  // nobody sees a key behind its own
+  return exact.recent == 0 && exact.granule == 1 ? keys_ : stored_end(exact, 0);  // no query sees a key after its own
 }
 
-/// The largest `kTop` of a row, the first of equal ones.
+/// Columns of the `kTop` largest values of a row, the first of equal ones.
 AttentionBlock::Places AttentionBlock::top_places(const float* row, std::int64_t count) const {
   constexpr std::int64_t kPiece = 64;
   Places places{};

@@ -9,10 +9,11 @@
 
 namespace kvq {
 
-/// One KV head's rows of all tokens: exact, and what a scheme changes.
+/// One KV head's exact rows of all tokens.
 struct ExactRows {
   std::vector<float> k, v;  ///< [T, D], [T, Dv]; v is empty for a layer without values
 };
+/// The same rows as one scheme stores them.
 struct StoredRows {
   std::vector<float> k_change;     ///< [T, D] k^ - k, 0 for sink tokens; empty if keys are exact
   std::vector<float> v_change, v;  ///< [T, Dv] v^ - v, and v^
@@ -25,7 +26,7 @@ struct QueryBlock {
   int q_head = 0;
 };
 
-/// Attention of one block, exact and stored. One object for each thread; its memory is used again.
+/// Attention of one block, with exact and with stored rows. Threads must not share an object; calls reuse its memory.
 class AttentionBlock {
  public:
   static constexpr std::int64_t kQueries = 32;
@@ -35,7 +36,7 @@ class AttentionBlock {
   /// Exact logits, weights and outputs.
   /// @param q  [count, D]
   void look(const QueryBlock& block, std::span<const float> q, const ExactRows& rows);
-  /// Adds what the stored rows change; outputs() of look() and change() stay valid until the next call.
+  /// Adds the errors of stored rows to `sums`. outputs() of look() and change() stay valid until the next call.
   /// @param curvature   [Dv, Dv] of the query head, or empty
   /// @param divergence  [count] KL of each query
   void compare(const ExactRows& rows, const StoredRows& stored, std::span<const float> curvature, AttentionSums& sums,
@@ -51,7 +52,7 @@ class AttentionBlock {
   std::int64_t position(std::int64_t row) const { return block_.first - block_.begin + row; }
   std::int64_t visible_begin(std::int64_t row) const;  ///< in columns
   std::int64_t visible_end(std::int64_t row) const;
-  /// Columns below this are stored for query `row`.
+  /// Query `row` reads stored rows only in columns below the result.
   std::int64_t stored_end(const ExactTokens& exact, std::int64_t row) const;
   std::int64_t all_stored_end(const ExactTokens& exact) const;
   Places top_places(const float* row, std::int64_t count) const;
@@ -66,7 +67,7 @@ class AttentionBlock {
   const LayerGeometry& geometry_;
   QueryBlock block_;
   std::span<const float> q_;
-  std::int64_t key_begin_ = 0, keys_ = 0;  ///< first token that a column stands for, and columns
+  std::int64_t key_begin_ = 0, keys_ = 0;  ///< token of column 0, and number of columns
   std::vector<float> s_, p_, d_;           ///< [count, keys] logits, weights, change of logits and then of weights
   std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_;
   std::vector<Places> top_;

@@ -21,14 +21,14 @@ std::size_t bucket_of(std::int64_t position) {
   return static_cast<std::size_t>(std::upper_bound(kEdges.begin(), kEdges.end(), position) - kEdges.begin()) - 1;
 }
 
-/// Queries that all KV heads are measured for before those that follow. What the heads add up to, W_o o, is held for
-/// one pass alone.
+/// Queries that are measured for all KV heads before the next pass begins. W_o o, to which all heads add, is in memory
+/// for one pass only.
 struct Pass {
-  std::size_t first_sequence = 0, end_sequence = 0;  ///< that it reads keys of, as a whole
-  std::int64_t begin = 0, end = 0;                   ///< tokens of its queries
+  std::size_t first_sequence = 0, end_sequence = 0;  ///< sequences whose keys the pass reads, whole
+  std::int64_t begin = 0, end = 0;                   ///< tokens of the pass's queries
 };
 
-/// Passes of at most `limit` tokens, a multiple of a block. Sequences that are no longer than that are not cut.
+/// Passes of at most `limit` tokens, a multiple of a block. Sequences of at most `limit` tokens are not cut.
 std::vector<Pass> passes_of(const std::vector<std::int64_t>& borders, std::int64_t limit) {
   std::vector<Pass> passes;
   for (std::size_t s = 0; s + 1 < borders.size(); ++s) {
@@ -54,15 +54,15 @@ std::vector<QueryBlock> query_blocks(const std::vector<std::int64_t>& borders, c
   return blocks;
 }
 
-/// Pairs of queries and keys, which time is proportional to.
+/// Number of (query, key) pairs; time is proportional to it.
 std::int64_t work_of(const std::vector<QueryBlock>& blocks) {
   std::int64_t work = 0;
   for (const QueryBlock& block : blocks) work += block.count * (block.first + block.count - block.begin);
   return work;
 }
 
-/// Tokens of a pass: as many as hold W_o o of all schemes in an eighth of the layer, but not so few that coding the
-/// rows of long sequences again for every pass would take long.
+/// Tokens of a pass: as many as keep W_o o, exact and of all schemes, within an eighth of the layer's bytes, but at
+/// least kFewest, because every pass quantizes the rows of its long sequence again.
 std::int64_t tokens_at_once(const LayerActivations& layer, std::size_t schemes) {
   constexpr std::int64_t kFewest = 512;
   static_assert(kFewest % AttentionBlock::kQueries == 0);
@@ -127,7 +127,7 @@ class LayerMeter {
     }
   }
 
-  /// Sums over tokens are taken when a sequence is read for the first time.
+  /// Whether this pass is the first one that reads the sequence. Only the first one adds to the sums over tokens.
   bool is_new(std::int64_t sequence_begin) const { return sequence_begin >= pass_.begin; }
 
   std::vector<float> load_rows(const ActivationTensor& tensor, int head) const {
@@ -145,8 +145,8 @@ class LayerMeter {
     return energy;
   }
 
-  /// What storing changes of the rows, 0 for sink tokens. Adds to the error of the tokens that are coded at the end of
-  /// their sequence.
+  /// Stored minus exact rows, 0 for sink tokens. Adds to `error` the squared changes of the tokens that the last query
+  /// of their sequence reads as codes.
   std::vector<float> change_of(const ActivationTensor& tensor, const StoredSide& side, const ExactTokens& exact,
                                int head, const std::vector<float>& rows, double& error) const {
     std::vector<float> change = rows;
@@ -216,8 +216,8 @@ class LayerMeter {
     return std::span(layer_.output_curvature).subspan(static_cast<std::size_t>(q_head) * size, size);
   }
 
-  /// Adds one query head's part of W_o o. Heads of a token follow each other in one thread, KV heads one after the
-  /// other.
+  /// Adds one query head's part of W_o o. For a token, one thread adds the heads of a group in order, and KV heads
+  /// follow each other, so that sums keep one order.
   /// @param outputs  [n, Dv] of the queries from token `first` on
   void project(int q_head, std::int64_t first, std::span<const float> outputs, std::vector<float>& into) const {
     if (!projects_) return;
@@ -237,7 +237,7 @@ class LayerMeter {
     for (std::vector<float>& change : projected_change_) change.assign(size, 0.0f);
   }
 
-  /// Token by token, so that passes leave no trace in the sums.
+  /// Adds token by token, so that the sums do not depend on the passes.
   void add_projections() {
     if (!projects_) return;
     const std::int64_t hidden = layer_.o_proj_rows;

@@ -19,8 +19,8 @@ struct AttentionSums {
   double output_error = 0.0, output_energy = 0.0;  ///< sum |o^ - o|^2, sum |o|^2
   double curved_error = 0.0;  ///< sum 1/2 (o^ - o)^T G (o^ - o), nats; G the dump's output curvature
   double divergence = 0.0;    ///< sum KL(p || p^), nats
-  /// Of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equals); queries of more
-  /// than 10 keys.
+  /// Of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equal ones), and how many
+  /// queries were counted: those of more than 10 keys.
   double top_hits = 0.0, top_queries = 0.0;
   AttentionSums& operator+=(const AttentionSums& other);
 };
@@ -31,7 +31,7 @@ std::span<const std::int64_t> context_edges();
 
 /// One KV head under one scheme.
 struct HeadError {
-  /// sum |k^ - k|^2, sum |k|^2 over tokens, as read from the end of each sequence.
+  /// sum |k^ - k|^2, sum |k|^2 over tokens, as the last query of each sequence reads them.
   double k_error = 0.0, k_energy = 0.0, v_error = 0.0, v_energy = 0.0;
   std::vector<AttentionSums> buckets;  ///< [context_edges().size()]
   std::vector<float> divergence;       ///< [queries per KV head, T] KL of each query
@@ -41,19 +41,20 @@ struct HeadError {
 /// One layer under one scheme.
 struct LayerError {
   std::vector<HeadError> heads;                          ///< [Hkv]
-  double projected_error = 0.0, projected_energy = 0.0;  ///< |W_o (o^ - o)|^2, |W_o o|^2 where the dump has o_proj
+  double projected_error = 0.0, projected_energy = 0.0;  ///< |W_o (o^ - o)|^2, |W_o o|^2 if the dump has o_proj
 };
 
-/// What storing a layer does to its attention: causal, sequence by sequence, in the dump's sliding window, with its
-/// softmax scale. A query reads stored rows only where ExactTokens says so. Differences are computed as such, never by
-/// subtracting two large results, so that small errors keep their digits: products in float, sums in double. Memory is
-/// a few blocks of 32 queries and one KV head's rows of each scheme. Where the dump has o_proj, all heads of 512
-/// queries or more come before the next ones: all that is held of W_o o is an eighth of the layer, or 512 tokens of
-/// each scheme. Longer sequences are coded again for each such part. A layer without values (mla_rope) gets logits and
-/// weights; its outputs stay 0. Results do not depend on threads.
+/// Errors of a layer's attention when schemes store its rows: causal, sequence by sequence, with the dump's sliding
+/// window and softmax scale. A query reads stored rows only where ExactTokens says so. Differences are computed
+/// directly, never by subtracting two large results, so that small errors keep their digits: products in float, sums in
+/// double. Memory is a few blocks of 32 queries and one KV head's rows of each scheme. If the dump has o_proj, queries
+/// are measured in passes of at least 512 tokens, all heads of a pass before the next pass: W_o o of one pass takes at
+/// most an eighth of the layer's bytes, or 512 tokens of each scheme. Sequences longer than a pass are quantized again
+/// for each of their passes. A layer without values (mla_rope) gets logits and weights; its outputs stay 0. Results do
+/// not depend on threads.
 /// @param schemes       all measured in one pass over the exact attention
-/// @param with_windows  false: every token counts as coded, whatever the schemes' ExactTokens say
-/// @param done    called with the part of the work that is done, 0..1, from one thread
+/// @param with_windows  false: every token counts as quantized, without regard to the schemes' ExactTokens
+/// @param done          called with the finished part of the work, 0..1, from one thread
 /// @throws Error{numerical} for rows that a coder refuses
 std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
                                          bool with_windows, const std::function<void(double)>& done = {});

@@ -17,7 +17,7 @@ UniformCoder coder_of(int bits, std::size_t channels) {
   return {.bits = bits, .group_size = static_cast<int>(channels)};
 }
 
-/// Codes of one range, scale and minimum as packing.md (a) stores them, for numbers that may lie outside of it.
+/// Quantizes with a given range, scale and minimum rounded as in packing.md (a). Numbers may lie outside of the range.
 struct Range {
   float scale = 0.0f, minimum = 0.0f, top = 0.0f;
   Range(float lo, float hi, int bits)
@@ -44,7 +44,7 @@ class KiviKeys : public StoredSide {
     return {.sink = 0, .recent = kGroup, .granule = kGroup};
   }
   double effective_bits(std::int64_t context) const override {
-    if (!with_windows_) {  // a group that has begun has its range
+    if (!with_windows_) {  // a group that is not full has its range, too
       if (context <= 0) return bits_ + kNumberBits / kGroup;
       const auto group = static_cast<std::int64_t>(kGroup);
       const auto groups = static_cast<double>((context + group - 1) / group);
@@ -57,7 +57,7 @@ class KiviKeys : public StoredSide {
   double code_bits() const override { return bits_; }
 
  private:
-  /// A group that is not full, at the end, has a range of its own; with exact tokens nobody reads it as codes.
+  /// The last group, if not full, has its own range; with exact tokens no query reads this group as codes.
   void restore_channel(std::span<float> rows, std::size_t channel) const {
     const std::size_t tokens = rows.size() / dim_;
     float lo = 0.0f, hi = 0.0f;

@@ -17,12 +17,12 @@ namespace {
 
 using Matrix = std::vector<double>;
 
-/// A NaN is larger than any number, so that none is lost among heads that are sound.
+/// The larger number, where NaN is larger than any number, so that a maximum over heads keeps a NaN.
 double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
 
 void raise(std::optional<double>& largest, double value) { largest = larger(largest.value_or(0.0), value); }
 
-/// What KV head h has of [H, n] numbers, or of [1, n] for all heads, widened.
+/// KV head h's entry of [H, n] numbers, or of [1, n] numbers for all heads, widened to double.
 Matrix entry_of(const std::vector<float>& values, int h, std::size_t size) {
   const float* first = values.data() + (values.size() == size ? 0 : static_cast<std::size_t>(h) * size);
   return {first, first + size};
@@ -62,8 +62,8 @@ bool is_random(const std::string& recipe) {
   return recipe.find("Haar") != std::string::npos || recipe.find('S') != std::string::npos;
 }
 
-/// Of each source channel of a mixed row, the part of its energy that R takes elsewhere than to the channels of its own
-/// width. Nothing for heads that are mixed as a whole.
+/// Part of a source channel's energy that R maps to channels of another width; the largest over all channels of a mixed
+/// row. Not meaningful for heads that are mixed as a whole.
 double gather_error(const TensorPlan& plan, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   Matrix factor = entry_of(plan.rotation.matrix, h, d * d);
@@ -82,8 +82,8 @@ double gather_error(const TensorPlan& plan, int h, int dim) {
   return worst;
 }
 
-/// Of one width for all: |U^T R| without signs, which is what the recipe's other factors make; with mixed widths
-/// gather_error().
+/// Rows of one width: largest difference of |U^T R|, the absolute values of the recipe's other factors. Mixed rows: how
+/// far gather_error() exceeds the reference's; 0 if the reference mixes the head as a whole.
 double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   if (plan.allocation && reference.allocation) {
@@ -103,7 +103,7 @@ double factor_distance(const TensorPlan& plan, const TensorPlan& reference, int 
   return worst;
 }
 
-/// Which block each place of a coded row belongs to: channels of one width, or of one scale group.
+/// Block index of each channel of x_rot. A block is the channels of one width, or of one scale group.
 std::vector<std::size_t> blocks_of(const TensorPlan& plan, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   std::vector<std::size_t> blocks(d, 0);
@@ -116,7 +116,7 @@ std::vector<std::size_t> blocks_of(const TensorPlan& plan, int h, int dim) {
   return blocks;
 }
 
-/// A^-1 A_other: what takes rows of one to those of the other.
+/// A^-1 A_other, which maps rows x A to rows x A_other.
 Matrix between(const Rotation& rotation, const Rotation& other, int h, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   Matrix back = inverse_matrix(rotation, rotation.head_index(h), dim);
@@ -206,7 +206,7 @@ void compare_transforms(const TensorPlan& plan, const TensorPlan& reference, int
   }
 }
 
-/// Directed both ways: the largest distance of an entry from the nearest one of the other table.
+/// Largest distance of an entry of either table from the nearest entry of the other table.
 double table_distance(std::span<const float> a, std::span<const float> b) {
   double worst = 0.0;
   for (const auto& [from, to] : {std::pair{a, b}, {b, a}})
@@ -345,7 +345,8 @@ double principal_angle(std::span<const double> a, std::span<const double> b, int
                        std::size_t end) {
   const auto d = static_cast<std::size_t>(dim), n = end - first;
   KVQ_ASSERT(n >= 1 && end <= d);
-  // What of each column of a lies outside of the span of b: its largest singular value is the sine.
+  // `rest` is the part of each column of a outside of the span of b; its largest singular value is the sine of the
+  // angle.
   Matrix cross(n * n, 0.0), gram(n * n, 0.0), rest(d * n);
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < n; ++j)

@@ -9,21 +9,21 @@
 
 namespace kvq {
 
-/// Which (query, key) pairs of a layer are looked at. The paper only says "over the test tokens".
+/// Selects the (query, key) pairs of a layer that are measured. The paper only says "over the test tokens".
 struct RopeLogitRequest {
-  std::int64_t pairs = 2048;  ///< of a query head, at least 1; never more than there are tokens
-  std::uint64_t seed = 0;     ///< another seed gives each query another key
+  std::int64_t pairs = 2048;  ///< of a query head, at least 1; at most one per token is used
+  std::uint64_t seed = 0;     ///< selects the key of each query
 };
 
 /// Tokens of the dump, counted over all sequences. A pair may cross sequences and the key may come after the query: the
-/// offsets are analytic, so only what the rows hold matters.
+/// offsets are set analytically, so the tokens' own positions do not matter.
 struct TokenPair {
   std::int64_t query = 0, key = 0;
 };
 
 /// P = min(T, pairs) pairs. Query tokens are evenly spaced: t_i = floor(i T / P), which is every token if T <= pairs.
-/// Its key is token (m t_i + 13 + 104729 seed) mod T, where m is the smallest number from 7919 on that has no factor in
-/// common with T, so that no key comes twice.
+/// The key of pair i is token (m t_i + 13 + 104729 seed) mod T, where m is the smallest number from 7919 on that has no
+/// factor in common with T, so that no key comes twice.
 std::vector<TokenPair> choose_pairs(std::int64_t tokens, const RopeLogitRequest& request);
 
 /// The 50 evenly spaced relative offsets in [-1024, 1024] of Block-GTQ, Appendix B.3: -1024 + 2048 i / 49 positions,
@@ -36,17 +36,16 @@ struct RopeLogitMae {
   std::vector<double> kv_head;  ///< [Hkv] over the query heads of the group, the pairs and the offsets
 };
 
-/// Per-layer RoPE-logit MAE (Block-GTQ, Appendix B.3), K only:
-/// mean over KV heads h, query heads g of the group, pairs and offsets D of |q^T R_D (k - k_hat)|, q and k before RoPE.
+/// Per-layer RoPE-logit MAE (Block-GTQ, Appendix B.3), K only: mean over KV heads h, query heads g of the group, pairs
+/// and offsets D of |q^T R_D (k - k_hat)|, q and k before RoPE. Schemes quantize keys after RoPE, so k - k_hat is
+/// formed after RoPE. Then q and k - k_hat are rotated back by R(-p) of their own positions, which is exact because
+/// R(p) is orthogonal and linear. R_D rotates the rotary pairs of the layer by D inv_freq; all other channels stay, as
+/// in the paper. The rotation takes a pair of channels as one complex number, q = a and k - k_hat = b, so that an
+/// offset costs Re(conj(a) b exp(i D w)) a pair. An attention factor (YaRN) stays in q and k - k_hat, hence squared in
+/// the rotary part of the logit, as in the model. Every key counts as quantized: exact windows are ignored.
 ///
-/// Keys are coded after RoPE here, so k - k_hat is taken there, and turned back with q by their own positions: R(-p).
-/// That is exact, since R(p) is orthogonal and linear. R_D turns the rotary pairs of the layer by D inv_freq; all other
-/// channels stay, as in the paper. The rotation takes a pair of channels as one complex number, q = a and k - k_hat =
-/// b, so that an offset costs Re(conj(a) b exp(i D w)) a pair. An attention factor (YaRN) stays in q and k - k_hat,
-/// hence squared in the rotary part of the logit, as in the model. Every key counts as coded: windows of exact tokens
-/// are left out of the measure.
-///
-/// Measures any number of ways to store the layer, which has to outlive it. Results do not depend on threads.
+/// One object measures any number of ways to store the layer. The layer must outlive the object. Results do not depend
+/// on threads.
 class RopeLogitError {
  public:
   RopeLogitError(const LayerActivations& layer, const RopeLogitRequest& request);
@@ -69,7 +68,7 @@ class RopeLogitError {
   RopeStyle rotation_;                     ///< of the layer, without attention factor
   std::vector<TokenPair> pairs_;           ///< [P]
   std::vector<float> k_;                   ///< [Hkv, P, D] after RoPE
-  std::vector<RopeBlock> rotary_, still_;  ///< blocks that R_D turns, and the others
+  std::vector<RopeBlock> rotary_, still_;  ///< blocks that R_D rotates, and the others
   std::vector<double> cos_, sin_;          ///< [rotary blocks, offsets]
 };
 

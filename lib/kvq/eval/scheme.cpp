@@ -13,7 +13,7 @@ namespace kvq {
 
 namespace {
 
-/// Who asks for the storage of a side.
+/// The side of a layer that a scheme stores.
 struct Place {
   const LayerGeometry& geometry;
   int layer;
@@ -21,7 +21,7 @@ struct Place {
   std::uint64_t seed;
   bool with_windows;
   int dim() const { return geometry.dim(side); }
-  /// Random numbers of heads and sides are kept apart.
+  /// Each head and side has its own random stream.
   int stream(int head) const { return kvq::stream(head, side); }
 };
 using MakeSide = std::unique_ptr<StoredSide> (*)(const Place&, int bits);
@@ -90,8 +90,8 @@ std::unique_ptr<StoredSide> tq_mse(const Place& place, int bits) {
   return planned(place, {.rotation = std::move(rotation), .coder = std::move(coder)});
 }
 
-/// TurboQuant's pair: its product codes for keys; values are averaged, not multiplied, and take the codes of least
-/// error.
+/// Keys in TurboQuant's codes for inner products. Attention averages values instead of multiplying them with queries,
+/// so turboquant_qjl() stores values in the codes of least error.
 class QjlSide : public StoredSide {
  public:
   QjlSide(const Place& place, int bits) : dim_(place.dim()), bits_(bits) {
@@ -132,10 +132,10 @@ struct Family {
   SchemeFamily described;
   MakeSide make;
   int fixed_bits = 0;    ///< 0: in the name
-  int default_bits = 0;  ///< where the name leaves them out; 0: it must not
+  int default_bits = 0;  ///< if the name omits the bits; 0: the name must have them
 };
 
-/// A new scheme is one row.
+/// All schemes. A new scheme is one entry.
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
       {{"bf16", "rows in bfloat16"}, bf16, 16},
@@ -153,7 +153,7 @@ const std::vector<Family>& families() {
   return all;
 }
 
-/// Bits that `name` has where the pattern has <b>, nothing if it is another name.
+/// Bits that `name` has in place of <b> in the pattern; empty if `name` does not match.
 std::optional<int> match(const Family& family, std::string_view name) {
   const std::string_view pattern = family.described.pattern;
   if (family.fixed_bits > 0) return name == pattern ? std::optional(family.fixed_bits) : std::nullopt;

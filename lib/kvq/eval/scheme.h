@@ -11,19 +11,19 @@
 
 namespace kvq {
 
-/// A way to store keys and values that needs no calibration, to compare with.
+/// A built-in way of storing rows, without calibration, for comparison.
 struct Scheme {
   std::string name;
   std::function<StoredLayer(const LayerGeometry&, int layer, std::uint64_t seed, bool with_windows)> make;
 
-  /// @param with_windows  false: tokens that the scheme keeps exact are codes as well, also in its effective bits
+  /// @param with_windows  false: tokens that the scheme keeps exact are quantized as well, also in effective_bits()
   StoredLayer of_layer(const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows = true) const {
     return make(geometry, layer, seed, with_windows);
   }
 };
 
-/// A row of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl may go
-/// without: 2 bits.
+/// An entry of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl have 2
+/// bits if the name omits `<b>`.
 struct SchemeFamily {
   std::string_view pattern, summary;
 };

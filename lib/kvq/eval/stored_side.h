@@ -9,24 +9,23 @@
 
 namespace kvq {
 
-/// Which tokens of a sequence a query reads as codes: [sink, coded_end(query)). The others are exact.
+/// A query reads the tokens [sink, coded_end(query)) of its sequence as codes, and all other tokens exact.
 struct ExactTokens {
-  std::int64_t sink = 0;     ///< the first ones
-  std::int64_t recent = 0;   ///< the last ones, the query's own included
-  std::int64_t granule = 1;  ///< tokens are coded this many at a time: up to granule - 1 more are exact
-  /// @param query  place in the sequence, from 0
+  std::int64_t sink = 0;     ///< how many first tokens are exact
+  std::int64_t recent = 0;   ///< how many last tokens are exact, the query's own included
+  std::int64_t granule = 1;  ///< tokens are quantized this many at a time: up to granule - 1 more are exact
+  /// @param query  index in the sequence, from 0
   std::int64_t coded_end(std::int64_t query) const;
   bool operator==(const ExactTokens&) const = default;
 };
 
-/// How the keys, or the values, of one layer are kept, as far as a measure has to know.
+/// The interface by which measures read one side of a layer as it is stored.
 class StoredSide {
  public:
   virtual ~StoredSide() = default;
 
-  /// Rows of one KV head as their codes give them back. Every token counts as coded; which are exact says
-  /// exact_tokens().
-  /// @param tensor  what all heads hold
+  /// Quantizes and dequantizes all rows of one KV head. exact_tokens() says which tokens are exact instead.
+  /// @param tensor  rows of all heads
   /// @param first   first token of a sequence in it
   /// @param rows    [n, D] the head's rows of that sequence, from its first token on, in place
   virtual void restore(const ActivationTensor& tensor, std::int64_t first, int kv_head,
@@ -35,7 +34,7 @@ class StoredSide {
   /// Bits of an element, everything stored included, of a sequence of `context` tokens.
   virtual double effective_bits(std::int64_t context) const = 0;
   virtual double code_bits() const = 0;
-  /// The plan behind it, or null.
+  /// The plan of the stored rows, or null.
   virtual const TensorPlan* plan() const { return nullptr; }
 };
 
@@ -44,7 +43,7 @@ struct StoredLayer {
   std::unique_ptr<StoredSide> k, v;
 };
 
-/// Rows stored by a plan, which has to outlive the result.
+/// Rows stored by a plan. The plan must outlive the result.
 std::unique_ptr<StoredSide> stored_by_plan(const TensorPlan& plan, int dim, const Windows& windows);
 
 }  // namespace kvq

@@ -25,7 +25,7 @@ double quantile(const std::vector<T>& sorted, double q) {
 
 Distribution distribution_of(std::vector<float> values) {
   if (values.empty()) return {};
-  // Sorting needs an order, which NaN does not have; and no quantile of such values means anything.
+  // NaN has no order, so that values with NaN cannot be sorted and have no quantiles.
   if (std::any_of(values.begin(), values.end(), [](float value) { return std::isnan(value); })) {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
     return {kNone, kNone, kNone, kNone, kNone};

@@ -43,7 +43,7 @@ TurboQuantQjl::TurboQuantQjl(int dim, int bits, std::uint64_t seed, int layer, i
   for (std::size_t i = 1; i < entries_.size(); ++i) thresholds_.push_back(0.5f * (entries_[i - 1] + entries_[i]));
 }
 
-/// residual [n, dim] becomes what its signs and its length give back.
+/// Replaces residuals [n, dim] by their reconstruction from signs and length.
 void TurboQuantQjl::keep_sketch(std::span<float> residual) const {
   const auto d = static_cast<std::size_t>(dim_);
   const auto n = static_cast<std::int64_t>(residual.size() / d);

@@ -7,8 +7,8 @@
 namespace kvq {
 
 /// TurboQuant's codes for inner products (arXiv 2504.19874, Algorithm 2), to compare with; no artifact stores them. A
-/// row x of length |x| is rotated by a Haar matrix to y, coded by TurboQuant-MSE with b - 1 bits to y', and the signs
-/// of S (y - y'), S Gaussian, take the last bit:
+/// row x of length |x| is rotated by a Haar matrix to y, quantized by TurboQuant-MSE with b - 1 bits to y', and the
+/// signs of S (y - y'), S Gaussian, take the last bit:
 ///     x_hat = |x| (y' + |y - y'| sqrt(pi / 2) / d  S^T sign(S (y - y'))) R^T
 /// so that E<q, x_hat> = <q, x> for every q. Both lengths are kept in fp16.
 class TurboQuantQjl {
@@ -16,7 +16,7 @@ class TurboQuantQjl {
   /// @param bits  1..8, the sign bit included
   TurboQuantQjl(int dim, int bits, std::uint64_t seed, int layer, int head);
 
-  /// Rows [n, dim] as their codes give them back, in place.
+  /// Quantizes and dequantizes rows [n, dim] in place.
   void reconstruct(std::span<float> rows) const;
 
   /// Bits of a channel, both lengths included.

@@ -20,19 +20,19 @@ namespace {
 
 constexpr std::string_view kScores[] = {"qk_avg", "qk_max", "qk_product", "k_only", "q_only", "qk_energy_product"};
 
-/// What gets a width together: places in the basis, in the order in which a tie is broken.
+/// Columns of the basis, or channels, that get one width together. Of equal gains the unit with the lower index wins.
 struct Unit {
   std::vector<int> channels;
 };
 
-/// One head's problem: a basis (empty for the identity), units of its channels, and what each is worth.
+/// One head's problem: a basis (empty for the identity), units of its channels, and the score of each unit.
 struct HeadProblem {
   std::vector<double> basis, spectrum;
   std::vector<Unit> units;
   std::vector<double> scores;
 };
 
-/// Diagonal of the mean moment of x - center along the columns of a basis, or along the channels.
+/// Diagonal of a moment along the columns of a basis, or along the channels if the basis is empty.
 std::vector<double> energies(const std::vector<double>& moment, const std::vector<double>& basis, int dim) {
   const std::vector<double> along = basis.empty() ? moment : turned(moment, basis, dim);
   std::vector<double> diagonal;
@@ -53,7 +53,7 @@ std::vector<Unit> rope_units(const LayerGeometry& geometry) {
   return units;
 }
 
-/// Neighbours in pairs, or single channels: pairs keep the search small and cost next to nothing.
+/// One unit for each channel.
 std::vector<Unit> channel_units(int dim) {
   std::vector<Unit> units;
   for (int j = 0; j < dim; ++j) units.push_back({{j}});
@@ -158,7 +158,7 @@ class SidePlanner {
     return p;
   }
 
-  /// What errors of entry h cost, averaged over the heads that share it.
+  /// Metric of entry h: the sum of the metrics of the heads that share it.
   std::vector<double> metric(int h) const {
     const std::vector<std::size_t> members = request_.members(h);
     std::vector<double> mean = data_[members.front()].metric;
@@ -215,7 +215,7 @@ class SidePlanner {
     add_rotation(plan.rotation, h, p, sources, std::span(a.channel_bits).last(sources.size()));
   }
 
-  /// Columns of the basis gathered by width, each group mixed by an orthogonal matrix of its own.
+  /// Gathers the columns of the basis by width and mixes each group by its own orthogonal matrix.
   void add_rotation(Rotation& rotation, int h, const HeadProblem& p, const std::vector<int>& sources,
                     std::span<const std::uint8_t> bits) {
     const auto d = static_cast<std::size_t>(dim());
@@ -227,7 +227,7 @@ class SidePlanner {
     }
     for (std::size_t first = 0; first < d;) {
       std::size_t end = first;
-      // Where all channels are alike the whole row is mixed, so that a width more or less says nothing about a channel.
+      // With Allocate::none the whole row is mixed, so that one bit more does not favor any source channel.
       while (end < d && (how(h) == Allocate::none || bits[end] == bits[first])) ++end;
       const std::size_t n = end - first;
       const std::vector<double> block = mixing_matrix(static_cast<int>(n), h, bits[first]);
@@ -238,7 +238,7 @@ class SidePlanner {
     const std::vector<double> matrix = product(gathered, mixing, dim());
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
     if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal())
-      return;  // an eigenbasis is kept where all heads have one
+      return;  // the plan keeps eigenbases only if all heads have one
     rotation.target = side_ == Side::k                             ? "query"
                       : stats_.moments.count(Moment::scored_value) ? "scored_value"
                                                                    : "value";
@@ -257,7 +257,7 @@ class SidePlanner {
     return matrix;
   }
 
-  /// Tables, and the errors before and after.
+  /// Fills the coder's tables and, if asked for, the errors before and after.
   void finish(TensorPlan& plan, bool with_error) {
     const bool needs_rows = with_error || fit_needs_rows(plan.coder);
     if (!needs_rows) return;
@@ -304,7 +304,8 @@ class SidePlanner {
     plan.error = FitError{metric_name(view_), before / total, after / total};
   }
 
-  /// The same coder at the whole width below, without rotation, centre and allocation: what `before` means.
+  /// Options of the coder behind FitError::before: the same coder without map, center and allocation, at the mean width
+  /// rounded down.
   Options plain_options(const TensorPlan& plan) const {
     Options plain = options_;
     SideOptions& side = side_ == Side::k ? plain.k : plain.v;

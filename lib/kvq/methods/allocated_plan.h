@@ -10,31 +10,30 @@
 
 namespace kvq {
 
-/// Scores of a RoPE block from the mean squared lengths of its queries and keys (Block-GTQ Eq. 4 and C.2; the last is
-/// ours): qk_avg 1/2 (Eq + Ek), qk_max, qk_product sqrt(Eq Ek), k_only, q_only, qk_energy_product Eq Ek: the squared
-/// logit error that a relative coding error of the block causes.
+/// Scores of a RoPE block from the mean squared lengths of its queries and keys (Block-GTQ Eq. 4 and C.2; the last
+/// score is an addition of kvq): qk_avg 1/2 (Eq + Ek), qk_max, qk_product sqrt(Eq Ek), k_only, q_only,
+/// qk_energy_product Eq Ek: the squared logit error that a relative quantization error of the block causes.
 std::span<const std::string_view> score_names();
 double block_score(std::string_view name, double query_energy, double key_energy);
 
-/// How the bits of one side are spent.
+/// The budget of one side.
 struct SideBudget {
   double bits = 0.0;  ///< average code bits of a channel
   int row_bytes = 0;  ///< if not 0: bytes of a head's row instead
 };
 
-/// The plan of one side with widths of its own for each head, in the basis that `how` says for each entry of the scope:
-/// keys by RoPE block, values (or keys,
-/// --k-allocation channel) by channel of an eigenbasis. Heads with a balanced transform have their channels by
-/// eigenvalue already. The channels of one width are gathered, rotated among themselves and coded as one group.
+/// The plan of one side with mixed widths, which differ from head to head. For each entry of the scope, `how` names
+/// what has one width: a RoPE block of keys, a channel of an eigenbasis (values, or keys with --k-allocation channel),
+/// or all channels. With a balanced transform, channels are sorted by eigenvalue already. The channels of one width are
+/// gathered, rotated among themselves and quantized as one group.
 ///   keys, rope_block   R = gather * blockdiag(mixing)
 ///   channel            R = U * gather * blockdiag(mixing), U of the query moment (keys) or the score-weighted moment
-///   (values);
-///                      scores are the centred energies along U, for keys times the query's
+///                      (values); scores are the centered energies along U, for keys times the query's energies
 ///                      balanced: U = I, scores are the covariance times the metric along each channel
-///   none               R = mixing of the whole head, and the first channels get one bit more where the average is no
-///   whole number
-/// Keys with RoPE blocks in some heads and none in others keep the unit rope_block: a head without blocks lists the
-/// smallest width of its channels for all.
+///   none               R = mixing of the whole head; if the average is no whole number, the first channels get one bit
+///                      more
+/// If only some heads of the keys have RoPE blocks, the unit stays rope_block: a head without blocks lists the smallest
+/// width of its channels for all blocks.
 /// @param with_error  also measure the error before and after on the sample
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
                          const std::vector<Allocate>& how, bool with_error);
@@ -42,7 +41,7 @@ TensorPlan allocate_side(const SideView& view, const Options& options, const Sid
 /// Tensors of a side that allocate_side() or the rotation of tq-mse decides.
 RotationTensors allocation_tensors(const Options& options, Side side, int dim);
 
-/// Moments that allocate_side() asks for.
+/// Moments that allocate_side() needs.
 std::set<Moment> allocation_needs(const Options& options);
 
 }  // namespace kvq

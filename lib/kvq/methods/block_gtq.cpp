@@ -5,9 +5,9 @@
 
 // Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy
 // and a greedy rule; every run of one width is a group of TurboQuant-MSE codes (norm, rotation, Lloyd-Max). Values:
-// TQ-MSE of one width. Where its code differs we follow the paper: the pairs and frequencies are the dump's (not always
-// i, i + D/2), keys are coded after RoPE, every group is rotated, codebooks are exact for the group's dimension,
-// matrices are stored.
+// TQ-MSE of one width. Where the published code differs from the paper, this file follows the paper: the pairs and
+// frequencies are the dump's (not always i, i + D/2), keys are quantized after RoPE, every group is rotated, codebooks
+// are exact for the group's dimension, matrices are stored.
 
 namespace kvq {
 

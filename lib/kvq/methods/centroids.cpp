@@ -29,7 +29,7 @@ void expect_rows(const RotationRequest& request, std::int64_t rows) {
                 "--sample-tokens keeps more tokens of the dump"};
 }
 
-/// Rows as they are clustered: of all heads that share entry h, one below the other, rotated if asked for.
+/// The rows to cluster: those of all heads that share entry h, one after another, rotated if kmeans_after.
 std::vector<float> rows_of_entry(const RotationRequest& request, const Rotation& rotation, int h) {
   std::vector<float> rows;
   const std::vector<double> matrix =
@@ -42,7 +42,7 @@ std::vector<float> rows_of_entry(const RotationRequest& request, const Rotation&
   return rows;
 }
 
-/// Centroids found after the rotation, as they are stored: unrotated.
+/// Rotates centroids back if kmeans_after, because plans store them unrotated.
 std::vector<float> unrotated(const RotationRequest& request, const Rotation& rotation, int h,
                              std::vector<float> centroids) {
   const std::vector<double> matrix =
@@ -68,7 +68,7 @@ double spread(const std::vector<float>& rows, int dim) {
   return total;
 }
 
-/// Rows of all heads of a token side by side, [n, H D], and a block of such rows back.
+/// Rows of all heads of a token side by side, [n, H D].
 std::vector<float> side_by_side(const RotationRequest& request, const Rotation& rotation) {
   const auto d = static_cast<std::size_t>(request.dim()), heads = request.data.size();
   const auto n = static_cast<std::size_t>(request.data.front().count());

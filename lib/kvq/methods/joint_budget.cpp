@@ -16,16 +16,16 @@ namespace kvq {
 
 namespace {
 
-/// Squared errors of outputs are measured in o_proj's metric where transforms are: what a model's scaling does not
-/// change.
+/// Whether squared errors of outputs are measured in o_proj's metric. With transforms they are, because scaling a model
+/// does not change this measure.
 bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
   const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal ||
                           options.v.transform != TransformKind::orthogonal;
   return transforms && stats.has_values && !stats.o_proj_metric.empty();
 }
 
-/// One layer's held-out attention, head by head. Where the dump has no values (mla_rope) the keys stand in for them:
-/// then the error is that of the keys' own average under the changed weights.
+/// One layer's attention over the held-out tokens, head by head. For a layer without values (mla_rope) the keys take
+/// the place of the values: the error is that of the average of the keys under the changed weights.
 class LayerJudge {
  public:
   LayerJudge(const LayerStats& stats, const Options& options) : stats_(stats) {
@@ -79,8 +79,8 @@ class LayerJudge {
     for (const auto& head : heads_) energy_ += head->energy();
   }
 
-  /// What each KV head's rows under a plan do to the outputs: nats a token, and the square relative to the layer's
-  /// outputs.
+  /// Change of the outputs caused by each KV head's rows under a plan: nats per token, and the square relative to the
+  /// layer's outputs.
   std::vector<OutputChange> changes(const TensorPlan& plan, Side side) const {
     std::vector<OutputChange> result(heads_.size());
     const int dim = stats_.geometry.dim(side);
@@ -96,7 +96,7 @@ class LayerJudge {
   bool has_curvature() const { return stats_.has_values && !stats_.held_out->curvature.empty(); }
 
  private:
-  /// reconstruct() with float products in place of the codec's double ones: the same but for rounding, and much faster.
+  /// reconstruct() with products in float instead of double: faster, and equal up to rounding.
   static std::vector<float> coded(const TensorPlan& plan, int h, const std::vector<float>& rows, int dim) {
     const auto d = static_cast<std::size_t>(dim);
     const int entry = plan.rotation.head_index(h);
@@ -117,7 +117,7 @@ class LayerJudge {
   OutputChange energy_;
 };
 
-/// What a head's channels are before they get widths: its coordinates, and what gets a width together.
+/// Basis in which a head's channels get widths: its coordinates (`transform`), and what has one width (`allocate`).
 struct Basis {
   Allocate allocate = Allocate::none;
   TransformKind transform = TransformKind::orthogonal;
@@ -149,7 +149,7 @@ std::vector<Allocate> allocations(const Bases& bases) {
   return how;
 }
 
-/// A side of a layer, or what is searched together.
+/// One side of one layer, with the sizes tried.
 struct Unit {
   std::size_t layer = 0;
   Side side = Side::k;
@@ -161,7 +161,7 @@ struct Unit {
   std::vector<double> bits, bytes;  ///< per budget: code bits of a token, bytes of a token
 };
 
-/// Mean bits that a side is tried at: quarters up to 4, then halves and whole ones, around the budget.
+/// Mean bits at which a side is tried, around the budget: in steps of 1/4 up to 4, of 1/2 up to 5, then of 1.
 std::vector<double> bit_ladder(const Options& options, double around) {
   std::vector<double> ladder;
   for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0   ? 0.25
@@ -228,7 +228,7 @@ class Planner {
     return bases;
   }
 
-  /// A budget tried in some bases: the plan's sizes, and what it does to the outputs, head by head.
+  /// One budget tried in some bases: the plan's sizes, and the change of the outputs for each head.
   struct Trial {
     Bases bases;
     double bits = 0.0, bytes = 0.0;
@@ -242,7 +242,7 @@ class Planner {
     return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
   }
 
-  /// The base that costs each head least at this budget, tried.
+  /// Tries the bases at this budget. Returns the trial in which each head has its cheapest basis.
   Trial best_trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side,
                    const SideBudget& budget) const {
     const auto heads = static_cast<std::size_t>(options_.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
@@ -254,7 +254,7 @@ class Planner {
       trials.push_back(trial(stats, views, judge, side, budget, Bases(heads, base)));
       const std::vector<OutputChange>& changes = trials.back().changes;
       for (std::size_t h = 0; h < heads; ++h) {
-        double cost = 0.0;  // within a layer every head counts as it does; with one basis for all heads their sum does
+        double cost = 0.0;  // of head h, or of all heads if they share one basis
         for (std::size_t member = 0; member < changes.size(); ++member)
           if (heads == 1 || member == h)
             cost += judge.has_curvature() ? changes[member].curved : changes[member].squared;
@@ -270,8 +270,8 @@ class Planner {
     return trial(stats, views, judge, side, budget, mixed);
   }
 
-  /// A side's choices. The bases are compared in the middle of each third of the ladder: at a low rate another one may
-  /// be better than at a high one.
+  /// Adds a side's choices. Bases are compared at the middle of each third of the ladder, because the best basis at low
+  /// rates may differ from the best basis at high rates.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
     constexpr std::size_t kParts = 3;
     Views views(stats, options_, unit.side);
@@ -345,7 +345,7 @@ class Planner {
     return *options_.budget_bytes * static_cast<double>(source_.size()) - exact_bytes_;
   }
 
-  /// Every layer spends the same; its keys and values share it.
+  /// Searches each layer alone: all layers spend the same, and a layer's keys and values share its budget.
   BudgetResult search_each_layer() const {
     BudgetResult all;
     for (std::size_t first = 0; first < units_.size();) {
@@ -398,10 +398,11 @@ class Planner {
     return chosen;
   }
 
-  /// The curvature is a second-order forecast, and it overrates some layers (the first one, of the sample model, up to
-  /// ninefold), while the relative output error knows nothing of layers. The weight of a layer and side, forecast over
-  /// relative error, is drawn towards the geometric mean of all by the exponent kTrust: 1 takes the forecast, 0 the
-  /// relative error. One half was the best of 0, 1/2 and 1 on the text that the sample model was calibrated on.
+  /// Weighs layers against each other. The curvature gives a second-order forecast of the loss, which overrates some
+  /// layers (the first layer of the sample model up to ninefold); the relative output error gives all layers the same
+  /// weight. The weight of a layer and side is forecast over relative error. The exponent kTrust draws the weight
+  /// towards the geometric mean of all weights: 1 takes the forecast, 0 the relative error. One half was the best of 0,
+  /// 1/2 and 1 on the text that the sample model was calibrated on.
   void weigh_layers() {
     constexpr double kTrust = 0.5;
     std::vector<double> logs;
@@ -420,7 +421,8 @@ class Planner {
     return all;
   }
 
-  /// All layers' keys as one unit, all layers' values as another, where they are coded: equal rows everywhere.
+  /// The quantized keys of all layers as one unit, the quantized values of all layers as another, so that all layers
+  /// get equal rows.
   std::vector<std::vector<Choice>> summed_choices() const {
     std::vector<std::vector<Choice>> sums(2);
     for (const Unit& unit : units_) {
@@ -462,9 +464,9 @@ class Planner {
   const Options& options_;
   const LayerDone& done_;
   std::vector<Unit> units_;
-  double channels_ = 0.0;               ///< of all coded sides, a token
-  double exact_bytes_ = 0.0;            ///< of all sides that are not coded, a token
-  std::vector<double> exact_bytes_of_;  ///< the same of each layer
+  double channels_ = 0.0;               ///< of all quantized sides, per token
+  double exact_bytes_ = 0.0;            ///< of all exact sides, per token
+  std::vector<double> exact_bytes_of_;  ///< the same for each layer
   BudgetReport report_;
 };
 

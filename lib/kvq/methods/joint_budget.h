@@ -8,15 +8,15 @@
 
 namespace kvq {
 
-/// Plans under one budget for all layers and both sides. Each side of each layer is tried at a ladder of sizes, keys
-/// and values apart; the error of attention's output on the held-out tokens decides, also between bases, head by head:
-/// keys in RoPE blocks or rotated as a whole, values in the score-weighted eigenbasis or rotated, both in the
-/// coordinates of klt. Without a budget every side gets its own bits (SideOptions::bits), and the report says what that
-/// costs.
+/// Decides plans under one budget for all layers and both sides. Each side of each layer is tried at a ladder of sizes,
+/// keys and values separately. The error of attention's output on the held-out tokens decides between sizes and, head
+/// by head, between bases: keys in RoPE blocks or rotated as a whole, values in the score-weighted eigenbasis or
+/// rotated as a whole, keys and values in the coordinates of klt. Without a budget every side gets its own bits
+/// (SideOptions::bits), and the report states the cost.
 /// @throws Error{usage} if the statistics hold no held-out tokens
 Decision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done);
 
-/// One step of the ablation: what the same budget costs without or with an ingredient.
+/// One step of the ablation: the report of the same budget after one more ingredient was switched on.
 struct AblationRow {
   std::string ingredient;
   BudgetReport report;

@@ -1,10 +1,10 @@
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
 
-// Our own method: centred keys and values; head by head the best of three bases, channels in the coordinates of klt,
+// The method `kvq`: centered keys and values; head by head the best of three bases, channels in the coordinates of klt,
 // RoPE blocks scored by the product of query and key energy, or the head rotated as a whole; widths from 0 bits on;
 // trellis codes whose scale keeps the norm; and one budget for all layers and sides, decided by the error of
-// attention's output on held-out tokens, weighted by the loss's curvature where the dump has it.
+// attention's output on held-out tokens, weighted by the loss's curvature if the dump has it.
 
 namespace kvq {
 

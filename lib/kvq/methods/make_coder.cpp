@@ -36,10 +36,10 @@ UniformCoder symmetric_coder(const SideOptions& side, int bits, int group_size, 
   };
 }
 
-/// The rule of the symmetric codes that stand where a trellis coder has no trellis (packing.md (d)).
+/// Scale rule of the symmetric codes that a trellis coder uses at widths without a trellis (packing.md (d)).
 ScaleRule rule_without_trellis(ScaleRule rule) { return rule == ScaleRule::least_squares ? rule : ScaleRule::norm; }
 
-/// Channels of a run of one width, cut into groups.
+/// Consecutive channels of one width, cut into groups of `group` channels.
 struct Run {
   int width, first, count, group;
 };
@@ -55,7 +55,8 @@ std::vector<Run> runs_of(const TensorPlan& plan, int entry, int dim) {
   return runs;
 }
 
-/// Channels of a run over the root mean square of their group, all rows of all heads; groups of zeros are left out.
+/// Channels of a run divided by the root mean square of their group, for all rows of all heads, without groups of
+/// zeros.
 std::vector<float> normalised(const std::vector<RotatedData>& heads, const Run& run) {
   std::vector<float> samples;
   for (const RotatedData& data : heads)
@@ -71,8 +72,8 @@ std::vector<float> normalised(const std::vector<RotatedData>& heads, const Run& 
   return samples;
 }
 
-/// Neighbours that became equal, or fell together in float32, would break the order of a table: the sphere's stays
-/// then.
+/// Whether entries ascend strictly. Fitting, or rounding to float32, can make neighboring entries equal; table_for()
+/// then keeps the table of the sphere.
 bool ascends(const std::vector<float>& table) {
   return std::adjacent_find(table.begin(), table.end(), std::greater_equal<>()) == table.end();
 }
@@ -84,7 +85,7 @@ std::vector<float> table_for(const Run& run, bool fitted, const std::vector<Rota
   return ascends(table) ? table : as_floats(sphere);
 }
 
-/// The shortest run of a width in any head that is long enough for a trellis; the row if there is none.
+/// The shortest run of a width in any head that is long enough for a trellis; `dim` if there is none.
 int shortest_run(const BitAllocation& allocation, int width, int dim) {
   int shortest = dim;
   for (std::size_t head = 0; head < allocation.channel_bits.size(); head += static_cast<std::size_t>(dim)) {
@@ -177,7 +178,7 @@ Coder make_coder(const Options& options, Side which, int group) {
     }
     case CoderKind::trellis: break;
   }
-  // One bit has no trellis that gains anything: symmetric codes are that trellis without memory.
+  // With one bit no trellis is better than symmetric codes, so trellis_taps() is empty.
   const auto taps = trellis_taps(bits, options.memory, group);
   if (taps.empty()) return symmetric_coder(side, bits, group, rule_without_trellis(side.rule));
   return TrellisCoder{

@@ -22,9 +22,9 @@ const RateLaw& rate_law(CoderKind kind);
 bool fit_needs_rows(const Coder& coder);
 
 /// Fills the tables of a codebook coder, one per head and width: Lloyd-Max for the sphere of the group's dimension, or
-/// Lloyd on the rotated rows in units of each group's root mean square (--codebook fitted). Other coders are left
-/// alone.
-/// @param heads  rotated rows of the heads of each entry, [H] of spans
+/// Lloyd on the rotated rows in units of each group's root mean square (--codebook fitted). Other coders stay
+/// unchanged.
+/// @param heads  [H] for each entry of the scope, the rotated rows of its heads
 void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads);
 
 }  // namespace kvq

@@ -21,10 +21,10 @@ class StatsSource {
   virtual std::shared_ptr<const LayerStats> load(std::size_t index) const = 0;
 };
 
-/// Told after each decided layer (its index in the source).
+/// Called after each decided layer, with the layer's index in the source.
 using LayerDone = std::function<void(std::size_t)>;
 
-/// What a method decides.
+/// The result of a method.
 struct Decision {
   std::vector<LayerPlan> plans;        ///< ascending layers
   std::optional<BudgetReport> budget;  ///< where one budget was spent over layers and sides
@@ -37,7 +37,7 @@ struct RotationTensors {
   bool signs = false;   ///< [H, D]
 };
 
-/// One calibration method: a row of the registry.
+/// One calibration method: an entry of the registry.
 struct Method {
   std::string name;
   std::string summary;
@@ -45,15 +45,16 @@ struct Method {
   std::vector<std::string> flags;
   /// Sets this method's defaults on a fresh Options.
   void (*set_defaults)(Options&);
-  /// Moments that decide() will ask for.
+  /// Moments that decide() needs.
   std::set<Moment> (*needs)(const Options&);
+  /// Tensors that a side's rotation will have.
   RotationTensors (*tensors)(const Options&, Side, int dim);
   /// Pure function from statistics to plans.
   Decision (*decide)(const StatsSource&, const Options&, const LayerDone&);
 };
 
 std::span<const Method> methods();
-/// @throws Error{usage} listing the methods if there is none of that name
+/// @throws Error{usage} listing the methods if no method has this name
 const Method& find_method(const std::string& name);
 
 }  // namespace kvq

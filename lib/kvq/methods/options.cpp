@@ -85,7 +85,7 @@ void check_side(const SideOptions& side, Side which) {
                 fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name(which), *side.clip)};
 }
 
-/// 2 rather than 2.0.
+/// Writes 2 instead of 2.0.
 Json number_to_json(double value) { return value == std::floor(value) ? Json(static_cast<int>(value)) : Json(value); }
 
 Json side_to_json(const SideOptions& side) {
@@ -102,7 +102,7 @@ Json side_to_json(const SideOptions& side) {
     json["clip"] = *side.clip;
   else
     json["clip"] = "search";
-  // What 1.0 did not know appears only where it is used.
+  // Options that version 1.0 lacks appear only if they are used.
   if (side.coder == CoderKind::codebook) json["fitted"] = side.fitted;
   if (side.allocate != Allocate::none) json["allocate"] = to_string(side.allocate);
   if (side.row_bytes > 0) json["row_bytes"] = side.row_bytes;

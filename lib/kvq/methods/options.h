@@ -14,10 +14,10 @@ namespace kvq {
 /// What widths are given to: all channels alike, RoPE blocks of keys, or channels of a rotated basis.
 enum class Allocate { none, rope_block, channel };
 
-/// What a user may say of one side, keys or values. Axes are independent: every method takes all of them.
+/// A user's options for one side, keys or values. The options are independent: every method takes all of them.
 struct SideOptions {
-  double bits = 2;     ///< 1..8, 16 = exact; fractions only where widths are allocated
-  int row_bytes = 0;   ///< allocate to fill rows of this size instead; 0 = by bits
+  double bits = 2;     ///< 1..8, 16 = exact; fractions only with allocated widths
+  int row_bytes = 0;   ///< allocate widths that fill rows of this size; 0 = by `bits`
   int group_size = 0;  ///< 0: the method's default, see resolve_group_size()
   CoderKind coder = CoderKind::affine;
   bool fitted = false;  ///< codebook: Lloyd on the sample instead of the sphere's marginal
@@ -28,7 +28,7 @@ struct SideOptions {
   ScaleType scale_type = ScaleType::fp16;
   bool center = false;
   TransformKind transform =
-      TransformKind::orthogonal;     ///< coordinates that are rotated and coded; klt also needs Allocate::channel
+      TransformKind::orthogonal;     ///< coordinates that are rotated and quantized; klt also needs Allocate::channel
   std::optional<double> clip = 1.0;  ///< 1 = no clip, nullopt = search on the sample
   Moment target = Moment::query;     ///< OSCAR: moment whose eigenbasis U is
   bool hadamard = true;              ///< SAW-INT4: rotate this side
@@ -53,7 +53,7 @@ struct Options {
   int min_bits = 1, max_bits = 8;      ///< allocation
   bool coder_law = false;              ///< allocation: by the coder's own distortions, not by 4^-b
   std::string mixing = "haar";         ///< rotation inside a group of one width: haar or hadamard
-  int memory = 3;                      ///< trellis: most codes that a value looks back on
+  int memory = 3;                      ///< trellis: largest memory
   std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
   std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
   bool uniform_layout = false;         ///< joint: equal rows in all layers
@@ -63,11 +63,11 @@ struct Options {
   const SideOptions& side(Side which) const { return which == Side::k ? k : v; }
 };
 
-/// Group size of a side: the one asked for, else `preferred` if it divides dim, else dim.
-/// @throws Error{usage} naming the divisors if the one asked for does not divide dim
+/// Group size of a side: `asked` if not 0, else `preferred` if it divides dim, else dim.
+/// @throws Error{usage} naming the divisors if `asked` does not divide dim
 int resolve_group_size(int asked, int preferred, int dim, int layer, Side side);
 
-/// Contradictions that no single flag shows (clip with a rule that has no range, rule and coder).
+/// Refuses contradictory options (clip with a scale rule without a range, scale rule and coder).
 /// @throws Error{usage}
 void check_options(const Options& options);
 

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-// OSCAR (arXiv 2605.17757): R = U H P_br, U the eigenbasis of C_Q = (1/N) sum q^T q for keys and of
-// C_S = (1/N) V^T S^T S V for values (section 3, Eq. 3), 2-bit affine codes in groups of 64, clip ratios, exact windows
-// (A.5). Where the paper's code differs (ecosystem of the paper, `sst` in place of C_S, one rotation a layer,
-// eigenvectors as the solver left them) the paper is the default here and the code's choice is an option.
+// OSCAR (arXiv 2605.17757): R = U H P_br, U the eigenbasis of C_Q = (1/N) sum q^T q for keys and of C_S = (1/N) V^T S^T
+// S V for values (section 3, Eq. 3), 2-bit affine codes in groups of 64, clip ratios, exact windows (A.5). Where the
+// published code differs from the paper (`sst` in place of C_S, one rotation per layer, eigenvectors as the solver
+// returns them), this file follows the paper by default and offers the code's choice as an option.
 
 namespace kvq {
 
@@ -25,7 +25,7 @@ const Composition& composition_of(const Options& options) {
 
 bool is_residual(const Composition& composition) { return composition.name.starts_with("residual"); }
 
-/// Cost of a candidate rotation on the heads that share it; no clip, so that candidates are compared cheaply.
+/// Cost of a candidate rotation on the heads that share it, without clip, so that comparing candidates is cheap.
 double candidate_cost(const RotationRequest& request, int h, const std::vector<double>& rotation) {
   const auto d = static_cast<std::size_t>(request.dim());
   std::span<const float> center;
@@ -42,7 +42,7 @@ struct Candidate {
   std::string signs;
 };
 
-/// Canonical signs, or the best of N random ones besides; ties keep the earlier candidate.
+/// The best of the canonical signs and of N = sign_search random choices; on a tie the earlier candidate.
 Candidate choose_signs(const RotationRequest& request, int h, const Composition& composition, const EigenPairs& pairs) {
   const int dim = request.dim(), order = hadamard_order(dim);
   const bool search = request.options.sign_search > 0 && composition.uses('U') && composition.uses('H');
@@ -63,8 +63,8 @@ Candidate choose_signs(const RotationRequest& request, int h, const Composition&
   return best;
 }
 
-/// The residual variant: error of the coder under the default rotation, then the two eigenbases matched in opposite
-/// order.
+/// The residual variant: takes the coder's error under the default rotation, then matches the eigenbases of target and
+/// error in opposite order.
 Candidate residual_candidate(const RotationRequest& request, int h, const Composition& composition,
                              const EigenPairs& pairs) {
   const int dim = request.dim();

@@ -37,16 +37,16 @@ struct EntryResult {
   double clip = 1.0, cost = 0.0, plain_cost = 0.0, energy = 0.0;
 };
 
-/// How much more a shrinking of all keys counts than independent errors of the same size. Found by experiment on the
-/// sample model, not derived (docs/measurements.md).
+/// Weight of shrinking all keys, relative to independent errors of the same size. Found by experiment on the sample
+/// model, not derived (docs/measurements.md).
 constexpr double kKeyShrinkWeight = 4.0;
 
-/// Tokens in exact windows do not shrink with the others, so attention moves between the two: then shrinking, of keys
-/// and of values, counts this much more. Found in the same way.
+/// Further factor on the weight of shrinking, of keys and of values, if there are exact windows. Tokens in exact
+/// windows do not shrink with the others, so attention moves between the two kinds of tokens. Also found by experiment.
 constexpr double kWindowsShrinkFactor = 2.0;
 
-/// The same for values, from the statistics: -a v_t moves every output by -a o_i, at a cost of a^2 E|o|^2 per query,
-/// where independent errors of that size cost a^2 sum_t S_it^2 |v_t|^2.
+/// Weight of shrinking all values, from the statistics: -a v_t moves every output by -a o_i, at a cost of a^2 E|o|^2
+/// per query, where independent errors of that size cost a^2 sum_t S_it^2 |v_t|^2.
 double value_shrink_weight(const RotationRequest& request, const RotatedData& rotated, std::size_t member,
                            std::span<const float> center) {
   const auto moments = request.stats.moments.find(Moment::scored_value);
@@ -66,8 +66,7 @@ double shrink_weight(const RotationRequest& request, const RotatedData& rotated,
   return factor * (request.side == Side::k ? kKeyShrinkWeight : value_shrink_weight(request, rotated, member, center));
 }
 
-/// Rows of the heads that share entry h as the coder sees them. `coded` are the rows that are coded: residuals, with
-/// centroids.
+/// Rotated rows of the heads that share entry h. `coded` holds the rows to quantize: residuals if there are centroids.
 std::vector<RotatedData> rotate_members(const RotationRequest& request, const std::vector<FitData>& coded,
                                         const Rotation& rotation, int h) {
   const std::vector<double> matrix = rotation_matrix(rotation, h, request.dim());
@@ -80,7 +79,7 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
   return rotated;
 }
 
-/// The best clip of rows that are coded; 1 for coders without a range.
+/// The best clip ratio; 1 for coders to which clip ratios do not apply.
 struct SearchClip {
   const std::vector<RotatedData>& rotated;
   double operator()(const ExactCoder&) const { return 1.0; }
@@ -93,7 +92,7 @@ struct SearchClip {
 
 /// Clip search and errors of the heads that share entry h.
 /// @param plain        the rows as the model has them, with their metric
-/// @param transformed  `rotated` are not these rows but rows in the coordinates of a transform
+/// @param transformed  whether `rotated` is in the coordinates of a transform, not in those of `plain`
 EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, const std::vector<FitData>& plain,
                       bool transformed, const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);

@@ -10,9 +10,8 @@
 
 namespace kvq {
 
-/// What a method that only chooses rotations has to say: the rotation of one side of one layer. With a transform all of
-/// this is in the coordinates of a SideView. `data` holds the sample of each head (or of all heads, one entry a head,
-/// when they share); `center` its means.
+/// Input of a method that chooses the rotation of one side of one layer. With a transform, all fields are in the
+/// coordinates of a SideView. `data` is the sample, `center` its channel means.
 struct RotationRequest {
   const LayerStats& stats;
   const Options& options;
@@ -27,33 +26,34 @@ struct RotationRequest {
 };
 using ChooseRotation = Rotation (*)(const RotationRequest&);
 
-/// Plans for every layer by one recipe: centre, rotation (the method's), coder, clip search, error before and after.
-/// @param preferred_group  the method's group size where none is asked for, 0 = head_dim
+/// Plans for every layer by one recipe: center, rotation (the method's), coder, clip search, error before and after.
+/// @param preferred_group  the method's group size if the options name none, 0 = head_dim
 Decision decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
                             ChooseRotation choose, int preferred_group);
 
-/// Whether a side is kept in 16 bit, and its plan then.
+/// Whether a side stays exact, and the plan of an exact side.
 bool stays_exact(const Options& options, int layer, Side side);
 TensorPlan exact_plan(const Options& options);
 
-/// Channel means [H, D] of one side, averaged over the heads that share.
+/// Channel means [H, D] of one side, averaged over the heads that share an entry.
 std::vector<float> make_center(const LayerStats& stats, const Options& options, Side side);
 
-/// What the cost of a side's errors is called in the artifact.
+/// FitError::metric of a side.
 const char* metric_name(const SideView& view);
 
-/// The plan of one side by this recipe.
+/// The plan of one side by the recipe of decide_by_rotation().
 TensorPlan plan_side(const LayerStats& stats, const Options& options, Side side, ChooseRotation choose,
                      int preferred_group);
 
-/// Moments that centring, clip search and error reporting need beside the method's own.
+/// Moments that centering, clip search and error reporting need beside the method's own moments.
 std::set<Moment> common_needs(const Options& options);
 
-/// Mean of a moment per entry of a scope, [H] of [D, D]: of each KV head, or averaged over the heads that share.
+/// Mean of a moment per entry of a scope, [H] of [D, D]: of each KV head, or averaged over the heads that share an
+/// entry.
 std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered);
 
 /// Sample and metric of every KV head of one side.
-/// @param output_metric  errors of values in o_proj's metric, where the statistics have it
+/// @param output_metric  errors of values in o_proj's metric, if the statistics have it
 std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric = false);
 
 /// OSCAR Table 10 and Figure 7 of one layer.

@@ -15,7 +15,7 @@ namespace kvq {
 
 namespace {
 
-/// The order asked for, or the largest power of two up to 128 that divides head_dim.
+/// `asked` if not 0, else the largest power of two up to 128 that divides head_dim.
 int resolve_order(int asked, int dim, int layer, Side side) {
   if (asked == 0) return std::min(128, hadamard_order(dim));
   if ((asked & (asked - 1)) == 0 && asked >= 16 && asked <= 256 && dim % asked == 0) return asked;
@@ -51,8 +51,9 @@ std::vector<double> pooled(const std::vector<std::vector<double>>& moments) {
 }
 
 /// A.3: x -> (x H_b) R with R the eigenbasis of the damped moment M + 0.01 mean(diag M) I, Eq. 7-11. `paper` takes M of
-/// unrotated rows pooled over the heads, although R then meets rotated ones; `consistent` takes H_b^T M H_b, of each
-/// head, so that R diagonalises what it meets. Keys: queries; values: the values themselves ("the same pipeline").
+/// unrotated rows pooled over the heads, although R multiplies rotated rows; `consistent` takes H_b^T M H_b of each
+/// head, so that R diagonalizes the moment of the rows that R multiplies. Keys: queries; values: the values themselves
+/// ("the same pipeline").
 Rotation hessian_rotation(const RotationRequest& request, int order) {
   constexpr double kDamping = 0.01;
   const int dim = request.dim();

@@ -19,14 +19,14 @@ void add_to(Doubles& sum, const Doubles& more) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
 }
 
-/// Covariance, metric and mean of the rows of one entry; of heads that share it their averages.
+/// Covariance, metric and mean of the rows of one entry, averaged over the heads that share the entry.
 struct EntryMoments {
   Doubles covariance, metric, mean;
   std::int64_t tokens = 0;
 };
 
-/// Metric of one KV head's rows: the queries' moment for keys, o_proj's for values (the identity where the dump had
-/// none).
+/// Metric of one KV head's rows: the queries' moment for keys, o_proj's metric for values (the identity if the dump has
+/// no such metric).
 Doubles metric_of(const LayerStats& stats, Side side, std::size_t head) {
   const auto d = static_cast<std::size_t>(dim_of(stats, side));
   if (side == Side::k) return mean_moment(stats.moment(Moment::query)[head]);
@@ -66,7 +66,7 @@ std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& 
   return entries;
 }
 
-/// Rotary pairs of keys, which share a factor; none of values.
+/// Rotary pairs of keys, whose two channels share a factor; empty for values.
 ChannelPairs pairs_of(const LayerGeometry& geometry, Side side) {
   ChannelPairs pairs;
   if (side == Side::v || geometry.rope.layout == RopeLayout::none) return pairs;
@@ -118,7 +118,7 @@ std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, Side side
   view->layer = stats.layer, view->geometry = stats.geometry, view->has_values = stats.has_values;
   view->tokens = stats.tokens, view->sequences = stats.sequences, view->content_hash = stats.content_hash;
   const int dim = dim_of(stats, side);
-  std::vector<Doubles> duals;  // A^-T: what queries and errors of outputs are multiplied by
+  std::vector<Doubles> duals;  // A^-T, which multiplies queries and errors of outputs
   std::vector<const Doubles*> matrices;
   for (const HeadTransform* head : heads) {
     matrices.push_back(&head->matrix);
@@ -149,13 +149,13 @@ std::string kind_name(const std::vector<TransformKind>& kinds) {
   return alike ? to_string(kinds.front()) : "mixed";
 }
 
-/// Letters of a recipe before the method's own factors.
+/// The recipe with the letter of the transform in front.
 std::string prefixed(const std::string& kind, const std::string& recipe) {
   const std::string letter = kind == "diagonal" ? "D" : "B";
   return recipe == "I" ? letter : letter + "*" + recipe;
 }
 
-/// [D, D] of the inverse of `matrix` as rounded to float32: one Newton step from that of the unrounded one.
+/// [D, D] inverse of the float32 `matrix`: one Newton step from `inverse`, the inverse of the unrounded matrix.
 Doubles refined_inverse(const Doubles& inverse, std::span<const float> matrix, int dim) {
   const Doubles rounded(matrix.begin(), matrix.end());
   Doubles correction = product(rounded, inverse, dim);
@@ -189,7 +189,7 @@ SideView::SideView(const LayerStats& stats, const Options& options, Side side, s
       heads_[h] = balanced ? balanced_transform(own.covariance, own.metric, own.mean, dim, own.tokens, kMostCondition)
                            : diagonal_transform(own.covariance, own.metric, dim, own.tokens, pairs);
       if (kinds_[h] != TransformKind::orthogonal) return;
-      const auto d = static_cast<std::size_t>(dim);  // the gain is told of those too
+      const auto d = static_cast<std::size_t>(dim);  // plans report the outlier gain of these heads, too
       heads_[h].scale.assign(d, 1.0);
       heads_[h].matrix.assign(d * d, 0.0);
       for (std::size_t i = 0; i < d; ++i) heads_[h].matrix[i * d + i] = 1.0;
@@ -231,7 +231,7 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
     rotation.inverse = std::move(inverse);
     rotation.signs.clear();
   }
-  // An eigenbasis of the new coordinates explains no matrix of the old ones.
+  // An eigenbasis in the transform's coordinates does not explain the composed matrix.
   rotation.eigenbasis.clear();
   rotation.spectrum.clear();
   rotation.sign_choice.clear();

@@ -18,7 +18,7 @@ struct TokenRange {
 /// over them is exact. No moment and no sample contains these tokens.
 struct HeldOut {
   std::int64_t token = 0;           ///< index of the first held-out token in the dump
-  std::vector<std::int64_t> query;  ///< [m] held-out tokens whose queries are kept, ascending from 0
+  std::vector<std::int64_t> query;  ///< [m] indices among the held-out tokens whose queries are kept, ascending
   SampledRows q, k, v;              ///< [m, Hq, D], [n, Hkv, D], [n, Hkv, Dv]
   std::vector<float> curvature;     ///< [Hq, Dv, Dv] output curvature of the dump (formats/dump.md), or empty
   std::int64_t count() const;       ///< n
