@@ -344,7 +344,7 @@ typedef struct kvq_cache kvq_cache;
 KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, size_t* bytes, kvq_error* error);
 
 /**
- * Binds pools to a device model. Pools need no initialization: nothing is read before it is written.
+ * Binds pools to a device model. Reads no byte of them: their contents before the first write do not matter.
  * KVQ_UNSUPPORTED if a layer with a recent window has a head_dim that no kernel supports.
  * @param pools   [count], one for each layer of the model, in order
  * @param memory  of the device, 256-byte aligned; owned by the caller, must outlive the handle and not change; null if

@@ -11,7 +11,7 @@
 /// is codes (fragments.cuh), small integers, so only the matrix is rounded, to fp16. The error is a quarter of the
 /// error of rounding the result to bfloat16, and zero without a dense rotation.
 ///
-///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus centre
+///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus center
 ///
 /// A block takes one head and side and keeps the matrix in shared memory, as the tensor cores' operand; its warps take
 /// tokens, 16 or 32 at a time. Columns are ordered so that a lane gets eight neighboring channels of a row: 16 bytes.

@@ -6,7 +6,7 @@
 /// Rotations of rows in shared memory by a block of kThreads. Each function begins and ends with a barrier.
 namespace kvq::plain {
 
-/// Normalised Hadamard blocks of rows [n, dim], `stride` floats apart, in place. @param order  a power of two
+/// Normalized Hadamard blocks of rows [n, dim], `stride` floats apart, in place. @param order  a power of two
 __device__ __forceinline__ void transform_blocks(float* rows, int n, int dim, int stride, int order) {
   const int thread = static_cast<int>(threadIdx.x), pairs = dim / 2;
   __syncthreads();
