@@ -120,8 +120,7 @@ KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 /** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
 typedef struct kvq_kernel_info {
   size_t struct_size;
-  const char* name; /**< as kvq_kernel_name(), or of a generic kernel, "decode_plain_bf16"; lives as long as the library
-                     */
+  const char* name; /**< as kvq_kernel_name(), or "decode_plain_bf16" and the like; lives as long as the library */
   int32_t tuned;    /**< 1: compiled for this format; 0: generic */
 } kvq_kernel_info;
 

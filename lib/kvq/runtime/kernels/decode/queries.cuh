@@ -89,8 +89,8 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   LaneRow<kDim> factors;
   load_factors<kDim>(p.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.rotation_k.order)));
-  // Behind the wait, all earlier work of the stream has ended. Only then are decode blocks let start, so they may read
-  // keys and values without waiting themselves.
+  // Behind the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
+  // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.claims = 0;

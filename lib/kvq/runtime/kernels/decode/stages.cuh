@@ -52,7 +52,8 @@ struct State {
 /// tokens 2 t (`even`) and 2 t + 1 (`odd`).
 __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
   const int g = lane >> 2, t = lane & 3;
-  // Even lanes' groups g send the word of even columns first, odd ones that of odd columns, so that two shuffles do.
+  // Lanes with even g send the word for even columns first, lanes with odd g the word for odd columns, so that two
+  // shuffles are enough.
   const unsigned first = g & 1 ? low : high, second = g & 1 ? high : low;
   const int head_lane = g >> 1, source = 2 * t;
   const unsigned a = __shfl_sync(kAll, first, (source + (g & 1)) * 4 + head_lane);
