@@ -4,7 +4,7 @@
  * In the life of an engine:
  *
  *     kvq_model_load          artifact + what the engine believes its model is -> host plan of one rank
- *     kvq_model_upload        rotations and centres into the engine's memory, once for each device
+ *     kvq_model_upload        rotations and centers into the engine's memory, once for each device
  *     kvq_selftest            golden rows of the artifact, on this device
  *     kvq_cache_create        where the engine keeps each layer's pages and window slots
  *     kvq_step_plan_create,   host work, once for each batch shape; layers of equal format share write and decode plans
@@ -12,44 +12,44 @@
  *       kvq_decode_plan_create
  *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
  *
- * A step in the cache. The first and the last tokens of a sequence are exact and lie in its window slot; the others are
- * coded in its pages. kvq_step_run finds where the step's new tokens go and codes those that leave the window, of all
- * layers. Then each layer writes its new tokens and attends. Taking back the last tokens of a sequence (speculative
- * decoding), up to max_step_tokens and never to less than that below the greatest length the sequence has had, is
- * nothing but a smaller length in the next step.
+ * A step in the cache. The first and the last tokens of a sequence are exact (16-bit, not quantized) and lie in its
+ * window slot; the others are quantized in its pages. kvq_step_run finds where the step's new tokens go, and quantizes
+ * the tokens that leave the window, for all layers. Then each layer writes its new tokens and attends. To take back the
+ * last tokens of a sequence (speculative decoding), pass a smaller length in the next step. A sequence may become at
+ * most max_step_tokens shorter than the greatest length that it has had.
  *
  * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
  * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
- * can be captured in a CUDA graph: whatever changes from step to step (lengths, page tables, slots) is read on the
- * device.
+ * can be captured in a CUDA graph, because kernels read everything that changes from step to step (lengths, page
+ * tables, slots) on the device.
  *
  * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
- * A call works on the CUDA device that is current in its thread, and `stream` must belong to it. Device models, caches
- * and plans, but those of steps, belong to the device that was current when they were made, and with another one they
- * are refused. What will run is loaded there when plans and caches are made, not by the first run. Calls that may run
- * at the same time need workspaces of their own.
+ * A call works on the CUDA device that is current in its thread, and `stream` must belong to that device. Device
+ * models, caches and plans other than step plans belong to the device that was current when they were made; calls
+ * refuse them if another device is current. Kernels are loaded when plans and caches are made, not by the first run.
+ * Calls that may run at the same time need workspaces of their own.
  *
- * Streams. Kernels of write and decode may come up while the stream's kernel before them ends, and let the next one
- * come up while they end; each waits for what ran before it. So a kernel of the caller's that is launched with
- * programmatic stream serialization among them must wait for the one before it (griddepcontrol.wait) too, whether it
- * needs its results or not: else what follows it does not wait either. What a call reads must not change until it has
- * ended.
+ * Streams. Kernels of write and decode use programmatic dependent launch: they may start while the stream's kernel
+ * before them ends, and let the next kernel start while they end; each waits for the kernels before it. If the caller
+ * launches a kernel of its own among them with programmatic stream serialization, this kernel must wait for the kernel
+ * before it (griddepcontrol.wait) even if it needs no results of it, because the kernels behind it rely on that. The
+ * data that a call reads must not change until its kernels have ended.
  *
- * Structures begin with `struct_size`. KVQ_INIT(object) zeroes one and sets that field; zero is every other field's
- * default. A library takes structures of older callers, and those of newer ones if the fields that it does not know are
- * zero.
+ * Structures begin with `struct_size`. KVQ_INIT(object) zeroes a structure and sets that field; zero is the default of
+ * every other field. The library accepts structures of older callers, and of newer callers if the fields that it does
+ * not know are zero.
  *
  * Errors. Functions return KVQ_OK or a code; if `error` is not null its message says what was expected, found and
  * supported, in one line. Unless the code is KVQ_CUDA, nothing was launched and outputs are untouched. No exception
  * leaves the library.
  *
- * Formats. Whatever pages hold (formats/pages.md) is served, with a head_dim of up to 256, and dense rotations of
- * multiples of 32. Formats that have kernels of
- * their own are tuned; all others run on plain kernels, which read the format as they run and are slower. Plans say
- * which they got (kvq_kernel_info).
+ * Formats. Every format of formats/pages.md is supported with a head_dim of up to 256; dense rotations need a head_dim
+ * that is a multiple of 32. The formats of variants.json have tuned kernels, compiled for one format; all others run on
+ * generic kernels (named "plain"), which read the format at run time and are slower. kvq_kernel_info tells which kernel
+ * a plan uses.
  *
  * Letters in shapes: B sequences of a batch, T tokens of a call, Hq query heads, Hkv KV heads (both of this rank), D
- * head_dim: of queries and keys, or v_head_dim of values and results, which may be another.
+ * head_dim: of queries and keys; of values and results D is v_head_dim, which may differ.
  */
 #ifndef KVQ_RUNTIME_H
 #define KVQ_RUNTIME_H
@@ -66,7 +66,7 @@ extern "C" {
 
 /* ---- Version, status, errors ---- */
 
-/** Of this header: 100 * major + minor. The major number changes if older callers break. */
+/** Version of this header: 100 * major + minor. The major number changes if older callers break. */
 #define KVQ_ABI_VERSION 201
 
 typedef struct kvq_version_info {
@@ -74,7 +74,7 @@ typedef struct kvq_version_info {
   const char* text;    /**< of the program, "0.2.0" */
 } kvq_version_info;
 
-/** Of the library that was loaded; works without a device. Never null. */
+/** Version of the library that was loaded; works without a device. Never null. */
 KVQ_API const kvq_version_info* kvq_version(void);
 
 typedef enum kvq_status {
@@ -87,7 +87,7 @@ typedef enum kvq_status {
   KVQ_INTERNAL = 6          /**< a bug in kvq, or no host memory */
 } kvq_status;
 
-/** One word for a status, "unsupported"; "unknown status" for numbers that are none. Never null. */
+/** Name of a kvq_status, such as "unsupported"; "unknown status" for other numbers. Never null. */
 KVQ_API const char* kvq_status_string(int32_t status);
 
 typedef struct kvq_error {
@@ -100,7 +100,7 @@ typedef struct kvq_error {
 /** A cudaStream_t. */
 typedef struct CUstream_st* kvq_stream;
 
-/** 16-bit type of what a model computes in: queries, keys, values, results. */
+/** 16-bit type that a model computes in: queries, keys, values, results. */
 typedef enum kvq_activation { KVQ_BF16 = 0, KVQ_FP16 = 1 } kvq_activation;
 
 typedef enum kvq_kernel {
@@ -112,30 +112,31 @@ typedef enum kvq_kernel {
 } kvq_kernel;
 
 /** Name of the i-th tuned variant of a kvq_kernel that was built, or null behind the last one.
- * "decode_d128_u2g128_u2g128_h4_bf16": head_dim 128; keys, then values in affine codes of 2 bits with groups of 128 (s
- * = symmetric, a trailing b = bf16 numbers, bf16 = exact); at most 4 query heads of a KV head; bf16 activations. */
+ * "decode_d128_u2g128_u2g128_h4_bf16": head_dim 128; keys, then values, in affine 2-bit codes with groups of 128 (s =
+ * symmetric, a trailing b = scales and minima in bf16, bf16 = exact); at most 4 query heads of a KV head; bf16
+ * activations. */
 KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 
-/** Which kernel a plan got: kvq_write_plan_kernel() and the like. */
+/** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
 typedef struct kvq_kernel_info {
   size_t struct_size;
-  const char* name; /**< as kvq_kernel_name(), or a plain kernel's, "decode_plain_bf16"; lives as long as the library */
-  int32_t tuned;    /**< 1: compiled for this format; 0: plain */
+  const char* name; /**< as kvq_kernel_name(), or "decode_plain_bf16" and the like; lives as long as the library */
+  int32_t tuned;    /**< 1: compiled for this format; 0: generic */
 } kvq_kernel_info;
 
 /* ---- Model: what an artifact says, for one rank ---- */
 
 typedef enum kvq_rope { KVQ_ROPE_ANY = 0, KVQ_ROPE_NONE = 1, KVQ_ROPE_HALF = 2, KVQ_ROPE_INTERLEAVED = 3 } kvq_rope;
 
-/** Rotations that the model's weights already hold (kvq_fold_values): the runtime then applies neither them nor
- * centres.
+/** Rotations that are folded into the model's weights (kvq_fold_values): the runtime then applies neither these
+ * rotations nor their centers.
  */
 typedef enum kvq_fold {
   KVQ_FOLD_NONE = 0,
   KVQ_FOLD_V = 1,
   KVQ_FOLD_K = 2,
   KVQ_FOLD_K_SCALES =
-      4 /**< the channels' scales of keys alone (kvq_fold_key_scales): rotation and centre are applied */
+      4 /**< only the channel scales of keys (kvq_fold_key_scales): the runtime applies rotation and center */
 } kvq_fold;
 
 /** What the engine believes one layer is: heads of the whole model, before any slicing. */
@@ -152,7 +153,8 @@ typedef struct kvq_layer_geometry {
 } kvq_layer_geometry;
 
 typedef enum kvq_model_flags {
-  /** Codes every token. The windows belong to what was calibrated: this is for measurements. */
+  /** Quantizes every token, without exact windows. For measurements only, because the windows are part of the
+   * calibrated plan. */
   KVQ_MODEL_WITHOUT_WINDOWS = 1
 } kvq_model_flags;
 
@@ -174,9 +176,9 @@ typedef struct kvq_model_options {
 typedef struct kvq_model kvq_model;
 
 /**
- * Reads an artifact and keeps what one rank needs of it. Fails closed, naming all faults at once: KVQ_MISMATCH if
- * geometry, fingerprint or layers are not those of the artifact, KVQ_UNSUPPORTED for formats that pages do not hold,
- * KVQ_IO for a file that is missing, malformed or of an unknown version.
+ * Reads an artifact and keeps what one rank needs of it. On failure there is no model, and the message names all
+ * faults: KVQ_MISMATCH if geometry, fingerprint or layers are not those of the artifact, KVQ_UNSUPPORTED for formats
+ * that pages do not hold, KVQ_IO for a file that is missing, malformed or of an unknown version.
  *
  * Tensor parallel rank r of n has the query heads [r Hq/n, (r+1) Hq/n) and their KV heads: Hkv/n of them if n divides
  * Hkv, or one, which n/Hkv ranks hold, if Hkv divides n.
@@ -194,8 +196,8 @@ typedef struct kvq_model_info {
   int32_t page_size, max_step_tokens;
   int32_t sink_tokens, recent_tokens; /**< exact tokens at both ends of every sequence */
   int32_t golden_layers;              /**< of this rank's layers, those with golden rows */
-  const char* name;                   /**< the model's, lives as long as the handle */
-  const char* method;                 /**< that calibrated it */
+  const char* name;                   /**< of the model; lives as long as the handle */
+  const char* method;                 /**< calibration method; lives as long as the handle */
 } kvq_model_info;
 
 /** @param info  with struct_size set */
@@ -212,16 +214,17 @@ typedef struct kvq_layer_info {
   int32_t head_dim, v_head_dim;
   int32_t k_bits, v_bits;             /**< 2, 4, or 16 for exact rows */
   int32_t k_group_size, v_group_size; /**< 0 for exact rows */
-  int32_t k_numbers, v_numbers;       /**< 16-bit numbers of a group: 2 affine, 1 symmetric, 0 exact */
+  int32_t k_numbers, v_numbers;       /**< 16-bit numbers beside the codes of a group: 2 affine (scale and minimum), 1
+                                           symmetric (scale), 0 exact */
   int32_t k_rotation, v_rotation;     /**< kvq_rotation that the runtime applies: identity if folded. Dense ones need
                                            not be orthogonal */
-  uint32_t fold;                      /**< as claimed */
+  uint32_t fold;                      /**< as in kvq_layer_geometry */
   int32_t sliding_window;
-  int32_t sink_rows, ring_rows; /**< of a sequence's window slot */
+  int32_t sink_rows, ring_rows; /**< rows of a sequence's window slot */
   int64_t page_bytes;           /**< of one page: page_size tokens of all KV heads of the rank, K and V */
   int64_t window_slot_bytes;    /**< exact tokens of one sequence; 0 without windows */
   double softmax_scale;
-  double k_effective_bits, v_effective_bits; /**< an element, numbers beside the codes included */
+  double k_effective_bits, v_effective_bits; /**< bits of an element, scales and minima included */
   int32_t k_scales, v_scales; /**< 1: the runtime multiplies channels by scales, before k_rotation; since 201 */
 } kvq_layer_info;
 
@@ -230,7 +233,7 @@ KVQ_API kvq_status kvq_model_query_layer(const kvq_model* model, int32_t layer, 
 
 /* ---- Folding: rotations into the model's weights, so that nothing has to be rotated while serving ---- */
 
-/** What weights are stored in once they are folded. */
+/** Type that folded weights are stored in. */
 typedef enum kvq_weight_type { KVQ_WEIGHT_BF16 = 0, KVQ_WEIGHT_FP16 = 1, KVQ_WEIGHT_FP32 = 2 } kvq_weight_type;
 
 /** The projections of this rank's heads in host memory, in double, row-major [out, in] as PyTorch stores them; changed
@@ -238,15 +241,16 @@ typedef enum kvq_weight_type { KVQ_WEIGHT_BF16 = 0, KVQ_WEIGHT_FP16 = 1, KVQ_WEI
 typedef struct kvq_fold_values_args {
   size_t struct_size;
   int32_t hidden;      /**< in_features of v_proj, out_features of o_proj */
-  int32_t weight_type; /**< kvq_weight_type, for the errors */
+  int32_t weight_type; /**< kvq_weight_type, for kvq_fold_error */
   double* v_weight;    /**< [Hkv D, hidden] */
-  double* v_bias;   /**< [Hkv D], or null if there is none; a centre needs one, of zeros if need be, and o_bias too */
+  double* v_bias; /**< [Hkv D], or null if there is none. A center needs v_bias and o_bias; pass zeros if the model has
+                       none */
   double* o_weight; /**< [hidden, Hq D] */
   double* o_bias;   /**< [hidden] or null; each rank adds its own, so a model's bias goes to one of them */
 } kvq_fold_values_args;
 
-/** Relative Frobenius norms of what rounding to the weights' type changes: of the folded weights, and of those that
- * were given. The price of folding is the difference. */
+/** Relative Frobenius norms of the errors of rounding to weight_type: of the folded weights, and of the given weights
+ * (`before`). The price of folding is the difference. */
 typedef struct kvq_fold_error {
   size_t struct_size;
   double v_proj, v_proj_before;
@@ -254,10 +258,10 @@ typedef struct kvq_fold_error {
 } kvq_fold_error;
 
 /**
- * Folds a layer's rotation A, orthogonal or not, and centre of values: v_proj then gives (v - center) A, and o_proj
- * takes attention's output over such values, its weights times A^-T. Exact in real arithmetic for attention weights
- * that sum to 1 (not with learned sinks and a centre). Serve them with KVQ_FOLD_V in the layer's geometry and the same
- * artifact. Host work, single-threaded. KVQ_UNSUPPORTED for a centre without biases.
+ * Folds a layer's rotation A, orthogonal or not, and center of values: v_proj then gives (v - center) A, and o_proj,
+ * its weights times A^-T, takes the attention output over these values. Exact in real arithmetic if attention weights
+ * sum to 1 (with learned sinks and a center they do not). Serve the folded weights with KVQ_FOLD_V in the layer's
+ * geometry and the same artifact. Host work, single-threaded. KVQ_UNSUPPORTED for a center without biases.
  * @param result  with struct_size set, or null
  */
 KVQ_API kvq_status kvq_fold_values(const kvq_model* model, int32_t layer, const kvq_fold_values_args* args,
@@ -270,18 +274,18 @@ typedef struct kvq_fold_keys_args {
   double* q_weight; /**< [Hq D, hidden] */
   double* q_bias;   /**< [Hq D] or null */
   double* k_weight; /**< [Hkv D, hidden] */
-  double* k_bias;   /**< [Hkv D] or null; a centre needs one */
+  double* k_bias;   /**< [Hkv D] or null; a center needs one */
 } kvq_fold_keys_args;
 
 /**
- * Folds a layer's rotation and centre of keys, for KVQ_FOLD_K. KVQ_UNSUPPORTED for a layer with RoPE: its keys are
- * rotated after the positions, and A does not commute with the rotation of a position. A norm between projection and
- * attention (QK-norm) forbids it too; an artifact does not know of them, so the caller must.
+ * Folds a layer's rotation and center of keys, for KVQ_FOLD_K. KVQ_UNSUPPORTED for a layer with RoPE, because A is
+ * applied after RoPE and does not commute with it. A norm between projection and attention (QK-norm) forbids this fold,
+ * too; the caller must check that, because artifacts do not record such norms.
  */
 KVQ_API kvq_status kvq_fold_keys(const kvq_model* model, int32_t layer, const kvq_fold_keys_args* args,
                                  kvq_error* error);
 
-/** As kvq_fold_values_args. Projections, or norms. */
+/** As kvq_fold_values_args. The projections of queries and keys, or the norms behind them. */
 typedef struct kvq_fold_key_scales_args {
   size_t struct_size;
   int32_t hidden;   /**< in_features of q_proj and k_proj */
@@ -289,23 +293,24 @@ typedef struct kvq_fold_key_scales_args {
   double* q_bias;   /**< [Hq D] or null */
   double* k_weight; /**< [Hkv D, hidden], or null with norms */
   double* k_bias;   /**< [Hkv D] or null */
-  double* q_norm; /**< [D] what a norm of each head between q_proj and RoPE multiplies channels by (1 + weight in models
-                       that store it so), or null: none */
+  double* q_norm; /**< [D] factors of channels in a norm of each head between q_proj and RoPE (1 + weight in models that
+                       store it so), or null: no norm */
   double* k_norm; /**< [D] likewise */
 } kvq_fold_key_scales_args;
 
 /**
- * Folds the scales of a layer's keys, one for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale
- * and q_proj q / scale, up to the rounding of the weights, and what is left to the runtime is the rotation, with RoPE
- * too, if the two channels of each rotary pair share a scale. With norms between projections and RoPE (QK-norm) the
- * norms take the scales, and projections stay; norms over all heads at once have weights [Hkv D] and [Hq D]: give those
- * as projections with hidden 1. The runtime multiplies the centre by the scales. KVQ_UNSUPPORTED, naming channels and
- * heads, for keys without scales, for rotary pairs that differ, and for norms if KV heads of this rank differ.
+ * Folds the scales of a layer's keys, one for each channel, for KVQ_FOLD_K_SCALES: k_proj then gives k * scale and
+ * q_proj gives q / scale, up to the rounding of the weights. The runtime still applies the rotation, and multiplies the
+ * center by the scales. Layers with RoPE can be folded if the two channels of each rotary pair share a scale. With
+ * norms between projections and RoPE (QK-norm) the norms take the scales, and the projections stay. Norms over all
+ * heads at once have weights [Hkv D] and [Hq D]: pass them as projections with hidden 1. KVQ_UNSUPPORTED, naming
+ * channels and heads, for keys without scales, for rotary pairs that differ, and for norms if KV heads of this rank
+ * differ.
  */
 KVQ_API kvq_status kvq_fold_key_scales(const kvq_model* model, int32_t layer, const kvq_fold_key_scales_args* args,
                                        kvq_error* error);
 
-/* ---- Device model: rotations and centres on one device ---- */
+/* ---- Device model: rotations and centers on one device ---- */
 
 /** Bytes that kvq_model_upload() needs; 0 if there is nothing to upload. */
 KVQ_API kvq_status kvq_model_device_bytes(const kvq_model* model, size_t* bytes, kvq_error* error);
@@ -313,10 +318,10 @@ KVQ_API kvq_status kvq_model_device_bytes(const kvq_model* model, size_t* bytes,
 typedef struct kvq_device_model kvq_device_model;
 
 /**
- * Copies what kernels read to the current device, and waits until it is there.
- * @param memory  of the device, 256-byte aligned, at least kvq_model_device_bytes(); stays the caller's, must outlive
+ * Copies rotations and centers to the current device, and waits for the copy.
+ * @param memory  of the device, 256-byte aligned, at least kvq_model_device_bytes(); owned by the caller, must outlive
  * the handle and not change
- * @param model   is not needed by the device model afterwards
+ * @param model   may be destroyed afterwards
  */
 KVQ_API kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, kvq_stream stream,
                                     kvq_device_model** device_model, kvq_error* error);
@@ -338,19 +343,20 @@ typedef struct kvq_cache kvq_cache;
 KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, size_t* bytes, kvq_error* error);
 
 /**
- * Binds pools to a device model. Looks at no byte of them: what a cache holds before its first write does not matter.
- * KVQ_UNSUPPORTED if a layer with a recent window has a head_dim beyond what kernels take.
+ * Binds pools to a device model. Reads no byte of them: their contents before the first write do not matter.
+ * KVQ_UNSUPPORTED if a layer with a recent window has a head_dim that no kernel supports.
  * @param pools   [count], one for each layer of the model, in order
- * @param memory  of the device, 256-byte aligned; stays the caller's, must outlive the handle and not change; null if 0
- * bytes are needed. Waits until it is filled
+ * @param memory  of the device, 256-byte aligned; owned by the caller, must outlive the handle and not change; null if
+ * 0 bytes are needed. The call waits until it is filled
  * @param device_model  must outlive the cache
  */
 KVQ_API kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_layer_pools* pools, int32_t count,
                                     void* memory, size_t bytes, kvq_stream stream, kvq_cache** cache, kvq_error* error);
 KVQ_API void kvq_cache_destroy(kvq_cache* cache);
 
-/** What codes a layer's tokens as they leave the recent window. KVQ_UNSUPPORTED if it has none.
- * @param info  with struct_size set; so it is below */
+/** The kernel that quantizes a layer's tokens as they leave the recent window (demotion). KVQ_UNSUPPORTED if the layer
+ * has no recent window.
+ * @param info  with struct_size set, here and in the functions below */
 KVQ_API kvq_status kvq_cache_demote_kernel(const kvq_cache* cache, int32_t layer, kvq_kernel_info* info,
                                            kvq_error* error);
 
@@ -369,38 +375,39 @@ KVQ_API kvq_status kvq_step_plan_create(const kvq_device_model* device_model, co
                                         kvq_step_plan** plan, kvq_error* error);
 KVQ_API void kvq_step_plan_destroy(kvq_step_plan* plan);
 
-/** Bytes of workspace; its contents do not matter before or after. */
+/** Bytes of workspace. It needs no initialization and holds nothing between calls. */
 KVQ_API kvq_status kvq_step_workspace_bytes(const kvq_step_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers are to device memory. */
 typedef struct kvq_step_args {
   size_t struct_size;
   int32_t batch;      /**< B, at most max_batch */
-  int32_t num_tokens; /**< T rows of the step's keys and values, at most max_tokens; those behind the last sequence's
-                           are padding and get no place */
+  int32_t num_tokens; /**< T rows of the step's keys and values, at most max_tokens; rows behind the last sequence's are
+                           padding and are not stored */
   const int32_t* seq_lens;     /**< [B] tokens of each sequence after the step */
-  const int32_t* token_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens, which are its last ones */
+  const int32_t* token_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens, which are its last tokens */
   const int32_t* page_table;   /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
   const int32_t* page_indptr;  /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
-  int64_t* slot_mapping;       /**< result [T] page * page_size + slot of tokens that are coded, else negative */
+  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
+  int64_t* slot_mapping;       /**< result [T] page * page_size + slot of tokens that are quantized, else negative */
   int64_t* window_mapping;     /**< result [T] row in the windows of tokens that are exact, else negative; null without
                                     windows */
   void* workspace;             /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_step_args;
 
-/** Enqueues the beginning of a step, for all layers. */
+/** Enqueues the beginning of a step, for all layers: computes both mappings and quantizes the tokens that leave the
+ * windows. */
 KVQ_API kvq_status kvq_step_run(const kvq_step_plan* plan, const kvq_cache* cache, const kvq_step_args* args,
                                 kvq_stream stream, kvq_error* error);
 
-/* ---- Write: rotate, quantise and store new tokens ---- */
+/* ---- Write: rotate, quantize and store new tokens ---- */
 
 typedef struct kvq_write_plan kvq_write_plan;
 
 /** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
- * the current device. KVQ_UNSUPPORTED for a head_dim beyond what kernels take; so it is for the plans below. */
+ * the current device. KVQ_UNSUPPORTED, here and for the plans below, for a head_dim that no kernel supports. */
 KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, kvq_write_plan** plan,
                                          kvq_error* error);
 KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
@@ -413,12 +420,12 @@ typedef struct kvq_write_args {
   const void* k;                          /**< [T, Hkv, D] after RoPE, 16-byte aligned; heads D apart */
   const void* v;                          /**< [T, Hkv, D] */
   int64_t k_token_stride, v_token_stride; /**< elements from token to token, multiples of 8 below 2^32; 0: Hkv D */
-  const int64_t* slot_mapping;   /**< [T] from kvq_step_run; without windows any page * page_size + slot, negative: not
+  const int64_t* slot_mapping;   /**< [T] from kvq_step_run; without windows any page * page_size + slot. Negative: not
                                       written */
   const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */
 } kvq_write_args;
 
-/** Enqueues the write of one layer's tokens. Slots that are not named keep their bytes. */
+/** Enqueues the write of one layer's tokens. Slots that are not in the mappings keep their bytes. */
 KVQ_API kvq_status kvq_write_run(const kvq_write_plan* plan, const kvq_cache* cache, int32_t layer,
                                  const kvq_write_args* args, kvq_stream stream, kvq_error* error);
 
@@ -438,16 +445,16 @@ KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer,
 KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
 KVQ_API kvq_status kvq_decode_plan_kernel(const kvq_decode_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
-/** Bytes of workspace. It may hold anything before a call and does after it, so calls that follow each other may share
- * one that is large enough for all of them, whatever their layers and plans; calls at the same time may not. */
+/** Bytes of workspace. It needs no initialization and holds nothing between calls. So consecutive calls of any layers
+ * and plans may share one workspace that is large enough for each of them; concurrent calls may not. */
 KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers are to device memory. */
 typedef struct kvq_decode_args {
   size_t struct_size;
-  int32_t batch;                /**< B, at most max_batch; 0 does nothing */
-  const void* q;                /**< [B, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
-  void* out;                    /**< [B, Hq, D]; in the rotated basis if V is folded */
+  int32_t batch; /**< B, at most max_batch; 0 does nothing */
+  const void* q; /**< [B, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
+  void* out;     /**< [B, Hq, D]; in the rotated basis if V is folded */
   int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
   float* lse;                   /**< [B, Hq] natural logarithm of the sum of exponentials, the learned sink's included,
                                      or null */
@@ -456,7 +463,7 @@ typedef struct kvq_decode_args {
   const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
   const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
   void* workspace;             /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_decode_args;
@@ -465,15 +472,15 @@ typedef struct kvq_decode_args {
 KVQ_API kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Prefill: attention of new tokens over what is cached and themselves ---- */
+/* ---- Prefill: attention of new tokens over cached tokens and the new tokens themselves ---- */
 
 typedef struct kvq_prefill_options {
   size_t struct_size;
   int32_t max_batch;      /**< most sequences of a call, at least 1 */
   int32_t max_queries;    /**< most new tokens of a sequence, at least 1 */
   int32_t max_keys;       /**< most tokens of a sequence, the new ones included; not less than max_queries */
-  size_t workspace_bytes; /**< to be kept within, as far as that is possible: sequences then go one after the other;
-                               0: room for all at once */
+  size_t workspace_bytes; /**< limit of the workspace, kept as far as possible: sequences are then processed one after
+                               the other; 0: room for all at once */
 } kvq_prefill_options;
 
 typedef struct kvq_prefill_plan kvq_prefill_plan;
@@ -483,10 +490,10 @@ typedef struct kvq_prefill_plan kvq_prefill_plan;
 KVQ_API kvq_status kvq_prefill_plan_create(const kvq_model* model, int32_t layer, const kvq_prefill_options* options,
                                            kvq_prefill_plan** plan, kvq_error* error);
 KVQ_API void kvq_prefill_plan_destroy(kvq_prefill_plan* plan);
-/** The attention's. If it is tuned, what is cached comes to it by the kernel of a dequantise plan. */
+/** The kernel of the attention. If it is tuned, cached tokens are dequantized by the kernel of a dequantize plan. */
 KVQ_API kvq_status kvq_prefill_plan_kernel(const kvq_prefill_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
-/** Bytes of workspace; its contents do not matter before or after. */
+/** Bytes of workspace. It needs no initialization and holds nothing between calls. */
 KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens 0 to i. */
@@ -494,8 +501,8 @@ typedef struct kvq_prefill_args {
   size_t struct_size;
   int32_t batch;           /**< B, at most max_batch; 0 does nothing */
   const int32_t* q_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens */
-  const void* q;           /**< [T, Hq, D] after RoPE, not rotated by the plan; 16-byte aligned, heads D apart */
-  const void* k;           /**< [T, Hkv, D] as the model gives them; so is v */
+  const void* q;           /**< [T, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
+  const void* k;           /**< [T, Hkv, D] as the served weights give them; so is v */
   const void* v;
   void* out;                  /**< [T, Hq, D]; in the rotated basis if V is folded, as v is */
   int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
@@ -505,21 +512,21 @@ typedef struct kvq_prefill_args {
   const float* sink_logits;   /**< [Hq] learned attention sinks, or null */
   const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache, with the new ones if they are written */
   const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
-  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages; with a
-                                   sliding window those of the 127 tokens before it are read too, and must be pages */
+  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages. With a
+                                   sliding window the entries of the 127 tokens before it must be valid pages, too */
   const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
   void* workspace;             /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_prefill_args;
 
-/** Enqueues the attention of one layer's new tokens. Of chunks and prefixes beyond the plan's sizes the end is ignored.
+/** Enqueues the attention of one layer's new tokens. Tokens of chunks and prefixes beyond the plan's sizes are ignored.
  */
 KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, int32_t layer,
                                    const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Dequantise: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
+/* ---- Dequantize: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
 
 typedef struct kvq_dequantize_plan kvq_dequantize_plan;
 
@@ -530,7 +537,7 @@ KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
 KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 typedef enum kvq_dequantize_flags {
-  KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated and without their centre */
+  KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated, center subtracted */
 } kvq_dequantize_flags;
 
 /** All pointers are to device memory. */
@@ -539,25 +546,26 @@ typedef struct kvq_dequantize_args {
   int32_t batch;              /**< B; 0 does nothing */
   uint32_t flags;             /**< KVQ_DEQUANTIZE_... */
   const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache */
-  const int32_t* first;       /**< [B] position of the first token that is wanted, or null: 0 */
-  const int32_t* last;        /**< [B] position behind the last one, or null: all */
+  const int32_t* first;       /**< [B] position of the first token to read, or null: 0 */
+  const int32_t* last;        /**< [B] position behind the last token to read, or null: all */
   const int32_t* out_indptr;  /**< [B] row of each sequence's first token */
   const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
   const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] slot of each sequence; null without windows */
+  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
   void* k;                     /**< [rows, Hkv, D] 16-byte aligned; heads are D apart; so is v */
   void* v;
   int64_t k_stride, v_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
 } kvq_dequantize_args;
 
-/** Enqueues the reading of one layer's tokens, as the served model gave them: what is not folded is undone. */
+/** Enqueues the dequantization of one layer's tokens, in the basis of the served model's rows: rotations and centers
+ * that are not folded are undone. */
 KVQ_API kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, int32_t layer,
                                       const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Self-test ---- */
 
-/** What became of one layer's golden rows. */
+/** Result of replaying one layer's golden rows. */
 typedef struct kvq_selftest_layer {
   size_t struct_size;
   int32_t layer;
@@ -567,25 +575,26 @@ typedef struct kvq_selftest_layer {
   int64_t rows;          /**< K and V rows that were written and compared */
   int64_t firm_rows;     /**< of them, those whose bytes must be equal */
   int64_t firm_faults;   /**< firm rows with other bytes */
-  int64_t soft_faults;   /**< other rows that decode to something too far away */
-  double output_error;   /**< largest difference of an output from the truth, over the largest of its head */
-  char message[256];     /**< the first fault, or why a part was not run; else empty */
+  int64_t soft_faults;   /**< other rows whose dequantized values are too far from the expected ones */
+  double output_error;   /**< largest error of an output, relative to the largest output of its head */
+  char message[256];     /**< the first fault, or why write or decode was not run; else empty */
 } kvq_selftest_layer;
 
 /**
- * Replays the artifact's golden rows of this rank's heads on the current device: writes them and compares codes (bytes
- * of firm rows; others must decode to within one step), decodes over the expected codes and compares the result (to
- * 2^-7 of the largest of its head). A dense rotation that is not orthogonal, applied in two 16-bit parts, may round
- * rows by more than firm rows are firm against, where its terms cancel: these are not firm then, and results may differ
- * by as much more. Windows are off. Golden rows are bfloat16; a model that computes in fp16 gets them in that type, and
- * rows that it rounds are not firm. Allocates device memory and waits for the stream.
+ * Replays the artifact's golden rows of this rank's heads on the current device, without windows. It writes the rows
+ * and compares codes: the bytes of firm rows must be equal, other rows must dequantize to within one step. Then it
+ * attends over the expected codes and compares the result, to 2^-7 of the largest output of a head. If a dense rotation
+ * is not orthogonal, its terms may cancel; kernels apply it in two 16-bit parts, so its rounding errors may exceed the
+ * margin of firm rows. Such rows count as not firm, and results may differ by as much more. Golden rows are bfloat16;
+ * for a model that computes in fp16 they are converted, and rows that change are not firm. Allocates device memory and
+ * waits for the stream.
  *
  * KVQ_OK: every layer passed. KVQ_MISMATCH: a layer failed. KVQ_UNSUPPORTED: none failed, but some part could not be
- * run: no golden rows, none that fp16 holds, or no kernel; never counted as passed. Other codes: the test could not be
- * made.
+ * run (no golden rows, none that fp16 can represent, or no kernel), which never counts as passed. Other codes: the test
+ * itself failed.
  *
  * @param layers    [capacity] results in order of layer, with struct_size set in the first; may be null with capacity 0
- * @param count     layers of this rank: how many results there are, also those beyond capacity; may be null
+ * @param count     result: number of this rank's layers, also if it exceeds capacity; may be null
  */
 KVQ_API kvq_status kvq_selftest(const kvq_model* model, kvq_selftest_layer* layers, int32_t capacity, int32_t* count,
                                 kvq_stream stream, kvq_error* error);

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// A block of the emulated device: what its threads do together, and what its shared memory is.
+// A block of the emulated device: shared memory, barriers, copies and collectives of its threads.
 
 namespace kvq::emulator {
 
@@ -13,8 +13,8 @@ namespace {
 // ---- Barriers in shared memory -----------------------------------------------------------------------------------
 
 struct Barrier {
-  std::int32_t bytes;            ///< expected, less those that came
-  std::uint16_t count, pending;  ///< of arrivals; the top bit of `pending` is the phase's parity
+  std::int32_t bytes;            ///< expected bytes minus arrived bytes
+  std::uint16_t count, pending;  ///< number of arrivals; the top bit of `pending` is the barrier phase
 };
 static_assert(sizeof(Barrier) == 8);
 constexpr unsigned kParity = 0x8000;
@@ -51,7 +51,7 @@ void check_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
   if (to + bytes > kSharedBytes) fail("copy: %u bytes to %u: not in shared memory", bytes, to);
 }
 
-/// The thread's oldest copy or arrival.
+/// Carries out the thread's oldest copy or arrival.
 void advance(Thread& thread) {
   const Copy copy = thread.copies.front();
   thread.copies.erase(thread.copies.begin());
@@ -174,7 +174,7 @@ void thread_copy(std::uint32_t to, const void* from, std::uint32_t bytes) {
 }
 void thread_copy_commit() { ++running->group; }
 void thread_copy_wait(int pending_groups) {
-  // Waiting for all includes what belongs to no group yet.
+  // A wait for all copies includes copies that are not committed to a group yet.
   while (!running->copies.empty() &&
          (pending_groups == 0 || running->copies.front().group < running->group - pending_groups))
     advance(*running);
@@ -208,7 +208,7 @@ Block::Block(Grid& of, uint3 index, int on) : grid(&of), multiprocessor(on) {
     shared = static_cast<std::byte*>(std::aligned_alloc(kSharedBytes, kSharedBytes));
   else
     shared = free_windows.back(), free_windows.pop_back();
-  // What it asked for, what static variables may take, and a bit behind each.
+  // Dynamic shared memory, static variables, and a guard behind each.
   static_begin = static_end = (of.launch.shared_bytes + kGuardBytes + 1023) / 1024 * 1024;
   std::memset(shared, 0xFF, std::min(static_begin + kStaticBytes, kSharedBytes));
   threads.resize(count);
@@ -232,8 +232,8 @@ void Block::end() {
 
 namespace {
 
-/// Lets a warp's lanes run until each waits for something, or for a while.
-/// @return false if all that any did was to poll
+/// Lets a warp's lanes run until each waits, at most for `turns` turns.
+/// @return false if lanes did nothing but poll
 bool run_warp(Block& block, int warp, int turns) {
   bool any = false;
   const int first = warp * kWarpThreads;

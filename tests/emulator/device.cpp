@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-// An emulated device: its multiprocessors take blocks, of which one after the other runs for a while.
+// An emulated device: blocks are placed on multiprocessors and run in turns.
 
 namespace kvq::emulator {
 
@@ -40,7 +40,7 @@ void fail(const char* format, ...) {
 
 namespace {
 
-/// Places blocks of a grid on multiprocessors that have room.
+/// Places blocks of a grid on multiprocessors with free resources.
 void place(Device& device, Grid& grid) {
   const dim3 size = grid.launch.grid;
   const std::size_t shared_bytes = grid.launch.shared_bytes + kSharedReserved;
@@ -65,7 +65,7 @@ void place(Device& device, Grid& grid) {
   }
 }
 
-/// Whether the next kernel of the stream, if it may overlap, may start.
+/// May the next kernel of the stream start, if it was launched with overlap?
 bool lets_next_start(const Device& device, const Grid& grid) {
   if (grid.placed < grid.blocks()) return false;
   for (const auto& block : device.blocks)
@@ -73,7 +73,7 @@ bool lets_next_start(const Device& device, const Grid& grid) {
   return true;
 }
 
-/// Starts what may start. @return whether anything is there to do
+/// Starts all operations that may start. @return whether there is anything to do
 bool start(Device& device) {
   bool any = !device.blocks.empty();
   for (auto& [id, stream] : device.streams) {
@@ -160,7 +160,7 @@ void finish_work(Device& device) {
       while (block.copies.empty() && block.land_a_copy(true)) continue;
       retire(device, at);
     } else if (!ran || random_below(4) == 0) {
-      // Copies land now and then, and at the latest when nobody can go on without.
+      // Copies complete at random times, and at the latest when no thread can continue without them.
       for (unsigned i = 1 + random_below(8); i > 0 && block.land_a_copy(!ran); --i) continue;
     }
     without_progress = progress == before ? without_progress + 1 : 0;

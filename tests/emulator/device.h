@@ -6,47 +6,47 @@
 #include <cstdint>
 #include <functional>
 
-/// A CUDA device of which every thread runs on the CPU, one at a time, in an order that a seed decides: kernels are
+/// An emulated CUDA device. All its threads run on the CPU, one at a time, in an order that a seed decides. Kernels are
 /// compiled as C++ (language.h) and launched by the same host code as on a GPU (runtime_api.cpp).
 ///
-/// What it keeps of a GPU is what programs may rely on, and no more. Lanes of a warp go on by themselves from one
-/// collective to the next; warps, blocks and kernels that may overlap take turns at random; copies by copy engines land
-/// late and in any order, and what they will overwrite is spoilt at once; shared memory begins with garbage. So a
-/// missing barrier, a barrier of a wrong count or parity, or a copy that nobody waits for shows as a wrong result, as a
-/// deadlock, which is reported, or as a broken rule, likewise.
+/// The emulated device guarantees what CUDA guarantees to programs, and no more. Lanes of a warp run independently from
+/// one collective to the next; warps, blocks and overlapping kernels take turns at random; asynchronous copies complete
+/// late and in any order, and their destination is overwritten with garbage at once; shared memory begins with garbage.
+/// So a missing barrier, a wrong count or phase of a barrier, or a missing wait for a copy shows as a wrong result, or
+/// is reported as a deadlock or as a broken rule.
 ///
-/// It says nothing about time; memory keeps order here, so that a missing fence does not show; warpgroup products are
-/// done when they are begun; and registers do not limit how many blocks a multiprocessor takes.
+/// Not emulated: time; weak memory order, so missing fences do not show; asynchronous warpgroup products, which
+/// complete at once; and registers as a limit on resident blocks.
 
-// Of the thread that runs.
+// The running thread's.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
 namespace kvq::emulator {
 
 constexpr int kWarpThreads = 32;
-constexpr std::size_t kSharedBytes = 256 * 1024;  ///< of a block's window, not of what it may have
+constexpr std::size_t kSharedBytes = 256 * 1024;  ///< address range of a block's shared memory; kernels may use less
 
-/// Ends the program: what went wrong, and in which thread.
+/// Ends the program with a message that includes the running thread.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- Of the thread that runs ------------------------------------------------------------------------------------
+// ---- For the running thread -------------------------------------------------------------------------------------
 
 /// The start of the block's shared memory, kSharedBytes, aligned to as much.
 std::byte* shared_window();
 
-/// Lets others run; comes back later.
+/// Lets other threads run.
 void pause();
 
-/// Each lane of `mask` gives the address of what it brings; the last one of them has `finish` called with all of them
-/// and then all go on.
-/// @param what  of the collective: all must have come to the same one
+/// A collective: each lane of `mask` passes the address of its operand; the last lane to arrive calls `finish` with the
+/// addresses of all, and then all lanes continue.
+/// @param what  name of the collective; it must be the same for all lanes
 void meet_warp(const char* what, unsigned mask, void* mine, void (*finish)(void* const (&)[kWarpThreads]));
-/// The same of a warpgroup, four warps: 128 lanes.
+/// The same for a warpgroup: four warps, 128 lanes.
 void meet_warpgroup(const char* what, void* mine, void (*finish)(void* const (&)[4 * kWarpThreads]));
 int lane();
 
-/// Barrier `name`, 0 to 15, of `threads` threads of the block, 0 for all. @return whether any came with `vote`
+/// Barrier `name`, 0 to 15, of `threads` threads of the block, 0 for all. @return whether any thread passed `vote`
 bool block_barrier(int name, int threads, bool waits, bool vote = false);
 
 // Barriers in shared memory.
@@ -54,7 +54,7 @@ void mbarrier_init(std::uint32_t address, std::uint32_t count);
 void mbarrier_arrive(std::uint32_t address, std::uint32_t expected_bytes = 0);
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity);
 
-// Copies into shared memory by others than this thread.
+// Asynchronous copies to shared memory.
 void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier);
 void thread_copy(std::uint32_t to, const void* from, std::uint32_t bytes);
 void thread_copy_commit();
@@ -66,7 +66,7 @@ void wait_for_kernels_before();
 
 // ---- For the host -----------------------------------------------------------------------------------------------
 
-/// Decides every order from now on.
+/// Seeds the generator that decides all orders from now on.
 void set_seed(std::uint64_t seed);
 
 struct Launch {

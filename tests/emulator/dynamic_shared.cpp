@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-// What kernels declare as `extern __shared__`, in the name of every namespace that does: of a size that no other
-// variable has, by which runtime_api.cpp knows them. Compiled with -femulated-tls, like the kernels.
+// The `extern __shared__` arrays of kernels, one in each namespace that declares it. runtime_api.cpp recognizes them by
+// their size, which no other variable has. Compiled with -femulated-tls, like the kernels.
 namespace kvq {
 namespace decode {
 thread_local unsigned char memory[emulator::kSharedBytes];

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-// The emulated device itself: that it does what the instructions are defined to do, and that it tells of mistakes.
+// The emulated device itself: instructions have their defined effects, and mistakes are reported.
 
 namespace kvq::emulator {
 namespace {
 
-/// Orders are a test case's own, whichever others run: --rng-seed 7 gives others than --rng-seed 8.
+/// Orders of a test case depend on --rng-seed alone, not on the other cases that run.
 struct Seeds : Catch::TestEventListenerBase {
   using TestEventListenerBase::TestEventListenerBase;
   void testCaseStarting(const Catch::TestCaseInfo&) override { set_seed(Catch::rngSeed()); }
@@ -32,7 +32,7 @@ void run(void (*kernel)(Parameters...), dim3 grid, int threads, std::type_identi
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
-/// What the emulated device says before it ends the program; empty if it does not.
+/// The message with which the emulated device ends the program; empty if it does not end it.
 template <typename Act>
 std::string complaint(Act act) {
   int ends[2];
@@ -56,7 +56,7 @@ std::string complaint(Act act) {
 }
 using Catch::Matchers::Contains;
 
-/// Of 16 KiB.
+/// Dynamic shared memory, 16 KiB.
 std::byte* dynamic_shared() { return shared_window(); }
 
 __global__ void exchange_kernel(int* out) {
@@ -84,7 +84,7 @@ __global__ void product_kernel(const unsigned char* a, const signed char* b, int
   for (int i = 0; i < 4; ++i) c[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
 }
 
-/// A ring of one stage: the first thread copies, all others add up. @param waits  for the copy
+/// A ring of one stage: the first thread copies, all others sum. @param waits  threads wait for the copy
 __global__ void copy_kernel(const float* from, int rounds, float* sums, bool waits) {
   std::byte* shared = dynamic_shared();
   const ptx::u32 full = ptx::shared_address(shared), empty = full + 8, stage = full + 128;
@@ -123,7 +123,7 @@ __global__ void second_kernel(const int* value, int* early, int* late) {
   if (threadIdx.x == 0) late[blockIdx.x] = *value;
 }
 
-// Mistakes.
+// Kernels with mistakes.
 __global__ void lonely_barrier_kernel() {
   if (threadIdx.x != 5) __syncthreads();
 }
@@ -234,8 +234,8 @@ TEST_CASE("Mistakes end the program and are named", "[emulated]") {
 }
 
 TEST_CASE("Decode traps at a line of 2^32 slots, and not before", "[emulated]") {
-  // 32 heads of sequences of 2^31 - 64 tokens, 64 to a slot: 2^30 - 32 slots a sequence. There are no pages: whoever
-  // gets to attend ends with another message.
+  // 32 heads of sequences of 2^31 - 64 tokens, 64 to a slot (KV chunk): 2^30 - 32 slots a sequence. There are no pages,
+  // so a block that begins to attend ends with another message.
   const DecodeVariant& variant = *decode_variants().front();
   REQUIRE(std::string(variant.name) == "decode_d128_u2g128_u2g128_h4_bf16");
   constexpr int kHeads = 32, kLength = 0x7FFFFFC0, kMostBatch = 5;

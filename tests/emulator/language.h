@@ -15,13 +15,13 @@
 
 // ---- 1. Words of the language ------------------------------------------------------------------------------------
 
-// From here on: the toolkit's headers have been read, as for the host.
+// From here on this is device code; above, the toolkit's headers were read as for the host.
 #define __CUDA_ARCH__ KVQ_EMULATED_ARCH
 #if KVQ_EMULATED_ARCH == 900
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #endif
 #undef __shared__
-#define __shared__ thread_local  // compiled with -femulated-tls: runtime_api.cpp says where they lie
+#define __shared__ thread_local  // compiled with -femulated-tls: runtime_api.cpp provides the addresses
 #undef __maxnreg__
 #define __maxnreg__(count)
 #undef __launch_bounds__
@@ -50,7 +50,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, T* kernel
 
 namespace kvq::emulator {
 
-/// Each lane of the mask brings a T; `change` sees and changes those of all, then lanes take theirs back.
+/// Each lane of the mask passes a T; `change` modifies the values of all lanes, then each lane gets its own back.
 template <typename T, typename Change>
 T exchange(const char* what, unsigned mask, T mine, Change) {
   meet_warp(what, mask, &mine, [](void* const(&lanes)[kWarpThreads]) {
@@ -64,7 +64,7 @@ T exchange(const char* what, unsigned mask, T mine, Change) {
 template <typename T>
 struct Sent {
   T value;
-  int from;  ///< lane; itself where there is none
+  int from;  ///< source lane; the lane itself if there is no source
 };
 template <typename T>
 T shuffle(const char* what, unsigned mask, T value, int from) {

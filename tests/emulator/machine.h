@@ -9,26 +9,26 @@
 #include <utility>
 #include <vector>
 
-/// The parts of an emulated device: what device.cpp runs and runtime_api.cpp fills.
+/// The parts of an emulated device: runtime_api.cpp enqueues operations, device.cpp runs them.
 namespace kvq::emulator {
 
 // A small Hopper: a few multiprocessors, each as large as a real one.
 constexpr int kDevices = 2, kMultiprocessors = 3;
 constexpr std::size_t kSharedPerMultiprocessor = 228 * 1024, kSharedReserved = 1024, kSharedPerBlock = 227 * 1024;
 constexpr int kThreadsPerMultiprocessor = 2048, kBlocksPerMultiprocessor = 32;
-/// A block's window: what it asks for, a guard behind it, and its static variables.
+/// A block's window of shared memory: the dynamic part, a guard behind it, and static variables.
 constexpr std::size_t kGuardBytes = 256, kStaticBytes = 48 * 1024;
 
 struct Block;
 struct Grid;
 
-/// What a thread knows of itself.
+/// Built-in variables of a thread.
 struct Place {
   uint3 thread, block;
   dim3 block_dim, grid_dim;
 };
 
-/// A copy by the thread itself, or, if of no bytes, an arrival on the barrier at `to` behind the copies before it.
+/// A copy by the thread itself (cp.async), or, without bytes, an arrival on the barrier at `to` behind earlier copies.
 struct Copy {
   std::uint32_t to;
   const void* from;
@@ -39,7 +39,7 @@ struct BulkCopy {
   std::uint32_t to;
   const void* from;
   std::uint32_t bytes, barrier;
-  bool late;  ///< lands only when the block's threads can do nothing else
+  bool late;  ///< completes only when the block's threads can do nothing else
 };
 
 struct Thread {
@@ -49,7 +49,7 @@ struct Thread {
   State state = State::runs;
   void* stack = nullptr;
   bool polls = false;
-  // What it waits for.
+  // What the thread waits for.
   const long long* generation = nullptr;
   long long seen_generation = 0;
   std::uint32_t address = 0, parity = 0;
@@ -57,7 +57,7 @@ struct Thread {
   int group = 0;
 };
 
-/// Lanes that come to a collective, of a warp or a warpgroup.
+/// Lanes of a warp or a warpgroup that have arrived at a collective.
 template <int kLanes>
 struct Meeting {
   const char* what;
@@ -78,9 +78,9 @@ struct Block {
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  /// Lets each warp run for a while. @return false if none got anywhere
+  /// Lets each warp run for a while. @return false if no warp made progress
   bool run();
-  /// Carries out one of the copies that are on their way, if any; late ones too if nothing else is left to do.
+  /// Carries out one of the pending copies, if any. @param late_ones  includes late copies
   bool land_a_copy(bool late_ones);
   void end();
 
@@ -93,7 +93,7 @@ struct Block {
   NamedBarrier barriers[16];
   std::vector<BulkCopy> copies;
   bool launched_dependents = false;
-  std::vector<std::pair<const void*, std::size_t>> statics;  ///< variables, where they lie
+  std::vector<std::pair<const void*, std::size_t>> statics;  ///< static variables and their offsets
   std::size_t static_begin, static_end;
 };
 
@@ -101,12 +101,12 @@ struct Grid {
   std::uint64_t blocks() const { return std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z; }
 
   Launch launch;
-  std::shared_ptr<Grid> before;  ///< whose end wait_for_kernels_before() waits for, if this one started early
+  std::shared_ptr<Grid> before;  ///< the grid that wait_for_kernels_before() waits for, if this grid started early
   std::uint64_t placed = 0, retired = 0;
   bool ended = false;
 };
 
-/// What a stream is to do: a kernel, or something that is done at once.
+/// An operation of a stream: a kernel, or host code that runs at once.
 struct Operation {
   std::shared_ptr<Grid> grid;
   std::function<void()> on_host;
@@ -125,20 +125,20 @@ struct Device {
 };
 
 extern Thread* running;
-extern long long progress;  ///< counts what happens: where nothing does, all wait for each other
+extern long long progress;  ///< counts events; if it stands still, there is a deadlock
 
 /// Lets a thread run until it yields or ends.
 void resume(Thread& thread);
-/// Back to who resumed the thread that runs.
+/// Returns from the running thread to the caller of resume().
 void yield();
-/// Whether a thread that yielded has what it waits for.
+/// Whether the condition that a yielded thread waits for is true.
 bool ready(const Thread& thread);
 unsigned random_below(std::size_t count);
 
 /// Runs until all streams are empty.
 void finish_work(Device& device);
 
-/// Where the running block has a static variable.
+/// Address of a static variable in the running block's shared memory.
 void* static_shared(const void* variable, std::size_t bytes, std::size_t alignment);
 
 }  // namespace kvq::emulator

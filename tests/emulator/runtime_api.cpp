@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-// CUDA's runtime API on the emulated devices, as much of it as kvq uses. Kernels run when somebody waits for them.
+// The part of CUDA's runtime API that kvq uses, on the emulated devices. Kernels run when the host waits for them.
 
 struct CUgraph_st {
   struct Node {
@@ -23,7 +23,7 @@ struct CUstream_st {
   int device = 0;
   CUgraph_st* captured = nullptr;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  bool spoilt = false;  ///< what was captured, by a call that cannot be in a graph
+  bool spoilt = false;  ///< the capture is invalid, because of a call that cannot be in a graph
 };
 
 namespace kvq::emulator {
@@ -42,7 +42,7 @@ cudaError_t failed(cudaError_t error) {
 }
 Device& device_of(cudaStream_t stream) { return devices[stream ? stream->device : current]; }
 
-/// Work of the default stream neither begins before that of others has ended nor the other way round.
+/// Orders the default stream with the others: work of one begins only when earlier work of the other has ended.
 void keep_order(Device& device, cudaStream_t stream) {
   for (const auto& [id, other] : device.streams)
     if (id != stream && (id == nullptr || stream == nullptr) && !other.queue.empty()) return finish_work(device);
@@ -96,14 +96,14 @@ using namespace kvq::emulator;
 
 // ---- Shared memory: what -femulated-tls makes of a thread_local variable ------------------------------------------
 
-/// As the compiler lays it out.
+/// Control structure of a variable, as the compiler lays it out.
 struct EmulatedVariable {
   std::size_t bytes, alignment;
   void* place;
   void* initial;
 };
 extern "C" void* __emutls_get_address(EmulatedVariable* variable) {
-  // Arrays of unknown size are what a block asks for (dynamic_shared.cpp): where its window begins.
+  // `extern __shared__` arrays (dynamic_shared.cpp) are a block's dynamic shared memory, where its window begins.
   if (variable->bytes >= kSharedBytes) return shared_window();
   return static_shared(variable, variable->bytes, variable->alignment);
 }
@@ -175,7 +175,7 @@ cudaError_t cudaFree(void* pointer) {
 }
 namespace {
 
-/// A copy of nothing may name no memory.
+/// Copies; pointers of an empty copy may be null.
 void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memmove(to, from, bytes);
 }

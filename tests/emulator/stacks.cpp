@@ -6,13 +6,13 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Threads of the emulated device, each on a stack of its own, of which one runs.
+// Threads of the emulated device: each has a stack of its own, one of them runs at a time.
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// Leaves one stack for another: pushes what a function must keep, and pops it there. (swapcontext would do, but asks
-// the kernel each time, and a collective of a warp is 32 times.)
+// Switches from one stack to another: pushes the callee-saved registers, and pops those of the other stack.
+// (swapcontext would do, but makes a system call each time, and a collective of a warp takes 32 switches.)
 #ifndef __x86_64__
 #error "the emulated device runs on x86-64: another architecture needs its own kvq_emulator_switch"
 #endif
@@ -40,21 +40,21 @@ Thread* running = nullptr;
 
 namespace {
 
-/// A stack, on which one thread runs at a time. Those that run to their end without waiting need no other one.
+/// A stack for one thread at a time. Threads that end without waiting run on the same stack, one after the other.
 struct Stack {
   static constexpr std::size_t kBytes = 128 * 1024;
-  void* at = nullptr;  ///< where it was left
+  void* at = nullptr;  ///< stack pointer of a stack that was left
   Thread* thread = nullptr;
   void* bottom = nullptr;
   std::size_t bytes = kBytes;
-  void* fake = nullptr;  ///< AddressSanitizer's own
+  void* fake = nullptr;  ///< fake stack of AddressSanitizer
 };
 Stack scheduler;
-// Kept until the program ends, and found by leak detectors.
+// Never freed; still reachable, so leak detectors do not report them.
 auto& idle_stacks = *new std::vector<Stack*>;
 
 #ifdef KVQ_EMULATOR_ASAN
-/// Behind a switch: where it came from. Only the scheduler's stack is another one each time a host thread waits.
+/// Tells AddressSanitizer that a switch is done, and learns the scheduler's stack, which differs between host threads.
 void arrived(Stack& on) {
   const void* bottom = nullptr;
   std::size_t bytes = 0;
@@ -96,7 +96,8 @@ Stack& new_stack() {
   void* memory =
       mmap(nullptr, Stack::kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED || mprotect(memory, 4096, PROT_NONE) != 0) fail("no memory for another stack");
-  // As if it had been left: six registers, of which kvq_emulator_begin looks at one, and where to go on.
+  // The same contents as a stack that was left: six registers, of which kvq_emulator_begin reads one, and the address
+  // to continue at.
   auto* top = reinterpret_cast<void**>(static_cast<std::byte*>(memory) + Stack::kBytes) - 2;
   *top = nullptr;
   *--top = reinterpret_cast<void*>(kvq_emulator_begin);

@@ -19,11 +19,12 @@ using Catch::Matchers::Contains;
 namespace {
 
 constexpr Windows kWindows = {.sink_tokens = 4, .recent_tokens = 24};
-/// Hadamard blocks, and dense rotations, whose kernel needs more shared memory than a device gives without being asked.
+/// One layer has Hadamard blocks, one a dense rotation, whose kernel needs more than the default limit of shared
+/// memory.
 constexpr int kLayers[] = {0, 4};
 const std::vector<int> kSteps = {150, 1, 1, 30, 1, 70, 1};
 
-/// Makes a device current as long as it lives.
+/// Makes a device current during its lifetime.
 class Current {
  public:
   explicit Current(int device) {
@@ -37,7 +38,7 @@ class Current {
   int before_ = 0;
 };
 
-/// A model, a cache and plans on the current device. Rows, and so results, are the device's own.
+/// A model, a cache and plans on the current device. Rows, hence results, differ between devices.
 struct OnDevice {
   OnDevice(const Artifact& artifact, int layer)
       : engine(artifact), plan(artifact.layers[static_cast<std::size_t>(layer)]) {
@@ -51,7 +52,7 @@ struct OnDevice {
 
   bool begin(int tokens) { return runner->begin(std::vector<Growth>{{0, tokens}}); }
 
-  /// Holds the result of the next step against the codec's.
+  /// Compares the result of the next step with the codec's.
   void check(int tokens, const std::vector<std::uint16_t>& found) {
     const std::uint64_t seed = runner->rows[0];
     const auto length = static_cast<std::int64_t>(expected.k.size()) + tokens;
@@ -77,7 +78,7 @@ std::unique_ptr<OnDevice> on_device(int device, const Artifact& artifact, int la
   return std::make_unique<OnDevice>(artifact, layer);
 }
 
-/// Are there two devices? Says so if not.
+/// Are there two devices? Prints a warning if not.
 bool two_devices() {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -153,7 +154,7 @@ TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu
   started(*first), started(*second);
 
   {
-    // The cache is of device 0 and device 1 is current.
+    // The cache is on device 0, and device 1 is current.
     const Current current(1);
     CHECK_THROWS_WITH(first->runner->run(),
                       Contains("invalid argument: write: the current device is 1, the cache is on 0"));
@@ -162,7 +163,7 @@ TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu
                                           {.num_pages = 16, .max_sequences = 1}, nullptr),
                       Contains("cache: the current device is 1, the model is on 0"));
   }
-  // The plan is of device 1, the cache of device 0, which is current.
+  // The plan is for device 1, the cache on device 0, which is current.
   auto error = runtime::init<kvq_error>();
   const auto refused = [&](kvq_status status, const std::string& call) {
     CHECK(status == KVQ_INVALID_ARGUMENT);
@@ -183,7 +184,7 @@ TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu
   refused(prefill.run(cache, 0, runtime::init<kvq_prefill_args>(), nullptr, &error), "prefill");
   refused(dequantize.run(cache, 0, runtime::init<kvq_dequantize_args>(), nullptr, &error), "dequantize");
 
-  // Nothing of that has left a trace.
+  // The refused calls have changed nothing.
   for (OnDevice* d : {first.get(), second.get()}) {
     const Current current(d->device);
     REQUIRE(d->begin(1));

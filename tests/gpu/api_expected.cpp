@@ -10,7 +10,7 @@ namespace kvq::test {
 
 namespace {
 
-/// What the cache gives back of a token's rows [Hkv, D] of one side.
+/// A token's rows [Hkv, D] of one side after the cache has stored them.
 std::vector<float> stored(const TensorPlan& plan, std::span<const float> rows, bool rounded, bool coded) {
   std::vector<float> all;
   for (std::size_t head = 0; head < rows.size() / kDim; ++head) {
@@ -38,7 +38,7 @@ ExpectedRow::ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bo
 
 void Expected::grow(const LayerPlan& plan, const Windows& windows, std::int64_t length, std::span<const float> key,
                     std::span<const float> value) {
-  // Tokens that the step codes at once never were in the window.
+  // Tokens that the step quantizes at once never were in the window.
   const auto t = static_cast<std::int64_t>(k.size());
   const bool from_window = t < windows.sink_tokens || t >= length - windows.recent_tokens;
   k.emplace_back(plan.k, key, from_window);

@@ -20,7 +20,8 @@ namespace kvq::test {
 
 namespace {
 
-/// More than any rotation in float32 errs, of a row's largest channel; the write kernels' dense one is the least exact.
+/// Bound on the error of rotations in float32, relative to a row's largest channel. The dense write kernel is the least
+/// exact.
 constexpr float kRotationError = 0x1p-17f;
 
 struct Coded {
@@ -33,8 +34,9 @@ struct Coded {
   std::vector<float> numbers;
 };
 
-/// Has the row the same codes and numbers wherever rounding in the rotation puts it, coded at once or from bfloat16?
-/// Up, down, wider and narrower move both extremes, on which numbers depend, in all ways, and every channel in both.
+/// Does the row get the same codes, scales and minima whatever the rounding errors of the rotation are, quantized at
+/// once or from bfloat16? The four probes move all channels up, down, outwards and inwards by the largest error, which
+/// moves both extremes, on which scales and minima depend, in all combinations.
 bool firm(const TensorPlan& plan, int head, std::span<const float> x) {
   const auto* coder = std::get_if<UniformCoder>(&plan.coder);
   if (!coder || plan.rotation.kind == RotationKind::identity) return true;
@@ -46,7 +48,7 @@ bool firm(const TensorPlan& plan, int head, std::span<const float> x) {
   const Coded at_once(*coder, clip_ratio, rotated), later(*coder, clip_ratio, exact);
   float largest = 0.0f;
   for (const float y : rotated) largest = std::max(largest, std::abs(y));
-  // The terms of transforms may be larger than what they sum to.
+  // The terms of a transform may be larger than their sum.
   const float step = std::max(kRotationError * largest, static_cast<float>(4.0 * row_rounding(plan.rotation, head, x)));
   for (const bool outwards : {false, true})
     for (const float by : {step, -step}) {
@@ -67,7 +69,7 @@ std::vector<std::uint16_t> row(std::uint64_t seed, std::int64_t place, std::uint
   return bits;
 }
 
-/// Of each head the first row of many that is firm.
+/// For each head the first random row that is firm.
 std::vector<std::uint16_t> firm_rows(const TensorPlan& plan, std::uint64_t seed, std::int64_t place, std::uint64_t kind,
                                      std::int32_t heads, std::int32_t dim) {
   std::vector<std::uint16_t> all;
@@ -101,7 +103,7 @@ kvq_layer_geometry geometry_of(const LayerPlan& plan) {
   return g;
 }
 
-/// As this rank holds it.
+/// The plan of a layer as this rank holds it.
 const LayerPlan& layer_of(const runtime::Model& model, int layer) { return abi::layer_of(model.get(), layer).plan; }
 
 }  // namespace

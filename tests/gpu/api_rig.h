@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-/// An engine in small: everything through the public interface.
+/// A small engine that uses the public interface only.
 namespace kvq::test {
 
 /// A served artifact in a file, loaded and uploaded.
@@ -34,26 +34,25 @@ class LayerRunner {
  public:
   LayerRunner(const Engine& engine, std::int32_t layer, const runtime::PagedCacheOptions& options, kvq_stream stream);
 
-  /// Grows sequences, writes rows and attends. Row of the i-th new token of a sequence: of `rows[sequence]` at its
-  /// position.
-  /// @return  [B, Hq, D] decoded results of the batch, in bfloat16; empty if there are not enough pages
+  /// Grows sequences, writes rows and attends. The row of a new token depends on `rows[sequence]` and its position.
+  /// @return  [B, Hq, D] attention results of the batch, in bfloat16; empty if there are not enough pages
   std::vector<std::uint16_t> step(std::span<const Growth> batch);
-  /// The same in parts: everything but reading the results, which are then in `out`.
+  /// The two parts of step(), without reading the results, which are then in `out`.
   bool begin(std::span<const Growth> batch);
   void run();
   std::vector<std::uint16_t> results();
 
   std::vector<float> lse();
 
-  /// From here on keys and queries come as from weights that hold the keys' scales.
+  /// From here on keys and queries are those of weights with folded key scales.
   void scale_keys() { scaled_ = true; }
 
   runtime::PagedCache cache;
   kvq_layer_info info;
   std::map<std::int32_t, std::uint64_t> rows = {};  ///< seed of each sequence's rows
 
-  /// The rows of a token, [Hkv, D] bfloat16, and the queries that ask at a length, [Hq, D]. Rows are such that their
-  /// codes are certain: none is so near an edge that rounding in the rotation could give it another one.
+  /// The rows of a token, [Hkv, D] bfloat16, and the queries at a length, [Hq, D]. Rows are chosen such that their
+  /// codes are certain: no channel is so near an edge that rounding errors of the rotation could change its code.
   std::vector<std::uint16_t> key(std::uint64_t seed, std::int64_t position) const;
   std::vector<std::uint16_t> value(std::uint64_t seed, std::int64_t position) const;
   std::vector<std::uint16_t> query(std::uint64_t seed, std::int64_t length) const;

@@ -73,7 +73,7 @@ TEST_CASE("Golden rows come out right on this device, for every page size and ra
 }
 
 TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runtime][gpu][api][emulated]") {
-  // Layers with tuned kernels for fp16: Hadamard blocks with signs and centres, and dense rotations with clips.
+  // Layers with tuned kernels for fp16: Hadamard blocks with signs and centers, and dense rotations with clips.
   Artifact artifact = first_layers(6);
   auto options = runtime::init<kvq_model_options>();
   options.activation = KVQ_FP16;
@@ -85,12 +85,12 @@ TEST_CASE("Golden rows come out right for a model that computes in fp16", "[runt
     CHECK(result.rows == 2 * 50 * 4);
     CHECK(result.firm_rows > result.rows / 4);
     CHECK(result.output_error > 0.0);
-    CHECK(result.output_error < 0x1p-9);  // less than results in bfloat16 have
+    CHECK(result.output_error < 0x1p-9);  // less than the rounding error of bfloat16 results
   }
   CHECK(outcome.message == "");
-  CHECK(outcome.status == KVQ_OK);  // the others run on plain kernels
+  CHECK(outcome.status == KVQ_OK);  // the other layers run on generic kernels
 
-  // The same rows as if they were larger: what bfloat16 holds, fp16 may not.
+  // A number that bfloat16 can represent, but not fp16.
   artifact.golden[4].tokens.v[0] = float_to_bf16(1e5f);
   outcome = selftest(artifact, options);
   CHECK(outcome.layers[4].status == KVQ_UNSUPPORTED);
@@ -113,7 +113,8 @@ TEST_CASE("Golden rows of transforms come out right, up to the bound of the cond
     CHECK(layer.rows == 2 * 50 * 4 / std::min(tp_size, 4));
     if (layer.layer != 4) CHECK(layer.firm_rows > layer.rows / 8);
     CHECK(layer.output_error > 0.0);
-    // At the bound what rows and queries of 16 bits are rounded by is larger than they are, and two parts of A count.
+    // At the bound of the condition, rounding errors of 16-bit rows and queries exceed the rows, and the two-part A
+    // adds to them.
     CHECK(layer.output_error < (layer.layer == 4 ? 0.2 : 0x1p-7));
   }
 }
@@ -122,7 +123,8 @@ TEST_CASE("A damaged golden byte or output of a transform fails", "[runtime][gpu
   for (const int layer : {0, 1}) {
     Artifact artifact = transformed_artifact();
     GoldenSide& side = artifact.golden[layer].k;
-    side.bytes[firm_row(side) * (side.bytes.size() / side.firm.size()) + 5] ^= 0x80;  // by two steps, for soft rows
+    side.bytes[firm_row(side) * (side.bytes.size() / side.firm.size()) + 5] ^=
+        0x80;  // changes a code by two steps, a fault for soft rows, too
     std::vector<float>& out = artifact.golden[3].out;
     float largest = 0.0f;
     for (std::size_t i = 0; i < 128; ++i) largest = std::max(largest, std::abs(out[i]));

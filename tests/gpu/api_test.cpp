@@ -20,7 +20,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-/// Sequences beside their expected contents; every step's results are held against them.
+/// Sequences with their expected contents; the results of every step are compared with them.
 class Checked {
  public:
   Checked(const Engine& engine, const Artifact& artifact, int layer, const Windows& windows, cudaStream_t stream)
@@ -100,7 +100,7 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     const std::vector<std::uint16_t> out = runner.step(batch);
     REQUIRE(out.size() == 2 * 16 * kDim);
 
-    // The same by hand.
+    // The same, by direct calls of the kernels.
     const LoadedLayer& loaded = engine.model->get()->model.layers[static_cast<std::size_t>(layer)];
     const KernelKey key = kernel_key(loaded.plan, loaded.pages, true);
     const LayerPointers pointers =
@@ -165,7 +165,7 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
   }
 }
 
-/// A layer's sequences grow, take drafts back, fork and go on.
+/// A layer's sequences grow, take draft tokens back, fork and grow again.
 void check_growth(const Engine& engine, const Artifact& artifact, int layer, const Windows& windows) {
   CAPTURE(windows.sink_tokens, windows.recent_tokens);
   Stream s;
@@ -173,7 +173,7 @@ void check_growth(const Engine& engine, const Artifact& artifact, int layer, con
   const int a = checked.create(1), b = checked.create(2);
   checked.step({{a, 150}, {b, 3}});
   for (int i = 0; i < 4; ++i) checked.step({{b, 1}, {a, 1}});
-  checked.step({{a, 6}, {b, 5}});  // drafts
+  checked.step({{a, 6}, {b, 5}});  // draft tokens
   checked.rollback(a, 5), checked.rollback(b, 5);
   checked.step({{a, 2}, {b, 30}});
   const int c = checked.fork(a, s.stream);
@@ -265,7 +265,7 @@ TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime]
   const int a = checked.create(1);
   checked.step({{a, 100}});
   const int b = checked.fork(a, s.stream), c = checked.fork(a, s.stream);
-  checked.step({{a, 1}});  // the others still share their last page
+  checked.step({{a, 1}});  // the other sequences still share their last page
   runtime::PagedCache& cache = checked.runner.cache;
   const auto state = [&] {
     return std::vector<std::int64_t>{cache.allocator().length(a), cache.allocator().length(b),
@@ -273,7 +273,7 @@ TEST_CASE("A step or fork that throws leaves sequences as they were", "[runtime]
                                      cache.allocator().pages(b).back()};
   };
   const std::vector<std::int64_t> before = state();
-  // While a stream is captured nobody can wait for it; and what was tried spoils the capture.
+  // A wait for a stream that is being captured fails, and invalidates the capture.
   check_cuda(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
   CHECK_THROWS(cache.step(std::vector<Growth>{{a, 70}, {b, 1}}, s.stream));
   CHECK(state() == before);
@@ -334,7 +334,7 @@ TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime]
       const std::vector<float> mine = floats(found),
                                theirs = floats(cut(expected, runner.info.first_q_head, runner.info.num_q_heads));
       CHECK(relative_error(mine, std::vector<double>(theirs.begin(), theirs.end())) <
-            4e-3);  // the work is cut elsewhere
+            4e-3);  // not equal, because the work is split elsewhere
     }
 }
 
@@ -363,7 +363,7 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   const Artifact artifact = served_artifact(windows, 0);
   const Engine engine(artifact);
   Stream s;
-  // Two caches go the same way: one step by step, one by replaying a graph of a step of one token.
+  // Two caches take the same steps: one by direct calls, one by replaying a graph of a step of one token.
   LayerRunner eager(engine, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 100}, s.stream);
   LayerRunner replayed(engine, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 100}, s.stream);
   for (LayerRunner* runner : {&eager, &replayed}) {
@@ -378,7 +378,7 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   const DeviceMemory k(4 * 256), v(4 * 256), q(16 * 256), out(16 * 256), slot(8), window(8);
   const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{61}, s.stream),
                      indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, 1}, s.stream);
-  // Pages for all that is to come.
+  // Pages for all further tokens.
   std::vector<std::int32_t> pages(8);
   std::iota(pages.begin(), pages.end(), 0);
   const DeviceMemory table = to_device<std::int32_t>(pages, s.stream),
@@ -497,7 +497,7 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
       const std::vector<float> mine = floats(std::span(found).subspan(static_cast<std::size_t>(i) * 2048, 2048));
       CHECK(relative_error(mine,
                            attend_expected(plan, windows, expected, floats(runner.query(5, kPrefix + i)), kPrefix)) <
-            (transformed ? 2e-2 : 1e-2));  // larger scores, of keys in 16 bits
+            (transformed ? 2e-2 : 1e-2));  // transforms: larger scores, of 16-bit keys
     }
     --p.workspace_bytes;
     CHECK(prefill.run(runner.cache.handle(), layer, p, nullptr, &error) == KVQ_INVALID_ARGUMENT);
@@ -549,7 +549,7 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   CHECK(kvq_model_upload(engine.model->get(), engine.memory.get(), engine.memory.bytes() - 1, nullptr, &device_model,
                          &error) == KVQ_INVALID_ARGUMENT);
   CHECK_THAT(error.message, Contains("bytes of memory"));
-  // So are pools.
+  // Pools are checked, too.
   const auto pools_refusal = [&](auto change) {
     std::vector<kvq_layer_pools> pools(6, runtime::init<kvq_layer_pools>());
     for (kvq_layer_pools& p : pools) p.pages = p.windows = rows.get();

@@ -30,7 +30,7 @@ __device__ unsigned hash(unsigned long long x) {
 }
 __device__ float uniform(unsigned long long key) { return static_cast<float>(hash(key) & 0xFFFFFF) / 16777216.0f; }
 
-/// Writes one token of one head and side, in codes or exactly; all other bytes stay what they are.
+/// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
 __global__ void fill_cached_token(PackedCache p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
                                   std::byte* windows, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
@@ -109,7 +109,7 @@ struct MadeCache {
   Arena arena;
   PackedCache cache;
   PageLayout layout;
-  DeviceRotation undo_k, undo_v;  ///< as plain loops take them: x = x_rot @ matrix
+  DeviceRotation undo_k, undo_v;  ///< for the reference loops: x = x_rot @ matrix
   std::byte* pages = nullptr;
   std::byte* windows = nullptr;
   bool k_bfloat = false, v_bfloat = false;
@@ -166,7 +166,7 @@ struct MadeCache {
       cache.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = cache.rotation_k.factors};
       undo_k = cache.rotation_k, undo_v = cache.rotation_v;
     } else if (c.rotation == CaseRotation::transform) {
-      // Keys for scores of moderate size; of values, elements of A^-1 that fp16 does not hold.
+      // Keys are scaled for scores of moderate size, values such that fp16 cannot represent elements of A^-1.
       const auto sized = [](std::vector<float> inverse, int power) {
         for (float& x : inverse) x = std::ldexp(x, power);
         return inverse;
@@ -253,7 +253,7 @@ Rows rows_of(MadeCache& made) {
   return {get(k, k_count), get(v, v_count)};
 }
 
-/// Adds up squares of differences.
+/// Sums of squared differences.
 struct Distance {
   double error = 0.0, plain = 0.0, size = 0.0;
   void add(double found, double truth, double plain_value) {
@@ -268,7 +268,7 @@ struct Distance {
   }
 };
 
-/// Attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys k, v [B, longest, Hkv, D].
+/// Reference attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys and values [B, longest, Hkv, D].
 template <typename Float>
 __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batch, int num_q_heads, int num_kv_heads,
                               int dim, int v_dim, int longest, double scale, int window, const float* sink_logits,
@@ -314,7 +314,7 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
   Arena& arena = made.arena;
   const int heads = cache.num_kv_heads;
   const auto batch = cache.lengths.size();
-  std::vector<int> indptr = {5};  // rows before the first one must stay what they are
+  std::vector<int> indptr = {5};  // rows before the first row must keep their values
   for (std::size_t b = 0; b < batch; ++b) {
     const int first = c.first.empty() ? 0 : c.first[b], last = c.last.empty() ? cache.lengths[b] : c.last[b];
     indptr.push_back(indptr.back() + std::max(0, last - first));
@@ -442,7 +442,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   const auto compare = [&](const std::vector<int>& starts) {
     const int count = starts.back();
     if (count == 0) return;
-    // Keys and values as they are, and as a kernel has them whose inputs are of 16 bits.
+    // Keys and values as they are, and rounded to 16 bits like the inputs of the kernels.
     std::vector<double> keys[2], values[2];
     const auto fill = [&](bool rounded, int side_dim, const std::vector<double>& from_cache,
                           const std::vector<unsigned short>& fresh) {
@@ -514,7 +514,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     }
   };
 
-  // Twice: a call must not depend on what an earlier one left in the workspace.
+  // Twice, because a call must not depend on the contents of the workspace.
   for (int i = 0; i < 2 && status.ok(); ++i) {
     const std::vector<int> starts = prepare(c.chunks);
     status = variant.run(rows, launch, p, stream);

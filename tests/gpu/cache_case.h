@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-/// Caches of made-up contents, and what is read from them, held against plain loops in double.
+/// Caches with random contents; results of kernels that read them are compared with plain loops in double.
 namespace kvq::test {
 
 struct CacheCase {
@@ -30,25 +30,25 @@ struct DequantizeCase {
 struct PrefillCase {
   int heads = 4;                  ///< query heads of a KV head
   std::vector<int> chunks = {};   ///< new tokens of each sequence
-  std::vector<int> written = {};  ///< how many of the cached tokens are the chunk's; empty: none
-  std::vector<int> replay = {};   ///< chunks of a second run, as a replayed graph; none longer than before
+  std::vector<int> written = {};  ///< number of the chunk's tokens that are in the cache already; empty: none
+  std::vector<int> replay = {};   ///< chunks of a second run, as in a replayed graph; none longer than before
   int sliding_window = 0;
   bool sinks = false;                ///< learned sink logits
   float sharpness = 1.0f;            ///< factor on softmax_scale
   std::int64_t workspace_bytes = 0;  ///< limit
   bool portable = false;
-  bool plain = false;  ///< plain attention, even where there is a row
+  bool plain = false;  ///< generic attention, even if there is a tuned variant
 };
 
 struct CacheOutcome {
-  std::string failure;       ///< of a call, or what is wrong with the result whatever its size; empty if none
+  std::string failure;       ///< error of a call, or fault of the result other than its error; empty if none
   double error = 0.0;        ///< relative, of the result
-  double plain_error = 0.0;  ///< of plain loops in float from 16-bit rows, rounded like the result
+  double plain_error = 0.0;  ///< error of plain loops in float from 16-bit rows, rounded like the result
   double lse_error = 0.0;    ///< largest, absolute
   double lse_plain_error = 0.0;
 };
 
-/// @throws std::runtime_error if CUDA refuses something that is not under test
+/// @throws std::runtime_error if a CUDA call that is not under test fails
 CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCase& cache, const DequantizeCase& c);
 CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& cache, const PrefillCase& c);
 

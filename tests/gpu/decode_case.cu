@@ -25,7 +25,7 @@ __device__ void put_number(std::byte* at, float x, bool bfloat) {
       bfloat ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
 }
 
-/// Writes one token of one head and side, in codes or exactly; all other bytes stay what they are.
+/// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
 __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
                            std::byte* windows, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
@@ -35,7 +35,7 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
   if (position >= length) return;
   const TileSide& side = value ? layout.v : layout.k;
   const WindowLayout& w = p.window_layout;
-  // Sequences that share pages must write the same, so that the key is the page's, not the sequence's.
+  // The random numbers depend on the page, not on the sequence, because sequences that share pages must write the same.
   const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
   const std::int64_t page = p.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;
@@ -144,7 +144,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   int pages = 0;
   for (std::size_t b = 0; b < c.lengths.size(); ++b)
     for (int i = 0; i < (c.lengths[b] + c.page_size - 1) / c.page_size; ++i) {
-      // The last page of the shorter one is its own: the other may be longer there.
+      // A sequence does not share its last page, because the other sequence may be longer there.
       const bool shared = c.shared_prefix && b > 0 && i + 1 < static_cast<int>(tables[0].size()) &&
                           (i + 1) * c.page_size <= c.lengths[b];
       tables[b].push_back(shared ? tables[0][static_cast<std::size_t>(i)] : pages++);
@@ -193,7 +193,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   p.out = out, p.out_stride = static_cast<std::int64_t>(p.num_q_heads) * v_dim;
   p.lse = arena.take<float>(rows, 0xFF);
   if (c.rotation == CaseRotation::scaled) {
-    // Queries and results of very different channels.
+    // Queries and results with channels of very different size.
     const std::vector<float> factors = random_scales(c.num_kv_heads, std::max(dim, v_dim), 6, c.seed);
     p.rotation_k = {.order = dim & -dim, .per_head = true, .factors = arena.put(factors)};
     p.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = p.rotation_k.factors};
@@ -278,7 +278,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
                c.seed * 7919);
   };
   fill();
-  // Twice: nothing of the first call may reach the second one.
+  // Twice, because a call must not depend on the contents of the workspace.
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
   for (int i = 0; i < 2 && status.ok(); ++i) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-/// One decode attention call on made-up contents, held against plain loops in double.
+/// One decode attention call on random contents, compared with plain loops in double.
 namespace kvq::test {
 
 enum class CaseRotation {
@@ -24,19 +24,19 @@ struct DecodeCase {
   std::vector<int> lengths = {};
   int sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   CaseRotation rotation = CaseRotation::none;
-  bool centers = false;          ///< centres of both sides and learned sink logits
-  float sink_level = 0.0f;       ///< added to these
+  bool centers = false;          ///< centers of both sides and learned sink logits
+  float sink_level = 0.0f;       ///< added to the sink logits
   bool indptr = false;           ///< page table as one list
   bool shared_prefix = false;    ///< all sequences start with the pages of the first one
   float sharpness = 1.0f;        ///< factor on softmax_scale
-  std::vector<int> replay = {};  ///< lengths of a second run, as a replayed graph; none longer than before
+  std::vector<int> replay = {};  ///< lengths of a second run, as in a replayed graph; none longer than before
   unsigned seed = 1;
 };
 
 struct DecodeOutcome {
-  std::string failure;       ///< of a call, or the first element that is not a number; empty if none
+  std::string failure;       ///< error of a call, or the first element that is not a number; empty if none
   double error = 0.0;        ///< relative, of the result
-  double plain_error = 0.0;  ///< of plain loops in float, rounded like the result
+  double plain_error = 0.0;  ///< error of plain loops in float, rounded like the result
   double lse_error = 0.0;    ///< largest, absolute
   double lse_plain_error = 0.0;
 };
@@ -44,7 +44,7 @@ struct DecodeOutcome {
 /// Is there a device to run on?
 bool have_device();
 
-/// @throws std::runtime_error if CUDA refuses something that is not under test
+/// @throws std::runtime_error if a CUDA call that is not under test fails
 DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c);
 
 }  // namespace kvq::test

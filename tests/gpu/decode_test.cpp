@@ -16,9 +16,9 @@ namespace {
 void check(const DecodeVariant& variant, const DecodeCase& c) {
   const DecodeOutcome outcome = run_decode_case(variant, c);
   CHECK(outcome.failure == "");
-  // What is left is the rounding of the result, which plain loops in float have too.
+  // The remaining error is the rounding of the result, which plain loops in float have, too.
   CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
-  // Scores err as their queries are rounded, the more the sharper attention is: the plain loops' queries are, too.
+  // Scores have the rounding errors of queries, which grow with the sharpness; plain loops round queries, too.
   // Transforms make scores larger.
   const bool transformed = c.rotation == CaseRotation::scaled || c.rotation == CaseRotation::transform;
   CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + (transformed ? 5e-4 : 1e-4));
@@ -35,9 +35,8 @@ void run_all(DecodeCase c) {
   }
 }
 
-/// Sequences that share their pages, so many that there are about `items`, so long that there are at least `share`
-/// stages of at most 64 tokens for each block; and once more with three quarters of the tokens: too short a line for as
-/// many rounds.
+/// Sequences that share their pages: about `items` items (work tiles), with at least `share` stages of at most 64
+/// tokens for each block. The replay has three quarters of the tokens: a line too short for as many rounds.
 DecodeCase long_line(int blocks, int share, int items) {
   const int heads = items >= 64 ? 8 : 1, sequences = (items + heads - 1) / heads;
   const auto tokens = static_cast<std::int64_t>(blocks) * share * 64;
@@ -58,8 +57,8 @@ DecodeCase long_line(int blocks, int share, int items) {
   return c;
 }
 
-/// A line of several rounds: few items, of which each query head is combined by itself; or so many that all heads of
-/// one are combined at once, but for the last items, which have many parts.
+/// A line (work queue) of several rounds. With few items, each query head is a unit of the combine kernel. With `many`
+/// items, all heads of an item are one unit, except for the last items, which have many parts.
 void check_long_line(const DecodeVariant& variant, bool many, int heads) {
   DecodeLaunch launch;
   REQUIRE(variant.plan(launch).ok());
@@ -77,7 +76,8 @@ const DecodeVariant& two_bits() {
   throw std::runtime_error("no variant of two bits");
 }
 
-/// More items than blocks, by factors that give two sequences to a unit, and four, but for the last ones.
+/// More items than blocks, by factors for which a unit of the combine kernel has two or four sequences, except at the
+/// end.
 DecodeCase several_sequences(CaseRotation rotation) {
   DecodeLaunch launch;
   REQUIRE(two_bits().plan(launch).ok());
@@ -162,7 +162,8 @@ TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") 
 }
 
 TEST_CASE("Largest scores that rise from stage to stage", "[runtime][gpu][slow]") {
-  // Long enough that a warp attends to several stages of an item, so sharp that exponentials must follow the scores.
+  // So long that a warp attends to several stages of an item, and so sharp that the reference of exponentials must
+  // move.
   const float sharpness = GENERATE(20.0f, 80.0f);
   run_all({.num_kv_heads = 8, .heads = 0, .lengths = {40000, 3000}, .sharpness = sharpness, .seed = 17});
 }

@@ -14,7 +14,7 @@ void run_all(const CacheCase& cache, const DequantizeCase& c = {}) {
     CAPTURE(variant->name, cache.page_size, cache.sink_tokens, cache.recent_tokens, cache.seed);
     const CacheOutcome outcome = run_dequantize_case(*variant, cache, c);
     CHECK(outcome.failure == "");
-    // What is left is the rounding of the result, which plain loops have too, and of a dense rotation.
+    // The remaining errors are the rounding of the result, which plain loops have, too, and of a dense rotation.
     CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
   }
 }

@@ -19,14 +19,14 @@
 #include <numeric>
 #include <set>
 
-/// The first level of truth reaches the kernels too: pages derived by hand are what the write kernel makes of their
-/// rows, and what the others read.
+/// Kernels against the first level of truth, pages that were derived by hand: the write kernel produces them from their
+/// rows, and the other kernels read them.
 using namespace kvq;
 using namespace kvq::test;
 
 namespace {
 
-/// Sides of a kernel that have the format of a vector's.
+/// Which sides of a kernel have the format of the vector's side.
 struct Fit {
   bool k = false, v = false;
   bool any() const { return k || v; }
@@ -61,7 +61,7 @@ void for_each_tile(Side side, const PageLayout& from, const PageLayout& to, Take
            static_cast<std::size_t>(side == Side::v ? to.value_tile(head, slot) : to.key_tile(head, slot)));
 }
 
-/// A page of a kernel's format with the tiles that fit, all else zero.
+/// A page of a kernel's format with the tiles of sides that fit; all other bytes are zero.
 template <typename Variant>
 Bytes page_for(const Variant& variant, const PageVector& vector, const Fit& fit) {
   const PageLayout layout = layout_of(variant, vector);
@@ -82,7 +82,7 @@ std::vector<float> row_values(const PageVector& vector, const PageVector::Row& r
   return x;
 }
 
-/// Is the row what coding its own values gives? Not if a group lacks its outermost codes.
+/// Does quantizing the row's values give the row? Not if a group lacks its outermost codes.
 bool codable(const PageVector& vector, const PageVector::Row& row) {
   if (row.codes.empty()) return false;
   std::vector<std::uint8_t> codes(row.codes.size());
@@ -96,7 +96,7 @@ struct WriteCall {
   std::vector<std::uint16_t> k, v;        ///< [T, Hkv, D]
   std::vector<float> center_k, center_v;  ///< [Hkv, D] or empty
   std::vector<std::int64_t> slots;        ///< [T]
-  WindowLayout windows = {};              ///< and where tokens go in it; without: no windows
+  WindowLayout windows = {};              ///< with window_rows; empty: no windows
   std::vector<std::int64_t> window_rows;  ///< [T]
 };
 
@@ -129,7 +129,7 @@ void write(const WriteVariant& variant, const WriteCall& call, Bytes& page, Byte
   to_host<std::byte>(windows, window, nullptr);
 }
 
-/// The vector's rows of the sides that fit, token by token; `at` says which tokens.
+/// The vector's rows of the sides that fit, by token.
 std::map<int, std::vector<const PageVector::Row*>> tokens_of(const PageVector& vector, const Fit& fit) {
   std::map<int, std::vector<const PageVector::Row*>> tokens;
   for (const PageVector::Row& row : vector.rows)
@@ -154,8 +154,8 @@ void check_tiles(const PageVector& vector, const Fit& fit, const PageLayout& lay
   }
 }
 
-/// Writes the vector's rows and compares pages. Rows that no values code to are there before.
-/// @return  rows that were written
+/// Writes the vector's rows and compares pages. Rows that are not codable() are in the page before.
+/// @return  number of rows that were written
 int check_write_pages(const WriteVariant& variant, const PageVector& vector, const Fit& fit) {
   const PageLayout layout = layout_of(variant, vector);
   const auto page_bytes = static_cast<std::size_t>(layout.page_bytes()),
@@ -174,7 +174,7 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
                      row->numbers, rest);
   }
 
-  // One by one. Rows are zero and their centre is what is wanted, to all digits.
+  // One by one. Rows are zero and the center is minus the vector's row, because centers have all digits of float.
   Bytes page = rest;
   for (const auto& [slot, token] : written) {
     WriteCall call{
@@ -197,7 +197,7 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
   }
   check_tiles(vector, fit, layout, page, expected, true);
 
-  // All at once, as small integers of the same codes, with a scale of their own.
+  // All at once, as small integers with the same codes, but other scales.
   WriteCall call{.layout = layout, .k = {}, .v = {}, .center_k = {}, .center_v = {}, .slots = {}, .window_rows = {}};
   call.k.assign(written.size() * heads * dim, 0), call.v = call.k;
   for (std::size_t t = 0; t < written.size(); ++t) {
@@ -221,7 +221,7 @@ int check_write_pages(const WriteVariant& variant, const PageVector& vector, con
   return rows;
 }
 
-/// What a cache of one sequence in one page, or of windows and an empty page, needs.
+/// Device memory of a cache with one sequence in one page, or in windows and an empty page.
 struct Reading {
   Reading(const PageLayout& page_layout, const Bytes& page, const Bytes& window, int tokens)
       : layout(page_layout),
@@ -277,7 +277,7 @@ void check_dequantize_pages(const DequantizeVariant& variant, const PageVector& 
   for (const PageVector::Row& row : vector.rows) {
     if (!fit.of(row.side)) continue;
     const std::vector<float> x = row_values(vector, row);
-    // One rounding to 16 bits, and one of the sum in float.
+    // Errors: one rounding to 16 bits, and one of the sum in float.
     const float largest =
         *std::max_element(x.begin(), x.end(), [](float a, float b) { return std::abs(a) < std::abs(b); });
     for (int c = 0; c < found.dim; ++c) {
@@ -349,7 +349,7 @@ void check_decode_pages(const DecodeVariant& variant, const PageVector& vector, 
   CHECK(std::sqrt(error) <= 0x1p-8 * std::sqrt(size));
 }
 
-/// Windows have one order of channels for all groups and coders of the values' width.
+/// The channel order of windows depends on the code bits of values only, not on groups and coders.
 template <typename Variant>
 bool windows_fit(const Variant& variant, const PageVector& vector) {
   const TileSide &k = vector.pages.k, &v = vector.pages.v;
@@ -396,7 +396,7 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
   const Reading reading(layout, page, vector.bytes, length);
   PackedCache cache = reading.cache();
   cache.sink_tokens = vector.sink_tokens, cache.recent_tokens = recent;
-  cache.page_table_stride = length;  // all in the one page, which no listed token looks at
+  cache.page_table_stride = length;  // all entries are the one page, which holds none of the listed tokens
   cache.windows = reading.windows.get(), cache.window_slots = reading.zeros.get<std::int32_t>();
   cache.window_layout = windows;
   const Dequantized found(read_variant, reading, cache, length);

@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
-/// Decode attention in plain loops, from the same bytes: what the fast kernels are held against. In double it is the
-/// truth, in float the yardstick for rounding: there queries that meet coded keys are rounded as in the fast kernels.
+/// Reference decode attention in plain loops, from the same bytes. In double it gives the expected results. In float it
+/// gives the rounding error that is allowed; there, queries for coded keys are rounded as in the tuned kernels.
 namespace kvq::plain {
 
 template <typename Float>
@@ -131,7 +131,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   Float sum = p.sink_logits && largest > -INFINITY
                   ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest)
                   : Float(0);
-  Float tokens = 0;  // what they have of the sum, beside a learned sink
+  Float tokens = 0;  // sum of exponentials without the learned sink
   for (int t = first; t < length; ++t) tokens += mine[t];
   sum += tokens;
   for (int c = thread; c < v_dim; c += threads) {

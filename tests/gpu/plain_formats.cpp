@@ -20,7 +20,7 @@ PlainFormat named(const CacheFormat& format, int heads, bool bf16) {
           heads, bf16};
 }
 
-/// Any side of codes that pages hold.
+/// A random quantized side that pages can hold.
 TileSide random_side(int head_dim, std::mt19937& random) {
   const int bits = head_dim % 64 == 0 && random() % 2 ? 2 : 4;
   std::vector<int> groups;
@@ -42,7 +42,7 @@ std::vector<PlainFormat> plain_formats() {
       named({affine(160, 4, 160), symmetric(160, 4, 32)}, 11, true),
       named({symmetric(224, 4, 224), affine(224, 4, 32)}, 8, false),
       named({affine(128, 2, 128), affine(128, 2, 128)}, 20, true),
-      // exact rows: of both sides, of one beside codes, of a head_dim that no codes have
+      // exact rows: on both sides, on one side, with a head_dim that quantized sides cannot have
       named({exact(80), exact(80)}, 4, true),
       named({exact(16), exact(16)}, 1, false),
       named({exact(256), exact(256)}, 12, true),

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-/// Formats for the plain kernels: a few that are special, and a sample of all others.
+/// Formats for tests of the generic kernels: a few special ones, and a random sample of all others.
 namespace kvq::test {
 
 struct PlainFormat {
@@ -19,7 +19,7 @@ struct PlainFormat {
   DequantizeVariant dequantize() const { return plain_dequantize(format, bf16); }
 };
 
-/// The same ones each time.
+/// The formats, the same for each call.
 std::vector<PlainFormat> plain_formats();
 
 }  // namespace kvq::test

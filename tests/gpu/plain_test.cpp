@@ -18,7 +18,7 @@ constexpr CaseRotation kRotations[] = {CaseRotation::none, CaseRotation::hadamar
 constexpr ScaleRule kRules[] = {ScaleRule::norm, ScaleRule::absmax, ScaleRule::least_squares};
 constexpr int kPageSizes[] = {16, 32, 64};
 
-/// Every format, numbered: what else a case is made of goes around with its number.
+/// Calls check() for every format with its number, which selects the other properties of a case in turn.
 template <typename Check>
 void for_each_format(Check check) {
   int i = 0;
@@ -50,7 +50,7 @@ void check_decode_case(const PlainFormat& format, const DecodeCase& c) {
 
 int hadamard_of(int head_dim, int i) { return std::max(1, (head_dim & -head_dim) >> (i % 3)); }
 
-/// Reflections. @return  [count, D, D]
+/// Householder reflections. @return  [count, D, D]
 std::vector<float> reflections(int count, int dim, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
@@ -117,7 +117,7 @@ TEST_CASE("Plain writing codes unrotated rows bit by bit as the codec does", "[r
     c.rule_k = rule_of(variant.k, kRules[i % 3]), c.rule_v = rule_of(variant.v, kRules[i / 3 % 3]);
     if (i % 2) c.clip_k = {0.96, 1.0, 0.5}, c.clip_v = {0.999, 0.85, 0.01};
     CHECK(compare_bytes(variant, c).where == "");
-    // Anywhere, and not at all.
+    // Tokens go to random slots, and one to none.
     std::shuffle(c.slot_mapping.begin(), c.slot_mapping.end(), std::mt19937(static_cast<unsigned>(i)));
     c.slot_mapping[1] = -1;
     if (i % 2 == 0)

@@ -11,7 +11,7 @@ using namespace kvq::test;
 
 namespace {
 
-/// Runs the case with every format that prefill knows, and both kernels.
+/// Runs the case with every format that prefill supports, and both kernels.
 void run_all(const CacheCase& cache, PrefillCase c) {
   for (const DequantizeVariant* rows : dequantize_variants()) {
     if (!find_prefill_variant(*rows)) continue;
@@ -20,8 +20,7 @@ void run_all(const CacheCase& cache, PrefillCase c) {
       CAPTURE(rows->name, portable, c.heads, cache.page_size, c.sliding_window, cache.seed);
       const CacheOutcome outcome = run_prefill_case(*rows, cache, c);
       CHECK(outcome.failure == "");
-      // Plain loops that get keys and values of 16 bits have the rounding of these and of the result; the kernels also
-      // round weights to 16 bits.
+      // Plain loops round keys, values and results to 16 bits; the kernels also round weights to 16 bits.
       CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
       CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-3);
     }

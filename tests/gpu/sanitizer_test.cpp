@@ -7,7 +7,7 @@
 using namespace kvq;
 using namespace kvq::test;
 
-// A little of everything, for tools under which a kernel runs a thousand times slower (scripts/gpu_check.sh).
+// Small cases of every kernel, for tools under which a kernel runs a thousand times slower (scripts/gpu_check.sh).
 TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks", "[runtime][gpu][sanitizer]") {
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);

@@ -25,7 +25,7 @@ void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
 
-/// Device memory that begins as bytes of 0xFF: numbers that are not numbers.
+/// Device memory that is initialized with bytes of 0xFF, which are NaNs.
 template <typename T>
 class Buffer {
  public:
@@ -99,7 +99,7 @@ struct PlanMemory {
     p.slot_mapping = slot_mapping.get();
     p.demote_from = demote_from.get(), p.demote_to = demote_to.get(), p.num_demotions = num_demotions.get();
   }
-  /// From here on steps have so many rows.
+  /// Sets the number of rows of further steps.
   void resize(int num_tokens) {
     params.num_tokens = num_tokens;
     params.max_demotions = std::min(num_tokens, params.batch * params.recent_tokens);
@@ -162,7 +162,7 @@ struct WindowCache::Device {
 
   std::vector<Buffer<std::byte>> pages, windows;
   std::vector<Buffer<std::uint16_t>> x[2], out;
-  Buffer<float> center, rotated_center;  ///< as decode and quantize_write want it
+  Buffer<float> center, rotated_center;  ///< for decode; for quantize_write
   Buffer<std::int32_t> clip_ranks[2];
   Buffer<std::byte> rotation;
   Buffer<std::uint16_t> write_factors;

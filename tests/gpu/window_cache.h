@@ -14,11 +14,11 @@
 /// Caches of several layers and sequences on the device, driven step by step.
 namespace kvq::test {
 
-/// What plan_step is asked, on the host.
+/// Input of plan_step, on the host.
 struct StepCase {
   std::vector<int> seq_lens, token_indptr;
   std::vector<std::vector<int>> page_tables;  ///< of each sequence
-  bool csr = false;                           ///< handed over as one list
+  bool csr = false;                           ///< page tables are passed as one list
   std::vector<int> window_slots;
   int page_size = 64, sink_tokens = 0, recent_tokens = 0, max_rollback = 0, ring_rows = 0;
   int num_tokens = 0;  ///< rows, at least token_indptr.back()
@@ -31,7 +31,7 @@ struct StepResult {
   bool operator==(const StepResult&) const = default;
 };
 
-/// plan_step alone. @throws std::runtime_error for a status or a CUDA error; so do the functions below
+/// Runs plan_step alone. @throws std::runtime_error for a status or a CUDA error; so do the functions below
 StepResult run_step_case(const StepCase& c);
 
 struct CacheCase {
@@ -41,20 +41,20 @@ struct CacheCase {
   int num_layers = 2, num_kv_heads = 2, heads = 2;
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
   int order = 1;                    ///< Hadamard blocks of keys and values
-  std::vector<float> matrix;        ///< [D, D] instead, of all heads and both sides; not for decode
+  std::vector<float> matrix;        ///< [D, D] instead of Hadamard blocks, for all heads and both sides; not for decode
   std::vector<float> inverse = {};  ///< of a matrix that is not orthogonal; for bfloat16 rows
   std::vector<float> scale = {};    ///< [Hkv, D] channel_scale of both sides, or empty
   std::vector<float> center;        ///< [Hkv, D], of both sides, or empty
   std::vector<double> clip;         ///< [Hkv] clip ratios of sides with rule minmax, or empty
   int num_pages = 0, num_window_slots = 0;
-  int max_tokens = 0;  ///< rows of a step at most
-  StepCase step;       ///< all but lengths and rows
+  int max_tokens = 0;  ///< most rows of a step
+  StepCase step;       ///< except for lengths and rows
 };
 
-/// The codec's words for one side of a cache.
+/// The TensorPlan of one side of a cache, for the codec.
 TensorPlan cache_plan(const CacheCase& c, Side side);
 
-/// Bits of decode's result in one layer, and how far it is from plain loops.
+/// Bits of decode's result in one layer, and its error against plain loops.
 struct DecodeResult {
   std::vector<std::uint16_t> out;
   double error = 0.0, plain_error = 0.0;
@@ -68,7 +68,7 @@ class WindowCache {
   /// One step: plan_step, demote, and for each layer quantize_write and decode.
   /// @param lengths  after the step
   /// @param rows     [layer][k, v] bits of [T, Hkv, D] of the new tokens
-  /// @param tight    the step's rows are as many as its tokens, else max_tokens. Replayed steps are not tight
+  /// @param tight    the step has as many rows as tokens, else max_tokens rows. Replayed steps are not tight
   void step(const std::vector<int>& lengths, const std::vector<int>& new_tokens,
             const std::vector<std::vector<std::uint16_t>> (&rows)[2], bool tight);
   /// From here on steps are replays of one captured step.

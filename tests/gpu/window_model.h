@@ -16,10 +16,11 @@
 #include <string>
 #include <vector>
 
-/// What a cache with exact windows must hold after steps, demotions and tokens taken back, from the codec alone.
+/// Expected contents of a cache with exact windows after steps, demotions (evictions) and tokens taken back, from the
+/// codec alone.
 namespace kvq::test {
 
-/// What plan_step must answer, from the definition of a tier alone: one position after the other.
+/// The expected result of plan_step, from the definition of exact tokens alone: one position after the other.
 inline StepResult expected_step(const StepCase& c) {
   const auto exact = [&](int p, int length) { return p < c.sink_tokens || p >= length - c.recent_tokens; };
   const auto page_slot = [&](std::size_t b, int p) {
@@ -40,7 +41,7 @@ inline StepResult expected_step(const StepCase& c) {
     for (int p = std::max(before, 0); p < length; ++p) {
       const auto row = static_cast<std::size_t>(first + p - before);
       if (!exact(p, length)) r.slot_mapping[row] = page_slot(b, p);
-      // A shorter sequence, as short as the ring allows, may have it exact again.
+      // The token may become exact again if the sequence gets shorter, by as much as the ring allows.
       bool may_be_exact = exact(p, length);
       if (c.recent_tokens > 0) may_be_exact |= exact(p, length - (c.ring_rows - c.recent_tokens));
       if (may_be_exact) r.window_mapping[row] = window_row(b, p);
@@ -73,10 +74,10 @@ inline std::string difference(const StepResult& expected, const StepResult& foun
   return "";
 }
 
-/// Names from here on are tokens of the largest numbers there are, of both signs.
+/// Tokens with names from here on consist of the largest finite numbers, of both signs.
 inline constexpr std::uint64_t kHuge = std::uint64_t{1} << 50;
 
-/// A number of a token's row in 16 bits, by name of the token.
+/// One 16-bit number of a token's row, by the token's name.
 inline std::uint16_t bits_of(std::uint64_t token, int layer, int head, int side, int channel, bool bf16) {
   if (token >= kHuge) return static_cast<std::uint16_t>((bf16 ? 0x7F7F : 0x7BFF) | (channel % 2 ? 0x8000 : 0));
   std::uint64_t x = ((((token * 64 + static_cast<unsigned>(layer)) * 64 + static_cast<unsigned>(head)) * 2 +
@@ -92,7 +93,7 @@ inline std::uint16_t bits_of(std::uint64_t token, int layer, int head, int side,
   return to_16_bits(1.7f * sum, bf16);
 }
 
-/// Drives a cache and knows what must be in it.
+/// Drives a cache and tracks its expected contents.
 class WindowModel {
  public:
   WindowModel(const CacheCase& c, unsigned name_seed) : c_(c), cache_(c), next_(std::uint64_t{name_seed} << 20) {
@@ -142,7 +143,7 @@ class WindowModel {
     cache_.step(lengths, counts, rows, tight);
   }
 
-  /// What is wrong in the cache; empty if nothing.
+  /// The first fault of the cache; empty if there is none.
   std::string fault() {
     const std::string planned = difference(expected_step(cache_.asked()), cache_.planned());
     if (!planned.empty()) return planned;
@@ -169,7 +170,7 @@ class WindowModel {
     return "";
   }
 
-  /// All visible rows, exact ones and codes with numbers, and decode's result.
+  /// All visible rows (exact numbers, or codes with scales and minima), and decode's result.
   std::vector<float> visible() const {
     std::vector<float> all;
     for (int layer = 0; layer < c_.num_layers; ++layer) {
@@ -196,15 +197,15 @@ class WindowModel {
   int seen_direct() const { return seen_direct_; }
 
  private:
-  /// A token of a sequence, and what is known of its rows.
+  /// A token of a sequence, and the expected contents of its rows.
   struct Token {
     std::uint64_t name = 0;
-    bool demoted = false;  ///< its codes come from its exact rows
+    bool demoted = false;  ///< it was quantized from its exact rows in the window
     /// By layer, side, head.
     struct Row {
       std::vector<float> rotated;  ///< x_rot
       double size = 0.0;           ///< term_size()
-      std::vector<float> window;   ///< as found in the windows
+      std::vector<float> window;   ///< row that was found in the windows
       std::vector<std::uint8_t> codes;
       std::vector<float> numbers;
       bool from_window = false;  ///< what the codes are made of
@@ -219,7 +220,7 @@ class WindowModel {
   };
 
   bool rotated() const { return c_.order > 1 || !c_.matrix.empty(); }
-  /// Of a transform in two 16-bit parts.
+  /// Rounding error of a transform in two 16-bit parts.
   float rounding(const Token::Row& row) const {
     return c_.inverse.empty() ? 0.0f : static_cast<float>(0x1p-16 * row.size);
   }
@@ -273,7 +274,7 @@ class WindowModel {
       known.size = term_size(plans_[index(which)].rotation, head, x, known.rotated);
     }
     if (!found.row.empty()) {
-      // The codec's order of sums is another, so that a rotated row may round to the other neighbour.
+      // The codec sums in another order, so that a rotated row may be rounded to the other neighboring number.
       const float tolerance = rotated() ? 1.0f / 128.0f : 0.0f, floor = rotated() ? 1e-4f + rounding(known) : 0.0f;
       for (std::size_t i = 0; i < dim; ++i) {
         const float expected = bf16_to_float(float_to_bf16(known.rotated[i]));
@@ -311,7 +312,7 @@ class WindowModel {
     return "";
   }
 
-  /// Pages and window slots of no sequence, and bytes between pages, stay as they were.
+  /// Checks that pages and window slots of no sequence, and bytes between pages, keep their values.
   std::string written_elsewhere(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows) const {
     std::vector<bool> used(static_cast<std::size_t>(c_.num_pages));
     for (const auto& table : c_.step.page_tables)

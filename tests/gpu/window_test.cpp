@@ -22,7 +22,8 @@ bool same(const TileSide& a, const TileSide& b) {
          (a.exact() || a.group_size == b.group_size);
 }
 
-/// Three sequences with shuffled pages and slots, of one write variant and what goes with it.
+/// Three sequences with shuffled pages and window slots, for one write variant and the matching demote and decode
+/// variants.
 CacheCase cache_case(const WriteVariant& write, int page_size, int sinks, int recent, int rollback, unsigned seed) {
   CacheCase c;
   c.write = &write;
@@ -54,7 +55,7 @@ void add_centers(CacheCase& c, unsigned seed) {
   for (int i = 0; i < c.num_kv_heads * c.write->k.head_dim; ++i) c.center.push_back(normal(random));
 }
 
-/// Chunks, single tokens, empty steps, tokens taken back; checks after each step.
+/// Steps with chunks, single tokens, no tokens, and tokens taken back; checks the cache after each step.
 void run_schedule(const CacheCase& c, unsigned seed, bool replayed) {
   WindowModel model(c, seed);
   std::mt19937 random(seed);
@@ -82,7 +83,7 @@ void run_schedule(const CacheCase& c, unsigned seed, bool replayed) {
   if (c.write->k.exact()) return;
   if (c.step.recent_tokens > 0) CHECK(model.seen_demoted() > 0);
   CHECK(model.seen_direct() > 0);
-  // Only quotients within the rotation's rounding of an edge may fall on its other side.
+  // A code may differ only if its quotient is within the rotation's rounding error of an edge.
   CHECK(static_cast<double>(model.differing()) <= 2e-3 * static_cast<double>(model.codes()));
 }
 

@@ -17,7 +17,7 @@ void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// A copy of host values on the device; null for none.
+/// A copy of host values on the device; null if there are none.
 template <typename T>
 class OnDevice {
  public:
@@ -69,7 +69,7 @@ TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side
 
 namespace {
 
-/// What a side of a call points to.
+/// The arrays that one WriteSide points to.
 struct SideOnDevice {
   SideOnDevice(const WriteVariant& variant, const WriteCase& c, Side side)
       : plan(write_plan(variant, c, side)),
@@ -98,7 +98,7 @@ struct SideOnDevice {
   }
 
  private:
-  /// What fp16 wants of a matrix that is not orthogonal.
+  /// Units for fp16 rows and a matrix that is not orthogonal.
   static std::vector<float> units_of(const Rotation& rotation, int dim, bool bf16) {
     return bf16 || rotation.inverse.empty() ? std::vector<float>() : fp16_units(rotation.matrix, dim);
   }

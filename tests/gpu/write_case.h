@@ -10,7 +10,7 @@
 
 namespace kvq::test {
 
-/// Rows as the model gives them, in 16 bit, and where they go.
+/// Rows of a model in 16 bits, their destinations, and how they are rotated and quantized.
 struct WriteCase {
   int num_tokens = 0, num_kv_heads = 1, page_size = 64, num_pages = 1;
   std::vector<std::uint16_t> k, v;          ///< [T, Hkv, D]
@@ -25,10 +25,10 @@ struct WriteCase {
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
 };
 
-/// The codec's words for one side.
+/// The TensorPlan of one side, for the codec.
 TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side);
 
-/// Writes them into pages that hold `before`. @return  the pages
+/// Writes the rows into pages that hold `before`. @return  the pages
 /// @throws std::runtime_error for a status or a CUDA error
 std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCase& c,
                                       const std::vector<std::byte>& before);

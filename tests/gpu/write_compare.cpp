@@ -15,14 +15,14 @@ namespace kvq::test {
 
 namespace {
 
-/// One row as the codec codes it, and where it goes.
+/// One row as the codec quantizes it, and its destination.
 struct ExpectedRow {
   Side side;
   int head, token, page, slot;
   ScaleType type;
   std::vector<float> rotated, numbers;
   std::vector<std::uint8_t> codes;
-  double size = 0.0;  ///< what rounding errors are relative to
+  double size = 0.0;  ///< term_size(), to which rounding errors are relative
 };
 
 }  // namespace
@@ -80,7 +80,7 @@ void for_each_row(const WriteVariant& variant, const WriteCase& c,
   }
 }
 
-/// How far an affine channel is from where its code changes, in the units of x_rot.
+/// Distance of an affine channel from the nearest edge between codes, in the units of x_rot.
 double distance_to_edge(const ExpectedRow& row, const TileSide& side, std::size_t channel) {
   const std::size_t group = channel / static_cast<std::size_t>(side.group_size);
   const double scale = row.numbers[group], minimum = row.numbers[static_cast<std::size_t>(side.groups()) + group];
@@ -122,7 +122,7 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
                              " head " + std::to_string(row.head);
     ++difference.rows;
     const TileSide& side = row.side == Side::k ? variant.k : variant.v;
-    // One unit of the scale type; and one symmetric code on the other side of an edge changes the refitted scale.
+    // One unit of the scale type. For symmetric codes more, because a code that differs changes the refitted scale.
     const float tolerance = side.numbers == 1 ? 0.06f : row.type == ScaleType::bf16 ? 0.008f : 0.001f;
     float most = 0.0f;
     for (const float x : row.rotated) most = std::max(most, std::abs(x));
@@ -130,7 +130,7 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
     if ((row.side == Side::k ? variant.k : variant.v).exact()) {
       std::vector<float> exact(row.rotated.size());
       load_page_row(layout, row.side, row.head, row.slot, page, exact);
-      for (std::size_t i = 0; i < exact.size(); ++i)  // the other neighbour in bfloat16 at most
+      for (std::size_t i = 0; i < exact.size(); ++i)  // at most the other neighboring bfloat16 number
         if (!(std::abs(exact[i] - row.rotated[i]) <= std::abs(row.rotated[i]) / 128.0f + error * row.size) &&
             difference.where.empty())
           difference.where = name + " channel " + std::to_string(i) + ": " + std::to_string(exact[i]) + ", expected " +
@@ -184,7 +184,7 @@ WriteCase random_case(const WriteVariant& variant, int num_tokens, int num_kv_he
         if (kind == 5) x = static_cast<float>(i % 4) - 1.5f;  // on the edges between codes
         if (kind == 6) x = i % 2 ? -0.0f : 0.0f;
         if (kind == 9) x = std::round(x);                               // few magnitudes, many of each
-        if (kind == 10) x = 1.0f + static_cast<float>(i % 3) / 128.0f;  // neighbours in bfloat16
+        if (kind == 10) x = 1.0f + static_cast<float>(i % 3) / 128.0f;  // neighbors in bfloat16
         if (kind == 11) x = i % 2 ? 2.0f : -2.0f;
         all.push_back(to_16_bits(x, variant.bf16));
       }

@@ -7,26 +7,26 @@
 
 namespace kvq::test {
 
-/// How what a variant wrote differs from what the codec says.
+/// Differences between the pages of a variant and those of the codec.
 struct Difference {
-  std::string where;  ///< the first byte or number that must not differ and does; empty if none
+  std::string where;  ///< the first byte or number that differs and must not; empty if there is none
   std::int64_t codes = 0;
-  std::int64_t differing = 0;  ///< codes; of rows with equal numbers
-  std::int64_t far = 0;        ///< differing by more than one
+  std::int64_t differing = 0;  ///< codes that differ, in rows with equal scales and minima
+  std::int64_t far = 0;        ///< codes that differ by more than one
   std::int64_t inside = 0;     ///< affine codes that differ though the codec's quotient is not close to an edge
-  double cancelled = 1.0;      ///< of a row the size of its terms over its own, at most
+  double cancelled = 1.0;      ///< largest ratio of a row's term_size() to its largest magnitude
   std::int64_t rows = 0;
   std::int64_t other_numbers = 0;  ///< rows with other scales or minima
 };
 
-/// What rounding errors of x_rot are relative to: its largest magnitude, or if the rotation is not orthogonal the
-/// largest sum_i |x_i| |A_ij|, the size of its terms, which may cancel.
+/// The size that rounding errors of x_rot are relative to: the largest magnitude of x_rot, or, if the rotation is not
+/// orthogonal, the largest sum_i |x_i| |A_ij|, because its terms may cancel.
 double term_size(const Rotation& rotation, int head, const std::vector<float>& x, const std::vector<float>& rotated);
 
-/// Codes the case with the codec and with the variant and compares pages, those between rows included.
+/// Quantizes the case with the codec and with the variant and compares pages, bytes between rows included.
 Difference compare_bytes(const WriteVariant& variant, const WriteCase& c);
 
-/// The same of rotated rows, which may differ where x_rot is within the rotation's rounding error of an edge.
+/// The same for rotated rows, whose codes may differ if x_rot is within the rotation's rounding error of an edge.
 /// @param error  relative to term_size()
 Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double error);
 

@@ -17,7 +17,8 @@ using namespace kvq::test;
 
 namespace {
 
-/// Only what is within the rotation's rounding of an edge may fall on its other side: the more the more terms cancel.
+/// A code may differ only if x_rot is within the rotation's rounding error of an edge. More codes may differ if terms
+/// cancel.
 void check_rotated(const Difference& difference) {
   CHECK(difference.where == "");
   CHECK(difference.far == 0);
@@ -28,8 +29,8 @@ void check_rotated(const Difference& difference) {
         2e-2 * difference.cancelled * static_cast<double>(difference.rows) + 1);
 }
 
-/// Rows [T, Hkv, D] that become `rows` by the matrices whose inverses these are, [Hkv, D, D] or one for all: their
-/// terms cancel.
+/// Rows [T, Hkv, D] that the transforms map to `rows`, so that the terms of the products cancel.
+/// @param inverse  of the transforms, [Hkv, D, D] or one for all heads
 std::vector<std::uint16_t> before_transform(const std::vector<std::uint16_t>& rows, const std::vector<float>& inverse,
                                             int heads, int dim, bool bf16) {
   const auto d = static_cast<std::size_t>(dim);
@@ -47,7 +48,7 @@ std::vector<std::uint16_t> before_transform(const std::vector<std::uint16_t>& ro
   return all;
 }
 
-/// Divides rows by their channels' scales, so that scaled ones are of one size, as those of calibrated plans.
+/// Divides rows by their channel scales, so that scaled channels have equal size, as with calibrated plans.
 void unscale(WriteCase& c, int dim, bool bf16) {
   const auto each = static_cast<std::size_t>(c.num_kv_heads * dim);
   for (auto [rows, scale] : {std::pair{&c.k, &c.scale_k}, std::pair{&c.v, &c.scale_v}})
@@ -55,7 +56,8 @@ void unscale(WriteCase& c, int dim, bool bf16) {
       (*rows)[i] = to_16_bits(from_16_bits((*rows)[i], bf16) / (*scale)[i % each], bf16);
 }
 
-/// A case of transforms of both sides, of each head and of all. @param cancel  x as calibrated transforms meet it
+/// A case with transforms on both sides, one for each head and one for all heads.
+/// @param cancel  rows for which terms cancel, as with calibrated transforms
 WriteCase transformed_case(const WriteVariant& variant, double condition, bool cancel, int tokens, unsigned seed) {
   const int dim = variant.k.head_dim;
   WriteCase c = random_case(variant, tokens, 2, 64, seed, false);
@@ -68,7 +70,7 @@ WriteCase transformed_case(const WriteVariant& variant, double condition, bool c
   return c;
 }
 
-/// What two 16-bit parts of A round, and sums in float32: of sum_i |x_i| |A_ij|.
+/// Rounding error of the two 16-bit parts of A and of sums in float32, relative to sum_i |x_i| |A_ij|.
 constexpr double kTransformError = 0x1p-16;
 
 /// Random orthogonal matrices: products of Householder reflections. @return  [count, D, D]
@@ -103,7 +105,7 @@ std::vector<float> random_center(int count, unsigned seed) {
   return center;
 }
 
-/// The same tokens in another order, each to where it went.
+/// The same tokens in another order, each with its destination.
 WriteCase shuffled(const WriteVariant& variant, const WriteCase& c, unsigned seed) {
   std::vector<std::size_t> order(c.slot_mapping.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -177,7 +179,7 @@ TEST_CASE("Hadamard blocks of every order", "[runtime][gpu]") {
     if (centers)
       for (int i = 0; i < 2 * variant->k.head_dim; ++i)
         c.center_k.push_back(normal(random)), c.center_v.push_back(normal(random));
-    // Half of what firm golden rows are firm against (formats/artifact.md).
+    // Half of the margin of firm golden rows (formats/artifact.md).
     check_rotated(compare_codes(*variant, c, 0x1p-19));
   }
 }
@@ -188,7 +190,7 @@ TEST_CASE("No tokens, nothing written", "[runtime][gpu][emulated]") {
 }
 
 TEST_CASE("Rows are clipped bit by bit as the codec does", "[runtime][gpu]") {
-  // Of 128 channels the ranks 1, 2, 6, 7, 20, 64, 127 and 128; and none.
+  // For 128 channels the ranks 1, 2, 6, 7, 20, 64, 127 and 128; and no clip.
   const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.85, 0.5, 0.01, 0.001);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, ratio);
@@ -245,7 +247,7 @@ TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime]
     };
     spoil(c.k, variant->k.head_dim), spoil(c.v, variant->v.head_dim);
     for (std::size_t i = 0; i < c.slot_mapping.size(); ++i)
-      if (i % 5 != 0) c.slot_mapping[i] = -1;  // they are coded beside the others, but go nowhere
+      if (i % 5 != 0) c.slot_mapping[i] = -1;  // quantized together with the others, but not stored
     CHECK(compare_bytes(*variant, c).where == "");
   }
 }
@@ -278,12 +280,12 @@ TEST_CASE("Warps that take several runs of tokens, of more heads than divide the
   for (const WriteVariant* variant : write_variants()) {
     WriteLaunch launch;
     REQUIRE(variant->plan(launch).ok());
-    // Sixteen warps a multiprocessor at most: seven for the twenty runs of a head, and some are left over.
+    // At most sixteen warps a multiprocessor: seven for the twenty runs of a head, and some warps stay idle.
     const int heads = 2 * launch.multiprocessors + 7;
     CAPTURE(variant->name, heads);
     WriteCase c = random_case(*variant, 152, heads, 64, 27, false);
     CHECK(compare_bytes(*variant, c).where == "");
-    // Values by themselves, since keys go to another kernel.
+    // Values have a launch of their own, because keys need another kernel.
     c.matrix_k = random_rotations(1, variant->k.head_dim, 28), c.order_v = 32;
     check_rotated(compare_codes(*variant, c, 0x1p-17));
   }
@@ -418,7 +420,7 @@ TEST_CASE("Scales of channels alone leave rows to be coded bit by bit as the cod
     const int dim = variant->k.head_dim;
     WriteCase c = random_case(*variant, 77, 2, 32, 50, false);
     c.scale_k = random_scales(2, dim, 5, 51), c.scale_v = random_scales(2, dim, 24, 52);
-    if (!variant->bf16) c.scale_v = random_scales(2, dim, 5, 52);  // fp16 rounds what becomes very small
+    if (!variant->bf16) c.scale_v = random_scales(2, dim, 5, 52);  // because fp16 rounds very small numbers
     if (more) {
       c.center_k = random_center(2 * dim, 53), c.center_v = random_center(2 * dim, 54);
       c.clip_k = {0.96, 1.0}, c.clip_v = {0.9, 0.85};

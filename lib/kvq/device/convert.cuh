@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/// Activations as floats and back. What is beyond the largest fp16 number becomes that number, not infinity.
+/// Conversions between activations and floats. fp16 saturates at its largest finite number instead of infinity.
 namespace kvq {
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

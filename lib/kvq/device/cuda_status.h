@@ -6,7 +6,7 @@
 
 namespace kvq {
 
-/// @param what  whom a message is from, "decode: launch"
+/// @param what  prefix of the message, such as "decode: launch"
 inline Status cuda_status(cudaError_t error, const char* what) {
   return error == cudaSuccess ? Status{} : Status::fail(StatusCode::cuda, "%s: %s", what, cudaGetErrorString(error));
 }

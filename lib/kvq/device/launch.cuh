@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <type_traits>
 
-/// Kernels as the host sees them.
+/// Loading and launching kernels from the host.
 namespace kvq {
 
-/// Loads a kernel on the current device, which else its first launch would do, be it captured or not.
-/// @param can_overlap  may be launched early if it waits itself (ptx.cuh): code for earlier devices, run on a later
-/// one, would not wait
+/// Loads a kernel onto the current device, so that its first launch, which may be captured, does not have to.
+/// @param can_overlap  result: launch_kernel() may overlap the kernel with the one before. False for code of
+/// architectures before 9.0, which does not contain griddepcontrol.wait (ptx.cuh)
 template <typename... Arguments>
 cudaError_t load_kernel(void (*kernel)(Arguments...), bool& can_overlap) {
   cudaFuncAttributes attributes = {};
@@ -26,7 +26,7 @@ cudaError_t load_kernel(void (*kernel)(Arguments...)) {
 }
 
 /// Enqueues a kernel.
-/// @param overlaps  its blocks may come up while the stream's kernel before it still runs
+/// @param overlaps  programmatic dependent launch: blocks may start while the stream's kernel before still runs
 template <typename... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Arguments...), dim3 grid, int threads, int shared_bytes, bool overlaps,
                           CUstream_st* stream, std::type_identity_t<Arguments>... arguments) {

@@ -99,8 +99,8 @@ __device__ __forceinline__ float ex2(float x) {
 /// a b, all 64 bits.
 __device__ __forceinline__ std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
-/// x, which the compiler takes for another number at each call: what the caller derives from it is computed again
-/// instead of being kept in registers.
+/// Returns x, but the compiler must assume another number at each call. So it recomputes values that are derived from x
+/// instead of keeping them in registers.
 __device__ __forceinline__ int derive_again(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-/// Waits until the phase of this parity is complete.
+/// Waits until the barrier phase of this parity is complete.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   asm volatile(
@@ -151,13 +151,14 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 #endif
 }
-/// Lets the next kernel of the stream start, if it was launched to overlap with this one; a thread of every block must.
+/// Lets the next kernel of the stream start if it was launched with overlap; it starts once a thread of every block has
+/// called this or every block has exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/// Waits for the end of the kernel before, if this one was launched to overlap with it, and for what it wrote.
+/// If this kernel was launched with overlap, waits until the kernel before has ended and its writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -172,7 +173,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// What this thread stored to shared memory so far is visible to copy engines and warpgroup products.
+/// Makes this thread's earlier stores to shared memory visible to the async proxy: bulk copies and wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Bulk copy of 16-byte aligned global memory into shared memory; counts its bytes on the barrier.
@@ -181,7 +182,7 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                : "memory");
 }
-/// The same, of what nobody will read again soon: it leaves the L2 cache to others.
+/// The same for data that is read once: its lines are the first to be evicted from L2.
 __device__ __forceinline__ void cp_async_bulk_evict_first(u32 to, const void* from, u32 bytes, u32 barrier) {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -193,7 +194,8 @@ __device__ __forceinline__ void cp_async_bulk_evict_first(u32 to, const void* fr
 }
 #endif
 
-/// Adds to a counter. What the thread wrote before, or has waited for on a barrier, is there for who acquires it.
+/// Adds to a counter with release semantics: a thread that acquires the sum sees what this thread has written, and what
+/// it has acquired at barriers.
 __device__ __forceinline__ void red_release_add(unsigned long long* counter, unsigned long long value) {
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "l"(value)
                : "memory");
@@ -204,26 +206,26 @@ __device__ __forceinline__ unsigned long long ld_acquire(const unsigned long lon
   return value;
 }
 
-/// Asks for the 128 bytes that hold the address to be brought into the L2 cache.
+/// Prefetches the 128 bytes around the address into L2.
 __device__ __forceinline__ void prefetch_l2(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer)));
 }
 
-/// Starts a copy of 16 bytes to shared memory. The L2 cache shall fetch all 128 bytes around them: who copies 16 wants
-/// their neighbours too.
+/// Starts a copy of 16 bytes to shared memory. L2 prefetches all 128 bytes around them, because callers copy
+/// neighboring bytes, too.
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
                : "memory");
 }
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until at most `kPending` of this thread's groups of copies are under way.
+/// Waits until at most `kPending` of this thread's groups of copies are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 /// Waits for all copies of this thread.
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-/// Arrives on the barrier once this thread's copies so far are complete.
+/// Arrives on the barrier when this thread's copies so far are complete, without raising its pending count.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }

@@ -4,15 +4,17 @@
 
 /// Products by a warpgroup, 128 threads: the tensor cores of architecture 90a read their operands from shared memory.
 ///
-/// Operands lie there in *panels*: rows of 64 channels of two bytes, 128 bytes a row, eight rows after each other, the
-/// 16-byte chunks of a row exchanged, chunk c of row r at c xor (r mod 8). Panels begin at multiples of 1024 bytes.
+/// Operands lie there in *panels*, the 128-byte swizzle: rows of 64 channels of two bytes, 128 bytes a row, eight rows
+/// after each other. The 16-byte chunks of a row are permuted: chunk c of row r is at c xor (r mod 8). Panels begin at
+/// multiples of 1024 bytes.
 namespace kvq::ptx {
 
 using u64 = std::uint64_t;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Describes an operand that begins at a panel's row, a multiple of eight. The next eight rows are 1024 bytes further.
+/// Matrix descriptor of an operand that begins at a row of a panel, a multiple of eight. The next eight rows are 1024
+/// bytes further.
 /// @param panel_bytes  from one 64 channels to the next: for operands whose channels are the columns of the product
 __device__ __forceinline__ u64 wgmma_panel(u32 address, int panel_bytes) {
   constexpr u64 kSwizzle128 = u64{1} << 62, kEightRows = u64{1024 >> 4} << 32;
@@ -21,13 +23,13 @@ __device__ __forceinline__ u64 wgmma_panel(u32 address, int panel_bytes) {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits until at most `kPending` groups are under way.
+/// Waits until at most `kPending` groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Nothing that uses these accumulators moves across.
+/// Compiler barrier: no use of these accumulators moves across.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&c)[kCount]) {
 #pragma unroll
@@ -65,7 +67,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 #define KVQ_SUMS_64(d, i) KVQ_SUMS_32(d, i), KVQ_SUMS_32(d, i + 32)
 #define KVQ_SUMS_128(d, i) KVQ_SUMS_64(d, i), KVQ_SUMS_64(d, i + 64)
 
-// The two products for N columns and COUNT = N / 2 accumulators; P0.. are the numbers of the operands behind them.
+// The two products for N columns and COUNT = N / 2 accumulators; P0.. are the numbers of the other operands.
 #define KVQ_WGMMA(N, COUNT, TYPE, NAME, P0, P1, P2, P3, P4, P5, P6)                                            \
   /* c = a b (+ c); a [64, 16] and b [N, 16] in panels. */                                                     \
   __device__ __forceinline__ void wgmma_m64k16_##NAME(float(&c)[COUNT], u64 a, u64 b, int add) {               \

@@ -6,25 +6,25 @@
 
 #include <cstdint>
 
-/// What the checks of several kernels ask.
+/// Checks that several kernels share.
 namespace kvq {
 
 inline bool aligned_to_16(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-/// Grids count the heads of both sides in a dimension that ends at 65535; and a page's bytes fit an int.
+/// The heads of both sides are a grid dimension, which is at most 65535; and a page's bytes must fit an int.
 constexpr int kMostKvHeads = 32767;
 
-/// Bytes from page to page and elements from token to token, where kernels that write multiply by 32-bit numbers.
+/// Largest distance of pages in bytes and of tokens in elements, because write kernels multiply by 32-bit numbers.
 constexpr std::int64_t kMostWriteStride = 0xFFFFFFFF;
 
-/// @param verb  whom a message is from
+/// @param verb  name of the operation, for messages
 inline Status check_kv_heads(const char* verb, int num_kv_heads) {
   if (num_kv_heads <= kMostKvHeads) return {};
   return Status::fail(StatusCode::unsupported, "%s: %d KV heads; supported are at most %d", verb, num_kv_heads,
                       kMostKvHeads);
 }
 
-/// @param verb  whom a message is from
+/// @param verb  name of the operation, for messages
 inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
   if (page_stride <= kMostWriteStride) return {};
   return Status::fail(StatusCode::unsupported, "%s: pages %lld bytes apart; supported are fewer than 2^32", verb,
@@ -40,7 +40,7 @@ inline bool same_format(const CacheFormat& a, const CacheFormat& b) {
   return same_format(a.k, b.k) && same_format(a.v, b.v) && a.k_bfloat == b.k_bfloat && a.v_bfloat == b.v_bfloat;
 }
 
-/// Are these the windows of a layer with such sides?
+/// Is this the window layout of a layer with these sides?
 inline bool windows_of(const WindowLayout& w, const TileSide& k, const TileSide& v, int num_kv_heads) {
   return w.num_kv_heads == num_kv_heads && same_format(w.k, TileSide{k.head_dim, 16, 0, 0}) &&
          same_format(w.v, TileSide{v.head_dim, 16, 0, 0}) && same_format(w.coded_v, v) && w.tiles() > 0 &&

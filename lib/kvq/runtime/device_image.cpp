@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-/// Each [D, D] of [H, D, D] turned.
+/// Each [D, D] of [H, D, D] transposed.
 std::vector<float> transposed(const std::vector<float>& matrices, std::size_t dim) {
   std::vector<float> turned(matrices.size());
   for (std::size_t first = 0; first < matrices.size(); first += dim * dim)
@@ -20,7 +20,7 @@ std::vector<float> transposed(const std::vector<float>& matrices, std::size_t di
   return turned;
 }
 
-/// Centres of all KV heads [Hkv, D], also where the layer's heads share one; empty without.
+/// Centers of all KV heads [Hkv, D], repeated if the layer's heads share one; empty if there is none.
 std::vector<float> centers(const TensorPlan& plan, int num_kv_heads, std::size_t dim) {
   std::vector<float> all;
   if (plan.center.empty()) return all;
@@ -37,7 +37,7 @@ std::vector<float> inverse_of(const Rotation& rotation, std::size_t dim) {
   return rotation.inverse.empty() ? transposed(rotation.matrix, dim) : rotation.inverse;
 }
 
-/// The plan for keys that come multiplied by their channel_scale, and so does their centre.
+/// The plan for keys that are multiplied by channel_scale already: without scales, the center multiplied by them.
 TensorPlan without_scales(TensorPlan plan) {
   for (std::size_t i = 0; i < plan.center.size(); ++i) plan.center[i] *= plan.rotation.channel_scale[i];
   plan.rotation.channel_scale.clear();
@@ -45,7 +45,7 @@ TensorPlan without_scales(TensorPlan plan) {
   return plan;
 }
 
-/// Values of [H] for all KV heads.
+/// The values of `entries` [H] for all KV heads, [Hkv].
 std::vector<float> of_heads(const std::vector<float>& entries, const Rotation& rotation, int num_kv_heads) {
   std::vector<float> all;
   for (int head = 0; head < num_kv_heads; ++head)
@@ -53,7 +53,7 @@ std::vector<float> of_heads(const std::vector<float>& entries, const Rotation& r
   return all;
 }
 
-/// Dense matrices as the write kernels multiply by them.
+/// Dense matrices in the layout of the write kernels (pack_rotations()).
 std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16, const std::vector<float>& units) {
   const std::size_t count = matrices.size() / (static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
   std::vector<std::byte> bytes(count * static_cast<std::size_t>(packed_rotation_bytes(dim)));
@@ -81,7 +81,7 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
   side.clip_ranks = put(clip_ranks(plan, num_kv_heads, dim));
   const std::vector<float> center_rotated = rotated_center(plan, num_kv_heads, dim);
   if (folded) {
-    // Queries come rotated: of keys the rotated centre enters LSE and sink logits. Values have theirs in o_proj.
+    // The weights rotate queries, so LSE and sink logits need the rotated center of keys. That of values is in o_proj.
     if (which == Side::k) side.center = put(center_rotated);
     return side;
   }
@@ -102,7 +102,7 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
   }
   if (plan.rotation.kind == RotationKind::block_hadamard) side.order = plan.rotation.order;
   if (!plan.rotation.channel_scale.empty()) {
-    side.order = std::max(1, side.order);  // blocks of one channel are those of kind identity
+    side.order = std::max(1, side.order);  // kind identity: blocks of one channel
     const WriteFactors write = write_factors(plan.rotation, dim, bf16);
     side.write_factors = put(write.factors), side.units = put(of_heads(write.units, plan.rotation, num_kv_heads));
     side.factors = put(read_factors(plan.rotation));

@@ -12,45 +12,45 @@
 
 namespace kvq {
 
-/// What the weights that are served already hold.
+/// What is folded into the weights that are served.
 struct Folded {
-  bool k = false, v = false;  ///< rotations and centres
-  bool k_scales = false;      ///< the channel_scale of keys alone
+  bool k = false, v = false;  ///< rotations and centers
+  bool k_scales = false;      ///< only the channel_scale of keys
 };
 
-/// Pointers of one layer into an image on the device, as kernels' parameters want them.
+/// Pointers of one layer into an image on the device, as kernel parameters.
 struct LayerPointers {
-  WriteSide write_k, write_v;  ///< without rows
+  WriteSide write_k, write_v;  ///< `x` and token_stride are not set
   DeviceRotation rotation_k, rotation_v;
   const float* center_k = nullptr;
   const float* center_v = nullptr;
 };
 
-/// The bytes that kernels read of some layers: signs or factors, matrices (for reading A^-T of keys and A^-1 of values,
-/// laid out for tensor cores too; for writing A, packed), centres, clips. Made on the host; all offsets are multiples
-/// of 256, so one copy to aligned memory brings it to a device.
+/// The constant data that kernels read for some layers: signs or factors, matrices (for reading the cache A^-T of keys
+/// and A^-1 of values, also laid out for tensor cores; for writing A, packed), centers, clip ranks. Made on the host;
+/// all offsets are multiples of 256, so one copy to aligned memory uploads it.
 class DeviceImage {
  public:
-  /// @param plan  one rank's (see slice()), valid, with values, of uniform or exact coders
-  /// @param bf16  activations, else fp16
+  /// @param plan  plan of one rank (see slice()), valid, with values, of uniform or exact coders
+  /// @param bf16  activations are bfloat16, else fp16
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
   void add(const LayerPlan& plan, Folded folded, bool bf16);
 
   std::span<const std::byte> bytes() const { return bytes_; }
-  /// @param i     order of add()
-  /// @param base  where the bytes are on the device; not followed
+  /// @param i     index of the layer, in the order of add()
+  /// @param base  address of the bytes on the device; not dereferenced
   LayerPointers pointers(std::size_t i, const std::byte* base) const;
 
  private:
-  /// Offsets of one side, and what goes with them.
+  /// Offsets of one side, and the parameters that are no arrays.
   struct SideOffsets {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for reading, twice
+    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for reading, in two layouts
     std::optional<std::size_t> factors = {}, sizes = {};        ///< for reading
     std::optional<std::size_t> packed = {};                     ///< for writing
     std::optional<std::size_t> write_factors = {}, units = {};  ///< for writing
-    std::optional<std::size_t> center = {}, write_center = {};  ///< the same
+    std::optional<std::size_t> center = {}, write_center = {};  ///< for reading; rotated, for writing
     std::optional<std::size_t> clip_ranks = {};
     std::int64_t packed_stride = 0;
     int order = 0;  ///< of Hadamard blocks; 0 = none

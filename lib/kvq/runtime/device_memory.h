@@ -10,7 +10,7 @@
 
 namespace kvq {
 
-/// The CUDA runtime refused, for the reason in the message.
+/// A call of the CUDA runtime failed; the message has the reason.
 struct CudaError : Error {
   CudaError(const char* what, cudaError_t error)
       : Error(ErrorKind::internal, fmt::format("{}: {}", what, cudaGetErrorString(error))) {}
@@ -20,7 +20,7 @@ inline void check_cuda(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw CudaError(what, error);
 }
 
-/// Device memory that goes with its owner. For what kvq allocates itself: tests of the device, owning caches, tools.
+/// Device memory that is freed with its owner. For the few parts of kvq that allocate: self-test, PagedCache, tools.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -47,7 +47,7 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-/// Memory with a copy of host values; waits for the stream.
+/// Copies host values to new device memory; waits for the stream.
 template <typename T>
 DeviceMemory to_device(std::span<const T> values, cudaStream_t stream) {
   DeviceMemory memory(values.size_bytes());

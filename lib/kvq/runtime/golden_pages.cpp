@@ -11,7 +11,7 @@ namespace kvq {
 
 namespace {
 
-/// One side's golden rows beside their places in pages.
+/// One side's golden rows, and access to their slots in pages.
 class PagedSide {
  public:
   PagedSide(const TensorPlan& plan, const PageLayout& layout, const GoldenSide& golden, Side side)
@@ -99,8 +99,8 @@ class PagedSide {
     return "";
   }
 
-  /// A code may fall on the other side of its edge, a number may be the neighbouring one: less than 1/128 of the row's
-  /// largest in 16 bit, and of exact rows all that there is.
+  /// A code may fall on the other side of its edge, and a scale or minimum may be the neighboring 16-bit number, which
+  /// is less than 1/128 of the row's largest number. For exact rows only the latter is allowed.
   std::string soft_fault() const {
     float largest = 0.0f;
     for (const float x : expected_.values) largest = std::max(largest, std::abs(x));
@@ -127,7 +127,7 @@ constexpr float kLargestF16 = 65504.0f;
 
 enum class Narrowed { exact, rounded, overflowed };
 
-/// From bfloat16 to fp16.
+/// Converts bfloat16 to fp16 in place.
 Narrowed narrow(std::span<std::uint16_t> bits) {
   Narrowed all = Narrowed::exact;
   for (std::uint16_t& element : bits) {
@@ -139,7 +139,7 @@ Narrowed narrow(std::span<std::uint16_t> bits) {
   return all;
 }
 
-/// @return  whether fp16 can hold them
+/// Converts rows; rows that are rounded become not firm. @return  false if a number is too large for fp16
 bool narrow_rows(std::vector<std::uint16_t>& rows, GoldenSide& side) {
   const std::size_t count = side.firm.size(), size = count == 0 ? 0 : rows.size() / count;
   for (std::size_t row = 0; row < count; ++row) switch (narrow(std::span(rows).subspan(row * size, size))) {

@@ -41,7 +41,7 @@ TensorPlan slice_side(const TensorPlan& plan, int heads, const HeadSlice& slice)
         .outlier_gain = cut(plan.transform->outlier_gain),
         .condition = cut(plan.transform->condition),
     };
-  // Of a dense rotation the signs only explain the matrix.
+  // The signs of a dense rotation only explain the matrix, so they are left out.
   if (plan.rotation.kind == RotationKind::block_hadamard) some.rotation.signs = cut(plan.rotation.signs);
   some.center = cut(plan.center);
   some.clip_ratio = cut(plan.clip_ratio);

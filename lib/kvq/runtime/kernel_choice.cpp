@@ -12,7 +12,8 @@ namespace kvq {
 
 namespace {
 
-/// How far a row is from what was asked for: differing properties, those that no plan can change counting most.
+/// Distance of a tuned variant from a key: weighted number of properties that differ. Properties that no plan can
+/// change have the largest weights.
 template <typename Variant>
 int distance(const Variant& row, const KernelKey& key) {
   int far = 8 * (row.k.head_dim != key.k.head_dim);
@@ -44,7 +45,7 @@ std::string description(const KernelKey& key) {
                      side_name(key.v, key.v_bfloat), key.bf16 ? "bf16" : "fp16");
 }
 
-/// What the plain kernels get, if they can.
+/// The format for the generic kernels; throws if they do not support it.
 template <typename Variant>
 CacheFormat plain_format(const char* verb, std::span<const Variant* const> rows, const KernelKey& key) {
   const CacheFormat format{key.k, key.v, key.k_bfloat, key.v_bfloat};

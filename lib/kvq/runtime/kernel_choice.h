@@ -10,13 +10,13 @@
 
 #include <string>
 
-/// Which kernel a layer's plan needs, and what to say if there is none.
+/// Which kernel a layer's plan needs, and the error message if there is none.
 namespace kvq {
 
-/// "u2g128", as in variants.json. @param bfloat  of the numbers beside the codes
+/// "u2g128", as in variants.json. @param bfloat  scales and minima are bfloat16
 std::string side_name(const TileSide& side, bool bfloat);
 
-/// A layer's format, as rows of the variant tables have it.
+/// A layer's format, to be compared with variants.
 struct KernelKey {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
@@ -26,13 +26,13 @@ struct KernelKey {
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
 
-/// A row of variants.json if there is one, else plain kernels.
-/// @throws  Error{unsupported} naming what was asked for, what plain kernels take and the nearest rows
+/// A tuned variant (an entry of variants.json) if there is one, else the generic kernels.
+/// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants
 DecodeVariant choose_decode(const KernelKey& key);
 WriteVariant choose_write(const KernelKey& key);
 DemoteVariant choose_demote(const KernelKey& key);
 DequantizeVariant choose_dequantize(const KernelKey& key);
-/// The attention over what these rows become.
+/// The attention kernel over the output of a dequantize variant.
 PrefillVariant choose_prefill(const DequantizeVariant& rows);
 
 }  // namespace kvq

@@ -72,7 +72,7 @@ void check_layer(const LayerPlan& plan, const LayerClaim& claim, Faults& faults)
   }
 }
 
-/// The plans of the layers that are served, all there and of this model.
+/// The plans of the layers that are served; throws unless all exist and match the model.
 std::vector<const LayerPlan*> matching_layers(const Artifact& artifact, const ModelClaim& claim,
                                               const std::string& file) {
   Faults faults(ErrorKind::check_failed,
@@ -126,7 +126,7 @@ const LoadedLayer* LoadedModel::find(int layer) const {
 LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim) {
   check_claim(claim);
   const Artifact artifact = load_artifact(path);
-  constexpr int kMostWindow = 1 << 20;  // rows of a slot, and their bytes, are counted in int
+  constexpr int kMostWindow = 1 << 20;  // because rows of a window slot, and their bytes, are counted in int
   for (const int tokens : {artifact.windows.sink_tokens, artifact.windows.recent_tokens, claim.max_step_tokens})
     if (tokens > kMostWindow)
       throw Error{ErrorKind::unsupported,

@@ -23,14 +23,14 @@ struct LayerClaim {
   Folded folded = {};
 };
 
-/// What an engine believes its model is, and which part of it is to be served.
+/// What an engine believes its model is, and which part of the model it serves.
 struct ModelClaim {
   int num_layers = 0;
   std::vector<LayerClaim> layers = {};  ///< [num_layers]
   std::optional<std::string> fingerprint = {};
   int first_layer = 0, layer_count = 0;
   int tp_rank = 0, tp_size = 1;
-  bool bf16 = true;  ///< activations, else fp16
+  bool bf16 = true;  ///< activations are bfloat16, else fp16
   int page_size = 64;
   int max_step_tokens = 1;
   bool without_windows = false;
@@ -58,8 +58,9 @@ struct LoadedModel {
   const LoadedLayer* find(int layer) const;
 };
 
-/// @throws  Error{usage} for a claim that cannot be, Error{check_failed} for an artifact of another model,
-///          Error{unsupported} for what pages do not hold, each naming all its faults; what load_artifact() throws
+/// @throws  Error{usage} for a claim that contradicts itself, Error{check_failed} for an artifact of another model,
+///          Error{unsupported} for formats that pages do not hold; each names all faults of its kind. Errors of
+///          load_artifact()
 LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim);
 
 }  // namespace kvq

@@ -60,7 +60,7 @@ bool PageAllocator::goes_on(const Sequence& sequence, std::int32_t tokens) const
 
 std::int64_t PageAllocator::missing_pages(std::span<const Growth> batch) const {
   std::int64_t needed = 0;
-  std::map<std::int32_t, std::int32_t> left;  // users of shared last pages, as one after the other leaves them
+  std::map<std::int32_t, std::int32_t> left;  // users of each shared last page that have not yet moved to a copy
   for (const Growth& g : batch) {
     const Sequence& s = at(g.sequence);
     needed += pages_for(s.length + g.tokens) - pages_for(s.length);

@@ -13,19 +13,19 @@ struct PageCopy {
   bool operator==(const PageCopy&) const = default;
 };
 
-/// Tokens that a sequence is to get.
+/// New tokens of a sequence.
 struct Growth {
   std::int32_t sequence = 0, tokens = 0;
 };
 
-/// Who has which page: host bookkeeping of a paged cache, without any memory of its own. One page number stands for
-/// that page of every layer. A sequence is named by its window slot.
+/// Which sequence has which pages: host bookkeeping of a paged cache, without any device memory. One page number stands
+/// for that page of every layer. The handle of a sequence is its window slot.
 ///
-/// Sequences that were forked share pages; a shared last page that is only partly full is copied before either of them
-/// goes on in it. Full pages stay shared: what a position holds there does not depend on who writes it.
+/// Forked sequences share pages. A shared last page that is only partly full is copied before either sequence appends
+/// to it. Full pages stay shared, because no later write changes them.
 ///
-/// All functions throw Error{usage} for a sequence that does not exist; those that can fail for want of space say so
-/// and then change nothing.
+/// All functions throw Error{usage} for a sequence that does not exist. Functions that run out of pages or slots say so
+/// by their result and change nothing.
 class PageAllocator {
  public:
   /// @param page_size     tokens
@@ -36,20 +36,22 @@ class PageAllocator {
 
   /// An empty sequence, or kNone if all slots are taken.
   std::int32_t create();
-  /// A new sequence with the same tokens, all of them committed in both, or kNone. Its window slot must be copied.
+  /// A new sequence with the same tokens, all of them committed in both, or kNone if all slots are taken. The caller
+  /// must copy the window slot.
   std::int32_t fork(std::int32_t sequence);
   void destroy(std::int32_t sequence);
 
-  /// Gives all of these sequences room for their new tokens, or none of them. The last max_rollback tokens of each, as
-  /// far as they were not committed before, can be taken back.
+  /// Allocates pages for the new tokens of all sequences of the batch, or of none. Afterwards the last max_rollback
+  /// tokens of each can be taken back, unless they were committed before.
   /// @param batch   each sequence at most once
-  /// @param copies  gets the pages to copy before anything is written
+  /// @param copies  result: the pages to copy before anything is written
+  /// @return        false if there are not enough pages
   [[nodiscard]] bool grow(std::span<const Growth> batch, std::vector<PageCopy>& copies);
 
-  /// The sequence's tokens stay: rollback() no longer reaches them.
+  /// Commits all tokens of the sequence: rollback() can no longer take them back.
   void commit(std::int32_t sequence);
-  /// Takes the last tokens back, none of them committed, and gives back pages that hold none any more.
-  /// @throws  Error{usage} for more than are not committed
+  /// Takes the last tokens back, none of which may be committed, and frees pages that become empty.
+  /// @throws  Error{usage} if fewer tokens are uncommitted
   void rollback(std::int32_t sequence, std::int32_t tokens);
 
   std::int64_t length(std::int32_t sequence) const { return at(sequence).length; }
@@ -69,15 +71,15 @@ class PageAllocator {
   const Sequence& at(std::int32_t sequence) const;
   Sequence& at(std::int32_t sequence);
   std::int64_t pages_for(std::int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
-  /// Does the sequence, to be grown, go on in its last page?
+  /// Will the sequence, if it grows by `tokens`, append to its last page?
   bool goes_on(const Sequence& sequence, std::int32_t tokens) const;
   std::int64_t missing_pages(std::span<const Growth> batch) const;
   std::int32_t take();
   void release(std::int32_t page);
 
   std::int32_t page_size_, max_rollback_;
-  std::vector<std::int32_t> free_;   ///< pages, the next one last
-  std::vector<std::int32_t> users_;  ///< of each page
+  std::vector<std::int32_t> free_;   ///< stack of free pages
+  std::vector<std::int32_t> users_;  ///< number of sequences that have each page
   std::vector<Sequence> sequences_;  ///< by slot
 };
 

@@ -26,8 +26,7 @@ struct StepTables {
         window_mapping(slot_mapping.bytes()) {}
   int batch = 0, num_tokens = 0;
   DeviceMemory seq_lens, token_indptr, page_indptr, window_slots, slot_mapping, window_mapping;
-  DeviceMemory
-      pages;  ///< the list of all sequences' pages; shared ones are in it more than once, so it grows as needed
+  DeviceMemory pages;  ///< one list of all sequences' pages; grows as needed, because it repeats shared pages
 };
 
 }  // namespace
@@ -63,7 +62,7 @@ struct PagedCache::State {
     for (const LayerMemory& layer : layers) {
       auto pools = init<kvq_layer_pools>();
       pools.pages = layer.pages.get(), pools.windows = layer.windows.get();
-      pools.page_stride = static_cast<std::int64_t>(layer.page_bytes);  // of `model`: another one's pages may not fit
+      pools.page_stride = static_cast<std::int64_t>(layer.page_bytes);  // of `model`; device_model may be of another
       all.push_back(pools);
     }
     return all;
@@ -125,7 +124,7 @@ PagedCache::~PagedCache() = default;
 std::int32_t PagedCache::create() { return state_->allocator.create(); }
 
 std::int32_t PagedCache::fork(std::int32_t sequence, kvq_stream stream) {
-  PageAllocator forked = state_->allocator;  // becomes the cache's if nothing throws
+  PageAllocator forked = state_->allocator;  // replaces the cache's allocator if nothing throws
   const std::int32_t made = forked.fork(sequence);
   if (made == kNone) return kNone;
   for (const LayerMemory& layer : state_->layers)
@@ -146,7 +145,7 @@ bool PagedCache::step(std::span<const Growth> batch, kvq_stream stream) {
     throw kvq::Error{ErrorKind::usage,
                      fmt::format("paged cache: a step of {} sequences and {} tokens, there is room for {} and {}",
                                  batch.size(), tokens, s.options.max_batch, s.options.max_tokens)};
-  PageAllocator grown = s.allocator;  // becomes the cache's if nothing throws
+  PageAllocator grown = s.allocator;  // replaces the cache's allocator if nothing throws
   std::vector<PageCopy> copies;
   if (!grown.grow(batch, copies)) return false;
   for (const LayerMemory& layer : s.layers)
@@ -163,7 +162,7 @@ bool PagedCache::step(std::span<const Growth> batch, kvq_stream stream) {
   }
   StepTables& t = s.tables;
   if (t.pages.bytes() < (pages.size() + 1) * sizeof(std::int32_t)) {
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // the old list may be read still
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // kernels may still read the old list
     t.pages = DeviceMemory(2 * (pages.size() + 1) * sizeof(std::int32_t));
   }
   t.batch = static_cast<int>(batch.size()), t.num_tokens = static_cast<int>(tokens);

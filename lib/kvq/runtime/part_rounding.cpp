@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace {
 
-/// Of each column of a head's matrix [D, D], or with `turned` each row: sum of the squares of x_i times its elements.
+/// For each column of a head's matrix [D, D], or each row if `turned`: the sum of (x_i * element)^2.
 std::vector<double> squared_terms(const std::vector<float>& matrices, std::size_t entry, std::span<const float> x,
                                   bool turned) {
   const std::size_t d = x.size();
@@ -55,7 +55,7 @@ void soften(const TensorPlan& plan, int num_kv_heads, int dim, const std::vector
     const std::vector<float> x = row_of(tokens, row, d);
     rotate_row(plan, head, x, x_rot);
     const double step = 4.0 * row_rounding(plan.rotation, head, x);
-    constexpr double kFirmAgainst = 0x1p-18;  // of the row's largest channel, already
+    constexpr double kFirmAgainst = 0x1p-18;  // margin of firm rows in artifacts, relative to the largest channel
     if (!side.firm[row] || step <= kFirmAgainst * size_of(x_rot)) continue;
     const auto bytes = std::span(side.bytes).subspan(row * row_bytes, row_bytes);
     side.firm[row] = survives_probes(plan, head, x_rot, static_cast<float>(step), bytes);
@@ -85,7 +85,7 @@ double output_rounding(const LayerPlan& plan, const GoldenRows& rows, int query_
   const std::span<const float> out = std::span(rows.out).subspan(static_cast<std::size_t>(query_head) * dv, dv);
   double error = 0.0;
   if (!plan.k.rotation.inverse.empty()) {
-    // Scores, and what a change of the weights makes of values that differ from the result.
+    // Error of the scores, times the largest distance of a value from the result.
     const std::vector<float> q = row_of(rows.tokens.q, static_cast<std::size_t>(query_head), d);
     const std::vector<double> terms =
         squared_terms(plan.k.rotation.inverse, static_cast<std::size_t>(plan.k.rotation.head_index(head)), q, true);

@@ -10,9 +10,9 @@ namespace kvq {
 namespace {
 
 constexpr int kMostHeads = 16;       ///< query heads of a KV head that are tested
-constexpr int kLeastBlockRows = 64;  ///< rows of a block, in the kernel that takes the fewest
+constexpr int kLeastBlockRows = 64;  ///< rows of a block in the kernel with the smallest blocks
 
-/// Rows of 16-bit numbers, one for each token.
+/// Checks an array of rows of 16-bit numbers, one row for each token.
 Status check_rows(const char* name, const void* rows, std::int64_t stride, std::int64_t least) {
   if (rows && aligned_to_16(rows) && stride % 8 == 0 && stride >= least) return {};
   return Status::fail(StatusCode::invalid_argument,

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-/// What the write kernels want of a plan, made on the host; the caller copies it to the device.
+/// Arrays of a plan in the layouts that kernels read, made on the host; the caller copies them to the device.
 namespace kvq {
 
 /// Rank of the magnitude that a row is clipped to, 1 being the largest (packing.md, "Clip"); 0: no clip.
@@ -18,7 +18,7 @@ int clip_rank(double clip_ratio, int head_dim);
 /// The ranks of all heads. @return  [num_kv_heads], or empty if the plan clips nothing
 std::vector<std::int32_t> clip_ranks(const TensorPlan& plan, int num_kv_heads, int head_dim);
 
-/// The centre as the rows are rotated: center @ A, in double, rounded once.
+/// The rotated center: center @ A, in double, rounded once.
 /// @return  [num_kv_heads, D], or empty if the plan has none
 std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int head_dim);
 
@@ -29,31 +29,31 @@ std::int64_t packed_rotation_bytes(int head_dim);
 /// @param matrices  [n, D, D] row-major, x_rot = x @ A
 /// @param bf16      the type of the rows that will be multiplied, else fp16
 /// @param out       n times packed_rotation_bytes()
-/// @param units     [n] powers of two that the elements are divided by first, or empty: 1. fp16 wants those of
-///                  fp16_units() unless A is orthogonal
+/// @param units     [n] powers of two that the elements are divided by first, or empty: 1. For fp16, pass fp16_units()
+///                  unless A is orthogonal
 Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out,
                       std::span<const float> units = {});
 
-/// Powers of two such that the largest element of each matrix over its own lies in [2^13, 2^14): the two parts in fp16
-/// then err by less than 2^-21 of an element, or 2^-38 of the largest one. @param matrices  [n, D, D]
+/// A power of two for each matrix such that the largest element divided by it lies in [2^13, 2^14). The error of the
+/// two fp16 parts is then below 2^-21 of an element, or 2^-38 of the largest element. @param matrices  [n, D, D]
 std::vector<float> fp16_units(std::span<const float> matrices, int head_dim);
 
-/// What rows are multiplied by before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. Products
-/// are summed in float32, as they are. In fp16 a factor below 2^-14 errs by 2^-25: units are such that factors are
-/// about 1.
+/// Channel factors before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. The products are exact
+/// and summed in float32. In fp16 a factor below 2^-14 has an error of up to 2^-25, so units are chosen such that
+/// factors are about 1.
 struct WriteFactors {
   std::vector<std::uint16_t> factors = {};  ///< [H, D] in the rows' type
   std::vector<float> units = {};            ///< [H] the power of two nearest to the geometric mean of channel_scale
 };
 /// @param rotation  empty results without a channel_scale
 /// @param bf16      the type of the rows, else fp16
-/// @throws          Error{unsupported} for scales that fp16 does not hold
+/// @throws          Error{unsupported} for scales that fp16 cannot represent
 WriteFactors write_factors(const Rotation& rotation, int head_dim, bool bf16);
 
 /// DeviceRotation::factors of a rotation with a channel_scale: sign / channel_scale. @return  [H, D]
 std::vector<float> read_factors(const Rotation& rotation);
 
-/// DeviceRotation::sizes: of each matrix and column the power of two above its largest magnitude.
+/// DeviceRotation::sizes: for each column of each matrix the power of two above its largest magnitude.
 /// @param inverses  [n, D, D]
 /// @return          [n, D]
 std::vector<float> column_sizes(std::span<const float> inverses, int head_dim);

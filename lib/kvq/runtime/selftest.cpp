@@ -20,7 +20,7 @@ namespace {
 /// One layer's golden rows on the current device.
 class Replay {
  public:
-  /// @param rows  tokens in the type of layer.key
+  /// @param rows  with tokens in the type of layer.key
   Replay(const LoadedLayer& layer, const LayerPointers& pointers, const GoldenRows& rows, cudaStream_t stream)
       : layer_(layer),
         pointers_(pointers),
@@ -36,7 +36,8 @@ class Replay {
   }
 
  private:
-  /// What is not supported is the part's result, and no reason to stop.
+  /// Runs one part of the test, write or decode. An unsupported error becomes the part's status and does not stop the
+  /// other part.
   template <typename Work>
   static void part(StatusCode& status, std::string& message, Work&& work) {
     try {
@@ -53,7 +54,7 @@ class Replay {
                 fmt::format("self-test: {}: {}", what, status.message())};
   }
   static void fail(StatusCode& status, std::string& message, std::string fault) {
-    // A fault is worth more than a part that was not run.
+    // A fault replaces the status of a part that was not run.
     status = StatusCode::mismatch;
     message = std::move(fault);
   }
@@ -70,7 +71,7 @@ class Replay {
     const DeviceMemory k = to_device(std::span(rows_.tokens.k), stream_),
                        v = to_device(std::span(rows_.tokens.v), stream_);
     const DeviceMemory mapping = to_device<std::int64_t>(slots, stream_);
-    // Bits that no row has: what is not written shows.
+    // Bits that no row has, so that slots that are not written are found.
     std::vector<std::byte> pages(expected_pages_.size(), std::byte{0xFF});
     const DeviceMemory pool = to_device<std::byte>(pages, stream_);
 

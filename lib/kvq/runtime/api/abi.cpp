@@ -23,7 +23,7 @@ kvq_status status_of(ErrorKind kind) {
 }  // namespace
 
 void report(kvq_error* error, const char* message) {
-  // A caller's structure may be older, with less room, or newer, with more behind.
+  // The caller's structure may be older and shorter, or newer and longer.
   if (!error || error->struct_size <= offsetof(kvq_error, message)) return;
   const std::size_t room = std::min(error->struct_size, sizeof(kvq_error)) - offsetof(kvq_error, message);
   const std::size_t length = std::min(std::strlen(message), room - 1);

@@ -9,13 +9,13 @@
 #include <new>
 #include <type_traits>
 
-/// The border between the C interface and C++: structures of other versions, errors as statuses.
+/// Between the C interface and C++: structures of other versions, exceptions to status codes.
 namespace kvq::abi {
 
 /// Fills the caller's message, cut to its buffer.
 void report(kvq_error* error, const char* message);
 
-/// The code of a caught exception, which also goes into `error`. Call it from a catch block.
+/// The status of the current exception; its message goes into `error`. Call it from a catch block.
 kvq_status caught(kvq_error* error) noexcept;
 
 inline kvq_status done(kvq_error* error) {
@@ -51,13 +51,14 @@ T& required(T* pointer, const char* name) {
 /// Is every byte zero? Both ends may be null if they are equal.
 bool all_zero(const unsigned char* begin, const unsigned char* end);
 
-/// A struct_size beyond this many unknown bytes is no newer version but garbage.
+/// If struct_size exceeds the known size by more than this, it is garbage rather than a newer version.
 inline constexpr std::size_t kMostUnknownBytes = 4096;
 
-/// A copy of the caller's structure in this library's version: fields that an older caller does not have are zero; a
-/// newer caller's further fields must be.
+/// Copies the caller's structure to this library's version. Fields that an older caller does not have become zero;
+/// further fields of a newer caller must be zero.
+/// @param name    for messages
 /// @param oldest  struct_size of the first version
-/// @return  fails by name; `into` is then undefined
+/// @return  on failure `into` is undefined
 template <typename T>
 Status read_struct(const T* from, T& into, const char* name, std::size_t oldest = sizeof(T)) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, struct_size) == 0);
@@ -82,7 +83,7 @@ Status read_struct(const T* from, T& into, const char* name, std::size_t oldest 
   return {};
 }
 
-/// Gives the caller as much of a structure as its version has; struct_size stays.
+/// Copies as much of a structure as the caller's version has; the caller's struct_size stays.
 template <typename T>
 Status write_struct(const T& from, T* into, const char* name, std::size_t oldest = sizeof(T)) {
   if (!into) return Status::fail(StatusCode::invalid_argument, "%s must not be null", name);
@@ -95,7 +96,7 @@ Status write_struct(const T& from, T* into, const char* name, std::size_t oldest
   return {};
 }
 
-/// A Status that leaves a function as an exception, for guarded().
+/// A Status thrown as an exception, for guarded().
 struct StatusError {
   Status status;
 };

@@ -39,7 +39,7 @@ bool demoted_together(const kvq_demote_group& group, const kvq_device_layer& l, 
          group.params.page_stride == pools.page_stride;
 }
 
-/// Layers that are demoted together become neighbours in `table`.
+/// Groups layers that share a demote launch; each group is contiguous in `table`.
 std::vector<kvq_demote_group> demote_groups(const kvq_device_model& model, const std::vector<kvq_cache::Pools>& pools,
                                             std::vector<DemoteLayer>& table) {
   std::vector<kvq_demote_group> groups;

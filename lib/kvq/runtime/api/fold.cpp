@@ -9,7 +9,7 @@ using namespace kvq::abi;
 
 namespace {
 
-constexpr int kMostHidden = 1 << 24;  // no model has it; what is larger is garbage
+constexpr int kMostHidden = 1 << 24;  // larger than in any model; rejects garbage
 
 DType dtype_of(std::int32_t type) {
   switch (type) {
@@ -27,7 +27,7 @@ std::size_t features(int hidden) {
   return static_cast<std::size_t>(hidden);
 }
 
-/// The caller's projection. @param name  of its weight
+/// The caller's projection. @param name  of the weight, for messages
 Projection projection(double* weight, double* bias, std::size_t out, std::size_t in, const char* name) {
   return {{&required(weight, name), out * in}, bias ? std::span(bias, out) : std::span<double>()};
 }

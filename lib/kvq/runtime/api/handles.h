@@ -11,20 +11,20 @@
 
 #include <vector>
 
-/// What the opaque handles hold. All are immutable once a caller has them.
+/// The structures behind the opaque handles. None changes after a caller has it.
 
 struct kvq_model {
   kvq::LoadedModel model;
 };
 
-/// One layer on a device: all that a run needs to know of it.
+/// One layer on a device: everything that a run reads of it.
 struct kvq_device_layer {
   kvq::KernelKey key;
   int num_q_heads = 0, num_kv_heads = 0;
   float softmax_scale = 0.0f;
   int sliding_window = 0;
   kvq::Folded folded;
-  bool center_in_o_proj = false;  ///< values are folded and have a centre: weights must sum to 1
+  bool center_in_o_proj = false;  ///< values are folded and have a center, so attention weights must sum to 1
   kvq::PageLayout pages;
   kvq::WindowLayout windows;
   kvq::LayerPointers pointers;
@@ -38,31 +38,32 @@ struct kvq_device_model {
   std::vector<kvq_device_layer> layers;
 };
 
-/// Layers that one demotion takes: of equal format, sizes and distance of pages.
+/// Layers that one demote launch handles: of equal format, sizes and page stride.
 struct kvq_demote_group {
   kvq::DemoteVariant variant;
-  kvq::DemoteParams params;  ///< without a step's lists
+  kvq::DemoteParams params;  ///< the lists of demotions are set by each step
 };
 
 struct kvq_cache {
-  /// Where one layer's bytes are.
+  /// Addresses of one layer's pages and windows.
   struct Pools {
     std::byte* pages = nullptr;
     std::int64_t page_stride = 0;
     std::byte* windows = nullptr;
   };
   const kvq_device_model* model = nullptr;
-  std::vector<Pools> pools;                     ///< as model->layers
-  std::vector<kvq_demote_group> demote_groups;  ///< none without a recent window
+  std::vector<Pools> pools;                     ///< in the order of model->layers
+  std::vector<kvq_demote_group> demote_groups;  ///< empty without a recent window
 };
 
 struct kvq_step_plan {
   int max_batch = 0, max_tokens = 0;
   int max_demotions = 0;
   kvq::Windows windows;
-  kvq::WindowLayout window_layout;  ///< of whose rows only the number is read
+  kvq::WindowLayout window_layout;  ///< only the numbers of rows are read
 
-  std::size_t list_bytes() const;  ///< of one of the two lists, from the workspace's beginning; then their length
+  std::size_t list_bytes() const;  ///< of one of the two lists of demotions at the workspace's beginning; the number of
+                                   ///< demotions follows
   std::size_t workspace_bytes() const;
 };
 
@@ -105,7 +106,7 @@ inline bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
 }
 
-/// @param what  is on `device`
+/// Checks that `device` is current. @param what  the object that is on `device`, for the message
 inline Status check_device(const char* call, int device, const char* what) {
   int current = 0;
   const Status status = cuda_status(cudaGetDevice(&current), call);
@@ -121,7 +122,8 @@ struct CacheLayer {
   const kvq_cache::Pools* pools = nullptr;
 };
 
-/// The layer, or why it cannot run: no such layer, a plan for another format, another device is current.
+/// Finds a layer of a cache. Fails if there is no such layer, the plan is for another format, or another device is
+/// current.
 inline Status find_layer(const char* call, const kvq_cache* cache, int layer, const KernelKey& key, CacheLayer& found) {
   if (!cache) return Status::fail(StatusCode::invalid_argument, "%s: cache must not be null", call);
   const kvq_device_model& model = *cache->model;
@@ -139,7 +141,7 @@ inline Status find_layer(const char* call, const kvq_cache* cache, int layer, co
 
 inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }
 
-/// One layer's cache for those who read rows as the model gave them. What is folded came without its centre.
+/// One layer's cache for kernels that read rows in the served model's basis. Folded keys have no center to add.
 inline PackedCache packed_cache(const kvq_cache& cache, const CacheLayer& found) {
   const auto& [l, pools] = found;
   PackedCache c;

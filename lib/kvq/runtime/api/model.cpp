@@ -44,7 +44,7 @@ LayerClaim layer_claim(const kvq_layer_geometry& g) {
   return claim;
 }
 
-/// The caller's array; its elements are as far apart as the first one says it is long.
+/// The caller's array of geometries. The struct_size of the first element is the distance of elements.
 std::vector<LayerClaim> layer_claims(const kvq_model_options& o) {
   if (o.num_geometries != 1 && o.num_geometries != o.num_layers)
     throw Error{ErrorKind::usage,

@@ -22,7 +22,7 @@ kvq_selftest_layer c_result(const SelftestLayer& from) {
   return to;
 }
 
-/// Layers of one outcome, in words: the first one's message and how many more there are.
+/// Summary of the layers with one status: the first layer's message and the number of further layers.
 std::string summary(const std::vector<SelftestLayer>& results, StatusCode status) {
   std::string text;
   std::int64_t count = 0;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-/// What the instructions of lib/kvq/device/ptx.cuh do, in its place: on an emulated device.
+/// Replaces lib/kvq/device/ptx.cuh: the effects of its instructions on an emulated device.
 namespace kvq::ptx {
 
 using u32 = std::uint32_t;
@@ -21,9 +21,9 @@ inline u32 lop3_and_xor(u32 a, u32 b, u32 c) { return a & (b ^ c); }
 
 // ---- Products ----------------------------------------------------------------------------------------------------
 
-/// Lane 4 g + t of a product of a warp holds, of a [16, k], b [k, 8] and c [16, 8], in words of four bytes: rows g and
-/// g + 8 of a, column g of b, from channel t times as many as a word has, the second half of the channels after the
-/// first; of c rows g and g + 8, columns 2 t and 2 t + 1.
+/// Operands of lane 4 g + t in a product of a warp, a [16, k], b [k, 8] and c [16, 8]. Of a it holds rows g and g + 8,
+/// of b column g: words of n elements, word t of the first half of the channels and word t of the second half. Of c it
+/// holds rows g and g + 8, columns 2 t and 2 t + 1.
 template <typename Sum>
 struct ProductLane {
   Sum* c;
@@ -128,7 +128,7 @@ inline u32 movmatrix_trans(u32 x) {
 
 // ---- Approximations ----------------------------------------------------------------------------------------------
 
-/// Subnormal numbers count as zeros, and come out as such.
+/// Flushes subnormal numbers to zero.
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 inline float ex2(float x) { return flushed(std::exp2(flushed(x))); }
 inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }

@@ -2,7 +2,7 @@
 
 #include <kvq/device/ptx.cuh>
 
-/// What the instructions of lib/kvq/device/wgmma.cuh do, in its place: on an emulated device.
+/// Replaces lib/kvq/device/wgmma.cuh: the effects of its instructions on an emulated device.
 namespace kvq::ptx {
 
 using u64 = std::uint64_t;
@@ -12,8 +12,8 @@ inline u64 wgmma_panel(u32 address, int panel_bytes) {
   return kSwizzle128 | kEightRows | static_cast<u64>(panel_bytes >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }
 
-/// An operand in shared memory as the tensor cores find it. Its elements of two bytes lie in squares of eight rows of
-/// 16 bytes, or in panels of eight rows of 128 bytes whose 16-byte chunks are exchanged.
+/// An operand in shared memory, by its matrix descriptor. Its elements of two bytes lie in core matrices of eight rows
+/// of 16 bytes, or in panels (128-byte swizzle) of eight rows of 128 bytes whose 16-byte chunks are permuted.
 struct SharedOperand {
   u64 bits;
 
@@ -47,8 +47,8 @@ struct WarpgroupLane {
   bool a_in_registers, add;
 };
 
-/// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a and c; of a as ProductLane has it, of c the columns
-/// 8 j + 2 t and 8 j + 2 t + 1.
+/// Lane 4 g + t of warp w holds rows 16 w + g and 16 w + g + 8 of a and c: the words of a as in ProductLane, and the
+/// columns 8 j + 2 t and 8 j + 2 t + 1 of c.
 template <int kColumns, bool kBfloat, bool kTransposed>
 void multiply_warpgroup(void* const (&lanes)[128]) {
   const auto number = [](unsigned short bits) { return kBfloat ? bfloat_half(bits, 0) : fp16_half(bits, 0); };

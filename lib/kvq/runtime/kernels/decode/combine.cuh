@@ -6,47 +6,47 @@
 
 #include <type_traits>
 
-/// Results, after decode: the partial results of an item added up, rotated back and divided by their sum. A kernel of
-/// its own, whose blocks take the places of those of decode as they end, read the rotation, and take up each item when
-/// they are told of its last part, not when the last block of decode has ended. They come up only after all blocks of
-/// decode have, so whom they wait for is at work.
+/// The combine kernel: merges the partial results of each item (work tile) by their softmax states, rotates the sum
+/// back and divides it. Its blocks start where blocks of the decode kernel have ended, and load the rotation. They poll
+/// each item's completion counter instead of waiting for the whole decode grid. They are scheduled after all decode
+/// blocks (programmatic dependent launch), so every producer they wait for is already resident: no deadlock.
 namespace kvq::decode {
 
-/// Of a power of two.
+/// Base-2 logarithm of a power of two.
 __device__ __forceinline__ int log2_of(int x) { return 31 - __clz(x); }
 
-/// What a block combines at once: of a KV head some query heads, of some sequences. A row each: the heads of the first
-/// sequence, of the second...
+/// What a block combines at once: some query heads of one KV head, of some sequences. Each (sequence, query head) is a
+/// row: the heads of the first sequence, of the second...
 struct Unit {
   int head, first_sequence, first_head, sequences, heads;
 
   __device__ __forceinline__ int rows() const { return sequences * heads; }
 };
 
-/// How items are divided into units. Few: each query head is a unit, so that all blocks have some. Many: all heads of
-/// one sequence, or of several. But items at the end of a line of several rounds may have many parts, and are the last
-/// ones: there a quarter of an item's heads is a unit, or, once it shows that the parts are few, all are the first
-/// one's.
+/// How items are divided into units. If items are few, each query head is a unit, so that all blocks have work. If they
+/// are many, a unit has all heads of one sequence, or of several. But items at the end of a line of several rounds may
+/// have many partial results, and they are complete last: there a unit has a quarter of an item's heads. If the
+/// completion counter then shows few partial results, the item's first unit takes all heads and the others are empty.
 struct Units {
-  int sequences_each, heads_each;  ///< of a unit, but for the end; powers of two
-  int splits;                      ///< units of an item there
-  int before_end;                  ///< units of a KV head there
-  int end, end_sequences;          ///< first sequence of the end, number of them
+  int sequences_each, heads_each;  ///< of a unit before the end; powers of two
+  int splits;                      ///< units of an item before the end
+  int before_end;                  ///< units of a KV head before the end
+  int end, end_sequences;          ///< first sequence of the end, number of sequences
   int end_splits;                  ///< units of an item at the end
 
-  /// Of a KV head.
+  /// Units of a KV head.
   __host__ __device__ int count() const { return before_end + end_sequences * end_splits; }
 };
 
 /// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
-  static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< that are rotated at once
+  static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
-  static constexpr int kEndHeads = T::kHeads / 4;  ///< of a unit at the end
-  /// Parts of a row that a warp has on the way at once. 17, which would do for almost all, were slower.
+  static constexpr int kEndHeads = T::kHeads / 4;  ///< heads of a unit at the end
+  /// Partial results of a row that a warp loads at once. 17, which would be enough for almost all items, were slower.
   static constexpr int kBatch = T::kHeadDim <= 128 ? 9 : 6;
-  /// So many parts of an item are on the way at once if a block has all heads.
+  /// Partial results of an item that a block loads at once if it has all heads.
   static constexpr int kAtOnce = kBatch * (T::kHeads < kSideWarps ? kSideWarps / T::kHeads : 1);
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
   alignas(16) float4 part_values[kSideWarps][T::kHeadDim / 4];
@@ -54,15 +54,16 @@ struct CombineShared {
   Arrivals arrivals[kRows / T::kHeads];
   float2 weights[kRows];                                           ///< weigh() of each row
   float shifts[kRows];                                             ///< center_score() of each row
-  alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< is there for dense ones
+  alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// Partial results of an item, in the order of its parts.
+/// The partial results of an item, in the order of its parts: part 0 in a shared or a whole record, each later part in
+/// the first shared record of its piece.
 template <typename T>
 struct Records {
   int count;
   const typename T::Record* first;
-  const typename T::Record* others;  ///< of part r > 0 the one 2 r further
+  const typename T::Record* others;  ///< part r > 0 is others[2 r]
 
   __device__ __forceinline__ Records(const DecodeParams& p, int decode_blocks, int item, const Arrivals& arrivals)
       : count(arrivals.parts()) {
@@ -75,13 +76,13 @@ struct Records {
   }
 };
 
-/// The rows of a unit: of each, the partial results of a query head added up, by a warp, or by several that share the
-/// parts if there are fewer rows than warps. Leaves values in `rows` and weights in `weights`.
+/// LSE merge of the partial results of each row of a unit. One warp merges a row; if there are fewer rows than warps,
+/// several warps share the row's partial results. Stores values in `rows` and weights in `weights`.
 /// @param records_of  item of the unit -> its Records
 /// @param weigh       (row, reference of the exponentials and sum) -> weight
 template <typename T, typename RecordsOf, typename Weigh>
 __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordsOf records_of, Weigh weigh) {
-  constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; of a lane
+  constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
   constexpr int kBatch = CombineShared<T>::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int n = unit.rows(), at_once = min(n, kSideWarps), splits = kSideWarps >> log2_of(at_once);
@@ -91,14 +92,14 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
     const Records<T> records = records_of(row >> log2_of(unit.heads));
-    float max = kMinusInf, sum = 0.0f;  // the sum is the lane's
+    float max = kMinusInf, sum = 0.0f;  // the sum: of this lane's parts only
     float4 values[kTurns] = {};
 #pragma unroll 1
     for (int first = split; first < records.count; first += splits * kBatch) {
       const int here = (records.count - first + splits - 1) >> log2_of(splits);
-      float2 state = make_float2(kMinusInf, 0.0f);  // of part `lane` of these
+      float2 state = make_float2(kMinusInf, 0.0f);  // lane i has the state of the batch's part i
       if (lane < min(here, kBatch)) state = __ldcg(&records[first + lane * splits].state[head]);
-      // Only the first of these may be the item's first.
+      // Only the first part of the batch may be part 0 of the item.
       const auto values_of = [&](const typename T::Record& record) {
         return reinterpret_cast<const std::byte*>(record.value[head]) + lane * 16;
       };
@@ -114,7 +115,8 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
         for (int turn = 0; turn < kTurns; ++turn)
           if (has(turn)) v[i][turn] = __ldcg(from + 32 * turn);
       }
-      // Behind the loads, since it waits for the first of them. Values of parts without tokens may be anything.
+      // Here, not above, because the ballot waits for `state` and would delay the loads of values. The values of parts
+      // without tokens are undefined.
       const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);
       float larger = fmaxf(max, state.x);
 #pragma unroll
@@ -172,8 +174,8 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
   __syncthreads();
 }
 
-/// q . center of a query head, in units of scores to the base 2, the same for every key: the softmax does not see it,
-/// LSE and sink logits do. By a warp.
+/// q . center of a query head, as a base-2 score. It is the same for every key, so it cancels in the softmax, but LSE
+/// and sink logits need it. All lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ float center_score(const DecodeParams& p, int sequence, int head, int query_head, int lane) {
   const typename T::Activation* q =
@@ -186,8 +188,8 @@ __device__ __forceinline__ float center_score(const DecodeParams& p, int sequenc
   return score * (p.softmax_scale * kLog2e);
 }
 
-/// What a row of added up values is multiplied by, and the part of its sum that tokens have, a learned sink included.
-/// Tells the row's LSE; by one thread.
+/// The factor of a row's merged values, and the tokens' fraction of the softmax sum: 1 without a learned sink. Stores
+/// the row's LSE. One thread calls it.
 /// @param state  reference of the exponentials, sum
 /// @param shift  center_score()
 __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int query_head, float2 state,
@@ -199,7 +201,7 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
     factor = state.x == kMinusInf ? 0.0f : exp2f(state.x - reference);
     sum = fmaf(state.y, factor, sink == kMinusInf ? 0.0f : exp2f(sink - reference));
   }
-  const bool any = reference > kMinusInf;  // a token, or a sink
+  const bool any = reference > kMinusInf;  // there is a token or a sink
   if (p.lse)
     p.lse[static_cast<std::int64_t>(sequence) * p.num_q_heads + query_head] =
         any ? (reference + shift + log2f(sum)) * kLn2 : kMinusInf;
@@ -207,7 +209,7 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
   return make_float2(weight, p.sink_logits ? state.y * weight : any ? 1.0f : 0.0f);
 }
 
-/// Grid: as many blocks as one likes, a multiple of the KV heads if there are more units than blocks.
+/// Grid: any number of blocks; if there are more units than blocks, a multiple of the KV heads.
 template <typename T>
 __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units units) {
@@ -232,10 +234,10 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
       unit.first_head = at_end / units.end_sequences * CombineShared<T>::kEndHeads;
       unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kEndHeads;
     }
-    // Units of the end that may turn out to be none ask for nothing before they know.
+    // A unit at the end may turn out to be empty; it loads no rotation until it knows that it is not.
     const bool certain = unit.first_head == 0 || at_end < 0;
     if (p.rotation_v.matrix && certain) dense.open(p.rotation_v, unit.head);
-    // Rows of idle heads are rotated with the others and left alone else.
+    // Rows of padding heads are merged and rotated with the others, but not stored.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
     const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
@@ -252,7 +254,9 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
       }
     }
     const auto item_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
-    if (thread < unit.sequences) {  // more who ask were slower: parts are added to the same word
+    // One polling thread for each sequence: more of them were slower, because they contend with the decode blocks'
+    // atomics on the same word.
+    if (thread < unit.sequences) {
       Arrivals now;
       while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete()) __nanosleep(40);
       shared.arrivals[thread] = now;
@@ -317,7 +321,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     }
     __syncthreads();
   }
-  ptx::griddepcontrol_wait();  // the end of this grid stands for the end of those before it
+  ptx::griddepcontrol_wait();  // kernels that wait for this grid rely on the grids before it having ended, too
 }
 
 }  // namespace kvq::decode

@@ -3,14 +3,14 @@
 #include <kvq/device/convert.cuh>
 #include <kvq/device/ptx.cuh>
 
-/// What every part of the decode kernel uses.
+/// Constants and functions that all files of the decode kernels share.
 namespace kvq::decode {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr unsigned kAll = ~0u;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr unsigned kFullArrivals = 33;  ///< every lane's copies, and the announcement
+constexpr unsigned kFullArrivals = 33;  ///< the copies of each lane, and the lane that announces the stage
 #else
 constexpr unsigned kFullArrivals = 1;
 #endif

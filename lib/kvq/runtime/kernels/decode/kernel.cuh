@@ -16,9 +16,10 @@
 ///
 ///   warp lane 4 g + t      keys: tokens g, g + 8 of a tile x head t      values: rows g, g + 8 of a block x head t
 ///
-/// One warp of a block loads: it walks the block's pieces of the line (schedule.cuh) and fills a ring of stages, for
-/// teams of warps in turn. Teams wait for stages and queries; who comes last at an item's end adds the shares up and
-/// leaves the sum (share.cuh), of which the loading warp tells.
+/// The kernel is warp-specialized. The producer warp (Loader) walks the block's splits of the work queue (schedule.cuh)
+/// and fills a ring of stages, for the consumer groups (`team`) in turn. A consumer group waits for the barriers of its
+/// stage and of its queries. At the end of a work tile (`item`) the last consumer warp adds up the shares of all groups
+/// and stores the partial result (share.cuh); the producer warp then signals the combine kernel.
 namespace kvq::decode {
 
 template <typename T>
@@ -28,8 +29,8 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   // The shuffle tells the compiler that a warp's lanes agree.
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = __shfl_sync(kAll, thread >> 5, 0);
 
-  // 1. The line, and who does what.
-  if (lane == 0) {  // the threads of one warp would do it one after the other
+  // 1. Barriers, the work queue, and the role of each warp.
+  if (lane == 0) {  // one lane of each warp, because the lanes of one warp would initialize barriers one at a time
 #pragma unroll 1
     for (int i = warp; i < T::kItems; i += T::kWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.ready[i]), kFullArrivals);
@@ -51,7 +52,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       ptx::mul_wide(static_cast<unsigned>(shared.line.runs_before[T::kThreads]), static_cast<unsigned>(p.num_kv_heads)),
       static_cast<int>(gridDim.x), p.short_blocks);
   if (static_cast<int>(blockIdx.x) >= cut.each) {
-    ptx::griddepcontrol_wait();  // the end of this grid stands for the end of the one before it
+    ptx::griddepcontrol_wait();  // kernels that wait for this grid rely on the grid before it having ended, too
     return;
   }
   if (warp == T::kWarps) {
@@ -62,18 +63,19 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   const int team = warp / T::kTeam, member = warp % T::kTeam;
   Query<T> query;
   State<T> state;
-  int stage = team, next_place = 0;
-  unsigned parity = 0, ready_parity = 0, item_parity = 0;  // of the ring; of the next place; of this item's
+  int stage = team, next_place = 0;  // a place: one of the buffers for the queries of a work tile
+  unsigned parity = 0, ready_parity = 0,
+           item_parity = 0;  // barrier phases: the ring, the next place, this item's place
   for (;;) {
-    // Barriers tell odd rounds from even ones, no more, and copies end in any order: who comes to a stage that another
-    // team had before might be a round ahead of it, and waits for that team first.
+    // An mbarrier carries one phase bit, and copies complete in any order. If the stage was last used by another team,
+    // this team could be one phase ahead, so it first waits until that team has released the stage.
     if (!T::kOwned) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity ^ 1);
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const typename T::StageInfo info = shared.info[stage];
     if (info.flags & kStageEnd) return;
     const int place = info.flags >> kStageItemShift;
 
-    // 2. A new item: its queries.
+    // 2. A new work tile: its queries.
     if (info.flags & kStageFirst) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.ready[place]), ready_parity);
       item_parity = ready_parity;
@@ -82,7 +84,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       state.reset();
     }
 
-    // 3. A stage of tokens.
+    // 3. A KV chunk.
     if (!T::kExact && (info.flags & kStageCoded)) {
       if constexpr (!T::kExact)
         attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
@@ -91,7 +93,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
                       query, state, lane);
     }
 
-    // 4. The item's end, or the end of the piece.
+    // 4. The end of the work tile, or of the split.
     if (info.flags & kStageLast) {
       settle<T>(state);
       if constexpr (T::kTeams == 1)

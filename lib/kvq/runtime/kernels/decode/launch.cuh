@@ -27,7 +27,8 @@ Status plan_decode(DecodeLaunch& launch) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  // A multiprocessor divides its memory anew only when it is empty, so all kernels of a call want the same division.
+  // A multiprocessor changes its split between L1 and shared memory only while it is idle, so all kernels of a call
+  // prefer the same carveout.
   const auto prepare = [&](auto kernel, std::size_t bytes) {
     if (error == cudaSuccess) error = load_kernel(kernel, launch.overlapping);
     if (error == cudaSuccess)
@@ -64,13 +65,14 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
         static_cast<std::size_t>(launch.record_bytes);
   p.operands = at;
 
-  // A multiple of the heads, so that a block needs one rotation. Blocks of decode wait for the registers of those that
-  // prepare queries, hence one of these a multiprocessor; those that combine results wait for blocks of decode to end.
+  // Blocks of the queries and combine kernels: a multiple of the KV heads, so that a block needs one rotation. Blocks
+  // of the queries kernel take registers that decode blocks wait for, hence one for each multiprocessor; blocks of the
+  // combine kernel start only as decode blocks end, hence two.
   const auto side_blocks = [&](int units, int each) {
     const int fill = each * launch.multiprocessors;
     return units <= fill ? units : std::max(1, fill / params.num_kv_heads) * params.num_kv_heads;
   };
-  // Few items: a block for each head. Many: as many at once as one product rotates.
+  // Units of the combine kernel. Few items: one query head each. Many: as many sequences as one product rotates.
   using CombineShared = decode::CombineShared<T>;
   const bool many = items >= launch.multiprocessors;
   const int fill = 2 * launch.multiprocessors;
@@ -78,8 +80,8 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   while (2 * units.sequences_each * T::kHeads <= CombineShared::kRows && items / units.sequences_each > fill)
     units.sequences_each *= 2;
   units.splits = (group_heads + units.heads_each - 1) / units.heads_each;
-  // A round has a piece for each block, so no more items than these have many parts of the last one. (A few may have
-  // many of the round before, which is soon enough.)
+  // A round has one piece (split) for each block, so at most this many items have more than kAtOnce parts in the last
+  // round. (A few more may have many parts in the round before, but these are complete early enough.)
   const int long_items = many ? launch.blocks / CombineShared::kAtOnce : 0;
   const int last_sequences = (long_items + params.num_kv_heads - 1) / params.num_kv_heads;
   units.end = std::max(0, params.batch - last_sequences) / units.sequences_each * units.sequences_each;
@@ -89,8 +91,9 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   const auto side_bytes = [](std::size_t all, const DeviceRotation& rotation) {
     return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
   };
-  // A few blocks stay idle on a short line: as many as come up late, where one that prepares queries has ended, and so
-  // many that pieces end where items of equal length do, since who has two items is late too.
+  // On a line of one round a few blocks stay idle: (a) as many as start late, because they wait for a block of the
+  // queries kernel to end, and (b) so many that pieces end where items of equal length end, because a block with parts
+  // of two items has two beginnings and two ends.
   const int query_blocks = side_blocks(items, 1), late = launch.overlapping ? query_blocks : 0;
   p.short_blocks = launch.blocks;
   for (const int blocks : {launch.blocks, launch.blocks - late}) {

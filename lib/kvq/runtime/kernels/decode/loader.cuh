@@ -5,34 +5,35 @@
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// Loading: one warp walks the line and fills the ring of stages. It also tells the kernel that combines results of
-/// partial results that the others have left.
+/// The producer warp: it walks the line (work queue) and fills the ring of stages. It also signals the combine kernel
+/// as each partial result reaches global memory.
 namespace kvq::decode {
 
 template <typename T>
 struct Loader {
-  /// Tokens need not wait for the kernel that prepares the queries. But all of them would stand before the queries in
-  /// the memory's line, which costs more than it gains where there are few: a part of the block's first tokens goes
-  /// ahead, a few stages at least.
+  /// Loads of keys and values need not wait for the queries kernel. But if all of them were issued first, the loads of
+  /// the queries would queue behind them, which costs more than it gains for short splits. So the block's first load
+  /// issues 1/kFirstShare of its first item's stages, kLeastFirst at least, before the queries.
   static constexpr int kFirstShare = 5, kLeastFirst = 4;
-  static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< pages that a stage may lie in
-  /// Of exact tokens in windows: constants, since what the layout would compute stands before a block's first copy.
+  static constexpr int kPieces = T::kExact ? 1 : T::kStageTiles;  ///< most pages that a stage's tokens come from
+  /// Bytes of a tile of exact tokens in windows. Constants, because computing them from the layout would delay a
+  /// block's first copy.
   static constexpr int kTileSide = kTileTokens * T::kHeadDim * 2, kTilePair = 2 * kTileSide;
   const DecodeParams& p;
   typename T::Shared& shared;
   int lane;
   int stage = 0;
-  unsigned parity = 1;       ///< the first round of the ring is free
-  int place = 0;             ///< of the next item
-  unsigned left_parity = 1;  ///< of the next item's place
-  int items = 0;             ///< before the next one
+  unsigned parity = 1;       ///< phase of the `empty` barriers; in the first round all stages are free
+  int place = 0;             ///< query buffer of the next item (work tile)
+  unsigned left_parity = 1;  ///< phase of the `left` barrier (partial result stored) of that buffer
+  int items = 0;             ///< items begun so far
 
-  /// One stage, as one lane describes it.
+  /// The source of one stage. Each lane prepares one.
   struct Job {
     typename T::StageInfo info;
     const std::byte* from[kPieces];  ///< exact: keys; coded: the head's tiles in each page
-    int values;                      ///< exact or whole: byte of the values behind the keys, 0 if in one run with them
-    bool whole;                      ///< all coded tokens of the stage, in one page
+    int values;                      ///< exact or whole: bytes from keys to values; 0: values follow keys without a gap
+    bool whole;                      ///< all tokens of the stage are coded, visible and in one page
   };
 
   __device__ __forceinline__ Job describe(const Walk& walk, int slot, int flags, bool used) const {
@@ -89,10 +90,10 @@ struct Loader {
     return job;
   }
 
-  /// Copies of tokens to shared memory; with bulk copies by one lane, else by all.
+  /// Copies keys or values to shared memory. One lane calls it where there are bulk copies, else all lanes.
   __device__ __forceinline__ void copy(void* to, const void* from, int bytes, unsigned full) {
 #if __CUDA_ARCH__ >= 900
-    // What is small and read by all, tables, rotations, code, shall stay in the cache beside them.
+    // Keys and values are evicted first, so that L2 keeps what all blocks read: page tables, rotations, instructions.
     ptx::cp_async_bulk_evict_first(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
 #else
     for (int i = lane * 16; i < bytes; i += 512)
@@ -111,7 +112,7 @@ struct Loader {
   __device__ __forceinline__ void start(const Job& job, int at, bool announces) {
     unsigned char* to = shared.stages[at];
     const unsigned full = ptx::shared_address(&shared.full[at]);
-    if (job.whole) {  // as most are: few instructions, for this warp is what all others wait for
+    if (job.whole) {  // the common case, with few instructions because all consumer warps wait for this warp
       if (announces) announce(job.info, at, T::kCodedBytes);
       copy(to, job.from[0], job.values ? T::kValuesAt : T::kCodedBytes, full);
       if (job.values) copy(to + T::kValuesAt, job.from[0] + job.values, T::kCodedBytes - T::kValuesAt, full);
@@ -146,11 +147,11 @@ struct Loader {
   /// Loads the jobs that the first `count` lanes hold, in order.
   __device__ __forceinline__ void load(const Job& job, int count) {
 #if __CUDA_ARCH__ >= 900
-    // A few lanes at a time: what one job costs would not keep up with the memory.
+    // A few lanes at a time, because one lane that issues one job after the other does not keep up with the memory.
     constexpr int kAtOnce = T::kStages < 4 ? T::kStages : 4;
     for (int base = 0; base < count; base += kAtOnce) {
       const int n = min(kAtOnce, count - base), mine = lane - base;
-      // All lanes wait for each stage: lanes that wait for different barriers would do so in a busy loop.
+      // All lanes wait for each stage, because lanes that wait for different barriers would spin.
       for (int i = 0; i < n; ++i) {
         const bool wraps = stage + i >= T::kStages;
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage + i - (wraps ? T::kStages : 0)]),
@@ -184,7 +185,7 @@ struct Loader {
 #endif
   }
 
-  /// Loads an item's queries into its place.
+  /// Loads the queries of an item into its buffer.
   __device__ __forceinline__ void load_queries(const Walk& walk) {
     const typename T::Operand* from =
         static_cast<const typename T::Operand*>(p.operands) + walk.sequence * p.num_kv_heads + walk.head;
@@ -201,8 +202,9 @@ struct Loader {
     ptx::cp_async_mbarrier_arrive_noinc(ready);
 #endif
   }
-  /// Waits until the partial result of the item that has the next place, if any, has been left, and tells of it. That
-  /// takes until memory has all of it: a microsecond, in which those who left it had better attend to tokens.
+  /// Before a query buffer is used again: waits until the partial result of the buffer's previous item, if any, has
+  /// been stored, then adds to that item's completion counter. The release takes about a microsecond, until all of the
+  /// partial result is in global memory; meanwhile the consumer warps attend to the next tokens.
   __device__ __forceinline__ void finish_item() {
     ptx::mbarrier_wait(ptx::shared_address(&shared.left[place]), left_parity);
     if (items >= T::kItems && lane == 0) {
@@ -215,7 +217,7 @@ struct Loader {
     ++items;
     if (++place == T::kItems) place = 0, left_parity ^= 1;
   }
-  /// The next piece to load: the first ones go by the number of the block, the others to who asks.
+  /// The next piece (split) of this block, behind the first one: claimed from the work counter.
   __device__ __forceinline__ int claim(const Cut& cut) const {
     if (cut.rounds == 1) return cut.pieces();
     int claimed = 0;
@@ -223,7 +225,7 @@ struct Loader {
     return cut.each + __shfl_sync(kAll, claimed, 0);
   }
 
-  /// Loads the block's pieces of the line.
+  /// Loads all pieces of the block, each item by item.
   __device__ void run(const Cut& cut) {
     bool first = true;
     for (int piece = static_cast<int>(blockIdx.x); piece < cut.pieces(); piece = claim(cut)) {
@@ -235,7 +237,7 @@ struct Loader {
         finish_item();
         if (lane == 0)
           shared.parts[place] = Part{walk.sequence * p.num_kv_heads + walk.head, piece, from == 0, to == n};
-        __syncwarp();  // any lane may announce the stages that refer to it
+        __syncwarp();  // any lane may announce a stage that refers to this entry of `parts`
         if (!first) load_queries(walk);
         const int label = place << kStageItemShift, padded = (to - from + T::kTeams - 1) / T::kTeams * T::kTeams;
         for (int base = 0, count; base < padded; base += count) {

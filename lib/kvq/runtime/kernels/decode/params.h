@@ -8,9 +8,9 @@
 namespace kvq {
 
 /// Rotation of one side as kernels that read a cache apply it; per KV head, or one for all if `per_head` is false. With
-/// A as in plan/rotation.h: keys' queries are multiplied by A^-T, which is A itself if it is orthogonal, and what
-/// values become by A^-1. It stays as it is while work is enqueued: kernels read it before those ahead of them have
-/// ended.
+/// A as in plan/rotation.h: queries are multiplied by the keys' A^-T, which is A itself if A is orthogonal; outputs are
+/// multiplied by the values' A^-1. The memory must not change while work is enqueued, because kernels read it before
+/// the kernels ahead of them have ended.
 struct DeviceRotation {
   int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
@@ -18,9 +18,9 @@ struct DeviceRotation {
   const float* matrix = nullptr;         ///< [H, D, D] row-major: A^-T of keys, A^-1 of values; null if not dense. Wins
                                          ///< over `order`
   const std::byte* fragments = nullptr;  ///< the matrix for decode (rotation_layout.h), aligned to 16; with `matrix`
-  const float* factors = nullptr;  ///< [H, D] sign / channel_scale, in the place of `signs`; with `order`, or null
-  const float* sizes = nullptr;    ///< [H, D] powers of two: of A^-1 the largest element of each column. Null with
-                                   ///< `matrix`: A is orthogonal, and all are 1
+  const float* factors = nullptr;        ///< [H, D] sign / channel_scale, instead of `signs`; with `order`, or null
+  const float* sizes = nullptr;  ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
+                                 ///< with `matrix`: A is orthogonal, and all are 1
 };
 
 /// One call of decode attention: one new query token a sequence. Strides are in elements.
@@ -36,9 +36,9 @@ struct DecodeParams {
   std::int64_t out_stride = 0;
   float* lse = nullptr;  ///< [B, Hq] natural logarithm of the sum of exponentials, or null
 
-  // which tokens; a token's tier is a function of its position and the length alone
+  // which tokens; position and length alone decide whether a token is exact or coded
   const std::int32_t* seq_lens = nullptr;  ///< [B] tokens of each sequence, the newest included
-  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact (bfloat16) tokens at the two ends of a sequence
   int sliding_window = 0;                  ///< tokens that a query sees, itself included; 0 = all
 
   // coded pages
@@ -51,10 +51,10 @@ struct DecodeParams {
 
   // exact windows
   const std::byte* windows = nullptr;          ///< 16-byte aligned, or null without windows
-  const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence
+  const std::int32_t* window_slots = nullptr;  ///< [B] window slot of each sequence
   WindowLayout window_layout = {};
 
-  // rotations: of queries and keys, and of values (undone on the result; identity if the weights absorbed it)
+  // rotations: of queries and keys, and of values (undone on the result; identity if folded into the weights)
   DeviceRotation rotation_k = {};
   DeviceRotation rotation_v = {};      ///< x = x_rot @ matrix
   const float* center_k = nullptr;     ///< [Hkv, D] or null; enters lse and sink logits only
@@ -65,12 +65,12 @@ struct DecodeParams {
   void* workspace = nullptr;
 
   // parts of the workspace; run_decode sets them
-  std::int32_t* claims = nullptr;          ///< pieces that were handed out
-  unsigned long long* arrivals = nullptr;  ///< [B, Hkv] which parts of each item are in `partials` (schedule.cuh)
-  void* operands = nullptr;                ///< [B, Hkv] queries as the kernel takes them
+  std::int32_t* claims = nullptr;          ///< atomic work counter: next piece (split) to claim
+  unsigned long long* arrivals = nullptr;  ///< [B, Hkv] completion counter of each item (work tile; schedule.cuh)
+  void* operands = nullptr;                ///< [B, Hkv] queries as tensor-core operands (DecodeTraits::Operand)
   void* partials = nullptr;                ///< partial results (schedule.cuh)
 
-  int short_blocks = 0;  ///< that a line of one round is cut for (schedule.cuh); run_decode sets it
+  int short_blocks = 0;  ///< blocks that share a line of one round (schedule.cuh); run_decode sets it
 };
 
 }  // namespace kvq

@@ -5,11 +5,12 @@
 #include <kvq/runtime/kernels/decode/stages.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// Queries, before decode: rotated, and cut into operands of the tensor cores. A kernel of its own, since the blocks of
-/// decode share items: each would rotate the same queries once more. It also clears what the blocks count on.
+/// The queries kernel, before decode: rotates the queries and cuts them into operands of the tensor cores. A kernel of
+/// its own, because several decode blocks may share an item (work tile), and each would rotate the same queries again.
+/// It also resets the work counter and the completion counters.
 namespace kvq::decode {
 
-/// One warp cuts four rotated rows of queries.
+/// Cuts four rotated query rows into 16-bit integers, high and low bytes. All lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int member,
                                             int lane, typename T::Operand& to) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
         }
         to.fragments[member][j][w][lane] = packed;
       }
-    const bool writes = t == 0 && g % 2 == 0;  // lanes of a head hold the same numbers
+    const bool writes = t == 0 && g % 2 == 0;  // the eight lanes of a head hold the same sums
     const int head = 4 * member + (g >> 1);
 #pragma unroll
     for (int j = 0; j < Side::kGroups; ++j) {
@@ -63,16 +64,16 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
   }
 }
 
-/// Shared memory of a block that prepares queries.
+/// Shared memory of a block of the queries kernel.
 template <int kDim>
 struct QueriesShared {
   static constexpr int kRows = 16;
   alignas(16) PaddedRow<kDim> rows[kRows];
-  typename DenseRotation<kDim>::Held rotation;  ///< is there for dense ones
+  typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// Grid: as many blocks as one likes, a multiple of the KV heads if there are more items than blocks. Then a block has
-/// one head, and prepares the queries of several sequences at once.
+/// Grid: any number of blocks; if there are more items than blocks, a multiple of the KV heads. Then a block has one KV
+/// head, and prepares the queries of several sequences at once.
 template <typename T>
 __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __grid_constant__ DecodeParams p) {
   using Activation = typename T::Activation;
@@ -88,7 +89,8 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   LaneRow<kDim> factors;
   load_factors<kDim>(p.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.rotation_k.order)));
-  // What ran before this call has ended here. Decode comes up only now, so that it may read tokens without waiting.
+  // Behind the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
+  // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
@@ -129,7 +131,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
       for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
     if (thread < n) p.arrivals[first + thread * grid] = length > 0 ? 0 : Arrivals::kNone;
-    // The next ones are asked for now: soon they would stand behind all that the blocks of decode ask for.
+    // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kAtOnce * grid < items ? fetch(first + kAtOnce * grid) : 0;
     __syncthreads();
     if (p.rotation_k.matrix) {
@@ -143,7 +145,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
     static_assert(kCutters < kSideWarps);
     if (warp < n * T::kTeam)
       cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kTeam, lane, operands[first + warp / T::kTeam * grid]);
-    constexpr int kPairs = T::kTeam * T::kBlocks * 32;  // of words: two channels' high parts, and their low ones
+    constexpr int kPairs = T::kTeam * T::kBlocks * 32;  // of words: high parts of two channels, low parts
     for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kSideThreads - 32 * kCutters) {
       const int l = i % 16 / 4 * 8 + i % 4, half = i / 16 % 2, block = i / 32 % T::kBlocks, m = i / 32 / T::kBlocks;
       const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * half + 2 * (l & 3)]);

@@ -4,42 +4,43 @@
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
-/// Rotations of a few rows: of queries before decode, of results after it. Dense ones by a whole block, others by a
-/// warp for each row.
+/// Rotations of a few rows: of queries before decode, of results after it. A whole block applies a dense rotation; for
+/// other rotations one warp rotates one row.
 namespace kvq::decode {
 
-constexpr int kSideThreads = 256;  ///< of a block that prepares queries or combines results
+constexpr int kSideThreads = 256;  ///< of a block of the queries or of the combine kernel
 constexpr int kSideWarps = kSideThreads / 32;
-/// So few that such a block comes up beside two of the three blocks of decode; above head_dim 128, beside one of two.
+/// Registers of a thread: so few that the block fits beside two of the three decode blocks of a multiprocessor; above
+/// head_dim 128, beside one of two.
 template <int kDim>
 constexpr int kSideRegisters = kDim <= 128 ? 104 : 144;
 
-/// Rows in shared memory, padded so that the eight rows of a fragment lie in different banks.
+/// Rows in shared memory, padded so that reading the eight rows of a fragment has no bank conflicts.
 template <int kDim>
 using PaddedRow = float[kDim + 16];
 
-/// Two neighbours as bfloat16, and what that leaves of them.
+/// x and y as sums of two bfloat16 numbers each: `high` is rounded, `low` is the rounding error.
 __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned& low) {
   high = ptx::pack_bf16(x, y);
   low = ptx::pack_bf16(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
 }
 
-/// Rows times a dense matrix, by tensor cores. Numbers of both are taken in two bfloat16 parts and the product of the
-/// low ones is dropped, which is right up to 2^-16 of |x| |R|, the sum of the terms' magnitudes.
+/// Rows times a dense matrix, by tensor cores. Both operands are split into two bfloat16 parts, and the product of the
+/// low parts is dropped; the error is below 2^-16 of |x| |R|, the sum of the terms' magnitudes.
 ///
-/// A warp takes a tile of 16 columns at a time (rotation_layout.h). Up to head_dim 128 each has one, and the matrix is
-/// asked for before there are rows and stays in shared memory, where each lane reads what it copied. For more, lanes
-/// read it when they want it.
+/// A warp takes a tile of 16 columns at a time (rotation_layout.h). Up to head_dim 128 a warp has at most one tile:
+/// open() starts copying the matrix to shared memory before the rows are ready, and each lane later reads the words
+/// that it copied. Above head_dim 128 lanes read the matrix from global memory during the product.
 template <int kDim>
 struct DenseRotation {
   static constexpr int kSteps = kDim / 16, kTileCount = kDim / 16;
   static constexpr int kTurns = (kTileCount + kSideWarps - 1) / kSideWarps;
   static constexpr bool kHeld = kTurns == 1;
   static_assert(kDim % 32 == 0);
-  using Held = uint4[kHeld ? 2 * kSteps : 1][kSideThreads];  ///< high parts, low parts
+  using Held = uint4[kHeld ? 2 * kSteps : 1][kSideThreads];  ///< the matrix: high parts, then low parts
 
   Held& held;
-  const std::byte* opened = nullptr;  ///< the matrix, at this lane
+  const std::byte* opened = nullptr;  ///< the open matrix in global memory, at this lane's words
 
   /// Warps without a tile read the last one.
   __device__ __forceinline__ const uint4* at(int turn, int step, int part) const {
@@ -47,7 +48,7 @@ struct DenseRotation {
     const int warp = static_cast<int>(threadIdx.x) >> 5, tile = min(warp + turn * kSideWarps, kTileCount - 1);
     return reinterpret_cast<const uint4*>(opened + kLayout.lane_offset(tile, step, part, 0));
   }
-  /// Asks for what stays of a head's matrix, if it is not there yet.
+  /// Makes a head's matrix the current one. Starts its copy to shared memory if `kHeld`, unless it is open already.
   __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
     constexpr DecodeRotationLayout kLayout{kDim};
     const std::byte* matrix = rotation.fragments +
@@ -59,18 +60,18 @@ struct DenseRotation {
     for (int i = 0; i < (kHeld ? 2 * kSteps : 0); ++i)
       ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]), at(0, i % kSteps, i / kSteps));
   }
-  /// Four words of this lane: where they were copied to, or straight from the matrix.
+  /// Four words of the matrix for this lane, from shared or from global memory.
   __device__ __forceinline__ uint4 words(int turn, int step, int part) const {
     if constexpr (kHeld)
       return held[part * kSteps + step][threadIdx.x];
     else
       return __ldg(at(turn, step, part));
   }
-  /// What a lane has of rotated rows.
+  /// A lane's accumulators of rotated rows.
   template <int kTiles>
   using Product = float[kTurns][kTiles][4];
 
-  /// Calls take(row, channel, that channel and the next one) for what the lane has.
+  /// Calls take(row, channel, float2 of that channel and the next one) for all accumulators of the lane.
   template <int kTiles, typename Take>
   __device__ __forceinline__ void for_each(const Product<kTiles>& product, Take take) const {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
@@ -85,8 +86,8 @@ struct DenseRotation {
                make_float2(product[turn][tile][i], product[turn][tile][2 + i]));
     }
   }
-  /// Rows times the matrix, after open(); warps of the block have different columns.
-  /// @param rows  [8 kTiles]; all of them are read; what is in one does not reach another
+  /// Rows times the matrix, after open(). All threads call it; the warps of the block have different columns.
+  /// @param rows  [8 kTiles] all rows are read, so unused ones need not be initialized: rows do not mix
   template <int kTiles>
   __device__ __forceinline__ void multiply(const PaddedRow<kDim>* rows, Product<kTiles>& rotated) const {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
@@ -95,9 +96,9 @@ struct DenseRotation {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       if (warp + turn * kSideWarps >= kTileCount) break;
-      constexpr int kApart = kTiles == 1 ? 3 : 2;  // sums of products, so that they need not wait for each other
+      constexpr int kApart = kTiles == 1 ? 3 : 2;  // independent accumulators, so that products overlap
       float c[kTiles][kApart][4] = {};
-      // What is not held comes from afar: 16 words are on the way at once, which registers allow without spilling.
+      // If the matrix is not held, 16 loads are in flight at once, as many as registers allow without spills.
 #pragma unroll kHeld ? kSteps : 8
       for (int step = 0; step < kSteps; ++step) {
         const uint4 h = words(turn, step, 0), l = words(turn, step, 1);
@@ -135,7 +136,8 @@ struct DenseRotation {
 template <int kDim>
 using LaneRow = float[kDim / 32];
 
-/// What a lane's channels are multiplied by: of queries before the Hadamard blocks, of results after them.
+/// The factors of a lane's channels, sign or sign / channel scale: queries are multiplied by them before the Hadamard
+/// blocks, results after.
 template <int kDim>
 __device__ __forceinline__ void load_factors(const DeviceRotation& rotation, int head, int lane,
                                              LaneRow<kDim>& factors) {
@@ -156,7 +158,8 @@ __device__ __forceinline__ void multiply(LaneRow<kDim>& x, const LaneRow<kDim>& 
   for (int j = 0; j < kDim / 32; ++j) x[j] *= factors[j];
 }
 
-/// Hadamard transforms of each `order` channels of a row, but for their factor; by a warp.
+/// Walsh-Hadamard transform of each block of `order` channels of a row, without the factor 1 / sqrt(order). All lanes
+/// of one warp call it.
 template <int kDim>
 __device__ __forceinline__ void transform(LaneRow<kDim>& x, int order, int lane) {
   constexpr int kEach = kDim / 32;

@@ -3,26 +3,27 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
 
-/// Who attends to what. Each (sequence, KV head) is an item; its tokens are cut into slots of about equal bytes, one
-/// for each stage: first the coded tokens, then the exact ones. All slots of the batch lie on one line, sequence by
-/// sequence, head by head, which is cut into equal pieces, one for each block. The cut depends on lengths that are read
-/// on the device, so that a captured graph stays right while sequences grow. Equal pieces do not take equal times: the
+/// Which block attends to which tokens: stream-K. Each (sequence, KV head) is an item (work tile); its tokens are cut
+/// into slots (KV chunks) of about equal bytes, one for each stage: first the quantized tokens, then the exact
+/// (bfloat16) ones. The slots of all items lie end to end on one line (the work queue), sequence by sequence, head by
+/// head. The line is cut into equal pieces (splits), one for each block. The cut depends on lengths that are read on
+/// the device, so that a captured graph stays right while sequences grow. Equal pieces do not take equal times: the
 /// oldest block of a multiprocessor is served first, and some multiprocessors are nearer to memory. So on a long line
-/// the equal pieces leave a rest, which is handed out in ever smaller pieces to who is done first. (More than a few of
-/// them cost more than they gain: each is one more item to begin and to end.) On a short line blocks that would come up
-/// late stay idle (launch.cuh).
+/// the equal pieces leave a rest, which blocks claim in ever smaller pieces from an atomic work counter as they finish.
+/// (More than a few such pieces cost more than they gain: each is one more item to begin and to end.) On a short line,
+/// blocks that would start late stay idle (launch.cuh).
 namespace kvq::decode {
 
-/// Slots of one item; equal for all heads of a sequence. (Lengths and tables are read past the L1 cache: the kernel
-/// before, not this one, has waited for who wrote them.)
+/// Slots of one item; equal for all heads of a sequence. (Lengths and page tables are read past the L1 cache, because
+/// not this kernel but the queries kernel before it has waited for the kernel that wrote them.)
 struct Span {
   int length;                                   ///< tokens
   int first;                                    ///< first visible position
   int coded_begin, coded_end;                   ///< positions
   int coded_stage, coded_slots;                 ///< first stage, number of stages
-  int sink_part, sink_slots;                    ///< parts of eight tokens
-  int recent_begin, recent_part, recent_slots;  ///< parts counted from the end of the sinks, around the ring
-  int slots;
+  int sink_part, sink_slots;                    ///< first block of eight exact tokens, number of blocks
+  int recent_begin, recent_part, recent_slots;  ///< first position; as above, counted from the end of the sinks
+  int slots;                                    ///< of all kinds
 };
 
 template <typename T>
@@ -45,20 +46,20 @@ __device__ __forceinline__ Span span_of(const DecodeParams& p, int length) {
   return s;
 }
 
-/// How the line is cut. Round 0 gives each block one piece; the pieces of the later rounds, as many each, are handed
-/// out.
+/// How the line is cut. In round 0 each block has the piece of its own number; the pieces of the later rounds, as many
+/// in each round, are claimed from the work counter.
 struct Cut {
   static constexpr int kRounds = 4;  ///< at most
-  /// Slots of a block from which on the line has three rounds, or four: what it takes for the last pieces to be worth
-  /// their partial results.
+  /// Slots a block from which on the line has three rounds, or four: shorter last pieces would not be worth their
+  /// partial results.
   static constexpr int kLongShare = 128, kVeryLongShare = 1024;
 
   unsigned total;  ///< slots
   int rounds;
   int each;  ///< pieces of a round
 
-  /// Traps if the line has 2^32 slots or more: 10 TB of tokens, pages that sequences share counted anew.
-  /// @param short_blocks  that a line of one round is cut for
+  /// Traps if the line has 2^32 slots or more: 10 TB of tokens, where shared pages count once for each sequence.
+  /// @param short_blocks  number of pieces of a line of one round
   __device__ __forceinline__ Cut(unsigned long long line, int blocks, int short_blocks)
       : total(static_cast<unsigned>(line)),
         rounds(total < static_cast<unsigned>(kLongShare * blocks)       ? 1
@@ -70,7 +71,7 @@ struct Cut {
   __device__ __forceinline__ int pieces() const { return rounds * each; }
   /// First slot of a round.
   __device__ __forceinline__ unsigned round_begin(int round) const {
-    constexpr int kEnds[kRounds - 1] = {56, 61, 63};  // in parts of 64 of the line
+    constexpr int kEnds[kRounds - 1] = {56, 61, 63};  // in 1/64 of the line
     if (round == 0) return 0;
     if (round == rounds) return total;
     int end = kEnds[0];
@@ -97,13 +98,13 @@ struct Cut {
   }
 };
 
-/// A piece's part of an item. It leaves one partial result, a record: a piece shares at most two items, the one it
-/// begins in and one that begins in it and does not end there; an item that is whole in one piece has a record of its
-/// own.
+/// The part of an item that lies in one piece. It gives one partial result, which is stored in one record. At most two
+/// items of a piece lie in other pieces as well: the one that the piece begins in, and the one that it ends in; they
+/// use the piece's two shared records. An item that is whole in one piece has a record of its own.
 struct Part {
   int item;  ///< sequence * num_kv_heads + head
   int piece;
-  bool begins, ends;  ///< the item
+  bool begins, ends;  ///< this part has the item's first slot, its last one
 };
 __device__ __forceinline__ long long shared_record(int piece, bool begins) { return 2LL * piece + begins; }
 __device__ __forceinline__ long long whole_record(int blocks, int item) { return 2LL * Cut::kRounds * blocks + item; }
@@ -111,12 +112,15 @@ __device__ __forceinline__ long long record_of(int blocks, const Part& part) {
   return part.begins && part.ends ? whole_record(blocks, part.item) : shared_record(part.piece, part.begins);
 }
 
-/// What has been left of an item, in one word that parts add to: their number, the piece that begins the item, and, in
-/// the uppermost bits, modulo 2^24, the number of the piece behind its end less that of the first. So the item is
-/// complete when that difference is the number of parts.
+/// Completion counter of an item: one word, to which each stored part adds of(part).
+///
+///   | 63..40: piece behind the item's last - first piece, modulo 2^24 | 39..20: first piece | 19..0: stored parts |
+///
+/// The item's first part adds the first piece, its last part the piece behind. So the item is complete when the
+/// difference equals the number of stored parts.
 struct Arrivals {
   static constexpr int kMost = (1 << 20) - 1;              ///< of parts, and of pieces
-  static constexpr unsigned long long kNone = 1ull << 20;  ///< an item without tokens, which nobody attends to
+  static constexpr unsigned long long kNone = 1ull << 20;  ///< an item without tokens, which no block attends to
   unsigned long long bits = 0;
   static __device__ __forceinline__ unsigned long long of(const Part& part) {
     const unsigned long long first = part.begins ? part.piece : 0, end = part.ends ? part.piece + 1 : 0;
@@ -129,11 +133,11 @@ struct Arrivals {
   }
 };
 
-/// What a block knows of the line once it has added it up.
+/// The line in the shared memory of a block; survey() fills it.
 template <int kThreads>
 struct Line {
   int runs_before[kThreads + 1];  ///< slots of one head before each run of sequences, and of all
-  int lengths[kThreads];          ///< of the sequences, if they are no more
+  int lengths[kThreads];          ///< of each sequence, if there are at most kThreads
 
   __device__ __forceinline__ int length(const DecodeParams& p, int sequence) const {
     return p.batch <= kThreads ? lengths[sequence] : __ldcg(p.seq_lens + sequence);
@@ -147,7 +151,7 @@ struct Walk {
   Span span;
 };
 
-/// The next item that has slots. There must be one.
+/// Moves to the next item that has slots. There must be one.
 template <typename T>
 __device__ __forceinline__ void next_item(const DecodeParams& p, const Line<T::kThreads>& line, Walk& w) {
   do {
@@ -159,8 +163,8 @@ __device__ __forceinline__ void next_item(const DecodeParams& p, const Line<T::k
   } while (w.span.slots == 0);
 }
 
-/// Adds up the line; by all threads, ends with a barrier. Each thread adds a run of sequences, the first warp adds the
-/// runs.
+/// Fills `line` by a prefix sum over the slots of all sequences. All threads of the block call it; it ends with a
+/// barrier. Each thread sums up a run of consecutive sequences, the first warp scans the runs.
 template <typename T>
 __device__ __forceinline__ void survey(const DecodeParams& p, Line<T::kThreads>& line) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -204,7 +208,7 @@ __device__ __forceinline__ void survey(const DecodeParams& p, Line<T::kThreads>&
   __syncthreads();
 }
 
-/// The item that holds a slot of the line; by one warp.
+/// The item that holds a slot of the line; all lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::kThreads>& line, unsigned slot,
                                           int lane) {
@@ -213,11 +217,11 @@ __device__ __forceinline__ Walk find_item(const DecodeParams& p, const Line<T::k
   walk.sequence = 0, walk.slot = 0;
   if (p.batch > 1) {
     constexpr int kEach = T::kThreads / 32;
-    int runs = 0;  // that begin at or before the slot
+    int runs = 0;  // number of runs that begin at or before the slot
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
       runs += __popc(__ballot_sync(~0u, static_cast<unsigned>(line.runs_before[i * 32 + lane]) * heads <= slot));
-    // Runs without slots begin where the next one does; the last of them is the one that has some.
+    // A run without slots begins where the next run does, so the last run that begins there has the slot.
     walk.sequence = (runs - 1) * ((p.batch + T::kThreads - 1) / T::kThreads);
     walk.slot = static_cast<unsigned>(line.runs_before[runs - 1]) * heads;
   }

@@ -3,11 +3,13 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 
-/// What a warp does at the end of its share of an item: the shares of a block's teams are added up and left in global
-/// memory as one partial result. Shares wait in the stages they ended with; who comes last adds them up.
+/// The end of an item (work tile) in a block. A share is the sum of one team (consumer group) over its stages. Each
+/// team stores its share in the stage that it read last; the last warp to do so merges all shares and stores them in
+/// global memory as one partial result.
 namespace kvq::decode {
 
-/// Sums over lanes, and the part of the codes' minimum, or of their middle, that the products left out.
+/// Sums over lanes, and adds the term that the integer products left out: of the minima (affine), or of the middle of
+/// the codes (symmetric).
 template <typename T>
 __device__ __forceinline__ void settle(State<T>& state) {
   using Side = typename T::VSide;
@@ -33,7 +35,7 @@ __device__ __forceinline__ typename T::Record& record_at(const DecodeParams& p, 
   return static_cast<typename T::Record*>(p.partials)[record_of(static_cast<int>(gridDim.x), shared.parts[place])];
 }
 
-/// The only team: each warp has all tokens of its heads.
+/// Stores the partial result of a block with one team: each warp has all tokens of its four heads.
 template <typename T>
 __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::Shared& shared, int place, int stage,
                                             int member, int lane, const State<T>& state) {
@@ -49,14 +51,16 @@ __device__ __forceinline__ void leave_alone(const DecodeParams& p, typename T::S
   ptx::mbarrier_arrive(ptx::shared_address(&shared.left[place]));
 }
 
+/// Stores the share of one of several teams; the last warp of the block merges the shares.
+/// @param parity  phase of the item's share barrier (`settled`)
 template <typename T>
 __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::Shared& shared, int place, int stage,
                                             int team, int member, int lane, const State<T>& state, unsigned parity) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
   const int g = lane >> 2, t = lane & 3;
-  if constexpr (T::kTeam > 1) ptx::bar_sync(1 + team, 32 * T::kTeam);  // all have read the stage
+  if constexpr (T::kTeam > 1) ptx::bar_sync(1 + team, 32 * T::kTeam);  // all warps of the team have read the stage
   __syncwarp();
-  // Heads would all lie in the same banks; so channels of head t are moved around by 8 t.
+  // Channels of head t are swizzled by 8 t, because the four heads would otherwise have bank conflicts.
   float* share = reinterpret_cast<float*>(shared.stages[stage]) + member * 4 * kDim;
 #pragma unroll
   for (int block = 0; block < T::kBlocks; ++block)
@@ -66,7 +70,7 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
   if (g == 0) shared.states[place][team * T::kTeam + member][t] = make_float2(state.max, state.sum);
   if (member == 0 && lane == 0) shared.ends[place][team] = stage;
 #if __CUDA_ARCH__ >= 900
-  ptx::fence_proxy_async();  // the stage's next content comes by the copy engine
+  ptx::fence_proxy_async();  // the stage's next content is written by the async proxy (bulk copy)
 #endif
   ptx::mbarrier_arrive(ptx::shared_address(&shared.settled[place]));
   __syncwarp();
@@ -74,7 +78,8 @@ __device__ __forceinline__ void leave_share(const DecodeParams& p, typename T::S
   if (lane == 0) there = atomicAdd(&shared.shares[place], 1);
   if (__shfl_sync(kAll, there, 0) != T::kWarps - 1) return;
 
-  ptx::mbarrier_wait(ptx::shared_address(&shared.settled[place]), parity);  // it is: for the order of memory
+  // Already complete; the wait only acquires what the other warps wrote.
+  ptx::mbarrier_wait(ptx::shared_address(&shared.settled[place]), parity);
   typename T::Record& record = record_at<T>(p, shared, place);
 #pragma unroll 4
   for (int i = lane; i < T::kHeads * kQuads; i += 32) {

@@ -3,15 +3,16 @@
 #include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// Attending to one stage, by one warp: its online softmax, coded tokens, exact tokens.
+/// How a consumer warp attends to one stage (KV chunk): online softmax, coded (quantized) tokens, exact (bfloat16)
+/// tokens.
 namespace kvq::decode {
 
 // ---- 1. One warp's online softmax: lane 4 g + t holds head t -----------------------------------------------------
 
 template <typename T>
 struct State {
-  float out[T::kBlocks][2];         ///< block of 16 places, rows g and g + 8
-  float max;                        ///< what exponentials refer to, in base 2: a largest score so far
+  float out[T::kBlocks][2];         ///< block of 16 permuted channels, channels g and g + 8
+  float max;                        ///< reference of the exponentials, in base 2: within kSlack of the largest score
   float sum;                        ///< this lane's tokens only
   float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
 
@@ -22,13 +23,14 @@ struct State {
     sum = 0.0f;
   }
 
-  /// How far, in base 2, scores may rise above the reference before it follows them: what exponentials lose at the
-  /// other end is nothing, in floats, and lanes need not agree on each stage's largest score.
+  /// How far, in base 2, scores may rise above the reference before the reference follows them. Floats lose no
+  /// precision by that, and lanes need not agree on each stage's largest score.
   static constexpr float kSlack = 8.0f;
 
-  /// Takes over a stage's largest score of this lane: rescales what is there if it grew by much.
-  /// @param unit  score in base 2 of 1
-  /// @return      what to subtract from scores in base 2
+  /// Moves the reference to a stage's largest score and rescales the sums, if a lane's score exceeds it by kSlack.
+  /// @param stage_max  this lane's largest score, times `unit` in base 2
+  /// @param unit       score scale, Query::unit
+  /// @return           the reference, to be subtracted from base-2 scores; 0 as long as there is no score
   __device__ __forceinline__ float rescale(float stage_max, float unit) {
     if (__any_sync(kAll, fmaf(stage_max, unit, -max) > kSlack)) {  // false where both are infinite
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
@@ -45,12 +47,13 @@ struct State {
   }
 };
 
-/// Sends each lane's two words, high and low halves of its head's weights, to the lanes that need them as columns:
-/// column 2 t is the high half of head t, 2 t + 1 the low one. Lane 4 g + t gets column g from the tokens 2 t (`even`)
-/// and 2 t + 1 (`odd`).
+/// Sends each lane's two words, the high and low bytes of its head's weights, to the lanes that need them as columns of
+/// the second operand: column 2 t is the high half of head t, 2 t + 1 the low half. Lane 4 g + t gets column g of the
+/// tokens 2 t (`even`) and 2 t + 1 (`odd`).
 __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
   const int g = lane >> 2, t = lane & 3;
-  // Even senders serve the even columns first, odd senders the odd ones, so that each word travels once.
+  // Lanes with even g send the word for even columns first, lanes with odd g the word for odd columns, so that two
+  // shuffles are enough.
   const unsigned first = g & 1 ? low : high, second = g & 1 ? high : low;
   const int head_lane = g >> 1, source = 2 * t;
   const unsigned a = __shfl_sync(kAll, first, (source + (g & 1)) * 4 + head_lane);
@@ -69,7 +72,7 @@ __device__ __forceinline__ float2 two_numbers(unsigned bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-/// Numbers of a group of the tokens g and g + 8: scales, and minima if affine.
+/// Scales of a group of the tokens g and g + 8, and minima if affine.
 template <typename Side>
 struct Numbers {
   float scale[2], minimum[2];
@@ -86,7 +89,7 @@ struct Numbers {
   }
 };
 
-/// The lane's run of a tile's codes.
+/// Loads the lane's words of a tile's codes.
 template <typename Side>
 __device__ __forceinline__ void load_words(const unsigned char* tile_side, int lane,
                                            unsigned (&words)[2 * Side::kWords]) {
@@ -127,14 +130,14 @@ struct Step {
   }
 };
 
-/// A warp's part of an item's queries: 16-bit integers of each head in two bytes, and what turns integer products into
-/// scores.
+/// The queries of a consumer warp's four heads: 16-bit integers as high and low bytes, and the factors that turn
+/// integer products into scores.
 template <typename T>
 struct Query {
   using Side = typename T::KSide;
   unsigned fragment[T::kSteps][2];
-  float unit;                 ///< base-2 score of an integer product of 1, never 0
-  float exact_unit;           ///< score of an exact product of 1, in `unit`
+  float unit;                 ///< score scale: base-2 score of an integer product of 1, never 0
+  float exact_unit;           ///< score of a bfloat16 product of 1, in multiples of `unit`
   float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the levels
 
   __device__ __forceinline__ void load(const typename T::Operand& operand, int member, int lane) {
@@ -150,7 +153,7 @@ struct Query {
   }
 };
 
-/// Scores of a tile's tokens g and g + 8 for head t, in the query's unit.
+/// Scores of a tile's tokens g and g + 8 for head t, in multiples of the query's `unit`.
 template <typename T>
 __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Query<T>& query, int lane, float& score0,
                                             float& score1) {
@@ -199,7 +202,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
                                              const Query<T>& query, State<T>& state, int lane) {
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
-  constexpr float kLargest = 65534.0f;  // of 16 bits, with room for the error of its reciprocal
+  constexpr float kLargest = 65534.0f;  // largest 16-bit integer, less 1 for the error of the reciprocal below
   const int g = lane >> 2;
   const unsigned char* values = stage + T::kValuesAt;
 
@@ -238,7 +241,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       for (int i = 0; i < 2; ++i)
         weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
     }
-    if (__any_sync(kAll, hidden)) {  // what lies beyond the sequence may be anything, not a number included
+    if (__any_sync(kAll, hidden)) {  // scales and minima beyond the sequence are undefined, NaN included
 #pragma unroll
       for (int j = 0; j < 2 * kTiles; ++j)
         if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
@@ -256,7 +259,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     largest = fmaxf(largest, 1e-30f);
     const float inverse = __fdividef(kLargest, largest), unit = largest * (1.0f / kLargest);
 
-    // Sixteen-bit integers in the low bits of floats, cut into bytes: pieces of four tokens.
+    // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes, four tokens to a word.
     unsigned columns[kTiles];
 #pragma unroll
     for (int pair = 0; pair < kTiles / 2; ++pair) {
@@ -269,8 +272,8 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       columns[2 * pair] = __byte_perm(even, odd, 0x5410);
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
-    // Codes of a slice are only masked, so they come times a power of 2; if nested, with the slices above them too,
-    // which are taken off as integers.
+    // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If kNested,
+    // the mask keeps the slices above, too, and their integer product is subtracted.
     constexpr auto masked = [](unsigned word, int slice) {
       const unsigned below = static_cast<unsigned>(slice * Side::kBits);
       return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);

@@ -7,8 +7,9 @@
 
 namespace kvq {
 
-/// What one side of the cache is, at compile time.
-/// @tparam kBfloat  the numbers beside the codes are bfloat16, else fp16
+/// The format of one side of the cache, at compile time.
+/// @tparam kNumbersArg  stored for each group: 2 scale and minimum (affine), 1 scale (symmetric), 0 exact rows
+/// @tparam kBfloatArg   scales and minima are bfloat16, else fp16
 template <int kDim, int kBitsArg, int kGroupArg, int kNumbersArg, bool kBfloatArg = false>
 struct SideTraits {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kNumbers = kNumbersArg;
@@ -27,7 +28,7 @@ struct SideTraits {
   static_assert(kExact || kDim * kBits % 128 == 0, "pieces are whole words");
 };
 
-/// @tparam kTeamArg  warps that share a stage, each with four query heads: 1, 2 or 4
+/// @tparam kTeamArg  warps of a team (consumer group), which share a stage, each with four query heads: 1, 2 or 4
 template <typename KSideArg, typename VSideArg, int kTeamArg, typename ActivationArg>
 struct DecodeTraits {
   using KSide = KSideArg;
@@ -37,14 +38,14 @@ struct DecodeTraits {
   static constexpr bool kExact = KSide::kExact;
   static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
 
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< that attend; one more warp loads
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< consumer warps; there is one producer warp more
   static constexpr int kBlockThreads = kThreads + 32;
   static constexpr int kTeam = kTeamArg, kTeams = kWarps / kTeam;
-  static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head, the last ones may be idle
+  static constexpr int kHeads = 4 * kTeam;  ///< query heads of a KV head; the last ones may be padding
   static constexpr int kBlocks = kHeadDim / 16;
 
-  /// Whether all slices of a byte of values are in one group, hence have the same weight: then a product may take in
-  /// the slices above its own, which saves a mask.
+  /// Whether all slices of a byte of values are in one group, hence have the same weight. If so, a product may include
+  /// the slices above its own, whose product is subtracted, and a mask is saved.
   static constexpr bool nested() {
     for (int block = 1; block < (kExact ? 0 : kBlocks); ++block)
       if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
@@ -54,9 +55,10 @@ struct DecodeTraits {
   }
   static constexpr bool kNested = nested();
 
-  // Stages: exact tokens by eight, 4 KB at head_dim 128; coded ones by steps of 32, as many as take about as many
-  // bytes. At head_dim 128 there may be twice as many bytes, so that a warp takes 64 tokens of four bits at once too:
-  // it has fewer instructions for each. (128 tokens of two bits at once were slower: the last ones come late.)
+  // A stage holds eight exact tokens, 4 KB at head_dim 128, or as many coded tokens, 32 or 64, as take about the same
+  // bytes. At head_dim 128 it may take twice as many bytes, so that a warp attends to 64 tokens of four bits at once,
+  // too, with fewer instructions for each. (128 tokens of two bits at once were slower, because the last of them arrive
+  // late.)
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
   static constexpr bool kSmall = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
@@ -67,53 +69,55 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  /// Three blocks a multiprocessor have room for about 55 KB of stages each, or 61 KB and queries of fewer items; two
-  /// (head_dim above 128) for 64 KB.
-  /// For as many blocks; and of three so few that where one has ended, a block that combines results comes up.
+  /// Registers for three blocks a multiprocessor; two above head_dim 128. With three they are so few that a block of
+  /// the combine kernel fits where one decode block has ended.
   static constexpr int kRegisters = kHeadDim <= 128 ? 120 : 168;
+  /// Three blocks a multiprocessor have room for about 55 KB of stages each, or for 61 KB and the queries of fewer
+  /// items; two (head_dim above 128) for 64 KB.
   static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
   static constexpr int kStagesPerTeam = std::clamp(kStageBudget / (kTeams * kStageBytes), 2, 4);
-  /// Teams take loads in turn: load n is team n mod kTeams' and lies in stage n mod kStages.
+  /// Teams take stages in turn: load n goes to stage n mod kStages and to team n mod kTeams.
   static constexpr int kStages = kLarge && kTeams == 4 ? 7 : kTeams * kStagesPerTeam;
-  static constexpr bool kOwned = kStages % kTeams == 0;              ///< a stage is always the same team's
-  static constexpr int kItems = kHeadDim <= 128 && !kLarge ? 4 : 3;  ///< items whose queries are there at once
+  static constexpr bool kOwned = kStages % kTeams == 0;              ///< a stage is always used by the same team
+  static constexpr int kItems = kHeadDim <= 128 && !kLarge ? 4 : 3;  ///< places: buffers for queries of work tiles
 
-  /// Queries of an item as the attending warps take them (queries.cuh): four heads a member of a team.
+  /// Queries of an item (work tile) as operands of the tensor cores (queries.cuh): four heads a member (warp) of a
+  /// team.
   static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
   struct alignas(16) Operand {
     unsigned fragments[kTeam][kSteps][2][32];  ///< of 16-bit integers, for coded keys
     unsigned halves[kTeam][kBlocks][2][32];    ///< of two bfloat16 halves, for exact ones
-    float unit[kHeads], exact_unit[kHeads];
-    float sums[KSide::kGroups][kHeads];
+    float unit[kHeads], exact_unit[kHeads];    ///< score scales, as in Query (stages.cuh)
+    float sums[KSide::kGroups][kHeads];        ///< as in Query
   };
-  /// A partial result: values of each head, not divided by the sum, and the reference of its exponentials, in base 2.
+  /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
   struct alignas(16) Record {
     float value[kHeads][kHeadDim];
-    float2 state[kHeads];  ///< largest score, sum
+    float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
   };
-  /// What a stage holds.
+  /// Description of a stage's KV chunk.
   struct alignas(16) StageInfo {
-    int flags;              ///< kStage... and the item's place in `items`
+    int flags;              ///< kStage... and the item's place: index of `operands`, `parts` and their barriers
     int first, begin, end;  ///< position of the first token; visible positions
   };
   struct Shared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kItems];
-    float2 states[kItems][kWarps][4];  ///< of each warp's share of an item
+    float2 states[kItems][kWarps][4];  ///< softmax state of each warp's share of an item
     StageInfo info[kStages];
     alignas(8) unsigned long long full[kStages], empty[kStages];
-    unsigned long long ready[kItems];    ///< barriers: the item's queries are there
-    unsigned long long left[kItems];     ///< barriers: its partial result has been left
-    unsigned long long settled[kItems];  ///< barriers: all shares of it are there
-    decode::Part parts[kItems];          ///< what it is
-    int ends[kItems][kTeams];            ///< the stages that hold the warps' shares of an item
-    int shares[kItems];                  ///< how many of them are there
+    unsigned long long ready[kItems];    ///< query barriers: the item's queries are in `operands`
+    unsigned long long left[kItems];     ///< partial barriers: the item's partial result is stored
+    unsigned long long settled[kItems];  ///< share barriers: the shares of all consumer warps are in shared memory
+    decode::Part parts[kItems];          ///< which item it is, and which part of it
+    int ends[kItems][kTeams];            ///< stage that holds each team's share of the item
+    int shares[kItems];                  ///< number of warps whose share is stored
     decode::Line<kThreads> line;
   };
   static_assert(kTeams == 1 || kTeam * 4 * kHeadDim * 4 <= kStageBytes, "a stage holds its team's share");
 };
 
-/// Flags of a stage. The first and the last ones of an item are marked for every team.
+/// Flags of a stage. Each team's first and last stage of an item are marked; kStageEnd tells a team to exit.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageItemShift = 8;
 
 }  // namespace kvq

@@ -10,46 +10,46 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// What a launch needs to know of one variant on one device.
+/// Sizes and limits of one variant on one device, for launches; DecodeVariant::plan() fills it.
 struct DecodeLaunch {
   CacheFormat format = {};  ///< of the variant
   int heads = 0;            ///< the variant's max_heads
-  int blocks = 0;           ///< that run at once
+  int blocks = 0;           ///< of the decode kernel that are resident at once
   int multiprocessors = 0;
   int shared_bytes = 0;
-  int operand_bytes = 0;     ///< queries of one item, which is one KV head of a sequence
+  int operand_bytes = 0;     ///< queries of one item (work tile): one KV head of a sequence
   int record_bytes = 0;      ///< of a partial result
-  int shared_records = 0;    ///< partial results beside one of each item
-  bool overlapping = false;  ///< kernels of a call may start before the one before has ended
+  int shared_records = 0;    ///< partial results in addition to one for each item
+  bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
-/// Bytes of the workspace before the arrivals.
+/// Bytes of the workspace before the completion counters (`arrivals`).
 inline constexpr std::size_t kDecodeClaimBytes = 256;
 /// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
 
-/// One row of variants.json, compiled; or the plain kernels for one format.
+/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernels for one format.
 struct DecodeVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
-  int max_heads = 0;                        ///< query heads of a KV head: of a row 4, 8 or 16
+  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
+  int max_heads = 0;                        ///< query heads of a KV head: tuned 4, 8 or 16
   bool bf16 = true;                         ///< queries and result are bfloat16, else fp16
   Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< a row of variants.json
+  bool tuned = true;  ///< an entry of variants.json; else generic
 
-  /// For the current device.
+  /// Fills `launch` for the current device.
   Status plan(DecodeLaunch& launch) const {
     launch.format = {k, v, k_bfloat, v_bfloat}, launch.heads = max_heads;
     return plan_kernel(launch);
   }
 };
 
-/// All rows that are built.
+/// All tuned variants that are built.
 std::span<const DecodeVariant* const> decode_variants();
 
-/// What a caller has.
+/// The format and head count that a caller needs a variant for.
 struct DecodeKey {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
@@ -57,10 +57,10 @@ struct DecodeKey {
   bool bf16 = true;
 };
 
-/// The row with the fewest idle heads, or null.
+/// The tuned variant with the fewest padding heads, or null.
 const DecodeVariant* find_decode_variant(const DecodeKey& key);
 
-/// Checks what a launch takes for granted: sizes, alignment, pointers that belong together. Host only; reads no device
+/// Checks the preconditions of a launch: sizes, alignment, pointers that belong together. Host only; reads no device
 /// memory.
 Status check_decode(const DecodeVariant& variant, const DecodeParams& params);
 

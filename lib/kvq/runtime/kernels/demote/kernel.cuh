@@ -5,15 +5,15 @@
 
 #include <type_traits>
 
-/// Codes exact rows of the windows into pages, as quantize_write codes rotated rows: one warp takes 16 demotions of one
-/// head, side and layer.
+/// Demotion (eviction from the recent window): quantizes exact rows of the windows into pages, as quantize_write
+/// quantizes rotated rows. One warp takes 16 demotions of one head, side and layer.
 namespace kvq::demote {
 
 template <typename Side>
 __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::byte* windows, std::byte* pages,
                                             const WriteSide& from, bool value, int first, int count, int head,
                                             int head_bytes, int side_offset, int lane) {
-  // Lane i < 16 has where token i is and goes to.
+  // Lane i < 16 holds source and destination of token i.
   const bool listed = lane < kTileTokens && first + lane < count;
   std::int64_t row[2];
   write::of_own_tokens(listed ? p.demote_from[first + lane] : -1, lane, row);
@@ -29,8 +29,8 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   write::quantise_rows<Side>(rows, from, slots, page_tile, value, lane);
 }
 
-/// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: a warp for each head's keys, then values.
-/// Few steps demote as many tokens as there is room for, so that more blocks would mostly be launched for nothing.
+/// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: one warp for the keys of each head, then one
+/// for the values of each head. More runs would mostly be empty blocks, because few steps evict max_demotions tokens.
 constexpr int kMaxRuns = 32;
 
 template <typename K, typename V>

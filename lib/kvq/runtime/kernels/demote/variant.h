@@ -10,24 +10,24 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// One row of variants.json, compiled; or the plain kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
 struct DemoteVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
-  Status (*load)() = nullptr;               ///< onto the current device
+  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
+  Status (*load)() = nullptr;               ///< loads the kernel onto the current device
   Status (*run_kernel)(const DemoteVariant& variant, const DemoteParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< a row of variants.json
+  bool tuned = true;  ///< an entry of variants.json; else generic
 
   CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
   Status run(const DemoteParams& params, CUstream_st* stream) const { return run_kernel(*this, params, stream); }
 };
 
-/// All rows that are built.
+/// All tuned variants that are built.
 std::span<const DemoteVariant* const> demote_variants();
 
-/// Checks what a launch takes for granted. Host only; reads no device memory, so not `layers` either:
-/// check_demote_layer() looks at one before it is copied there.
+/// Checks the preconditions of a launch. Host only; reads no device memory, so not `layers` either:
+/// check_demote_layer() checks a layer before its DemoteLayer is copied to the device.
 Status check_demote(const DemoteVariant& variant, const DemoteParams& params);
 Status check_demote_layer(const DemoteVariant& variant, const DemoteLayer& layer);
 

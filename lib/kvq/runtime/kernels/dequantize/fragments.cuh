@@ -4,12 +4,12 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// From stored bytes to operands. A warp reads 16 tokens of one head and side as the fp16 operand of a product of 16
-/// tokens by 16 channels a step: codes are small integers and exact, and so are exact rows once their row's power of
-/// two is taken out. Scales and minima come back behind the product.
+/// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
+/// products of 16 tokens by 16 channels (a step). Codes are small integers, hence exact in fp16; exact (bfloat16) rows
+/// are exact, too, once a power of two is divided out of each row. Scales and minima are applied behind the product.
 ///
-/// Which channels a step has is free, as long as the other operand's rows have the same order: it is the order in which
-/// lanes find them.
+/// Any assignment of channels to steps is right if the rows of the other operand have the same order. It is chosen so
+/// that each lane loads its own codes.
 namespace kvq::dequantize {
 
 constexpr unsigned kAll = ~0u;
@@ -19,7 +19,7 @@ struct Steps {
   static constexpr int kCount = Side::kHeadDim / 16;
   static constexpr int kGroups = Side::kExact ? 1 : Side::kGroups;
 
-  /// Channel that is number i = 0..15 of a step: lane 4 g + t has 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+  /// The i-th of the 16 channels of a step; lane 4 g + t has i = 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
   KVQ_HD static constexpr int channel(bool value, int step, int i) {
     if (value) return value_channel(Side::side(), 16 * step + i);
     return 32 * (step / 2) + i % 8 / 2 * 8 + step % 2 * 4 + i / 8 * 2 + i % 2;
@@ -30,14 +30,15 @@ struct Steps {
   }
 };
 
-/// Tiles of 16 tokens, as lane 4 g + t has them: rows g and g + 8 of each.
+/// The part of tiles of 16 tokens that lane 4 g + t holds: tokens g and g + 8 of each.
 template <typename Side, int kTiles>
 struct Fragments {
   unsigned a[kTiles][Steps<Side>::kCount][4];
-  float scale[kTiles][2][Steps<Side>::kGroups], minimum[kTiles][2][Steps<Side>::kGroups];  ///< of the two rows
+  float scale[kTiles][2][Steps<Side>::kGroups], minimum[kTiles][2][Steps<Side>::kGroups];  ///< of the two tokens
 };
 
-/// Two integers of 8 bits as fp16, exactly: 1024 + x has x in its last bits. @param selector  of the bytes
+/// Two 8-bit integers as fp16, exactly: 1024 + x has x in its last bits. @param selector  __byte_perm() of the two
+/// bytes
 __device__ __forceinline__ unsigned halves_of(unsigned bytes, unsigned selector) {
   const unsigned biased = __byte_perm(bytes, 0x64646464u, selector), bias = 0x64006400u;
   const __half2 two = __hsub2(*reinterpret_cast<const __half2*>(&biased), *reinterpret_cast<const __half2*>(&bias));
@@ -50,7 +51,7 @@ __device__ __forceinline__ float number(const std::byte* at, int i) {
   return Side::kBfloat ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
 }
 
-/// Reads a coded tile as tile `n`.
+/// Reads a tile of codes into tile `n` of `f`. All lanes of a warp call it.
 template <typename Side, int kTiles>
 __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, int lane, Fragments<Side, kTiles>& f,
                                            int n) {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
       }
     const auto codes = [&](int word, int slice) { return words[word] >> (slice * Side::kBits) & Side::kMask; };
     if (value) {
-      // A word has the tokens 2 u, 2 u + 8, 2 u + 1, 2 u + 9 of one channel: rows and columns are exchanged.
+      // A word has the tokens 2 u, 2 u + 8, 2 u + 1, 2 u + 9 of one channel, so the fragment is transposed.
 #pragma unroll
       for (int step = 0; step < Steps<Side>::kCount; ++step)
 #pragma unroll
@@ -106,8 +107,8 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
   }
 }
 
-/// Reads one row of an exact tile as row r of this lane's two. Collective among the four lanes of the row.
-/// @param tile  the 16 tokens of the row's head and side; values in the order of coded ones
+/// Reads one row of an exact (bfloat16) tile as row r of this lane's two. The four lanes of the row call it together.
+/// @param tile  the 16 tokens of the row's head and side; values have the channel order of coded tiles
 template <typename Side>
 __device__ __forceinline__ void read_exact(const std::byte* tile, int token, bool value, int r, int lane,
                                            Fragments<Side, 1>& f) {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   const unsigned lanes = 0xFu << (lane & ~3);
   most = fmaxf(most, __shfl_xor_sync(lanes, most, 1));
   most = fmaxf(most, __shfl_xor_sync(lanes, most, 2));
-  // The largest becomes 2^14 or a little more: what is smaller by 2^28 loses digits, which do not count.
+  // The largest magnitude becomes 2^14 to 2^15. Numbers 2^28 times smaller lose digits, which is negligible.
   const int exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 14, -100);
   const float unit = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
               inverse = __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
@@ -143,7 +144,7 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = unit, f.minimum[0][r][group] = 0.0f;
 }
 
-/// Which tokens of a sequence are where (formats/pages.md, "Exact windows").
+/// Which tokens of a sequence are coded in pages and which are exact in windows (formats/pages.md, "Exact windows").
 struct Tiers {
   int length, coded_begin, coded_end;
   __device__ __forceinline__ Tiers(const PackedCache& cache, int sequence) {
@@ -166,8 +167,8 @@ __device__ __forceinline__ const std::byte* page_tile(const PackedCache& cache, 
          (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
 }
 
-/// Reads the tokens first .. first + 15 of a sequence, those of them that are in [begin, end); the other rows are
-/// zeros.
+/// Reads those of the tokens first .. first + 15 of a sequence that lie in [begin, end), from pages or windows; the
+/// other rows are zeros.
 /// @param first  a multiple of 16
 template <typename KSide, typename VSide, typename Side>
 __device__ __forceinline__ void read_mixed(const PackedCache& cache, const Tiers& tiers, int sequence, int head,

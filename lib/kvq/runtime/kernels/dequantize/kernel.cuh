@@ -6,15 +6,15 @@
 
 #include <type_traits>
 
-/// Cached rows as numbers of 16 bits, with the rotation undone. Undoing it is one product with a matrix of D x D: the
-/// dense rotation's, the +1, -1 of a Hadamard transform, or 1 where nothing is to be undone. Its other operand is codes
-/// (fragments.cuh), small integers, so only the matrix is rounded, to fp16: a quarter of what rounding the result to
-/// bfloat16 costs, and nothing if there is no dense rotation.
+/// Dequantizes cached rows to 16-bit numbers and undoes the rotation, which is one product with a matrix [D, D]: that
+/// of a dense rotation, the +1, -1 of a Hadamard transform, or the identity if rows are not rotated. The other operand
+/// is codes (fragments.cuh), small integers, so only the matrix is rounded, to fp16. The error is a quarter of the
+/// error of rounding the result to bfloat16, and zero without a dense rotation.
 ///
-///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus centre
+///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus center
 ///
 /// A block takes one head and side and keeps the matrix in shared memory, as the tensor cores' operand; its warps take
-/// tokens, 16 or 32 at a time. Columns are ordered such that a lane ends up with eight neighbours of a row: 16 bytes.
+/// tokens, 16 or 32 at a time. Columns are ordered so that a lane gets eight neighboring channels of a row: 16 bytes.
 ///
 ///   lane 4 g + t    tokens g and g + 8 of 16    channels 32 j + 8 t + e, e = 0..7
 namespace kvq::dequantize {
@@ -26,19 +26,19 @@ struct Traits {
   using Activation = ActivationArg;
   static constexpr int kHeadDim = KSide::kHeadDim;
   static_assert(VSide::kHeadDim == kHeadDim);
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< prepare() counts on 128 threads
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< prepare() requires 128 threads
   static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
-  static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< of the matrix, in a block
+  static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< columns of the matrix in a block
   static constexpr int kParts = kHeadDim / kColumns, kFours = kColumns / 32;
-  static constexpr int kTiles = kHeadDim <= 128 ? 2 : 1;  ///< that a warp takes at once
+  static constexpr int kTiles = kHeadDim <= 128 ? 2 : 1;  ///< tiles of 16 tokens that a warp takes at once
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kGroups =
       Steps<KSide>::kGroups > Steps<VSide>::kGroups ? Steps<KSide>::kGroups : Steps<VSide>::kGroups;
   static_assert(kColumns % 32 == 0);
   struct Shared {
-    /// Step, 32 columns, half of these columns' products, lane: registers of two products.
+    /// [step][32 columns][half of these columns' products][lane]: registers of two products.
     alignas(16) unsigned matrix[kHeadDim / 16][kFours][2][32][4];
-    float sums[kGroups][kColumns];  ///< of the matrix's rows of a group
+    float sums[kGroups][kColumns];  ///< sum of the matrix's rows of a group
     float factor[kColumns], center[kColumns];
   };
   static_assert(sizeof(Shared) <= 99 * 1024, "what a block has on every architecture");
@@ -54,14 +54,15 @@ __device__ __forceinline__ unsigned pack(float low, float high, __half) {
   return *reinterpret_cast<const unsigned*>(&two);
 }
 
-/// c += the operand `a` times 32 columns of the matrix, the steps of a group. @param c  [tile][eight columns' product]
+/// c += the operand `a` times 32 columns of the matrix, for the steps of one group.
+/// @param c  [tile][product of eight columns]
 template <typename T, typename Side, int kTiles>
 __device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
                                                const unsigned (&a)[kTiles][Steps<Side>::kCount][4], bool value,
                                                int group, int four, int lane, float (&c)[kTiles][4][4]) {
 #pragma unroll
   for (int step = 0; step < Steps<Side>::kCount; ++step) {
-    // Steps of keys and of values are in the same groups in another order; the compiler knows both.
+    // Keys and values assign steps to groups differently; the condition is known at compile time for both.
     if (Steps<Side>::group(value, step) != group) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
   }
 }
 
-/// Prepares the matrix; by all threads, ends with a barrier.
+/// Prepares the matrix, factors and center in shared memory. All threads call it; it ends with a barrier.
 template <typename T, typename Side>
 __device__ __forceinline__ void prepare(typename T::Shared& shared, const PackedCache& cache, bool value, int head,
                                         int first_column) {
@@ -87,16 +88,16 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   const int entry = rotation.per_head ? head : 0, order = rotation.matrix ? 1 : max(1, rotation.order);
   const float* matrix = rotation.matrix ? rotation.matrix + static_cast<std::int64_t>(entry) * kDim * kDim : nullptr;
   const auto element = [&](int from, int to) {
-    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));  // keys' is stored transposed
+    if (matrix) return __ldg(matrix + (value ? from * kDim + to : to * kDim + from));  // A^-T of keys, A^-1 of values
     const int inside = order - 1;
     const float sign = __popc(from & to & inside) & 1 ? -1.0f : 1.0f;
     return (from ^ to) & ~inside ? 0.0f : sign;
   };
 
-  // fp16 has few exponents: each column is taken relative to its size, a power of two.
+  // Each column is divided by its size, a power of two, because the range of fp16 is small.
   const float* sizes = matrix && rotation.sizes ? rotation.sizes + entry * kDim : nullptr;
 
-  // A thread has the same word of every 32 lanes' four.
+  // Each thread fills the same word (of four) of the same lane in all operands.
   static_assert(T::kThreads == 128);
   const int word = thread % 4, place = thread / 4;
   for (int step = 0; step < kDim / 16; ++step) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
     for (int i = 0; i < T::kFours * 2; ++i) {
       const int four = i / 2, half = i % 2, column = place / 4, product = 2 * half + word / 2;
       const int to = first_column + 32 * four + column / 2 * 8 + product * 2 + column % 2;
-      // 1 over a power of two, by its bits.
+      // 1 / power of two, from the bits of the float.
       const float inverse = sizes ? __uint_as_float(0x7F000000u - __float_as_uint(__ldg(sizes + to))) : 1.0f;
       const __half2 two = __floats2half2_rn(element(from, to) * inverse, element(next, to) * inverse);
       shared.matrix[step][four][half][place][word] = *reinterpret_cast<const unsigned*>(&two);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const Packed
   }
   __syncthreads();
 
-  // Sums of rows: the product of ones.
+  // Sums of the matrix's rows: the product with ones.
   unsigned ones[1][Steps<Side>::kCount][4];
 #pragma unroll
   for (int step = 0; step < Steps<Side>::kCount; ++step)
@@ -185,12 +186,13 @@ __device__ __forceinline__ void multiply(const typename T::Shared& shared, const
 
 // ---- Where rows go -----------------------------------------------------------------------------------------------
 
-/// To the caller's rows [T, Hkv, D].
+/// Destination: the caller's rows [T, Hkv, D].
 template <typename T>
 struct ToRows {
   DequantizeParams p;
+  /// The tokens of one sequence, head and side.
   struct Part {
-    int first_unit, unit_end;  ///< units of kTokens tokens
+    int first_unit, unit_end;  ///< in units of kTokens tokens
     int begin, end;            ///< positions that are read from the cache
     unsigned char* to;
     std::int64_t stride;  ///< bytes
@@ -214,7 +216,8 @@ struct ToRows {
   __device__ __forceinline__ void fill(const Part&, int, int, bool, int, int, int) const {}
 };
 
-/// To the tiles of prefill attention: the prefix, then the new tokens, then zeros to the end of the last tile.
+/// Destination: the tiles of prefill attention. The prefix, then the new tokens, then zeros to the end of the last
+/// tile.
 template <typename T>
 struct ToTiles {
   PrefillParams p;
@@ -222,8 +225,8 @@ struct ToTiles {
   KVQ_HD static constexpr PrefillTiles layout() { return {T::kHeadDim}; }
   struct Part {
     int first_unit, unit_end, begin, end;
-    int keys;         ///< tokens of prefix and chunk
-    int first_query;  ///< chunk's first token among all chunks
+    int keys;         ///< tokens of prefix and chunk (the new tokens)
+    int first_query;  ///< index of the chunk's first token among the tokens of all chunks
     std::byte* to;
   };
   KVQ_HD const PackedCache& cache() const { return p.cache; }
@@ -232,7 +235,7 @@ struct ToTiles {
     part.first_query = p.q_indptr[sequence];
     const int queries = p.q_indptr[sequence + 1] - part.first_query;
     const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
-    constexpr int kTokens = layout().tokens();  // of a tile
+    constexpr int kTokens = layout().tokens();  // of a tile of the workspace
     const int limit = slab.tiles * kTokens, item = sequence * p.cache.num_kv_heads + head - slab.first_item;
     part.keys = min(prefix + queries, limit);
     part.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
@@ -251,7 +254,7 @@ struct ToTiles {
                                     static_cast<std::int64_t>(position / layout().tokens()) * layout().bytes() +
                                     layout().offset(position % layout().tokens(), channel));
   }
-  /// Those tokens of a unit that are not in the cache.
+  /// Writes the tokens of a unit that are not in the cache.
   __device__ __forceinline__ void fill(const Part& part, int unit, int head, bool value, int first_column, int lane,
                                        int prefix_end) const {
     const int first = unit * T::kTokens;
@@ -271,7 +274,7 @@ struct ToTiles {
   }
 };
 
-/// One side of one head, by a block: `worker` of `workers` that share it.
+/// Dequantizes one side of one head; `workers` blocks share the tokens, this block is number `worker`.
 template <typename T, typename Side, typename Destination>
 __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, const Destination& destination, bool value,
                                                 int head, int first_column, int worker, int workers) {
@@ -279,7 +282,7 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   prepare<T, Side>(shared, cache, value, head, first_column);
   const int mine = worker * T::kWarps + warp, all = workers * T::kWarps;
-  int before = 0;  // units of the sequences so far: unit u of all goes to the warp u mod `all`
+  int before = 0;  // units of the sequences before: unit u of all sequences goes to warp u mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
     const auto part = destination.part(sequence, head, value);
     const Tiers tiers(cache, sequence);
@@ -289,7 +292,7 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
       const int first = unit * T::kTokens;
       if (!Side::kExact && first >= max(part.begin, tiers.coded_begin) &&
           first + T::kTokens <= min(part.end, tiers.coded_end)) {
-        // Codes alone: nearly all units.
+        // The common case: all tokens of the unit are coded.
         Fragments<Side, T::kTiles> f;
 #pragma unroll
         for (int tile = 0; tile < T::kTiles; ++tile)

@@ -12,7 +12,7 @@
 
 namespace kvq {
 
-/// Loads a kernel and lets it have its shared memory. @param each  blocks of it that a multiprocessor runs
+/// Loads a kernel and raises its limit of dynamic shared memory. @param each  result: resident blocks a multiprocessor
 template <typename T, typename Destination>
 cudaError_t prepare_dequantize(int shared_bytes, int& each) {
   const auto kernel = dequantize::dequantize_kernel<T, Destination>;
@@ -37,7 +37,7 @@ Status plan_dequantize(DequantizeLaunch& launch) {
   return cuda_status(error, "dequantize: plan");
 }
 
-/// As many blocks as run at once, the same number for each head and side.
+/// As many blocks as are resident at once, the same number for each head and side.
 template <typename T, typename Destination>
 Status launch_dequantize(const DequantizeLaunch& launch, const Destination& destination, CUstream_st* stream) {
   const int heads = destination.cache().num_kv_heads;

@@ -7,13 +7,13 @@
 
 namespace kvq {
 
-/// One layer's cache, as those read it who want rows back: coded pages, exact windows, and what undoes the rotation.
+/// Read-only view of one layer's paged cache: coded pages, exact windows, and the rotations that reading undoes.
 struct PackedCache {
   int batch = 0, num_kv_heads = 0;
 
-  // which tokens; a token's tier is a function of its position and the length alone
+  // which tokens; position and length alone decide whether a token is exact or coded
   const std::int32_t* seq_lens = nullptr;  ///< [B] tokens of each sequence in the cache
-  int sink_tokens = 0, recent_tokens = 0;  ///< exact ones at both ends
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact (bfloat16) tokens at the two ends of a sequence
 
   // coded pages
   const std::byte* pages = nullptr;           ///< 16-byte aligned
@@ -25,21 +25,21 @@ struct PackedCache {
 
   // exact windows
   const std::byte* windows = nullptr;          ///< 16-byte aligned, or null without windows
-  const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence
+  const std::int32_t* window_slots = nullptr;  ///< [B] window slot of each sequence
   WindowLayout window_layout = {};
 
-  // x = x_rot A^-1 + center. A rotation of neither order nor matrix, and no centre, leave rows as they are stored.
+  // x = x_rot A^-1 + center. Without order, matrix and center, rows come out as they are stored.
   DeviceRotation rotation_k = {};   ///< matrix as queries are multiplied by it: x = x_rot @ matrix^T + center
   DeviceRotation rotation_v = {};   ///< x = x_rot @ matrix + center
   const float* center_k = nullptr;  ///< [Hkv, D] or null
   const float* center_v = nullptr;  ///< [Hkv, D] or null
 };
 
-/// One call that writes rows of the cache as numbers of 16 bits. Strides are in elements.
+/// One call that writes rows of the cache as 16-bit numbers. Strides are in elements.
 struct DequantizeParams {
   PackedCache cache = {};
   const std::int32_t* first = nullptr;       ///< [B] position of the first token that is written, or null: 0
-  const std::int32_t* last = nullptr;        ///< [B] position behind the last one, or null: all
+  const std::int32_t* last = nullptr;        ///< [B] position behind the last token, or null: all
   const std::int32_t* out_indptr = nullptr;  ///< [B] row of each sequence's first token
   void* k = nullptr;                         ///< [T, Hkv, D] 16-byte aligned; heads are D apart
   void* v = nullptr;

@@ -11,52 +11,53 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// What a launch needs to know of one variant on one device.
+/// Sizes of one variant on one device, for launches; DequantizeVariant::plan() fills it.
 struct DequantizeLaunch {
   CacheFormat format = {};  ///< of the variant
-  int blocks = 0;           ///< that run at once
+  int blocks = 0;           ///< that are resident at once
   int shared_bytes = 0;
 };
 
-/// One row of variants.json, compiled; or the plain kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
 struct DequantizeVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
-  bool bf16 = true;                         ///< rows come out as bfloat16, else fp16
+  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
+  bool bf16 = true;                         ///< rows are written as bfloat16, else fp16
   Status (*plan_kernel)(DequantizeLaunch& launch) = nullptr;
   Status (*run)(const DequantizeLaunch& launch, const DequantizeParams& params, CUstream_st* stream) = nullptr;
-  /// Prefix and chunk of a slab's items into the workspace of prefill attention; null if head_dim has no such tiles.
+  /// Writes prefix and chunk of a slab's items to the workspace of prefill attention; null if no PrefillTiles exist for
+  /// the head_dim.
   Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
                      CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< a row of variants.json
+  bool tuned = true;  ///< an entry of variants.json; else generic
 
   CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
-  /// For the current device.
+  /// Fills `launch` for the current device.
   Status plan(DequantizeLaunch& launch) const {
     launch.format = format();
     return plan_kernel(launch);
   }
 };
 
-/// All rows that are built.
+/// All tuned variants that are built.
 std::span<const DequantizeVariant* const> dequantize_variants();
 
-/// What a caller has.
+/// The format that a caller needs a variant for.
 struct DequantizeKey {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
   bool bf16 = true;
 };
 
-/// The row of exactly this, or null.
+/// The tuned variant of exactly this format, or null.
 const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key);
 
-/// Checks what a launch takes for granted: sizes, alignment, pointers that belong together. Host only; reads no device
+/// Checks the preconditions of a launch: sizes, alignment, pointers that belong together. Host only; reads no device
 /// memory.
 Status check_dequantize(const DequantizeVariant& variant, const DequantizeParams& params);
 
-/// The part of these checks that is about the cache. @param verb  whom a message is from
+/// The checks of the cache alone. @param verb  name of the operation, for messages
 Status check_cache(const char* verb, const DequantizeVariant& variant, const PackedCache& cache);
 
 }  // namespace kvq

@@ -4,7 +4,7 @@
 #include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/plain/tiles.cuh>
 
-/// From rotated rows in shared memory to stored ones, bit for bit as packing.md says; a warp takes a row at a time.
+/// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
 namespace kvq::plain {
 
 constexpr int kRowFloats = kPlainHeadDim;  ///< from row to row in shared memory
@@ -12,13 +12,13 @@ constexpr int kRowFloats = kPlainHeadDim;  ///< from row to row in shared memory
 /// A block's 16 rows, one side of one head.
 struct Rows {
   alignas(16) float x[kTileTokens][kRowFloats];
-  alignas(16) std::byte tile[kTileTokens * kPlainHeadDim * 2];  ///< what becomes a whole tile of a page
+  alignas(16) std::byte tile[kTileTokens * kPlainHeadDim * 2];  ///< staging buffer for a whole tile of a page
   std::uint8_t codes[kWarps][kPlainHeadDim];
   unsigned short numbers[kWarps][2 * kPlainHeadDim / 32];
-  std::int64_t page[kTileTokens], window[kTileTokens];  ///< where each row goes, or a negative number
+  std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
-/// bfloat16; beyond the largest finite one it saturates, as the codec does.
+/// x as bfloat16; saturates at the largest finite number, as the codec does.
 __device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
   const float most = __uint_as_float(0x7F7F0000u);
   return __float2bfloat16_rn(x > most ? most : x < -most ? -most : x);
@@ -38,8 +38,8 @@ __device__ __forceinline__ float across_warp(float x, Add add) {
   return x;
 }
 
-/// A lane's channels of a group: `each` neighbours, so that sums of neighbours come first; a group is padded with zeros
-/// to a power of two.
+/// A lane's channels of a group: `each` neighboring ones, because packing.md sums neighbors first. A group is padded
+/// with zeros to a power of two.
 struct LaneChannels {
   int first, count;  ///< in the group
   int each;
@@ -58,8 +58,8 @@ __device__ __forceinline__ float tree_sum(const float (&y)[kMostEach]) {
   return across_warp(sum, [](float a, float b) { return __fadd_rn(a, b); });
 }
 
-/// Clips a row to its largest magnitude of a rank, 1 being the largest ("Clip"). The magnitude's bits are found one
-/// after the other: it is the largest number that so many channels reach.
+/// Clips a row to its largest magnitude of a rank, 1 being the largest (packing.md, "Clip"). That magnitude is the
+/// largest number that `rank` channels reach or exceed; its bits are found one after the other.
 __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane) {
   unsigned size[kMostEach];
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane
   __syncwarp();
 }
 
-/// Codes [D] and numbers [G, N] of a row; by a warp.
+/// Quantizes a row to codes [D] and scales and minima (`numbers`) [G, N]. All lanes of a warp call it.
 __device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
                                            std::uint8_t* codes, unsigned short* numbers, int lane) {
   const LaneChannels own(side.group_size, lane);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
         const float gaussian = side.bits == 2 ? 0.9956867f : 0.3352006f;  // step[b] of packing.md (b)
         step = stored(__fmul_rn(gaussian, __fsqrt_rn(__fdiv_rn(energy, size))), bfloat, scale_bits);
       }
-      int squares = 0;  // of levels
+      int squares = 0;  // sum of squared levels
 #pragma unroll
       for (int i = 0; i < kMostEach; ++i) {
         const float quotient = floorf(__fdiv_rn(x[i], step)), edge = static_cast<float>(half);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
   __syncwarp();
 }
 
-/// Stores a coded row as a token of a tile; by a warp.
+/// Stores a quantized row as a token of a tile. All lanes of a warp call it.
 __device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* numbers,
                                             const TileSide& side, bool value, std::byte* tile, int token, int lane) {
   const int piece_bytes = side.piece_bytes(), count = side.groups() * side.numbers;
@@ -168,14 +168,14 @@ __device__ __forceinline__ void store_codes(const std::uint8_t* codes, const uns
         numbers[i];
 }
 
-/// Stores a row exactly. @param order  format whose value_place() orders the channels; exact: channels are in order
+/// Stores a row as bfloat16. @param order  format whose value_place() permutes the channels; exact: no permutation
 __device__ __forceinline__ void store_exact(const float* row, int dim, const TileSide& order, std::byte* tile,
                                             int token, int lane) {
   for (int c = lane; c < dim; c += 32)
     *reinterpret_cast<__nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))) = to_bf16(row[c]);
 }
 
-/// Where tiles of pages are: of one head and side.
+/// Maps page * page_size + slot to the first byte of the slot's tile, for one head and side.
 struct PageTiles {
   std::byte* pages;
   std::int64_t page_stride;
@@ -192,12 +192,13 @@ struct PageTiles {
   }
 };
 
-/// Codes the block's rows into pages, those that have a place there. By all threads, once rows and places are there.
+/// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
+/// behind a barrier after `x` and `page` are written.
 __device__ __forceinline__ void code_rows(Rows& rows, const CacheFormat& format, bool value, ScaleRule rule,
                                           int clip_rank, const PageTiles& tile_of) {
   const TileSide& side = format.side(value);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  // Rows that make one tile of a page are put together here, and copied as one.
+  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once.
   bool whole = rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
   for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
   for (int i = warp; i < kTileTokens; i += kWarps) {

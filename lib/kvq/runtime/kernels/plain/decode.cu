@@ -7,24 +7,26 @@
 
 #include <algorithm>
 
-/// Decode attention over pages of any format, in three kernels: queries are rotated; splits of the tokens are attended
-/// to; their partial results are added up and rotated back. All arithmetic is in float.
+/// Generic decode attention over pages of any format, split-KV in three kernels: the first rotates the queries, the
+/// second attends to splits of the tokens, the third merges the partial results and rotates them back. All arithmetic
+/// is in float.
 namespace kvq {
 
 namespace plain {
 
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
-constexpr int kMostSplits = 256;  ///< of an item
+constexpr int kMostSplits = 256;  ///< of an item (work tile)
 
-/// What all kernels of a call get.
+/// Arguments of all three kernels.
 struct DecodeWork {
   DecodeParams p;
   CacheFormat format;
   int heads = 0;               ///< query heads of a KV head
-  int chunks = 0, splits = 0;  ///< blocks of an item: for its query heads, and at most for its tokens
-  float* queries = nullptr;    ///< [B, Hq, D of K] rotated, times scale, for base 2
-  float* partials = nullptr;   ///< [B Hkv, splits] records: values [heads, D of V] by place, then largest score and sum
+  int chunks = 0, splits = 0;  ///< of an item: chunks of kHeads query heads; most splits of its tokens
+  float* queries = nullptr;    ///< [B, Hq, D of K] rotated, times softmax scale and log2(e)
+  /// [B Hkv, splits] partial results: values [heads, D of V] by permuted channel, then largest score and sum
+  float* partials = nullptr;
   KVQ_HD constexpr int record_floats() const { return heads * (format.v.head_dim + 2); }
   __device__ __forceinline__ float* record(int item, int split) const {
     return partials + (static_cast<std::int64_t>(item) * splits + split) * record_floats();
@@ -48,8 +50,8 @@ __global__ void __launch_bounds__(kThreads) plain_queries_kernel(const __grid_co
   for (int c = thread; c < dim; c += kThreads) work.queries[static_cast<std::int64_t>(blockIdx.x) * dim + c] = row[c];
 }
 
-/// Shared memory of a block that attends: queries, then of each warp stages of coded tiles and the numbers of one side;
-/// these make room for the warps' results.
+/// Shared memory of a block of the second kernel: queries, then for each warp its stages of coded tiles and the scales
+/// and minima of one side. The warps' results later overwrite the stages.
 constexpr int kStages = 2;
 KVQ_HD constexpr int query_bytes(const CacheFormat& format) { return kHeads * format.k.head_dim * 4; }
 KVQ_HD constexpr int stage_bytes(const CacheFormat& format) {
@@ -63,8 +65,8 @@ constexpr int attend_shared_bytes(const CacheFormat& format) {
   return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
 }
 
-/// A block takes one split of an item, a KV head of a sequence, for up to kHeads of its query heads. Grid: items x
-/// splits x chunks, the last ones next to each other. @tparam kMaxDim  D of V at most
+/// A block attends to one split of an item (work tile: a KV head of a sequence), for up to kHeads of its query heads.
+/// Grid: items x splits x chunks, chunks varying fastest. @tparam kMaxDim  D of V at most
 template <int kMaxDim>
 __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     plain_attend_kernel(const __grid_constant__ DecodeWork work) {
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
   if (begin >= end) return;
 
-  // 1. Queries; those of heads that are not there are zeros.
+  // 1. Queries; those of padding heads are zeros.
   float* queries = reinterpret_cast<float*>(memory);
   const float* from =
       work.queries +
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     queries[i] = i < heads * k_side.head_dim ? from[i] : 0.0f;
   __syncthreads();
 
-  // 2. The warp's tiles, the next coded one always on its way, and the page of the one after it.
+  // 2. The warp's tiles. The next coded tile and the page number of the tile after it are always prefetched.
   const TileReader reader(p, PageLayout{k_side, v_side, p.num_kv_heads, 1 << p.page_shift}, sequence, head);
   const int bytes = reader.k_bytes + reader.v_bytes;
   std::byte* stages = memory + query_bytes(work.format) + warp * warp_bytes(work.format);
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     if (!tile.coded || v_side.exact()) {
       add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
     } else {
-      __syncwarp();  // the keys' numbers have been read
+      __syncwarp();  // all lanes have read the keys' factors, which read_numbers() overwrites
       read_numbers(v_tile, v_side, work.format.v_bfloat, tile, numbers, lane);
       if (v_side.bits == 2)
         add_codes<2, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
@@ -131,12 +133,12 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
         add_codes<4, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
     }
     page = next_page, next_page = later_page;
-    __syncwarp();  // before the next copies into this stage
+    __syncwarp();  // before the next copies overwrite this stage
   }
   ptx::cp_async_wait_group<0>();
   __syncthreads();
 
-  // 3. Results of all warps, in place of the tiles: [kWarps, kHeads, D], then largest scores and sums [kWarps, kHeads].
+  // 3. Results of all warps overwrite the stages: [kWarps, kHeads, D], then largest scores and sums [kWarps, kHeads].
   const int dim = v_side.head_dim;
   float* values = reinterpret_cast<float*>(memory + query_bytes(work.format));
   float2* states = reinterpret_cast<float2*>(values + kWarps * kHeads * dim);
@@ -176,8 +178,8 @@ __global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_co
     return;
   }
 
-  // 1. q . center, the same for every key: the softmax does not see it, LSE and sink logits do.
-  const auto across = [&](float x, auto add) {  // of all threads
+  // 1. q . center is the same for every key, so it cancels in the softmax, but LSE and sink logits need it.
+  const auto across = [&](float x, auto add) {  // reduction over all threads
     for (int step = 1; step < 32; step *= 2) x = add(x, __shfl_xor_sync(kAll, x, step));
     __syncthreads();
     if (thread % 32 == 0) of_warp[thread / 32] = x;
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_co
     shift = across(shift, sum_of) * (p.softmax_scale * kLog2e);
   }
 
-  // 2. The partial results; channels take the place of places.
+  // 2. Combine the partial results. They are stored by permuted channel, `row` gets the channels in order.
   const int item = sequence * p.num_kv_heads + head;
   const auto state_of = [&](int split) {
     return reinterpret_cast<const float2*>(work.record(item, split) + work.heads * dim)[in_group];
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_co
   }
   if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
 
-  // 3. Back to the model's basis. A learned sink has taken its share of the centre, too.
+  // 3. Back to the model's basis. A learned sink has no value, so only the tokens' share of the center is added.
   rotate_rows<1>(row, dim, dim, p.rotation_v, head, true);
   for (int c = thread; c < dim; c += kThreads)
     from_float(fmaf(tokens * inverse, p.center_v ? p.center_v[head * dim + c] : 0.0f, row[c]), out[c]);

@@ -4,7 +4,7 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/plain/tiles.cuh>
 
-/// Attention of a warp to tiles of 16 tokens of one KV head. Lanes take what pages are laid out for:
+/// Attention of a warp to tiles of 16 tokens of one KV head. The assignment of lanes follows the layout of pages:
 ///
 ///   lane 4 r + t    keys of the tokens r and r + 8, of each 32 channels those from 8 t on ("Key tiles")
 ///   lane 4 r + u    values of the tokens 2 u, 2 u + 8, 2 u + 1 and 2 u + 9, at the places 8 a + r ("Exact windows")
@@ -12,17 +12,17 @@ namespace kvq::plain {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kMinusInf = -__builtin_huge_valf();
-constexpr int kHeads = 4;  ///< query heads that are attended for at once
+constexpr int kHeads = 4;  ///< query heads that a warp attends for at once
 
-/// Sixteen tokens from `position` on, of which begin .. end - 1 are seen.
+/// Sixteen tokens from `position` on; the query sees positions begin .. end - 1.
 struct SeenTile {
   int position, begin, end;
   bool coded;  ///< in the pages, else in the windows
   __device__ __forceinline__ bool seen(int token) const { return position + token >= begin && position + token < end; }
 };
 
-/// The tiles that hold what a sequence's query sees: of sinks, pages, recent tokens. Tiles of the windows begin at
-/// multiples of 16 from the first token, and from the end of the sinks, as rows of the windows do.
+/// The tiles with the tokens that a sequence's query sees: of sinks, pages, recent tokens. Like rows of the windows,
+/// tiles of sinks begin at multiples of 16, tiles of recent tokens at multiples of 16 from the end of the sinks.
 class SeenTiles {
  public:
   __device__ __forceinline__ SeenTiles(const DecodeParams& p, int sequence) {
@@ -58,8 +58,8 @@ struct TilePair {
   const std::byte *k, *v;
 };
 
-/// Finds the tiles of one KV head of a sequence. Coded ones go through shared memory, exact ones are read where they
-/// are.
+/// Finds the tiles of one KV head of a sequence. Coded tiles are copied to shared memory, exact tiles are read from
+/// global memory.
 struct TileReader {
   const DecodeParams& p;
   const PageLayout pages;
@@ -75,7 +75,7 @@ struct TileReader {
         k_bytes(layout.k.exact() ? 0 : layout.k.bytes()),
         v_bytes(layout.v.exact() ? 0 : layout.v.bytes()) {}
 
-  /// The page of a coded tile. Asked for early, since it comes from afar.
+  /// The page of a coded tile. Load it early to hide the latency.
   __device__ __forceinline__ int page_of(const SeenTile& tile) const {
     if (!tile.coded) return 0;
     const std::int64_t base = p.page_indptr ? p.page_indptr[sequence] : sequence * p.page_table_stride;
@@ -93,7 +93,7 @@ struct TileReader {
         w.tile_pair(std::int64_t{p.window_slots[sequence]} * w.rows() + w.row(tile.position, p.sink_tokens), head);
     return {at, at + w.k.bytes()};
   }
-  /// Asks for the coded sides of a tile; by a warp.
+  /// Starts asynchronous copies of the coded sides of a tile. All lanes of a warp call it.
   __device__ __forceinline__ void fetch(const SeenTile& tile, int page, std::byte* stage, int lane) const {
     if (!tile.coded) return;
     const TilePair at = in_memory(tile, page);
@@ -103,8 +103,8 @@ struct TileReader {
   }
 };
 
-/// Codes c of a group stand for x = y * factor + offset with y = 1 + c / 2^bits, which is a float that needs no
-/// arithmetic: the code is the first bits of its fraction.
+/// A code c is dequantized as x = y * factor + offset with y = 1 + c / 2^bits. The float y needs no arithmetic, because
+/// the code is the first bits of its fraction.
 template <int kBits>
 __device__ __forceinline__ float fraction(unsigned word, int first_bit) {
   constexpr unsigned kMask = (1u << kBits) - 1;
@@ -113,8 +113,8 @@ __device__ __forceinline__ float fraction(unsigned word, int first_bit) {
   return __uint_as_float((moved & kMask << kPlace) | 0x3F800000u);
 }
 
-/// Factors and offsets of a tile in shared memory [G, 16], tokens in the order of number_offset(): r, r + 8. By a warp.
-/// Of tokens that are not seen both are 0, whatever the tile holds.
+/// Reads factors and offsets of a tile into shared memory [G, 16], tokens in the order of number_offset(): r, r + 8.
+/// Both are 0 for tokens that are not seen, because the tile may hold anything there. All lanes of a warp call it.
 __device__ __forceinline__ void read_numbers(const std::byte* tile, const TileSide& side, bool bfloat,
                                              const SeenTile& seen, float2* to, int lane) {
   const std::byte* at = tile + side.code_bytes();
@@ -142,7 +142,7 @@ __device__ __forceinline__ void add_products(const float (&x)[2][4], const float
 }
 
 /// Adds the lane's part of the scores of the tokens r and r + 8.
-/// @param numbers  read_numbers()  @param q  [kHeads, D]
+/// @param numbers  result of read_numbers()  @param q  [kHeads, D]
 template <int kBits>
 __device__ __forceinline__ void score_codes(const std::byte* tile, const TileSide& of, const float2* numbers,
                                             const float* q, int lane, float (&scores)[2][kHeads]) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ float weighted(const float (&x)[4], const float (&wei
   return fmaf(x[0], weights[0], fmaf(x[1], weights[1], fmaf(x[2], weights[2], fmaf(x[3], weights[3], sum))));
 }
 
-/// Adds the lane's weighted values. @param numbers  read_numbers()
+/// Adds the lane's weighted values. @param numbers  result of read_numbers()
 template <int kBits, int kMaxDim>
 __device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide& of, const float2* numbers,
                                           const float (&weights)[kHeads][4], int lane,
@@ -210,7 +210,7 @@ __device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide&
   side.bits = kBits;
   constexpr int kSlices = 8 / kBits, kMostWords = kMaxDim / 8 / kSlices;
   const GroupOfStep group_of(side);
-  float2 own[4];  // of the lane's tokens, which are neighbours: 2 u, 2 u + 8, 2 u + 1, 2 u + 9
+  float2 own[4];  // factors and offsets of the lane's tokens, which are adjacent: 2 u, 2 u + 8, 2 u + 1, 2 u + 9
   int loaded = -1;
 #pragma unroll
   for (int h = 0; h < kMostWords; ++h) {
@@ -259,17 +259,18 @@ __device__ __forceinline__ void add_exact(const std::byte* tile, int dim, const 
   }
 }
 
-/// A warp's sums so far. Lane 4 r + t has the largest score and the sum of head t, the sum over the tokens r and r + 8.
+/// A warp's online softmax. Lane 4 r + t has the largest score of head t, and head t's sum over the tokens r and r + 8.
 template <int kMaxDim>
 struct Softmax {
   static_assert(kHeads == 4, "as many as lanes that share a token");
   float largest = kMinusInf, sum = 0.0f;
-  float values[kHeads][kMaxDim / 8] = {};  ///< of the lane's tokens and places
+  float values[kHeads][kMaxDim / 8] = {};  ///< over the lane's tokens, for the lane's permuted channels
 
-  /// Takes a tile's scores in base 2, of which each lane has a part, and gives the weights of the lane's values.
+  /// Adds a tile's scores and computes the weights of the lane's values.
+  /// @param scores  base 2; the sum over the four lanes of a token is the score
   __device__ __forceinline__ void add_scores(const float (&scores)[2][kHeads], const SeenTile& tile, int lane,
                                              float (&weights)[kHeads][4]) {
-    // The four lanes of a token add up, each ends with one head.
+    // The four lanes of a token sum their parts; each lane gets the sum of one head.
     float weight[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -304,7 +305,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 4; ++i) weights[h][i] = __shfl_sync(kAll, weight[i % 2], 4 * (value_token(lane, i) % 8) + h);
   }
-  /// Adds up the lanes. @param to  [kHeads, dim] by place  @param states  [kHeads] largest score and sum
+  /// Sums over the lanes. @param to  [kHeads, dim] by permuted channel  @param states  [kHeads] largest score and sum
   __device__ __forceinline__ void leave(float* to, float2* states, int dim, int lane) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);

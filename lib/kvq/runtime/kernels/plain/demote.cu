@@ -6,12 +6,13 @@
 
 #include <algorithm>
 
-/// Codes exact rows of the windows into pages of any format: a block takes 16 demotions of one head, side and layer.
+/// Generic demotion: quantizes exact rows of the windows into pages of any format. A block takes 16 demotions of one
+/// head, side and layer.
 namespace kvq {
 
 namespace plain {
 
-constexpr int kMostRuns = 32;  ///< of 16 demotions, at once: few steps have as many as there is room for
+constexpr int kMostRuns = 32;  ///< blocks for runs of 16 demotions; few steps have max_demotions, so blocks loop
 
 /// Grid [runs, 2 Hkv, L]: keys of all heads, then values.
 __global__ void __launch_bounds__(kThreads)

@@ -8,23 +8,23 @@
 
 #include <algorithm>
 
-/// Cached rows of any format as numbers of 16 bits, with the rotation undone: a block takes 16 positions of one head
-/// and side at a time.
+/// Generic dequantization: cached rows of any format as 16-bit numbers, with the rotation undone. A block takes 16
+/// positions of one head and side at a time.
 namespace kvq {
 
 namespace plain {
 
-/// What is wanted of one head and side of a sequence.
+/// The tokens of one head and side of a sequence, and their destination.
 struct Part {
   int begin = 0, end = 0;      ///< positions that are read from the cache
-  int first = 0, last = 0;     ///< tiles of 16 positions to go through
+  int first = 0, last = 0;     ///< range of tiles of 16 positions
   int keys = 0, fill_end = 0;  ///< positions from `end` to `keys` come from the caller, then zeros to fill_end
-  int first_fresh = 0;         ///< row of the caller's tokens that `end` is
+  int first_fresh = 0;         ///< index of the token at position `end` among the caller's new tokens
   std::byte* to = nullptr;
-  std::int64_t stride = 0;  ///< bytes from row to row, of rows
+  std::int64_t stride = 0;  ///< bytes from row to row
 };
 
-/// To the caller's rows [T, Hkv, D].
+/// Destination: the caller's rows [T, Hkv, D].
 template <typename T>
 struct ToRows {
   DequantizeParams p;
@@ -48,8 +48,9 @@ struct ToRows {
   __device__ __forceinline__ const T* fresh(const Part&, int, int, bool, int) const { return nullptr; }
 };
 
-/// To the workspace of prefill attention: the prefix, then the new tokens, then zeros to the end of the last tile.
-/// @tparam kTuned  the workspace of a row of variants.json (PrefillTiles), else of plain attention (PrefillRows)
+/// Destination: the workspace of prefill attention. The prefix, then the new tokens, then zeros to the end of the last
+/// tile.
+/// @tparam kTuned  the workspace of a tuned variant (PrefillTiles), else of generic attention (PrefillRows)
 template <typename T, bool kTuned>
 struct ToWorkspace {
   PrefillParams p;
@@ -86,7 +87,7 @@ struct ToWorkspace {
       return part.to + PrefillRows{k_dim, v_dim}.row(slab.tiles, position, value) + channel * 2;
     }
   }
-  /// The caller's row of a position, or null behind the last one.
+  /// The caller's row of a position, or null behind the last token.
   __device__ __forceinline__ const T* fresh(const Part& part, int position, int head, bool value, int dim) const {
     if (position >= part.keys) return nullptr;
     return static_cast<const T*>(value ? p.v : p.k) +
@@ -94,7 +95,7 @@ struct ToWorkspace {
   }
 };
 
-/// Reads a token of a coded tile; by a warp.
+/// Reads a token of a coded tile. All lanes of a warp call it.
 __device__ __forceinline__ void read_codes(const std::byte* tile, const TileSide& side, bool bfloat, bool value,
                                            int token, float* row, int lane) {
   const GroupOfStep group_of(side);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const
         *reinterpret_cast<const __nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))));
 }
 
-/// Reads a token wherever it is.
+/// Reads a token from its page or window.
 __device__ __forceinline__ void read_token(const PackedCache& cache, const CacheFormat& format, int sequence, int head,
                                            bool value, int position, float* row, int lane) {
   const TileSide& side = format.side(value);
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid
   const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
   const float* center = value ? cache.center_v : cache.center_k;
   const int mine = static_cast<int>(blockIdx.x), all = static_cast<int>(gridDim.x);
-  int before = 0;  // tiles of the sequences so far: tile i of all goes to the block i mod `all`
+  int before = 0;  // tiles of the sequences before: tile i of all sequences goes to block i mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
     const Part part = destination.part(sequence, head, value, format);
     int tile = part.first + (mine - before % all + all) % all;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid
           read_token(cache, format, sequence, head, value, first + r, rows[r], lane);
       __syncthreads();
       if (first < part.end) {
-        if (rotation.matrix && !value) {  // of keys the matrix is stored as queries are multiplied by it
+        if (rotation.matrix && !value) {  // the matrix of keys is A^-T, so it is read transposed
           const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * dim * dim;
           multiply_matrix<kTileTokens>(rows[0], dim, kPlainHeadDim,
                                        [&](int k, int column) { return __ldg(matrix + column * dim + k); });
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid
 
 namespace {
 
-/// Blocks that run at once.
+/// Number of blocks that are resident at once.
 template <typename T, typename Destination>
 Status count_blocks(int& blocks) {
   int device = 0, multiprocessors = 0, each = 0;
@@ -231,7 +232,7 @@ template <typename T>
 Status plan(DequantizeLaunch& launch) {
   Status status = count_blocks<T, ToRows<T>>(launch.blocks);
   int blocks = 0;
-  return status.ok() ? count_blocks<T, ToWorkspace<T, true>>(blocks) : status;  // all that a call needs is loaded here
+  return status.ok() ? count_blocks<T, ToWorkspace<T, true>>(blocks) : status;  // loads the kernel, too
 }
 
 template <typename T>

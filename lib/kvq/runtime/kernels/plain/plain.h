@@ -7,22 +7,22 @@
 #include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
-/// Kernels that take a cache's format as run-time values, for what pages hold (formats/pages.md) and has no row in
-/// variants.json. They are simple; rows are quicker.
+/// The generic (`plain`) kernels, which read a cache's format at run time: for all formats of formats/pages.md without
+/// an entry in variants.json. They are simple; tuned kernels are faster.
 namespace kvq {
 
-/// Do plain kernels take such pages? The sides must be ones that page_layout_of() makes.
+/// Do the generic kernels support this format? The sides must be results of page_layout_of().
 constexpr bool plain_takes(const CacheFormat& format) {
   return format.k.head_dim <= kPlainHeadDim && format.v.head_dim <= kPlainHeadDim;
 }
 
-/// Variants of one format, which plain_takes(). Any number of query heads of a KV head; max_heads is what was asked
-/// for.
+/// Generic variants of one format, for which plain_takes() must be true. A KV head may have any number of query heads;
+/// max_heads of the result is `heads`.
 DecodeVariant plain_decode(const CacheFormat& format, int heads, bool bf16);
 WriteVariant plain_write(const CacheFormat& format, bool bf16);
 DemoteVariant plain_demote(const CacheFormat& format);
 DequantizeVariant plain_dequantize(const CacheFormat& format, bool bf16);
-/// Attention over what plain kernels dequantise, whatever kernel `rows` has.
+/// Generic attention over rows of the generic dequantize kernel, even if `rows` is tuned.
 PrefillVariant plain_prefill(const DequantizeVariant& rows);
 
 }  // namespace kvq

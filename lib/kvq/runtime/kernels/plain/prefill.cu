@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cstddef>
 
-/// Attention of new tokens over rows that a cache of any format was dequantised to, with warp-wide products. Four warps
-/// attend, 16 rows each, to 32 tokens at a time; see prefill/kernel.cuh, which has more of them under way.
+/// Generic prefill: attention of new tokens over dequantized rows of a cache of any format, with mma.sync. Four warps
+/// attend, 16 rows each, to 32 tokens at a time, without the double buffer of prefill/kernel.cuh.
 ///
 ///   thread 4 g + t of a warp    rows g and g + 8    columns 8 i + 2 t, 8 i + 2 t + 1
 namespace kvq {
@@ -24,14 +24,14 @@ using prefill::Work;
 constexpr int kPrefillWarps = 4, kPrefillThreads = 32 * kPrefillWarps, kBlockRows = 16 * kPrefillWarps;
 constexpr int kTokens = PrefillRows::kTokens;
 
-/// From row to row in shared memory: an odd number of chunks of 16 bytes, so that those of eight rows lie in different
-/// banks.
+/// Bytes from row to row in shared memory: an odd number of 16-byte chunks, so that ldmatrix reads eight rows without
+/// bank conflicts.
 KVQ_HD constexpr int padded_bytes(int dim) { return dim * 2 + 16; }
 constexpr int prefill_shared_bytes(int k_dim, int v_dim) {
   return (kBlockRows + kTokens) * padded_bytes(k_dim) + kTokens * padded_bytes(v_dim);
 }
 
-/// Rows [rows, dim] of 16-bit numbers into shared memory; by all threads.
+/// Copies rows [rows, dim] of 16-bit numbers to shared memory. All threads of the block call it.
 template <typename RowOf>
 __device__ __forceinline__ void load_rows(std::byte* to, int rows, int dim, RowOf row_of) {
   const int chunks = dim / 8;
@@ -175,7 +175,8 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   const Status status = plain_prefill_rows_blocks(rows.bf16, launch.dequantize.blocks);
   if (!status.ok()) return status;
   launch.shared_bytes = prefill_shared_bytes(k_dim, v_dim);
-  // The most that any call may want, since the attribute is the device's and other plans may want more.
+  // The maximum over all plans, because the attribute belongs to the kernel on the device and other plans may need
+  // more.
   cudaError_t error = load_kernel(prefill_kernel<T>(v_dim));
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -6,25 +6,25 @@
 
 namespace kvq {
 
-/// The workspace of plain prefill attention: of each item, a KV head of a sequence, rows of 16-bit numbers in order of
-/// position: those of the keys, then those of the values.
+/// The workspace of generic prefill attention: for each item (work tile: a KV head of a sequence), rows of 16-bit
+/// numbers in order of position, first the keys, then the values.
 struct PrefillRows {
   int k_dim = 128, v_dim = 128;
-  static constexpr int kTokens = 32;  ///< a slab's tiles
+  static constexpr int kTokens = 32;  ///< of a tile
   KVQ_HD constexpr std::int64_t item_bytes(int tiles) const {
     return std::int64_t{tiles} * kTokens * (k_dim + v_dim) * 2;
   }
-  /// Byte of a token's row in its item.
+  /// Byte offset of a token's row in its item.
   KVQ_HD constexpr std::int64_t row(int tiles, int token, bool value) const {
     return value ? (std::int64_t{tiles} * kTokens * k_dim + std::int64_t{token} * v_dim) * 2
                  : std::int64_t{token} * k_dim * 2;
   }
 };
 
-/// Prefix and chunk of a slab's items into such a workspace. @param rows  the cache's format
+/// Writes prefix and chunk of a slab's items to a PrefillRows workspace. @param rows  has the cache's format
 Status plain_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
                           const PrefillSlab& slab, CUstream_st* stream);
-/// Blocks of that kernel that run at once on the current device.
+/// Number of blocks of plain_prefill_rows() that are resident at once on the current device.
 Status plain_prefill_rows_blocks(bool bf16, int& blocks);
 
 }  // namespace kvq

@@ -3,10 +3,10 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/plain/tiles.cuh>
 
-/// Rotations of rows in shared memory by a block of kThreads; all of them begin and end with a barrier.
+/// Rotations of rows in shared memory by a block of kThreads. Each function begins and ends with a barrier.
 namespace kvq::plain {
 
-/// Normalised Hadamard blocks of rows [n, dim], `stride` floats apart, in place. @param order  a power of two
+/// Normalized Hadamard blocks of rows [n, dim], `stride` floats apart, in place. @param order  a power of two
 __device__ __forceinline__ void transform_blocks(float* rows, int n, int dim, int stride, int order) {
   const int thread = static_cast<int>(threadIdx.x), pairs = dim / 2;
   __syncthreads();
@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply_channels(float* rows, int n, int dim, i
 /// @param element  (row, column) of the matrix -> float
 template <int kRows, typename Element>
 __device__ __forceinline__ void multiply_matrix(float* rows, int dim, int stride, Element element) {
-  constexpr int kColumns = kPlainHeadDim / kThreads;  ///< of a thread, at most
+  constexpr int kColumns = kPlainHeadDim / kThreads;  ///< most columns of a thread
   float sums[kColumns][kRows] = {};
   __syncthreads();
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_matrix(float* rows, int dim, int stride
   __syncthreads();
 }
 
-/// Rows of queries into the basis of the keys, or (`back`) of results out of that of the values.
+/// Rotates query rows into the basis of the keys, or (`back`) result rows from the basis of the values to the model's.
 template <int kRows>
 __device__ __forceinline__ void rotate_rows(float* rows, int dim, int stride, const DeviceRotation& rotation, int head,
                                             bool back) {

@@ -5,18 +5,18 @@
 
 #include <cstddef>
 
-/// What the plain kernels have in common: numbers, and tiles of run-time formats.
+/// Shared by the generic kernels: scales and minima, and tiles of run-time formats.
 namespace kvq::plain {
 
 constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 
-/// A number beside the codes.
+/// A scale or minimum from its bits.
 __device__ __forceinline__ float number(unsigned bits, bool bfloat) {
   return bfloat ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-/// A group's codes c stand for c * scale + minimum.
+/// Scale and minimum of a group: a code c is dequantized as c * scale + minimum.
 struct Numbers {
   float scale, minimum;
   /// @param bits  scale, and above it the minimum of affine codes

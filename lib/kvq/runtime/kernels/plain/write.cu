@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-/// Rotates, quantises and stores rows of any format: a block takes 16 tokens of one head and side.
+/// Generic write: rotates rows, quantizes and stores them in any format. A block takes 16 tokens of one head and side.
 namespace kvq {
 
 namespace plain {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void multiply_packed(Rows& rows, int dim, const std::
     const int n = static_cast<int>(threadIdx.x) + i * kThreads;
     if (n >= dim) continue;
 #pragma unroll 1
-    for (int k = 0; k < dim; k += 8) {  // eight rows of R that lie side by side
+    for (int k = 0; k < dim; k += 8) {  // eight rows of R that are adjacent in the layout
       const int slab = k / RotationLayout::kSlabRows, in_slab = k % RotationLayout::kSlabRows;
       const uint4 high = __ldg(reinterpret_cast<const uint4*>(rotation + layout.offset(slab, 0, in_slab, n))),
                   low = __ldg(reinterpret_cast<const uint4*>(rotation + layout.offset(slab, 1, in_slab, n)));
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   const TileSide& side = format.side(value);
   const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * kTileTokens;
 
-  // 1. Where the tokens go, and what they are.
+  // 1. The tokens' destinations and rows.
   bool goes_somewhere = false;
   if (thread < kTileTokens) {
     const bool is_there = first + thread < p.num_tokens;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int e = 0; e < 8; ++e) rows.x[r][c + e] = to_float(x[e]);
   }
 
-  // 2. Rotation, then the centre, which is rotated already.
+  // 2. Rotation, then subtraction of the center, which is rotated already.
   const int entry = from.per_head ? head * dim : 0;
   const float unit = from.units ? from.units[head] : 1.0f;
   if (from.factors)
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
 
-  // 3. Exactly into the windows, in codes into the pages.
+  // 3. As bfloat16 into the windows, quantized into the pages.
   for (int i = warp; i < kTileTokens; i += kWarps) {
     if (rows.window[i] < 0) continue;
     std::byte* tile =

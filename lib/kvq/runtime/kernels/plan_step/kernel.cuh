@@ -3,15 +3,15 @@
 #include <kvq/runtime/kernels/plan_step/params.h>
 #include <kvq/runtime/kernels/plan_step/tiers.h>
 
-/// A thread for each token of the step. Demotions are dealt out with the tokens: a sequence demotes at most as many
-/// tokens as it appends, so its k-th new token also lists its k-th demotion. What the blocks before have listed, each
-/// block adds up by itself.
+/// One thread for each new token of the step. The same threads list the demotions: a sequence demotes at most as many
+/// tokens as it appends, so the thread of its k-th new token lists its k-th demotion. Each block computes by itself how
+/// many demotions the blocks before it list.
 namespace kvq::plan_step {
 
 constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-/// What a step does to one sequence.
+/// One sequence in the step: its new tokens and its demotions.
 struct Part {
   int first_row = 0, new_tokens = 0, length = 0;
   PositionRange demoted;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int first_row = static_cast<int>(blockIdx.x) * kThreads, row = first_row + thread;
 
-  // 1. Demotions of the rows before this block's, and of all.
+  // 1. Number of demotions of the rows before this block's rows, and of all rows.
   int before = 0, total = 0;
   for (int b = thread; b < p.batch; b += kThreads) {
     const Part part = part_of(p, tiers, b);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
   }
   if (p.max_demotions == 0) return;
 
-  // 3. Its demotion, and the end of the list.
+  // 3. The row's demotion, and the end of the list.
   const unsigned votes = __ballot_sync(kAll, demotes);
   before = __reduce_add_sync(kAll, before), total = __reduce_add_sync(kAll, total);
   if (lane == 0) sums[warp][0] = before, sums[warp][1] = total, sums[warp][2] = __popc(votes);

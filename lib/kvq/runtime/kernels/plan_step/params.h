@@ -6,13 +6,14 @@
 
 namespace kvq {
 
-/// One step of a batch: where its new tokens go, and which old tokens are demoted. The same for all layers that share
-/// page tables and window slots. Lengths are read on the device, so that a captured graph replays with others.
+/// One step of a batch: where its new tokens go, and which old tokens are demoted (evicted from the recent window). The
+/// same for all layers that share page tables and window slots. Lengths are read on the device, so that a captured
+/// graph can be replayed with other lengths.
 ///
 /// Order of a step: plan_step, then demote, then for each layer quantize_write and decode (formats/pages.md, "Steps").
 struct PlanStepParams {
   int batch = 0;       ///< B
-  int num_tokens = 0;  ///< T rows of the step's keys and values; those behind the last sequence's are not written
+  int num_tokens = 0;  ///< T rows of the step's keys and values; rows behind the last sequence's are not written
 
   const std::int32_t* seq_lens = nullptr;      ///< [B] tokens of each sequence after the step
   const std::int32_t* token_indptr = nullptr;  ///< [B + 1] ascending: rows of each sequence's new tokens, its last ones
@@ -24,7 +25,7 @@ struct PlanStepParams {
 
   int sink_tokens = 0, recent_tokens = 0;
   int max_rollback = 0;                        ///< most tokens that are taken back at once; not read on the device
-  const std::int32_t* window_slots = nullptr;  ///< [B] slot of each sequence; null without windows
+  const std::int32_t* window_slots = nullptr;  ///< [B] window slot of each sequence; null without windows
   WindowLayout window_layout = {};
 
   // results

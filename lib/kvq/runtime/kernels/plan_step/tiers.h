@@ -2,8 +2,8 @@
 
 #include <kvq/plan/page_layout.h>
 
-/// Which tokens are exact, and what a step moves (formats/pages.md, "Exact windows" and "Steps"): pure functions of
-/// positions and lengths, for host and device.
+/// Which tokens are exact, and which tokens a step demotes (formats/pages.md, "Exact windows" and "Steps"): pure
+/// functions of positions and lengths, for host and device.
 namespace kvq {
 
 /// Positions begin .. end - 1.
@@ -14,14 +14,14 @@ struct PositionRange {
 
 struct Tiers {
   int sink_tokens = 0, recent_tokens = 0;
-  int ring_rows = 0;  ///< of the windows
+  int ring_rows = 0;  ///< rows of a window slot's ring
 
   /// Is the token exact in a sequence of this length?
   KVQ_HD constexpr bool exact(int position, int length) const {
     return position < sink_tokens || position >= length - recent_tokens;
   }
-  /// Does a step that appends the token and ends at this length store it in the windows? All that the ring holds, not
-  /// only the recent ones: taking tokens back makes older ones recent again.
+  /// Does a step that appends the token and ends at this length store it in the windows? The ring holds more tokens
+  /// than the recent ones, because taking tokens back makes older tokens recent again.
   KVQ_HD constexpr bool enters_window(int position, int length) const {
     return position < sink_tokens || (recent_tokens > 0 && position >= length - ring_rows);
   }

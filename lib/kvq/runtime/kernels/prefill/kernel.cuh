@@ -2,8 +2,8 @@
 
 #include <kvq/runtime/kernels/prefill/work.cuh>
 
-/// Prefill attention for every architecture, with warp-wide products. Four warps attend, 16 rows each; pieces of the
-/// workspace's tiles come by asynchronous copies, one piece ahead.
+/// Prefill attention for every architecture, with mma.sync. Four warps attend, 16 rows (queries) each. Pieces (KV
+/// chunks) of the workspace's tiles are copied to shared memory with cp.async in a double buffer.
 ///
 ///   thread 4 g + t of a warp    rows g and g + 8    columns 8 i + 2 t, 8 i + 2 t + 1
 namespace kvq::prefill {
@@ -14,7 +14,7 @@ struct Traits {
   static constexpr int kDim = kDimArg;
   static constexpr PrefillTiles kTiles{kDim};
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps;
-  static constexpr int kPiece = kDim <= 128 ? 64 : 32;   ///< tokens
+  static constexpr int kPiece = kDim <= 128 ? 64 : 32;   ///< tokens of a piece (KV chunk)
   static constexpr int kPieceBytes = kPiece * kDim * 2;  ///< of one side
   static_assert(kDim % 64 == 0 && kTiles.tokens() % kPiece == 0);
   struct Shared {
@@ -24,7 +24,7 @@ struct Traits {
   };
 };
 
-/// Byte of eight channels of a row in panels of `rows` rows.
+/// Byte offset of eight channels of a row in panels (device/wgmma.cuh) of `rows` rows.
 __device__ __forceinline__ unsigned panel_offset(int rows, int row, int chunk) {
   return static_cast<unsigned>(chunk / 8 * rows * 128 + row * 128 + ((chunk ^ row) & 7) * 16);
 }
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
   const Work work(p, slab, static_cast<int>(blockIdx.x), kRows, kPiece, slab.tiles * kPieces);
   if (work.empty()) return;
 
-  // 1. Queries into shared memory; rows behind the last one are zeros.
+  // 1. Queries into shared memory; rows behind the last row are zeros.
   for (int i = thread; i < kRows * kDim / 8; i += Traits::kThreads) {
     const int row = i / (kDim / 8), chunk = i % (kDim / 8);
     uint4 eight = make_uint4(0, 0, 0, 0);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
         Pair<T>::mma(out[2 * i + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
     }
-    __syncthreads();  // before the next copies into this piece's place
+    __syncthreads();  // before the next copies into this stage
   }
 
   // 5. Results.

@@ -13,14 +13,14 @@
 
 namespace kvq {
 
-/// Is code for architecture 90a in this build? (lib/kvq/runtime/CMakeLists.txt)
+/// Does this build contain code for architecture 90a? (lib/kvq/runtime/CMakeLists.txt)
 #ifdef KVQ_SM90A
 constexpr bool kHaveSm90a = true;
 #else
 constexpr bool kHaveSm90a = false;
 #endif
 
-/// Loads a kernel and lets it have its shared memory.
+/// Loads a kernel and raises its limit of dynamic shared memory.
 template <typename... Arguments>
 cudaError_t prepare_prefill(void (*kernel)(Arguments...), int shared_bytes) {
   const cudaError_t error = load_kernel(kernel);

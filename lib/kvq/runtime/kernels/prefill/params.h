@@ -25,18 +25,18 @@ struct PrefillParams {
   float* lse = nullptr;  ///< [T, Hq] natural logarithm of the sum of exponentials, or null
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0;
 
-  // the prefix. A chunk that is in the cache already counts in seq_lens, but not in prefix_lens.
+  // the prefix. If the chunk is in the cache already, seq_lens counts it, but prefix_lens does not.
   PackedCache cache = {};
   const std::int32_t* prefix_lens = nullptr;  ///< [B] tokens before the chunk, or null: seq_lens
 
   std::byte* workspace = nullptr;  ///< PrefillLaunch::workspace_bytes, 16-byte aligned
 };
 
-/// The items, KV heads of sequences, that the workspace holds at once: item i is head i mod Hkv of sequence i div Hkv.
+/// The items (work tiles) that the workspace holds at once: item i is KV head i mod Hkv of sequence i div Hkv.
 struct PrefillSlab {
   int first_item = 0, items = 0;
-  int tiles = 0;       ///< of an item, at most
-  int row_blocks = 0;  ///< blocks of rows of an item, at most
+  int tiles = 0;       ///< tiles of tokens of an item, at most
+  int row_blocks = 0;  ///< thread blocks of an item, at most
 };
 
 }  // namespace kvq

@@ -5,14 +5,16 @@
 
 #include <type_traits>
 
-/// Prefill attention for Hopper. Two warpgroups attend, 64 rows each, and a thread of a third one copies the keys and
-/// the values of tiles from the workspace into slots of shared memory, where the tensor cores read them. Queries stay
-/// in registers, as many channels as there is room for, and leave shared memory to the slots. Tiles go from the last
-/// one to the first, so that those which are partly hidden come first; slots are filled in the order in which they are
-/// needed: the keys of a tile, then the values of the one after it.
+/// Prefill attention for Hopper, warp-specialized. Two consumer warpgroups attend, 64 rows (queries) each. One thread
+/// of a third warpgroup, the producer, copies keys and values of tiles from the workspace into slots (the stages of a
+/// ring) in shared memory, where the tensor cores read them. Queries stay in registers, as many channels as there is
+/// room for, and leave shared memory to the slots. Tiles go from the last to the first, so that partly masked tiles
+/// come first. Slots are filled in the order in which they are needed: the keys of a tile, then the values of the tile
+/// after it.
 ///
-/// While the tensor cores multiply the keys of a tile and the values of the one before, the other warpgroup works on
-/// its exponentials: the two take turns, and a turn is passed on as soon as its products are under way.
+/// The warpgroups alternate (ping-pong): while the tensor cores multiply one warpgroup's keys of a tile and values of
+/// the tile before in this order, the other warpgroup computes its exponentials. A warpgroup passes the turn on as soon
+/// as its products are issued.
 ///
 ///   thread 4 g + t of warp w    rows 16 w + g and 16 w + g + 8 of the warpgroup    columns 8 i + 2 t, 8 i + 2 t + 1
 namespace kvq::prefill {
@@ -26,7 +28,7 @@ struct Sm90Traits {
   static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kHeldDim = kDim < 192 ? kDim : 192;  ///< channels of the queries in registers
-  static constexpr int kRowPanel = kRows * 128;             ///< bytes of 64 channels of the others
+  static constexpr int kRowPanel = kRows * 128;             ///< bytes of 64 channels of the queries in shared memory
   static constexpr int kQueryBytes = (kDim - kHeldDim) / 64 * kRowPanel;
   static constexpr int kSlots = (96 * 1024 - kQueryBytes) / kTiles.side_bytes();
   static_assert(kDim % 64 == 0 && kSlots >= 3, "two are multiplied by while another one is filled");
@@ -54,7 +56,7 @@ __device__ __forceinline__ void product(float (&c)[kCount], const unsigned* a, p
   else
     ptx::wgmma_m64k16_fp16<kTransposed>(c, a[0], a[1], a[2], a[3], b, add);
 }
-/// Round the slots.
+/// Position in the ring of slots, with the barrier phase.
 template <int kSlots>
 struct Ring {
   int slot = 0;
@@ -69,7 +71,7 @@ struct Softmax {
   float max[2] = {kMinusInf, kMinusInf};
   float sum[2] = {0.0f, 0.0f};  ///< of this thread's columns
 
-  /// Turns scores into weights. @param factor  what the values so far are to be multiplied by
+  /// Turns scores into weights. @param factor  result: factors for the accumulated values
   template <int kCount>
   __device__ __forceinline__ void weigh(float (&scores)[kCount], float unit, float (&factor)[2]) {
 #pragma unroll
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   __syncthreads();
 
   if (group == Traits::kGroups) {
-    // 1. Copies.
+    // 1. The producer: copies.
     ptx::setmaxnreg_dec<24>();
     if (thread != 128 * Traits::kGroups) return;
     const std::byte* from = p.workspace + static_cast<std::int64_t>(work.item) * slab.tiles * kTiles.bytes();
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const int lane = thread % 32, warp = thread / 32 % 4, g = lane / 4, t = lane % 4;
     const int first_row = work.first_row + group * Traits::kGroupRows;
 
-    // 2. Queries; rows behind the last one are zeros.
+    // 2. Queries; rows behind the last row are zeros.
     const int row = first_row + 16 * warp + g;
     unsigned queries[Traits::kHeldDim / 4];
 #pragma unroll
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[slot]));
     };
-    // Whose turn it is to start products: barriers 3 and 4.
+    // The turn to issue products: warpgroup 0 waits for named barrier 3, warpgroup 1 for 4.
     const auto take_turn = [&] { ptx::bar_sync(3 + group, 256); };
     const auto pass_turn = [&] { ptx::bar_arrive(4 - group, 256); };
     if (group == 1) pass_turn();
@@ -240,7 +242,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     softmax.weigh(scores, unit, factor);
     pack();
 
-    // 4. The scores of each tile beside the values of the one after it.
+    // 4. The scores of each tile, together with the values of the tile after it.
     int add = 0;
     for (int tile = work.tile_end - 2; tile >= work.first_tile; --tile) {
       const Ring<kSlots> keys = ring;
@@ -267,7 +269,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       for (int i = 0; i < kDim / 2; ++i) out[i] *= factor[i / 2 % 2];
       pack();
     }
-    if (group == 0) take_turn();  // which the other one has passed: no barrier is left half way
+    if (group == 0) take_turn();  // matches the other warpgroup's last pass_turn(), so that no barrier stays incomplete
     wait(ring);
     ptx::wgmma_fence();
     multiply_values(ring.slot, add);

@@ -8,55 +8,56 @@
 
 namespace kvq {
 
-/// The most that any call with one plan is about.
+/// Upper bounds for all calls with one plan.
 struct PrefillShape {
   int batch = 0, num_q_heads = 0, num_kv_heads = 0;
   int max_queries = 0;               ///< of a sequence's chunk
   int max_keys = 0;                  ///< of a sequence: prefix and chunk
-  std::int64_t workspace_bytes = 0;  ///< to be kept within, if one item fits; 0 = as much as all items take
-  bool portable = false;             ///< the kernel for every architecture, even where there is a faster one
+  std::int64_t workspace_bytes = 0;  ///< limit that is kept if one item fits; 0 = as much as all items take
+  bool portable = false;             ///< use the kernel for every architecture, even where there is a faster one
 };
 
-/// What launches need to know of one shape on one device.
+/// Sizes of one shape on one device, for launches; PrefillVariant::plan() fills it.
 struct PrefillLaunch {
   PrefillShape shape = {};
   DequantizeLaunch dequantize = {};
   bool sm90 = false;  ///< the kernel for Hopper
   int shared_bytes = 0;
   PrefillSlab slab = {};             ///< of each launch; the last one may have fewer items
-  std::int64_t workspace_bytes = 0;  ///< that are needed
+  std::int64_t workspace_bytes = 0;  ///< size that is needed
 };
 
 /// Divides the work of `launch.shape` into slabs that keep within its workspace, one item at least.
-/// @param block_rows  rows of an item that a block takes
+/// @param block_rows  rows of an item that one thread block attends for
 /// @param tile_bytes  of keys and values of `tile_tokens` tokens of an item
 void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int64_t tile_bytes);
 
-/// One row of variants.json, compiled, or the plain kernels: attention over the workspace, whatever the cache's format.
+/// A tuned variant (an entry of variants.json) or the generic (`plain`) kernels: attention over the workspace, which
+/// does not depend on the cache's format.
 struct PrefillVariant {
   const char* name = "";
   int head_dim = 0;
-  bool bf16 = true;  ///< queries, new keys and values and the result are bfloat16, else fp16; so is the workspace
-  /// For the current device. Call check_prefill_shape() first.
+  bool bf16 = true;  ///< queries, new keys and values, results and the workspace are bfloat16, else fp16
+  /// Fills `launch` for the current device. Call check_prefill_shape() first.
   /// @param launch  in: `shape`
   Status (*plan)(const DequantizeVariant& rows, PrefillLaunch& launch) = nullptr;
-  /// Keys and values of a slab's items into the workspace, attention over these, slab after slab.
+  /// For one slab after the other: writes keys and values of the slab's items to the workspace and attends to them.
   Status (*run)(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
                 CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< a row of variants.json
+  bool tuned = true;  ///< an entry of variants.json; else generic
 };
 
-/// All rows that are built.
+/// All tuned variants that are built.
 std::span<const PrefillVariant* const> prefill_variants();
 
-/// The row that goes with these rows of a cache, or null.
+/// The tuned variant for the output of a dequantize variant (`rows`), or null.
 const PrefillVariant* find_prefill_variant(const DequantizeVariant& rows);
 
-/// Checks what a plan takes for granted. Host only.
+/// Checks the preconditions of a plan. Host only.
 Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillShape& shape);
 
-/// Checks what a launch takes for granted: sizes, alignment, pointers that belong together. Host only; reads no device
-/// memory, so that chunks and prefixes must be known to be within the plan's shape: of longer ones the end is ignored.
+/// Checks the preconditions of a launch: sizes, alignment, pointers that belong together. Host only; reads no device
+/// memory, so the caller must know that chunks and prefixes are within the plan's shape. Tokens beyond it are ignored.
 Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillLaunch& launch,
                      const PrefillParams& params);
 

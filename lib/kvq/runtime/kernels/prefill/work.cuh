@@ -4,20 +4,20 @@
 #include <kvq/runtime/kernels/prefill/tiles.h>
 #include <kvq/device/ptx.cuh>
 
-/// Who attends to what. An item is a KV head of a sequence; its rows are the queries of all its query heads, row i is
-/// token i / heads and head i mod heads of the group, so that short chunks fill a block too. A block takes some
-/// neighbouring rows of an item, the last ones first: they see the most.
+/// Which block attends for which rows. An item (work tile) is a KV head of a sequence; its rows are the queries of all
+/// its query heads. Row i is token i / heads and head i mod heads of the group, so that short chunks fill a block, too.
+/// A block takes neighboring rows of an item. The first blocks take the last rows, because these see the most keys.
 namespace kvq::prefill {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr unsigned kAll = ~0u;
 
-/// What one sequence's chunk is.
+/// The chunk (new tokens) of one sequence.
 struct Chunk {
-  int first_query;  ///< among the tokens of all chunks
-  int queries;
-  int prefix;  ///< tokens before
+  int first_query;  ///< index of its first token among the tokens of all chunks
+  int queries;      ///< tokens
+  int prefix;       ///< tokens of the sequence before the chunk
   __device__ __forceinline__ Chunk(const PrefillParams& p, int sequence) {
     first_query = p.q_indptr[sequence];
     queries = p.q_indptr[sequence + 1] - first_query;
@@ -30,18 +30,18 @@ struct Chunk {
   }
 };
 
-/// One block's part.
+/// The rows and tiles of one thread block.
 struct Work {
   Chunk chunk;
-  int item, head, heads;     ///< place in the slab; KV head; query heads of it
+  int item, head, heads;     ///< index in the slab; KV head; query heads of a KV head
   int first_row, rows;       ///< of the item
   int first_tile, tile_end;  ///< of keys
   int all_begin, all_end;    ///< positions between which every row of the block sees every key
   int window;
 
   /// @param block_rows   rows of a block
-  /// @param tile_tokens  tokens that it takes at once
-  /// @param tile_limit   tiles that the workspace has of an item
+  /// @param tile_tokens  tokens of a KV chunk
+  /// @param tile_limit   KV chunks of an item in the workspace
   __device__ __forceinline__ Work(const PrefillParams& p, const PrefillSlab& slab, int block, int block_rows,
                                   int tile_tokens, int tile_limit)
       : chunk(p, (slab.first_item + block / slab.row_blocks) / p.cache.num_kv_heads) {
@@ -59,26 +59,26 @@ struct Work {
     tile_end = min(last / tile_tokens + 1, tile_limit);
   }
   __device__ __forceinline__ bool empty() const { return first_row >= rows || first_tile >= tile_end; }
-  /// Does every row see every key of these?
+  /// Does every row of the block see all `tokens` keys from `position` on?
   __device__ __forceinline__ bool whole(int position, int tokens) const {
     return position >= all_begin && position + tokens <= all_end;
   }
-  /// Keys that a row sees: from first to second. Rows behind the last one see what the last one sees.
+  /// Range [x, y) of the keys that a row sees. Rows behind the last row see the same keys as the last row.
   __device__ __forceinline__ int2 visible(int row) const {
     const int end = chunk.prefix + min(row, rows - 1) / heads + 1;
     return make_int2(window > 0 ? max(0, end - window) : 0, end);
   }
-  /// Element of a row's first channel in an array [T, Hq, D].
+  /// Index of a row's first channel in an array [T, Hq, D].
   __device__ __forceinline__ std::int64_t element(int row, std::int64_t stride, int head_dim) const {
     return (chunk.first_query + row / heads) * stride + (head * heads + row % heads) * head_dim;
   }
 };
 
-/// What a row's result is divided by, and its logarithm.
+/// The factor of a row's accumulated values, and the row's LSE.
 struct Finished {
-  float factor;  ///< of the weighted values
+  float factor;  ///< 1 / sum of exponentials, the learned sink's included
   float lse;     ///< natural logarithm
-  /// @param top   what was subtracted from scores, in base 2
+  /// @param top   reference that was subtracted from scores, in base 2
   /// @param sink  logit of the learned sink in base 2, or -infinity
   __device__ __forceinline__ Finished(float top, float sum, float sink) {
     const float larger = fmaxf(top, sink), keep = ptx::ex2(top - larger);
@@ -88,7 +88,7 @@ struct Finished {
   }
 };
 
-/// The two 16-bit types.
+/// Operations on pairs of the two 16-bit types.
 template <typename T>
 struct Pair;
 template <>

@@ -6,19 +6,21 @@
 
 /// The threshold of the percentile clip (packing.md, "Clip"): the largest magnitude of a given rank in a row, exactly.
 ///
-/// Magnitudes are first told apart by *levels*: units of a power of two of which the largest one has 128 to 256, so
-/// that a level fits a byte and its ends are exact floats. Bits of equal weight are then gathered, a *plane* each: of
-/// 32 channels of a lane one word, of one weight. From the uppermost plane on, either those channels still in question
-/// that have the bit are enough for the rank, then it is among them, or it is among the others. What is counted at each
-/// plane is thus the bits of some words. (Binary products of tensor cores count them in fewer instructions, but wait
-/// for those that rotate other rows.)
+/// The search first works on *levels*: magnitudes rounded down to multiples of a power of two, chosen so that the
+/// largest magnitude has level 128 to 255. A level fits a byte, and its ends are exact floats. The bits of levels are
+/// transposed into *planes*: a plane has one bit of each of a lane's 32 channels in one word, all of the same weight. A
+/// radix select goes from the uppermost plane down: if the candidates that have the bit are enough for the rank, the
+/// threshold is one of them, otherwise it is one of the other candidates. Each plane thus takes popcounts of a few
+/// words. (Binary products of tensor cores would count in fewer instructions, but they wait for the products that
+/// rotate other rows.)
 ///
-/// The level mostly holds one or two of the row's channels, and the one in question is the nearest to one of its ends.
+/// The level that is found mostly holds one or two of the row's channels; the second phase walks from the nearer end of
+/// the level to the threshold.
 namespace kvq::write {
 
 constexpr int kLevelBits = 8;
 
-/// Exchanges bits of two words: `a` gets the upper kWidth of every 2 kWidth bits of both, `b` the lower ones.
+/// One step of a bit transposition: `a` gets the upper kWidth of every 2 kWidth bits of both words, `b` the lower ones.
 template <int kWidth>
 __device__ __forceinline__ void part_bits(unsigned& a, unsigned& b) {
   constexpr unsigned kUpper = kWidth == 4 ? 0xF0F0F0F0u : kWidth == 2 ? 0xCCCCCCCCu : 0xAAAAAAAAu;
@@ -27,7 +29,7 @@ __device__ __forceinline__ void part_bits(unsigned& a, unsigned& b) {
   a = upper;
 }
 
-/// Eight words of four bytes to eight planes, the uppermost first.
+/// Transposes eight words of four bytes into eight planes, the uppermost first.
 __device__ __forceinline__ void bytes_to_planes(unsigned (&words)[kLevelBits]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) part_bits<4>(words[i], words[i + 4]);
@@ -42,16 +44,16 @@ __device__ __forceinline__ void bytes_to_planes(unsigned (&words)[kLevelBits]) {
 template <int kSteps>
 __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], int rank, const float (&most)[2],
                                                 float (&threshold)[2]) {
-  constexpr int kBlocks = (kSteps + 3) / 4;  // of 32 channels of a lane, the last one perhaps of fewer
+  constexpr int kBlocks = (kSteps + 3) / 4;  // blocks of 32 channels of a lane, the last one perhaps of fewer
   unsigned planes[2][kBlocks][kLevelBits], there[kBlocks];
   unsigned size[2];  // of a level, the float's bits
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    // Levels of a unit. Where rows are so small that all is in the lowest levels it is only slower.
+    // 1 / width of a level. It is limited, so all levels of very small rows are low; that is only slower.
     const unsigned scale_bits = min(0x82800000u - (__float_as_uint(most[r]) & 0x7F800000u), 0x7E800000u);
     const float scale = __uint_as_float(scale_bits);
     size[r] = 0x7F000000u - scale_bits;
-    const auto level = [&](int word, int byte) {  // in the lowest byte
+    const auto level = [&](int word, int byte) {  // the level, in the lowest byte
       return __float_as_uint(__fmaf_rd(fabsf(x[r][word / 2][word % 2 * 4 + byte]), scale, 8388608.0f));
     };
 #pragma unroll
@@ -67,13 +69,13 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
           planes[r][b][i] = __byte_perm(three, level(word, 0), 0x4210);
         }
       }
-      // A byte of a plane has a bit of each word, of word i bit 7 - i. Words that are missing are never in question.
+      // Bit 7 - i of each byte of a plane belongs to word i. Missing words are never candidates.
       there[b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
       bytes_to_planes(planes[r][b]);
     }
   }
-  // From here on two lanes have one row, so that a count is one exchange away from its sum: lanes t < 2 the row of
-  // token g, the others that of g + 8. Of the two, each has the planes of two lanes.
+  // From here on two lanes share one row, so that one shuffle sums a count: lanes t < 2 have the row of token g, lanes
+  // t >= 2 that of token g + 8. Each of the two lanes has the planes of two lanes.
   const bool second = threadIdx.x & 2;
   unsigned words[2 * kBlocks][kLevelBits], in_question[2 * kBlocks];
 #pragma unroll
@@ -85,34 +87,34 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
     }
     in_question[2 * b] = in_question[2 * b + 1] = there[b];
   }
-  const auto count = [&](auto word) {  // of bits in the row's words
+  const auto count = [&](auto word) {  // number of bits that are set in the row's words
     int sum = 0;
 #pragma unroll
     for (int b = 0; b < 2 * kBlocks; ++b) sum += __popc(word(b));
     return static_cast<unsigned>(sum + __shfl_xor_sync(kAll, sum, 1));
   };
-  // Less than no channels: how many are still missing among those in question.
+  // Minus the rank of the threshold among the candidates, modulo 2^32.
   unsigned missing = 0u - static_cast<unsigned>(rank);
-  int level = 255;  // the last one, less what is found out
+  int level = 255;  // the largest level that is still possible
 #pragma unroll
   for (int plane = 0; plane < kLevelBits; ++plane) {
     const unsigned with = missing + count([&](int b) { return in_question[b] & words[b][plane]; });
-    const int few = static_cast<int>(with) >> 31;  // all bits if those that have the bit are too few
-    missing = max(missing, with);                  // with is small if they are not
+    const int few = static_cast<int>(with) >> 31;  // all ones if the candidates with the bit are too few
+    missing = max(missing, with);                  // as unsigned, `with` is smaller if they are not
     level -= few & (128 >> plane);
 #pragma unroll
     for (int b = 0; b < 2 * kBlocks; ++b)
       in_question[b] = ptx::lop3_and_xor(in_question[b], words[b][plane], static_cast<unsigned>(few));
   }
-  // What both rows' lanes want to know: the level, how far down in it, of how many.
+  // Exchanged between the lanes of both rows: level, rank of the threshold in the level, channels in the level.
   const unsigned mine =
       static_cast<unsigned>(level) | (0u - missing) << 8 | count([&](int b) { return in_question[b]; }) << 20;
   const unsigned theirs = __shfl_xor_sync(kAll, mine, 2), found[2] = {second ? theirs : mine, second ? mine : theirs};
 
-  // Go to the one in question from the nearer end of its level: numbers 2 y - 2 end (from the upper end) or 2 end - 1 -
-  // 2 y (from the lower one), modulo 2^32, are largest for the magnitude y that is nearest to the end and inside. The
-  // factor 2 drops the sign.
-  int left[2];  // channels to pass, the last one is the one in question
+  // Walk to the threshold from the nearer end of its level. With bits of floats as integers modulo 2^32,
+  // 2 y - 2 end (from the upper end) or 2 end - 1 - 2 y (from the lower end) is largest for the magnitude y inside the
+  // level that is nearest to the end. The factor 2 drops the sign.
+  int left[2];  // channels to walk; the last of them is the threshold
   unsigned factor[2], offset[2], nearest[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -137,7 +139,7 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
       nearest[r] = (factor[r] == 2u ? most_near - offset[r] : offset[r] - most_near) >> 1;
     }
     if (!__any_sync(kAll, left[0] > 1 || left[1] > 1)) break;
-    // Some row has to go further: past all channels of this magnitude.
+    // At least one row has to walk further: past all channels of this magnitude.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int equal = 0;
@@ -147,7 +149,7 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
         for (int e = 0; e < 8; ++e) equal += (__float_as_uint(x[r][j][e]) & 0x7FFFFFFFu) == nearest[r];
       equal += __shfl_xor_sync(kAll, equal, 1);
       equal += __shfl_xor_sync(kAll, equal, 2);
-      // Never fewer than one, so that it ends for rows with NaNs too.
+      // At least one channel, so that the loop ends for rows with NaNs, too.
       if (left[r] > 1) {
         left[r] -= max(equal, 1);
         if (left[r] > 0) offset[r] = factor[r] == 2u ? 0u - 2u * nearest[r] : 2u * nearest[r] + 1u;

@@ -5,12 +5,12 @@
 #include <kvq/runtime/kernels/quantize_write/exact.cuh>
 #include <kvq/runtime/kernels/quantize_write/store.cuh>
 
-/// From rotated rows to stored ones.
+/// From rotated rows to stored rows.
 namespace kvq::write {
 
-/// Quantises one warp's rows and stores them in pages.
-/// @param slots    lane i has page * page_size + slot of token i, i = 0..15; negative: nowhere
-/// @param tile_of  first byte of the tile that holds a slot
+/// Quantizes one warp's rows and stores them in pages.
+/// @param slots    lane i has page * page_size + slot of token i, i = 0..15; negative: not stored
+/// @param tile_of  slot -> first byte of the slot's tile
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, std::int64_t slots,
                                               TileOf tile_of, bool value, int lane) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide&
   }
 }
 
-/// First byte of the tile of one head and side that holds a slot of the pages.
+/// Maps page * page_size + slot to the first byte of the slot's tile, for one head and side.
 struct PageTiles {
   std::byte* pages;
   unsigned page_stride;
@@ -37,16 +37,16 @@ struct PageTiles {
   }
 };
 
-/// Where the warp's tokens go: lane i has that of token i, i = 0..15, of a mapping; negative: nowhere. Asked for early,
-/// since it comes from afar.
+/// Destinations of the warp's tokens from a mapping: lane i gets that of token i, i = 0..15; negative: not stored. Load
+/// them early to hide the latency.
 __device__ __forceinline__ std::int64_t load_mapping(const WriteParams& p, const std::int64_t* mapping, int first_token,
                                                      int lane) {
   const int token = first_token + lane;
   return lane < kTileTokens && token < p.num_tokens ? __ldg(mapping + token) : -1;
 }
 
-/// Stores one warp's rows: exactly in the windows, in codes in the pages, wherever their tokens are mapped.
-/// @param slots  load_mapping() of the slots
+/// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
+/// @param slots  load_mapping() of the slot mapping
 template <typename Side>
 __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                           std::int64_t slots, int first_token, int head, int head_bytes,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide&
       return p.windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
     };
     store_exact<Side>(rows, row, tile_of, value, lane);
-    if (!__any_sync(kAll, slots >= 0)) return;  // most steps of decoding code nothing
+    if (!__any_sync(kAll, slots >= 0)) return;  // the common case in decode steps
   }
   const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
                           Side::side().bytes()};

@@ -9,23 +9,24 @@
 
 #include <type_traits>
 
-/// Dense rotations: rows times R by tensor cores, then coded like others. A block keeps the R of one head and side in
-/// shared memory while it walks over tokens; where R is too large for that, its slabs go by for every run of tokens.
+/// The write kernel for dense rotations: rows times R by tensor cores, then quantized as in the other kernel. A block
+/// keeps the R of one head and side in shared memory while it loops over tokens. If R is too large for that, the slabs
+/// of R stream through a double buffer for every run of tokens.
 ///
-/// x is exact in 16 bits and R in two parts, so two products give x R up to 2^-17 of |x| |R|, the sum of the terms'
-/// magnitudes. That is little beside the row itself if R is orthogonal. If it is not, terms may cancel, by up to its
-/// condition (formats/artifact.md, "Transforms").
+/// x has 16 bits and R is split into two 16-bit parts, so two products give x R with an error below 2^-17 of |x| |R|,
+/// the sum of the terms' magnitudes. If R is orthogonal, that is small beside the row itself. If R is not, terms may
+/// cancel, by up to R's condition (formats/artifact.md, "Transforms").
 namespace kvq::write {
 
-/// What a block is and holds.
+/// Sizes of a block and of its shared memory.
 template <int kDim>
 struct DenseBlock {
   static constexpr RotationLayout kLayout{kDim};
   static constexpr bool kResident = kLayout.bytes() <= 96 * 1024;
   static constexpr int kWarps = kResident ? 16 : 8, kThreads = 32 * kWarps;
-  static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< in shared memory at once, twice if not all
+  static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< of a stage: all slabs, or double-buffered
   static constexpr int kStageBytes = kStageSlabs * kLayout.slab_bytes();
-  static constexpr int kRowParts = kDim % 64 == 0 ? 2 : 1;  ///< a warp's rows come in halves, or at once
+  static constexpr int kRowParts = kDim % 64 == 0 ? 2 : 1;  ///< a warp's rows are prefetched in halves, or whole
   static constexpr int kRowBytes = kTileTokens * kDim * 2 / kRowParts;
   static constexpr int kSharedBytes = kResident ? kStageBytes + kWarps * kRowBytes : 2 * kStageBytes;
   static constexpr int kPieceColumns = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
@@ -34,7 +35,8 @@ struct DenseBlock {
   static_assert(kSharedBytes <= 99 * 1024, "what a block has on every architecture");
 };
 
-/// What a warp holds of its product: of each piece, of each eight columns, two of row g and two of row g + 8.
+/// A lane's accumulators: for each piece (the columns of one wgmma), of each eight columns, two of row g and two of row
+/// g + 8.
 template <int kDim>
 using Products = float[DenseBlock<kDim>::kPieces][DenseBlock<kDim>::kPieceColumns / 2];
 
@@ -44,7 +46,8 @@ constexpr bool kHaveWarpgroups = true;
 constexpr bool kHaveWarpgroups = false;
 #endif
 
-/// c += a slabs, of a warp's 16 rows. @param raw  the warp's rows as loaded; @param slabs shared memory
+/// c += rows times slabs, for a warp's 16 rows. @param raw  the warp's rows as loaded  @param slabs  shared-memory
+/// address
 template <typename T, int kDim, int kFirstSlab, int kNumSlabs>
 __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2][kDim / 32], unsigned slabs,
                                          int lane) {
@@ -60,7 +63,7 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   if constexpr (kHaveWarpgroups && kDim % 64 == 0) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::wgmma_fence();
-    // Squares lie 128 bytes apart along the sum, and 256 from one eight of columns to the next.
+    // Core matrices (the layout's squares) are 128 bytes apart along the sum, and 256 bytes along the columns.
     const unsigned first = slabs >> 4 | 128u >> 4 << 16;
 #pragma unroll
     for (int s = 0; s < kNumSlabs; ++s) {
@@ -109,7 +112,7 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   }
 }
 
-/// Copies 16-byte pieces into shared memory that tensor cores read next; all threads of the block, without a barrier.
+/// Copies slabs to shared memory for the tensor cores. All threads of the block call it; it has no barrier.
 template <int kBytes, int kThreads>
 __device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from) {
 #pragma unroll
@@ -122,7 +125,8 @@ __device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from)
 #endif
 }
 
-/// The slabs go by: while a stage is multiplied by, the next one comes in. Uniform in the block.
+/// The product with double-buffered slabs: while one stage is multiplied, the next is loaded. All warps of the block
+/// call it together.
 template <typename T, int kDim, int kStage = 0>
 __device__ __forceinline__ void multiply_stages(Products<kDim>& c, const uint4 (&raw)[2][kDim / 32],
                                                 const std::byte* rotation, std::byte* shared, int lane) {
@@ -141,8 +145,8 @@ __device__ __forceinline__ void multiply_stages(Products<kDim>& c, const uint4 (
     __syncthreads();
 }
 
-/// Rotates, codes and stores the block's share of the tokens of one head and side: every gridDim.x-th run of 16 kWarps
-/// tokens.
+/// Rotates, quantizes and stores the block's share of the tokens of one head and side: every gridDim.x-th run of
+/// 16 kWarps tokens.
 template <typename Side, typename T>
 __device__ __forceinline__ void write_dense_side(const WriteParams& p, const WriteSide& from, bool value, int head,
                                                  int head_bytes, int side_offset, std::byte* shared) {
@@ -156,16 +160,16 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
     __syncthreads();
   }
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
-  float unit = 1.0f;  // bfloat16 holds elements of any size
+  float unit = 1.0f;  // bfloat16 needs no unit, because its exponents are those of float
   if constexpr (std::is_same_v<T, __half>) unit = from.units ? from.units[head] : 1.0f;
-  // Warpgroups walk by themselves if R stays, whole blocks if not.
+  // If R is resident, warpgroups loop independently, else the whole block loops together.
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
   const int own = Block::kResident ? warp / 4 : 0, in_run = Block::kResident ? warp % 4 : warp;
   const int stride = static_cast<int>(gridDim.x) * kRuns * kRunTokens;
   const int begin = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens;
-  // If R stays there is room for half of the next rows: it is on the way while these are coded, and the other half
-  // while the first one is multiplied.
+  // If R is resident, there is room for half of a warp's next rows. The first half is prefetched while the current rows
+  // are quantized, the second half while the first half is multiplied.
   uint4* fetched = reinterpret_cast<uint4*>(shared + Block::kStageBytes + warp * Block::kRowBytes);
   const auto fetch = [&](int first_token, int part) {
     fetch_rows<Side, T, Block::kRowParts>(from, p, first_token, head, lane, fetched, part);
@@ -208,7 +212,8 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   }
 }
 
-/// Grid [blocks of a job, jobs]: a job is a head's keys or values; keys of all heads, then values, from `first_job` on.
+/// Grid [blocks of a job, jobs]: a job is the keys or the values of a head. Jobs count the keys of all heads, then the
+/// values, from `first_job` on.
 template <typename K, typename V, typename T>
 __global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
     dense_write_kernel(const __grid_constant__ WriteParams p, int first_job) {

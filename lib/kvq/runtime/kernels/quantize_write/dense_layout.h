@@ -6,11 +6,11 @@
 
 namespace kvq {
 
-/// Where an element of a dense rotation R [D, D] lies in the operand that the kernel multiplies by: R in two 16-bit
-/// parts, the rounded element and what is left of it, in *slabs* of 16 rows (one step of the product's sum). A part of
-/// a slab is made of 8 x 8 squares, 128 bytes each: rows of R side by side, columns below each other; the two squares
-/// of eight columns are neighbours. Rows and columns are numbered so that a lane multiplies what it loads and ends up
-/// with the channels that Rows wants.
+/// Layout of a dense rotation R [D, D] as an operand of the tensor cores: R in two 16-bit parts, the rounded element
+/// (high) and its rounding error (low), in *slabs* of 16 rows (one step of the product's sum). A part of a slab is made
+/// of 8 x 8 squares (core matrices without swizzle), 128 bytes each: rows of R side by side, columns below each other;
+/// the two squares of the same eight columns are adjacent. Rows and columns are permuted so that a lane multiplies the
+/// channels that it loads and gets the channels that struct Rows holds.
 struct RotationLayout {
   int head_dim = 128;
 
@@ -20,16 +20,16 @@ struct RotationLayout {
   KVQ_HD constexpr int slab_bytes() const { return kParts * part_bytes(); }
   KVQ_HD constexpr int bytes() const { return slabs() * slab_bytes(); }
 
-  /// Row of R that is row k of a slab. Lane t of four holds, of each 32 channels, 8 t .. 8 t + 7; in slab 2 j + half
-  /// its four from 32 j + 8 t + 4 half on, which an operand wants as k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  /// Row of R that is row k of a slab. Lane t of four holds channels 8 t .. 8 t + 7 of each 32. In slab 2 j + half
+  /// these are the four from 32 j + 8 t + 4 half on; the operand has them at k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
   KVQ_HD static constexpr int row_channel(int slab, int k) {
     return 32 * (slab / 2) + 8 * (k % 8 / 2) + 4 * (slab % 2) + 2 * (k / 8) + k % 2;
   }
-  /// Column of R that is column n of the operand: of eight columns lane t gets 2 t and 2 t + 1.
+  /// Column of R that is column n of the operand. Of each eight columns, lane t gets 2 t and 2 t + 1.
   KVQ_HD static constexpr int column_channel(int n) {
     return 32 * (n / 32) + 8 * (n % 8 / 2) + 2 * (n / 8 % 4) + n % 2;
   }
-  /// Byte of an element.
+  /// Byte offset of an element.
   KVQ_HD constexpr int offset(int slab, int part, int k, int n) const {
     return slab * slab_bytes() + part * part_bytes() + n / 8 * 256 + k / 8 * 128 + n % 8 * 16 + k % 8 * 2;
   }

@@ -3,7 +3,7 @@
 #include <kvq/plan/scheme.h>
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Codes and numbers, bit for bit as packing.md says.
+/// Quantizes rows to codes, scales and minima (`numbers`), bit for bit as packing.md says.
 namespace kvq::write {
 
 /// R of packing.md: the number as stored, and its bits.
@@ -21,8 +21,8 @@ __device__ __forceinline__ float stored(float x, unsigned short& bits) {
   }
 }
 
-/// x / s rounded correctly, given r = 1 / s rounded correctly (Markstein): quotients in question are far from overflow,
-/// and where they are so small that the remainder is lost they round to code 0 in any case.
+/// x / s rounded correctly, given r = 1 / s rounded correctly (Markstein). Quotients here are far from overflow; if one
+/// is so small that the remainder underflows, its code is 0 in any case.
 __device__ __forceinline__ float divide(float x, float s, float r) {
   const float q = x * r;
   return fmaf(fmaf(-q, s, x), r, q);
@@ -32,7 +32,7 @@ __device__ __forceinline__ float divide(float x, float s, float r) {
 template <int kBits>
 constexpr float kGaussianStep = kBits == 2 ? 0.9956867f : 0.3352006f;
 
-/// Sum of the group in the order of packing.md: neighbours first. Lane-local eight, the four lanes, then the steps.
+/// Sum over the group in the order of packing.md, neighbors first: eight channels of a lane, the four lanes, the steps.
 template <typename Side, typename Term>
 __device__ __forceinline__ float tree_sum(int group, Term term) {
   constexpr int kEach = Side::kStepsInGroup;
@@ -56,7 +56,7 @@ __device__ __forceinline__ float tree_sum(int group, Term term) {
   return steps[0];
 }
 
-/// Codes and numbers of one token's row. @param numbers  bits of scale, or scale and minimum, of each group
+/// Quantizes one token's row. @param words  the lane's codes  @param numbers  bits of scale (and minimum) of each group
 template <typename Side>
 __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8], ScaleRule rule,
                                        unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           if constexpr (Side::kAffine) {
             const float above = __fsub_rn(value, minimum);
             const float quotient = __fadd_rn(divide(above * factor, divisor, reciprocal), 0.5f);
-            // If above is infinite, the quotient is NaN: min() first.
+            // If `above` is infinite, the quotient is NaN; fminf() first, because it drops the NaN.
             code = __fadd_rd(fmaxf(fminf(quotient, static_cast<float>(kLevels)), 0.0f), kMagic);
           } else {
             const float quotient = divide(value * factor, divisor, reciprocal);

@@ -4,14 +4,14 @@
 #include <kvq/runtime/kernels/quantize_write/clip.cuh>
 #include <kvq/runtime/kernels/quantize_write/encode.cuh>
 
-/// Codes of rows that were rotated here. Their x_rot has a rounding error of its own, so packing.md leaves codes free
-/// where the quotient lies within it of an edge. This takes far fewer operations a channel than dividing as the codec
-/// does; scales and minima are rounded just as in encode().
+/// Quantizes rows that this kernel rotated. Their x_rot has a rounding error, so packing.md allows either code if the
+/// quotient lies within that error of an edge. This takes far fewer operations a channel than the codec's division;
+/// scales and minima are rounded just as in encode().
 ///
 /// A code is the integer part of q = x a + b. One fused multiply-add, rounded down, leaves q 2^f in the mantissa of a
-/// float, so that the code lies at bits f and above and the fraction below it, and bytes are picked from there. q
-/// errs by less than 2^-f beside the rounding of a. Where rows are clipped, or codes saturate, q as a share of
-/// all codes comes first, which saturates at 0 and 1.
+/// float, with the code in bits f and above and the fraction below, and __byte_perm() picks the bytes with the codes.
+/// The error of q is below 2^-f, besides the rounding of a. If rows are clipped, or codes saturate, q / 2^bits is
+/// computed first, with saturation to [0, 1].
 namespace kvq::write {
 
 constexpr float kFixed = 8388608.0f;  ///< 2^23: one unit is the last bit
@@ -21,13 +21,13 @@ __device__ __forceinline__ unsigned bytes_2(unsigned a, unsigned b, unsigned c, 
   return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
-/// Fraction bits of a slice: where codes land in the upper bits of byte 2.
+/// Fraction bits f of a slice, chosen so that its codes lie in the right bits of byte 2.
 template <int kBits>
 __host__ __device__ constexpr int fraction_bits(int slice) {
   return kBits == 4 ? 16 : slice % 2 == 0 ? 20 : 18;
 }
 
-/// Where a word of a lane's piece has its codes from: channel 32 step + 8 t + 4 half + byte.
+/// Channels of a slice of a word of the lane's codes: byte i has channel 32 step + 8 t + 4 half + i.
 struct CodeSource {
   int step = 0, half = 0;
 };
@@ -38,7 +38,7 @@ __host__ __device__ constexpr CodeSource code_source(int word, int slice) {
   return {kPaired * Side::kPerByte + slice / 2, slice % 2};
 }
 
-/// Bits of a word that belong to a group.
+/// Mask of the bits of a word that belong to a group.
 template <typename Side>
 __host__ __device__ constexpr unsigned group_bits(int word, int group) {
   unsigned bits = 0;
@@ -48,10 +48,10 @@ __host__ __device__ constexpr unsigned group_bits(int word, int group) {
   return bits;
 }
 
-/// Of one lane's words the sum of l(c)^2 over the channels of a group, see packing.md (b).
+/// Sum of l(c)^2 over one lane's channels of a group, from its words; see packing.md (b).
 template <typename Side>
 __device__ __forceinline__ int sum_of_squared_levels(const unsigned (&words)[Side::kWords], int group) {
-  constexpr int kChannels = Side::kGroup / 4;  // of one lane
+  constexpr int kChannels = Side::kGroup / 4;  // of the group in one lane
   if constexpr (Side::kBits == 2) {            // levels are 1 where a code's bits differ, else 3
     int inner = 0;
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ int sum_of_squared_levels(const unsigned (&words)[Sid
   }
 }
 
-/// One word: codes of x from q = x a + b, which is known to lie in [0, 2^bits), or to be brought there if kSaturate.
+/// One word of codes of x, from q = x a + b. q must lie in [0, 2^bits), or is clamped to it if kSaturate.
 template <typename Side, bool kSaturate>
 __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 32][8], int word, const float* a,
                                               const float* b) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     const float value = x[from.step][4 * from.half + byte];
     const float one = static_cast<float>(1 << fraction), all = static_cast<float>((1 << (fraction + kBits)) - 1);
     if constexpr (kSaturate) {
-      // Rounded up, so that no channel falls below its edge by this.
+      // Rounded up, so that this factor moves no channel below its edge.
       const float ratio = one / all * (1.0f + 0x1p-23f);
       const float share = __saturatef(fmaf(value, a[group] * ratio, b[group] * ratio));
       return __float_as_uint(__fmaf_rd(share, all, kFixed));
@@ -94,8 +94,8 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     const unsigned low = bytes_2(fixed(0, 0), fixed(0, 1), fixed(0, 2), fixed(0, 3));
     return low + (bytes_2(fixed(1, 0), fixed(1, 1), fixed(1, 2), fixed(1, 3)) << 4);
   } else {
-    // Slices 1 and 2 end up in the bits 2..5 of each byte. So do 3 and 0, which are then turned by 4 bits: 3 into the
-    // bits 6 and 7 of its byte, 0 into the lowest bits of the next one.
+    // Slices 1 and 2 lie in bits 2..5 of each byte, their final place. Slices 3 and 0 lie there, too, and are then
+    // rotated by 4 bits: slice 3 to bits 6 and 7 of its byte, slice 0 to the lowest bits of the next byte.
     unsigned inner[4], outer[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -108,8 +108,8 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
   }
 }
 
-/// Codes and numbers of one row, as encode(). @param low, high  [G] the groups' extremes, clipped, times unit
-/// @return  false if the row is out of the ordinary and must go to encode(); uniform in the row's lanes
+/// Quantizes one row to affine codes, like encode(). @param low, high  [G] extremes of the groups, clipped, times unit
+/// @return  false if the row is out of the ordinary and must go to encode(); the same in all lanes of the row
 template <typename Side, bool kSaturate>
 __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDim / 32][8], float unit,
                                                   const float (&low)[Side::kGroups], const float (&high)[Side::kGroups],
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
     numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
     const float reciprocal = ptx::rcp_approx(step);
     a[group] = unit * reciprocal, b[group] = fmaf(-minimum, reciprocal, 0.5f);
-    // The extremes must have the outermost codes with a margin, and numbers stay small enough for the fixed point.
+    // Ordinary: the extremes get the outermost codes with a margin, and q is small enough for the fixed point.
     const float first = fmaf(low[group], reciprocal, b[group]), last = fmaf(high[group], reciprocal, b[group]);
     ordinary = ordinary && first > 0.25f && first < 0.75f && last > kLevels + 0.25f && last < kLevels + 0.75f &&
                fabsf(b[group]) < 64.0f;
@@ -137,7 +137,8 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
   return ordinary;
 }
 
-/// Codes and numbers of both rows, symmetric by the rule `norm`. @param ordinary  becomes false for rows that are not
+/// Quantizes both rows to symmetric codes by the rule `norm`.
+/// @param ordinary  becomes false for rows that must go to encode()
 template <typename Side>
 __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigned (&words)[2][Side::kWords],
                                                  unsigned (&numbers)[2][Side::kGroups], bool (&ordinary)[2]) {
@@ -160,11 +161,11 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
       unsigned short bits;
       const float step =
           stored<Side>(kGaussianStep<Side::kBits> * rows.unit * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
-      // Edges belong to the code above: 0 and, where rows have few digits, others are met exactly. Up by the rounding
-      // of a.
+      // Edges belong to the code above, and 0 lies on an edge, as do other numbers if rows have few digits. So b is
+      // raised by the rounding error of a.
       a[group] = rows.unit * ptx::rcp_approx(step);
       b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
-      // Sums that are far out, or none, make steps that are.
+      // If the sum is very large, very small or NaN, so is the step.
       ordinary[r] = ordinary[r] && step > 0x1p-12f && step < 0x1p14f;
     }
 #pragma unroll
@@ -188,8 +189,8 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
   }
 }
 
-/// Smallest and largest channel of each group of a row, by their bits: as unsigned integers negative floats are the
-/// largest, and the more so the smaller they are. @return  false if a group does not have channels of both signs
+/// Smallest and largest channel of each group of a row, by comparing bits as integers: as an unsigned integer, the
+/// smallest negative float is the largest. @return  false if a group does not have channels of both signs
 template <typename Side>
 __device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim / 32][8], float (&low)[Side::kGroups],
                                                float (&high)[Side::kGroups]) {
@@ -217,13 +218,13 @@ __device__ __forceinline__ void swap(unsigned& a, unsigned& b) {
   a = b, b = c;
 }
 
-/// Codes and numbers of one warp's rows, clipped if they are to be.
+/// Quantizes one warp's rows, clipped first if `clip_rank` is set.
 template <typename Side>
 __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, unsigned (&words)[2][Side::kWords],
                                             unsigned (&numbers)[2][Side::kGroups]) {
   constexpr int kSteps = Rows<Side>::kSteps;
   float threshold[2] = {};
-  bool ordinary[2] = {rows.rotated, rows.rotated};  // each row's own affair, uniform in its lanes
+  bool ordinary[2] = {rows.rotated, rows.rotated};  // for each row; the same in all lanes of the row
   if constexpr (Side::kAffine) {
     float low[2][Side::kGroups], high[2][Side::kGroups];
     if (rows.rotated || rows.clip_rank > 0) {
@@ -283,8 +284,7 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
 #pragma unroll
         for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.unit;
   }
-  // Twice the same code rather than twice as much of it: a run of tokens is one pass through it, and it must come from
-  // the cache.
+  // The slow path, for rows that are not ordinary. Not unrolled, because the code must stay in the instruction cache.
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
 #pragma unroll

@@ -2,31 +2,31 @@
 
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Rows of bfloat16 in exact tiles, of windows and of pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
-/// neighbouring channels of every step: one chunk. Turned values are ordered by value_place(); of each of their chunks
-/// the four lanes have two neighbouring places each.
+/// Exact tiles: rows of bfloat16 in windows and in pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
+/// neighboring channels of every step: one chunk. Turned (transposed) values are in the order of value_place(), the
+/// permuted channel; of each chunk of them, the four lanes have two neighboring places each.
 namespace kvq::write {
 
-/// Two numbers as bfloat16; beyond the largest finite one it saturates, as the codec does.
+/// Two numbers as bfloat16; saturates at the largest finite number, as the codec does.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
   const __nv_bfloat162 most = __halves2bfloat162(__ushort_as_bfloat16(0x7F7F), __ushort_as_bfloat16(0x7F7F));
   const __nv_bfloat162 two = __hmin2_nan(__hmax2_nan(__floats2bfloat162_rn(low, high), __hneg2(most)), most);
   return *reinterpret_cast<const unsigned*>(&two);
 }
 
-/// Which of a lane's channels has place 8 * chunk + 2 t + half of turned values.
+/// Which of a lane's channels has the place (permuted channel) 8 * chunk + 2 t + half in turned values.
 struct TurnedChannel {
   int step, element;
 };
 template <typename Side>
 __device__ constexpr TurnedChannel turned_channel(int chunk, int half) {
-  const int channel = value_channel(Side::side(), 8 * chunk + half);  // that of lane t = 0; the others' are 8 t behind
+  const int channel = value_channel(Side::side(), 8 * chunk + half);  // of lane t = 0; lane t has channel + 8 t
   return {channel / 32, channel % 32};
 }
 
-/// @param row      of the tokens g and g + 8; negative: nowhere
-/// @param tile_of  first byte of the tile of this side that holds a row
-/// @param value    turned, unless the layer's values are exact in pages too
+/// @param row      destinations of the tokens g and g + 8; negative: not stored
+/// @param tile_of  destination row -> first byte of this side's tile
+/// @param value    values are stored turned, unless the layer's pages are exact, too
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of,
                                             bool value, int lane) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
   }
 }
 
-/// The reverse; rows that are nowhere are zeros.
+/// The reverse of store_exact(); rows with a negative `row` become zeros.
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of, bool value,
                                            int lane) {

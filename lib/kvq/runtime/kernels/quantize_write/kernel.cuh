@@ -6,14 +6,15 @@
 
 #include <type_traits>
 
-/// Rotates rows, quantises them exactly as packing.md says and writes them into pages (formats/pages.md), in one pass:
-/// a row is read once, and only its codes and numbers are written.
+/// Rotates rows, quantizes them exactly as packing.md says and writes them into pages (formats/pages.md), in one pass:
+/// a row is read once, and only its codes, scales and minima are written.
 ///
-/// One warp takes 16 tokens of one head and side. Lane 4 g + t holds, of the tokens g and g + 8, the channels 32 j + 8
-/// t + e, e = 0..7: what it loads as 16 bytes each, and what its pieces of the page's rows are made of.
+/// One warp takes 16 tokens of one head and side. Lane 4 g + t holds, of the tokens g and g + 8, the channels
+/// 32 j + 8 t + e, e = 0..7. It loads each eight of them as 16 bytes, and they make up its pieces (formats/pages.md) of
+/// the stored rows.
 namespace kvq::write {
 
-/// Which head and side a warp or block writes, and where these are in a page.
+/// Which head and side a warp or block writes, and where they are in a page.
 struct WriteJob {
   bool value;
   int head, head_bytes, side_offset;  ///< bytes of a head in a page; of the side in its head
@@ -26,12 +27,12 @@ __device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, 
 
 constexpr int blocks_of_multiprocessor(int head_dim) { return head_dim > 128 ? 2 : 4; }
 
-/// What a warp keeps in shared memory; lanes read nothing but what they put there themselves.
+/// Shared memory of one warp. Each lane reads only words that it stored itself, so no barrier is needed.
 template <int kDim, bool kScaled>
 struct WarpShared {
-  /// A matrix with factors is kept where blocks have room for it, else made for each run.
+  /// A matrix with factors is kept if there is room for it, else computed for each run.
   static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
-  uint4 rows[2 * kDim / 32][32];                                       ///< the next rows
+  uint4 rows[2 * kDim / 32][32];                                       ///< the next rows (prefetch)
   uint4 matrix[32];                                                    ///< matrix_operand() of the warp's side
   uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of its head
 };
@@ -41,19 +42,20 @@ __device__ __forceinline__ const std::uint16_t* factors_of(const WriteSide& side
   return side.factors + (side.per_head ? head * head_dim : 0) + 8 * (lane & 3);
 }
 
-/// What warps do: each has one head of one side, and of the head's runs of 16 tokens every `stride`-th.
+/// How warps share the work: each has one job, which is a head of one side, and every `stride`-th of the runs of 16
+/// tokens.
 struct WriteRuns {
-  int end, stride;
-  int jobs;          ///< heads of the sides that are written
-  bool both_sides;   ///< jobs are keys and values of a head in turns, so that each block has both
-  bool values_only;  ///< else: keys only
+  int end, stride;   ///< in runs
+  int jobs;          ///< number of jobs
+  bool both_sides;   ///< even jobs are keys, odd ones values, so that each block has both
+  bool values_only;  ///< if not both_sides: values, else keys
 
   __device__ __forceinline__ bool is_value(int job) const { return both_sides ? job & 1 : values_only; }
   __device__ __forceinline__ int head(int job) const { return both_sides ? job >> 1 : job; }
 };
 
-/// Rotates, codes and stores a warp's rows, which fetch_rows() has asked for.
-/// @param next  asks for the next ones. After the rotation: earlier or later is slower
+/// Rotates, quantizes and stores a warp's rows, which fetch_rows() copies to shared memory.
+/// @param next  starts the copies of the next rows. It is called behind the rotation: earlier or later is slower
 template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
                                            int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared,
@@ -77,9 +79,9 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
 }
 
-/// Warps take turns, each with its next rows on the way. Grid: any that has a warp for each job; its last warps stay
-/// idle if they are fewer than jobs.
-/// @tparam kScaled  sides have factors of channels
+/// Each warp loops over its runs and prefetches its next rows. Grid: any with at least one warp for each job. If the
+/// number of warps is not a multiple of the jobs, the last warps stay idle.
+/// @tparam kScaled  the sides have channel factors
 template <typename K, typename V, typename T, bool kScaled>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
     quantize_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ WriteRuns runs) {
@@ -96,9 +98,9 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   {
     const WriteSide& from = is_value ? p.v : p.k;
     shared.matrix[lane] = matrix_operand<T>(from.order, lane);
-    if constexpr (Shared::kKeepsScaled) {  // factors belong to the model, so no kernel before writes them
+    if constexpr (Shared::kKeepsScaled) {  // needs no wait: factors belong to the model, no kernel writes them
       const std::uint16_t* factors = factors_of(from, runs.head(own_job), K::kHeadDim, lane);
-#pragma unroll  // all factors are asked for before the first is waited for
+#pragma unroll  // so that the loads of all factors are in flight at once
       for (int i = 0; i < ScaledMatrix<K::kHeadDim>::kOperands; ++i)
         shared.scaled[i][lane] = ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrix[lane], i);
     }
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
           lane);
     }
   };
-  if constexpr (std::is_same_v<K, V>) {  // one piece of code for both, so that it stays in the cache
+  if constexpr (std::is_same_v<K, V>) {  // the same code for both sides, so that it stays in the instruction cache
     write_runs(K{});
   } else if (is_value) {
     write_runs(V{});

@@ -28,7 +28,8 @@ Status plan_write(WriteLaunch& launch) {
   return cuda_status(error, "quantize_write: plan");
 }
 
-/// Blocks that share a job stay for as many tokens as come: as many as there are multiprocessors for.
+/// The blocks of a job (a head of one side) loop over all tokens. A job has as many blocks as leave at most one block
+/// for each multiprocessor, one at least.
 template <typename K, typename V, typename T>
 cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                                CUstream_st* stream) {
@@ -56,13 +57,13 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
       write::WriteRuns{runs, blocks * write::kWarps / jobs, jobs, jobs > params.num_kv_heads, first_job > 0});
 }
 
-/// How a side is rotated: sides of one kind share a launch.
+/// How a side is rotated. Two sides of the same kind share a launch.
 enum class WriteKind { blocks, scaled_blocks, dense };
 inline WriteKind kind_of(const WriteSide& side) {
   return side.rotation ? WriteKind::dense : side.factors ? WriteKind::scaled_blocks : WriteKind::blocks;
 }
 
-/// Both sides in one launch if they are rotated in the same way, else one each.
+/// One launch for both sides if they have the same WriteKind, else one for each.
 template <typename K, typename V, typename T>
 Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
   if (params.num_tokens == 0) return {};

@@ -3,12 +3,13 @@
 #include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Loading, rotating and centring. A Hadamard transform works on the bits of the channel's number, which are 32 j + 8 t
-/// + e. Bits 0 and 2 (of e), 3 and 4 (t) are a product of tensor cores with a matrix of +1, -1 (and 0, where the block
-/// does not reach): exact products, summed in float32. Its 16 rows are the channels e with bit 1 clear and set of eight
-/// tokens, so that an operand is what a lane loads. Bit 5 adds two such products; bits 1 and 6 and above are additions
-/// within the lane. Order 1 is a product with the identity. Signs come before all this, in the rows' own 16 bits;
-/// factors of channels (scales with signs) are multiplied into the matrix, so that nothing is rounded.
+/// Loads rows, rotates them and subtracts the center. A Hadamard transform has one step for each bit of the channel's
+/// index, which is 32 j + 8 t + e. Bits 0 and 2 (of e), 3 and 4 (t) are one product of tensor cores with a matrix of
+/// +1, -1 (and 0 between different blocks): exact products, summed in float32. The 16 rows of the product are eight
+/// tokens' channels e with bit 1 clear and with bit 1 set, so that the operand is exactly the words that a lane loads.
+/// Bit 5 adds two such products; bits 1 and 6 and above are additions within the lane. Order 1 is a product with the
+/// identity. Signs are applied before, to the rows' own 16 bits; channel factors (scales with signs) are multiplied
+/// into the matrix, so that nothing is rounded.
 namespace kvq::write {
 
 /// One element of the 16 x 16 matrix over bits 0, 2, 3, 4 of the channel; rows and columns are numbered as the
@@ -21,7 +22,8 @@ __device__ __forceinline__ unsigned matrix_element(int row, int column, int orde
   return Pair<T>::kOne | (__popc(a & b & inside) & 1 ? 0x8000u : 0u);
 }
 
-/// The lane's part of the matrix, as the product's operand: of the columns' halves x and y, z and w.
+/// The lane's part of the matrix, as the product's operand: x and y for the first half of the columns, z and w for the
+/// second.
 template <typename T>
 __device__ __forceinline__ uint4 matrix_operand(int order, int lane) {
   unsigned b[2][2];
@@ -35,7 +37,7 @@ __device__ __forceinline__ uint4 matrix_operand(int order, int lane) {
   return make_uint4(b[0][0], b[0][1], b[1][0], b[1][1]);
 }
 
-/// x_rot minus the centre, which is rotated as the rows are. @param t  lane mod 4
+/// x_rot minus the rotated center. @param t  lane mod 4
 template <typename Side>
 __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* center, int t) {
 #pragma unroll
@@ -55,14 +57,14 @@ __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* c
   rows.unit = 1.0f;
 }
 
-/// Where the lane's channels of a token's row begin.
+/// Address of the lane's first channel of a token's row.
 template <typename Side, typename T>
 __device__ __forceinline__ const uint4* row_of(const WriteSide& side, int token, int head, int lane) {
   const std::uint64_t first = ptx::mul_wide(static_cast<unsigned>(token), static_cast<unsigned>(side.token_stride));
   return reinterpret_cast<const uint4*>(static_cast<const T*>(side.x) + first + head * Side::kHeadDim) + (lane & 3);
 }
 
-/// Loads the warp's rows: of the tokens g and g + 8, of each 32 channels, the lane's eight.
+/// Loads the warp's rows: the lane's eight of each 32 channels, of the tokens g and g + 8.
 template <typename Side, typename T>
 __device__ __forceinline__ void load_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
                                           int lane, uint4 (&raw)[2][Side::kHeadDim / 32]) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void load_rows(const WriteSide& side, const WritePara
   }
 }
 
-/// Brings the rows that load_rows() will want nearer: 128 bytes a lane and step.
+/// Prefetches the rows of a later load_rows() into L2, 128 bytes a lane and step.
 template <typename Side, typename T>
 __device__ __forceinline__ void prefetch_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
                                               int lane) {
@@ -89,10 +91,11 @@ __device__ __forceinline__ void prefetch_rows(const WriteSide& side, const Write
   }
 }
 
-/// The same, but into shared memory, where each lane has what is its own; without waiting for it.
-/// @tparam kParts  how many parts the channels are in
+/// Starts asynchronous copies of the words that load_rows() would load to shared memory. A lane copies exactly the
+/// words that it will read.
+/// @tparam kParts  number of parts that the channels are divided into
 /// @param to    [2, D / 32 / kParts, 32], of the warp
-/// @param part  of the channels
+/// @param part  which part of the channels
 template <typename Side, typename T, int kParts = 1>
 __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
                                            int lane, uint4* to, int part = 0) {
@@ -108,9 +111,9 @@ __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WritePar
   ptx::cp_async_commit_group();
 }
 
-/// The matrix with the factors of a head's channels: what tensor cores multiply rows by where channels have factors. A
-/// factor times +1 or -1 is one number of 16 bits, so nothing is rounded. A factor depends on bit 1 of the channel,
-/// too, so the 16 rows of an operand are the tokens g and g + 8 here, once for each value of that bit.
+/// The matrix times the channel factors of a head, the second operand of the product if channels have factors. A factor
+/// times +1 or -1 is a 16-bit number, so nothing is rounded. Factors depend on bit 1 of the channel, too, so here the
+/// 16 rows of an operand are the tokens g and g + 8, and there is one product for each value of bit 1.
 /// @tparam kDim  channels
 template <int kDim>
 struct ScaledMatrix {
@@ -131,7 +134,7 @@ struct ScaledMatrix {
   }
 };
 
-/// Rows times such a matrix.
+/// Rows times a ScaledMatrix.
 /// @tparam kBit5   whether blocks reach across two steps
 /// @param operand  the lane's ScaledMatrix::operand() of an index
 template <typename Side, typename T, bool kBit5, typename Operand>
@@ -169,9 +172,9 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
 }
 
 /// Transforms the warp's rows.
-/// @tparam kScaled  whether channels have factors: a kernel of its own, since code that is not run would still take
+/// @tparam kScaled  whether channels have factors; a template parameter, because code that is not run would still take
 /// room
-/// @param raw     as load_rows() has them
+/// @param raw     as load_rows() returns them
 /// @param matrix  matrix_operand() of the side's order
 /// @param scaled  the lane's ScaledMatrix::operand() of an index, for kScaled
 template <typename Side, typename T, bool kScaled, typename Scaled>
@@ -180,7 +183,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
   constexpr int kSteps = Rows<Side>::kSteps, kDim = Side::kHeadDim;
   const int t = lane & 3, order = side.order;
   if constexpr (Side::kExact) {
-    if (order <= 1 && !side.signs && !side.center) {  // as they are, -0 included, which a product would turn into +0
+    if (order <= 1 && !side.signs && !side.center) {  // copied, because a product would turn -0 into +0
 #pragma unroll
       for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -210,7 +213,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
       }
     }
   }
-  // Without bit 5 the matrices for the way between two steps are zero.
+  // If the order does not reach bit 5, the matrices between two steps are zero.
   const unsigned b[2][2] = {{matrix.x, matrix.y}, {matrix.z, matrix.w}};
   unsigned across[2][2], second[2][2];
 #pragma unroll
@@ -241,7 +244,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
           for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
         }
   }
-  // Other bits: (a, b) -> (a + b, a - b), in place. The common factor is left to what follows.
+  // The other bits: (a, b) -> (a + b, a - b), in place. The common factor goes into rows.unit.
   const auto butterfly = [](float& a, float& b) {
     a += b;
     b = fmaf(-2.0f, b, a);

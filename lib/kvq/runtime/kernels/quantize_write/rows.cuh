@@ -3,14 +3,14 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// What a warp holds of 16 tokens of one head and side.
+/// The registers of a warp for 16 tokens of one head and side.
 namespace kvq::write {
 
 constexpr unsigned kAll = ~0u;
 constexpr int kWarps = 4;
 
-/// Comes before anything is read or written but the arguments. Kernels that follow may come to this point while this
-/// one runs.
+/// Call before any global memory is read or written that other kernels write or read. The next kernel of the stream may
+/// start and run up to the same point while this one runs.
 __device__ __forceinline__ void wait_for_kernels_before() {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
@@ -22,7 +22,7 @@ struct Rows {
   float x[2][kSteps][8];  ///< tokens g and g + 8
   float unit = 1.0f;      ///< x_rot = x * unit
   int clip_rank = 0;      ///< rows are clipped to their largest magnitude of this rank (1: the largest); 0: not clipped
-  bool rotated = false;   ///< x has a rotation's rounding, so codes may be found in other, quicker operations
+  bool rotated = false;   ///< x has rounding errors of a rotation, so the faster encode_rotated.cuh is allowed
 };
 
 template <typename T>

@@ -2,10 +2,10 @@
 
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Codes into pages (formats/pages.md).
+/// Stores codes, scales and minima in pages (formats/pages.md).
 namespace kvq::write {
 
-/// Turns four words of bytes: result i holds byte i of each.
+/// Transposes four words of four bytes: out[i] holds byte i of each word.
 __device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned c, unsigned d, unsigned (&out)[4]) {
   const unsigned ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
   const unsigned cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
@@ -13,7 +13,7 @@ __device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned
   out[2] = __byte_perm(ab1, cd1, 0x5410), out[3] = __byte_perm(ab1, cd1, 0x7632);
 }
 
-/// Stores keys of single tokens. A lane's piece lies in runs of kWide words.
+/// Stores the key codes of single tokens. A lane's piece (a quarter of the row) is contiguous in runs of kWide words.
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_single_keys(const unsigned (&words)[2][Side::kWords],
                                                   const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
@@ -36,8 +36,9 @@ __device__ __forceinline__ void store_single_keys(const unsigned (&words)[2][Sid
   }
 }
 
-/// Stores values of single tokens: the warp takes one token after the other, each lane a byte. A token has every fourth
-/// byte of its part of a tile, so that each store fills what it has of eight sectors.
+/// Stores the value codes of single tokens: the warp takes one token after the other, each lane stores a byte. Only
+/// every fourth byte of a part of the tile belongs to the token, so that one store writes all its bytes in eight
+/// sectors.
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][Side::kWords],
                                                     const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][S
     }
 }
 
-/// Of what lane i has for token i, i = 0..15, what it is for the tokens g and g + 8.
+/// From values that lane i holds for token i, i = 0..15, the values of the tokens g and g + 8.
 __device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::int64_t (&own)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -70,8 +71,8 @@ __device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::
 }
 
 /// Stores the codes of the tokens g and g + 8.
-/// @param slots    lane i has where token i goes, i = 0..15; negative: nowhere
-/// @param tile_of  first byte of the tile that holds a slot
+/// @param slots    lane i has the destination of token i, i = 0..15; negative: not stored
+/// @param tile_of  slot -> first byte of the slot's tile
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWords],
                                             const unsigned (&numbers)[2][Side::kGroups], std::int64_t slots,
@@ -79,7 +80,7 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
   constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
   constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
   const int g = lane >> 2, t = lane & 3;
-  // If all 16 tokens make one tile, a lane stores its run in whole chunks.
+  // If the 16 tokens fill one tile, a lane stores its words in whole chunks.
   const auto tile_slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), 0));
   const bool in_place = lane >= kTileTokens || slots == tile_slot + lane;
   const bool whole = __all_sync(kAll, in_place) && tile_slot >= 0 && tile_slot % kTileTokens == 0;
@@ -88,8 +89,8 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
     unsigned run[kRun];
     int reader = lane;
     if (value) {
-      // Lanes of even and odd g exchange halves, then each has one half of four tokens: those of lane 4 (2 t + half) +
-      // g / 2.
+      // Lanes of even and odd g exchange halves; then each lane has one half of four tokens, the words that lane
+      // 4 (2 t + half) + g / 2 reads.
       const bool odd = g & 1;
       reader = (2 * t + odd) * 4 + g / 2;
 #pragma unroll
@@ -132,7 +133,7 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
     of_own_tokens(slots, lane, slot);
     if (!value) {
       store_single_keys<Side>(words, slot, tile_of, lane);
-    } else if (Side::kWords % 2 && whole) {  // neighbours fill the sectors
+    } else if (Side::kWords % 2 && whole) {  // byte stores; neighboring tokens fill the sectors
       std::byte* tile = tile_of(tile_slot);
 #pragma unroll
       for (int r = 0; r < 2; ++r)

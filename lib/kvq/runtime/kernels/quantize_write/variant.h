@@ -10,34 +10,34 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// What launches need to know of one variant on one device.
+/// Properties of one variant on one device, for launches; WriteVariant::plan() fills it.
 struct WriteLaunch {
   CacheFormat format = {};  ///< of the variant
   int multiprocessors = 0;
-  bool overlapping = false;  ///< a kernel may start while the one before still runs
+  bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
-/// One row of variants.json, compiled; or the plain kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
 struct WriteVariant {
   const char* name = "";
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< the numbers beside the codes are bfloat16, else fp16
-  bool bf16 = true;                         ///< rows come as bfloat16, else fp16
+  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
+  bool bf16 = true;                         ///< input rows are bfloat16, else fp16
   Status (*plan_kernel)(WriteLaunch& launch) = nullptr;
   Status (*run)(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< a row of variants.json
+  bool tuned = true;  ///< an entry of variants.json; else generic
 
-  /// For the current device.
+  /// Fills `launch` for the current device.
   Status plan(WriteLaunch& launch) const {
     launch.format = {k, v, k_bfloat, v_bfloat};
     return plan_kernel(launch);
   }
 };
 
-/// All rows that are built.
+/// All tuned variants that are built.
 std::span<const WriteVariant* const> write_variants();
 
-/// Checks what a launch takes for granted. Host only; reads no device memory.
+/// Checks the preconditions of a launch. Host only; reads no device memory.
 Status check_write(const WriteVariant& variant, const WriteParams& params);
 
 }  // namespace kvq
