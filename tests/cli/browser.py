@@ -17,13 +17,14 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page; `with Browser(path) as browser`."""
+    """A headless browser with one page; use as `with Browser(path) as browser`."""
 
     def __init__(self, program: str, profile: Path):
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         os.set_blocking(self._read, False)
-        # It reads descriptor 3 and writes descriptor 4. As root, and in most containers, there is no sandbox.
+        # The browser reads descriptor 3 and writes descriptor 4. For root, and in most containers, its sandbox is not
+        # available.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         flags = (
             "--headless=new",
@@ -68,7 +69,7 @@ class Browser:
         os.close(self._write)
 
     def _message(self, deadline: float) -> dict:
-        """Messages end with a zero byte."""
+        """Reads the next message; a zero byte ends each message."""
         while b"\0" not in self._buffer:
             if time.monotonic() > deadline:
                 raise TimeoutError("the browser does not answer")
@@ -98,7 +99,7 @@ class Browser:
             self._events.append(message)
 
     def open(self, page: Path, width: int, dark: bool) -> None:
-        """Loads a file into a window of this width, and forgets what was said before."""
+        """Loads a file into a window of this width and clears earlier complaints."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600
         )
@@ -117,7 +118,7 @@ class Browser:
         )
 
     def complaints(self) -> list[dict]:
-        """What the console shows: errors, warnings, exceptions."""
+        """The errors, warnings and exceptions in the browser's console."""
         self.evaluate("0")
         return [
             event

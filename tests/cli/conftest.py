@@ -25,13 +25,13 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def sample() -> Path:
-    """The dump of a real model that is part of the repository: 6 layers, 8 and 2 heads, 128 channels, bfloat16."""
+    """The dump of a real model in sample_data/: 6 layers, 8 query heads and 2 KV heads, 128 channels, bfloat16."""
     return ROOT / "sample_data/calibration.h5"
 
 
 @pytest.fixture(scope="session")
 def make_dump(tmp_path_factory):
-    """Synthetic dumps by their options, each made once."""
+    """Makes synthetic dumps by their options; each dump is made once."""
     folder = tmp_path_factory.mktemp("dumps")
     made: dict[tuple, Path] = {}
 

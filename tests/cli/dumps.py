@@ -10,14 +10,14 @@ import numpy as np
 
 
 def synthetic(path: Path, **options: object) -> Path:
-    """scripts/make_synthetic_dump.py: `head_dim=80` is `--head-dim 80`, `sink=True` is `--sink`."""
+    """Runs scripts/make_synthetic_dump.py: `head_dim=80` becomes `--head-dim 80`, `sink=True` becomes `--sink`."""
     words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
     assert make_synthetic_dump.main([str(path), *words]) == 0
     return path
 
 
 def edited(source: Path, target: Path, edit: Callable[[h5py.File], None]) -> Path:
-    """A copy of a dump with a change."""
+    """Copies a dump and applies `edit` to the copy."""
     shutil.copyfile(source, target)
     with h5py.File(target, "r+") as file:
         edit(file)
@@ -25,7 +25,7 @@ def edited(source: Path, target: Path, edit: Callable[[h5py.File], None]) -> Pat
 
 
 def replace(file: h5py.File, name: str, values: np.ndarray, **options) -> None:
-    """Puts another array in the place of a dataset; its attributes stay."""
+    """Replaces the array of a dataset and keeps its attributes."""
     attributes = dict(file[name].attrs)
     del file[name]
     file.create_dataset(name, data=values, **options).attrs.update(attributes)

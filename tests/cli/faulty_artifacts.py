@@ -16,7 +16,7 @@ def data_start(content: bytes) -> int:
 
 
 def with_metadata(content: bytes, **changes: str) -> bytes:
-    """The same file with other words in `__metadata__`."""
+    """The file with changed words in `__metadata__`."""
     start = data_start(content)
     header = json.loads(content[8:start])
     header["__metadata__"] |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -26,7 +26,7 @@ def with_metadata(content: bytes, **changes: str) -> bytes:
 
 
 def edit_rotation(content: bytes, edit: Callable[[np.ndarray], None]) -> bytes:
-    """`edit` changes one rotation [2, 32, 32] in place; the content hash stays as it was."""
+    """Applies `edit` to one rotation [2, 32, 32]; the content hash stays as it was."""
     copy = bytearray(content)
     place = data_start(content) + SafetensorsFile(content, "artifact").tensors[ROTATION].begin
     edit(np.frombuffer(copy, "<f4", 2 * 32 * 32, place).reshape(2, 32, 32))
@@ -46,14 +46,15 @@ def put_nan(rotation: np.ndarray) -> None:
 
 
 def hashed(content: bytes) -> bytes:
-    """The same file with the content hash it should have: only other checks can find the fault."""
+    """The file with its right content hash, so that only other checks can find the fault."""
     return with_metadata(content, kvq__content_hash=content_hash(SafetensorsFile(content, "artifact")))
 
 
-# Transforms: an artifact of 1.2 made of one of an orthogonal method, and what can be wrong with it
+# An artifact of 1.2, made from an artifact of an orthogonal method, and faults of transforms
 
 A, INVERSE, SCALE = "layers.1.v.rotation", "layers.1.v.inverse", "layers.0.v.channel_scale"
-# Everything is exact in binary32, so that no check depends on the machine; the condition of each block of 4, by hand.
+# All numbers are exact in binary32, so that no check depends on the machine. The condition of each block of 4 is from a
+# hand calculation.
 BLOCK = [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0.25, 4]]
 BLOCK_INVERSE = [[0.5, 0, 0, 0], [-0.5, 1, 0, 0], [0, 0, 2, 0], [0, 0, -0.125, 0.25]]
 CONDITION = (6.0078125 / 4) ** 0.5
@@ -64,7 +65,8 @@ Fault = Callable[[Tree, Tensors], None]
 
 
 def with_transforms(content: bytes) -> tuple[Tree, Tensors]:
-    """(manifest, tensors): the values of layer 1 through a dense map, those of layer 0 scaled; no golden rows."""
+    """(manifest, tensors): the values of layer 1 have a dense map, the values of layer 0 channel scales; no golden
+    rows."""
     file = SafetensorsFile(content, "artifact")
     tree = json.loads(file.metadata["kvq.manifest"])
     tensors = {
@@ -90,7 +92,7 @@ def with_transforms(content: bytes) -> tuple[Tree, Tensors]:
 
 
 def written(tree: Tree, tensors: Tensors) -> bytes:
-    """The file, with the content hash it should have."""
+    """The file, with the right content hash."""
     metadata = {
         "format": "kvq-artifact",
         "version": tree["version"],
@@ -117,7 +119,7 @@ def plan(tree: Tree, layer: int, side: str = "v") -> Tree:
 
 
 def put(name: str, value: float) -> Fault:
-    """One number of a tensor."""
+    """Changes one number of a tensor."""
 
     def apply(tree, tensors):
         tensors[name] = tensors[name].copy()
@@ -178,14 +180,15 @@ def some_centroids(tree: Tree, tensors: Tensors) -> None:
 
 
 def beyond_the_limit(tree: Tree, tensors: Tensors) -> None:
-    """A true inverse, and a condition of 4098.4 that the largest claim there is, 4096, comes near enough to."""
+    """A true inverse with a condition of 4098.4. The manifest claims 4096, the largest allowed number, which is within
+    its tolerance."""
     shear = 11592.0
     tensors[A][0, 1, 5] = shear
     tensors[INVERSE][0, 1, 4:6] = 0.5 * shear, -shear
     plan(tree, 1)["transform"]["condition"][0] = 4096
 
 
-# What a reader refuses.
+# Faults that a reader refuses.
 TRANSFORM_FAULTS: dict[str, Fault] = {
     "no_inverse": drop(INVERSE),
     "inverse_unannounced": set_rotation(1, inverse=False),
@@ -195,7 +198,7 @@ TRANSFORM_FAULTS: dict[str, Fault] = {
     "inverse_inf": put(INVERSE, np.inf),
     "no_scale": drop(SCALE),
     "scale_shape": change(SCALE, lambda x: x[:, :31]),
-    "scale_fine": put(SCALE, 1.0 + 2.0**-8),  # one bit more than bfloat16 has
+    "scale_fine": put(SCALE, 1.0 + 2.0**-8),  # needs one bit more than bfloat16 has
     "scale_0": put(SCALE, 0.0),
     "scale_negative": put(SCALE, -2.0),
     "scale_large": put(SCALE, 2.0**25),
@@ -226,7 +229,7 @@ TRANSFORM_FAULTS: dict[str, Fault] = {
     "condition_large": claim(condition=[CONDITION, 4097]),
 }
 
-# What only --verify finds.
+# Faults that only --verify finds.
 TRANSFORM_FAULTS_TO_VERIFY: dict[str, Fault] = {
     "inverse_off": put(INVERSE, 0.0001),
     "inverse_transposed": change(INVERSE, lambda x: x.transpose(0, 2, 1)),

@@ -41,7 +41,7 @@ def set_element(name: str, index: tuple[int, ...], value: float) -> Edit:
 
 
 def change(name: str, function: Callable[[np.ndarray], np.ndarray], **options) -> Edit:
-    """Puts function(array) in the place of a dataset."""
+    """Replaces a dataset by function(array)."""
 
     def edit(file):
         replace(file, name, function(file[name][()]), **options)
@@ -65,27 +65,27 @@ def rename_layer(old: str, new: str) -> Edit:
 
 
 def as_bfloat16(name: str) -> Edit:
-    """Cuts float32 data to bfloat16."""
+    """Truncates float32 data to bfloat16."""
     upper_half = change(name, lambda x: (x.view(np.uint32) >> 16).astype(np.uint16))
     return both(upper_half, set_attribute(name, "kvq_dtype", "bfloat16"))
 
 
 def numbers() -> dict[str, Edit]:
-    """NaN, infinity, too large numbers and zeros in every tensor. In layer 1: a message that always says 0 is found
-    out."""
+    """NaN, infinity, too large numbers and zeros in every tensor. The faults are in layer 1, to detect a message that
+    always says layer 0."""
     edits: dict[str, Edit] = {}
     for tensor in "qkv":
         name = f"layers/1/{tensor}"
         edits[f"nan_{tensor}"] = set_element(name, (7, 1, 5), np.nan)
         edits[f"inf_{tensor}"] = set_element(name, (60, 0, 31), -np.inf)
-        edits[f"huge_{tensor}"] = set_element(name, (7, 1, 5), 1e25)  # its square is beyond float32
+        edits[f"huge_{tensor}"] = set_element(name, (7, 1, 5), 1e25)  # its square overflows float32
         edits[f"zero_{tensor}"] = change(name, np.zeros_like)
     edits["nan_bfloat16"] = both(as_bfloat16("layers/1/k"), set_element("layers/1/k", (7, 1, 5), 0x7FC0))
     return edits
 
 
 def with_metric(function: Callable[[np.ndarray], np.ndarray]) -> Edit:
-    """Layer 1 gets what a function makes of a sound o_proj_metric."""
+    """Replaces the o_proj_metric of layer 1 by function(valid metric)."""
 
     def edit(file):
         metric = np.tile(np.diag(np.arange(1.0, 33.0)).astype(np.float32), (2, 1, 1))

@@ -32,13 +32,14 @@ class Node:
         return "".join(child if isinstance(child, str) else child.text() for child in self.children)
 
     def rows(self) -> list[list[str]]:
-        """Cells of the first table."""
+        """Cells of the first table, by row."""
         return [
             [cell.text() for cell in row.children if isinstance(cell, Node)] for row in self.first("table").all("tr")
         ]
 
     def numbers(self) -> list[list[str]]:
-        """All tables inside, side by side: a wide one is cut into several that repeat their first columns."""
+        """The cells of all tables, side by side. A wide table is split into several tables that repeat its first
+        columns."""
         tables = [
             [[cell for cell in row.children if isinstance(cell, Node)] for row in table.all("tr")]
             for table in self.all("table")

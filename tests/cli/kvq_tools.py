@@ -19,7 +19,7 @@ class Result:
 
 
 def run(tool: str, *args: object, **options) -> Result:
-    """Any outcome; `options` go to subprocess.run."""
+    """Runs a tool; any exit code is allowed. `options` go to subprocess.run."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     done = subprocess.run(
         [BIN / tool, *map(str, args)], **(streams | options), stdin=subprocess.DEVNULL, text=True, timeout=LIMIT_SECONDS
@@ -28,7 +28,7 @@ def run(tool: str, *args: object, **options) -> Result:
 
 
 def succeed(tool: str, *args: object, **options) -> Result:
-    """A run that has to end with exit code 0."""
+    """Runs a tool and asserts exit code 0."""
     result = run(tool, *args, **options)
     assert result.code == 0, f"{tool} {' '.join(map(str, args))}: exit {result.code}\n{result.stderr}"
     return result
@@ -41,7 +41,7 @@ def calibrate(dump: Path, output: Path, *flags: object) -> Path:
 
 
 def start(dump: Path, output: Path, *flags: object, **options) -> subprocess.Popen:
-    """A calibration on its way, to be interrupted; `options` go to Popen. One thread, so that it takes its time."""
+    """Starts a calibration that the test interrupts; `options` go to Popen. With one thread the run is slow enough."""
     command = [BIN / "kvq-calibrate", "--threads", "1", "--model", dump, "--output", output, *map(str, flags)]
     return subprocess.Popen(
         command, **({"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options)
@@ -49,12 +49,12 @@ def start(dump: Path, output: Path, *flags: object, **options) -> subprocess.Pop
 
 
 def shards(output: Path) -> list[Path]:
-    """Layers that a run on its way, or an interrupted one, has collected."""
+    """The shards that a running or interrupted calibration has collected."""
     parts = Path(f"{output}.parts")
     return sorted(parts.glob("layer-*")) if parts.exists() else []
 
 
 def wait_for_layers(process: subprocess.Popen, output: Path, count: int) -> None:
-    """Returns when so many are collected, or when the run is over."""
+    """Returns when `count` layers are collected, or when the process has ended."""
     while len(shards(output)) < count and process.poll() is None:
         time.sleep(0.001)

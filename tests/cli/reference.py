@@ -26,7 +26,7 @@ class Layer:
         return self.k.shape[1]
 
     def queries(self, head: int) -> np.ndarray:
-        """[T, group, D]: the queries that read a KV head."""
+        """[T, group, D]: the queries of the query heads that read a KV head."""
         group = self.q.shape[1] // self.heads
         return self.q[:, head * group : (head + 1) * group]
 
@@ -47,7 +47,7 @@ def read_layer(dump: Path, index: int) -> Layer:
 
 
 def causal_softmax(layer: Layer, head: int, rows: slice) -> np.ndarray:
-    """S of one sequence, [group, n, n]."""
+    """Softmax scores S of one sequence, [group, n, n]."""
     logits = layer.scale * np.einsum("igd,jd->gij", layer.queries(head)[rows], layer.k[rows, head])
     distance = np.subtract.outer(np.arange(logits.shape[1]), np.arange(logits.shape[1]))
     visible = (distance >= 0) & (distance < (layer.window or np.inf))
@@ -118,7 +118,8 @@ def mean(moment: tuple[np.ndarray, np.ndarray, float], center: np.ndarray | None
 
 
 def bit_reversal(dim: int) -> np.ndarray:
-    """P [D, D]: row k is 1 at the place of k. Places are reversed binary numbers, those beyond the end left out."""
+    """P [D, D]: row k has its 1 at the position of channel k. Positions are reversed binary numbers without those
+    beyond D."""
     bits = (dim - 1).bit_length()
     reversed_numbers = [int(format(i, f"0{bits}b")[::-1], 2) for i in range(2**bits)]
     return np.eye(dim)[[place for place in reversed_numbers if place < dim]]
@@ -149,21 +150,22 @@ def cost(error: np.ndarray, metric: np.ndarray, weights: np.ndarray) -> float:
 
 
 def clip_cost(error: np.ndarray, x: np.ndarray, metric: np.ndarray, weights: np.ndarray, shrink_weight: float) -> float:
-    """What the clip search minimises: e = -a x + r with one a for all rows, and a counts `shrink_weight` times."""
+    """The cost that the clip search minimizes: e = -a x + r with one a for all rows, where a counts `shrink_weight`
+    times."""
     length = cost(x, metric, weights)
     a = -inner(x, error, metric, weights) / length
     return cost(error + a * x, metric, weights) + shrink_weight * a**2 * length
 
 
 def plain_error(plan: SidePlan, x: np.ndarray) -> np.ndarray:
-    """Of the plan's codes on rows without centre, rotation and clip."""
+    """Error of the plan's coder on rows without center, rotation and clip."""
     rows = x.astype(np.float32)
     scheme = replace(plan.scheme, clip_ratio=1.0)
     return np.float64(decode(encode(rows, scheme), scheme)) - rows
 
 
 def plan_error(plan: SidePlan, head: int, x: np.ndarray, clip_ratio: float | None = None) -> np.ndarray:
-    """Of the plan's codes, turned back: e = (decoded - x_rot) R^T."""
+    """Error of the plan's codes, rotated back: e = (decoded - x_rot) R^T."""
     scheme = plan.scheme_of(head) if clip_ratio is None else replace(plan.scheme, clip_ratio=clip_ratio)
     rotated = plan.rotate(x.astype(np.float32), head)
     return (np.float64(decode(encode(rotated, scheme), scheme)) - rotated) @ plan.matrix(head).T

@@ -20,7 +20,7 @@ needs_tool = pytest.mark.skipif(not (BIN / "kvq-bench").is_file(), reason="kvq-b
 
 
 def plan(*flags: object) -> dict:
-    """The document of a dry run, which the schema allows."""
+    """The document of a dry run, checked against the schema."""
     document = json.loads(succeed("kvq-bench", *flags, "--dry-run", "--json").stdout)
     pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/bench.schema.json").read_text()))
     assert "machine" not in document
@@ -28,7 +28,7 @@ def plan(*flags: object) -> dict:
 
 
 def side_bytes(side: str, head_dim: int) -> int:
-    """Bytes of a row, as packing.md has it: codes and 16-bit numbers."""
+    """Bytes of a row by packing.md: codes and 16-bit numbers."""
     if side == "bf16":
         return 2 * head_dim
     levels, bits, group = re.fullmatch("([us])([24])g([0-9]+)b?", side).groups()
@@ -128,7 +128,7 @@ def test_prefill_counts_the_keys_that_queries_see(row):
 def test_without_a_format_every_kernel_of_these_sizes_is_measured():
     found = plan("decode", "--batch", 1)["decode"]
     wanted = [row for row in VARIANTS["decode"] if row["head_dim"] == 128 and row["activation"] == "bf16"]
-    # One that has room for more heads than are asked for is taken only where none is nearer.
+    # A variant for more heads is taken only if no variant is nearer to the wanted number.
     nearest = {(row["k"], row["v"]) for row in wanted if row["heads"] >= 4}
     assert len(found) == len(nearest)
     assert sum(row["cache"] == "bf16" for row in found) == 1
@@ -215,7 +215,7 @@ def test_sdpa_baseline_needs_a_gpu():
 
 
 def gpu_check(tmp_path: Path, programs: dict[str, str], *flags: object) -> subprocess.CompletedProcess:
-    """Runs the script with stand-ins before everything else on the PATH."""
+    """Runs the script with stub programs in front of the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, text in programs.items():

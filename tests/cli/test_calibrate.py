@@ -29,7 +29,7 @@ def test_threads_and_repetition_do_not_change_a_byte(sample, tmp_path, flags):
 
 
 def test_long_sequences_do_not_depend_on_threads(make_dump, tmp_path):
-    """More rows than one task of the attention pass takes, so that threads share a sequence."""
+    """The sequence has more rows than one task of the attention pass takes, so threads share the sequence."""
     dump = make_dump(tokens=5001, sequences=2, layers=1, sink=True)
     one, two = (tmp_path / f"stats{threads}" for threads in (1, 2))
     calibrate(dump, tmp_path / "one", "--threads", 1, "--collect", "all", "--stats", one)
@@ -46,7 +46,7 @@ def test_seed_decides_random_rotations(make_dump, tmp_path):
     assert zero == again != one
 
 
-# Where it writes
+# Output files
 
 
 def test_artifact_appears_beside_the_dump(tmp_path):
@@ -87,7 +87,7 @@ def test_config_file_equals_flags(make_dump, tmp_path):
     )
 
 
-# What it prints
+# Printed output
 
 
 def test_json_is_one_document(make_dump, tmp_path):
@@ -126,7 +126,7 @@ def test_inspect_json_is_the_manifest_and_what_was_asked_for(make_dump, tmp_path
 
 
 def test_effective_bits_follow_the_context(make_dump, tmp_path):
-    """Codes and numbers behind the windows, 16 bits inside: 64 + 256 of 4096 tokens."""
+    """Tokens outside the windows cost codes and numbers, tokens inside cost 16 bits: 64 + 256 of 4096 tokens."""
     result = succeed("kvq-calibrate", "--model", make_dump(), "--output", tmp_path / "out", "--json", "--context", 4096)
     coded, exact = 2 + 32 / 64, 320 / 4096
     assert json.loads(result.stdout)["layers"][0]["k"]["effective_bits"] == pytest.approx(
@@ -140,7 +140,7 @@ def test_quiet_says_nothing(make_dump, tmp_path):
 
 
 def run_on_terminal(*arguments) -> str:
-    """What the tool writes to stderr when that is a terminal."""
+    """stderr of the tool when stderr is a terminal."""
     mine, its = pty.openpty()
     process = start(*arguments, stderr=its)
     os.close(its)
@@ -148,7 +148,7 @@ def run_on_terminal(*arguments) -> str:
     try:
         while chunk := os.read(mine, 4096):
             text += chunk
-    except OSError:  # the other end is closed
+    except OSError:  # the tool has closed the terminal
         pass
     os.close(mine)
     assert process.wait() == 0
@@ -164,7 +164,8 @@ def test_progress_rewrites_one_line_on_a_terminal(make_dump, tmp_path):
 
 
 def test_progress_is_plain_lines_elsewhere(make_dump, tmp_path):
-    """A line every ten seconds. The clock runs while the process stands still, so one pause is enough to see one."""
+    """Elsewhere a line appears every ten seconds. The clock runs while the process is stopped, so one pause gives one
+    line."""
     dump = make_dump(tokens=2000, layers=12)
     begin = time.monotonic()
     process = start(dump, tmp_path / "out")
@@ -175,14 +176,14 @@ def test_progress_is_plain_lines_elsewhere(make_dump, tmp_path):
     lines = process.communicate()[1].splitlines()
     assert (
         process.returncode == 0 and 1 <= len(lines) <= (time.monotonic() - begin) // 10
-    )  # one, unless the machine is busy
+    )  # one line, unless the machine is busy
     assert "\r" not in lines[0] and "\x1b" not in lines[0]
     assert "% " in lines[0] and "/12)" in lines[0] and "tokens/s" in lines[0]
 
 
-# What it predicts
+# Predictions
 
-# A child counts its parent's size before exec as its own: a small parent does not matter.
+# Before exec, a child counts its parent's memory as its own. The launcher's is small enough not to matter.
 LAUNCHER = """
 import os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -191,7 +192,7 @@ print(os.wait4(pid, 0)[2].ru_maxrss)
 
 
 def measured_peak(*arguments) -> int:
-    """Largest resident size of a run, in bytes."""
+    """Peak resident size of a run, in bytes."""
     command = [sys.executable, "-c", LAUNCHER, BIN / "kvq-calibrate", "--quiet", *arguments]
     return 1024 * int(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True).stdout)
 

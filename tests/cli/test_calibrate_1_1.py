@@ -23,7 +23,7 @@ from kvq_py.packing import fake_quantize, nearest_centroids
 from kvq_tools import BIN, ROOT, calibrate, run, shards, start, succeed, wait_for_layers
 
 USAGE = 2
-SHORT = 96  # tokens of the real model where the whole sample would take long
+SHORT = 96  # tokens of the real model for tests in which the whole sample would take too long
 SMALL = {"tokens": 54, "sequences": 3, "layers": 1, "query_spectrum": 0.9, "channel_means": 0.5, "outlier_channels": 1}
 GEOMETRIES = {
     "half": {"head_dim": 32, "v_head_dim": 48},
@@ -70,7 +70,7 @@ HOLD_OUT = {name for name, flags in VARIANTS.items() if "kvq" in flags or "--joi
 
 
 def read(dump: Path, index: int = 0) -> reference.Layer:
-    """A layer of a post_rope dump; without values they are zeros of one channel."""
+    """A layer of a post_rope dump; a layer without values gets zeros with one channel."""
     with h5py.File(dump) as file:
         group = file[f"layers/{index}"]
         q, k = (reference.widened(group[name][()]) for name in "qk")
@@ -90,7 +90,7 @@ def manifest_of(artifact: Path) -> dict:
 
 
 def verified(dump: Path, output: Path, *flags: object) -> Artifact:
-    """Calibrates with one thread; what kvq-inspect verifies and the second reader reads."""
+    """Calibrates with one thread; runs kvq-inspect --verify and returns the artifact from the second reader."""
     calibrate(dump, output, "--threads", 1, *flags)
     checks = json.loads(succeed("kvq-inspect", output, "--verify", "--json").stdout)["verify"]
     assert all(check["passed"] for check in checks) and len(checks) >= 3
@@ -98,7 +98,7 @@ def verified(dump: Path, output: Path, *flags: object) -> Artifact:
 
 
 def held_out(layer: reference.Layer, wanted: int = 1024) -> slice:
-    """formats/stats.md: the beginning of the longest sequence, at most a third of the dump."""
+    """The held-out tokens by formats/stats.md: the start of the longest sequence, at most a third of the dump."""
     longest = max(layer.sequences(), key=lambda rows: rows.stop - rows.start)
     return slice(longest.start, longest.start + min(longest.stop - longest.start, wanted, len(layer.k) // 3))
 
@@ -111,7 +111,7 @@ def kept_tokens(layer: reference.Layer, holds_out: bool) -> np.ndarray:
 
 
 def measured_error(layer: reference.Layer, side: str, plan: SidePlan, metric: str, kept: np.ndarray) -> float:
-    """What `error.after` has to be if every kept token is in the sample."""
+    """The expected `error.after` if the sample has every kept token."""
     x = rows_of(layer, side)[:, kept]
     errors = np.float64(plan.reconstruct_heads(x)) - x
     lost = energy = 0.0
@@ -126,7 +126,7 @@ def measured_error(layer: reference.Layer, side: str, plan: SidePlan, metric: st
     return lost / energy
 
 
-# Every variant everywhere
+# Every variant on every dump
 
 
 def check_variant(dump: Path, layers: dict[int, reference.Layer], folder: Path, name: str, *more: object):
@@ -141,20 +141,20 @@ def check_variant(dump: Path, layers: dict[int, reference.Layer], folder: Path, 
             error = entry[side]["error"]
             assert 0 < error["after"] < 0.6 and error["before"] > 0
             found = measured_error(layer, side, plan, error["metric"], kept_tokens(layer, name in HOLD_OUT))
-            assert error["after"] == pytest.approx(found, rel=5e-3), side  # a code that falls otherwise
+            assert error["after"] == pytest.approx(found, rel=5e-3), side  # codes near an edge may differ
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_on_every_geometry(make_dump, tmp_path, name, geometry):
     options = SMALL | GEOMETRIES[geometry]
-    after_rope = make_dump(**options | {"capture": "post_rope"})  # the same activations, as the tool sees them
+    after_rope = make_dump(**options | {"capture": "post_rope"})  # the same activations as the tool rotates them
     check_variant(make_dump(**options), {0: read(after_rope)}, tmp_path, name)
 
 
 @pytest.fixture(scope="module")
 def short(sample, tmp_path_factory) -> Path:
-    """The beginning of the sample's first sequence."""
+    """The start of the sample's first sequence."""
 
     def cut(file: h5py.File) -> None:
         replace(file, "cu_seqlens", np.array([0, SHORT]))
@@ -188,7 +188,7 @@ SCORES = {
 
 
 def rope_blocks(rope: dict, head_dim: int) -> list[list[int]]:
-    """formats/artifact.md: rotary pairs by frequency, then the other channels by twos."""
+    """RoPE blocks by formats/artifact.md: rotary pairs by frequency, then the other channels in pairs."""
     first, half = rope["offset"], rope["dim"] // 2
     if rope["layout"] == "interleaved":
         pairs = [[first + 2 * i, first + 2 * i + 1] for i in range(half)]
@@ -201,7 +201,7 @@ def rope_blocks(rope: dict, head_dim: int) -> list[list[int]]:
 def block_scores(
     layer: reference.Layer, head: int, blocks: list[list[int]], score: str, centred: bool = False
 ) -> np.ndarray:
-    """Block-GTQ Eq. 4 and C.2: of mean squared lengths over tokens and the group's query heads."""
+    """Scores of Block-GTQ Eq. 4 and C.2 from mean squared lengths over tokens and the group's query heads."""
     k = layer.k[:, head] - (layer.k[:, head].mean(axis=0) if centred else 0)
     q = layer.queries(head).reshape(-1, k.shape[1])
     energies = [[(x[:, block] ** 2).sum(axis=1).mean() for block in blocks] for x in (q, k)]
@@ -209,7 +209,7 @@ def block_scores(
 
 
 def greedy(scores: np.ndarray, budget: int, least: int = 1, most: int = 8) -> np.ndarray:
-    """Block-GTQ's algorithm 1, a bit at a time; the lowest index on a tie."""
+    """Algorithm 1 of Block-GTQ, bit by bit; on a tie the lowest index wins."""
     bits = np.full(len(scores), least)
     for _ in range(budget - least * len(scores)):
         gains = np.where(bits < most, scores * (4.0**-bits - 4.0 ** -(bits + 1)), -1)
@@ -286,7 +286,7 @@ def test_block_energies_and_widths(make_dump, tmp_path, geometry, center):
             assert found.sum() == int(len(blocks) * bits + 1e-9)
             assert found.min() >= least and found.max() <= most
             wanted = greedy(expected, int(len(blocks) * bits + 1e-9), least, most)
-            if options.get("capture") != "pre_rope":  # that one is rotated in float: near ties may fall otherwise
+            if options.get("capture") != "pre_rope":  # RoPE is applied in float there, so near ties may differ
                 assert np.array_equal(found, wanted)
             check_layout(plan, head, np.eye(plan.dim), blocks, found)
             objective += (expected * 4.0**-found).sum()
@@ -310,7 +310,7 @@ def test_widths_of_a_real_model(sample, tmp_path, bits):
 
 
 def flattened(zeros: int):
-    """All blocks alike, but for the last ones, which are zero."""
+    """Makes all blocks equal, except the last `zeros` blocks, which become zero."""
 
     def edit(file: h5py.File) -> None:
         for name in "qk":
@@ -387,11 +387,11 @@ def widths_by_source(plan: SidePlan, head: int) -> np.ndarray:
     return found
 
 
-# Rows of a size
+# Rows of a given size
 
 
 def best_of_row(scores: np.ndarray, channels: int, row_bytes: int, widths: tuple[int, ...]) -> float:
-    """The smallest objective of all counts of blocks at these widths that fit; scales take two bytes."""
+    """The smallest objective over all counts of blocks at these widths that fit into the row; scales take two bytes."""
     ordered, best = np.concatenate([[0], np.sort(scores)[::-1].cumsum()]), np.inf
     for counts in product(range(len(scores) + 1), repeat=len(widths) - 1):
         counts = (*counts, len(scores) - sum(counts))
@@ -448,8 +448,8 @@ def test_rows_are_filled_as_well_as_can_be(make_dump, tmp_path, row_bytes):
 
 
 def sphere_means(entries: np.ndarray, dim: int) -> np.ndarray:
-    """Means of the cells under the marginal of a point on the sphere of radius sqrt(dim), by the angle (no singular
-    ends)."""
+    """Means of the cells under the marginal of a point on the sphere of radius sqrt(dim), integrated over the angle,
+    which avoids singular ends."""
     edges = np.concatenate([[-np.pi / 2], np.arcsin((entries[1:] + entries[:-1]) / 2 / dim**0.5), [np.pi / 2]])
     points, weights = np.polynomial.legendre.leggauss(80)
     angles = edges[:-1, None] + np.diff(edges)[:, None] * (points + 1) / 2
@@ -472,7 +472,7 @@ def test_tables_are_centroids_on_the_sphere(make_dump, tmp_path, dim, bits):
 
 
 def test_wide_codebooks_are_quick(make_dump, tmp_path):
-    """Well below a second; a solver that misses its tolerance took a minute."""
+    """A sphere codebook takes well below a second; with a solver that missed its tolerance it took a minute."""
     dump = make_dump(**SMALL, head_dim=64)
     command = [BIN / "kvq-calibrate", "--quiet", "--model", dump, "--output", tmp_path / "out", *TQ, "--bits", "8"]
     subprocess.run(command, check=True, timeout=10)
@@ -528,7 +528,8 @@ def test_fitted_tables_have_smaller_errors(sample, tmp_path, method):
 
 
 def test_better_codes_have_smaller_errors(sample, tmp_path):
-    """Affine, symmetric, codebook, trellis with a longer and longer memory, at the same bits and rotation."""
+    """Error falls from affine to symmetric, codebook and trellis with longer and longer memory, at equal bits and
+    rotation."""
     chain = [("affine",), ("symmetric",), ("codebook",), *(("trellis", "--memory", m) for m in (1, 2, 3))]
     errors = []
     for coder in chain:
@@ -543,7 +544,8 @@ def test_better_codes_have_smaller_errors(sample, tmp_path):
 
 
 def inertia(x: np.ndarray, centroids: np.ndarray) -> float:
-    """Of rows [H, T, D] whose heads decide together: mean squared residual over mean squared distance from the mean."""
+    """Mean squared residual over mean squared distance from the mean, for rows [H, T, D] whose heads choose
+    together."""
     index = nearest_centroids(x, centroids)
     residuals = np.float64(x) - centroids[:, index]
     return float((residuals**2).sum() / ((np.float64(x) - np.float64(x).mean(axis=1, keepdims=True)) ** 2).sum())
@@ -572,7 +574,7 @@ def test_inertia_and_residual_errors(sample, tmp_path, method, scope, order):
             assert stated["inertia"] == pytest.approx(expected, rel=1e-4) and max(expected) < 0.95
             assert entry[side]["error"]["after"] < without[side]["error"]["after"]
             assert plan.row_bytes == without_index(without[side]) + 1
-            for heads in groups:  # Lloyd's fixed point: a centroid is nearly the mean of its rows
+            for heads in groups:  # at Lloyd's fixed point a centroid is nearly the mean of its rows
                 index = nearest_centroids(x[heads], centroids[heads])
                 means = np.stack([x[heads][:, index == c].mean(axis=1) for c in range(12)], axis=1)
                 moved = ((means - centroids[heads]) ** 2).sum()
@@ -580,7 +582,7 @@ def test_inertia_and_residual_errors(sample, tmp_path, method, scope, order):
 
 
 def without_index(plan: dict) -> int:
-    """Bytes of a row of 128 channels with affine codes in fp16."""
+    """Bytes of a row of 128 channels with affine codes in fp16, without the index."""
     return 128 * plan["bits"] // 8 + 128 // plan["group_size"] * 4
 
 
@@ -634,12 +636,12 @@ def test_more_centroids_than_rows_are_refused(sample, tmp_path):
 
 
 def damped(moment: np.ndarray) -> np.ndarray:
-    """SAW-INT4 Eq. 9"""
+    """The damped moment of SAW-INT4 Eq. 9."""
     return moment + 0.01 * np.diag(moment).mean() * np.eye(len(moment))
 
 
 def check_eigenbasis(basis: np.ndarray, spectrum: np.ndarray, moment: np.ndarray) -> None:
-    """Descending, canonical signs, numpy's vectors wherever the eigenvalue stands apart."""
+    """Checks descending order, canonical signs, and numpy's eigenvectors for each well separated eigenvalue."""
     values, vectors = np.linalg.eigh(moment)
     values, vectors = values[::-1], vectors[:, ::-1]
     assert spectrum == pytest.approx(values, rel=1e-5, abs=1e-6 * values[0]) and (np.diff(spectrum) <= 0).all()
@@ -654,7 +656,8 @@ def check_eigenbasis(basis: np.ndarray, spectrum: np.ndarray, moment: np.ndarray
 
 @pytest.mark.parametrize("order", [16, 64, 128])
 def test_hessian_as_the_paper_has_it(sample, tmp_path, order):
-    """A.3: the eigenbasis of the unrotated moment, pooled over all heads, behind the Hadamard blocks (Eq. 7-11)."""
+    """SAW-INT4 A.3: the eigenbasis of the unrotated moment, pooled over all heads, follows the Hadamard blocks (Eq.
+    7-11)."""
     artifact = verified(
         sample,
         tmp_path / "out",
@@ -724,7 +727,7 @@ def budget_of(artifact: Artifact) -> dict:
 
 
 def code_bits(artifact: Artifact, *layers: int) -> float:
-    """Mean over the channels of these layers, two KV heads each."""
+    """Mean code bits over the channels of these layers, which have two KV heads each."""
     plans = [plan for index in layers for plan in artifact.layers[index].sides.values()]
     return sum(sum(plan.scheme_of(head).widths) for plan in plans for head in range(2)) / sum(
         2 * plan.dim for plan in plans
@@ -732,7 +735,7 @@ def code_bits(artifact: Artifact, *layers: int) -> float:
 
 
 def row_bytes(artifact: Artifact) -> float:
-    """Of a token, mean over layers of two KV heads."""
+    """Bytes of a token: mean over layers with two KV heads each."""
     return sum(2 * plan.row_bytes for layer in artifact.layers.values() for plan in layer.sides.values()) / len(
         artifact.layers
     )
@@ -755,8 +758,8 @@ def attention(layer: reference.Layer, head: int, rows: slice, k: np.ndarray) -> 
 def output_cost(
     layer: reference.Layer, plans: dict[str, SidePlan], rows: slice, curvature: np.ndarray | None = None
 ) -> float:
-    """Change of attention's output on the held-out tokens, keys and values apart: nats a token with a curvature [Hq,
-    Dv, Dv], else squared and relative to the layer's outputs."""
+    """Change of attention's output on the held-out tokens, with keys and values changed separately: nats a token with a
+    curvature [Hq, Dv, Dv], else squared and relative to the layer's outputs."""
     exact = {side: rows_of(layer, side)[:, rows] for side in "kv"}
     coded = {side: np.float64(plan.reconstruct_heads(exact[side])) for side, plan in plans.items()}
     changed = outputs = 0.0
@@ -780,7 +783,7 @@ def output_cost(
 
 @pytest.fixture(scope="module")
 def kvq(short, tmp_path_factory) -> Path:
-    """The method as it comes, on a real model, with its statistics beside it."""
+    """An artifact of --method kvq with default options, on a real model, and its statistics."""
     folder = tmp_path_factory.mktemp("kvq")
     return calibrate(short, folder / "out", *KVQ, "--layers", "0,4", "--stats", folder / "stats")
 
@@ -926,7 +929,7 @@ def test_statistics_without_held_out_tokens_are_refused(layered, tmp_path, flags
 
 
 def test_curvature_counts_in_nats(tmp_path):
-    """A dump with the loss's curvature: the budget's cost is in nats a token."""
+    """With the loss's curvature in the dump, the budget's cost is in nats a token."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     dump = tmp_path / "dump.h5"
@@ -973,7 +976,7 @@ def test_curvature_counts_in_nats(tmp_path):
 
 
 def refused(flags: tuple, *arguments: object, hint: str = "") -> None:
-    """Exit code 2, one line, perhaps a hint."""
+    """Asserts exit code 2, one line of error and the hint."""
     result = run("kvq-calibrate", "--quiet", *arguments, *flags)
     assert result.code == USAGE, result
     error, *rest = result.stderr.splitlines()
@@ -1065,12 +1068,13 @@ def test_refusals(make_dump, tmp_path, flags):
     assert list(tmp_path.iterdir()) == []
 
 
-# What once went wrong
+# Regressions
 
 
 @pytest.mark.parametrize("flags", [GTQ, (*GTQ, "--v-allocation", "channel"), (*KVQ, "--center", "none")], ids=str)
 def test_kmeans_is_an_axis_of_every_method(sample, tmp_path, flags):
-    """`--kmeans`: any method. A method that cannot code residuals has to say so: no centroids in silence is wrong."""
+    """`--kmeans` works with any method. A method that cannot quantize residuals must refuse it instead of ignoring
+    it."""
     result = run(
         "kvq-calibrate",
         "--quiet",
@@ -1117,7 +1121,7 @@ def test_rows_of_an_odd_size_stay_within_it(layered, tmp_path, size):
 
 @pytest.mark.parametrize("unit, size", [("--budget-bits", 2.5), ("--budget-bytes", 96)])
 def test_budget_of_each_layer(layered, tmp_path, unit, size):
-    """No layer spends more than its own share, and in some layer keys and values get different ones."""
+    """No layer spends more than its own share; in some layer, keys and values get different shares."""
     flags = (*GTQ, "--joint", unit, size, "--coder", "symmetric")
     artifact = verified(layered, tmp_path / "out", *flags, "--budget-per-layer")
     spent = [
@@ -1134,7 +1138,7 @@ def test_budget_of_each_layer(layered, tmp_path, unit, size):
 def test_uniform_layout_of_values_alone(layered, tmp_path):
     flags = ("--joint", "--uniform-layout", "--bits-k", 16, "--budget-bits", 2.5, "--coder", "symmetric")
     artifact = verified(layered, tmp_path / "out", *GTQ, *flags)
-    assert budget_of(artifact)["spent"] == 2  # 48 channels in the next larger row, 20 bytes, are more than 2.5 bits
+    assert budget_of(artifact)["spent"] == 2  # 48 channels in the next larger row, 20 bytes, take more than 2.5 bits
 
 
 @pytest.mark.parametrize("flags", [("--bits-k", 3), ("--row-bytes-k", 40)], ids=str)

@@ -39,7 +39,7 @@ def collect(dump: Path, folder: Path, *flags: object) -> dict[str, np.ndarray]:
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor that numpy has a type for: bfloat16 samples are left out."""
+    """All tensors but bfloat16 samples, because numpy has no such type."""
     with safe_open(path, "numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys() if file.get_slice(name).get_dtype() != "BF16"}
 
@@ -72,7 +72,7 @@ def test_moments(make_dump, tmp_path, options):
             for name, expected in moments.items():
                 found = stored_moment(stats, index, name, head)
                 assert found[2] == pytest.approx(expected[2], rel=TOLERANCE[name]), name
-                if not np.any(expected[0]):  # queries that see one token have no weight in C_SQ
+                if not np.any(expected[0]):  # queries that see only one token have weight 0 in C_SQ
                     assert np.abs(found[0]).max() < 1e-6 * moments["query"][0].max(), name
                     continue
                 assert relative(found[0], expected[0]) < TOLERANCE[name], name
@@ -151,7 +151,7 @@ def test_rotations_are_orthogonal(sample, tmp_path, flags):
 
 
 def target(dump: Path, index: int, head: int, side: str, plan) -> np.ndarray:
-    """C_Q of keys and exact C_S of values, around the centre as far as there is one."""
+    """C_Q of keys, exact C_S of values, around the center if the plan has one."""
     moment = reference.moments(reference.read_layer(dump, index), head)["query" if side == "k" else "scored_value"]
     center = plan.tensors["center"][head].astype(np.float64) if side == "v" and "center" in plan.tensors else None
     return reference.mean(moment, center)
@@ -161,7 +161,7 @@ def target(dump: Path, index: int, head: int, side: str, plan) -> np.ndarray:
 @pytest.mark.parametrize("composition", ["uh", "uhp"])
 @pytest.mark.parametrize("center", ["none", "kv"])
 def test_importance_is_constant_within_hadamard_blocks(make_dump, tmp_path, head_dim, composition, center):
-    """OSCAR Lemma 1 and Eq. 3: every channel of a block bears the same share of the target."""
+    """OSCAR Lemma 1 and Eq. 3: every channel of a block has the same share of the target."""
     dump = make_dump(**SMALL | {"head_dim": head_dim, "v_head_dim": 64})
     artifact = read_artifact(calibrate(dump, tmp_path / "out", "--composition", composition, "--center", center))
     for index, layer in artifact.layers.items():
@@ -192,7 +192,7 @@ def test_eigenbasis_and_spectrum(make_dump, tmp_path, center):
                 assert np.abs(moved - basis * spectrum).max() < 3e-6 * expected[0]
                 largest = np.abs(basis).argmax(axis=0)
                 assert (basis[largest, range(plan.dim)] > 0).all(), "the largest component is positive"
-                if side == "k":  # summed in double: eigenvalues of what the statistics hold are those of the dump
+                if side == "k":  # C_Q is summed in double, so its eigenvalues are those of the dump
                     collected = reference.mean(stored_moment(stats, index, "query", head))
                     assert np.abs(np.linalg.eigvalsh(collected)[::-1] - expected).max() < 1e-8 * expected[0]
 
@@ -238,7 +238,7 @@ def metric_and_weights(layer: reference.Layer, head: int, side: str) -> tuple[np
 
 
 def recomputed_errors(dump: Path, index: int, side: str, plan) -> tuple[float, float]:
-    """(before, after) as the manifest defines them."""
+    """(before, after) by the definitions of the manifest."""
     layer = reference.read_layer(dump, index)
     plain = coded = energy = 0.0
     for head in range(layer.heads):
@@ -263,7 +263,7 @@ CODERS = [
 
 @pytest.mark.parametrize("flags", CODERS, ids=str)
 def test_reported_errors(sample, tmp_path, flags):
-    """A second implementation of rotation, codes and metric: the tool's errors to 1e-4."""
+    """A second implementation of rotation, codes and metric gives the tool's errors to 1e-4."""
     artifact = calibrate(sample, tmp_path / "out", "--layers", 2, "--collect", "scored_value", *flags)
     (layer,) = read_artifact(artifact).manifest["layers"]
     for side, plan in read_artifact(artifact).layers[2].sides.items():
@@ -277,7 +277,7 @@ NO_WINDOWS = ("--sink-tokens", 0, "--recent-tokens", 0)
 
 
 def shrink_weight(layer: reference.Layer, head: int, side: str, x: np.ndarray, weights: np.ndarray) -> float:
-    """Of values: what E|o|^2 is to the attention-weighted energy of a row."""
+    """For values: the mean |o|^2 over the attention-weighted energy of a row."""
     if side == "k":
         return KEY_SHRINK_WEIGHT
     mean_output = np.trace(reference.mean(reference.moments(layer, head)["scored_value"]))
@@ -305,7 +305,7 @@ def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
 
 
 def test_rotation_report(sample, tmp_path):
-    """OSCAR Table 10 and Figure 7, which need no coder of ours but for tr(E)."""
+    """OSCAR Table 10 and Figure 7, computed without kvq's coder except for tr(E)."""
     report = succeed(
         "kvq-calibrate", "--json", "--model", sample, "--output", tmp_path / "out", "--layers", 2, "--report-rotations"
     )
@@ -317,7 +317,7 @@ def test_rotation_report(sample, tmp_path):
         for row in head["k"]:
             rotation = reference.composed(row["rotation"], basis)
             x, diagonal = layer.k[:, index] @ rotation, np.diag(rotation.T @ c_q @ rotation)
-            if row["rotation"] in ("I", "H", "U"):  # signs of eigenvectors decide the rest
+            if row["rotation"] in ("I", "H", "U"):  # signs of eigenvectors decide the others
                 assert row["max_abs"] == pytest.approx(np.abs(x).max(), rel=1e-5)
             if row["rotation"] in ("I", "H"):
                 groups = x.reshape(len(x), -1, 64)

@@ -35,7 +35,7 @@ COMPOSITIONS = {
 
 
 def verified(dump: Path, folder: Path, *flags: object) -> dict:
-    """Calibrates, lets kvq-inspect and the second reader check the artifact; returns what --json says of its layers."""
+    """Calibrates, verifies with kvq-inspect and the second reader; returns the layers of --json."""
     artifact = folder / "out"
     report = succeed("kvq-calibrate", "--json", "--model", dump, "--output", artifact, *flags)
     checks = json.loads(succeed("kvq-inspect", artifact, "--verify", "--json").stdout)["verify"]
@@ -56,7 +56,7 @@ def test_every_method_on_every_geometry(make_dump, tmp_path, method, head_dim, r
 
 @pytest.fixture
 def dump(make_dump) -> Path:
-    """Keys and values of different width, means and outliers."""
+    """A dump with keys and values of different head_dim, with means and outliers."""
     return make_dump(head_dim=64, v_head_dim=96, tokens=150, layers=2, outlier_channels=3, channel_means=0.5)
 
 
@@ -141,7 +141,7 @@ def test_default_group_is_64_where_it_divides(make_dump, tmp_path):
     "flags", [("--clip", "none"), ("--coder", "symmetric"), ("--coder", "symmetric", "--share", "layer")], ids=str
 )
 def test_sign_search_is_at_least_as_good(sample, tmp_path, flags):
-    """Candidates are compared without clipping: with a clip search the final errors may come in another order."""
+    """Candidates are compared without clipping, so a clip search may reverse the order of the final errors."""
     plain = verified(sample, tmp_path, "--layers", "0-2", *flags)
     searched = verified(sample, tmp_path, "--layers", "0-2", "--sign-search", 4, *flags)
     choices = []
@@ -175,7 +175,7 @@ def test_windows_are_what_was_asked_for(dump, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float16", "float16_bits", "bfloat16"])
 def test_stored_types_give_nearly_the_same_numbers(make_dump, tmp_path, dtype):
-    """One tool, four ways to write the same activations down."""
+    """The same activations, stored in four types."""
     options = {"layers": 1, "tokens": 200, "query_spectrum": 0.95}
     exact, rounded = (verified(make_dump(**options, dtype=d), tmp_path)[0] for d in ("float32", dtype))
     for side in "kv":

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from kvq_tools import calibrate, run
 
-INPUT = 3  # the exit code of everything the system refuses
+INPUT = 3  # exit code for all faults that the operating system reports
 
 
 def limited(size: int):
-    """For a child: no file may grow beyond `size` bytes. Unless the signal is ignored it would kill the process."""
+    """For a child process: no file may grow beyond `size` bytes. SIGXFSZ is ignored, because it would kill the
+    process."""
 
     def prepare():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -36,7 +37,7 @@ def dump(make_dump) -> Path:
 
 @pytest.fixture(scope="module")
 def sizes(dump, tmp_path_factory) -> dict[str, int]:
-    """Bytes of what a run writes: a layer's shard, all statistics, the artifact."""
+    """Bytes of the files that a run writes: a layer's shard, all statistics, the artifact."""
     folder = tmp_path_factory.mktemp("sizes")
     calibrate(dump, folder / "shard", "--layers", 0, "--stats", folder / "layer")
     calibrate(dump, folder / "out", "--stats", folder / "stats")
@@ -75,7 +76,7 @@ def test_full_disk_leaves_the_artifact_that_was_there(dump, sizes, tmp_path):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A file system of 256 KiB, as far as one may be mounted here."""
+    """A file system of 256 KiB; skips the test if mounting is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]

@@ -22,8 +22,8 @@ INTERRUPTED = 130
 def interrupt_after(
     count: int, dump: Path, output: Path, *flags: object, with_signal=signal.SIGKILL
 ) -> subprocess.Popen:
-    """A run that was stopped after it had collected `count` layers or a few more. One that was faster is tried
-    again."""
+    """A run that was stopped after it had collected `count` layers or a few more. If a run ends too early, another run
+    starts."""
     while True:
         process = start(dump, output, *flags)
         wait_for_layers(process, output, count)
@@ -46,14 +46,14 @@ def fresh(dump, tmp_path_factory) -> bytes:
 
 @pytest.fixture(scope="module")
 def old_parts(dump, tmp_path_factory) -> Path:
-    """What a killed run left behind: at least two layers of six."""
+    """Shards that a killed run left behind: at least two of six layers."""
     output = tmp_path_factory.mktemp("old") / "out"
     interrupt_after(2, dump, output, *FLAGS)
     return Path(f"{output}.parts")
 
 
 def resume(dump: Path, output: Path, old_parts: Path, *flags: object) -> bytes:
-    """A run that finds `old_parts` and goes on."""
+    """Runs with --resume on a copy of `old_parts`; returns the artifact."""
     shutil.copytree(old_parts, f"{output}.parts")
     calibrate(dump, output, "--resume", *flags)
     assert not Path(f"{output}.parts").exists()
@@ -168,7 +168,7 @@ def spoil_text(first: Path, _) -> None:
 
 
 def spoil_sum(first: Path, _) -> None:
-    """One byte of C_Q: structure and names are as they should be."""
+    """Changes one byte of C_Q; structure and names stay valid."""
     content = bytearray(first.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     content[start + SafetensorsFile(bytes(content), "shard").tensors["layers.0.query.sum"].begin + 6] ^= 64

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 LAYERS, SEQUENCES = 4, 3
 ALL = ("--collect", "all")
-MERGEABLE = ("--collect", "scored_query", "--center", "kv")  # sst cannot be merged by sequences
+MERGEABLE = ("--collect", "scored_query", "--center", "kv")  # sst cannot be merged over sequences
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def dump(make_dump) -> Path:
 
 @pytest.fixture(scope="module")
 def by_sequence(tmp_path_factory) -> list[Path]:
-    """The dump once more, a file for each sequence."""
+    """The same dump with one file for each sequence."""
     folder = tmp_path_factory.mktemp("split")
     synthetic(
         folder / "part.h5",
@@ -97,15 +97,14 @@ def test_layers_split_over_files_give_the_bytes_of_one_file(dump, tmp_path):
 
 
 def test_sequences_split_over_files_give_the_numbers_of_one_file(dump, by_sequence, tmp_path):
-    """Only the hash of the dump's data knows how the files were cut."""
+    """Only the content hash depends on how the files were cut."""
     assert len(by_sequence) == SEQUENCES
     split, one = collect(by_sequence, tmp_path / "split", *ALL), collect([dump], tmp_path / "one", *ALL)
     expect_same_statistics(split, one, tolerance=0)
 
 
 def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
-    """Sums to `tolerance` of the tensor's largest number, samples exactly, and what the manifest says but the
-    hashes."""
+    """Compares sums to `tolerance` of the tensor's largest number, samples exactly, and the manifest without hashes."""
     a, b = load_file(found), load_file(expected)
     assert a.keys() == b.keys()
     for name, tensor in a.items():
@@ -148,7 +147,7 @@ def test_merging_statistics_and_deciding_is_one_command(by_sequence, tmp_path):
     assert decide(merged, tmp_path / "again") == (tmp_path / "out").read_bytes()
 
 
-# What cannot be joined
+# Files that cannot be joined
 
 
 def expect_refusal(code: int, words: list[str], *arguments: object) -> None:
@@ -191,13 +190,13 @@ def test_layers_of_different_sequences_are_refused(by_sequence, tmp_path):
 
 
 def test_the_same_shard_twice_is_refused(by_sequence, tmp_path):
-    """Its tokens would count double."""
+    """Otherwise its tokens would count double."""
     one = collect([by_sequence[0]], tmp_path / "one")
     expect_refusal(3, [str(one)], "--merge-stats", one, one, "--stats", tmp_path / "merged")
 
 
 def test_damaged_statistics_are_refused(dump, tmp_path):
-    """One byte of C_Q: only the content hash can tell."""
+    """One byte of C_Q changes, so only the content hash can find the damage."""
     stats = collect([dump], tmp_path / "stats")
     content = bytearray(stats.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")

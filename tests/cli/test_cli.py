@@ -241,7 +241,8 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def is_well_formed(error: Result, tool: str) -> bool:
-    """Lines `<tool>: error: ...`, one for each fault, and at the end perhaps a hint; none that is hard to read."""
+    """Whether all lines are `<tool>: error: ...`, one for each fault, with at most one hint at the end, and all lines
+    are shorter than 200 characters."""
     lines = error.stderr.splitlines()
     hints = [line for line in lines if line.startswith("hint: ")]
     return (
@@ -258,7 +259,7 @@ def test_tool_says(folder, request, name, command, code):
     before = snapshot(folder)
     tool, *arguments = shlex.split(command)
     if not (BIN / tool).is_file():
-        pytest.skip(f"{tool} is built only where nvcc is")  # conftest.py has seen to the others
+        pytest.skip(f"{tool} is built only where nvcc is")  # conftest.py has checked that the other tools exist
     result = run(tool, *arguments, cwd=folder)
     said = {"stdout": normalised(result.stdout), "stderr": normalised(result.stderr)}
     if request.config.getoption("--update-expected", False):

@@ -55,7 +55,7 @@ def test_every_flipped_bit_of_an_artifact_is_noticed(make_dump, tmp_path):
 
 
 def test_damaged_dumps_do_not_crash_the_tool(make_dump, tmp_path):
-    """Some damage is only other numbers; whatever else it does, the HDF5 library must not take the tool down."""
+    """Some damage only changes numbers. No damage may let the HDF5 library crash the tool."""
     content = make_dump(head_dim=32, tokens=61, layers=1).read_bytes()
     rng = random.Random(SEED)
     path = tmp_path / "damaged.h5"

@@ -52,7 +52,7 @@ def artifacts(sample, tmp_path_factory) -> Callable[..., Path]:
 
 
 def diff(*flags: object) -> tuple[int, dict]:
-    """Exit code and a document that the schema allows."""
+    """Exit code and the document, checked against the schema."""
     result = run("kvq-diff", "--json", *flags)
     assert result.code in (0, CHECK_FAILED), result
     document = json.loads(result.stdout)
@@ -62,7 +62,7 @@ def diff(*flags: object) -> tuple[int, dict]:
 
 
 def failed(document: dict) -> dict[str, str]:
-    """Metrics whose rules failed, and where that was worst."""
+    """Metrics of failed rules, with the place of the worst reading."""
     return {
         check["rule"].split("<")[0].split(">")[0]: check["worst"].get("where", "")
         for check in document["checks"]
@@ -74,7 +74,7 @@ def failed(document: dict) -> dict[str, str]:
 
 
 class Editor:
-    """Changes tensors and manifest of an artifact, and gives it the content hash that it should have then."""
+    """Changes tensors and manifest of an artifact, then writes the artifact with the right content hash."""
 
     def __init__(self, source: Path):
         self.content = bytearray(source.read_bytes())
@@ -124,12 +124,12 @@ def wrong_rope(editor: Editor) -> None:
 
 
 def centroids_of_head(editor: Editor) -> np.ndarray:
-    """[C, D] of KV head 1, to be changed."""
+    """[C, D] of KV head 1, for in-place changes."""
     return editor.tensor("layers.3.k.centroids")[1]
 
 
 def shuffle_centroids(editor: Editor) -> None:
-    """Every number stays, at another place."""
+    """Permutes all numbers."""
     values = centroids_of_head(editor)
     values[:] = np.random.default_rng(0).permutation(values.reshape(-1)).reshape(values.shape)
 
@@ -152,7 +152,7 @@ def twice_centroids(editor: Editor) -> None:
 
 
 def reverse_eigenbasis(editor: Editor) -> None:
-    """Eigenvectors in the order of falling importance where they should rise, and the rotation with them."""
+    """Reverses the order of eigenvectors, and changes the rotation with them."""
     basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
     u = basis.astype(np.float64)
     rotation[:] = u[:, ::-1] @ u.T @ rotation.astype(np.float64)
@@ -160,7 +160,7 @@ def reverse_eigenbasis(editor: Editor) -> None:
 
 
 def rebalance(editor: Editor) -> None:
-    """One channel of a head counts a quarter of what it did: A and A^-1 still belong together."""
+    """Scales one channel of a head to a quarter; A and A^-1 stay inverse to each other."""
     rotation, inverse = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("rotation", "inverse"))
     rotation[7] *= np.float32(0.25)
     inverse[:, 7] *= np.float32(4)
@@ -175,7 +175,7 @@ def other_outliers(editor: Editor) -> None:
 
 
 def mix(editor: Editor, across_widths: bool) -> None:
-    """Another orthogonal map behind every transform, inside the channels of one width or across them."""
+    """Multiplies every transform by another orthogonal map, inside the channels of one width or across widths."""
     random = np.random.default_rng(3)
     for name in [name for name in editor.file.tensors if name.endswith(".inverse")]:
         inverse, rotation = editor.tensor(name), editor.tensor(name.replace("inverse", "rotation"))
@@ -217,7 +217,7 @@ DAMAGE = [
     "method, damage, rule, where", DAMAGE, ids=lambda value: getattr(value, "__name__", str(value))
 )
 def test_damage_fails_by_its_rule(artifacts, tmp_path, method, damage, rule, where):
-    """Without a dump: the files alone show it, and the tool does not refuse to read them."""
+    """Without a dump: the two files show the damage, and the tool does not refuse them."""
     good = artifacts(method)
     editor = Editor(good)
     damage(editor)
@@ -232,7 +232,7 @@ def test_damage_fails_by_its_rule(artifacts, tmp_path, method, damage, rule, whe
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_damage_shows_in_what_it_does(artifacts, held_out, tmp_path, method, damage, rule, where):
-    """With a dump, by what is measured: even if nothing else of the file is compared."""
+    """With a dump: the measured metrics show the damage, even if no other part of the files is compared."""
     good = artifacts(method)
     editor = Editor(good)
     damage(editor)
@@ -246,7 +246,7 @@ def test_damage_shows_in_what_it_does(artifacts, held_out, tmp_path, method, dam
 
 
 def overflowing(tensor: str) -> Callable[[Editor], None]:
-    """A head whose stored rows are too large for a float: what is measured of it is NaN or infinite."""
+    """Makes the stored rows of a head overflow a float, so that measured metrics of the head are NaN or infinite."""
 
     def damage(editor: Editor) -> None:
         editor.tensor(tensor)[1] *= 3e33
@@ -262,7 +262,8 @@ def overflowing(tensor: str) -> Callable[[Editor], None]:
     ],
 )
 def test_readings_that_are_no_numbers_fail(artifacts, held_out, tmp_path, side, metrics):
-    """In one layer, beside sound ones, and also where they were none before; by every rule that is about them."""
+    """A rule fails if one layer's reading is NaN or infinite beside finite readings, also if the old reading was not
+    finite."""
     good = artifacts("oscar")
     editor = Editor(good)
     overflowing(f"layers.3.{side}.rotation")(editor)
@@ -292,7 +293,7 @@ def test_readings_that_are_no_numbers_fail(artifacts, held_out, tmp_path, side, 
 
 
 def test_what_does_not_apply_is_no_fault(make_dump, tmp_path):
-    """A layer without values has no output error: no reading, and a rule about others holds."""
+    """A layer without values has no output error, hence no reading; a rule about other layers passes."""
     dump = make_dump(tokens=64, head_dim=32, layers=1, kind="mla_rope", kv_heads=1)
     own = calibrate(dump, tmp_path / "own", "--method", "plain")
     code, document = diff(own, own, "--model", dump)
@@ -305,8 +306,8 @@ def test_what_does_not_apply_is_no_fault(make_dump, tmp_path):
 @pytest.mark.parametrize("damage", CENTROIDS, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("method", ["4-means", "k-means"])
 def test_damaged_centroids_of_one_head_fail_by_what_they_do(artifacts, held_out, tmp_path, method, damage):
-    """Their own distance cannot tell half of them from another seed's (formats/diff.md); the default rule of logits
-    can."""
+    """The distance of centroids cannot tell half of them from those of another seed (formats/diff.md); the default rule
+    of logits can."""
     good = artifacts(method)
     editor = Editor(good)
     damage(editor)
@@ -314,10 +315,10 @@ def test_damaged_centroids_of_one_head_fail_by_what_they_do(artifacts, held_out,
     assert code == CHECK_FAILED and failed(document)["heads.logit_rel_mse"] == "layer 3 head 1"
 
 
-# What must pass
+# Changes that must pass
 
 
-# kvq compares candidates whose mixing a seed draws, so that another seed may choose other transforms and bytes.
+# kvq compares candidates with seeded random mixing, so another seed may choose other transforms and bytes.
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "kvq"])
 def test_another_seed_passes(artifacts, held_out, method):
     code, document = diff(artifacts(method), artifacts(method, "--seed", 1), "--model", held_out)
@@ -338,14 +339,14 @@ def test_equal_artifacts_have_no_distance(artifacts, held_out):
 
 @pytest.mark.parametrize("method", ["oscar", "kvq"])
 def test_eigenvector_signs_pass(artifacts, held_out, tmp_path, method):
-    """U -> U S, and R with it where it is U times fixed factors: R' = U S U^T R."""
+    """U becomes U S. If R is U times fixed factors, R changes with it: R' = U S U^T R."""
     good, random = artifacts(method), np.random.default_rng(3)
     editor = Editor(good)
     for name in [name for name in editor.file.tensors if name.endswith(".eigenbasis")]:
         basis, rotation = editor.tensor(name), editor.tensor(name.replace("eigenbasis", "rotation"))
         for head in range(len(basis)):
             signs = random.choice([-1.0, 1.0], basis.shape[1]).astype(np.float32)
-            if method == "oscar":  # elsewhere what follows the basis is random anyway
+            if method == "oscar":  # in other methods the factors after the basis are random
                 u = basis[head].astype(np.float64)
                 rotation[head] = (u * signs) @ u.T @ rotation[head].astype(np.float64)
             basis[head] *= signs
@@ -365,7 +366,7 @@ def distances_of(document: dict, metric: str) -> list[float]:
 
 @pytest.mark.parametrize("method", ["balanced", "klt"])
 def test_orthogonal_maps_inside_a_width_pass(artifacts, held_out, tmp_path, method):
-    """What does not matter: the rows are others, and all that is made of them the same."""
+    """The transformed rows differ, but all results agree."""
     good = artifacts(method)
     editor = Editor(good)
     mix(editor, across_widths=False)
@@ -397,7 +398,8 @@ def test_a_transform_beside_none_is_another_way_of_coding(artifacts):
 
 
 def test_a_budget_may_choose_other_transforms(artifacts, tmp_path):
-    """Head by head, as it chooses widths: it is told, and no other way of coding. Elsewhere it is one."""
+    """With a budget, heads may choose other transforms, as they choose widths: this is reported and is no other way of
+    coding. Without a budget it is one."""
     for method, codes in (("kvq", 0), ("klt", 1)):
         editor = Editor(artifacts(method))
         kind = editor.side(3, "k")["transform"]["kind"]
@@ -443,8 +445,7 @@ def test_lost_bits_and_other_windows_fail(artifacts):
 
 
 def test_a_demanded_rule_without_readings_fails(artifacts, tmp_path):
-    """Nothing to judge is no success: no clip ratios in one of them, or another geometry, so that nothing is
-    measured."""
+    """A rule without readings fails: one file has no clip ratios, or geometries differ, so that nothing is measured."""
     code, document = diff(artifacts("oscar"), artifacts("fitted"), "--no-default-rules", "--fail-on", "clip<=0.05")
     assert code == CHECK_FAILED and document["checks"][0]["readings"] == 0
     editor = Editor(artifacts("oscar"))
@@ -462,7 +463,8 @@ def test_a_demanded_rule_without_readings_fails(artifacts, tmp_path):
 
 
 def test_windows_that_hold_the_whole_dump_do_not_pass(sample, held_out, tmp_path):
-    """Sequences of 149 tokens, windows of 100 and 100: every measure is zero, of sound artifacts as of damaged ones."""
+    """Sequences of 149 tokens with windows of 100 and 100: every metric is zero, for valid and for damaged
+    artifacts."""
     own, windows = ("--method", "oscar"), ("--sink-tokens", 100, "--recent-tokens", 100)
     covered = calibrate(sample, tmp_path / "covered.safetensors", *own, *windows)
     plain = calibrate(sample, tmp_path / "plain.safetensors", *own, "--sink-tokens", 0, "--recent-tokens", 0)
@@ -500,7 +502,7 @@ def test_windows_that_hold_the_whole_dump_do_not_pass(sample, held_out, tmp_path
 
 
 def test_exact_codes_need_no_windows(sample, held_out, tmp_path):
-    """Nothing is read as codes where there are none: that is no fault of a dump."""
+    """An artifact with only exact layers has no codes, which is no fault of the dump."""
     own = calibrate(sample, tmp_path / "own.safetensors", "--method", "plain", "--bits", 16, "--sink-tokens", 200)
     assert diff(own, own, "--model", held_out)[0] == 0
 
@@ -512,8 +514,8 @@ def test_inputs_are_not_overwritten(artifacts, tmp_path):
 
 
 def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
-    """Two eigenvectors of close eigenvalues exchanged: 90 degrees, and nothing that matters; so no default rule is
-    about angles."""
+    """Exchanging two eigenvectors with close eigenvalues gives an angle of 90 degrees but no other change, so no
+    default rule is about angles."""
     good = artifacts("oscar")
     editor = Editor(good)
     basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
@@ -535,7 +537,7 @@ def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
 
 
 def test_rules_hold_for_all_readings(artifacts, held_out):
-    """A rule of layers.<metric> fails if one layer does; limits are inclusive."""
+    """A rule of layers.<metric> fails if one layer fails; limits are inclusive."""
     good, other = artifacts("block-gtq"), artifacts("block-gtq", "--seed", 1)
     _, document = diff(good, other, "--model", held_out)
     changes = [
@@ -595,7 +597,7 @@ def test_heads_have_no_output_projection(artifacts, held_out):
 
 
 def test_a_percentage_of_a_distance_is_refused(artifacts):
-    """It would have no old value: the message says what to write, which is taken."""
+    """A distance has no old value. The message suggests a rule, and the suggested rule is accepted."""
     _, document = diff(artifacts("block-gtq"), artifacts("block-gtq"))
     distances = {reading["metric"] for reading in document["readings"] if "old" not in reading}
     assert {"geometry", "orthogonality", "codebook", "allocation.regret", "heads.allocation.hamming"} <= distances
@@ -633,7 +635,7 @@ def test_another_model_is_a_finding(artifacts, make_dump, tmp_path):
     assert code == CHECK_FAILED and "geometry" in failed(document)
 
 
-# What it prints
+# Printed output
 
 
 def test_text(artifacts, held_out):
@@ -683,7 +685,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_names_of_any_bytes(artifacts, tmp_path, name):
-    """Linux takes them as file names: JSON, JUnit and Markdown stay well-formed, whatever they hold."""
+    """Linux allows any bytes in file names. JSON, JUnit and Markdown stay well-formed for all of them."""
     path = tmp_path / os.fsdecode(name)
     path.write_bytes(artifacts("fitted").read_bytes())
     junit = tmp_path / "diff.xml"

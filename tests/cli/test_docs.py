@@ -52,7 +52,7 @@ class Block:
     text: str
 
     def commands(self) -> list[str]:
-        """Lines of `sh`, or what follows "$ " in `console`, with continued lines joined."""
+        """Lines of a `sh` block, or the text after "$ " in a `console` block, with continued lines joined."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -94,7 +94,7 @@ def write_stub(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """What a clone holds, with tools as if they were built."""
+    """The files of a clone, with stubs in place of built tools."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -114,7 +114,7 @@ def checkout(tmp_path) -> Path:
     (tmp_path / "build/release").mkdir(parents=True)
     (tmp_path / "build/release/tools").symlink_to(BIN)
     write_stub(tmp_path / "stubs/cmake", "exit 0")
-    write_stub(tmp_path / "scripts/test.sh", "exit 0")  # these tests are part of it
+    write_stub(tmp_path / "scripts/test.sh", "exit 0")  # scripts/test.sh runs these tests, so a stub replaces it
     write_stub(tmp_path / "scripts/setup.sh", f'"{ROOT}/scripts/setup.sh" "$@" --check; test $? -le 1')
     (tmp_path / ".venv").mkdir()
     write_stub(tmp_path / ".venv/bin/python", f'exec "{sys.executable}" "$@"')
@@ -167,7 +167,7 @@ def test_commands_that_do_not_run_name_programs_and_flags_that_exist(page):
 
 
 def what_is_known_of(program: str, words: list[str]) -> str:
-    """The text in which a program's flags stand; all of its words where it was not built."""
+    """The help text that lists a program's flags; if the program was not built, all words of the command."""
     if "kvq-" not in program:
         script = ROOT / program[program.index("scripts/") :]
         return "".join(path.read_text() for path in [script, *sorted((ROOT / "scripts/kvq_dump").glob("*.py"))])
@@ -215,7 +215,7 @@ def test_the_readme_is_short():
 
 
 def test_numbers_of_the_readme_are_measured_ones():
-    """The first screen quotes docs/measurements.md."""
+    """The first screen of README.md quotes docs/measurements.md."""
     rows = re.findall(
         r"^\| `(?:saw-int4|oscar|quarot|kvq)\b[^|]*\| ([^|]*) \| ([^|]*) \| ([^|]*) \|", README.read_text(), re.M
     )
@@ -227,7 +227,7 @@ def test_numbers_of_the_readme_are_measured_ones():
 @pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="needs a C and a C++ compiler")
 @each([page for page in PAGES if any(block.language in ("c", "cpp") for block in read_blocks(page))])
 def test_code_blocks_compile(page, tmp_path):
-    """All C blocks of a page are one function of the engine's, each C++ block is one."""
+    """All C blocks of a page form one function of an engine; each C++ block forms a function."""
     blocks = read_blocks(page)
     c = "".join(block.text for block in blocks if block.language == "c")
     sources = {"page.c": f"#include <kvq/runtime.h>\n#include <stdio.h>\nvoid engine({ENGINE_HAS}) {{\n{c}}}\n"}
@@ -251,6 +251,6 @@ def test_every_page_is_in_the_index():
 
 
 def test_the_table_of_folders_is_what_is_checked():
-    """lib/kvq/README.md says of each folder what it may include, as scripts/check_layers.py holds it."""
+    """lib/kvq/README.md states for each folder the same allowed includes as scripts/check_layers.py."""
     rows = re.findall(r"^\| `(\w+)/` \| [^|]* \| ([^|]*) \|", (ROOT / "lib/kvq/README.md").read_text(), re.M)
     assert {folder: re.findall(r"\w+", needs.replace("nothing", "")) for folder, needs in rows} == check_layers.NEEDS

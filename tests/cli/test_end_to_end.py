@@ -57,8 +57,8 @@ def test_dump_calibrate_inspect(dump, tmp_path, flags):
 
 
 def test_artifact_knows_its_model(dump, sample, tmp_path):
-    """The fingerprint of the model folder travels from the dump into the artifact: the same for two dumps of one
-    model."""
+    """The fingerprint of the model folder gets from the dump into the artifact. Two dumps of one model have the same
+    fingerprint."""
     artifacts = [calibrate(source, tmp_path / source.name, "--layers", 0) for source in (dump, sample)]
     models = [
         json.loads(succeed("kvq-inspect", artifact, "--json").stdout)["manifest"]["model"] for artifact in artifacts

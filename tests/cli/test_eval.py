@@ -34,7 +34,7 @@ def artifacts(sample, tmp_path_factory) -> dict[tuple[str, int], Path]:
 
 
 def evaluate(*flags: object) -> dict:
-    """A document that the schema allows."""
+    """The document, checked against the schema."""
     document = json.loads(succeed("kvq-eval", "--json", *flags).stdout)
     pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/eval.schema.json").read_text()))
     return document
@@ -56,14 +56,14 @@ def comparison(document: dict, scheme: str, metric: str) -> dict:
 
 
 def refusal(*flags: object) -> tuple[int, str]:
-    """Exit code and the one line that says why; a hint may follow."""
+    """Exit code and the line of the error; a hint may follow."""
     result = run("kvq-eval", *flags)
     lines = [line for line in result.stderr.splitlines() if not line.startswith("hint: ")]
     assert result.stdout == "" and len(lines) == 1, result
     return result.code, lines[0].removeprefix("kvq-eval: error: ")
 
 
-# The numbers
+# Numbers
 
 
 @pytest.mark.parametrize("bits", [2, 3])
@@ -80,7 +80,7 @@ def test_block_gtq_beats_tq_mse_in_every_layer(held_out, artifacts, bits):
 
 
 def rotated(x: np.ndarray, positions: np.ndarray, attributes: dict, inv_freq: np.ndarray, factor: float) -> np.ndarray:
-    """x [..., T, D] turned as formats/dump.md says; `factor` is on cos and sin."""
+    """x [..., T, D] rotated by formats/dump.md; `factor` multiplies cos and sin."""
     first, count = int(attributes["rotary_offset"]), len(inv_freq)
     half = attributes["rope_layout"] == "half"
     a = first + np.arange(count) * (1 if half else 2)
@@ -93,7 +93,7 @@ def rotated(x: np.ndarray, positions: np.ndarray, attributes: dict, inv_freq: np
 
 
 def reference(dump: Path, artifact: Path, layer: int, pairs: int) -> np.ndarray:
-    """[Hkv] from a pre_rope dump, by the second reader and its codec; the offsets one at a time."""
+    """rope_logit_mae [Hkv] of a pre_rope dump, by the second reader and its codec, offset by offset."""
     with h5py.File(dump) as file:
         group, positions = file[f"layers/{layer}"], file["positions"][:].astype(np.float64)
         attributes, inv_freq = dict(group.attrs), group["rope_inv_freq"][:]
@@ -153,8 +153,8 @@ def test_layers_without_values_are_measured(make_dump, tmp_path):
 
 
 def test_bits_are_weighted_by_elements(make_dump, tmp_path):
-    """A row's scale and minimum are 32 / 32 bits of an element in one layer, 32 / 128 in the other, which has eight
-    times as many elements."""
+    """A row's scale and minimum take 32 / 32 bits of an element in one layer and 32 / 128 in the other layer, which has
+    eight times as many elements."""
     wide = make_dump(tokens=64, layers=2, head_dim=128, q_heads=4, kv_heads=4)
 
     def replace(file):
@@ -194,7 +194,7 @@ def test_projected_outputs_are_compared_layer_by_layer(make_dump, tmp_path):
 
 
 def peak_megabytes(*flags: object) -> float:
-    """Of a process that succeeds, as it is seen from outside every few milliseconds."""
+    """Peak memory of a successful process, sampled from outside every few milliseconds."""
     process = subprocess.Popen(
         [BIN / "kvq-eval", "--quiet", "--threads", "1", *map(str, flags)], stdout=subprocess.DEVNULL
     )
@@ -208,7 +208,7 @@ def peak_megabytes(*flags: object) -> float:
 
 
 def test_projected_outputs_take_little_memory(make_dump, tmp_path):
-    """[T, hidden] floats would be 134 MB, and as many for each scheme."""
+    """Floats [T, hidden] would take 134 MB for the exact outputs and as much for each scheme."""
     bare = make_dump(tokens=4096, sequences=1, layers=1, head_dim=16, q_heads=1, kv_heads=1)
     weights = np.random.default_rng(0).standard_normal((8192, 16)).astype(np.float16)
     projected = edited(
@@ -221,7 +221,7 @@ def test_projected_outputs_take_little_memory(make_dump, tmp_path):
     assert "o_proj" in succeed("kvq-eval", "--model", projected, "--scheme", "naive-int2").stdout
 
 
-# What it prints
+# Printed output
 
 
 def shown(x: float) -> str:
@@ -258,7 +258,7 @@ def test_layer_table(held_out, artifacts):
 
 
 def test_wide_layer_tables_are_cut_into_blocks(held_out):
-    """80 columns; the first candidate stands in every block."""
+    """Tables fit 80 columns; each block begins with the first candidate."""
     schemes = [f"tq-mse-{bits}" for bits in range(1, 9)]
     flags = [word for name in schemes for word in ("--scheme", name)]
     lines = succeed("kvq-eval", "--model", held_out, *BY_ROPE, *flags).stdout.splitlines()
@@ -269,7 +269,7 @@ def test_wide_layer_tables_are_cut_into_blocks(held_out):
 
 
 def test_summary(held_out, artifacts):
-    """All tables fit 80 columns and say what the document says."""
+    """All tables fit 80 columns and have the numbers of the document."""
     flags = (
         "--model",
         held_out,
@@ -327,7 +327,7 @@ def test_json_is_one_document(held_out, artifacts):
 
 
 def test_windows(sample, held_out, tmp_path):
-    """A window as long as every sequence leaves nothing to code; --no-windows codes all of it."""
+    """A window as long as every sequence leaves no token to quantize; with --no-windows every token is quantized."""
     windowed, bare = (
         calibrate(sample, tmp_path / name, "--method", "plain", "--recent-tokens", tokens)
         for name, tokens in (("w", 149), ("b", 0))
@@ -351,7 +351,7 @@ def test_windows(sample, held_out, tmp_path):
 
 
 def test_windows_of_kivi(held_out):
-    """Without windows neither errors nor bits know them."""
+    """Without windows, neither errors nor bits depend on them."""
     inside, outside = (
         evaluate("--model", held_out, "--scheme", "kivi-2", "--context", 1024, *flags)["schemes"][0]
         for flags in ((), ("--no-windows",))
@@ -363,14 +363,14 @@ def test_windows_of_kivi(held_out):
 def test_losses_are_no_wins(held_out, artifacts):
     good, bad = artifacts["block-gtq", 3], artifacts["block-gtq", 2]
     result = succeed("kvq-eval", "--model", held_out, *BY_ROPE, good, bad, good)
-    # Three files, two with the same stem: columns are then named by path, and the same path by a number.
+    # `good` is given twice: equal stems are replaced by paths, and the second of equal paths gets a number.
     assert result.stdout.splitlines()[-2:] == [
         f"{name} wins 0/6 layers against {good}" for name in ("block-gtq-2", f"{good} (2)")
     ]
 
 
 def test_equal_names_are_numbered(make_dump, tmp_path):
-    """Comparisons name schemes: no two have the same name."""
+    """Comparisons identify schemes by name, so names must be unique."""
     dump = make_dump(tokens=64, head_dim=32)
     artifact = calibrate(dump, tmp_path / "kivi-2.safetensors", "--method", "plain")
     document = evaluate("--model", dump, artifact, "--scheme", "kivi-2", "--scheme", "bf16", "--scheme", "kivi-2")
@@ -402,7 +402,7 @@ def test_several_dumps(held_out, sample, artifacts):
     assert document["dump"]["tokens"] == 2 * 447
 
 
-# What it refuses
+# Refusals
 
 
 def test_artifact_of_another_model(held_out, artifacts, tmp_path):

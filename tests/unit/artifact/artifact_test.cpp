@@ -181,7 +181,7 @@ TEST_CASE("Verifying notices a rotation that is not orthogonal, although its has
     for (std::size_t i = 0; i < data.size() / 4; ++i) {
       float number = 0.0f;
       std::memcpy(&number, data.data() + 4 * i, 4);
-      file.set_float(tensor, i, number * 1.00001f);  // a defect of 2e-5
+      file.set_float(tensor, i, number * 1.00001f);  // error of orthogonality: 2e-5
     }
     file.write(folder / "bad");
     CHECK(error_text([&] { load_artifact(folder / "bad"); }) == "no error");

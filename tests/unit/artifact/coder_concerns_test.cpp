@@ -20,8 +20,8 @@
 #include <utility>
 #include <variant>
 
-// Every alternative of Coder through every concern. samples() and expected() have one overload for each alternative and
-// no default: a new alternative does not compile until it is walked too.
+// Passes every alternative of Coder to every function that depends on the coder. samples() and expected() have one
+// overload for each alternative and no default, so a new alternative does not compile until the tests cover it.
 
 using namespace kvq;
 
@@ -57,11 +57,11 @@ std::vector<Coder> samples(const TrellisCoder&) {
           test::trellis_coder({1, 2, 3}, 32, ScaleRule::least_squares, ScaleType::bf16, 4)};
 }
 
-/// What an artifact with one of the samples must hold.
+/// What an artifact with one of the samples must have.
 struct Expected {
   std::vector<std::string> features;  ///< words of `requires`
   std::vector<std::string> tensors;   ///< of a side
-  bool in_pages;                      ///< whether any page holds such codes
+  bool in_pages;                      ///< whether pages can hold these codes in any format
 };
 
 Expected expected(const ExactCoder&) { return {{}, {}, true}; }

@@ -42,7 +42,7 @@ struct Fault {
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 const Fault kFaults[] = {
-    // What a reader must know.
+    // Features that a reader must know.
     {"a feature of the future", "unsupported: ", "zigzag",
      [](EditableFile& f) {
        f.metadata["requires"] += ",zigzag";

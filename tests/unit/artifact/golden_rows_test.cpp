@@ -57,7 +57,7 @@ std::vector<float> by_head(const std::vector<std::uint16_t>& rows, int heads, in
   return x;
 }
 
-/// Rows of one head as their bytes decode, rotated back.
+/// Decodes the bytes of one head's rows and rotates them back.
 std::vector<float> decoded(const TensorPlan& plan, const GoldenSide& side, int head, int heads, int dim) {
   const RowCodec codec(plan, head, dim);
   const auto size = static_cast<std::size_t>(row_bytes(plan, dim)), d = static_cast<std::size_t>(dim);
@@ -92,7 +92,7 @@ void check_side(const TensorPlan& plan, const std::vector<std::uint16_t>& rows, 
   CHECK(found == expected);
 }
 
-/// Keys of one head, rotated by a matrix that leaves them as they are.
+/// A plan of one head of keys; its rotation matrix is the identity.
 LayerPlan small_plan(Coder coder, int dim) {
   LayerPlan plan{
       .layer = 0,
@@ -151,7 +151,7 @@ TEST_CASE("The golden output is causal attention of the last token, through the 
     const auto d = static_cast<std::size_t>(g.head_dim), dv = static_cast<std::size_t>(g.v_head_dim);
     for (int hq = 0; hq < g.num_q_heads; ++hq) {
       const int head = hq / g.queries_per_kv_head();
-      std::vector<float> q(5 * d, 0.0f);  // what others ask does not matter
+      std::vector<float> q(5 * d, 0.0f);  // other query heads do not matter
       for (std::size_t j = 0; j < d; ++j)
         q[4 * d + j] = bf16_to_float(rows.tokens.q[static_cast<std::size_t>(hq) * d + j]);
       std::vector<double> out(5 * dv);
@@ -165,11 +165,12 @@ TEST_CASE("The golden output is causal attention of the last token, through the 
 }
 
 TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][golden_rows]") {
-  // s = 1 and m = 1: the edges are 1.5, 2.5 and 3.5. Half a step of fp16 at 1 is 2^-11, more than 4 * 2^-18.
+  // s = 1 and m = 1: the edges are 1.5, 2.5 and 3.5. Half a step of fp16 at 1 is 2^-11, more than the move of 4 *
+  // 2^-18.
   LayerPlan affine = small_plan(UniformCoder{.bits = 2, .group_size = 4, .scale_type = ScaleType::fp16}, 4);
   affine.k.clip_ratio = {1.0};
   CHECK(firm_of(affine, {1, 2, 3, 4, /**/ 1, 2.5, 3, 4, /**/ 1, 2, 3.5, 4, /**/ 0, 0, 0, 0}) == Firm{1, 0, 0, 1});
-  CHECK(firm_of(affine, {0, 1, 2, 3}) == Firm{0});  // a minimum of 0 that moves is another number in fp16
+  CHECK(firm_of(affine, {0, 1, 2, 3}) == Firm{0});  // a minimum of 0 becomes another number in fp16 when it moves
 
   // s = R(2 * 3 / 3) = 2: the edges are -2, 0 and 2.
   LayerPlan symmetric = small_plan(
@@ -183,12 +184,13 @@ TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][g
       4);
   const std::vector<float> rows = {3, 1, -1, -3, /**/ 3, 0, -1, -3, /**/ 3, 1, 2, 1, /**/ 3, 1, 1, 1};
   CHECK(firm_of(symmetric, rows) == Firm{1, 0, 0, 1});
-  std::get<UniformCoder>(symmetric.k.coder).scale_type = ScaleType::fp32;  // sees every step
+  std::get<UniformCoder>(symmetric.k.coder).scale_type = ScaleType::fp32;  // fp32 shows every step
   CHECK(firm_of(symmetric, rows) == Firm{0, 0, 0, 0});
-  symmetric.k.rotation = {};  // but without a rotation there is none
+  symmetric.k.rotation = {};  // without a rotation nothing moves
   CHECK(firm_of(symmetric, rows) == Firm{1, 1, 1, 1});
 
-  // 1.00390625 = 1 + 2^-8 lies halfway between bfloat16 numbers, but bfloat16 rows that stay what they are do not.
+  // 1.00390625 = 1 + 2^-8 lies halfway between two bfloat16 numbers. Without a center, bfloat16 rows are stored
+  // unchanged.
   CHECK(firm_of(small_plan(ExactCoder{}, 4), {1, 2, 3, 4}) == Firm{1});
   LayerPlan shifted = small_plan(ExactCoder{}, 4);
   shifted.k.center = {-0x1p-8f, 0, 0, 0};
@@ -196,8 +198,8 @@ TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][g
 }
 
 TEST_CASE("A scale near a rounding edge is not firm, whichever two channels it comes from", "[artifact][golden_rows]") {
-  // s = R((hi - lo) / 3) with hi - lo = 3 (1 + 2^-11): halfway between two numbers of fp16. It needs hi and lo moved
-  // against each other: together they leave s as it is.
+  // s = R((hi - lo) / 3) with hi - lo = 3 (1 + 2^-11) lies halfway between two fp16 numbers. s changes only if hi and
+  // lo move in opposite directions.
   LayerPlan plan = small_plan(UniformCoder{.bits = 2, .group_size = 16, .scale_type = ScaleType::fp16}, 16);
   plan.k.clip_ratio = {1.0};
   const float half = 3 * 0x1p-12f,
@@ -337,9 +339,9 @@ TEST_CASE("Verifying notices golden rows that are not what the plan makes of the
       CHECK(error_text([&] { load_artifact(folder / "bad"); }) == "no error");
       const bool unseen =
           name.ends_with("golden.q") && good.tensors.count(name.substr(0, name.size() - 1) + "out") == 0;
-      CHECK(golden_check_fails(folder / "bad") == !unseen);  // without values there is nothing to ask for
+      CHECK(golden_check_fails(folder / "bad") == !unseen);  // without values, no output shows a change of q
     }
-    // A plan that was exchanged under its golden rows.
+    // A plan that was replaced while its golden rows stayed.
     EditableFile bad = good;
     if (featured) continue;
     bad.set_float("layers.0.k.center", 1, 3.0f);

@@ -16,7 +16,7 @@ using namespace kvq;
 
 namespace {
 
-/// tree(d d) with d = x - m, every step rounded to binary32.
+/// tree(d d) with d = x - m; every step is rounded to binary32.
 float squared_distance(const float* x, const float* m, std::size_t dim) {
   std::vector<float> numbers;
   for (std::size_t j = 0; j < dim; ++j) {
@@ -46,7 +46,7 @@ TEST_CASE("The nearest centroid is that of the smallest tree sum, the first of e
     const auto d = static_cast<std::size_t>(dim);
     for (int entry = 0; entry < 2; ++entry) {
       float* values = centroids.values.data() + static_cast<std::size_t>(entry) * 20 * d;
-      std::copy_n(values + 4 * d, d, values + 17 * d);  // a second copy of one
+      std::copy_n(values + 4 * d, d, values + 17 * d);  // a second copy of one centroid
       for (int round = 0; round < 30; ++round) {
         std::vector<float> x = test::gaussian(d, random.bits());
         if (round % 3 == 0) x.assign(values + 4 * d, values + 5 * d);
@@ -56,7 +56,7 @@ TEST_CASE("The nearest centroid is that of the smallest tree sum, the first of e
         CHECK(test::first_bit_difference(sums, expected) == "");
         CHECK(nearest_centroid(centroids, entry, x) ==
               std::min_element(expected.begin(), expected.end()) - expected.begin());
-        add_centroid_distances(centroids, entry, x, sums);  // added to what is there
+        add_centroid_distances(centroids, entry, x, sums);  // adds to the sums so far
         for (float& sum : expected) sum += sum;
         CHECK(test::first_bit_difference(sums, expected) == "");
       }
@@ -130,7 +130,7 @@ TEST_CASE("Scope joint: the sum over heads decides, and all heads take the same 
       CHECK(test::first_bit_difference(out, std::span(found).subspan(row_at(head, row), kDim)) == "");
     }
   }
-  CHECK(alone < kHeads * kRows);  // or the test would not tell the scopes apart
+  CHECK(alone < kHeads * kRows);  // otherwise the test could not tell the scopes apart
   std::vector<float> one(x.begin(), x.begin() + kRows * kDim);
   CHECK_THAT(test::error_text([&] { reconstruct(plan, 0, one, kDim); }), Catch::Matchers::StartsWith("internal: "));
 }

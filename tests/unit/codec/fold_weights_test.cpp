@@ -38,8 +38,8 @@ Model random_model() {
           random(kHidden, 4)};
 }
 
-/// A plan whose values are rotated by `kind`, each head in its own way.
-/// @param transform  by a map that is not orthogonal
+/// A plan whose values are rotated by `kind`, with another rotation in each head.
+/// @param transform  the maps are not orthogonal
 LayerPlan plan_of(RotationKind kind, bool center, bool transform = false) {
   LayerPlan plan;
   plan.layer = 3;
@@ -51,7 +51,7 @@ LayerPlan plan_of(RotationKind kind, bool center, bool transform = false) {
     rotation.order = 4;
     for (int i = 0; i < kHeads * kDim; ++i) rotation.signs.push_back(i % 3 ? 1 : -1);
   } else if (kind == RotationKind::dense) {
-    for (int h = 0; h < kHeads; ++h)  // rotations of pairs by angles: orthogonal, and not symmetric
+    for (int h = 0; h < kHeads; ++h)  // rotations of pairs by angles: orthogonal, but not symmetric
       for (int i = 0; i < kDim; ++i)
         for (int j = 0; j < kDim; ++j) {
           const double angle = 0.3 + h + 0.7 * (i / 2);
@@ -80,7 +80,7 @@ LayerPlan plan_of(RotationKind kind, bool center, bool transform = false) {
   return plan;
 }
 
-/// Values of some tokens, [T, Hkv, D].
+/// Values of the tokens, [T, Hkv, D].
 std::vector<double> project(const std::vector<double>& weight, const std::vector<double>& bias,
                             const std::vector<double>& x, int tokens) {
   const std::size_t outputs = bias.size();
@@ -95,7 +95,7 @@ std::vector<double> project(const std::vector<double>& weight, const std::vector
   return y;
 }
 
-/// Output of one position whose heads weigh the tokens by `weights`, [Hq, T].
+/// Output of one position; `weights` [Hq, T] are the attention weights.
 std::vector<double> attend(const Model& model, const std::vector<double>& values, const std::vector<double>& weights,
                            int tokens) {
   std::vector<double> out = model.o_bias;
@@ -129,7 +129,7 @@ TEST_CASE("Folded weights give rotated values and the same output", "[codec]") {
   constexpr int kTokens = 5;
   const std::vector<double> x = random(kTokens * kHidden, 6);
   std::vector<double> weights = random(kQueryHeads * kTokens, 7);
-  for (std::size_t q = 0; q < kQueryHeads; ++q) {  // they sum to 1
+  for (std::size_t q = 0; q < kQueryHeads; ++q) {  // weights of a query sum to 1
     double sum = 0.0;
     for (std::size_t t = 0; t < kTokens; ++t) sum += weights[q * kTokens + t] = std::exp(weights[q * kTokens + t]);
     for (std::size_t t = 0; t < kTokens; ++t) weights[q * kTokens + t] /= sum;
@@ -155,7 +155,7 @@ TEST_CASE("Folded weights give rotated values and the same output", "[codec]") {
 
 namespace {
 
-/// Transforms of a condition, or scales of channels: both sides' rotations, each head's its own.
+/// Transforms with this condition, or channel scales: both sides, with another map in each head.
 LayerPlan transformed_plan(RotationKind kind, double condition, bool center) {
   LayerPlan plan = plan_of(kind, center);
   Rotation& rotation = plan.k.rotation;
@@ -192,7 +192,7 @@ std::vector<double> scores(const std::vector<double>& q, const std::vector<doubl
   return all;
 }
 
-/// Rows [T, heads, D] with RoPE of the layer's layout: every token's position is its number.
+/// Applies RoPE in the layer's layout to rows [T, heads, D]; the position of a token is its index.
 std::vector<double> with_rope(std::vector<double> rows, const LayerGeometry& g, int heads) {
   const std::vector<RopeBlock> blocks = rope_blocks(g);
   for (std::size_t first = 0; first < rows.size(); first += kDim)
@@ -232,7 +232,7 @@ TEST_CASE("Folded transforms give transformed values and the same output, whatev
     for (std::size_t d = 0; d < kDim; ++d)
       CHECK(folded[first + d] == Approx(rotated[d]).margin(1e-5 * static_cast<double>(largest)));
   }
-  // A and A^-1 are floats, and a product of them errs by their condition.
+  // A and A^-1 are floats, so the error of their product grows with the condition.
   const std::vector<double> expected = attend(before, plain, weights, kTokens),
                             found = attend(after, folded, weights, kTokens);
   for (std::size_t o = 0; o < kHidden; ++o) CHECK(found[o] == Approx(expected[o]).margin(1e-5 * condition));
@@ -294,7 +294,7 @@ TEST_CASE("Norms of queries and keys take the scales where all heads have the sa
     CHECK(k[i] == norm[i] * static_cast<double>(scales[i]));
     CHECK(q[i] == norm[i] / static_cast<double>(scales[i]));
   }
-  scales.resize(kDim), plan.k.rotation.scope = Scope::layer;  // one for all heads
+  scales.resize(kDim), plan.k.rotation.scope = Scope::layer;  // one set of scales for all heads
   q = k = norm;
   CHECK_NOTHROW(fold_key_scales(plan, q, k));
   q.pop_back();
@@ -318,13 +318,13 @@ TEST_CASE("Scales of keys that RoPE would mix are refused by name", "[codec]") {
 
 TEST_CASE("The error of folding is that of rounding", "[codec]") {
   Model model = random_model();
-  for (double& w : model.v) w = std::ldexp(std::nearbyint(std::ldexp(w, 4)), -4);  // few digits: exact in bfloat16
+  for (double& w : model.v) w = std::ldexp(std::nearbyint(std::ldexp(w, 4)), -4);  // few digits, so exact in bfloat16
   const FoldError identity =
       fold_value_rotation(plan_of(RotationKind::identity, false), kHidden, DType::bf16, model.v_proj(), model.o_proj());
   CHECK(identity.v_proj == 0.0);
   CHECK(identity.v_proj_before == 0.0);
   CHECK(identity.o_proj == identity.o_proj_before);
-  // Eight digits: an error uniform in a last place of 2^-7, of numbers between 1 and 2.
+  // Eight digits: an error that is uniform in the last place, 2^-7 of numbers between 1 and 2.
   CHECK(identity.o_proj > 0.5 * std::ldexp(1.0, -7) / std::sqrt(12.0));
   CHECK(identity.o_proj < std::ldexp(1.0, -7) / std::sqrt(12.0));
   const FoldError bf16 =
@@ -379,7 +379,7 @@ TEST_CASE("Keys are folded only where no position rotates them", "[codec]") {
   const std::vector<double> q0 = project(q_before, q_bias_before, x, kTokens),
                             k0 = project(k_before, k_bias_before, x, kTokens);
   const std::vector<double> q1 = project(q, q_bias, x, kTokens), k1 = project(k, k_bias, x, kTokens);
-  // Logits differ by q . center alone, one number for each query and head.
+  // Logits differ only by q . center, one number for each query and head.
   for (std::size_t head = 0; head < kQueryHeads; ++head)
     for (std::size_t t = 0; t < kTokens; ++t) {
       double shift = 0.0;

@@ -27,7 +27,7 @@ TrellisTaps random_taps(int bits, int memory, std::uint64_t seed) {
   return taps;
 }
 
-/// Does the path end in the state from which it began: are its last codes those of `state`?
+/// Whether the path ends in the state from which it began, so that its last codes are those of `state`.
 bool ends_in(std::span<const std::uint8_t> codes, const TrellisTaps& taps, std::size_t state) {
   std::size_t found = 0;
   for (int k = taps.memory - 1; k >= 0; --k)
@@ -42,14 +42,14 @@ std::vector<std::uint8_t> codes_of(std::uint64_t number, int bits, std::size_t c
   return codes;
 }
 
-/// The state at the seam by trying every path of the first run: 2 g steps from any state.
+/// The state at the seam, found by trying every path of the first run: 2 g steps from any state.
 std::size_t brute_force_seam(const TrellisTaps& taps, const std::vector<float>& y) {
   const std::size_t g = y.size(), steps = 2 * g, before = static_cast<std::size_t>(taps.memory);
   float best = std::numeric_limits<float>::infinity();
   std::size_t seam = 0;
   std::vector<float> table;
   for (std::uint64_t window = 0; window < std::uint64_t{1} << (before + 1); ++window) {
-    std::vector<std::uint8_t> history;  // own code lowest
+    std::vector<std::uint8_t> history;  // the channel's own code is in the lowest bits
     for (std::size_t k = 0; k <= before; ++k) history.push_back(static_cast<std::uint8_t>(window >> k & 1));
     table.push_back(test::trellis_value(taps, history));
   }
@@ -122,7 +122,7 @@ TEST_CASE("The path found is no dearer than taking the nearest value at every ch
     const test::Normalised unit = test::normalised(ScaleType::fp16, x);
     std::vector<std::uint8_t> codes(count);
     TrellisGroup(taps, ScaleRule::norm, ScaleType::fp16).encode(x, codes);
-    // From the same seam, channel by channel; the last codes are those of the seam.
+    // Chooses codes greedily from the same seam, channel by channel; the last codes are those of the seam.
     std::vector<std::uint8_t> greedy = codes;
     for (std::size_t j = 0; j + static_cast<std::size_t>(memory) < count; ++j) {
       float least = std::numeric_limits<float>::infinity();
@@ -157,7 +157,7 @@ TEST_CASE("Trellis groups are coded as the text says, bit for bit", "[codec][tre
     const TrellisTaps taps = random_taps(bits, memory, random.bits());
     std::vector<float> x = test::gaussian(count, random.bits(), std::exp(3.0 * random.normal()));
     if (round % 5 == 0)
-      for (float& value : x) value = std::round(value);  // ties
+      for (float& value : x) value = std::round(value);  // makes ties
     const TrellisGroup group(taps, rule, type);
     std::vector<std::uint8_t> codes(count);
     std::vector<float> decoded(count);
@@ -172,7 +172,7 @@ TEST_CASE("Trellis groups are coded as the text says, bit for bit", "[codec][tre
 }
 
 TEST_CASE("Equal costs: the smallest dropped code, the smallest last state", "[codec][trellis]") {
-  // Thetas of zero at the memory make paths that differ only in costs of equal size; x on a grid makes many ties.
+  // With thetas of zero for earlier codes, many paths cost the same; x on a grid adds ties.
   for (int bits = 1; bits <= 2; ++bits)
     for (int memory = 1; memory <= 2; ++memory) {
       TrellisTaps taps{
@@ -194,7 +194,7 @@ TEST_CASE("Equal costs: the smallest dropped code, the smallest last state", "[c
 }
 
 TEST_CASE("A memory that does not count gives symmetric codes with the trellis's scale", "[codec][trellis]") {
-  // theta[i] = 2^i and nothing else: v = (2c - 2^b + 1) / 2.
+  // theta[i] = 2^i and 0 elsewhere: v = (2c - 2^b + 1) / 2.
   for (int bits = 1; bits <= 4; ++bits) {
     TrellisTaps taps{.bits = bits, .memory = 1, .theta = std::vector<float>(static_cast<std::size_t>(2 * bits), 0.0f)};
     for (int i = 0; i < bits; ++i) taps.theta[static_cast<std::size_t>(i)] = std::ldexp(1.0f, i);

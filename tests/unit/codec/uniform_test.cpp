@@ -25,7 +25,7 @@ struct NamedRow {
   std::vector<float> row;
 };
 
-/// Twelve channels each: divisible by the group sizes 1, 3, 4, 12.
+/// Rows of twelve channels, a multiple of the group sizes 1, 3, 4 and 12.
 std::vector<NamedRow> adversarial_rows() {
   const auto filled = [](float number) { return std::vector<float>(12, number); };
   const auto with = [&](float others, std::size_t index, float number) {
@@ -179,7 +179,7 @@ TEST_CASE("The clip threshold is the sorted magnitude at floor(rho D), at most t
 
 TEST_CASE("The clip is taken over the whole row, not over a group", "[codec]") {
   const UniformCoder coder{.bits = 8, .group_size = 2, .scale_type = ScaleType::fp32};
-  // rho * D = 2: the third smallest magnitude, 3, bounds both groups.
+  // rho * D = 2: the clip threshold of both groups is the third smallest magnitude, 3.
   const std::vector<float> found = decoded_row(coder, 0.5, {10, -1, 3, 2});
   CHECK(test::largest_difference(found, std::vector<float>{3, -1, 3, 2}) < 0.01);
 }
@@ -237,7 +237,7 @@ TEST_CASE("The Gaussian step is the best one for these levels", "[codec]") {
       }
       return sum;
     };
-    // The step as the codec has it: the smallest x with the second code, in a group whose root mean square is one.
+    // The codec's step: the smallest x with the second code, in a group of root mean square 1.
     const UniformCoder coder{
         .bits = bits,
         .group_size = 2,
@@ -245,7 +245,7 @@ TEST_CASE("The Gaussian step is the best one for these levels", "[codec]") {
         .rule = ScaleRule::norm,
         .scale_type = ScaleType::fp32,
     };
-    if (bits == 1) continue;  // its only edge is at zero
+    if (bits == 1) continue;  // the only edge of one bit is at zero
     double low = 0.0, high = 1.4;
     for (int i = 0; i < 40; ++i) {
       const double x = (low + high) / 2, other = std::sqrt(2.0 - x * x);

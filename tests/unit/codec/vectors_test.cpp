@@ -1,4 +1,4 @@
-// The written vectors are the first truth: every one is held against the codec, bit for bit.
+// Compares every written vector, the first level of truth, with the codec, bit for bit.
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/row_codec.h>
@@ -31,7 +31,7 @@ std::uint32_t from_hex(const Json& word) {
   return static_cast<std::uint32_t>(std::stoul(word.get<std::string>(), nullptr, 16));
 }
 
-/// Hex patterns of a number type as floats.
+/// Converts hex patterns of a scale type to floats.
 std::vector<float> numbers_of(const Json& patterns, ScaleType type) {
   std::vector<float> numbers;
   for (const Json& word : patterns) {
@@ -63,7 +63,7 @@ ScaleType type_of(const Json& vector) {
   return type == "fp16" ? ScaleType::fp16 : type == "bf16" ? ScaleType::bf16 : ScaleType::fp32;
 }
 
-/// The largest width of a mixed row, the width of another.
+/// The largest width of a mixed row; the only width of other rows.
 int bits_of(const Json& vector) {
   return vector.contains("channel_bits") ? vector.at("channel_bits")[0].get<int>() : vector.at("bits").get<int>();
 }
@@ -151,7 +151,7 @@ Rotation rotation_of(const Json& json) {
   return rotation;
 }
 
-/// The vector's parameters as a plan of one head, with rotation identity if it does not say another.
+/// The vector's parameters as a plan of one head; the identity rotation if the vector has none.
 TensorPlan plan_of(const Json& vector, std::size_t dim) {
   TensorPlan plan;
   if (vector.contains("rotation")) {
@@ -177,7 +177,7 @@ TensorPlan plan_of(const Json& vector, std::size_t dim) {
   return plan;
 }
 
-/// RowCodec, whatever the coder: the only one for tables, trellises, mixed widths and centroids.
+/// Checks RowCodec, which handles every coder and alone handles tables, trellises, mixed widths and centroids.
 void check_row_codec(const Json& vector, const std::vector<float>& x) {
   const int dim = static_cast<int>(x.size());
   const TensorPlan plan = plan_of(vector, x.size());
@@ -213,7 +213,7 @@ void check_row_codec(const Json& vector, const std::vector<float>& x) {
   CHECK(test::first_bit_difference(row, numbers_of(vector.at("decoded_bits"), ScaleType::fp32)) == "");
 }
 
-/// Row i of A^-1 is what a unit row comes back as.
+/// Queries through A^-T. Row i of A^-1 is the unit row i rotated back.
 std::vector<double> queries_through(TensorPlan plan, const std::vector<float>& q) {
   plan.center.clear();
   std::vector<double> q_rot(q.size(), 0.0);

@@ -36,7 +36,7 @@ TEST_CASE("Matrix products are row-major and honour alpha, strides and accumulat
       expected_nn[at] = by_nn;
       expected_accumulated[at] += by_nn;
     }
-  CHECK(test::largest_difference(nt, expected_nt) < 1e-5);  // also: what lies between the rows was not touched
+  CHECK(test::largest_difference(nt, expected_nt) < 1e-5);  // also: the memory between the rows is unchanged
   CHECK(test::largest_difference(nn, expected_nn) < 1e-5);
   CHECK(test::largest_difference(accumulated, expected_accumulated) < 1e-5);
 }

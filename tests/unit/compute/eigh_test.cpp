@@ -22,7 +22,7 @@ std::vector<double> column(const EigenPairs& pairs, int j, int dim) {
   return vector;
 }
 
-/// Orthogonal, A v = lambda v, descending, signs canonical: all that the header promises.
+/// Checks the header's promises: orthogonal vectors, A v = lambda v, descending values, canonical signs.
 void check(const std::vector<double>& a, int dim) {
   const EigenPairs pairs = eigh(a, dim);
   REQUIRE(pairs.values.size() == static_cast<std::size_t>(dim));
@@ -100,7 +100,8 @@ TEST_CASE("The solver agrees with Jacobi's method", "[compute]") {
     const EigenPairs found = eigh(a, dim), expected = test::jacobi(a, dim);
     INFO("dim " << dim);
     CHECK(test::largest_difference(found.values, expected.values) < 1e-8 * expected.values[0]);
-    for (int j = 0; j < std::min(dim, 16); ++j) {  // further on neighbours are too close to be told apart so well
+    for (int j = 0; j < std::min(dim, 16);
+         ++j) {  // later eigenvalues are too close to separate their vectors this well
       double cosine = 0.0;
       for (int i = 0; i < dim; ++i)
         cosine +=

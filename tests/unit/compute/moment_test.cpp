@@ -93,6 +93,6 @@ TEST_CASE("A moment keeps what float32 sums would lose", "[compute]") {
   moment.add(std::vector<float>{1e8f, 1.0f, 1e-8f});
   CHECK(moment.sum[0] == 1e16 + 1.0);
   moment = MomentSum(1);
-  moment.add(std::vector<float>{3e38f, 3e38f});  // the square is no float
+  moment.add(std::vector<float>{3e38f, 3e38f});  // the square overflows float
   CHECK(std::isfinite(moment.sum[0]));
 }

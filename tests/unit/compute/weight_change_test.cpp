@@ -12,7 +12,7 @@ using namespace kvq;
 
 namespace {
 
-/// Logits of which the weights are the softmax.
+/// Logits whose softmax is `p`.
 std::vector<float> logits_of(const std::vector<float>& p) {
   std::vector<float> logits;
   for (const float weight : p) logits.push_back(weight > 0.0f ? std::log(weight) : -200.0f);
@@ -29,7 +29,8 @@ struct Expected {
   std::vector<double> change;
 };
 
-/// By softmax of both rows of logits, in long double: differences of nearly equal numbers keep enough digits.
+/// Reference by softmax of both rows of logits, in long double, so that differences of nearly equal numbers keep enough
+/// digits.
 Expected expected(const std::vector<float>& p, const std::vector<float>& delta) {
   std::vector<long double> exact, changed;
   long double total = 0.0L, z = 0.0L, top = -HUGE_VALL;
@@ -65,7 +66,7 @@ TEST_CASE("Weights change as two softmaxes differ, down to small changes", "[com
       for (const double size : {1e-4, 0.05, 1.0, 8.0}) {
         const std::vector<float> p = weights(count, sharpness, count);
         std::vector<float> delta = test::gaussian(count, count + 1, size);
-        for (float& x : delta) x += static_cast<float>(3.0 * size);  // a mean that softmax does not see
+        for (float& x : delta) x += static_cast<float>(3.0 * size);  // a constant, which softmax ignores
         const Expected want = expected(p, delta);
         std::vector<float> change = delta;
         const double found = ::change(p, change);

@@ -34,7 +34,7 @@ std::size_t num_entries(const TempFolder& folder) {
 
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
-/// Lets no file grow beyond `bytes`: a write stops short and the next one fails, as on a full disk.
+/// Limits the size of files to `bytes`: a longer write stops early and the next write fails, as on a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {

@@ -14,7 +14,7 @@ using Catch::Matchers::StartsWith;
 
 namespace {
 
-/// What the message must say for files where the reason matters; for the others any clear refusal will do.
+/// Text that the message must have, for files whose reason matters. For all other files any clean refusal passes.
 const std::map<std::string, std::string> kReasons = {
     {"empty", "expected at least 8 bytes, found 0"},
     {"length_huge", "header of 18446744073709551615 bytes, expected at most 100000000"},

@@ -50,7 +50,7 @@ SafetensorsWriter example() {
   return writer;
 }
 
-/// Tensors with any name, type, shape and bytes.
+/// Tensors with random names, types, shapes and bytes.
 struct AnyTensor {
   std::string name;
   DType dtype;
@@ -166,7 +166,7 @@ TEST_CASE("Files that cannot be opened say so", "[container]") {
   CHECK_THAT(error_text([&] { SafetensorsFile::open(folder / "none"); }), Contains("io:") && Contains("No such file"));
   CHECK_THAT(error_text([&] { SafetensorsFile::open(folder.path()); }),
              Contains("io:") && Contains("not a regular file"));
-  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);  // must not wait for a writer
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);  // the reader must not wait for a writer
   CHECK_THAT(error_text([&] { SafetensorsFile::open(folder / "pipe"); }), Contains("not a regular file"));
 }
 
@@ -232,9 +232,9 @@ TEST_CASE("Every cut and every changed byte is refused or read, and nothing else
     for (const auto& [where, what] : changes) text[where % text.size()] = what;
     const auto error = test::error_of([&] {
       const auto file = SafetensorsFile::parse(as_bytes(text), "m");
-      content_hash(file, "");  // touches every byte
+      content_hash(file, "");  // reads every byte
     });
     const bool is_clean = !error || error->kind() == ErrorKind::bad_input || error->kind() == ErrorKind::unsupported;
-    RC_ASSERT(is_clean);  // of a value, since RC_ASSERT does not short-circuit
+    RC_ASSERT(is_clean);  // one variable, because RC_ASSERT does not short-circuit
   });
 }

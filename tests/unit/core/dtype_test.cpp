@@ -15,7 +15,7 @@ using namespace kvq;
 
 namespace {
 
-/// A 16-bit pattern as a number, from the definition of the format.
+/// The number of a 16-bit pattern, by the definition of the format.
 double value_of(unsigned pattern, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1, special = (1 << exponent_bits) - 1;
@@ -38,7 +38,7 @@ struct Format {
 const Format kFormats[] = {{"float16", 5, f16_to_float, float_to_f16, test::nearest_f16, 65504.0},
                            {"bfloat16", 8, bf16_to_float, float_to_bf16, test::nearest_bf16, 255.0 * 0x1p120}};
 
-/// The numbers that narrowing may get wrong: neighbours, ties and what lies beside the ties.
+/// Numbers at which narrowing is likely to go wrong: neighbors, ties, and the floats beside ties.
 std::vector<float> edges(const Format& format) {
   std::vector<float> numbers = {0.0f, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::min(),
                                 std::numeric_limits<float>::max(), std::numeric_limits<float>::infinity()};
@@ -101,7 +101,7 @@ TEST_CASE("What is beyond the largest finite number becomes that number, with it
       CHECK(static_cast<double>(format.widen(format.narrow(-number))) == -format.largest);
     }
   }
-  CHECK(float_to_f16(65520.0f) == 0x7bff);  // the tie that IEEE 754 rounds to infinity
+  CHECK(float_to_f16(65520.0f) == 0x7bff);  // IEEE 754 rounds this tie to infinity; the library saturates
 }
 
 TEST_CASE("NaN stays NaN when narrowed, whatever its payload", "[core]") {

@@ -38,7 +38,7 @@ TEST_CASE("A long stream does not repeat", "[core]") {
   RandomStream stream(1, Purpose::test);
   std::set<std::uint32_t> seen;
   for (int i = 0; i < 4096; ++i) seen.insert(stream.next_u32());
-  CHECK(seen.size() >= 4094);  // 2^12 draws of 2^32: a collision is a chance of 0.002
+  CHECK(seen.size() >= 4094);  // 2^12 draws of 2^32 numbers: the chance of a collision is 0.002
 }
 
 TEST_CASE("Uniform numbers lie inside (0, 1) and normal numbers have the moments of a Gaussian", "[core]") {

@@ -42,7 +42,7 @@ TEST_CASE("Channels beside a partial rotary slice follow in neighbouring pairs, 
   CHECK(blocks_of(10, RopeLayout::half, 4) == Pairs{{0, 2}, {1, 3}, {4, 5}, {6, 7}, {8, 9}});
   CHECK(blocks_of(10, RopeLayout::half, 4, 6) == Pairs{{6, 8}, {7, 9}, {0, 1}, {2, 3}, {4, 5}});
   CHECK(blocks_of(10, RopeLayout::interleaved, 4, 2) == Pairs{{2, 3}, {4, 5}, {0, 1}, {6, 7}, {8, 9}});
-  // An odd offset: the pair of the rest reaches across the slice.
+  // With an odd offset, a pair of the other channels has one channel on each side of the rotary slice.
   CHECK(blocks_of(8, RopeLayout::half, 4, 1) == Pairs{{1, 3}, {2, 4}, {0, 5}, {6, 7}});
   CHECK(blocks_of(8, RopeLayout::interleaved, 4, 3) == Pairs{{3, 4}, {5, 6}, {0, 1}, {2, 7}});
 }

@@ -8,7 +8,7 @@ using namespace kvq;
 
 namespace {
 
-/// A code point in UTF-8 with a given number of bytes, also where that many are not allowed.
+/// A code point in UTF-8 with `length` bytes, even if UTF-8 forbids that length.
 std::string encoded(std::uint32_t point, int length) {
   if (length == 1) return {static_cast<char>(point)};
   std::string text;

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iterator>
 
-/// LeakSanitizer asks for this. HDF5 leaks what it has half read of a damaged file.
+/// LeakSanitizer calls this function. HDF5 leaks objects that it has read only in part from a damaged file.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
 using namespace kvq;
@@ -28,7 +28,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 
-/// Opens and loads everything. Success and any Error but a bug are fine.
+/// Opens and loads everything. Success and every Error that is no bug pass.
 void survive(const std::filesystem::path& path) {
   const auto error = error_of([&] {
     const auto dump = Dump::open({path});
@@ -47,7 +47,7 @@ DumpContent small_dump(bool chunked) {
   return content;
 }
 
-/// Small dumps with one to four bytes changed: nearly all of such a file is structure.
+/// Changes one to four bytes of small dumps, which consist mostly of structure.
 void survive_flipped_bytes(int rounds) {
   const TempFolder folder;
   constexpr std::uint64_t kSeed = 20240607;

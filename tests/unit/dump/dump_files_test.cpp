@@ -12,7 +12,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-/// Sequences [first, last) of a dump, as a dump of its own.
+/// A dump with only sequences [first, last) of another dump.
 DumpContent cut(const DumpContent& whole, std::size_t first, std::size_t last) {
   DumpContent part = whole;
   const auto begin = whole.cu_seqlens[first], end = whole.cu_seqlens[last];

@@ -16,7 +16,7 @@ using namespace kvq::test;
 
 namespace {
 
-/// [T, H, D] of a tensor, widened head by head.
+/// A tensor [T, H, D] as floats, read head by head.
 std::vector<float> all_of(const ActivationTensor& tensor) {
   const auto dim = static_cast<std::size_t>(tensor.dim), heads = static_cast<std::size_t>(tensor.heads);
   std::vector<float> values(static_cast<std::size_t>(tensor.tokens) * heads * dim),
@@ -164,7 +164,7 @@ TEST_CASE("The metric of the output projection is read, one matrix a KV head", "
       for (int j = 0; j < 6; ++j)
         content.layers[1].o_proj_metric.push_back(i == j ? static_cast<float>(7 + head + i)
                                                          : 0.25f / static_cast<float>(1 + i + j));
-  content.layers[1].o_proj_metric[1] *= 1.0f + 0x1p-20f;  // as near to symmetric as a float32 sum is
+  content.layers[1].o_proj_metric[1] *= 1.0f + 0x1p-20f;  // within the rounding of a float32 sum, so still symmetric
   write_dump(folder / "a.h5", content);
   const auto dump = Dump::open({folder / "a.h5"});
   CHECK(dump.load_layer(0).o_proj_metric.empty());

@@ -18,7 +18,8 @@ using Catch::Matchers::Equals;
 
 namespace {
 
-/// What opening says of a good dump (one layer, 18 tokens, Hq 4, Hkv 2, D 8, Dv 6) after `damage`, without the folder.
+/// The message of opening a good dump (one layer, 18 tokens, Hq 4, Hkv 2, D 8, Dv 6) after `damage`, without the
+/// folder.
 std::string open_fault(const Damage& damage) {
   const TempFolder folder;
   write_dump(folder / "a.h5", random_dump({}), damage);
@@ -47,7 +48,7 @@ Damage with_integers(const std::string& path, const std::vector<std::int64_t>& v
   return [=](hid_t file) { set_dataset(file, path, H5T_STD_I64LE, {values.size()}, values.data()); };
 }
 
-/// Replaces /layers/0/q by one made with the given properties and type; nothing is written.
+/// Replaces /layers/0/q by a dataset with the given properties and type but without data.
 Damage with_empty_q(hid_t type, const std::vector<hsize_t>& shape, const std::function<void(hid_t)>& set_up = {}) {
   return [=](hid_t file) {
     remove_link(file, "/layers/0/q");
@@ -317,7 +318,7 @@ TEST_CASE("The first NaN or infinity is named by file, layer, tensor and index",
     for (const float bad :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
       DumpContent content = random_dump({.lengths = {500}, .dtype = dtype});
-      // Narrowing saturates, so an infinity is put in as NaN there.
+      // Narrowing saturates infinity, so the test uses NaN for 16-bit types.
       const float value = dtype == DType::f32 ? bad : std::nanf("");
       content.layers[0].k[(321 * 2 + 1) * 8 + 5] = value;
       content.layers[0].k[(400 * 2 + 1) * 8 + 5] = value;
@@ -347,7 +348,7 @@ TEST_CASE("A metric of the output projection that is none is refused, with the p
   CHECK(fault(0, 8.0f) == "no error");
   CHECK(fault(36 + 7, 0.0f) == "no error");
   CHECK(fault(kOff, 0.9e-8f) == "no error");
-  // 1e-5 of the head's own largest element, not of the other's.
+  // The limit is 1e-5 of the head's own largest element, not of the other head's.
   CHECK(fault(kOff, 1.1e-8f) ==
         "bad_input: a.h5: layer 0: o_proj_metric: 1.1e-08 at [1, 3, 2], 0 at [1, 2, 3]: expected a symmetric matrix");
   CHECK_THAT(fault(2 * 6 + 3, 1e-4f), Contains("0 at [0, 3, 2], 0.0001 at [0, 2, 3]: expected a symmetric matrix"));

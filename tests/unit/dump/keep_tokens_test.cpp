@@ -18,7 +18,7 @@ namespace {
 
 using Borders = std::vector<std::int64_t>;
 
-/// 45 tokens in sequences of 13, 1 and 31; positions do not start at 0, as in a dump that began in the middle of a
+/// 45 tokens in sequences of 13, 1 and 31. Positions do not start at 0, as in a dump that begins in the middle of a
 /// text.
 LayerActivations example(DType dtype = DType::f32, bool has_values = true) {
   LayerActivations layer = test::make_layer({.has_values = has_values, .dtype = dtype});
@@ -36,7 +36,7 @@ LayerActivations kept(LayerActivations layer, std::int64_t first, std::int64_t c
   return layer;
 }
 
-/// The borders once more, token by token: a sequence begins where the token before is of another one.
+/// Reference for the borders, token by token: a sequence begins where the previous token belongs to another sequence.
 Borders expected_borders(const Borders& whole, std::int64_t first, std::int64_t count) {
   const auto sequence_of = [&](std::int64_t token) {
     return std::upper_bound(whole.begin(), whole.end(), token) - whole.begin();
@@ -109,8 +109,8 @@ TEST_CASE("Hand-made borders", "[dump][keep_tokens]") {
   const auto borders = [&](std::int64_t first, std::int64_t count) { return kept(whole, first, count).cu_seqlens; };
   CHECK(borders(0, 45) == Borders{0, 13, 14, 45});
   CHECK(borders(3, 7) == Borders{0, 7});         // within one sequence
-  CHECK(borders(0, 13) == Borders{0, 13});       // exactly one
-  CHECK(borders(13, 1) == Borders{0, 1});        // the short one
+  CHECK(borders(0, 13) == Borders{0, 13});       // exactly one sequence
+  CHECK(borders(13, 1) == Borders{0, 1});        // the sequence of one token
   CHECK(borders(12, 2) == Borders{0, 1, 2});     // an end and a beginning
   CHECK(borders(12, 4) == Borders{0, 1, 2, 4});  // across two borders
   CHECK(borders(14, 31) == Borders{0, 31});      // from a border to the end

@@ -18,7 +18,7 @@ NumberCheck checked(DType type, const std::vector<Word>& words, std::size_t bloc
   return check;
 }
 
-/// What is and is not finite in one type.
+/// Checks which patterns of a type count as finite.
 template <typename Word>
 void check_type(DType type, Word one, const std::vector<Word>& finite, const std::vector<Word>& bad) {
   for (const std::size_t block : {1u, 7u, 256u, 10'000u}) {

@@ -27,7 +27,7 @@ namespace {
 
 using Rows = std::vector<float>;
 
-/// Where two results differ in any bit, in words; empty if they are equal.
+/// Describes the first number whose bits differ; empty if all bits are equal.
 std::string first_difference(const LayerError& a, const LayerError& b) {
   if (a.heads.size() != b.heads.size()) return "number of heads";
   if (a.projected_error != b.projected_error || a.projected_energy != b.projected_energy) return "projected";
@@ -50,7 +50,7 @@ std::string first_difference(const LayerError& a, const LayerError& b) {
 
 // ---- Ways to store rows.
 
-/// Rows changed by a function of their place; which tokens are exact is free.
+/// Rows changed by a function of their position, with any choice of exact tokens.
 class MadeUpSide : public StoredSide {
  public:
   using Change = std::function<void(std::int64_t first, int kv_head, std::span<float> rows)>;
@@ -76,7 +76,7 @@ std::unique_ptr<StoredSide> noisy(double size, std::uint64_t seed, ExactTokens t
   return std::make_unique<MadeUpSide>(change, tokens);
 }
 
-/// A plan that lives as long as its storage.
+/// A storage that owns its plan.
 class PlanSide : public StoredSide {
  public:
   PlanSide(TensorPlan plan, int dim, Windows windows)
@@ -122,7 +122,7 @@ TensorPlan joint_plan(int bits, int dim, int heads) {
   return plan;
 }
 
-/// A way to store a layer, and what to call it when it fails.
+/// A way to store a layer, with a name for failures.
 struct Way {
   std::string name;
   StoredLayer stored;
@@ -178,7 +178,7 @@ std::vector<Way> all_ways(const LayerActivations& layer) {
 
 // ---- Layers.
 
-/// G of each query head positive: A A^T / Dv.
+/// Adds a positive definite G to each query head: A A^T / Dv.
 void add_curvature(LayerActivations& layer) {
   const int dim = layer.geometry.v_head_dim;
   for (int head = 0; head < layer.geometry.num_q_heads; ++head) {
@@ -204,7 +204,7 @@ std::vector<LayerError> measure(const LayerActivations& layer, std::vector<Way>&
   return found;
 }
 
-/// Everything that is measured of these ways is what the definitions say.
+/// Checks that all measured numbers of these ways equal the definitions.
 void check_ways(const LayerActivations& layer, std::vector<Way> ways, bool with_windows = true) {
   const std::vector<LayerError> found = measure(layer, ways, with_windows);
   REQUIRE(found.size() == ways.size());
@@ -220,7 +220,7 @@ LayerError measure_one(const LayerActivations& layer, StoredLayer stored, bool w
 
 const std::vector<std::int64_t> kManyLengths = {1, 2, 63, 64, 65, 130, 300};
 
-/// Logits of about 20, up to 80.
+/// A layer with logits of about 20, up to 80.
 LayerActivations sharp_layer() {
   LayerActivations layer = test::make_layer({.lengths = {300, 65}, .softmax_scale = 5.0, .seed = 7});
   add_curvature(layer);
@@ -265,7 +265,8 @@ TEST_CASE("Attention errors are their definitions: many sequences, every way to 
 }
 
 TEST_CASE("Attention errors are their definitions: outputs projected in several passes", "[eval]") {
-  // 512 tokens at a time: the first sequence is cut in three, two share a pass, the last one is cut in two.
+  // A pass takes 512 tokens: the first sequence takes three passes, two sequences share a pass, the last takes two
+  // passes.
   LayerActivations layer = test::make_layer({.num_q_heads = 2, .lengths = {1057, 300, 200, 512, 3, 530}, .seed = 21});
   const auto ways_of = [&] {
     std::vector<Way> ways;
@@ -396,7 +397,7 @@ TEST_CASE("Attention errors are their definitions: stored keys win where the exa
 }
 
 TEST_CASE("Squares of logits and values may leave the range of float", "[eval]") {
-  // Logits of about 2^10 and 2^70: float products only differ by a power of two, and so do their sums.
+  // Logits of about 2^10 and 2^70: float products, and so all sums, differ only by a power of two.
   const auto scaled = [](int exponent) {
     LayerActivations layer = test::make_layer({.lengths = {130, 65}, .softmax_scale = 1.0, .seed = 22});
     for (ActivationTensor* tensor : {&layer.q, &layer.k, &*layer.v}) {
@@ -420,7 +421,7 @@ TEST_CASE("Squares of logits and values may leave the range of float", "[eval]")
     CHECK(large.heads[h].k_error == Approx(std::ldexp(small.heads[h].k_error, 60)).epsilon(1e-6));
     CHECK(large.heads[h].v_energy == Approx(std::ldexp(small.heads[h].v_energy, 120)).epsilon(1e-6));
     CHECK(b.output_energy ==
-          Approx(std::ldexp(a.output_energy, 120)).epsilon(0.01));  // one weight of 1 in nearly all rows
+          Approx(std::ldexp(a.output_energy, 120)).epsilon(0.01));  // nearly all rows have one weight of 1
     CHECK(b.sv_error == Approx(std::ldexp(a.sv_error, 120)).epsilon(0.01));
     CHECK((std::isfinite(b.output_error) && b.output_error > 0.0));
     CHECK((std::isfinite(b.divergence) && b.divergence > 0.0));
@@ -446,7 +447,7 @@ TEST_CASE("Attention errors are their definitions: a layer without values", "[ev
 }
 
 TEST_CASE("The ten largest weights are the earlier keys where weights are equal", "[eval]") {
-  // Logits are a few multiples of 1/8, exact and stored, so that nothing is rounded and many are equal.
+  // Logits are small multiples of 1/8, exact and stored, so that nothing rounds and many logits are equal.
   constexpr std::int64_t kTokens = 400;
   LayerActivations layer = test::make_layer({
       .num_q_heads = 1,
@@ -572,7 +573,7 @@ TEST_CASE("More bits leave less of every attention error", "[eval]") {
   LayerActivations layer = test::make_layer({.lengths = {300}, .seed = 12});
   add_curvature(layer);
   add_projection(layer, 37);
-  // Not kivi-scale-only: what lies outside of its ranges stays there.
+  // Without kivi-scale-only, whose ranges clip later tokens with any number of bits.
   for (const char* family : {"naive-int", "quarot-int", "symmetric-norm-", "tq-mse-", "kivi-"}) {
     std::vector<Way> ways;
     for (const int bits : {2, 4, 6, 8}) ways.push_back(scheme_way(layer, fmt::format("{}{}", family, bits)));

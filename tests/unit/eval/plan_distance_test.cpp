@@ -28,8 +28,8 @@ constexpr auto kSize = static_cast<std::size_t>(kDim);
 using Matrix = std::vector<double>;  ///< [kDim, kDim], row-major
 using Spectrum = std::vector<double>;
 
-constexpr double kFloat = 2e-6;    ///< what float matrices leave of a distance of 0
-constexpr double kDegrees = 1e-3;  ///< and of an angle
+constexpr double kFloat = 2e-6;    ///< rounding of float matrices, for a distance of 0
+constexpr double kDegrees = 1e-3;  ///< rounding of float matrices, for an angle
 
 double& at(Matrix& a, std::size_t row, std::size_t column) { return a[row * kSize + column]; }
 double at(const Matrix& a, std::size_t row, std::size_t column) { return a[row * kSize + column]; }
@@ -48,7 +48,7 @@ Matrix reversal() {
 }
 Matrix product(const Matrix& a, const Matrix& b) { return multiply(a, b, kDim); }
 
-/// Turns columns i and j of a basis by an angle, in degrees.
+/// Rotates columns i and j of a basis by an angle in degrees.
 void turn(Matrix& basis, std::size_t i, std::size_t j, double degrees) {
   const double c = std::cos(degrees * std::numbers::pi / 180.0), s = std::sin(degrees * std::numbers::pi / 180.0);
   for (std::size_t row = 0; row < kSize; ++row) {
@@ -58,7 +58,7 @@ void turn(Matrix& basis, std::size_t i, std::size_t j, double degrees) {
   }
 }
 
-/// blockdiag of random orthogonal matrices over runs of channels that end at `borders`.
+/// Block-diagonal matrix of random orthogonal blocks; blocks end at `borders`.
 Matrix random_blocks(const std::vector<std::size_t>& borders, std::uint64_t seed) {
   Matrix result(kSize * kSize, 0.0);
   std::size_t first = 0;
@@ -72,7 +72,7 @@ Matrix random_blocks(const std::vector<std::size_t>& borders, std::uint64_t seed
   return result;
 }
 
-/// One head: an eigenbasis and what stands beside it in R.
+/// One head: eigenbasis, spectrum and rotation R.
 struct Head {
   Matrix basis;
   Spectrum spectrum;
@@ -106,7 +106,7 @@ TensorPlan plan_of(const HeadList& heads, const std::string& recipe) {
   return plan;
 }
 
-/// Makes R of U and the fixed factors H and P.
+/// Makes R from U and the fixed factors H and P.
 using Recipe = std::function<Matrix(const Matrix& basis)>;
 const std::vector<std::pair<std::string, Recipe>>& recipes() {
   static const std::vector<std::pair<std::string, Recipe>> all = {
@@ -149,7 +149,7 @@ std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
   return a;
 }
 
-/// The header's definitions once more; the largest of all heads.
+/// Second implementation of the header's definitions; the largest over all heads.
 double covariance_distance(const HeadList& heads, const HeadList& reference) {
   double largest = 0.0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -170,7 +170,7 @@ double importance_distance(const HeadList& heads, const HeadList& reference) {
   return largest;
 }
 
-/// The fields of a distance by name, without `orthogonality`, which is of one plan.
+/// The fields of a distance by name, without `orthogonality`, which depends on one plan alone.
 std::vector<std::pair<std::string, std::optional<double>>> fields(const PlanDistance& d) {
   return {{"covariance", d.covariance},
           {"angle", d.angle},
@@ -186,7 +186,7 @@ std::vector<std::pair<std::string, std::optional<double>>> fields(const PlanDist
           {"outlier_gain", d.outlier_gain}};
 }
 
-/// Names of what is there.
+/// Names of the fields that have a value.
 std::vector<std::string> present(const PlanDistance& d) {
   std::vector<std::string> names;
   for (const auto& [name, value] : fields(d))
@@ -194,7 +194,7 @@ std::vector<std::string> present(const PlanDistance& d) {
   return names;
 }
 
-/// 0 down to the last bit; of angles, which come from a singular value, as far as float bases are orthonormal.
+/// Checks that all fields are exactly 0. Angles come from a singular value, so they get the tolerance of float bases.
 void check_zero(const PlanDistance& d) {
   for (const auto& [name, value] : fields(d)) {
     CAPTURE(name);
@@ -213,7 +213,7 @@ void check_same_rotation(const PlanDistance& d) {
   CHECK(*d.importance < kFloat);
 }
 
-/// A head of mixed widths: place p of a row holds source channel order[p].
+/// A random channel order of a head with mixed widths: place p of a row holds source channel order[p].
 std::vector<int> shuffled(std::uint64_t seed) {
   std::vector<int> order(kSize);
   std::iota(order.begin(), order.end(), 0);
@@ -228,15 +228,15 @@ Matrix gather(const std::vector<int>& order) {
   return result;
 }
 
-const std::vector<std::size_t> kGroups = {2, 7, 16};  ///< ends of the runs of one width
+const std::vector<std::size_t> kGroups = {2, 7, 16};  ///< ends of the groups of one width
 const std::vector<std::uint8_t> kWidths = {4, 4, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2};
 
-/// Plans of one allocation whose rotations inside groups come from `seed`; with `basis_seed` the channels are those of
-/// an eigenbasis.
+/// A plan of mixed widths whose rotations inside groups come from `seed`. With `basis_seed`, channels are those of an
+/// eigenbasis.
 struct Mixed {
   std::uint64_t seed = 1, order_seed = 5, basis_seed = 0;
   bool turned = false;       ///< R is stored transposed
-  bool other_order = false;  ///< R gathers in another order than the plan says
+  bool other_order = false;  ///< the order of R differs from the order of the plan
 };
 TensorPlan mixed_plan(const Mixed& mixed) {
   TensorPlan plan;
@@ -283,7 +283,7 @@ TensorPlan with_taps(std::vector<TrellisTaps> taps) {
   return plan;
 }
 
-/// Centroids far apart: 4 of each head at distance 10 and more from each other.
+/// 4 centroids for each head, far apart: pairwise distances of 10 and more.
 TensorPlan with_centroids(bool joint, std::uint64_t seed = 3) {
   TensorPlan plan = identity_plan();
   plan.centroids = Centroids{.count = 4, .joint = joint, .values = test::gaussian(kHeads * 4 * kSize, seed, 10.0)};
@@ -295,7 +295,7 @@ std::span<float> centroid(TensorPlan& plan, std::size_t h, std::size_t c) {
   return std::span(plan.centroids->values).subspan((h * 4 + c) * kSize, kSize);
 }
 
-/// Mean distance of rows from their mean.
+/// Mean distance of rows from the mean of all rows.
 double spread(const std::vector<std::vector<double>>& rows) {
   std::vector<double> mean(rows[0].size(), 0.0);
   for (const auto& row : rows)
@@ -310,7 +310,7 @@ std::vector<std::vector<double>> rows_of(TensorPlan& plan, std::size_t h) {
   return rows;
 }
 
-/// A of each head: diag(scale), then `mixing`; its inverse beside it.
+/// A of each head is diag(scale) times `mixing`; the plan has A^-1, too.
 TensorPlan transformed_plan(const std::vector<Spectrum>& scales, const std::vector<Matrix>& mixings) {
   TensorPlan plan = identity_plan();
   plan.rotation.kind = RotationKind::dense;
@@ -350,13 +350,13 @@ TEST_CASE("Transforms: an orthogonal map inside one width is no distance, one ac
   const TensorPlan whole = transformed_plan(kScales, mixings({16}, 1)),
                    other = transformed_plan(kScales, mixings({16}, 2));
   CHECK(*compared(whole, whole).gauge < kFloat);
-  CHECK(*compared(other, whole).gauge < kFloat);  // one width, one group
+  CHECK(*compared(other, whole).gauge < kFloat);  // one width, so one group
   const TensorPlan groups = with_widths(transformed_plan(kScales, mixings(kGroups, 1)));
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings(kGroups, 2))), groups).gauge < kFloat);
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings({16}, 2))), groups).gauge > 0.3);
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings({2, 8, 16}, 1))), groups).gauge >
         0.1);  // one channel across a border
-  // A head whose widths are others is compared as one block: its metric is the same.
+  // If the widths of a head differ, its channels are compared as one block with one metric.
   std::vector<std::uint8_t> narrower = kWidths;
   narrower[6] = 2;
   CHECK(*compared(with_widths(transformed_plan(kScales, mixings({16}, 2)), narrower), groups).gauge < kFloat);
@@ -382,7 +382,7 @@ TEST_CASE("Transforms: another balance of one channel of one head is its square,
       CAPTURE(factor);
       std::vector<Spectrum> scales = kScales;
       scales[1][3] *= factor;
-      // T is diag(.., factor, ..) but for mixing; in the other direction it shrinks that channel, and T^-1 counts.
+      // T is diag(.., factor, ..) up to mixing. In the other direction T shrinks the channel, and T^-1 counts.
       const TensorPlan other = transformed_plan(scales, mixing);
       CHECK(*compared(reference, other).gauge == Approx(factor * factor - 1.0).epsilon(1e-3));
       CHECK(*compared(other, reference).gauge == Approx(factor * factor - 1.0).epsilon(1e-3));
@@ -399,7 +399,7 @@ TEST_CASE("Transforms beside orthogonal rotations and diagonal ones are compared
   CHECK_FALSE(beside_nothing.channel_scale);
   CHECK(*compared(scaled, identity_plan()).gauge == Approx(15.0));
   CHECK(*compared(scaled, scaled).gauge < 1e-12);
-  // The same map as a matrix, behind another mixing.
+  // The same map as a dense matrix with another mixing.
   std::vector<Spectrum> scales(kHeads, Spectrum(kSize, 1.0));
   for (std::size_t i = 0; i < kHeads * kSize; ++i)
     if (i % 5 == 0) scales[i / kSize][i % kSize] = 4.0;
@@ -522,7 +522,7 @@ TEST_CASE("Signs of eigenvectors are no distance", "[eval][plan_distance]") {
         for (int i = 0; i < kDim; ++i) signs.push_back(random.integer(0, 1) == 0 ? 1.0 : -1.0);
         flipped[h].basis = product(heads[h].basis, diagonal(signs));
         flipped[h].rotation = recipe(flipped[h].basis);
-        // The same flip in terms of R alone; what stands before U in the recipe stays in front.
+        // The same flip in R: factors before U in the recipe stay in front.
         moved[h].basis = flipped[h].basis;
         if (name.front() == 'U')
           moved[h].rotation = product(product(flipped[h].basis, transpose(heads[h].basis, kDim)), heads[h].rotation);
@@ -546,7 +546,7 @@ TEST_CASE("Signs that were searched are no distance: R = U S H beside the same U
 TEST_CASE("The basis inside an eigenspace is no distance", "[eval][plan_distance]") {
   const Spectrum spectrum = {9, 9, 9, 5, 5, 2, 1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25};
   for (const auto& [name, recipe] : recipes()) {
-    if (name.front() != 'U') continue;  // H before U: the product knows the basis
+    if (name.front() != 'U') continue;  // H comes before U: the product depends on the basis
     CAPTURE(name);
     const auto heads = random_heads(recipe, spectrum);
     auto turned = heads;
@@ -566,7 +566,7 @@ TEST_CASE("Covariances and what they do to channels are compared by their defini
   CHECK(*found.importance == Approx(importance_distance(heads, others)).epsilon(1e-4));
   CHECK(*back.importance == Approx(importance_distance(others, heads)).epsilon(1e-4));
   CHECK(*found.importance > 0.1);
-  // One head alone differs, and it counts.
+  // If one head differs, the distance counts it.
   for (std::size_t h = 0; h < kHeads; ++h) {
     auto one = others;
     one[h] = heads[h];
@@ -616,7 +616,8 @@ TEST_CASE("A factor that is missing, or out of place, shows", "[eval][plan_dista
   CHECK(*replaced([](const Matrix& u) { return product(u, reversal()); }).factor > 0.1);
   CHECK(*replaced([](const Matrix&) { return test::identity(kDim); }).factor > 0.1);
   CHECK(*replaced([](const Matrix&) { return product(hadamard(), reversal()); }).factor > 0.1);
-  // All numbers of a full Hadamard matrix are of one size: without their signs the order of its columns is no distance.
+  // All entries of a full Hadamard matrix have the same magnitude, so without signs the order of columns makes no
+  // distance.
   CHECK(*replaced([](const Matrix& u) { return uh(u); }).factor < kFloat);
 }
 
@@ -651,11 +652,12 @@ TEST_CASE("Angles of eigenspaces in degrees", "[eval][plan_distance]") {
     CAPTURE(degrees);
     CHECK(turned(0, 0, 3, degrees) == Approx(degrees).margin(kDegrees));
     CHECK(turned(1, 1, 8, degrees) == Approx(degrees).margin(kDegrees));
-    CHECK(turned(1, 0, 15, degrees) == Approx(degrees).margin(kDegrees));  // out of a large space into a small one
-    CHECK(turned(0, 1, 2, degrees) < kDegrees);                            // inside of one
-    CHECK(turned(0, 13, 15, degrees) < kDegrees);  // between such as hold less than 1% of the trace
+    CHECK(turned(1, 0, 15, degrees) == Approx(degrees).margin(kDegrees));  // from a large space into a small one
+    CHECK(turned(0, 1, 2, degrees) < kDegrees);                            // inside one space
+    CHECK(turned(0, 13, 15, degrees) < kDegrees);  // between spaces that hold less than 1% of the trace
   }
-  CHECK(turned(0, 0, 3, 150.0) == Approx(30.0).margin(kDegrees));  // lines, not arrows
+  CHECK(turned(0, 0, 3, 150.0) ==
+        Approx(30.0).margin(kDegrees));  // 150 degrees count as 30, because eigenvectors have no sign
 }
 
 TEST_CASE("Neighbours less than 1% apart are one eigenspace", "[eval][plan_distance]") {
@@ -687,8 +689,8 @@ TEST_CASE("The largest principal angle of two spans", "[eval][plan_distance]") {
       CHECK(angle(1, 2) == Approx(degrees).margin(1e-5));
       CHECK(angle(0, 3) == Approx(degrees).margin(1e-5));
       CHECK(angle(5, 8) == Approx(degrees).margin(1e-5));
-      CHECK(angle(1, 7) < 1e-5);   // both of the plane
-      CHECK(angle(7, 16) < 1e-5);  // neither
+      CHECK(angle(1, 7) < 1e-5);   // both in the plane
+      CHECK(angle(7, 16) < 1e-5);  // both outside the plane
       CHECK(angle(0, kSize) < 1e-5);
       CHECK(principal_angle(other, frame, kDim, 0, 3) == Approx(degrees).margin(1e-5));
     }
@@ -708,9 +710,11 @@ TEST_CASE("Borders of eigenspaces", "[eval][plan_distance]") {
   CHECK(spaces({4.0f, 2.0f, 1.0f}) == Places{0, 1, 2, 3});
   CHECK(spaces({4.0f, 4.0f, 4.0f}) == Places{0, 3});
   CHECK(spaces({9.0f, 4.0f, 4.0f, 1.0f}) == Places{0, 1, 3, 4});
-  CHECK(spaces({1000.0f, 995.0f, 990.1f, 985.2f, 500.0f}) == Places{0, 4, 5});  // neighbours count, not the ends
+  CHECK(spaces({1000.0f, 995.0f, 990.1f, 985.2f, 500.0f}) ==
+        Places{0, 4, 5});  // gaps between neighbors count, not the gap between the ends
   CHECK(spaces({1000.0f, 991.0f, 980.0f}) == Places{0, 2, 3});
-  CHECK(spaces({4.0f, 3.0f, 2.9f}, 0.25) == Places{0, 1, 3});  // "less than" the gap, of the larger one
+  CHECK(spaces({4.0f, 3.0f, 2.9f}, 0.25) ==
+        Places{0, 1, 3});  // a gap of exactly 25% of the larger eigenvalue separates
   CHECK(spaces({4.0f, 3.1f, 2.0f}, 0.25) == Places{0, 2, 3});
   CHECK(spaces({1.0f, 0.0f}) == Places{0, 1, 2});
 }
@@ -727,7 +731,7 @@ TEST_CASE("Orthogonality is that of the first plan alone", "[eval][plan_distance
 
 namespace {
 
-/// A plan that the heads of a layer share, and the same one written out for each head.
+/// A plan that all heads of a layer share, and the same plan with a copy for each head.
 struct Shared {
   HeadList heads = random_heads(uh, falling(0.7));
   TensorPlan layer = plan_of({heads[0]}, "U*H"), same = plan_of({heads[0], heads[0]}, "U*H");
@@ -750,7 +754,7 @@ TEST_CASE("One rotation for the layer is that rotation for each head", "[eval][p
 TEST_CASE("One rotation for the layer beside those of heads: every head counts, not the first alone",
           "[eval][plan_distance]") {
   const Shared shared;
-  TensorPlan other = plan_of(shared.heads, "U*H");  // its head 1 has nothing of the layer's
+  TensorPlan other = plan_of(shared.heads, "U*H");  // head 1 has another rotation than the layer
   other.center = shared.same.center;
   other.center[kSize] += 1.0f;
   other.clip_ratio[1] = 0.9;
@@ -800,8 +804,8 @@ TEST_CASE("Codebooks by the largest distance of an entry from the nearest one of
   const auto codebook = [](const Tables& a, const Tables& b) {
     return *compared(with_tables(a), with_tables(b)).codebook;
   };
-  CHECK(codebook({{2, {0, 1, 2, 10}}}, {{2, {0, 9, 10, 11}}}) == Approx(2.0));  // 2 from 0; by place it were 8
-  CHECK(codebook({{2, {0, 9, 10, 11}}}, {{2, {0, 1, 2, 10}}}) == Approx(2.0));  // either way
+  CHECK(codebook({{2, {0, 1, 2, 10}}}, {{2, {0, 9, 10, 11}}}) == Approx(2.0));  // 2 from 0; by index it would be 8
+  CHECK(codebook({{2, {0, 9, 10, 11}}}, {{2, {0, 1, 2, 10}}}) == Approx(2.0));  // the same in the other direction
   CHECK(codebook({{2, {-1, 0, 1, 2}}}, {{2, {-1, 0, 1, 7}}}) == Approx(5.0));
   CHECK(codebook({{2, {-1, 0, 1, 2}}}, {{2, {-0.75f, 0.25f, 1.25f, 2.25f}}}) == Approx(0.25));
   CHECK(codebook({{1, {-1, 1}}, {2, {-1, 0, 1, 2}}}, {{1, {-1, 1.5f}}, {2, {-1, 0, 1, 2.25f}}}) == Approx(0.5));
@@ -852,14 +856,14 @@ TEST_CASE("Centroids in another order are the same centroids", "[eval][plan_dist
 
 TEST_CASE("Centroids that moved by a known distance", "[eval][plan_distance]") {
   TensorPlan plan = with_centroids(false), other = plan;
-  for (float& x : other.centroids->values) x += 0.5f;  // each by 0.5 sqrt(D) = 2
+  for (float& x : other.centroids->values) x += 0.5f;  // moves each centroid by 0.5 sqrt(D) = 2
   const double expected = 2.0 / std::min(spread(rows_of(plan, 0)), spread(rows_of(plan, 1)));
   const double least = 2.0 / std::max(spread(rows_of(plan, 0)), spread(rows_of(plan, 1)));
   for (const PlanDistance& found : {compared(other, plan), compared(plan, other)}) {
     CHECK(*found.centroids <= expected * (1.0 + 1e-5));
     CHECK(*found.centroids >= least * (1.0 - 1e-5));
   }
-  // The same for both heads: then it does not matter how heads are put together.
+  // Both heads get the same centroids, so the matching of heads does not matter.
   std::copy_n(plan.centroids->values.begin(), 4 * kDim, plan.centroids->values.begin() + 4 * kDim);
   std::copy_n(other.centroids->values.begin(), 4 * kDim, other.centroids->values.begin() + 4 * kDim);
   CHECK(*compared(other, plan).centroids == Approx(2.0 / spread(rows_of(plan, 0))).epsilon(1e-5));
@@ -867,12 +871,12 @@ TEST_CASE("Centroids that moved by a known distance", "[eval][plan_distance]") {
 
 TEST_CASE("Joint centroids that moved by a known distance are measured over all heads", "[eval][plan_distance]") {
   TensorPlan plan = with_centroids(true), other = plan;
-  for (float& x : other.centroids->values) x += 0.5f;  // each by 0.5 sqrt(H D)
+  for (float& x : other.centroids->values) x += 0.5f;  // moves each centroid by 0.5 sqrt(H D)
   std::vector<std::vector<double>> rows = rows_of(plan, 0);
   for (std::size_t c = 0; c < 4; ++c)
     rows[c].insert(rows[c].end(), centroid(plan, 1, c).begin(), centroid(plan, 1, c).end());
   const double expected = 0.5 * std::sqrt(2.0 * kDim) / spread(rows);
-  // Head by head it comes out about the same.
+  // The distance of each head separately is about the same.
   CHECK(*compared(other, plan).centroids == Approx(expected).epsilon(0.2));
 }
 
@@ -895,7 +899,7 @@ TEST_CASE("Mixed widths: other rotations inside groups are no distance", "[eval]
         compared(mixed_plan({.seed = 1, .basis_seed = basis}), mixed_plan({.seed = 2, .basis_seed = basis}));
     REQUIRE(found.factor);
     CHECK(*found.factor < kFloat);
-    // Widths that went to other channels are an allocation's distance, not a rotation's.
+    // If widths move to other channels, only the distance of allocations changes.
     const PlanDistance elsewhere =
         compared(mixed_plan({.order_seed = 77, .basis_seed = basis}), mixed_plan({.basis_seed = basis}));
     CHECK(*elsewhere.factor < kFloat);
@@ -911,7 +915,7 @@ TEST_CASE("Mixed widths: a rotation that is transposed, or gathers other channel
                      gathered = mixed_plan({.basis_seed = basis, .other_order = true});
     CHECK(*compared(turned, sound).factor > 0.1);
     CHECK(*compared(gathered, sound).factor > 0.1);
-    CHECK(*compared(sound, turned).factor < kFloat);  // the fault is the reference's
+    CHECK(*compared(sound, turned).factor < kFloat);  // the reference has the fault
     CHECK(*compared(gathered, gathered).factor == 0.0);
   }
 }
@@ -971,7 +975,7 @@ TEST_CASE("A NaN in any head is not lost among the others", "[eval][plan_distanc
 }
 
 TEST_CASE("Any two sides of one size are compared without a fault", "[eval][plan_distance]") {
-  std::vector<std::pair<TensorPlan, std::pair<int, int>>> sides;  // with heads and channels
+  std::vector<std::pair<TensorPlan, std::pair<int, int>>> sides;  // with numbers of heads and channels
   for (const Artifact& artifact : {test::example_artifact(), test::featured_artifact()})
     for (const LayerPlan& layer : artifact.layers) {
       sides.emplace_back(layer.k, std::pair{layer.geometry.num_kv_heads, layer.geometry.head_dim});
@@ -999,7 +1003,7 @@ TEST_CASE("Any two sides of one size are compared without a fault", "[eval][plan
       const PlanDistance found = plan_distance(a, b, size.first, size.second);
       for (const auto& [name, value] : fields(found)) {
         CAPTURE(name, a.rotation.recipe, b.rotation.recipe);
-        if (value) CHECK(*value >= 0.0);  // and no NaN
+        if (value) CHECK(*value >= 0.0);  // false for NaN
       }
     }
   CHECK(pairs > 300);

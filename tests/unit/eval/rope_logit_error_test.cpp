@@ -50,7 +50,7 @@ std::vector<Layout> layouts() {
           {"none", 15, {}}};
 }
 
-/// R_D as a matrix [n, n] for columns, written out from formats/dump.md; `factor` is the attention factor.
+/// R_D as a matrix [n, n] for column vectors, by formats/dump.md; `factor` is the attention factor.
 std::vector<double> rotation_matrix(const RopeStyle& rope, int n, double position, double factor) {
   std::vector<double> matrix = test::identity(n);
   if (rope.layout == RopeLayout::none) return matrix;
@@ -93,7 +93,7 @@ LayerActivations layer_of(const Layout& layout, std::vector<std::int64_t> length
   return layer;
 }
 
-/// A layer known before RoPE: rows [T, H, D] of q and of the keys' error, and what a dump holds of them.
+/// A layer before RoPE: rows [T, H, D] of q and of the keys' error, and the dump's layer made from them.
 struct Known {
   LayerActivations layer;
   std::vector<float> q, error;
@@ -124,7 +124,7 @@ Known known_layer(const Layout& layout, const std::vector<TokenPair>& pairs) {
   return known;
 }
 
-/// The metric word by word: matrices, one at a time, in double. Of each KV head.
+/// The metric by its definition, with rotation matrices, in double; of each KV head.
 std::vector<double> naive(const Known& known, const std::vector<TokenPair>& pairs) {
   const LayerGeometry& g = known.layer.geometry;
   const int group = g.num_q_heads / g.num_kv_heads;

@@ -59,7 +59,7 @@ Rows test_rows(std::size_t count, int dim, std::uint64_t seed = 1) {
   return rows;
 }
 
-/// Each row replaced by what `of_row` makes of it.
+/// Applies `of_row` to each row.
 Rows by_row(const Rows& rows, int dim, const std::function<Rows(const Rows&)>& of_row) {
   Rows result;
   for (auto at = rows.begin(); at != rows.end(); at += dim)
@@ -67,7 +67,7 @@ Rows by_row(const Rows& rows, int dim, const std::function<Rows(const Rows&)>& o
   return result;
 }
 
-/// x M in double, rounded once.
+/// x M, computed in double and rounded once.
 Rows times(const Rows& x, const std::vector<double>& matrix) {
   Rows result(x.size());
   for (std::size_t j = 0; j < x.size(); ++j) {
@@ -80,7 +80,7 @@ Rows times(const Rows& x, const std::vector<double>& matrix) {
 
 Rows coded(const UniformCoder& coder, const Rows& row) { return test::reference_row(coder, 1.0, row).decoded; }
 
-/// The coder between two rotations by Hadamard blocks of this order.
+/// Rotates by Hadamard blocks of this order, quantizes, and rotates back.
 Rows coded_in_blocks(const UniformCoder& coder, int order, const Rows& row) {
   const auto blocks = test::sylvester_blocks(static_cast<int>(row.size()), order);
   return times(coded(coder, times(row, blocks)), blocks);
@@ -91,7 +91,7 @@ UniformCoder symmetric_norm(int bits, int dim) {
   return {.bits = bits, .group_size = dim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
 }
 
-/// The names that a pattern stands for, and the bits of each one's codes.
+/// The names that a pattern stands for, with the code bits of each name.
 std::vector<std::pair<std::string, double>> names_of(const std::string& pattern) {
   const auto at = pattern.find("<b>");
   if (at == std::string::npos) return {{pattern, pattern == "bf16" ? 16.0 : 4.0}};
@@ -100,10 +100,10 @@ std::vector<std::pair<std::string, double>> names_of(const std::string& pattern)
   return names;
 }
 
-/// Codes of few bits of rows with large channels may be further from them than zeros are.
+/// Bound on the relative error. With few bits, codes of rows with large channels may have larger errors than zeros.
 double most_error(double bits) { return 8.0 / std::exp2(bits) + 0.1; }
 
-/// Bits of an element of a sequence, token by token: codes cost `coded`, exact tokens 16.
+/// Bits per element of a sequence, counted token by token: quantized tokens cost `coded`, exact tokens 16.
 double counted_bits(const ExactTokens& tokens, std::int64_t context, double coded) {
   double total = 0.0;
   for (std::int64_t t = 0; t < context; ++t)
@@ -274,8 +274,7 @@ TEST_CASE("quarot-int and symmetric-norm rotate by the largest Hadamard blocks, 
     const int order = hadamard_order(dim);
     CAPTURE(dim, order);
     const Rows rows = test::rows_with_outliers(20, dim, 1);
-    // Sums of the rotations may round otherwise than here by a last bit; no row here is so near to a tie that a code
-    // changes.
+    // The rotation's sums may differ in the last bit. No row of this test is so near a tie that a code changes.
     const auto check = [&](const StoredSide& side, const std::function<Rows(const Rows&)>& of_row) {
       const Rows found = restored(side, rows, 1), expected = by_row(rows, dim, of_row);
       for (std::size_t t = 0; t < 20; ++t) {
@@ -325,7 +324,7 @@ TEST_CASE("tq-mse codes Haar-rotated rows by the Lloyd-Max table of the sphere, 
       const auto& entries = sphere_codebook(bits, dim).entries;
       const Rows table(entries.begin(), entries.end());
       const StoredLayer stored = store(fmt::format("tq-mse-{}", bits), dim, kLayer, kSeed);
-      // Which random stream is a side's own is not written down, but it must be one of the layer's.
+      // The format does not say which random stream a side uses, but it must be one of the layer's.
       const auto stream_of = [&](const StoredSide& side) {
         const Rows found = restored(side, rows, 1);
         for (int stream = 0; stream < 4; ++stream) {
@@ -387,7 +386,7 @@ Rows column(const Rows& rows, int dim, int c, std::size_t first, std::size_t cou
   return result;
 }
 
-/// Affine codes of packing.md (a) with the range of `range`, each step rounded once as there.
+/// Affine codes of packing.md (a) with the extremes of `range`; each step is rounded once, as in packing.md.
 Rows coded_in_range(int bits, const Rows& range, const Rows& x) {
   const auto rounded = [](double value) { return double{static_cast<float>(value)}; };
   const double lo = *std::min_element(range.begin(), range.end()), hi = *std::max_element(range.begin(), range.end()),
@@ -480,14 +479,14 @@ TEST_CASE("KIVI keys with scales alone take the range of the 32 tokens before", 
 }
 
 TEST_CASE("KIVI's scales alone clamp what lies outside of the range before", "[eval][scheme]") {
-  // One channel: 32 tokens between 1 and 4, then what the codes 0 .. 3 of that range make of others.
+  // One channel: 32 tokens between 1 and 4 set the range; later tokens get the codes 0 .. 3 of that range.
   Rows rows(32, 1.0f);
   rows[7] = 4.0f;
   for (const float x : {-100.0f, 0.9f, 1.4f, 1.6f, 2.0f, 3.6f, 4.0f, 1e6f}) rows.push_back(x);
   const Rows found = restored(*kivi_scale_only_keys(1, 2), rows);
   CHECK(Rows(found.begin() + 32, found.end()) == Rows{1.0f, 1.0f, 1.0f, 2.0f, 2.0f, 4.0f, 4.0f, 4.0f});
   CHECK(Rows(found.begin(), found.begin() + 32) == Rows(rows.begin(), rows.begin() + 32));
-  // A channel that did not move has no range: everything after becomes its minimum.
+  // A constant channel has no range, so each later token becomes the minimum.
   rows.assign(40, 2.5f);
   rows[35] = 7.0f;
   CHECK(restored(*kivi_scale_only_keys(1, 4), rows) == Rows(40, 2.5f));
@@ -498,7 +497,7 @@ TEST_CASE("Codes end before the recent tokens, at a whole granule", "[eval][sche
     for (const std::int64_t granule : {1, 2, 7, 32}) {
       const ExactTokens tokens{.sink = 0, .recent = recent, .granule = granule};
       for (std::int64_t query = 0; query < 300; ++query) {
-        std::int64_t end = 0;  // token by token: a granule is coded when it lies before the recent ones
+        std::int64_t end = 0;  // counted token by token: a granule is quantized when it lies before the recent tokens
         while (end + granule <= query + 1 - recent) end += granule;
         if (tokens.coded_end(query) != end)
           FAIL_CHECK(fmt::format("recent {}, granule {}, query {}: {} and {}", recent, granule, query,

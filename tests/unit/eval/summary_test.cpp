@@ -13,7 +13,7 @@ using namespace kvq;
 
 namespace {
 
-/// numpy's linear rule: the quantile lies at place p (n - 1) of the sorted numbers, counted from 0.
+/// numpy's linear rule: the quantile is at index p (n - 1) of the sorted numbers.
 double quantile(std::vector<double> sorted, double p) {
   std::sort(sorted.begin(), sorted.end());
   const double place = p * static_cast<double>(sorted.size() - 1);
@@ -49,7 +49,7 @@ Units random_units(std::size_t count, double change, double noise, test::Random&
 }
 PairedChange change_of(const Units& units, std::uint64_t seed = 0) { return paired_change(units.a, units.b, seed); }
 
-/// The interval once more, from other random numbers and of many more samples.
+/// Reference for the interval, from other random numbers and many more samples.
 PairedChange reference_change(const Units& units, int samples, test::Random& random) {
   const int n = static_cast<int>(units.a.size());
   std::vector<double> changes;
@@ -66,7 +66,7 @@ PairedChange reference_change(const Units& units, int samples, test::Random& ran
 
 double width(const PairedChange& change) { return change.high - change.low; }
 
-/// Something else is at least as good in both coordinates, and better in one.
+/// Whether another point is at least as good in both coordinates and better in one.
 bool is_dominated(const std::vector<Point>& points, std::size_t own) {
   return std::any_of(points.begin(), points.end(), [&](const Point& other) {
     return other.x <= points[own].x && other.y <= points[own].y && (other.x < points[own].x || other.y < points[own].y);
@@ -172,7 +172,7 @@ TEST_CASE("The interval is that of a bootstrap of the pairs", "[eval][summary]")
     CAPTURE(count);
     const Units units = random_units(count, -0.2, 0.3, random);
     const PairedChange found = change_of(units, 11), expected = reference_change(units, 40000, random);
-    // 2000 samples place an end within some 3 of its standard errors, 0.07 of the interval.
+    // With 2000 samples, an end of the interval is within about 3 of its standard errors, 0.07 of the interval.
     CHECK(std::abs(found.low - expected.low) < 0.07 * width(expected));
     CHECK(std::abs(found.high - expected.high) < 0.07 * width(expected));
     CHECK(found.low < found.change);
@@ -222,7 +222,8 @@ TEST_CASE("Where a sums to 0 without being 0 all is NaN, as the header says, als
 }
 
 TEST_CASE("Samples without a sum of a do not spoil the interval", "[eval][summary]") {
-  // Of 2 units one has no error, as an exact layer: one sample in four is of this one alone. All others double.
+  // One of 2 units has no error, as an exact layer has. One sample in four has only that unit; the error doubles in all
+  // others.
   const PairedChange found = change_of({.a = {0.0, 3.0}, .b = {0.0, 6.0}});
   CHECK(found.change == 1.0);
   CHECK(found.low == 1.0);
@@ -238,10 +239,10 @@ TEST_CASE("About 95 of 100 intervals hold the truth", "[eval][summary]") {
     if (found.low <= 0.1 && 0.1 <= found.high) ++covered;
     if (found.high < 0.1) ++below;
   }
-  // Percentiles of 40 units are a little short, 94 of 100; 4 standard errors are 5 of 100.
+  // Percentile intervals of 40 units cover a little less, 94 of 100; 4 standard errors are 5 of 100.
   CHECK(covered > 0.89 * kTrials);
   CHECK(covered < 0.985 * kTrials);
-  // And neither end does all of the work.
+  // Misses occur at both ends.
   const int above = kTrials - covered - below;
   CHECK(below > 0);
   CHECK(above > 0);
@@ -252,7 +253,7 @@ TEST_CASE("A ratio of nothing to nothing is nothing", "[eval][summary]") {
   CHECK(ratio_of(0.0, 2.0) == 0.0);
   CHECK(ratio_of(3.0, 2.0) == 1.5);
   CHECK(ratio_of(1e-300, 1e-300) == 1.0);
-  CHECK(std::isinf(ratio_of(1.0, 0.0)));  // an error of nothing must not read as none
+  CHECK(std::isinf(ratio_of(1.0, 0.0)));  // an error relative to zero must not become 0
 }
 
 TEST_CASE("The front of distinct points is what nothing else dominates", "[eval][summary]") {
@@ -301,6 +302,6 @@ TEST_CASE("Equal points do not beat each other: all of them are on the front", "
     std::vector<std::size_t> sorted = found;
     std::sort(sorted.begin(), sorted.end());
     CHECK(sorted == expected);
-    if (sorted != expected) break;  // one example says it
+    if (sorted != expected) break;  // one counterexample is enough
   }
 }

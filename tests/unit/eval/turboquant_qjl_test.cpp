@@ -51,7 +51,7 @@ Bias bias(int dim, int bits, int seeds) {
 TEST_CASE("Inner products of QJL codes are unbiased, with the variance that the sketch of the residual has",
           "[eval][qjl]") {
   constexpr int kDim = 32, kSeeds = 2000;
-  // Mean square error of the first b - 1 bits, Lloyd-Max on a Gaussian. What is left, r, adds pi / 2 |q|^2 |r|^2 / d,
+  // Mean square error of the first b - 1 bits, Lloyd-Max on a Gaussian. The residual r adds pi / 2 |q|^2 |r|^2 / d,
   // less <q, r>^2 / d.
   const double distortion[] = {1.0, 1.0, 0.36, 0.117, 0.0345};
   for (const int bits : {1, 2, 3, 4}) {
