@@ -423,8 +423,8 @@ void apply_transform(const CalibrateFlags& f, Options& options) {
   set("--transform", f.transform, f.v_allocation.has_value(), options.v);
   set("--transform-k", f.transform_k, f.k_allocation.has_value(), options.k);
   set("--transform-v", f.transform_v, f.v_allocation.has_value(), options.v);
-  // With --method kvq, channels may get width 0 only with klt, because only the basis of klt has channels that are worth
-  // nothing. Without klt the least width is 1.
+  // With --method kvq, channels may get width 0 only with klt, because only the basis of klt has channels that are
+  // worth nothing. Without klt the least width is 1.
   const bool klt = options.choose_transform || options.k.transform == TransformKind::klt ||
                    options.v.transform == TransformKind::klt;
   if (options.method == "kvq" && !klt && !f.min_bits) options.min_bits = 1;
