@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares every artifact that changed since a git revision with what it was there, for CI: see
+# Compares every artifact that changed since a git revision with the version of that revision, for CI: see
 # scripts/github_actions.yml.
 set -euo pipefail
 
@@ -29,7 +29,7 @@ bin=${KVQ_BIN:-build/release/tools}
 bin=$(cd "$bin" && pwd) || exit 2
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-for i in "${!flags[@]}"; do  # names of files stay right from the top of the repository
+for i in "${!flags[@]}"; do  # absolute, because the folder changes below
   if [ -e "${flags[$i]}" ]; then flags[i]=$(realpath "${flags[$i]}"); fi
 done
 cd "$(git rev-parse --show-toplevel)"
@@ -43,14 +43,14 @@ trap 'rm -rf "$old"' EXIT
 : >"$out/summary.md"
 worst=0
 
-# The first other failure than a failed rule wins: it says that something could not be judged.
+# The first failure that is no failed rule decides the exit code, because then an artifact could not be judged.
 note() { if [ "$1" -ne 0 ] && { [ "$worst" -eq 0 ] || [ "$worst" -eq 6 ]; }; then worst=$1; fi; }
 
-# A file name for a heading: of one line, UTF-8, and nothing in it is Markdown.
+# Makes a file name safe for a heading: one line, UTF-8, Markdown escaped.
 heading() {
   printf '%s' "$1" | LC_ALL=C tr '\000-\037\177' '?' | iconv -c -f UTF-8 -t UTF-8 | sed 's/[][\\`*<>|#@&]/\\&/g'
 }
-# Text of tools as a code block, which nothing in it can end.
+# Prints a tool's text as a code block that the text cannot end.
 code_block() { printf '\n'; iconv -c -f UTF-8 -t UTF-8 "$1" | sed 's/^/    /'; }
 
 judge() {  # <path at BASE, or empty> <path now>

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one call: tests, compute-sanitizer, benchmark targets; a table at the end.
+# Runs all checks that need a GPU: tests, compute-sanitizer, benchmark targets. Prints a table at the end.
 set -euo pipefail
 
 usage() {
@@ -38,7 +38,7 @@ fi
 mkdir -p "$out"
 
 names=() results=() seconds=() failed=0
-# step NAME COMMAND...: runs it with its output in a log, whose end is shown if it fails.
+# step NAME COMMAND...: runs the command with its output in a log; if the command fails, shows the end of the log.
 step() {
   local name=$1 log="$out/${1// /_}.log" begin=$SECONDS result=pass
   shift

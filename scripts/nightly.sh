@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What takes too long for every push: clang-tidy, with .clang-tidy's checks, on every file of lib and tools. CI runs
-# scripts/test.sh, which leaves this out, because it takes about as long as all of its steps together.
+# Checks that take too long for every push: clang-tidy, with .clang-tidy's checks, on every file of lib and tools. CI
+# runs scripts/test.sh, which leaves this out, because it takes about as long as all of its steps together.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +23,6 @@ if ! command -v run-clang-tidy-19 >/dev/null; then
   echo "nightly.sh: error: clang-tidy-19 is missing; run: apt-get install clang-19 clang-tidy-19" >&2
   exit 5
 fi
-# The database of commands is all that is wanted of the build: the preset's clang-tidy is for compiling.
+# CMake only writes the database of compile commands; the preset's clang-tidy, which runs while compiling, is off.
 cmake --preset tidy -DKVQ_TESTS=OFF -DCMAKE_CXX_CLANG_TIDY= >/dev/null
 run-clang-tidy-19 -quiet -p build/tidy -j "$(nproc)" "$PWD/(lib|tools)/.*${1-}"

@@ -31,7 +31,7 @@ packages=(cmake ninja-build g++ python3 python3-venv libeigen3-dev libhdf5-dev l
 [ $with_tests = 1 ] && packages+=(catch2 librapidcheck-dev clang-19 libclang-rt-19-dev chromium)
 
 has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
-# A compiler or interpreter that is not Debian's is as good.
+# A compiler or interpreter from another source than Debian is accepted, too.
 has_tool() {
   case "$1" in
     cmake)

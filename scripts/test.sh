@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every test, as CI runs them, step by step; scripts/nightly.sh has what takes too long for that.
+# Runs every test, step by step, as CI does; scripts/nightly.sh has the checks that take too long for CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -55,7 +55,8 @@ say() { printf '\n== %s\n' "$*"; }
 
 asan_build=""
 build_with_sanitizers() { cmake --preset asan && cmake --build --preset asan; }
-# The build is what goes to the background: a process there ignores interrupts, and so would the tools under test.
+# The build runs in the background, not the tests: a background process ignores interrupts, and so would the tools that
+# tests start.
 start_asan_build() {
   asan_log=$(mktemp)
   build_with_sanitizers >"$asan_log" 2>&1 &

@@ -1,5 +1,6 @@
-# KVQ_COMMIT: the short commit that these sources are, for --version; empty where nobody knows.
-# A checkout asks git, and configures anew when its HEAD moves. An archive reads .git_archival.txt, which git fills in.
+# KVQ_COMMIT: the short hash of the sources' commit, for --version; empty if unknown.
+# In a checkout git gives the commit, and CMake configures again when HEAD moves. In an archive the commit is in
+# .git_archival.txt, which git fills in.
 set(KVQ_COMMIT "")
 find_package(Git QUIET)
 if(GIT_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)

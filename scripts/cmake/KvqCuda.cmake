@@ -1,5 +1,5 @@
-# KVQ_CUDA AUTO takes nvcc if it is there, ON insists, OFF never looks. KVQ_HAVE_CUDA says what came of it: targets that
-# hold CUDA sources are added only then, and everything else builds and passes without it.
+# KVQ_CUDA: AUTO uses nvcc if CMake finds it, ON requires nvcc, OFF does not look for nvcc. KVQ_HAVE_CUDA is the result:
+# targets with CUDA sources exist only if it is true; all other targets build and pass their tests without nvcc.
 set(KVQ_HAVE_CUDA OFF)
 if(NOT KVQ_CUDA STREQUAL "OFF")
   include(CheckLanguage)

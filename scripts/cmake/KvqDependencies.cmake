@@ -1,4 +1,4 @@
-# Third-party packages, all from the distribution. One message names what is missing and how to get it.
+# Third-party packages, all from the distribution. One message lists the missing packages and how to install them.
 find_package(fmt 9 QUIET)
 find_package(Eigen3 3.4 QUIET NO_MODULE)
 find_package(nlohmann_json 3.11 QUIET)

@@ -1,6 +1,6 @@
-# What is deployed: libkvq_runtime, shared and static, from the same objects; headers; find_package(kvq). Everything but
-# the C library, libstdc++ and the driver is inside: fmt is compiled in, the CUDA runtime is the static one. Kernels are
-# those of CMAKE_CUDA_ARCHITECTURES; "80;86;89;90;100;120" is one library for all.
+# Installed files: libkvq_runtime, shared and static, from the same objects; headers; find_package(kvq). The library
+# needs only the C library, libstdc++ and the driver: fmt is compiled in, and the CUDA runtime is linked statically.
+# Kernels are built for CMAKE_CUDA_ARCHITECTURES; with "80;86;89;90;100;120" one library runs on all of them.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 find_package(Threads REQUIRED)
@@ -16,12 +16,12 @@ set(
 )
 set(objects "")
 foreach(module IN LISTS modules)
-  # Not a dependency of those who link, whatever fmt they have.
+  # fmt is compiled in, so targets that link the library may use any fmt, or none.
   target_compile_definitions(kvq_${module} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:FMT_HEADER_ONLY>)
   list(APPEND objects $<TARGET_OBJECTS:kvq_${module}>)
 endforeach()
 
-list(APPEND objects $<TARGET_OBJECTS:kvq_warpgroup_kernels>) # a library hands on only what it compiled itself
+list(APPEND objects $<TARGET_OBJECTS:kvq_warpgroup_kernels>) # not among the objects of a library that links it
 
 add_library(kvq_runtime_shared SHARED ${objects})
 add_library(kvq_runtime_static STATIC ${objects})
@@ -51,7 +51,7 @@ set_target_properties(
 )
 set_target_properties(kvq_runtime_static PROPERTIES EXPORT_NAME runtime_static)
 target_link_libraries(kvq_runtime_shared PRIVATE CUDA::cudart_static Threads::Threads)
-# Only the C interface is visible, and nothing that the library links in can be.
+# The shared library exports only the C interface, no symbol of the libraries that are linked in.
 target_link_options(
   kvq_runtime_shared
   PRIVATE -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/kvq_runtime.map -Wl,--exclude-libs,ALL -Wl,--no-undefined

@@ -2,7 +2,7 @@
 add_library(kvq_options INTERFACE)
 target_include_directories(kvq_options INTERFACE ${PROJECT_SOURCE_DIR}/lib)
 target_compile_definitions(kvq_options INTERFACE KVQ_VERSION="${PROJECT_VERSION}")
-# No contraction: the codec's roundings are part of the format, and artifacts must not depend on what a compiler fuses.
+# No contraction: the codec's roundings are part of the format, so artifacts must not depend on fused operations.
 target_compile_options(
   kvq_options
   INTERFACE
@@ -33,7 +33,7 @@ endif()
 target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
 
 # kvq_module(<name> SOURCES <file>... [NEEDS <module>...] [LINKS <library>...])
-# NEEDS states the dependency of architecture; scripts/check_layers.py holds the includes against it.
+# NEEDS lists the modules that this module may include directly; scripts/check_layers.py checks the includes.
 function(kvq_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;NEEDS;LINKS" ${ARGN})
   add_library(kvq_${name} STATIC ${ARG_SOURCES})

@@ -1,5 +1,5 @@
-# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each row of the table, and the
-# tables themselves, into the build folder, and names them. Files are touched only if they change.
+# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each entry of variants.json and
+# the lookup tables into the build folder, and returns their names. A file is written only if its text changes.
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
     set(${out} "SideTraits<${head_dim}, 16, ${head_dim}, 0>" PARENT_SCOPE)
@@ -98,7 +98,7 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-# Files of the kernels that have warpgroup products come apart: they are compiled for other architectures than the rest.
+# Kernels with warpgroup products are listed separately, because they are compiled for other architectures.
 function(kvq_variants table out warpgroup_out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   kvq_variant_kind(

@@ -103,8 +103,8 @@ def test_broken_artifacts_count_more_than_failed_rules(repository, artifacts):
 
 
 def test_renamed_deleted_and_elsewhere(repository, artifacts):
-    """A renamed artifact is compared with what it was, a deleted one is named, and the folder that one stands in does
-    not matter."""
+    """A renamed artifact is compared with its old version, a deleted one is named, and the working folder does not
+    matter."""
     git(repository, "mv", "two.safetensors", "models/three.safetensors")
     editor = Editor(artifacts["good"])
     editor.side(2, "v")["clip_ratio"][0] = 0.5
@@ -112,7 +112,7 @@ def test_renamed_deleted_and_elsewhere(repository, artifacts):
     git(repository, "rm", "models/a/one.safetensors")
     git(repository, "add", ".")
     result = gate(repository / "models", "main")
-    # Both were the same file: git may say that either of them was renamed.
+    # Both artifacts had the same content, so git may report either of them as renamed.
     judged, deleted = sorted(result.stdout.splitlines(), key=lambda line: "deleted" in line)
     assert result.returncode == CHECK_FAILED and judged == "models/three.safetensors: failed (6)"
     assert deleted in ("models/a/one.safetensors: deleted", "two.safetensors: deleted")
@@ -122,7 +122,7 @@ def test_renamed_deleted_and_elsewhere(repository, artifacts):
     "name", [b"a`b|c", b"a\n## b", b"\xff", b"<img src=x> [a](b)", b"a&b @c #1", "ü".encode()], ids=repr
 )
 def test_names_cannot_break_the_summary(repository, artifacts, name):
-    """Changed, new and broken ones: a heading of one line each, and everything else as it is for other names."""
+    """Changed, new and broken artifacts: each heading is one line, and the rest equals that for other names."""
     path = repository / os.fsdecode(name + b".safetensors")
     for source, code in (("new", PASSED), (None, INPUT)):
         shutil.copy(artifacts[source], path) if source else path.write_bytes(b"```\n# none")

@@ -42,7 +42,7 @@ def dump(make_dump) -> Path:
 
 @pytest.fixture(scope="module")
 def made(dump, tmp_path_factory) -> Path:
-    """An artifact with the default options, and its statistics beside it."""
+    """An artifact made with default options, and its statistics."""
     folder = tmp_path_factory.mktemp("golden")
     return calibrate(dump, folder / "out", "--stats", folder / "stats")
 
@@ -70,10 +70,10 @@ def test_both_readers_code_golden_rows_alike(dump, tmp_path, capsys, flags):
     said = succeed("kvq-inspect", path, "--verify").stdout.splitlines()[-1]
     assert said.startswith("ok      golden rows: ") and f"rows in {LAYERS} layers coded alike" in said
     assert read_artifact.main([str(path), "--verify"]) == 0
-    # The same rows are firm for both.
+    # Both readers find the same rows firm.
     assert capsys.readouterr().out.splitlines()[-1] == "golden rows: ok: " + said.split(": ", 1)[1]
     rows, firm = int(said.split()[3]), int(said.split()[-4])
-    assert firm > (0.4 if "fp32" in flags else 0.7) * rows  # 32-bit scales see every step: only the exact layer is left
+    assert firm > (0.4 if "fp32" in flags else 0.7) * rows  # fp32 shows every step, so only the exact layer is firm
 
 
 def test_golden_rows_are_the_last_ones_of_the_longest_sequence(dump, made):
@@ -91,7 +91,7 @@ def test_golden_rows_are_the_last_ones_of_the_longest_sequence(dump, made):
 
 
 def test_the_golden_output_is_what_the_bytes_give(made):
-    """From the bytes in the file, by the reader's decoder."""
+    """Decodes the bytes in the file with the second reader and computes the output."""
     from kvq_py.packing import decode, unpack
 
     layer = read(made).layers[0]
@@ -136,7 +136,7 @@ def test_no_golden_token_is_held_out(make_dump, tmp_path):
 
 
 def test_an_artifact_without_golden_rows_is_as_old_as_it_was(dump, made, tmp_path):
-    """Nothing but the golden rows differs."""
+    """Only the golden rows differ."""
     path = calibrate(dump, tmp_path / "out", "--golden-tokens", 0)
     assert manifest(path)["version"] == "1.0" and manifest(made)["version"] == "1.1"
     assert manifest(path)["requires"] == manifest(made)["requires"] == []
@@ -170,7 +170,7 @@ def test_statistics_give_the_golden_rows_of_the_direct_run(dump, tmp_path, flags
 
 
 def test_statistics_give_fewer_golden_rows_when_asked(dump, made, tmp_path):
-    """Rows of the statistics are a choice of collecting: no more can be had of them."""
+    """Collecting chose the rows of the statistics, so no further rows are available."""
     for count, expected in ((5, 5), (32, 32), (100, 32), (0, 0)):
         succeed(
             "kvq-calibrate",
@@ -192,7 +192,7 @@ def test_older_statistics_give_artifacts_without_golden_rows(tmp_path):
 
 
 def test_merged_shards_keep_one_run(dump, make_dump, tmp_path):
-    """Here: that of the first file, by order of merging."""
+    """Merging keeps the golden rows of the first file."""
     shards = []
     for name, span in (("a", (0, 100)), ("b", (100, 150))):
         calibrate(dump, tmp_path / "out", "--first-token", span[0], "--num-tokens", span[1], "--stats", tmp_path / name)
@@ -241,7 +241,7 @@ def test_golden_tokens_out_of_range_are_refused(dump, tmp_path, count):
 
 
 def rewritten(made: Path, path: Path, name: str, change) -> Path:
-    """The artifact with one tensor changed and a hash that fits."""
+    """Writes the artifact with one tensor changed and with the right content hash."""
     with safe_open(made, framework="np") as file:
         metadata = dict(file.metadata())
     tensors = load_file(made)

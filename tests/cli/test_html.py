@@ -32,7 +32,7 @@ HOSTILE = """<script>alert(1)</script>"'&\u202e\x01<img src=x onerror=alert(2)>"
 
 @pytest.fixture(scope="module")
 def folder(sample, tmp_path_factory) -> Path:
-    """Artifacts by method, and evaluation.json of all of them beside two schemes."""
+    """Artifacts by method, and evaluation.json with all of them and two schemes."""
     folder = tmp_path_factory.mktemp("report")
     artifacts = [calibrate(sample, folder / f"{method}.safetensors", "--method", method) for method in METHODS]
     said = succeed(
@@ -65,7 +65,7 @@ def write_report(artifact: Path, output: Path, *evaluations: Path, flags: tuple 
 
 @pytest.fixture(scope="module")
 def reports(folder) -> dict[str, str]:
-    """HTML by method, each with the evaluation."""
+    """HTML by method, with the evaluation."""
     return {
         method: write_report(folder / f"{method}.safetensors", folder / f"{method}.html", folder / "evaluation.json")
         for method in METHODS
@@ -74,7 +74,7 @@ def reports(folder) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def bare(folder) -> dict[str, str]:
-    """The same without evaluation."""
+    """HTML by method, without the evaluation."""
     return {
         method: write_report(folder / f"{method}.safetensors", folder / f"{method}-bare.html") for method in METHODS
     }
@@ -89,12 +89,12 @@ def figures(html: str, name: str) -> dict[str, Node]:
 
 
 def is_shown(text: str, value: float) -> bool:
-    """Four significant digits."""
+    """Whether the text shows the value with four significant digits."""
     return float(text) == pytest.approx(value, rel=5.001e-4, abs=1e-300)
 
 
 def expect_numbers(rows: list[list[str]], expected: list[list[float | None]]) -> None:
-    """The cells behind a table's first columns; None is a dash."""
+    """Compares the cells after a table's first columns; None is a dash."""
     for row, values in zip(rows[1:], expected, strict=True):
         for text, value in zip(row[len(row) - len(values) :], values, strict=True):
             assert text == "–" if value is None else is_shown(text, value), (row, values)
@@ -137,7 +137,8 @@ def test_same_bytes_twice(folder, tmp_path, reports):
     assert again == reports["kvq"]
 
 
-# How red, green and blue light reach readers without one kind of cones (Machado et al. 2009, severity 1).
+# Colors that people without one kind of cones see (Machado et al. 2009, severity 1), as matrices on red, green and
+# blue.
 COLOUR_BLIND = {
     "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
@@ -182,7 +183,7 @@ def test_colours_of_series_stay_apart_for_all_readers(reports):
 
 
 def test_colours_stand_out_in_light_and_dark(reports):
-    """WCAG 2.2: 4.5 for text, 3 for what is drawn."""
+    """WCAG 2.2: a contrast of 4.5 for text and 3 for graphics."""
     for colours in both_palettes(reports["kvq"]):
         assert all(
             contrast(colours[name], colours[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card")
@@ -211,7 +212,7 @@ def test_headline(reports, bare, document):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_widths(folder, reports, method):
-    """Shares of channels, and rectangles in proportion."""
+    """Tables show the shares of channels, and rectangles are proportional to them."""
     artifact = read_artifact(folder / f"{method}.safetensors")
     shown = figures(reports[method], "allocation")
     for side, short in SIDES.items():
@@ -278,8 +279,8 @@ def place(node: Node) -> tuple[float, float]:
 
 
 def axis_of(figure: Node, name: str, log: bool):
-    """From units of the drawing to values, by the numbers at the axis: a straight line through them, which is exact up
-    to rounding."""
+    """A function from units of the drawing to values: a straight line through the axis's numbers, exact up to
+    rounding."""
     ticks = [node for node in figure.all("text") if node.has_class(name)]
     where = [
         float(node.attributes["x" if name == "xtick" else "y"]) - (0 if name == "xtick" else 3.5) for node in ticks
@@ -385,7 +386,7 @@ def test_clip_ratios(folder, reports):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_and_bits(folder, tmp_path, method):
-    """As --layout and kvq-eval say them; here with windows."""
+    """The same numbers as --layout and kvq-eval, here with windows."""
     path = folder / f"{method}.safetensors"
     layout = json.loads(succeed("kvq-inspect", path, "--json", "--layout", "--context", 5000).stdout)["layout"]
     evaluated = json.loads(
@@ -677,7 +678,7 @@ REFUSALS = {
 
 
 def refused(folder: Path, *words: object) -> tuple[int, str]:
-    """Exit code and message; nothing may be left behind."""
+    """Exit code and message; asserts that no file remains."""
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     result = run("kvq-inspect", *words, cwd=folder)
     lines = [line for line in result.stderr.splitlines() if not line.startswith("hint: ")]
@@ -766,7 +767,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(folder, reports, document) -> list[Path]:
-    """What is drawn differently: mixed widths and none, with and without evaluation, long names."""
+    """One page for each way of drawing: mixed and single widths, with and without evaluation, long names."""
 
     def lengthen(d):
         d["schemes"] = [scheme | {"name": f"{scheme['name']}-{'averylongname' * 20}"} for scheme in d["schemes"]] * 5
@@ -811,7 +812,7 @@ TEXT_FAULTS = """(() => {
 
 
 def test_text_of_charts_stays_inside_and_apart(browser, pages):
-    """Labels of a chart neither leave it nor cover each other."""
+    """Labels of a chart stay inside the chart and do not cover each other."""
     for page in pages:
         browser.open(page, 1200, dark=False)
         assert browser.evaluate(TEXT_FAULTS) == [], page

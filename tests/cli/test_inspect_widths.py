@@ -35,7 +35,7 @@ def dump(make_dump) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(dump, tmp_path_factory):
-    """Artifacts by the name of their method, each made once."""
+    """Makes artifacts by the name of their method; each is made once."""
     folder = tmp_path_factory.mktemp("artifacts")
 
     def make(name: str) -> Path:
@@ -56,7 +56,7 @@ def inspected(path: Path, *flags: object) -> dict:
 
 
 def mixed_sides(path: Path) -> list[tuple[int, str, dict, dict]]:
-    """Layer, side, what --json says of the allocation, and the tensors."""
+    """Layer, side, the allocation of --json, and the tensors."""
     return [
         (layer["layer"], side, layer[side]["allocation"], tensors(path, layer["layer"], side))
         for layer in inspected(path)["layers"]
@@ -93,7 +93,7 @@ def test_codes_have_a_name(artifact, name, codes):
 def test_tables_fit_a_page(artifact, name):
     for flags in ((), ("--layer", 0), ("--layer", 1, "--head", 1), ("--layout", "--layer", 1)):
         lines = succeed("kvq-inspect", artifact(name), *flags).stdout.splitlines()
-        # Sentences that name a rotation, its target and a metric may be longer, and so may the oldest two legends.
+        # Sentences that name a rotation, its target and a metric may be longer, and so may the two oldest legends.
         tables = [line for line in lines if not line.startswith(("row:", "error:", "keys", "values"))]
         assert max(map(len, tables)) <= PAGE, max(tables, key=len)
 
@@ -147,7 +147,7 @@ def on_terminal(path: Path, **environment: str) -> str:
     try:
         while chunk := os.read(mine, 65536):
             text += chunk
-    except OSError:  # the other end is closed
+    except OSError:  # the tool has closed the terminal
         pass
     os.close(mine)
     assert result.code == 0
@@ -185,7 +185,8 @@ def test_head_shows_widths_beside_what_they_are_worth(artifact, name):
 
 
 def test_head_knows_channels_that_do_not_rotate(make_dump, tmp_path):
-    """Rotary pairs by frequency, then the others in neighbouring pairs: those have no frequency."""
+    """Blocks are the rotary pairs by frequency, then the other channels in neighboring pairs, which have no
+    frequency."""
     dump = make_dump(
         head_dim=16, rope="interleaved", rotary_dim=6, rotary_offset=4, layers=1, tokens=61, kind="mla_rope", kv_heads=1
     )
@@ -311,13 +312,13 @@ def test_row_parts_are_head_0_by_default(artifact):
 
 @pytest.fixture(scope="module")
 def pair(artifact, dump, tmp_path_factory) -> tuple[Path, Path]:
-    """An allocation by other scores, and the reference."""
+    """An allocation by other scores, and the reference allocation."""
     other = tmp_path_factory.mktemp("pair") / "other.safetensors"
     return calibrate(dump, other, "--method", "block-gtq", "--bits-k", 3.25, "--score", "k_only"), artifact("blocks")
 
 
 def distances(pairs: list[tuple[dict, dict]]) -> dict[str, float]:
-    """Block-GTQ Eq. 5 to 7 over the slots of some layers."""
+    """Distances of Block-GTQ Eq. 5 to 7 over the slots of some layers."""
     bits, wanted = (np.concatenate([held["block_bits"].ravel() for held in side]).astype(int) for side in zip(*pairs))
     scores = np.concatenate([reference["block_energy"].ravel() for _, reference in pairs]).astype(float)
     high = (bits >= 4, wanted >= 4)
@@ -364,7 +365,7 @@ def test_an_artifact_has_no_distance_from_itself(artifact, name):
 
 
 def refused(own: Path, reference: Path) -> str:
-    """The one line, without the tool's name."""
+    """The line of the error, without the tool's name."""
     for flags in ((), ("--json",)):
         result = run("kvq-inspect", own, "--compare", reference, *flags)
         assert (result.code, result.stdout) == (INPUT, "")

@@ -15,7 +15,7 @@ from kvq_tools import calibrate, run, succeed
 
 USAGE, PAGE = 2, 80
 GAIN = "outlier gain"
-FACTORS = np.array([16.0, 64.0])  # of the KV heads
+FACTORS = np.array([16.0, 64.0])  # for each KV head
 MIXED = ("--v-allocation", "channel", "--center", "kv")
 ACCEPTED = [
     *(
@@ -58,8 +58,8 @@ REFUSED = {
 
 
 def scaled(file) -> None:
-    """Key channels 3 and 5 of head 0 16 times as large, of head 1 64 times, and their queries as small; value channel 7
-    likewise, and an o_proj that takes that back."""
+    """Multiplies key channels 3 and 5 by 16 in head 0 and by 64 in head 1, and divides their queries; does the same
+    with value channel 7 and divides the columns of o_proj."""
     random = np.random.default_rng(1)
     for group in file["layers"].values():
         k, q, v = (np.asarray(group[name]) for name in "kqv")
@@ -87,7 +87,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(make_dump, folder) -> Path:
-    """Many tokens, so that little is added to covariances, and heads without outliers."""
+    """Many tokens, so that covariances need little regularization, and heads without outliers."""
     return make_dump(head_dim=32, v_head_dim=48, tokens=600, layers=2, q_heads=4, kv_heads=2)
 
 
@@ -98,7 +98,7 @@ def dump(plain, folder) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(dump, folder):
-    """By flags, each made once."""
+    """Makes artifacts by their flags; each is made once."""
     made: dict[tuple, Path] = {}
 
     def make(*flags: object) -> Path:
@@ -125,7 +125,7 @@ def tensor(path: Path, name: str) -> np.ndarray:
 
 
 def transforms(path: Path) -> dict[tuple[int, str], dict]:
-    """What the manifest says of each layer and side."""
+    """The manifest's transform of each layer and side."""
     return {
         (layer["layer"], side): layer[side].get("transform") for layer in manifest_of(path)["layers"] for side in "kv"
     }

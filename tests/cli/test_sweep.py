@@ -35,13 +35,13 @@ def held_out(make_dump) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(make_dump) -> Path:
-    """Where it does not matter what is calibrated, and measured."""
+    """A dump for tests in which the numbers do not matter."""
     return make_dump(tokens=40, sequences=2, layers=1, head_dim=16, q_heads=2)
 
 
 def sweep(folder: Path, grid: object, held_out: Path, *flags: object) -> Result:
-    """`grid` is the JSON text of a sweep, what becomes one, or a file. No temporary file stays, whatever the
-    outcome."""
+    """Runs a sweep. `grid` is JSON text, an object that becomes JSON, or a file. Asserts that no temporary file
+    remains, for any exit code."""
     path = grid if isinstance(grid, Path) else folder / "sweep.json"
     if not isinstance(grid, Path):
         path.write_text(grid if isinstance(grid, str) else json.dumps(grid))
@@ -61,7 +61,7 @@ def table(*args: object) -> list[str]:
 
 
 def document(*args: object) -> dict:
-    """What --json says; the schema allows it."""
+    """The document of --json, checked against the schema."""
     result = sweep(*args, "--json")
     assert (result.code, result.stderr) == (0, ""), result
     said = json.loads(result.stdout)
@@ -211,7 +211,7 @@ def test_names_of_dumps_may_hold_what_file_names_may(tiny, tmp_path, name):
 
 
 def test_files_may_have_what_ends_a_name(tiny, tmp_path):
-    """A text that is a file, or has a slash before its =, is no NAME=FILE."""
+    """A text that names a file, or has a slash before its first =, is not NAME=FILE."""
     folder = tmp_path / "a=b"
     folder.mkdir()
     for place, (calibration, cwd) in enumerate([(folder / "c=d.h5", None), ("c=d.h5", folder), ("./c=d.h5", folder)]):
@@ -230,7 +230,7 @@ def test_files_may_have_what_ends_a_name(tiny, tmp_path):
 
 
 def test_name_of_a_dump_with_a_double_quote_is_one_name(tiny, tmp_path):
-    """The row's flags must not fall apart at it."""
+    """A double quote in the name must not split the row's flags."""
     path = tmp_path / 'with"quote.h5'
     shutil.copy(tiny, path)
     result = sweep(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", path)
@@ -262,7 +262,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def kept(dump, held_out, tmp_path_factory) -> tuple[dict, Path]:
-    """All of these as one sweep, whose rows share statistics where they can, with its artifacts."""
+    """All methods as one sweep, whose rows share statistics where possible, and its artifacts."""
     folder = tmp_path_factory.mktemp("kept")
     return document(
         folder, {"rows": METHODS}, held_out, "--calibration", dump, "--keep", folder / "artifacts"
@@ -367,7 +367,7 @@ def test_rows_are_compared_with_the_first_as_artifacts_are(kept, held_out):
 
 
 def test_without_keep_no_path_is_named_that_is_gone(tiny, tmp_path):
-    """It would also differ from run to run."""
+    """A path in the output would also differ from run to run."""
     (row,) = document(tmp_path, {"rows": ["--method plain"]}, tiny, "--calibration", tiny)["schemes"]
     assert "path" not in row or Path(row["path"]).exists()
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.json", "scratch"}
@@ -427,7 +427,8 @@ def test_layers_and_windows_of_the_measurement(dump, held_out, tmp_path):
 
 
 def test_bits_are_counted_at_the_longest_sequence(dump, held_out, tmp_path):
-    """Where errors are measured; 90 tokens here, 127 of the 150 of the other dump. A given --context wins."""
+    """Effective bits are at the length at which errors are measured: 90 tokens here, 127 of the other dump's 150.
+    --context overrides it."""
     grid = {"rows": ["--method plain"], "schemes": ["kivi-2"]}
     for model, flags, context in ((held_out, (), 90), (dump, (), 127), (dump, ("--context", 32768), 32768)):
         said = document(tmp_path, grid, model, "--calibration", dump, *flags)
@@ -451,7 +452,7 @@ SPREAD = {
 
 
 def on_front(points: list[tuple[float, float]]) -> list[bool]:
-    """Nothing else is as good in both and better in one."""
+    """A point is on the front unless another is at least as good in both and better in one."""
     return [not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points) for own in points]
 
 
@@ -481,7 +482,7 @@ def test_front_is_what_nothing_else_beats(spread, metric):
 
 
 def test_equal_rows_are_on_the_front_together(tiny, tmp_path):
-    """ "Nothing else has both fewer bits and less output error": which is true of both."""
+    """ "Nothing else has both fewer bits and less output error" holds for both."""
     grid = {
         "rows": [{"label": name, "flags": "--method plain --bits 3"} for name in "ab"]
         + [{"label": "c", "flags": "--method plain --bits 2"}]
@@ -565,7 +566,7 @@ def widths(dump, held_out, tmp_path_factory) -> tuple[dict, list[str]]:
 
 
 def compared(own: str, reference: str) -> dict | None:
-    """As kvq-inspect finds it; nothing where one of them has no widths by RoPE block."""
+    """The distance by kvq-inspect; None if one artifact has no widths by RoPE block."""
     result = run("kvq-inspect", own, "--compare", reference, "--json")
     if result.code != 0:
         return None
@@ -599,7 +600,8 @@ def test_table_shows_distances_of_widths(widths):
 
 
 def test_widths_that_cannot_be_compared_do_not_end_the_sweep(dump, held_out, tmp_path):
-    """Of each head, and one for the layer: no distance, as of rows without widths; but both are measured."""
+    """Widths for each head and for the whole layer have no distance, like rows without widths; both rows are
+    measured."""
     grid = {"rows": ["--method block-gtq", "--method block-gtq --share layer"]}
     result = sweep(tmp_path, grid, held_out, "--calibration", dump, "--json")
     assert result.code == 0, result.stderr
@@ -620,12 +622,12 @@ LONG = {
     "block-gtq-table3",
     "block-gtq-table17",
     "oscar-table7",
-}  # calibrate on more tokens than the sample has
+}  # these calibrate on more tokens than the sample has
 MANY_CENTROIDS = "saw-int4-table9"
 
 
 def rows_of(grid: dict) -> list[tuple[str, list[str]]]:
-    """Labels and flags, as formats/eval.md counts them."""
+    """Labels and flags of all rows, by formats/eval.md."""
     rows = [(entry["label"], entry["flags"]) for entry in grid.get("rows", [])]
     if "axes" in grid:
         rows += [
@@ -647,7 +649,7 @@ def check_script(path: Path, folder: Path, dump: Path, held_out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sample_layer(sample, tmp_path_factory) -> tuple[Path, Path]:
-    """One layer of the sample dumps, to calibrate on and to measure with."""
+    """One layer of each sample dump: to calibrate on, and to measure with."""
     folder = tmp_path_factory.mktemp("sample")
 
     def one_layer(file):
@@ -695,7 +697,7 @@ def test_transforms_stand_beside_orthogonal_rotations():
 
 
 def test_transforms_are_an_axis(dump, held_out, tmp_path):
-    """Every row is what kvq-calibrate makes of the same flags."""
+    """Each row equals the artifact that kvq-calibrate makes from the same flags."""
     transforms = ("orthogonal", "diagonal", "balanced")
     grid = {
         "flags": "--method saw-int4 --hadamard kv",
@@ -784,7 +786,7 @@ def test_grids_for_long_texts_name_the_row_that_the_sample_is_too_short_for(samp
 
 
 def test_grid_of_centroids_needs_as_many_tokens(sample_layer, make_dump, tmp_path):
-    """2048 centroids; the error comes after three rows are calibrated."""
+    """2048 centroids need as many tokens; the error comes after three rows are calibrated."""
     path = ROOT / f"scripts/sweeps/{MANY_CENTROIDS}.json"
     result = sweep(tmp_path, path, sample_layer[1], "--calibration", sample_layer[0])
     assert (
@@ -803,7 +805,7 @@ def test_grid_of_centroids_needs_as_many_tokens(sample_layer, make_dump, tmp_pat
 
 
 def refused(result: Result, code: int, *words: str) -> None:
-    """One line that says why, and hints."""
+    """Asserts one line of error and hints."""
     lines = result.stderr.splitlines()
     assert (result.code, result.stdout) == (code, ""), result
     assert lines[0].startswith("kvq-eval: error: ") and all(line.startswith("hint: ") for line in lines[1:]), (
@@ -859,8 +861,7 @@ def test_files_that_are_no_sweeps(tiny, tmp_path, name):
 
 
 def test_dumps_count_as_rows_too(tiny, tmp_path):
-    """4096 are the limit of what is calibrated. The folder, which cannot be made, ends a run that begins
-    nevertheless."""
+    """At most 4096 rows may be calibrated. The folder cannot be created, so a run that starts nevertheless ends."""
     grid = {"axes": [["--method plain"] * 64, ["--bits 2"] * 33]}
     result = sweep(
         tmp_path, grid, tiny, "--calibration", f"a={tiny}", "--calibration", f"b={tiny}", "--keep", "/dev/null/nowhere"
@@ -1065,7 +1066,7 @@ def test_folder_of_temporary_files_that_is_not_there_is_named(tiny, tmp_path):
 
 
 def test_a_name_is_never_empty(tiny, tmp_path):
-    """The schema of documents wants names: refuse the label, or make one up."""
+    """The schema of documents requires names, so an empty label is refused or replaced."""
     for grid in ({"rows": [{"label": "", "flags": "--method plain"}]}, {"rows": [""]}):
         result = sweep(tmp_path, grid, tiny, "--calibration", tiny, "--json")
         assert result.code == INPUT or all(names(json.loads(result.stdout))), grid

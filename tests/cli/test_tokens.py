@@ -26,7 +26,7 @@ SIZE = {
 
 
 def cut(source: Path, target: Path, first: int, count: int) -> Path:
-    """A dump of tokens [first, first + count) alone; sequences that are cut begin or end there."""
+    """A dump with only tokens [first, first + count); a sequence that is cut begins or ends there."""
     kept = slice(first, first + count)
 
     def edit(file: h5py.File) -> None:
@@ -56,7 +56,7 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 
 def without_origin(path: Path) -> dict:
-    """The manifest without what says which dump, and which part of it, was read."""
+    """The manifest without the fields that name the dump and the range that was read."""
     said = manifest(path)
     del said["calibration"]["dump"]["hash"]
     said["calibration"]["options"].pop("tokens", None)
@@ -65,7 +65,7 @@ def without_origin(path: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def dump(make_dump) -> Path:
-    """Before RoPE: a reader has to turn each token by its own position, also behind a cut."""
+    """A pre_rope dump, so that a reader must rotate each token by its own position, also after a cut."""
     return make_dump(capture="pre_rope", **SIZE)
 
 
@@ -136,7 +136,7 @@ def test_statistics_of_a_part_are_those_of_its_dump(dump, tmp_path):
 
 
 def test_tokens_are_counted_over_all_files(tmp_path):
-    """A dump of three files: the part begins in the first and ends in the last."""
+    """A dump of three files: the range begins in the first and ends in the last."""
     synthetic(tmp_path / "whole.h5", **SIZE)
     synthetic(tmp_path / "split.h5", split_by_sequence=True, **SIZE)
     parts = sorted(tmp_path.glob("split.*"))
@@ -147,7 +147,7 @@ def test_tokens_are_counted_over_all_files(tmp_path):
 
 
 def test_a_flag_alone(dump, tmp_path):
-    """--first-token leaves all that follow, --num-tokens the first ones."""
+    """--first-token alone takes all later tokens, --num-tokens alone the first tokens."""
     assert (
         calibrate(dump, tmp_path / "a", "--first-token", 120).read_bytes()
         == calibrate(dump, tmp_path / "b", *span(120, TOKENS - 120)).read_bytes()
@@ -223,7 +223,7 @@ def test_statistics_of_a_part_without_golden_tokens_are_no_newer_than_they_need(
 
 
 def test_merged_statistics_say_the_range_of_all_of_them(dump, tmp_path):
-    """Shards by layer have one; those by sequences, or of different ranges, have none together."""
+    """Merged shards by layer have one range. Shards by sequence, or of different ranges, have no common range."""
 
     def collected(name: str, *flags: object) -> Path:
         calibrate(dump, tmp_path / "out", "--stats", tmp_path / name, *flags)
@@ -319,7 +319,7 @@ def long_dump(make_dump) -> Path:
 
 
 def interrupted(dump: Path, output: Path, *flags: object) -> Path:
-    """What a run leaves behind that was killed after some of its layers."""
+    """The shards of a run that was killed after some layers."""
     for _ in range(50):
         process = start(dump, output, *flags)
         wait_for_layers(process, output, 2)
@@ -327,7 +327,7 @@ def interrupted(dump: Path, output: Path, *flags: object) -> Path:
         process.wait()
         if shards(output):
             return Path(f"{output}.parts")
-        output.unlink()  # it was faster than the test
+        output.unlink()  # the run ended before the test could kill it
     raise AssertionError("no run could be interrupted")
 
 

@@ -40,7 +40,7 @@ def test_every_file_that_names_the_version_names_the_same():
 
 
 def commit_of(folder) -> str:
-    """What KvqCommit.cmake finds in sources at `folder`."""
+    """The commit that KvqCommit.cmake finds for sources at `folder`."""
     probe = folder / "probe.cmake"
     probe.write_text(
         f'set(PROJECT_SOURCE_DIR "{folder}")\ninclude("{ROOT}/scripts/cmake/KvqCommit.cmake")\n'

@@ -24,7 +24,7 @@ def fill(folder: Path) -> None:
     artifact = calibrate(dump, folder / "artifact.safetensors", "--clip", 0.96, "--stats", folder / "stats.safetensors")
     for name, content in faulty_artifacts(artifact.read_bytes()).items():
         (folder / f"{name}.safetensors").write_bytes(content)
-    for name in ("precious_1.h5", "precious_2.h5"):  # for commands that could overwrite their input
+    for name in ("precious_1.h5", "precious_2.h5"):  # inputs for commands that could overwrite them
         shutil.copy(dump, folder / name)
     shutil.copy(folder / "stats.safetensors", folder / "precious.safetensors")
     (folder / "bad.ini").write_text("no-such-flag=1\n")
@@ -40,7 +40,7 @@ def write_what_is_no_dump(folder: Path, dump: Path) -> None:
 
 
 def write_second_files(folder: Path) -> None:
-    """Other sequences for dump.h5 that do not go with it."""
+    """Writes dumps with other sequences that do not fit dump.h5."""
     other = synthetic(folder / "more.h5", head_dim=32, seed=7, **SIZE)
     synthetic(folder / "wide.h5", head_dim=64, **SIZE)
     edited(other, folder / "one_layer.h5", drop("layers/0"))

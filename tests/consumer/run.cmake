@@ -12,7 +12,7 @@ step(${CMAKE_COMMAND} --install ${BUILD} --component runtime --prefix ${WORK}/pr
 step(${CMAKE_COMMAND} -S ${source} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${CMAKE_CTEST_COMMAND} --test-dir ${WORK}/build --output-on-failure)
-# Nothing but the interface leaves the shared library, and it needs nothing that a serving machine lacks.
+# The shared library exports only the interface, and needs only libraries that a serving machine has.
 file(GLOB_RECURSE library ${WORK}/prefix/*/libkvq_runtime.so)
 list(GET library 0 library)
 execute_process(COMMAND nm -D --defined-only ${library} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)

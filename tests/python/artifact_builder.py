@@ -92,7 +92,7 @@ def transform(heads: int, kind: str = "balanced", gain: float = 1.5, condition: 
 
 
 def inverse_pair(seed: int, heads: int, dim: int, spread: float = 4.0) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """(A, A^-1, condition): float32 [heads, dim, dim] twice, and [heads] of what the manifest says of them."""
+    """(A, A^-1, condition): float32 [heads, dim, dim] twice, and the conditions [heads] for the manifest."""
     rng = np.random.default_rng(seed)
     matrices = [
         np.linalg.qr(rng.standard_normal((dim, dim)))[0]
@@ -172,7 +172,7 @@ def canonical(value) -> str:
 
 
 def content_hash(text: str, tensors: dict[str, np.ndarray]) -> str:
-    """formats/artifact.md, written down once more; "" without the package xxhash."""
+    """A second implementation of the content hash of formats/artifact.md; "" without the package xxhash."""
     try:
         import xxhash
     except ModuleNotFoundError:
@@ -187,7 +187,7 @@ def content_hash(text: str, tensors: dict[str, np.ndarray]) -> str:
 
 def metadata(tree: dict, tensors: dict[str, np.ndarray], **changes: str) -> dict[str, str]:
     text = canonical(tree)
-    # A test may have spoiled what belongs here.
+    # A test may have changed `requires`.
     requires = [word for word in tree.get("requires", []) if word != "later"]
     return {
         "format": "kvq-artifact",
@@ -204,6 +204,6 @@ def to_bytes(tree: dict, tensors: dict[str, np.ndarray] | None = None, **changes
 
 
 def raw_bytes(header: dict | str, data: bytes = b"") -> bytes:
-    """A container around any header, for files that the package would not write."""
+    """A container with any header, for files that the safetensors package does not write."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     return struct.pack("<Q", len(text)) + text + data

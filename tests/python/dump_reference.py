@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 
 class Dump:
-    """A dump in memory, read as formats/dump.md says: tensors in float64."""
+    """A dump in memory, read by formats/dump.md: tensors in float64."""
 
     def __init__(self, path: Path):
         with h5py.File(path) as file:
@@ -43,7 +43,7 @@ class DumpLayer:
 
 
 class Reference:
-    """One sequence through a model, watched by forward hooks."""
+    """One sequence through a model, recorded by forward hooks."""
 
     MODULES = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 
@@ -66,7 +66,8 @@ class Reference:
         attention.o_proj.register_forward_pre_hook(lambda _m, inputs: kept.__setitem__("output", inputs[0][0]))
 
     def heads(self, layer: int, name: str, num_heads: int) -> np.ndarray:
-        """A projection's or norm's output as float64 [T, heads, channels]. Gemma norms heads first."""
+        """Output of a projection or norm as float64 [T, heads, channels]. In Gemma, the norm's output has heads
+        first."""
         x = self.layers[layer][name].double().numpy()
         if x.ndim == 3:
             return x if x.shape[1] == num_heads else x.transpose(1, 0, 2)
@@ -74,7 +75,7 @@ class Reference:
 
 
 def rotate_as_specified(x, positions, layer: DumpLayer):
-    """formats/dump.md, pair by pair."""
+    """Rotates by formats/dump.md, pair by pair."""
     out = x.copy()
     offset, dim = int(layer.attrs["rotary_offset"]), int(layer.attrs["rotary_dim"])
     factor = layer.attrs.get("rope_attention_factor", 1.0)
@@ -106,14 +107,14 @@ def scaled_logits(q, k, scale: float):
 
 
 def assert_close(found, expected, what: str, tolerance: float = 2e-6):
-    """Largest error relative to the largest value; float32 arithmetic against float64."""
+    """Compares the largest error with the largest value; found is float32 arithmetic, expected is float64."""
     assert found.shape == expected.shape, what
     worst = np.abs(found - expected).max() / np.abs(expected).max()
     assert worst < tolerance, f"{what}: off by {worst:.2e} of the largest value"
 
 
 def expected_qk(reference: Reference, layer: int, dumped: DumpLayer, tiny, config, positions):
-    """q and k before capture, from hooks alone and rotated here."""
+    """q and k at the capture point, computed from hooks and rotated here."""
     num_heads = {"q": int(dumped.attrs["num_q_heads"]), "k": int(dumped.attrs["num_kv_heads"])}
     names = {"q": "q_norm" if tiny.norms else "q_proj", "k": "k_norm" if tiny.norms else "k_proj"}
     if tiny.is_mla:
@@ -130,7 +131,7 @@ def expected_qk(reference: Reference, layer: int, dumped: DumpLayer, tiny, confi
 
 
 def mla_attention(reference: Reference, layer: int, dumped: DumpLayer, config, rows) -> np.ndarray:
-    """Attention's output where the rotary part of the logits is the dump's and the rest comes from hooks."""
+    """Attention's output; the rotary part of the logits comes from the dump, the rest from hooks."""
     heads, nope = config.num_attention_heads, config.qk_nope_head_dim
     q = reference.heads(layer, "q_b_proj" if config.q_lora_rank else "q_proj", heads)[..., :nope]
     kv = reference.layers[layer]["kv_b_proj"].double().numpy().reshape(len(q), heads, -1)

@@ -164,7 +164,7 @@ def test_the_sample_is_what_the_schema_allows():
 
 
 def edit(*path, value):
-    """A change of a plan of the manifest; value `...` deletes."""
+    """Changes a plan of the manifest; the value `...` deletes."""
 
     def apply(tree, tensors):
         node = tree["layers"]
@@ -179,7 +179,7 @@ def edit(*path, value):
 
 
 def tensor(name, value=None):
-    """Replaces a tensor, or drops it."""
+    """Replaces a tensor, or deletes it."""
 
     def apply(tree, tensors):
         tensors.pop(name, None)
@@ -207,7 +207,7 @@ TENSORS = sample()[1]
 
 
 def mixed_values(unit, *more):
-    """Layer 2 with mixed values, with the tensors of the keys of layer 0."""
+    """Layer 2 with mixed values, whose tensors are those of the keys of layer 0."""
     names = ("channel_bits", "channel_order", *more)
     return both(
         edit(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
@@ -431,7 +431,7 @@ def test_torch_reconstructs_what_numpy_does():
     for place, plan in sample_plans().items():
         for own in (plan, unrounded(plan)):
             found = reconstruct(own, torch.from_numpy(x)).numpy()
-            # The products with the rotation may be summed in another order, in binary64: nearly all roundings agree.
+            # Products with the rotation may be summed in another order, in binary64, so nearly all roundings agree.
             assert np.mean(np.abs(found - own.reconstruct_heads(x)) > 1e-5) < 0.01, place
 
 

@@ -64,12 +64,12 @@ def table_schemes(group_size: int) -> list[Scheme]:
 
 
 def random_widths(rng, dim: int) -> tuple[int, ...]:
-    """Up to five widths, so that some segments are long enough for a trellis."""
+    """Up to five widths, so few that some segments are long enough for a trellis."""
     return tuple(sorted(rng.choice(rng.permutation(9)[:5], dim).tolist(), reverse=True))
 
 
 def mixed_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
-    """Every coder with every rule and type, with widths of its own."""
+    """Schemes of every coder, rule and scale type, each with its own widths."""
     rng = np.random.default_rng(seed)
     return [
         MixedScheme.make(coder, random_widths(rng, dim), scale_type, rule, TABLES, centroids)
@@ -80,7 +80,7 @@ def mixed_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
 
 
 def rows(seed: int, count: int, dim: int) -> np.ndarray:
-    """Rows of different size, one zero, one that overflows, one too small for fp16."""
+    """Rows of different sizes: one is zero, one overflows, one is too small for fp16."""
     x = gaussian(seed, count, dim) * np.exp(np.random.default_rng(seed).uniform(-3, 3, (count, 1))).astype(np.float32)
     x[0], x[1], x[2] = 0, x[1] * np.float32(1e30), x[2] * np.float32(1e-9)
     return x
@@ -171,11 +171,20 @@ def test_values_without_norm_keep_the_deviation(rule):
 
 
 def test_trellis_by_hand():
-    """b = 1, m = 1, theta = 1 1: v is +1 or -1 where a code is that of the channel before, and 0 where it is not."""
+    """b = 1, m = 1, theta = 1 1: v is +1 or -1 if a code equals the previous channel's, else 0."""
     x = floats(0, 2, 0, 0, 0, 0, 0, -2)[None]  # E = 8, so d = 1; v = x / 2, N = 2, x v = 4
     for rule, scale in (("rms", 1), ("norm", 2), ("least_squares", 2)):
         coded = packing.encode(x, scheme := trellis_scheme(1, (1.0, 1.0), 8, rule))
-        assert coded.codes[0].tolist() == [1, 1, 0, 1, 0, 1, 0, 0]  # before the first 1 stands the last 0
+        assert coded.codes[0].tolist() == [
+            1,
+            1,
+            0,
+            1,
+            0,
+            1,
+            0,
+            0,
+        ]  # the group is tail-biting: the last 0 comes before the first 1
         assert coded.numbers[0].tolist() == [scale]
         assert packing.decode(coded, scheme)[0].tolist() == [0, scale, 0, 0, 0, 0, 0, -scale]
 
@@ -202,13 +211,13 @@ def test_the_table_is_the_values(bits, memory):
 
 
 def sequences(alphabet: int, length: int) -> np.ndarray:
-    """All of them, uint8 [alphabet^length, length]"""
+    """All sequences, uint8 [alphabet^length, length]."""
     place = np.arange(alphabet**length)[:, None]
     return (place // alphabet ** np.arange(length)[::-1] % alphabet).astype(np.uint8)
 
 
 def costs(y: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of paths with values [P, n], summed along them in binary32."""
+    """Costs of paths with values [P, n], summed along the paths in binary32."""
     cost, error = np.zeros(len(values), np.float32), y - values
     for j in range(len(y)):
         cost = cost + error[:, j] * error[:, j]
@@ -216,14 +225,14 @@ def costs(y: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def best_of(cost: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Of the cheapest code sequences: the one of smallest last code, then of smallest last but one, ..."""
+    """The cheapest code sequence; on a tie the smallest last code decides, then the smallest second to last, ..."""
     return min(codes[cost == cost.min()].tolist(), key=lambda path: path[::-1])
 
 
 def seam_by_force(y: np.ndarray, scheme: Scheme) -> list[int]:
-    """The codes of z*, oldest first, on the best of all paths, whatever stood before them.
+    """The codes of z*, oldest first, on the best of all paths from any state.
 
-    Where costs tie, the end is the smallest z, in which the oldest code weighs most.
+    On a tie the smallest z wins, in which the oldest code has the highest digit.
     """
     size, memory = len(y), scheme.memory
     codes = sequences(2**scheme.bits, memory + 2 * size)
@@ -243,7 +252,7 @@ def group_by_force(y: np.ndarray, seam: list[int], scheme: Scheme) -> list[int]:
 
 
 def small_integers(rng, bits: int, memory: int, count: int, size: int) -> tuple[Scheme, np.ndarray]:
-    """A trellis and targets that tie all the time, without any rounding."""
+    """A trellis and targets with many ties and without rounding."""
     theta = rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist()
     return trellis_scheme(bits, theta, size), rng.integers(-1, 2, (count, size)).astype(np.float32)
 
@@ -284,7 +293,7 @@ def test_most_groups_are_the_cheapest_that_close():
 
 
 def reference_viterbi(y: np.ndarray, scheme: Scheme) -> list[list[int]]:
-    """One row at a time, by the script that derives the vectors."""
+    """Codes of each row by the script that derives the vectors."""
     theta = [exact.from_decimal(repr(float(t))) for t in scheme.theta]
     rule = exact.Trellis(scheme.bits, scheme.memory, theta)
     return [exact.Spec().viterbi([exact.from_decimal(repr(float(v))) for v in row], rule) for row in y]
@@ -316,7 +325,7 @@ def test_the_seam_sees_32_channels_on_each_side():
 
 
 def outliers(size: int) -> np.ndarray:
-    """Rows of one outlier each, at every place: with fp16 its cost, and all that follow, are infinite."""
+    """Rows with one outlier, at every position. With fp16, the outlier's cost and all later costs are infinite."""
     x = gaussian(25, size, size) * np.float32(65504)
     np.fill_diagonal(x, 1e30)
     return x
@@ -345,7 +354,8 @@ def test_long_searches_are_cut_into_rows(monkeypatch):
 
 
 def test_symmetric_codes_are_a_trellis_without_use_of_its_memory():
-    """theta[i] = 2^i and nothing for the codes before: the levels of packing.md (b), nearest ones."""
+    """With theta[i] = 2^i and 0 for earlier codes, values are the levels of packing.md (b), and codes are the nearest
+    levels."""
     x = gaussian(6, 40, 32)
     scheme = trellis_scheme(3, (1.0, 2.0, 4.0, 0.0, 0.0, 0.0), 32)
     values = packing.trellis_values(codes := packing.encode(x, scheme).codes, scheme)

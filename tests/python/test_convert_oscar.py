@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import convert_oscar_dump  # noqa: E402
 
 Q_HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
-CHUNKS = {0: [6], 1: [5, 3], 2: [8], 10: [1, 0, 4]}  # chunk 10 comes after 2, and one of its requests was cached
+CHUNKS = {0: [6], 1: [5, 3], 2: [8], 10: [1, 0, 4]}  # chunk 10 comes after 2; the prefix cache held one of its requests
 ROPE = ("--rope-layout", "half", "--rope-theta", "10000")
 
 

@@ -38,7 +38,7 @@ torch.set_num_threads(2)
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """name -> folder of a saved tiny model; each is made once."""
+    """Folders of saved tiny models by name; each is made once."""
     made = {}
 
     def folder(name: str) -> Path:
@@ -50,7 +50,7 @@ def tiny_folder(tmp_path_factory):
 
 
 def run_dump(model, output, *options) -> int:
-    """Exit code of the program, run in this process."""
+    """Runs the program in this process; returns the exit code."""
     argv = [str(model), "--output", str(output), "--quiet", *map(str, options)]
     try:
         return dump_qkv.main(argv)
@@ -67,7 +67,8 @@ def make_dump(model, tmp_path, *options) -> Dump:
 
 
 def synthetic_prompts(config) -> list[list[int]]:
-    """What the options of make_dump cut: 60 tokens in windows of 22 behind token 3, the last of 16."""
+    """The prompts that the options of make_dump give: 60 tokens in windows of 22 after token 3, the last window has
+    16."""
     tokens = dump_qkv.synthetic_tokens(60, SEED, config.vocab_size)
     return [[3, *tokens[:22]], [3, *tokens[22:44]], [3, *tokens[44:]]]
 
@@ -175,7 +176,7 @@ def test_generated_tokens_are_the_greedy_ones_and_marked(name, tiny_folder, tmp_
 
 
 def greedy_tokens(folder, prompt: list[int], count: int) -> list[int]:
-    """Without a cache, and never token 4, the end of text."""
+    """Greedy tokens without a cache; never token 4, the end of text."""
     tokens = list(prompt)
     for _ in range(count):
         logits = Reference(folder, tokens).logits[-1]
@@ -280,7 +281,7 @@ def test_curvature_is_the_second_moment_of_the_nll_gradient(name, tiny_folder, t
 
 
 def output_gradients(model, tokens: list[int]) -> list[np.ndarray]:
-    """Gradient of the summed NLL at a zero added to each layer's attention output: [T, Hq * Dv] per layer."""
+    """Gradient of the summed NLL with respect to each layer's attention output: [T, Hq * Dv] per layer."""
     zeros = [
         torch.zeros(1, len(tokens), layer.self_attn.o_proj.in_features, requires_grad=True)
         for layer in model.model.layers
@@ -346,7 +347,9 @@ def test_several_texts_take_turns_and_begin_with_the_bos_of_the_configuration(sa
     )
     assert dump.cu_seqlens.tolist() == [0, 31, 62, 93]  # the last 7 are too few for a sequence
     firsts = {name: [dump.layers[0][name][rows.start] for rows in dump.sequences()] for name in "kv"}
-    for name in "kv":  # layer 0 sees the token alone: every sequence begins with the same one, at position 0
+    for name in (
+        "kv"
+    ):  # in layer 0, k and v depend only on the token, and all sequences begin with the same token at position 0
         assert all(np.array_equal(firsts[name][0], other) for other in firsts[name])
     second = [dump.layers[0]["v"][rows.start + 1] for rows in dump.sequences()]
     assert not np.array_equal(second[0], second[1])
@@ -397,7 +400,7 @@ def test_skip_makes_disjoint_parts_of_one_text(tiny_folder, tmp_path):
 
 
 def expect_error(capsys, *parts: str) -> None:
-    """One line of error, at most one of hint, no traceback."""
+    """Asserts one line of error, at most one hint and no traceback."""
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[0].startswith("dump_qkv.py: error: ") and len(lines) <= 2
     assert all(line.startswith("hint: ") for line in lines[1:])

@@ -71,7 +71,7 @@ def test_nightly_explains_itself():
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A repository of a few files, and the check in it."""
+    """A repository with a few files and the script under test."""
     for name in (".clang-format", ".ruff.toml", ".gersemirc"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "scripts/cmake").mkdir(parents=True)

@@ -131,7 +131,7 @@ def widths(plan: SidePlan) -> list[str]:
 
 
 def side(artifacts, name: str, key: str) -> tuple[SidePlan, dict]:
-    """The plan of, say, `0k`, and what the manifest says of it."""
+    """The plan of, for example, `0k`, and the plan's object in the manifest."""
     artifact, layer = artifacts[name], int(key[0])
     return artifact.layers[layer].sides[key[1]], artifact.manifest["layers"][layer][key[1]]
 
@@ -295,7 +295,7 @@ def hex_bits(row: np.ndarray) -> list[str]:
 
 
 def coded_rows(version: str) -> list[dict]:
-    """What rows.json says, by this reader's own arithmetic."""
+    """The contents of rows.json, computed by the second reader."""
     stats, rows = SafetensorsFile.open(GOLDEN / version / "stats.safetensors"), []
     for name in WITH_ROWS[version]:
         for layer, entry in read(GOLDEN / version / f"{name}.safetensors").layers.items():
@@ -341,7 +341,7 @@ def test_golden_bytes_mean_the_golden_rows(version):
 
 
 def test_golden_rows_use_several_centroids(artifacts):
-    """And heads of one token share one where they decide together."""
+    """Also: heads that choose together have one centroid for each token."""
     index = {}
     for row in golden_rows():
         if (row["artifact"], row["side"]) in (("tq-mse", "k"), ("saw-int4", "k"), ("saw-int4", "v")):

@@ -80,7 +80,7 @@ def all_schemes(group_size: int, bits=range(1, 9)) -> list[Scheme]:
 
 
 def rows(seed: int, count: int, dim: int) -> np.ndarray:
-    """Rows of different size, some with outliers, one constant and one zero."""
+    """Rows of different sizes, some with outliers, one constant and one zero."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((count, dim)) * np.exp(rng.uniform(-3, 3, (count, 1)))
     x *= np.where(rng.random((count, dim)) < 0.05, 12, 1)
@@ -151,7 +151,7 @@ def test_steps_are_the_table_of_packing_md():
     assert [exact.from_decimal(str(step)) for step in table] == list(exact.STEPS.values())
 
 
-# Misreadings: each is packing.md with one step done otherwise, and at least one vector must notice.
+# Misreadings: each changes one step of packing.md, and at least one vector must detect it.
 
 
 def fused_energy(self, x):
@@ -190,7 +190,7 @@ def flush_scale(self, value, scale_type):
 
 
 def scale_to_infinity(self, value, scale_type):
-    """Stored scales of an implementation that only converts."""
+    """Scales of an implementation that converts without saturating."""
     result = exact.rounded(value, exact.SCALE_TYPES[scale_type])
     if result.is_infinite:
         raise OverflowError("the scale type has no such number")
@@ -208,7 +208,7 @@ def reciprocal(self, a, b):
 
 
 def range_of_other_zeros(self, x, n):
-    """A maximum that finds the last of equal channels, and no care for the sign of zero."""
+    """The maximum is the last of equal channels, and the sign of zero is ignored."""
     return exact.divide(exact.subtract(max(reversed(x)), min(x)), n)
 
 
@@ -242,7 +242,7 @@ def free_costs(trellis):
 
 
 def seam_of_one_round(self, y, table, trellis):
-    """Where the cheapest path ends that has seen the group once."""
+    """The state at the end of the cheapest path after one round through the group."""
     return self.cheapest(self.search(y, free_costs(trellis), table, trellis).costs)
 
 
@@ -253,7 +253,7 @@ def seam_at_the_end(self, y, table, trellis):
 
 
 def seam_of_the_last_channels(self, y, table, trellis):
-    """The last L channels alone do not know what follows."""
+    """Uses only the last L channels and ignores the channels that follow the seam."""
     return self.cheapest(self.search(y[-self.seam_length(len(y)) :], free_costs(trellis), table, trellis).costs)
 
 
@@ -274,7 +274,7 @@ def last_cheapest(self, costs):
 
 
 def nearest_values(self, y, trellis):
-    """Each channel for itself, after the codes that were chosen before it."""
+    """Chooses each channel's code alone, after the codes chosen before."""
     codes = []
     for sample in y:
         before = tuple(codes[::-1][: trellis.memory])
@@ -341,7 +341,7 @@ MISREADINGS = {
 
 
 def test_vectors_for_the_sum_notice_every_other_order():
-    """`why` of these vectors says so."""
+    """The field `why` of these vectors claims it."""
     for name in ("tree of 8", "tree of 6", "tree of 12", "least squares tree"):
         vector = next(v for v in VECTORS if v["name"] == name)
         orders = [left_to_right, first_and_second_half] + ([split_without_padding] if name != "tree of 8" else [])
@@ -413,7 +413,7 @@ def test_affine_error_is_half_a_step(bits, zero):
     scheme = Scheme("affine", bits, 32, "fp32", "minmax", zero)
     coded = packing.encode(x, scheme)
     step = np.repeat(coded.numbers[:, :3], 32, axis=1).astype(np.float64)
-    # An integer zero moves the grid by up to half a step more; the floor is what binary32 loses.
+    # An integer zero-point moves the grid by up to half a step more. The last term covers binary32 rounding.
     bound = step * (0.5 if zero == "float" else 1.0) + 1e-5 * np.abs(x).max(axis=1, keepdims=True)
     if zero == "integer":  # a constant group decodes to zero
         bound = np.where(step == 0, np.inf, bound)
@@ -437,13 +437,13 @@ def test_norm_keeps_the_norm_and_least_squares_the_smallest_error(bits):
     least = packing.fake_quantize(x, Scheme("symmetric", bits, 64, "fp32", "least_squares"))
     np.testing.assert_allclose(np.linalg.norm(norm, axis=1), np.linalg.norm(x, axis=1), rtol=1e-6)
     assert (((least - x) ** 2).sum(1) <= ((norm - x) ** 2).sum(1) * (1 + 1e-6)).all()
-    # The refit stands right above the codes: the residual is orthogonal to what is decoded.
+    # The refit is a projection on the codes, so the residual is orthogonal to the decoded row.
     np.testing.assert_allclose(((x - least) * least).sum(1), 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("bits, expected", [(1, 0.3634), (2, 0.1188), (3, 0.0374), (4, 0.01154)])
 def test_gaussian_step_has_the_known_distortion(bits, expected):
-    """Optimal uniform quantisers of a unit Gaussian (Max 1960)."""
+    """Optimal uniform quantizers of a unit Gaussian (Max 1960)."""
     x = np.random.default_rng(7).standard_normal((400, 1024)).astype(np.float32)
     error = packing.fake_quantize(x, Scheme("symmetric", bits, 1024, "fp32", "least_squares")) - x
     assert np.mean(error**2) == pytest.approx(expected, rel=0.02), "seed 7"

@@ -12,7 +12,7 @@ IDS = [vector["name"].replace(" ", "_") for vector in VECTORS]
 
 
 class Side:
-    """The parameters of one side, by their letters in pages.md."""
+    """The parameters of one side, named by their letters in pages.md."""
 
     def __init__(self, fields: dict):
         self.D, self.b = fields["head_dim"], fields["bits"]
@@ -115,7 +115,7 @@ def bytes_of(vector: dict) -> bytes:
 
 
 def read_rows(vector: dict) -> list[dict]:
-    """All of the vector's rows, from its bytes."""
+    """All rows of the vector, read from its bytes."""
     data, rows = bytes_of(vector), []
     for row in vector["rows"]:
         reader, key = (row_of_page, "slot") if vector["kind"] == "page" else (row_of_windows, "position")
@@ -131,7 +131,7 @@ def test_the_reader_finds_every_row_of_the_vector(vector):
 
 @pytest.mark.parametrize("vector", VECTORS, ids=IDS)
 def test_nothing_but_the_rows_is_in_the_vector(vector):
-    """As many bits are set as the rows have."""
+    """The number of set bits equals that of the rows."""
 
     def bits_of(row: dict) -> int:
         words = (
@@ -169,7 +169,7 @@ def test_vectors_cover_what_pages_md_defines():
     assert len({v["name"] for v in VECTORS}) == len(VECTORS)
 
 
-# Misreadings: each is pages.md with one step done otherwise, and at least one vector must notice.
+# Misreadings: each changes one step of pages.md, and at least one vector must detect it.
 
 
 def plain_at(self, lane, x):

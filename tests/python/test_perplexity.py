@@ -36,7 +36,7 @@ def kv(seed: int, tokens: int, heads: int = 2, dim: int = 8) -> KeysValues:
 
 
 def reference(q, exact, decoded, scale, windows, sliding_window=0):
-    """One query and one head at a time, float64: the definition."""
+    """Attention by its definition: one query and one head at a time, in float64."""
     heads, tokens, _ = q.shape
     out = torch.empty(tokens, heads, exact.v.shape[2], dtype=torch.float64)
     for h in range(heads):
@@ -234,7 +234,7 @@ def test_unrounded_metadata_is_fp32_metadata(models, text, capsys, tmp_path):
 
 
 def test_codes_of_1_1_run(models, text, capsys, tmp_path):
-    """Mixed trellis keys and codebook values with joint centroids, on both layers."""
+    """Mixed trellis keys and codebook values with joint centroids, in both layers."""
     widths = np.array([[4] * 6 + [1] * 10 + [0] * 4, [2] * 12 + [1] * 8], np.uint8)
     keys = build.mixed(build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}]), 4, 12)  # 3 + 2 + 1 + 4 bytes
     values = build.codebook_plan(3, DIM, **build.centroids(4, KV_HEADS, "joint"))
@@ -261,7 +261,7 @@ def test_codes_of_1_1_run(models, text, capsys, tmp_path):
 
 @pytest.mark.parametrize("kind", ["dense", "block_hadamard", "identity"])
 def test_transforms_run(models, text, capsys, tmp_path, kind):
-    """With 8 bits hardly anything changes, though the way back is not the transpose of A; with 2 bits more does."""
+    """With 8 bits hardly anything changes, although A is not orthogonal; with 2 bits the result changes more."""
     a, inverse, condition = build.inverse_pair(1, KV_HEADS, DIM)
     scale = np.exp2(np.random.default_rng(2).integers(-1, 2, (KV_HEADS, DIM))).astype(np.float32)
     rotation = build.rotation(

@@ -111,7 +111,7 @@ def test_higher_minor_and_unknown_keys_are_read():
 
 
 def edit(*path, value):
-    """A change of the manifest at a path; value `...` deletes."""
+    """Changes the manifest at a path; the value `...` deletes."""
 
     def apply(tree, tensors):
         for key in path[:-1]:
@@ -125,7 +125,7 @@ def edit(*path, value):
 
 
 def tensor(name, value=None):
-    """Replaces a tensor, or drops it."""
+    """Replaces a tensor, or deletes it."""
 
     def apply(tree, tensors):
         tensors.pop(name, None)
@@ -302,7 +302,8 @@ def test_unknown_dtype_is_unsupported():
 
 
 def test_no_damaged_byte_leads_to_anything_but_an_error():
-    """Every prefix and single damaged bytes: either still an artifact or a ScriptError, never another exception."""
+    """Each prefix, and each file with single damaged bytes, is an artifact or raises ScriptError, never another
+    exception."""
     content = build.to_bytes(*sample())
     rng = np.random.default_rng(12)
     damages = [content[:n] for n in range(0, len(content), 37)]
@@ -400,7 +401,7 @@ def test_verify_notices_a_changed_byte(tmp_path, capsys):
     pytest.importorskip("xxhash")
     tree, tensors = sample()
     content = bytearray(build.to_bytes(tree, tensors))
-    content[-1] ^= 0xFE if content[-1] in (1, 255) else 1  # the last byte is a sign: +1 becomes -1 and back
+    content[-1] ^= 0xFE if content[-1] in (1, 255) else 1  # the last byte is a sign: +1 becomes -1 and the reverse
     code, _out, err = run(capsys, write(tmp_path, bytes(content)), "--verify")
     assert code == 6 and "content hash" in err
 

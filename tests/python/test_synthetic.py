@@ -129,7 +129,7 @@ def test_query_eigenbasis_is_found_again(tmp_path, dtype):
                 rebuilt = basis[h] * spectrum[h] @ basis[h].T
                 np.testing.assert_allclose(moments[h], rebuilt, atol=TOLERANCE[dtype])
                 _values, vectors = np.linalg.eigh(moments[h])
-                # Signs are free for an eigensolver; the planted ones are canonical.
+                # An eigensolver may choose any signs; the planted signs are canonical.
                 cosines = np.abs((vectors[:, ::-1] * basis[h]).sum(0))
                 assert cosines.min() > 1 - TOLERANCE[dtype]
                 largest = np.abs(basis[h]).argmax(0)
@@ -193,7 +193,7 @@ def test_orthogonal_heads_live_in_different_subspaces(tmp_path):
             np.testing.assert_allclose(leading[h] @ leading[h].T, planted @ planted.T, atol=1e-4)
         for h in range(3):
             assert np.abs(leading[h].T @ leading[h + 1]).max() < 1e-3
-        # A rotation shared by the layer sees an average without structure: that is what this option is for.
+        # A rotation shared by the layer sees an average without structure, which is the purpose of the option.
         shared = np.einsum("thi,thj->ij", k, k)
         values = np.linalg.eigvalsh(shared)
         assert values[-1] < 1.1 * values[0]

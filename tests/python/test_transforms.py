@@ -121,7 +121,7 @@ def verify(tmp_path, capsys, tree, tensors) -> tuple[int, dict[str, dict], str]:
 
 
 def expected_map(place: tuple[int, str], head: int, x: np.ndarray) -> np.ndarray:
-    """x_rot without a center, step by step as the table of artifact.md has them; float64."""
+    """x_rot without a center, step by step by the table of artifact.md; float64."""
     scale, signs = (TENSORS.get(f"layers.{place[0]}.{place[1]}.{name}") for name in ("channel_scale", "hadamard_signs"))
     matrix = TENSORS.get(f"layers.{place[0]}.{place[1]}.rotation")
     if matrix is not None:
@@ -158,7 +158,7 @@ def test_queries_take_the_transpose_of_the_inverse_and_keep_the_logits(place):
 
 
 def test_errors_come_back_through_the_inverse():
-    """Eight bits of x_rot: what is left of x misses it by the error in x_rot, times A^-1, which is not A^T."""
+    """With eight bits for x_rot, the error of x is the error of x_rot times A^-1, which is not A^T."""
     plan = sample_plans()[0, "k"]
     x = np.random.default_rng(10).standard_normal((20, DIM)).astype(np.float32)
     coded = plan.encode_rows(x, 1)
@@ -192,7 +192,7 @@ VECTORS = json.loads(derived.VECTORS.read_text())["vectors"]
 
 
 def plan_of(vector: dict):
-    """The vector's plan, read from an artifact that says the same."""
+    """The vector's plan, read from an artifact with the same numbers."""
     facts, dim = vector["rotation"], len(vector["x_bits"])
     flags = {name: f"{name}_bits" in facts for name in ("inverse", "channel_scale")}
     rotation = build.rotation(
@@ -301,7 +301,7 @@ def test_the_largest_and_the_smallest_scale_are_read():
 
 
 def edit(*path, value):
-    """A change of the manifest's layers; value `...` deletes."""
+    """Changes the manifest's layers; the value `...` deletes."""
 
     def apply(tree, tensors):
         node = tree["layers"]
@@ -316,7 +316,7 @@ def edit(*path, value):
 
 
 def tensor(name, value=None):
-    """Replaces a tensor, or drops it."""
+    """Replaces a tensor, or deletes it."""
 
     def apply(tree, tensors):
         tensors.pop(name, None)
@@ -528,7 +528,7 @@ def test_verify_notices_a_condition_of_a_diagonal_that_is_not_one(tmp_path, caps
 
 
 def test_verify_notices_a_condition_beyond_the_limit(tmp_path, capsys):
-    """4096 is what a manifest may say at most: the claim fits within its tolerance, the condition itself does not."""
+    """A manifest may claim at most 4096: the claim is within its tolerance, but the condition itself is above 4096."""
     tree, tensors = sample()
     a, inverse = np.diag(np.ones(DIM)), np.diag(np.ones(DIM))
     gap = 4098.0 * np.sqrt(DIM)  # of one channel: |row 0 of A| = |column 1 of A^-1| = sqrt(1 + t^2)

@@ -41,7 +41,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A configuration, and what a dump of it must say."""
+    """A configuration, and the facts that a dump of its model must state."""
 
     config_class: str
     options: dict
@@ -141,7 +141,7 @@ TINY_MODELS = {
 
 
 def save_model(config, folder: Path, seed: int = 1) -> Path:
-    """A model of this configuration with random weights, saved as a Hugging Face folder."""
+    """Saves a model of this configuration with random weights as a Hugging Face folder."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():

@@ -20,7 +20,7 @@ TEST_CASE("Every width and length packs as the bit stream says and unpacks to th
       std::vector<std::uint8_t> codes(length), back(length, 0xee);
       for (auto& code : codes) code = static_cast<std::uint8_t>(random.bits() & ((1u << bits) - 1u));
       const std::vector<std::uint8_t> expected = test::reference_stream(codes, bits);
-      std::vector<std::byte> bytes(expected.size(), std::byte{0xa5});  // what was there before must not show
+      std::vector<std::byte> bytes(expected.size(), std::byte{0xa5});  // bytes from before must not remain
       pack_codes(codes, bits, bytes);
       INFO("width " << bits << ", length " << length);
       CHECK(std::equal(bytes.begin(), bytes.end(), expected.begin(),

@@ -24,7 +24,7 @@ namespace {
 
 // Written vectors
 
-/// "byte 7: 3 instead of 4", or empty.
+/// The first byte that differs, as "byte 7: 3 instead of 4"; empty if all bytes are equal.
 std::string first_difference(const std::vector<std::byte>& found, const std::vector<std::byte>& expected) {
   for (std::size_t i = 0; i < expected.size(); ++i)
     if (found[i] != expected[i])
@@ -140,7 +140,7 @@ std::vector<std::byte> random_bytes(std::int64_t count, std::uint64_t seed) {
   return bytes;
 }
 
-/// Bits that differ.
+/// Number of bits that differ.
 int changed_bits(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
   int count = 0;
   for (std::size_t i = 0; i < a.size(); ++i) count += std::popcount(std::to_integer<unsigned>(a[i] ^ b[i]));
@@ -152,14 +152,15 @@ std::vector<std::byte> inverted(std::vector<std::byte> bytes) {
   return bytes;
 }
 
-/// Whether storing a row sets all of its `row_bits` whatever was there, and leaves all other bits alone.
+/// Checks that storing a row sets all of its `row_bits` bits, whatever the bits were before, and changes no other bit.
 template <typename Store>
 void check_own_bits(const std::vector<std::byte>& before, int row_bits, const Store& store) {
   const std::vector<std::byte> opposite = inverted(before);
   std::vector<std::byte> one = before, other = opposite;
   store(one);
   store(other);
-  // A bit of the row is equal in both, a bit beside it is as it was: inverted.
+  // A bit of the row is equal in both results; every other bit keeps its old value, which is inverted in the second
+  // page.
   CHECK(changed_bits(one, other) == static_cast<int>(before.size()) * 8 - row_bits);
   CHECK(changed_bits(one, before) + changed_bits(other, opposite) == row_bits);
 }

@@ -27,7 +27,7 @@ std::vector<double> inverse_of(const Case& each, int head, int dim) {
 
 std::vector<float> narrowed(const std::vector<double>& numbers) { return {numbers.begin(), numbers.end()}; }
 
-/// diag(signs) @ blocks: what formats/artifact.md says a block Hadamard with signs is.
+/// diag(signs) @ blocks: the definition of a block Hadamard with signs in formats/artifact.md.
 std::vector<double> signed_blocks(int dim, int order, const std::int8_t* signs) {
   std::vector<double> matrix = test::sylvester_blocks(dim, order);
   for (int i = 0; i < dim; ++i)

@@ -33,12 +33,12 @@ Coded coded(const RowCodec& codec, std::span<const float> row) {
   return result;
 }
 
-/// A number that the scale type holds.
+/// A random number that the scale type represents.
 float any_number(test::Random& random, ScaleType type) {
   return round_to(type, static_cast<float>(std::exp(3.0 * random.normal())));
 }
 
-/// Random codes and numbers go into bytes and come back; padding is zero.
+/// Packs random codes and numbers, unpacks them and compares; padding must be zero.
 void check_bytes(const TensorPlan& plan, int dim, test::Random& random) {
   const RowCodec codec(plan, 0, dim);
   const auto size = static_cast<std::size_t>(row_bytes(plan, dim));
@@ -57,9 +57,9 @@ void check_bytes(const TensorPlan& plan, int dim, test::Random& random) {
   CHECK(codes_back == codes);
   CHECK(test::first_bit_difference(numbers_back, numbers) == "");
   codec.pack(codes, numbers, centroid, again);
-  CHECK(again == bytes);  // every byte is written, also the padding
+  CHECK(again == bytes);  // pack() writes every byte, also padding
   if (size == 0) return;
-  // A larger row of another head: the rest is zero.
+  // If another head has a larger row, the rest of the row is zero.
   std::vector<std::byte> larger(size + 8, std::byte{0xff});
   codec.pack(codes, numbers, centroid, larger);
   CHECK(std::equal(bytes.begin(), bytes.end(), larger.begin()));
@@ -67,7 +67,7 @@ void check_bytes(const TensorPlan& plan, int dim, test::Random& random) {
                     [](std::byte b) { return b == std::byte{0}; }));
 }
 
-/// Codes, numbers, decoded row and bytes are those of the second writing of packing.md.
+/// Compares codes, numbers, decoded row and bytes with those of the reference implementation of packing.md.
 void check_against_reference(const TensorPlan& plan, int dim, std::span<const float> row) {
   const RowCodec codec(plan, 0, dim);
   const test::ReferenceBytes expected =
@@ -131,7 +131,7 @@ TEST_CASE("Rows of one width in the new coders are coded as the text says, bit f
         TensorPlan plan;
         plan.coder = test::codebook_coder(bits, group, rule, type, random.bits());
         check_against_reference(plan, dim, row);
-        if (bits == 8 && group != 9) continue;  // 65536 branches a channel
+        if (bits == 8 && group != 9) continue;  // 65536 branches for each channel take too long
         plan.coder = test::trellis_coder({bits}, group, rule, type, random.bits(), group <= 16 ? 6 : 3);
         check_against_reference(plan, dim, row);
       }
@@ -194,8 +194,8 @@ TEST_CASE("All heads have rows of the size that the largest needs, in words", "[
       .channel_bits = {8, 4, 4, 2, 2, 2, 1, 0, /**/ 8, 8, 8, 8, 8, 8, 8, 3},
       .channel_order = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7},
   };
-  // Head 0: 1 + 1 + 1 + 1 bytes and 4 scales: 12. Head 1: 7 + 1 bytes and 2 scales: 12, in words 12; with an index 13,
-  // so 16.
+  // Head 0: 1 + 1 + 1 + 1 bytes and 4 scales, 12 bytes. Head 1: 7 + 1 bytes and 2 scales, 12 bytes, a whole number of
+  // words; with an index 13, padded to 16.
   CHECK(row_layout(plan, 0, 8).row_bytes == 12);
   CHECK(row_layout(plan, 1, 8).row_bytes == 12);
   CHECK(row_bytes(plan, 8) == 12);
@@ -205,7 +205,7 @@ TEST_CASE("All heads have rows of the size that the largest needs, in words", "[
   CHECK(row_bytes(plan, 8) == 16);
   plan.allocation->channel_bits = {0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0};
   CHECK(row_layout(plan, 0, 8).row_bytes == 1);
-  CHECK(row_bytes(plan, 8) == 8);  // head 1: one byte, padding, a scale, the index: 5
+  CHECK(row_bytes(plan, 8) == 8);  // head 1: one byte, padding, a scale, the index: 5 bytes, padded to 8
   CHECK(index_bytes(TensorPlan{}) == 0);
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("Indices of at most 256 centroids take a byte, of more two", "[codec][
           UniformCoder{.bits = 3, .group_size = dim, .levels = UniformLevels::symmetric, .rule = ScaleRule::norm};
       test::add_centroids(plan, dim, count, 3);
       CHECK(index_bytes(plan) == (count > 256 ? 2 : 1));
-      CHECK(row_bytes(plan, dim) == (3 * dim + 7) / 8 + 2 + index_bytes(plan));  // without padding in rows of one width
+      CHECK(row_bytes(plan, dim) == (3 * dim + 7) / 8 + 2 + index_bytes(plan));  // rows of one width have no padding
       const RowCodec codec(plan, 0, dim);
       std::vector<std::uint8_t> codes(static_cast<std::size_t>(dim), 1);
       std::vector<float> numbers = {0.5f};
@@ -362,7 +362,7 @@ TEST_CASE("A value on a threshold takes the upper entry", "[codec][row]") {
   const float d = group.encode(x, codes);
   CHECK(d == Approx(2.0).epsilon(1e-6));
   CHECK(codes == std::vector<std::uint8_t>{2, 2, 2, 1, 2, 1});
-  const std::vector<float> edge = {2, -2, 0, 0, 0, 0, 0, 0};  // root mean square 1: on the thresholds 2 and -2
+  const std::vector<float> edge = {2, -2, 0, 0, 0, 0, 0, 0};  // root mean square 1, so 2 and -2 are on the thresholds
   codes.resize(8);
   CHECK(group.encode(edge, codes) == 1.0f);
   CHECK(codes == std::vector<std::uint8_t>{3, 1, 2, 2, 2, 2, 2, 2});

@@ -318,7 +318,7 @@ TEST_CASE("The first NaN or infinity is named by file, layer, tensor and index",
     for (const float bad :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
       DumpContent content = random_dump({.lengths = {500}, .dtype = dtype});
-      // Narrowing saturates infinity, so the test uses NaN for 16-bit types.
+      // Narrowing saturates, so an infinity is put in as NaN there.
       const float value = dtype == DType::f32 ? bad : std::nanf("");
       content.layers[0].k[(321 * 2 + 1) * 8 + 5] = value;
       content.layers[0].k[(400 * 2 + 1) * 8 + 5] = value;
@@ -348,7 +348,7 @@ TEST_CASE("A metric of the output projection that is none is refused, with the p
   CHECK(fault(0, 8.0f) == "no error");
   CHECK(fault(36 + 7, 0.0f) == "no error");
   CHECK(fault(kOff, 0.9e-8f) == "no error");
-  // The limit is 1e-5 of the head's own largest element, not of the other head's.
+  // 1e-5 of the head's own largest element, not of the other's.
   CHECK(fault(kOff, 1.1e-8f) ==
         "bad_input: a.h5: layer 0: o_proj_metric: 1.1e-08 at [1, 3, 2], 0 at [1, 2, 3]: expected a symmetric matrix");
   CHECK_THAT(fault(2 * 6 + 3, 1e-4f), Contains("0 at [0, 3, 2], 0.0001 at [0, 2, 3]: expected a symmetric matrix"));

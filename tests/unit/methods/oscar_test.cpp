@@ -23,8 +23,8 @@ std::vector<double> block(const std::vector<float>& all, std::size_t head, std::
   return test::widened(std::span(all).subspan(head * size, size));
 }
 
-/// Eigenbasis and spectrum solve the eigenproblem of the target, and the matrix is the recipe's product with that
-/// basis.
+/// Checks that eigenbasis and spectrum solve the eigenproblem of the target, and that the matrix is the recipe's
+/// product with this basis.
 void check_explained(const TensorPlan& plan, const std::vector<MomentSum>& target, const Composition& composition,
                      int dim) {
   const auto d = static_cast<std::size_t>(dim);
@@ -122,7 +122,7 @@ TEST_CASE("A shared rotation diagonalises the mean of the heads' moments", "[met
   const Options options = test::options_of("oscar", [](Options& o) { o.scope = Scope::layer; });
   const LayerPlan plan = test::decide_one(layer, options);
   const LayerStats stats = test::stats_for(layer, options);
-  MomentSum both = stats.moment(Moment::query)[0];  // equal weights: the mean of the means is the mean of the sum
+  MomentSum both = stats.moment(Moment::query)[0];  // equal weights, so the mean of the means is the mean of the sum
   both.add(stats.moment(Moment::query)[1]);
   check_explained(plan.k, {both}, *find_composition("uhp"), 32);
 }

@@ -1,4 +1,4 @@
-// One loop over the registry: a new method is tested the day it lands.
+// Each test loops over the registry of methods, so a new method is tested when it is added.
 
 #include <kvq/compute/parallel.h>
 #include <kvq/methods/method.h>
@@ -87,7 +87,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
     const LayerActivations layer =
         test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50, 14}, .seed = 4, .outliers = true});
     const Options options = test::options_of(method.name, [](Options& o) { o.k.center = true; });
-    if (options.budget_bits) continue;  // kvq: see joint_budget_test.cpp
+    if (options.budget_bits) continue;  // kvq: joint_budget_test.cpp tests it
     const LayerStats stats = test::stats_for(layer, options);
     const LayerPlan plan = method.decide(test::MemoryStats({stats}), options, {}).plans.at(0);
     for_each_side(plan, [&](const TensorPlan& side, Side which, int dim) {
@@ -95,7 +95,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
       TensorPlan plain;
       plain.coder = side.coder;
       plain.clip_ratio.assign(static_cast<std::size_t>(layer.geometry.num_kv_heads), 1.0);
-      // Float and double rotations may land on different sides of a rounding edge, seldom.
+      // Rarely, float and double rotations lie on different sides of a rounding edge.
       CHECK(side.error->after == Approx(test::measured_error(stats, side, which)).epsilon(0.01));
       if (!side.allocation)
         CHECK(side.error->before == Approx(test::measured_error(stats, plain, which)).epsilon(1e-4));
@@ -123,7 +123,7 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
       std::vector<float> mean = channel_means(which == Side::k ? layer.k : *layer.v, 0);
       const std::vector<float> other = channel_means(which == Side::k ? layer.k : *layer.v, 1);
       for (std::size_t j = 0; j < d; ++j) mean[j] = (mean[j] + other[j]) / 2;
-      // Methods that hold tokens out take the means of the others.
+      // Methods that hold out tokens take the means of the other tokens.
       if (!test::options_of(method.name).budget_bits) CHECK(test::largest_difference(side.center, mean) < 1e-6);
     });
   }
@@ -136,7 +136,7 @@ TEST_CASE("Centring takes the channel means of each head away", "[methods]") {
         test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}, .outliers = true});
     const LayerPlan plan =
         test::decide_one(layer, test::options_of(method.name, [](Options& o) { o.k.center = true; }));
-    if (test::options_of(method.name).budget_bits) continue;  // holds tokens out, centres both sides
+    if (test::options_of(method.name).budget_bits) continue;  // holds out tokens and centers both sides
     REQUIRE(plan.k.center.size() == 128);
     CHECK(plan.v->center.empty());
     for (int head = 0; head < 2; ++head)
@@ -178,7 +178,7 @@ TEST_CASE("Every method takes every coder, and a fixed clip is the one asked for
   const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}});
   for (const Method& method : methods()) {
     INFO(method.name);
-    if (test::options_of(method.name).k.allocate != Allocate::none) continue;  // mixed widths take no affine codes
+    if (test::options_of(method.name).k.allocate != Allocate::none) continue;  // mixed widths have no affine codes
     const LayerPlan plan = test::decide_one(layer, test::options_of(method.name, [](Options& o) {
                                               o.k = {
                                                   .bits = 3,

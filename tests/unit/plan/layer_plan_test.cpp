@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// Two KV heads of dimension 8 (keys) and 4 (values), everything in use.
+/// Two KV heads with 8 channels for keys and 4 for values; every feature is used.
 LayerPlan valid_plan() {
   LayerPlan plan{
       .layer = 3,
@@ -121,7 +121,7 @@ TEST_CASE("Orthogonality error is the largest deviation of any head", "[plan]") 
   for (std::size_t i = 64; i < 128; ++i) rotation.matrix[i] *= 1.01f;  // the second head
   CHECK(orthogonality_error(rotation, 8) == Approx(0.0201).epsilon(1e-4));
   rotation = valid_plan().k.rotation;
-  rotation.matrix[64 + 1] += 0.125f;  // one entry: a column's length and its products with the others
+  rotation.matrix[64 + 1] += 0.125f;  // changes one entry: the length of a column and its products with the others
   const double entry = 1.0 / std::sqrt(8.0);
   CHECK(orthogonality_error(rotation, 8) == Approx(2 * 0.125 * entry + 0.125 * 0.125).epsilon(1e-5));
   CHECK(orthogonality_error(valid_plan().v->rotation, 4) == 0.0);

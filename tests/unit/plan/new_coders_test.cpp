@@ -214,7 +214,7 @@ TEST_CASE("Plans of 1.1 are valid", "[plan]") {
   CHECK(error_text([&] { validate(plan); }) == "no error");
   plan.k.coder = symmetric(4, 0, ScaleRule::least_squares);
   CHECK(error_text([&] { validate(plan); }) == "no error");
-  // Codecs and sizes of all heads can be made.
+  // Every head has a valid row layout.
   for (int head = 0; head < 2; ++head) CHECK(row_layout(plan.k, head, 10).row_bytes <= row_bytes(plan.k, 10));
 }
 

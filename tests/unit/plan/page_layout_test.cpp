@@ -11,7 +11,7 @@ using namespace kvq;
 
 namespace {
 
-/// Every format that fits (pages.md) up to head_dim 576.
+/// Every format of pages.md up to head_dim 576.
 std::vector<TileSide> all_sides() {
   std::vector<TileSide> sides;
   for (const int bits : {2, 4})
@@ -27,7 +27,7 @@ std::string name(const TileSide& side) {
          std::to_string(side.group_size) + ", " + std::to_string(side.numbers) + " numbers";
 }
 
-/// How often each bit of a tile is taken; sets bits [8 byte + first, + count).
+/// Counts how often each bit of a tile is used; take() counts bits [8 byte + first, + count).
 struct BitCount {
   explicit BitCount(int bytes) : bits(static_cast<std::size_t>(bytes) * 8, 0) {}
   std::vector<int> bits;

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-// Transforms of formats/artifact.md: what a plan says of them, and what it must not.
+// Transforms of formats/artifact.md: facts that a plan must state, and faults that are refused.
 
 using namespace kvq;
 
@@ -57,7 +57,7 @@ TEST_CASE("The condition of a transform by hand", "[plan]") {
   // Rows of A: sqrt(5), 1/4; columns of A^-1: 1/2, sqrt(20).
   CHECK(transform_condition(dense_plan().rotation, 0, 2) == Approx(std::sqrt((5.0 * 0.25 + 0.0625 * 20.0) / 2.0)));
   CHECK(transform_condition(scaled_plan({64.0f, 0.125f}).rotation, 0, 2) == 1.0);
-  Rotation scaled = dense_plan().rotation;  // a channel 1024 times as large: A's row is as much smaller
+  Rotation scaled = dense_plan().rotation;  // a channel 1024 times as large: the row of A is smaller by the same factor
   for (const std::size_t j : {std::size_t{0}, std::size_t{1}})
     scaled.matrix[j] /= 1024.0f, scaled.inverse[2 * j] *= 1024.0f;
   CHECK(transform_condition(scaled, 0, 2) == Approx(transform_condition(dense_plan().rotation, 0, 2)));

@@ -18,7 +18,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-/// A structure as this library knows it, and one that a newer header has.
+/// A structure of this library, and the same structure of a newer header.
 struct Known {
   std::size_t struct_size;
   std::int64_t a;
@@ -32,7 +32,7 @@ struct Newer {
 }  // namespace
 
 TEST_CASE("Structures of the interface have the sizes that callers were compiled with", "[runtime]") {
-  // A change here breaks callers: append fields, and leave these lines as the sizes of version 1.0.
+  // Changing a size breaks callers. Append fields instead, and keep these lines, which are the sizes of version 1.0.
   CHECK(sizeof(kvq_error) == 1032);
   CHECK(sizeof(kvq_layer_geometry) == 48);
   CHECK(sizeof(kvq_model_options) == 64);

@@ -17,7 +17,7 @@ const DecodeVariant& int2() {
   return *row;
 }
 
-/// Parameters that pass; the pointers are never followed.
+/// Valid parameters; no test follows the pointers.
 DecodeParams good() {
   alignas(256) static std::byte memory[256];
   static std::int32_t numbers[4];

@@ -12,7 +12,7 @@ namespace {
 
 alignas(16) std::byte memory[16];
 
-/// Parameters that pass; the pointers are never followed.
+/// Valid parameters; no test follows the pointers.
 DemoteParams good(const DemoteVariant& variant) {
   static std::int64_t longs[1];
   static std::int32_t ints[1];

@@ -17,7 +17,7 @@ const DequantizeVariant& int2() {
   return *row;
 }
 
-/// Parameters that pass; the pointers are never followed.
+/// Valid parameters; no test follows the pointers.
 DequantizeParams good() {
   alignas(16) static std::byte memory[16];
   static std::int32_t numbers[4];

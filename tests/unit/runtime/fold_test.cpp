@@ -24,7 +24,7 @@ std::vector<double> random(std::size_t count, std::uint64_t seed) {
   return {x.begin(), x.end()};
 }
 
-/// Weights of a layer, or of a rank's heads.
+/// Weights of a layer, or of the heads of one rank.
 struct Weights {
   std::vector<double> v, v_bias, o, o_bias;
   explicit Weights(int kv_heads = kKvHeads, int q_heads = kQHeads)
@@ -88,7 +88,8 @@ TEST_CASE("Values are folded through the interface as the codec folds them", "[r
       CHECK(error.o_proj == expected.o_proj);
       CHECK(error.o_proj_before == expected.o_proj_before);
       CHECK(error.v_proj < (type == KVQ_WEIGHT_BF16 ? 0x1p-8 : type == KVQ_WEIGHT_FP16 ? 0x1p-11 : 0x1p-24));
-      CHECK((error.v_proj > 0.0) == !(layer == 3 && type == KVQ_WEIGHT_FP32));  // floats are exact as they are
+      CHECK((error.v_proj > 0.0) ==
+            !(layer == 3 && type == KVQ_WEIGHT_FP32));  // folding into float weights is exact where nothing is rotated
     }
   }
 }

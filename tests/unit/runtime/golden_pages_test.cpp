@@ -49,7 +49,7 @@ TEST_CASE("Each damaged byte of a golden row is seen", "[runtime]") {
 
 TEST_CASE("Rows that are not firm may be one step away, not further", "[runtime]") {
   const Artifact artifact = test::served_artifact({}, 4);
-  const LayerPlan& plan = artifact.layers[1];  // symmetric: a code's step is its scale
+  const LayerPlan& plan = artifact.layers[1];  // symmetric, so the step of a code is its scale
   const PageLayout layout = page_layout_of(plan, 16);
   GoldenRows rows = artifact.golden.at(1);
   std::fill(rows.k.firm.begin(), rows.k.firm.end(), std::uint8_t{0});
@@ -71,8 +71,9 @@ TEST_CASE("Golden rows in fp16 are the same numbers; rows that it rounds are not
   const Artifact artifact = test::served_artifact({}, 20);
   GoldenRows rows = artifact.golden.at(0);
   std::fill(rows.k.firm.begin(), rows.k.firm.end(), std::uint8_t{1});
-  const auto head = [](std::size_t row) { return row * 128; };  // its first element
-  rows.tokens.k[head(3)] = float_to_bf16(0x1.02p-17f);  // the smallest that fp16 has with all of bfloat16's bits
+  const auto head = [](std::size_t row) { return row * 128; };  // index of the first element
+  rows.tokens.k[head(3)] =
+      float_to_bf16(0x1.02p-17f);  // the smallest fp16 number with all significant bits of bfloat16
   rows.tokens.k[head(5) + 127] = float_to_bf16(0x1.02p-18f);
   rows.tokens.v[0] = float_to_bf16(0x1.fep15f);
   const std::optional<GoldenRows> half = golden_in_fp16(rows);

@@ -11,7 +11,7 @@ using namespace kvq;
 
 namespace {
 
-/// Entries of `values` [outer, heads, inner] for one head, cut by hand.
+/// Entries of `values` [outer, heads, inner] of one head, copied element by element.
 template <typename T>
 std::vector<T> of_head(const std::vector<T>& values, std::size_t outer, std::size_t heads, std::size_t head) {
   std::vector<T> some;

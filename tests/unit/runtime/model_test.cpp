@@ -19,7 +19,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-/// An artifact in a file, and what an engine that fits it says.
+/// An artifact in a file, with an engine's options and geometry that fit it.
 struct Served {
   explicit Served(const Artifact& artifact = test::served_artifact({}, 0))
       : path((folder / "served.safetensors").string()) {
@@ -37,7 +37,7 @@ struct Served {
   }
 
   runtime::Model load() const { return runtime::Model(path, options); }
-  /// Status and message of loading.
+  /// Status and message of loading; "loaded" on success.
   std::string refusal() const {
     try {
       load();
@@ -141,7 +141,7 @@ TEST_CASE("An artifact of another model is refused, naming each difference", "[r
              }),
              Contains("num_layers: expected 7, found 6") && Contains("layers without a plan: 6") &&
                  Contains("layer 4: sliding_window"));
-  // What is not claimed is not compared.
+  // A geometry field that is 0 or ANY is not compared.
   CHECK(refusal([](Served& s) {
           s.geometry[0].rope = KVQ_ROPE_ANY, s.geometry[0].rotary_dim = 0, s.geometry[0].softmax_scale = 0;
         }) == "loaded");
@@ -185,7 +185,7 @@ TEST_CASE("What pages or ranks cannot hold is refused, all faults at once", "[ru
                                    Contains("layer 0: 16 query heads on 3 ranks"));
   served.options.tp_size = 1, served.options.page_size = 48;
   CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, found 48"));
-  // Layers that this rank does not serve do not matter.
+  // Layers that this rank does not serve are not checked.
   served.options.page_size = 0, served.options.first_layer = 3;
   CHECK(served.load().info().layer_count == 3);
 }
@@ -226,7 +226,7 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   CHECK(layer0.write_k.order == 128);
   CHECK(layer0.rotation_v.signs == nullptr);
   CHECK(std::memcmp(layer0.center_k, artifact.layers[0].k.center.data() + 2 * 128, 512) == 0);
-  // Rows are centred after their rotation.
+  // The center is subtracted after the rotation.
   double sum = 0.0;
   for (std::size_t i = 2 * 128; i < 3 * 128; ++i)
     sum +=
@@ -246,7 +246,7 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   const std::vector<std::byte> of_values = rotation_fragments(std::span(layer4.rotation_v.matrix, 16384), 128);
   CHECK(std::memcmp(layer4.rotation_v.fragments, of_values.data(), of_values.size()) == 0);
   for (const int i : {0, 1, 77, 127})
-    for (const int j : {0, 5, 127})  // of values the other way round, and one for all heads
+    for (const int j : {0, 5, 127})  // values use the inverse direction, and one matrix for all heads
       CHECK(layer4.rotation_v.matrix[i * 128 + j] ==
             artifact.layers[4].v->rotation.matrix[static_cast<std::size_t>(j * 128 + i)]);
   CHECK_FALSE(layer4.rotation_v.per_head);
@@ -260,7 +260,7 @@ TEST_CASE("A rank's layers tell its heads, and its image holds their rotations a
   REQUIRE(pack_rotations(std::span(artifact.layers[4].k.rotation.matrix).subspan(2 * 16384, 16384), 128, true, packed)
               .ok());
   CHECK(std::memcmp(layer4.write_k.rotation, packed.data(), packed.size()) == 0);
-  // Every pointer is within, and aligned for the widest loads.
+  // Every pointer lies inside the model's memory, aligned for the widest loads.
   for (const void* pointer :
        {static_cast<const void*>(layer0.rotation_k.signs), static_cast<const void*>(layer4.rotation_v.matrix),
         static_cast<const void*>(layer4.rotation_v.fragments), static_cast<const void*>(layer4.center_v)}) {
@@ -279,7 +279,7 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
   const std::byte* base = image.bytes().data();
   const auto at = [&](int i) { return image.pointers(static_cast<std::size_t>(i), base); };
   const auto narrowed = [&](std::uint16_t bits) { return bf16 ? bf16_to_float(bits) : f16_to_float(bits); };
-  {  // scales of channels: signs are in the factors
+  {  // channel scales: the factors contain the signs
     const Rotation &k = artifact.layers[0].k.rotation, &v = artifact.layers[0].v->rotation;
     const LayerPointers layer = at(0);
     CHECK(layer.write_k.signs == nullptr);
@@ -293,7 +293,7 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
       CHECK(layer.rotation_v.factors[i] == v.signs[i] / v.channel_scale[i]);
     }
   }
-  CHECK(at(2).rotation_k.order == 1);  // scales alone: blocks of one channel
+  CHECK(at(2).rotation_k.order == 1);  // only channel scales: blocks of one channel
   CHECK(at(2).write_k.order == 1);
   CHECK(at(2).write_k.factors != nullptr);
   const Rotation &k = artifact.layers[1].k.rotation, &v = artifact.layers[1].v->rotation;
@@ -310,7 +310,7 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
   CHECK(std::equal(sizes.begin(), sizes.end(), layer.rotation_k.sizes));
   CHECK((layer.write_k.units == nullptr) == bf16);
   if (!bf16) CHECK(std::equal(units.begin(), units.end(), layer.write_k.units));
-  if (!bf16) CHECK(layer.write_v.units[3] == layer.write_v.units[0]);  // one for all heads
+  if (!bf16) CHECK(layer.write_v.units[3] == layer.write_v.units[0]);  // one set for all heads
   std::vector<std::byte> packed(static_cast<std::size_t>(4 * packed_rotation_bytes(128)));
   REQUIRE(pack_rotations(k.matrix, 128, bf16, packed, bf16 ? std::vector<float>() : units).ok());
   CHECK(std::memcmp(layer.write_k.rotation, packed.data(), packed.size()) == 0);
@@ -328,7 +328,7 @@ TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[
   CHECK(std::equal(plan.k.rotation.signs.begin(), plan.k.rotation.signs.end(), left.write_k.signs));
   for (std::size_t i = 0; i < 512; ++i) {
     CHECK(left.center_k[i] == plan.k.center[i] * plan.k.rotation.channel_scale[i]);
-    CHECK(left.write_k.center[i] == whole.write_k.center[i]);  // x_rot is what it was
+    CHECK(left.write_k.center[i] == whole.write_k.center[i]);  // x_rot is the same
   }
   CHECK(left.write_v.factors != nullptr);
 }
@@ -363,7 +363,7 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
   CHECK(p.center_v == nullptr);
   CHECK(p.rotation_k.order == 0);
   CHECK(p.rotation_v.matrix == nullptr);
-  // Queries come rotated, so LSE needs q . center with the centre rotated too.
+  // Queries are rotated already, so LSE needs q . center with the rotated center.
   const TensorPlan& k = artifact.layers[0].k;
   double sum = 0.0;
   for (std::size_t i = 0; i < 128; ++i)
@@ -407,7 +407,8 @@ TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the plai
   CHECK(choose_demote({.k = kInt2, .v = kInt2, .bf16 = false}).tuned);
   CHECK_FALSE(choose_demote({.k = kOdd, .v = kInt2}).tuned);
   CHECK(choose_dequantize({.k = kInt2, .v = kInt2}).tuned);
-  // Attention over plain rows is tuned, if it has a row; over rows of another size it is not, whoever made them.
+  // Attention over dequantized rows is tuned if variants.json has an entry; with another head_dim it is not, whatever
+  // kernel made the rows.
   const DequantizeVariant rows = choose_dequantize({.k = kOdd, .v = kInt2});
   CHECK_FALSE(rows.tuned);
   CHECK(choose_prefill(rows).tuned);

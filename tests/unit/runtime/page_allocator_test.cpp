@@ -15,7 +15,8 @@ using test::error_text;
 
 namespace {
 
-/// Pages with something in them, and what sequences should hold: every write has a number of its own.
+/// Reference of the allocator: page contents, and the contents that sequences should have. Every write has its own
+/// number.
 class Model {
  public:
   Model(int num_pages, int page_size, int num_slots, int max_rollback)
@@ -24,7 +25,7 @@ class Model {
         memory_(static_cast<std::size_t>(num_pages * page_size), -1) {}
 
   PageAllocator allocator;
-  std::map<int, std::vector<int>> tokens;  ///< of each sequence
+  std::map<int, std::vector<int>> tokens;  ///< by sequence
 
   bool grow(const std::vector<Growth>& batch) {
     std::vector<PageCopy> copies;
@@ -96,7 +97,7 @@ TEST_CASE("Sequences keep their tokens through any schedule of growing, forking,
         if (made != PageAllocator::kNone) REQUIRE(model.tokens.emplace(made, std::vector<int>{}).second);
       } else if (action == 1) {
         const int from = any(), made = model.allocator.fork(from);
-        if (made != PageAllocator::kNone) {  // else nothing is committed
+        if (made != PageAllocator::kNone) {  // otherwise the allocator has committed nothing
           REQUIRE(model.tokens.emplace(made, model.tokens.at(from)).second);
           drafts[from] = drafts[made] = 0;
         }

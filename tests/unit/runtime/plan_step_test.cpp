@@ -13,7 +13,7 @@ using namespace kvq;
 
 namespace {
 
-/// One sequence's cache, of names of tokens instead of rows.
+/// The cache of one sequence, with numbers of tokens in place of rows.
 struct Cache {
   Tiers tiers;
   WindowLayout layout;
@@ -38,7 +38,7 @@ struct Cache {
       if (tiers.enters_window(p, length())) window[row(p)] = tokens[static_cast<std::size_t>(p)];
     }
   }
-  /// First position that does not lie where its tier says; -1 if there is none.
+  /// First position whose token is not where its tier says; -1 if there is none.
   int first_wrong() {
     for (int p = 0; p < length(); ++p)
       if ((tiers.exact(p, length()) ? window[row(p)] : page[p]) != tokens[static_cast<std::size_t>(p)]) return p;
@@ -46,8 +46,8 @@ struct Cache {
   }
 };
 
-/// Random steps, of which up to `rollback` tokens are taken back. @return  steps after which a token was not in its
-/// place
+/// Runs random steps and takes back up to `rollback` tokens of each.
+/// @return  number of steps after which a token was misplaced
 int wrong_steps(int sinks, int recent, int ring_rows, int rollback, unsigned seed) {
   Cache cache(sinks, recent, ring_rows);
   std::mt19937 random(seed);
@@ -143,7 +143,8 @@ TEST_CASE("Steps that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PlanStepParams& p) { p.slot_mapping = nullptr; }), Contains("slot_mapping"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.max_demotions = 4; }), Contains("room for 4 demotions, expected 5"));
   CHECK_THAT(refusal([](PlanStepParams& p) { p.demote_to = nullptr; }), Contains("demote_to"));
-  // Few recent tokens of few sequences need less room than the step has tokens; none need no windows.
+  // A few recent tokens of a few sequences need less room than the step has tokens. Without recent tokens no windows
+  // are needed.
   PlanStepParams p = good();
   p.recent_tokens = 2, p.max_demotions = 4;
   CHECK(check_plan_step(p).ok());

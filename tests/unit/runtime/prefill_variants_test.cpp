@@ -30,7 +30,7 @@ PrefillLaunch good_launch() {
   return launch;
 }
 
-/// Parameters that pass; the pointers are never followed.
+/// Valid parameters; no test follows the pointers.
 PrefillParams good() {
   alignas(16) static std::byte memory[16];
   static std::int32_t numbers[4];
@@ -58,7 +58,7 @@ TEST_CASE("Rows of prefill go with what is dequantised", "[runtime]") {
       CHECK(row->head_dim == rows->k.head_dim);
       CHECK(row->bf16 == rows->bf16);
     } else {
-      CHECK(rows->k.head_dim % 128 != 0);  // 64 is built for one type only, 96 and 192 not at all
+      CHECK(rows->k.head_dim % 128 != 0);  // 64 is built for one type only, 96 and 192 for none
     }
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("Slabs hold as many items as the workspace, one at least", "[runtime]"
     take_slab(launch, 64, 32, 1000);
     return launch.slab.items;
   };
-  CHECK(slab_within(0) == 6);  // as much as all take
+  CHECK(slab_within(0) == 6);  // as much as all blocks use
   CHECK(launch.slab.tiles == 5);
   CHECK(launch.slab.row_blocks == 2);  // 17 tokens of four heads
   CHECK(launch.workspace_bytes == 30000);

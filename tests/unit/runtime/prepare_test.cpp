@@ -46,9 +46,9 @@ TEST_CASE("A packed rotation multiplies what a lane loads into what it stores", 
   std::vector<std::byte> packed(static_cast<std::size_t>(packed_rotation_bytes(dim)));
   REQUIRE(pack_rotations(matrix, dim, bf16, packed).ok());
 
-  // Lane t loads, of each 32 channels, eight from 8 t on: words x y z w of two. Slab 2 j + half takes the words x, y or
-  // z, w as k = 2 t, 2 t + 1 and 2 t + 8, 2 t + 9. Of the columns 8 n .. 8 n + 7 it gets 2 t and 2 t + 1, which are the
-  // elements 2 (n mod 4) and one more of its eight channels of step n div 4.
+  // Of each 32 channels, lane t loads eight from 8 t on, as the words x, y, z, w of two. Slab 2 j + half takes the
+  // words x, y or z, w as k = 2 t, 2 t + 1 and 2 t + 8, 2 t + 9. Of the columns 8 n .. 8 n + 7, lane t gets 2 t and 2 t
+  // + 1, which are elements 2 (n mod 4) and 2 (n mod 4) + 1 of the lane's eight channels of step n div 4.
   std::vector<float> found(d);
   for (int t = 0; t < 4; ++t)
     for (int n = 0; n < dim / 8; ++n)

@@ -9,7 +9,7 @@ using namespace kvq;
 
 namespace {
 
-/// Parameters that pass; the pointers are never followed.
+/// Valid parameters; no test follows the pointers.
 WriteParams good(const WriteVariant& variant) {
   alignas(16) static std::byte memory[16];
   static std::int64_t slots[1];

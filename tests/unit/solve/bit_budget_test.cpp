@@ -19,7 +19,7 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using Bits = std::vector<std::uint8_t>;
 
-// Time says nothing about a build that checks every access.
+// Run times mean nothing in a build that checks every access.
 #if defined(__SANITIZE_ADDRESS__)
 #define KVQ_SANITIZED 1
 #elif defined(__has_feature)
@@ -41,20 +41,20 @@ double gain(double score, int bits, const RateLaw& law) {
   return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits) + 1]);
 }
 
-/// Scores over many orders of magnitude, as energies of RoPE blocks are.
+/// Random scores over many orders of magnitude, as energies of RoPE blocks have.
 std::vector<double> scores_of(int blocks, std::uint64_t seed) {
   std::vector<double> scores = test::gaussian_double(static_cast<std::size_t>(blocks), seed, 2.0);
   for (double& score : scores) score = std::exp(score);
   return scores;
 }
 
-/// Falls by other factors than 4, as a coder's measured distortions do; still convex.
+/// A convex law whose factors differ from 4, like measured distortions of coders.
 const RateLaw& measured_law() {
   static const RateLaw law = {1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.0006, 0.00016, 0.00004};
   return law;
 }
 
-/// Bytes of a row with these widths of blocks, by the layout itself.
+/// Bytes of a row whose blocks have these widths, computed by the layout.
 int bytes_of(Bits blocks, const RowBudget& budget) {
   std::sort(blocks.rbegin(), blocks.rend());
   Bits channels;
@@ -105,15 +105,16 @@ TEST_CASE("A mean of bits is rounded down to a whole budget", "[solve][bits]") {
 }
 
 TEST_CASE("The paper's algorithm, done by hand", "[solve][bits]") {
-  // Gains of the next bit: s 4^-b 3/4. From 1 bit: 64 gets bits until its gain, 64 4^-b, is below the others'.
+  // The gain of the next bit is s 4^-b 3/4. From 1 bit on, 64 gets bits until its gain, 64 4^-b, is below the gains of
+  // the others.
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 3, 1, 8) == Bits{1, 1, 1});
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 4, 1, 8) == Bits{2, 1, 1});
-  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 5, 1, 8) ==
-        Bits{3, 1, 1});  // 4 and 1: the first on the tie below
+  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 5, 1, 8) == Bits{3, 1, 1});  // gains 4 and 1: the first block
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 6, 1, 8) ==
-        Bits{4, 1, 1});  // 1 of the first, 1 of the second: lowest index
+        Bits{4, 1, 1});  // gains 1 and 1: the tie goes to the lowest index
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 7, 1, 8) == Bits{4, 2, 1});
-  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 8, 1, 4) == Bits{4, 3, 1});  // the first is full; 1/4 and 1/4
+  CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 8, 1, 4) ==
+        Bits{4, 3, 1});  // the first block is full; gains 1/4 and 1/4
   CHECK(greedy_allocation(std::vector<double>{64, 4, 1}, 9, 1, 4) == Bits{4, 3, 2});
 }
 
@@ -124,7 +125,7 @@ TEST_CASE("Equal scores: the lowest indices get the rest", "[solve][bits]") {
       for (int i = 0; i < blocks; ++i)
         REQUIRE(bits[static_cast<std::size_t>(i)] == budget / blocks + (i < budget % blocks ? 1 : 0));
     }
-  // Equal gains of unequal scores: 4 at one bit more is worth as much as 1.
+  // Equal gains of unequal scores: the next bit of 4 at one bit more gains as much as the next bit of 1.
   CHECK(greedy_allocation(std::vector<double>{1, 4}, 3, 1, 8) == Bits{1, 2});
   CHECK(greedy_allocation(std::vector<double>{1, 4}, 4, 1, 8) == Bits{2, 2});
   CHECK(greedy_allocation(std::vector<double>{4, 1}, 4, 1, 8) == Bits{3, 1});
@@ -244,7 +245,7 @@ TEST_CASE("A byte budget is spent as well as any allocation could", "[solve][byt
         bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.min_bits)), budget);
     const int most =
         bytes_of(Bits(static_cast<std::size_t>(blocks), static_cast<std::uint8_t>(budget.max_bits)), budget) + 12;
-    // The best for every size at once.
+    // The smallest cost for each size.
     std::vector<double> best(static_cast<std::size_t>(most) + 1, HUGE_VAL);
     every_allocation(static_cast<std::size_t>(blocks), widths_between(budget.min_bits, budget.max_bits),
                      [&](const Bits& bits) {

@@ -16,7 +16,7 @@ using Units = std::vector<std::vector<Choice>>;
 
 namespace {
 
-/// The smallest cost of any selection within the budget.
+/// The smallest cost of all selections within the budget.
 double brute_force(const Units& units, double budget) {
   double best = HUGE_VAL;
   const std::function<void(std::size_t, double, double)> visit = [&](std::size_t unit, double size, double cost) {
@@ -53,7 +53,7 @@ Units random_units(test::Random& random, int most_units, int most_choices, bool 
   return units;
 }
 
-/// Largest cost that any unit's choices differ by: what one step of the walk may leave undone.
+/// The largest difference of costs within one unit, which bounds the cost that one step of the search can leave.
 double largest_step(const Units& units) {
   double largest = 0.0;
   for (const auto& unit : units) {
@@ -94,7 +94,8 @@ TEST_CASE("Small searches: within the budget, above the bound, and as near to th
     CHECK(result.bound <= best + slack);
     CHECK(result.cost >= best - slack);
     CHECK(result.cost - best <= result.cost - result.bound + slack);
-    CHECK(result.cost - result.bound <= largest_step(units) + slack);  // the dual leaves at most one step of one unit
+    CHECK(result.cost - result.bound <=
+          largest_step(units) + slack);  // the dual leaves at most one step of one unit undone
     optimal += result.cost <= best + slack ? 1 : 0;
     ++searches;
   }
@@ -121,7 +122,7 @@ TEST_CASE("Where the budget ends on a corner of the hulls, the search is exact a
   test::Random random(6);
   int corners = 0;
   for (int round = 0; round < 200; ++round) {
-    // Convex units of steps of one size, all gains different: every whole number of steps is a corner.
+    // Convex units whose steps have one size and different gains: every whole number of steps is a corner of the hull.
     Units units(static_cast<std::size_t>(random.integer(1, 5)));
     for (auto& unit : units) {
       double cost = 10.0, gain = random.uniform(0.5, 3.0);
@@ -154,7 +155,7 @@ TEST_CASE("With room for everything each unit takes its cheapest choice, with th
 
 TEST_CASE("Choices below the hull's reach are found by exchange: unequal sizes that fill the budget",
           "[solve][budget]") {
-  // On the hull: 1 and 10. The middle choice fits the budget, the last does not.
+  // Choices 1 and 10 are on the hull. The middle choice fits the budget, the last choice does not.
   const Units units = {{{1, 10.0}, {5, 6.0}, {10, 1.0}}};
   const BudgetResult result = search_budget(units, 6.0);
   check_consistent(units, 6.0, result);

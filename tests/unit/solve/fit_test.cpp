@@ -131,7 +131,7 @@ TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[s
       data.shrink_weight = shrink;
       INFO("metric " << metric << ", weight " << shrink);
       for (const Coder& coder : kCoders) {
-        // e = -a x + r with the a that makes r smallest under the metric; found here by trying neighbours.
+        // e = -a x + r, where a minimizes r under the metric. The test finds a from the values at neighboring points.
         const std::vector<double> errors = coding_errors(data, coder, 0.9), rows = test::widened(data.rows);
         const auto rest = [&](double a) {
           std::vector<double> r = errors;
@@ -139,7 +139,7 @@ TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[s
           return cost_of(r, data.metric, data.weights);
         };
         const double middle = rest(0.0), right = rest(1.0), left = rest(-1.0);
-        const double a = (left - right) / (2.0 * (left + right - 2.0 * middle));  // the parabola's lowest point
+        const double a = (left - right) / (2.0 * (left + right - 2.0 * middle));  // minimum of the parabola
         const double expected = rest(a) + shrink * a * a * cost_of(rows, data.metric, data.weights);
         CHECK(clip_cost(data, coder, 0.9) == Approx(expected).epsilon(1e-4));
         if (shrink == 1.0) CHECK(clip_cost(data, coder, 0.9) == Approx(coding_cost(data, coder, 0.9)).epsilon(1e-9));
@@ -171,7 +171,7 @@ TEST_CASE("The clip search finds the best ratio of the grid, over heads together
     CHECK(found.cost == Approx(best.cost).epsilon(1e-12));
     winners.insert(static_cast<int>(std::lround(100 * best.ratio)));
   }
-  CHECK(winners.size() > 3);  // the search had something to find
+  CHECK(winners.size() > 3);  // the search chose between several candidates
 }
 
 TEST_CASE("Clip ratios that cost the same go to the larger one", "[solve]") {

@@ -25,7 +25,8 @@ double distance_of(const float* x, const float* c, std::size_t d) {
   return sum;
 }
 
-/// Squared distance of each row to the centroid nearest in double; `indices`, if given, receives which.
+/// Squared distance, in double, of each row to the nearest centroid; `indices`, if given, receives the centroids'
+/// indices.
 std::vector<double> nearest_distances(const std::vector<float>& rows, const std::vector<float>& centroids, int dim,
                                       std::vector<std::int32_t>* indices = nullptr) {
   const auto d = static_cast<std::size_t>(dim);
@@ -49,8 +50,8 @@ std::vector<std::int32_t> naive_nearest(const std::vector<float>& rows, const st
 
 double sum_of(const std::vector<double>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0.0); }
 
-/// `clusters` clouds of `each` rows around corners of a cube with edge 60, too far apart for seeding to miss one. Row t
-/// belongs to cloud t % clusters.
+/// `clusters` clouds of `each` rows around corners of a cube with edge 60, so far apart that seeding finds all of them.
+/// Row t belongs to cloud t % clusters.
 std::vector<float> clouds(int clusters, int each, int dim, std::uint64_t seed, float offset = 0.0f) {
   std::vector<float> rows = test::gaussian(static_cast<std::size_t>(clusters * each * dim), seed);
   for (int t = 0; t < clusters * each; ++t)
@@ -59,7 +60,7 @@ std::vector<float> clouds(int clusters, int each, int dim, std::uint64_t seed, f
   return rows;
 }
 
-/// Whether two rows share a cluster exactly if they are of one cloud.
+/// Whether clusters and clouds agree: two rows share a cluster exactly if they share a cloud.
 bool is_the_clouds(const std::vector<std::int32_t>& assignment, int clusters) {
   std::set<std::int32_t> names(assignment.begin(), assignment.begin() + clusters);
   if (names.size() != static_cast<std::size_t>(clusters)) return false;
@@ -68,14 +69,14 @@ bool is_the_clouds(const std::vector<std::int32_t>& assignment, int clusters) {
   return true;
 }
 
-/// What holds for every result, whatever the data.
+/// Checks properties that every result has.
 void check_consistent(const KMeansResult& result, const std::vector<float>& rows, int dim, int clusters) {
   REQUIRE(result.centroids.size() == static_cast<std::size_t>(clusters * dim));
   CHECK(result.assignment == naive_nearest(rows, result.centroids, dim));
   CHECK(result.inertia == Approx(sum_of(nearest_distances(rows, result.centroids, dim))).epsilon(1e-12));
 }
 
-/// Inertia of greedy k-means++ seeds, the plain way; with one trial that of k-means++.
+/// Inertia of greedy k-means++ seeds, by plain loops; with one trial, of k-means++.
 double naive_seeds(const std::vector<float>& rows, int dim, int clusters, int trials, std::uint64_t seed) {
   test::Random random(seed);
   const auto d = static_cast<std::size_t>(dim);
@@ -120,7 +121,7 @@ TEST_CASE("The nearest centroid is that of a search in double, for odd sizes and
 TEST_CASE("Centroids that differ by less than a float product can tell are told apart", "[solve]") {
   constexpr int kDim = 64, kClusters = 40;
   const std::vector<float> base = test::gaussian(kDim, 1), steps = test::gaussian(kDim * kClusters, 2, 3e-7);
-  std::vector<float> centroids;  // two bunches: their mean is in neither
+  std::vector<float> centroids;  // two groups, whose common mean is in neither
   for (std::size_t i = 0; i < steps.size(); ++i)
     centroids.push_back(((i / kDim) % 2 == 0 ? 1.0f : -1.0f) * base[i % kDim] + steps[i]);
   for (const double scale : {1e-6, 1.0, 1e4}) {
@@ -131,7 +132,7 @@ TEST_CASE("Centroids that differ by less than a float product can tell are told 
 }
 
 TEST_CASE("A product that overflows on the way decides nothing", "[solve]") {
-  // 2e20 * 1e18 is a float, twice that is not; the whole product with the first centroid is 0.
+  // 2e20 * 1e18 fits into a float, twice that does not; the product with the first centroid is 0 in total.
   const std::vector<float> row(4, 2e20f);
   const std::vector<float> centroids = {1e18f,  1e18f, -1e18f, -1e18f, -1e18f, -1e18f, 1e18f, 1e18f,
                                         -1e18f, 0,     0,      0,      1e18f,  0,      0,     0};
@@ -146,7 +147,8 @@ TEST_CASE("Of equally near centroids the lowest wins", "[solve]") {
     CHECK(nearest_centroids(std::vector<float>{-0.6f, 0.2f, 2.5f, 0.2f}, centroids, 2) ==
           std::vector<std::int32_t>{1, 0});
   }
-  // Halfway: exact in double, though nothing is exact once the mean of the centroids, 7/3, is taken off.
+  // A tie halfway between centroids: exact in double before the mean of the centroids, 7/3, is subtracted, and inexact
+  // after.
   CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{2.0f, 0.0f, 5.0f}, 1) ==
         std::vector<std::int32_t>{0, 0});
   CHECK(nearest_centroids(std::vector<float>{1.0f, 3.5f}, std::vector<float>{5.0f, 0.0f, 2.0f}, 1) ==
@@ -164,7 +166,7 @@ TEST_CASE("k-means never gets worse with more iterations, and more tolerance sto
       INFO("seed " << seed << ", " << iterations << " iterations");
       check_consistent(result, rows, kDim, kClusters);
       CHECK(result.iterations <= iterations);
-      CHECK(result.inertia <= before * (1.0 + 1e-7));  // centroids are floats
+      CHECK(result.inertia <= before * (1.0 + 1e-7));  // centroids are rounded to float
       if (iterations == 1 || iterations == 2) CHECK(result.inertia < before * 0.999);
       before = result.inertia;
     }
@@ -302,8 +304,8 @@ TEST_CASE("Fewer distinct rows than clusters leave clusters empty, without inert
 }
 
 TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
-  // Rows so small that their squares are no floats: seeding finds no distances and draws rows blindly, some of them
-  // twice.
+  // Rows so small that their squares underflow: seeding finds only distances of 0 and draws rows at random, some of
+  // them twice.
   constexpr int kDim = 2, kClusters = 12;
   int repaired = 0;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -321,7 +323,7 @@ TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
     check_consistent(last, rows, kDim, kClusters);
     if (empty == 0) continue;
 
-    // The row farthest from its seed has left for the first empty cluster: it is alone there, so it is the centroid.
+    // The row farthest from its seed has moved to the first empty cluster. It is alone there, so it is the centroid.
     const std::vector<double> distances = nearest_distances(rows, seeds.centroids, kDim);
     const auto farthest =
         static_cast<std::size_t>(std::max_element(distances.begin(), distances.end()) - distances.begin());

@@ -25,7 +25,7 @@ Doubles diagonal(const Doubles& values) {
   return matrix;
 }
 
-/// a m a^T with a of any shape that fits.
+/// a m a^T, where `a` has any shape that fits.
 Doubles congruent(const Doubles& a, const Doubles& m, int n) {
   return test::multiply(test::multiply(a, m, n), test::transpose(a, n), n);
 }
@@ -82,7 +82,7 @@ TEST_CASE(
   const HeadTransform diagonal_one = diagonal_transform(c, w, n, kManyTokens, {});
   CHECK(product_of_traces(diagonal_one, c, w, n) > least);
   CHECK(product_of_traces(diagonal_one, c, w, n) < test::trace(c, n) * test::trace(w, n));
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {  // neighbours of the optimum: A (1 + a little of anything)
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {  // neighbors of the optimum: A (1 + a small random matrix)
     HeadTransform other = best;
     Doubles step = test::random_covariance(n, 100 + seed, 0.9);
     for (double& x : step) x *= 0.05;
@@ -104,7 +104,7 @@ TEST_CASE("By hand: two channels, one of large keys and small queries", "[solve]
   CHECK(t.scale == Doubles{0.25, 1.0});
   CHECK(t.outlier_gain == Approx(17.0 * (17.0 / 16.0) / 4.0));
   const HeadTransform shared =
-      diagonal_transform(c, w, 2, kManyTokens, {{0, 1}});  // c = 17, w = 17/16 for both: nothing to balance
+      diagonal_transform(c, w, 2, kManyTokens, {{0, 1}});  // c = 17, w = 17/16 in both channels, so they are balanced
   CHECK(shared.scale[0] == shared.scale[1]);
 }
 
@@ -157,7 +157,7 @@ TEST_CASE("A covariance of fewer tokens than channels is drawn towards its diago
             std::cos(static_cast<double>((i + 1) * (r + 1))) * std::cos(static_cast<double>((j + 1) * (r + 1)));
   const Doubles w = test::identity(n);
   const auto spread =
-      [&](std::int64_t tokens) {  // by how much a direction without variance is amplified over the others
+      [&](std::int64_t tokens) {  // how much more a direction without variance is amplified than the others
         const HeadTransform t = balanced_transform(c, w, {}, n, tokens, kNoBound);
         check_inverse(t, n);
         return *std::max_element(t.matrix.begin(), t.matrix.end());

@@ -15,7 +15,7 @@ struct Sizes {
   int tokens = 24, dim = 6, v_dim = 5, queries = 2;
   int window = 0, sink = 0, recent = 0;
   bool curvature = false;
-  std::vector<std::int64_t> query = {};  ///< all, if empty
+  std::vector<std::int64_t> query = {};  ///< empty: all
 };
 
 AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
@@ -56,7 +56,7 @@ AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
   return data;
 }
 
-/// By the words of the header, in double: outputs of all heads and queries with keys `k` and values `v` where tokens
+/// Outputs of all heads and queries by the header's definition, in double, with keys `k` and values `v` for tokens that
 /// are not exact.
 std::vector<double> naive_outputs(const AttentionCase& data, const std::vector<float>& k, const std::vector<float>& v) {
   const auto dim = static_cast<std::size_t>(data.dim), v_dim = static_cast<std::size_t>(data.v_dim),

@@ -88,6 +88,7 @@ TEST_CASE("Alignment is one for equal eigenbases and small for unrelated ones", 
   for (std::uint64_t seed = 2; seed < 22; ++seed)
     sum += top8_alignment(c, test::random_covariance(96, seed, 0.8), 96) / 20;
   CHECK(sum == Approx(std::sqrt(2.0 / (3.14159265 * 96))).epsilon(0.25));
-  const std::vector<double> inverse = test::random_covariance(96, 1, 1.0 / 0.8);  // its largest are the smallest of c
+  const std::vector<double> inverse =
+      test::random_covariance(96, 1, 1.0 / 0.8);  // large eigenvalues where those of c are small
   CHECK(top8_alignment(c, inverse, 96) < 1e-6);
 }

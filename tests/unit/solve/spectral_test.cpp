@@ -17,7 +17,7 @@ using namespace kvq;
 
 namespace {
 
-/// P of OSCAR A.4: column place[k] takes the k-th channel.
+/// P of OSCAR A.4: column place[k] selects the k-th channel.
 std::vector<double> permutation(int dim) {
   const std::vector<int> places = bit_reversal_places(dim);
   std::vector<double> p(static_cast<std::size_t>(dim * dim), 0.0);
@@ -141,7 +141,7 @@ TEST_CASE("The residual rotation minimises the frozen-error surrogate; the publi
     CHECK(test::orthogonality_defect(best, dim) < 1e-12);
     CHECK(test::largest_difference(published, test::transpose(best, dim)) < 1e-14);
 
-    // The least that any rotation can reach: largest eigenvalues meet smallest.
+    // The minimum over all rotations: the largest eigenvalues meet the smallest.
     double least = 0.0;
     for (std::size_t k = 0; k < target.values.size(); ++k)
       least += target.values[k] * error.values[target.values.size() - 1 - k];

@@ -14,7 +14,7 @@ using namespace kvq;
 
 namespace {
 
-// In many dimensions errors of many bits come from few points: with fewer than this, 2% are within the noise.
+// In many dimensions few points cause most of the error at many bits; with fewer points than this, noise exceeds 2%.
 std::size_t points_for(int dim) { return dim < 16 ? 100000 : 400000; }
 constexpr double kPi = std::numbers::pi;
 const int kDims[] = {2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 255, 256};
@@ -29,7 +29,7 @@ Cell cell(int dim, double low, double high) {
                            0.861136311594052575224};
   constexpr double weight[] = {0.347854845137453857373, 0.652145154862546142627, 0.652145154862546142627,
                                0.347854845137453857373};
-  const double radius = std::sqrt(dim), reach = 14.0 / radius;  // the density is gone that far on
+  const double radius = std::sqrt(dim), reach = 14.0 / radius;  // the density is negligible beyond
   const auto angle = [&](double t) { return std::asin(std::clamp(t / radius, -1.0, 1.0)); };
   double a = angle(low), b = angle(high);
   if (a >= 0.0)
@@ -59,7 +59,7 @@ std::vector<double> edges(const ScalarCodebook& book, int dim) {
   return result;
 }
 
-/// Relative squared error of coding random points of the sphere.
+/// Relative squared error after quantizing random points of the sphere.
 double coded_distortion(const ScalarCodebook& book, ScaleRule rule, const std::vector<float>& points, int dim) {
   const std::vector<float> table(book.entries.begin(), book.entries.end());
   const CodebookGroup group(table, rule, ScaleType::fp32);
@@ -110,7 +110,7 @@ TEST_CASE("Every entry of a sphere codebook is the mean of its cell", "[solve][c
         second += here.second;
       }
       CHECK(worst < 1e-10);
-      CHECK(second / mass == Approx(1.0).epsilon(1e-9));  // the quadrature is good
+      CHECK(second / mass == Approx(1.0).epsilon(1e-9));  // checks the quadrature
       CHECK(error / mass == Approx(book.distortion).epsilon(1e-7));
     }
 }
@@ -127,7 +127,7 @@ TEST_CASE("Sphere codebooks are symmetric, strictly ascending and inside the sph
       CHECK(skew < 1e-9);
       for (std::size_t i = 1; i < count; ++i) REQUIRE(book.entries[i] > book.entries[i - 1]);
       CHECK(book.entries.back() < std::sqrt(dim));
-      // As the tables of an artifact, which are binary32 and strictly ascending.
+      // An artifact's tables are binary32 and strictly ascending.
       for (std::size_t i = 1; i < count; ++i)
         REQUIRE(static_cast<float>(book.entries[i]) > static_cast<float>(book.entries[i - 1]));
       if (bits > 1) CHECK(book.distortion < sphere_codebook(bits - 1, dim).distortion);
@@ -154,7 +154,7 @@ TEST_CASE("In many dimensions the sphere codebook is the Gaussian one of Lloyd a
 TEST_CASE("In two dimensions the marginal is the arcsine law", "[solve][codebook]") {
   CHECK(sphere_codebook(1, 2).entries[1] == Approx(std::sqrt(2.0) * 2.0 / kPi).epsilon(1e-11));
   CHECK(sphere_codebook(1, 2).distortion == Approx(1.0 - 8.0 / (kPi * kPi)).epsilon(1e-11));
-  // Lloyd's algorithm in the angle, where cells have closed means: sqrt(2) (cos a - cos b) / (b - a).
+  // Lloyd's algorithm in the angle, where means of cells have a closed form: sqrt(2) (cos a - cos b) / (b - a).
   for (int bits = 2; bits <= 5; ++bits) {
     const std::size_t count = std::size_t{1} << bits;
     std::vector<double> entries(count);
@@ -193,7 +193,7 @@ TEST_CASE("One dimension is taken as two", "[solve][codebook]") {
 }
 
 TEST_CASE("Sphere codebooks are the same from any thread, and one object each", "[solve][codebook]") {
-  // Dimensions that no other test asks for, so that the threads really make them.
+  // No other test asks for these dimensions, so the threads compute the tables.
   std::vector<std::future<std::vector<const ScalarCodebook*>>> asked;
   for (int thread = 0; thread < 4; ++thread)
     asked.push_back(std::async(std::launch::async, [] {
@@ -222,10 +222,10 @@ TEST_CASE("Coding random points of the sphere gives the distortion that the code
 
 TEST_CASE("Keeping the norm makes the distortion 2 - 2 sqrt(1 - D), less what a row's own length takes",
           "[solve][codebook][codec]") {
-  // The formula takes the length of the coded row as known, as it is in many dimensions. In few, keeping the norm also
-  // undoes the part of the error along the row. With many bits errors are uniform in cells of width density^(-1/3), so
-  // that part is E t^2 density^(1/3) / (n E density^(1/3)) = 3 / (n + 6): 2% and more below n = 144. With one bit all
-  // coded rows are equally long.
+  // The formula assumes that the length of the quantized row is known, as it is in many dimensions. In few dimensions,
+  // the norm rule also removes the error along the row. With many bits, errors are uniform in cells of width
+  // density^(-1/3), so the error along the row is E t^2 density^(1/3) / (n E density^(1/3)) = 3 / (n + 6): 2% and more
+  // below n = 144. With one bit all quantized rows have the same length.
   for (const int dim : {2, 3, 4, 6, 8, 16, 32, 64, 128, 256}) {
     const std::vector<float> points = sphere_points(dim, points_for(dim), static_cast<std::uint64_t>(dim) + 500);
     for (int bits = 1; bits <= 8; ++bits) {
@@ -279,7 +279,7 @@ TEST_CASE("Lloyd on samples finds the codebook of the samples", "[solve][codeboo
       INFO("bits " << bits);
       CHECK(std::is_sorted(fitted.entries.begin(), fitted.entries.end()));
       CHECK(error(fitted) < error(start));
-      // Each entry with samples is their mean.
+      // Each entry with samples is the mean of its samples.
       std::vector<double> sum(fitted.entries.size()), count(fitted.entries.size());
       for (const float x : samples) {
         std::size_t best = 0;

@@ -41,7 +41,7 @@ TEST_CASE("For every power-of-two group the largest go to different groups, and 
   for (int n = 1; n <= 200; ++n) {
     const std::vector<int> places = bit_reversal_places(n);
     for (int group = 1; group <= n; group *= 2) {
-      std::vector<int> counts(static_cast<std::size_t>(n / group), 0);  // of the groups that lie wholly below n
+      std::vector<int> counts(static_cast<std::size_t>(n / group), 0);  // for the groups that lie entirely below n
       for (const int place : places) {
         if (place / group < n / group) ++counts[static_cast<std::size_t>(place / group)];
         const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
@@ -98,8 +98,8 @@ TEST_CASE("Haar matrices are orthogonal, seeded and uniformly distributed", "[so
   for (const auto& other : {haar_matrix(16, 2, 2, 3), haar_matrix(16, 1, 3, 3), haar_matrix(16, 1, 2, 4)})
     CHECK(other != haar_matrix(16, 1, 2, 3));
 
-  // Moments of the uniform distribution: every entry has mean 0, mean square 1/n and mean fourth power 3 / (n (n + 2));
-  // the trace has mean 0 and variance 1. QR without fixing the signs of R has other traces.
+  // Moments of the uniform distribution: each entry has mean 0, mean square 1/n and mean fourth power 3 / (n (n + 2));
+  // the trace has mean 0 and variance 1. QR without fixed signs of R gives other traces.
   constexpr int kDim = 4, kCount = 4000;
   std::vector<double> mean(16), square(16), fourth(16);
   double trace = 0.0, trace_square = 0.0;

@@ -19,7 +19,8 @@ void check_moments(const LayerActivations& layer) {
   const LayerStats stats = collect(layer, {.moments = test::all_moments(layer.v.has_value()), .sample_tokens = 10});
   for (const Moment which : test::all_moments(layer.v.has_value())) {
     REQUIRE(stats.moment(which).size() == static_cast<std::size_t>(layer.geometry.num_kv_heads));
-    // The sums over S and the weights of sst come from float32 scores; the others are exact products summed in double.
+    // The moments that use S, and the weights of sst, come from float32 scores; all others are exact products summed in
+    // double.
     const double bound = which == Moment::query || which == Moment::key || which == Moment::value ? 1e-12 : 1e-5;
     for (int head = 0; head < layer.geometry.num_kv_heads; ++head) {
       INFO(to_string(which) << ", head " << head);
@@ -73,7 +74,7 @@ TEST_CASE("Sequences do not see each other", "[stats]") {
 }
 
 TEST_CASE("The sst moment is OSCAR's published one: no softmax, no mask, weights relative to their mean", "[stats]") {
-  // compute_sst: V^T diag(w / mean(w)) V / T. Tokens in another order give the same.
+  // compute_sst: V^T diag(w / mean(w)) V / T. The order of tokens does not matter.
   const LayerActivations layer =
       test::make_layer({.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 4, .v_head_dim = 3, .lengths = {11}});
   LayerActivations reversed = layer;

@@ -37,7 +37,7 @@ StatsRequest request(std::int64_t golden, std::int64_t held_out = 0, bool has_va
   };
 }
 
-/// Rows [first, first + count) of a tensor in bfloat16, element by element.
+/// Rows [first, first + count) of a tensor in bfloat16, read element by element.
 std::vector<std::uint16_t> rows(const ActivationTensor& tensor, std::int64_t first, std::int64_t count) {
   std::vector<std::uint16_t> bits;
   std::vector<float> row(static_cast<std::size_t>(tensor.dim));
@@ -57,7 +57,7 @@ TEST_CASE("Golden tokens are the last of the longest sequence", "[stats][golden_
   };
   CHECK(chosen({13, 1, 31}, 8) == TokenRange{37, 8});
   CHECK(chosen({31, 1, 13}, 8) == TokenRange{23, 8});
-  CHECK(chosen({20, 20}, 8) == TokenRange{12, 8});  // the first such
+  CHECK(chosen({20, 20}, 8) == TokenRange{12, 8});  // the first of equally long sequences
   CHECK(chosen({13, 1, 31}, 100) == TokenRange{14, 31});
   CHECK(chosen({5}, 5) == TokenRange{0, 5});
   CHECK(chosen({1}, 32) == TokenRange{0, 1});
@@ -70,7 +70,7 @@ TEST_CASE("No golden token is held out", "[stats][golden_rows]") {
   };
   CHECK(chosen({60}, 32, {0, 20}) == TokenRange{28, 32});
   CHECK(chosen({40}, 32, {0, 13}) == TokenRange{13, 27});
-  CHECK(chosen({30, 31, 29}, 32, {30, 30}) == TokenRange{0, 30});  // of the longest one token is left
+  CHECK(chosen({30, 31, 29}, 32, {30, 30}) == TokenRange{0, 30});  // of the longest sequence, one token is left
   CHECK(chosen({31}, 32, {0, 31}).count == 0);
 }
 

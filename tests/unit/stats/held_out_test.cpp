@@ -26,7 +26,7 @@ using test::TempFolder;
 
 namespace {
 
-/// Rows of tokens [first, first + count) of all heads, as stored.
+/// The stored bytes of tokens [first, first + count), all heads.
 std::vector<std::byte> raw_rows(const ActivationTensor& tensor, std::int64_t first, std::int64_t count) {
   const auto row = static_cast<std::ptrdiff_t>(size_of(tensor.dtype)) * tensor.heads * tensor.dim;
   return {tensor.raw.begin() + first * row, tensor.raw.begin() + (first + count) * row};
@@ -38,12 +38,12 @@ std::set<Moment> mergeable(bool has_values) {
   return moments;
 }
 
-/// A moment of some queries alone: those of one sequence's first `count` tokens.
+/// A moment over the first `count` tokens of one sequence, as queries.
 test::NaiveMoment naive_part(const LayerActivations& layer, const TokenRange& range, Moment which, int kv_head) {
   std::size_t sequence = 0;
   while (layer.cu_seqlens[sequence + 1] <= range.first) ++sequence;
   LayerActivations part = test::keep_sequences(layer, sequence, 1);
-  // Attention is causal: the first tokens alone give what they give in the whole.
+  // Attention is causal, so the first tokens alone give the same as in the whole sequence.
   part.cu_seqlens = {0, range.count};
   for (ActivationTensor* tensor : {&part.q, &part.k}) {
     tensor->raw = raw_rows(*tensor, 0, range.count);
@@ -172,7 +172,7 @@ TEST_CASE("What is held out and what is left make up the whole", "[stats][held]"
           for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = all.sum[i] - part.sum[i];
           for (std::size_t i = 0; i < first.size(); ++i) first[i] = all.first[i] - part.first[i];
           const bool exact = which == Moment::query || which == Moment::key || which == Moment::value;
-          const double tolerance = exact ? 1e-12 : 2e-6;  // attention is done in binary32
+          const double tolerance = exact ? 1e-12 : 2e-6;  // attention runs in binary32
           CHECK(test::relative_difference(left.moment(which)[h].sum, sum) < tolerance);
           CHECK(left.moment(which)[h].weight == Approx(all.weight - part.weight).epsilon(1e-9));
         }
@@ -180,7 +180,7 @@ TEST_CASE("What is held out and what is left make up the whole", "[stats][held]"
 }
 
 TEST_CASE("Moments without the tokens held out are those with them less their part", "[stats][held]") {
-  // The same sums by the library itself: collected of a dump that is nothing but the part held out.
+  // The same sums, collected by the library from a dump that has only the held-out tokens.
   const LayerActivations layer = test::make_layer({.lengths = {60, 33}});
   StatsRequest request{.moments = mergeable(true), .sample_tokens = 10};
   const LayerStats whole = collect(layer, request);
@@ -248,14 +248,14 @@ TEST_CASE("Merging keeps the longest part held out, counted in the order of merg
     return into;
   };
   HeldOut moved = *b.held_out;
-  moved.token += 80;  // behind the tokens of the first
+  moved.token += 80;  // after the tokens of the first dump
   check_equal(*merged(a, b).held_out, moved);
   check_equal(*merged(b, a).held_out, *b.held_out);
   check_equal(*merged(a, c).held_out, *a.held_out);
   HeldOut behind = *a.held_out;
   behind.token += 20;
   check_equal(*merged(c, a).held_out, behind);
-  // Of equal ones the first.
+  // Of equally long ranges the first is kept.
   check_equal(*merged(a, collect(test::make_layer({.lengths = {60, 20}, .seed = 9}), request)).held_out, *a.held_out);
   CHECK(merged(a, b).tokens == a.tokens + b.tokens);
 }

@@ -71,7 +71,7 @@ void check_equal(const LayerStats& a, const LayerStats& b) {
   CHECK(a.sample.value_weight == b.sample.value_weight);
 }
 
-/// Opens the file and loads every layer.
+/// The error of opening the file and loading every layer, or "no error".
 std::string reading(const std::filesystem::path& path) {
   return error_text([&] {
     const StatsFile file = StatsFile::open(path);
@@ -254,7 +254,7 @@ TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   CHECK(merged.sample.token == joint.sample.token);
   CHECK(merged.sample.k.raw == joint.sample.k.raw);
   CHECK(merged.sample.value_weight == joint.sample.value_weight);
-  CHECK(std::distance(std::filesystem::directory_iterator(folder / ""), {}) == 3);  // nothing of the work is left
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / ""), {}) == 3);  // no temporary file remains
 }
 
 TEST_CASE("Statistics files that do not belong together are not merged, and nothing is written", "[stats]") {

@@ -30,7 +30,7 @@ void check_equal(const TokenSample& a, const TokenSample& b) {
   CHECK(a.value_weight == b.value_weight);
 }
 
-/// formats/stats.md, "Sample": the top 63 bits of the first two words.
+/// The sampling key by formats/stats.md, "Sample": the top 63 bits of the first two words.
 std::int64_t expected_key(const LayerActivations& layer, std::size_t sequence, std::int64_t index, std::uint64_t seed) {
   const auto row = static_cast<std::int64_t>(size_of(layer.k.dtype)) * layer.k.heads * layer.k.dim;
   const std::int64_t first = layer.cu_seqlens[sequence], count = layer.cu_seqlens[sequence + 1] - first;
