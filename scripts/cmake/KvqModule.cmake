@@ -44,3 +44,20 @@ function(kvq_module name)
     target_link_libraries(kvq_${name} PUBLIC kvq::${need})
   endforeach()
 endfunction()
+
+# Headers that take longer to parse than most sources that include them.
+set(
+  KVQ_PRECOMPILED_HEADERS
+  <fmt/format.h>
+  <nlohmann/json.hpp>
+  <algorithm>
+  <filesystem>
+  <functional>
+  <map>
+  <memory>
+  <optional>
+  <span>
+  <string>
+  <variant>
+  <vector>
+)
