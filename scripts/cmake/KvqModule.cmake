@@ -25,9 +25,6 @@ if(KVQ_SANITIZE)
   )
   target_link_options(kvq_options INTERFACE -fsanitize=address,undefined)
 endif()
-if(KVQ_FUZZ)
-  target_compile_options(kvq_options INTERFACE -fsanitize=fuzzer-no-link)
-endif()
 
 # g++ 12 reports overlaps that are not there in inlined std::string concatenation (GCC bug 105329).
 target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
@@ -39,6 +36,9 @@ function(kvq_module name)
   add_library(kvq_${name} STATIC ${ARG_SOURCES})
   add_library(kvq::${name} ALIAS kvq_${name})
   set_target_properties(kvq_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  if(KVQ_FUZZ)
+    target_compile_options(kvq_${name} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
   target_link_libraries(kvq_${name} PUBLIC kvq_options ${ARG_LINKS})
   foreach(need IN LISTS ARG_NEEDS)
     target_link_libraries(kvq_${name} PUBLIC kvq::${need})
@@ -61,3 +61,14 @@ set(
   <variant>
   <vector>
 )
+
+# kvq_precompile(<module> [REUSE_FROM <other module>]) parses KVQ_PRECOMPILED_HEADERS once, or takes the other module's
+# copy.
+function(kvq_precompile name)
+  cmake_parse_arguments(ARG "" "REUSE_FROM" "" ${ARGN})
+  if(ARG_REUSE_FROM)
+    target_precompile_headers(kvq_${name} REUSE_FROM kvq_${ARG_REUSE_FROM})
+  else()
+    target_precompile_headers(kvq_${name} PRIVATE ${KVQ_PRECOMPILED_HEADERS})
+  endif()
+endfunction()
