@@ -8,8 +8,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from kvq_py.artifact import SidePlan, hadamard
-from kvq_py.packing import decode, encode, from_bf16_bits
+
+from kvq.artifact import SidePlan, hadamard
+from kvq.packing import decode, encode, from_bf16_bits
 
 
 @dataclass(frozen=True)

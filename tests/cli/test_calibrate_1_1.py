@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import reference
 from dumps import edited, replace
-from kvq_py.artifact import Artifact, SidePlan
-from kvq_py.artifact_reader import read_artifact
-from kvq_py.packing import fake_quantize, nearest_centroids
 from kvq_tools import BIN, ROOT, calibrate, run, shards, start, succeed, wait_for_layers
+
+from kvq.artifact import Artifact, SidePlan
+from kvq.artifact_reader import load_artifact
+from kvq.packing import fake_quantize, nearest_centroids
 
 USAGE = 2
 SHORT = 96  # tokens of the real model for tests in which the whole sample would take too long
@@ -94,7 +95,7 @@ def verified(dump: Path, output: Path, *flags: object) -> Artifact:
     calibrate(dump, output, "--threads", 1, *flags)
     checks = json.loads(succeed("kvq-inspect", output, "--verify", "--json").stdout)["verify"]
     assert all(check["passed"] for check in checks) and len(checks) >= 3
-    return read_artifact(output)
+    return load_artifact(output)
 
 
 def held_out(layer: reference.Layer, wanted: int = 1024) -> slice:
@@ -327,13 +328,13 @@ def flattened(zeros: int):
 
 def test_ties_go_to_the_lowest_block(make_dump, tmp_path):
     dump = edited(make_dump(**SMALL, head_dim=32), tmp_path / "ties.h5", flattened(0))
-    plan = read_artifact(calibrate(dump, tmp_path / "out", *GTQ, "--bits-k", 2.3)).layers[0].sides["k"]
+    plan = load_artifact(calibrate(dump, tmp_path / "out", *GTQ, "--bits-k", 2.3)).layers[0].sides["k"]
     assert plan.tensors["block_bits"].tolist() == [[3] * 4 + [2] * 12] * 2
 
 
 def test_blocks_without_energy_share_what_is_left(make_dump, tmp_path):
     dump = edited(make_dump(**SMALL, head_dim=32), tmp_path / "zeros.h5", flattened(8))
-    plan = read_artifact(calibrate(dump, tmp_path / "out", *GTQ, "--bits-k", 3, "--max-bits", 4)).layers[0].sides["k"]
+    plan = load_artifact(calibrate(dump, tmp_path / "out", *GTQ, "--bits-k", 3, "--max-bits", 4)).layers[0].sides["k"]
     assert plan.tensors["block_bits"].tolist() == [[4] * 8 + [2] * 8] * 2
 
 
@@ -795,7 +796,7 @@ def layered(make_dump) -> Path:
 
 
 def test_budget_report(kvq, short):
-    artifact = read_artifact(kvq)
+    artifact = load_artifact(kvq)
     budget = budget_of(artifact)
     assert budget.keys() == {
         "unit",
@@ -898,7 +899,7 @@ def test_ablation(kvq, short, tmp_path):
     flags = ("--model", short, "--output", tmp_path / "out", *KVQ, "--layers", "0,4", "--report-ablation")
     rows, last = (
         json.loads(succeed("kvq-calibrate", *flags, "--json").stdout)["ablation"],
-        budget_of(read_artifact(kvq)),
+        budget_of(load_artifact(kvq)),
     )
     assert (tmp_path / "out").read_bytes() == kvq.read_bytes()
     assert [row["ingredient"] for row in rows] == INGREDIENTS
@@ -917,7 +918,7 @@ def test_statistics_decide_as_the_dump_does(kvq, tmp_path):
     succeed("kvq-calibrate", "--quiet", "--stats", kvq.parent / "stats", *KVQ, "--output", again)
     assert again.read_bytes() == kvq.read_bytes()
     succeed("kvq-calibrate", "--quiet", "--stats", kvq.parent / "stats", *GTQ, "--joint", "--output", again)
-    assert budget_of(read_artifact(again))["held_out_tokens"] == SHORT // 3
+    assert budget_of(load_artifact(again))["held_out_tokens"] == SHORT // 3
 
 
 @pytest.mark.parametrize("flags", [KVQ, (*GTQ, "--joint")], ids=str)
@@ -1091,7 +1092,7 @@ def test_kmeans_is_an_axis_of_every_method(sample, tmp_path, flags):
     if result.code == USAGE:
         return
     assert result.code == 0
-    assert all("centroids" in plan.tensors for plan in read_artifact(tmp_path / "out").layers[0].sides.values())
+    assert all("centroids" in plan.tensors for plan in load_artifact(tmp_path / "out").layers[0].sides.values())
 
 
 @pytest.mark.parametrize("flags", [(*KVQ, "--budget-bytes", 1), (*KVQ, "--min-bits", 5)], ids=str)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from dumps import edited
 from faulty_dumps import change, set_attribute
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, shards, start, wait_for_layers
+
+from kvq.safetensors_file import SafetensorsFile
 
 LAYERS = 6
 FLAGS = ("--center", "k", "--collect", "scored_query")

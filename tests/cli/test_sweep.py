@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from dumps import edited
 from faulty_dumps import drop
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import BIN, ROOT, Result, calibrate, run, succeed
+
+from kvq.safetensors_file import SafetensorsFile
 
 USAGE, INPUT = 2, 3
 SIZE = {"tokens": 150, "sequences": 2, "layers": 2, "head_dim": 64, "query_spectrum": 0.8, "outlier_channels": 3}
@@ -733,7 +734,7 @@ def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_
     done = subprocess.run(
         [
             sys.executable,
-            ROOT / "scripts/sweep_noise.py",
+            ROOT / "scripts/experiments/sweep_noise.py",
             path,
             "--metric",
             "output_rel_mse",

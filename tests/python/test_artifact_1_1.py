@@ -5,12 +5,12 @@ import json
 import artifact_builder as build
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py import packing
-from kvq_py.artifact_reader import parse_artifact
-from kvq_py.errors import ScriptError
-from kvq_py.safetensors_file import SafetensorsFile
-from kvq_py.scheme import MixedScheme, Scheme, Tables
+
+from kvq import packing, read_artifact
+from kvq.artifact_reader import parse_artifact
+from kvq.errors import KvqError
+from kvq.safetensors_file import SafetensorsFile
+from kvq.scheme import MixedScheme, Scheme, Tables
 
 DIM, KV_HEADS, Q_HEADS = 20, 2, 4
 FEATURES = ("codebook", "trellis", "mixed_widths", "centroids")
@@ -150,7 +150,7 @@ def test_a_feature_may_be_listed_without_use():
 def test_a_feature_that_is_not_listed_is_refused(feature):
     tree, tensors = sample()
     tree["requires"] = [word for word in FEATURES if word != feature]
-    with pytest.raises(ScriptError, match=f"'{feature}', which requires does not list") as error:
+    with pytest.raises(KvqError, match=f"'{feature}', which requires does not list") as error:
         parse(build.to_bytes(tree, tensors))
     assert error.value.exit_code == 3
 
@@ -330,7 +330,7 @@ REFUSED = {
 def test_refuses(name):
     tree, tensors = sample()
     REFUSED[name](tree, tensors)
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         parse(build.to_bytes(tree, tensors))
     assert error.value.exit_code == 3, str(error.value)
     assert "\n" not in str(error.value)
@@ -342,7 +342,7 @@ def test_values_are_mixed_by_channel_only():
     assert parse(build.to_bytes(tree, tensors)).layers[2].sides["v"].row_bytes == ROW_BYTES
     tree, tensors = sample()
     mixed_values("rope_block", "block_bits", "block_energy")(tree, tensors)
-    with pytest.raises(ScriptError, match="unit"):
+    with pytest.raises(KvqError, match="unit"):
         parse(build.to_bytes(tree, tensors))
 
 
@@ -353,7 +353,7 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
         copied[rng.integers(len(copied))] = rng.integers(256)
         try:
             parse(bytes(copied))
-        except ScriptError:
+        except KvqError:
             pass
 
 
@@ -412,7 +412,7 @@ def test_joint_centroids_are_those_of_the_token(place):
         assert (np.ascontiguousarray(packed[:, :, -2:]).view("<u2")[..., 0] == expected).all()
     assert packed.shape == (KV_HEADS, 30, plan.row_bytes)
     for alone in (plan.encode_rows, plan.pack_rows, plan.reconstruct):
-        with pytest.raises(ScriptError, match="joint"):
+        with pytest.raises(KvqError, match="joint"):
             alone(x[0], 0)
 
 
@@ -425,7 +425,7 @@ def test_all_heads_at_once_are_each_head(place):
 
 def test_torch_reconstructs_what_numpy_does():
     torch = pytest.importorskip("torch")
-    from kvq_py.coded_attention import reconstruct, unrounded
+    from kvq.coded_attention import reconstruct, unrounded
 
     x = gaussian(24, KV_HEADS, 70, DIM)
     for place, plan in sample_plans().items():

@@ -6,8 +6,9 @@ import itertools
 import derive_vectors as exact
 import numpy as np
 import pytest
-from kvq_py import packing
-from kvq_py.scheme import (
+
+from kvq import packing
+from kvq.scheme import (
     MIXABLE_CODERS,
     SCALE_BYTES,
     SCALE_RULES,
@@ -100,7 +101,8 @@ def device(request):
 
 def check_torch(x: np.ndarray, scheme, device) -> None:
     import torch
-    from kvq_py import torch_codec
+
+    from kvq import torch_codec
 
     coded, rows = packing.encode(x, scheme), torch.from_numpy(x).to(device)
     codes, numbers = torch_codec.encode(rows, scheme)
@@ -550,7 +552,8 @@ def test_torch_has_the_same_infinite_costs(device):
 
 def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
     import torch
-    from kvq_py import torch_codec
+
+    from kvq import torch_codec
 
     monkeypatch.setitem(torch_codec.CHUNK, device.type, 1 << 9)
     rng = np.random.default_rng(15)
@@ -564,7 +567,8 @@ def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
 @pytest.mark.parametrize("chunk", [1, 64, 1 << 19])
 def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
     import torch
-    from kvq_py import torch_codec
+
+    from kvq import torch_codec
 
     monkeypatch.setitem(torch_codec.CHUNK, device.type, chunk)
     x, centroids = gaussian(16, 3, 37, 13), gaussian(17, 3, 9, 13)

@@ -6,12 +6,13 @@ import artifact_builder as build
 import derive_transform_vectors as derived
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
-from kvq_py.artifact_reader import parse_artifact
-from kvq_py.errors import ScriptError
-from kvq_py.packing import decode
-from kvq_py.safetensors_file import SafetensorsFile
+
+from kvq import read_artifact
+from kvq.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
+from kvq.artifact_reader import parse_artifact
+from kvq.errors import KvqError
+from kvq.packing import decode
+from kvq.safetensors_file import SafetensorsFile
 
 DIM, KV_HEADS, Q_HEADS = 12, 2, 6
 ORDER = 4
@@ -177,7 +178,7 @@ def test_scaled_channels_are_products_rounded_once():
 
 def test_torch_reconstructs_what_numpy_does():
     torch = pytest.importorskip("torch")
-    from kvq_py import coded_attention
+    from kvq import coded_attention
 
     x = np.random.default_rng(12).standard_normal((KV_HEADS, 40, DIM)).astype(np.float32)
     for plan in sample_plans().values():
@@ -250,7 +251,7 @@ def test_queries_of_the_written_vectors_keep_their_products(vector):
 
 def test_torch_gives_the_written_vectors():
     torch = pytest.importorskip("torch")
-    from kvq_py import coded_attention
+    from kvq import coded_attention
 
     for vector in VECTORS:
         x = torch.from_numpy(patterns(vector["x_bits"]))[None, None]
@@ -434,7 +435,7 @@ REFUSED = {
 def test_refuses(name):
     tree, tensors = sample()
     REFUSED[name](tree, tensors)
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         parse(build.to_bytes(tree, tensors))
     assert error.value.exit_code == 3, str(error.value)
     assert "\n" not in str(error.value)
@@ -445,7 +446,7 @@ def test_refuses_a_gain_that_is_no_finite_number(number):
     tree, tensors = sample()
     tree["layers"][0]["k"]["transform"]["outlier_gain"] = [1.5, 77]
     text = build.canonical(tree).replace("[1.5,77]", f"[1.5,{number}]")
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         parse(build.to_bytes(tree, tensors, **{"kvq.manifest": text}))
     assert error.value.exit_code == 3
 
@@ -583,5 +584,5 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
         copied[rng.integers(len(copied))] = rng.integers(256)
         try:
             parse(bytes(copied))
-        except ScriptError:
+        except KvqError:
             pass
