@@ -9,10 +9,10 @@ from pathlib import Path
 import artifact_builder as build
 import numpy as np
 import pytest
+from artifact_edits import edit, parse, run, tensor
 
 from kvq import packing, read_artifact
 from kvq.artifact import hadamard
-from kvq.artifact_reader import parse_artifact
 from kvq.errors import KvqError
 from kvq.safetensors_file import SafetensorsFile
 
@@ -54,20 +54,10 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     }
 
 
-def parse(content: bytes):
-    return parse_artifact(SafetensorsFile(content, "test"))
-
-
 def write(tmp_path, content: bytes):
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     return path
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    code = read_artifact.main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # What is allowed
@@ -111,31 +101,6 @@ def test_higher_minor_and_unknown_keys_are_read():
 
 
 # What is refused: manifest and tensors
-
-
-def edit(*path, value):
-    """Changes the manifest at a path; the value `...` deletes."""
-
-    def apply(tree, tensors):
-        for key in path[:-1]:
-            tree = tree[key]
-        if value is ...:
-            del tree[path[-1]]
-        else:
-            tree[path[-1]] = value
-
-    return apply
-
-
-def tensor(name, value=None):
-    """Replaces a tensor, or deletes it."""
-
-    def apply(tree, tensors):
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return apply
 
 
 def damaged(array, value):

@@ -1,15 +1,15 @@
-"""What formats/artifact.md 1.1 adds: reading it, refusing what does not fit, and coding rows through a whole plan."""
+"""Artifacts with codebooks, trellises, mixed widths and centroids: reading them, refusing what does not fit, and coding
+rows through a whole plan."""
 
 import json
 
 import artifact_builder as build
 import numpy as np
 import pytest
+from artifact_edits import both, edit_layers, parse, run, tensor
 
 from kvq import packing, read_artifact
-from kvq.artifact_reader import parse_artifact
 from kvq.errors import KvqError
-from kvq.safetensors_file import SafetensorsFile
 from kvq.scheme import MixedScheme, Scheme, Tables
 
 DIM, KV_HEADS, Q_HEADS = 20, 2, 4
@@ -89,10 +89,6 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     }
 
 
-def parse(content: bytes):
-    return parse_artifact(SafetensorsFile(content, "test"))
-
-
 def sample_plans() -> dict:
     artifact = parse(build.to_bytes(*sample()))
     return {(layer, side): plan for layer, entry in artifact.layers.items() for side, plan in entry.sides.items()}
@@ -102,12 +98,6 @@ def write(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(build.to_bytes(*sample()))
     return path
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    code = read_artifact.main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # Reading
@@ -163,40 +153,6 @@ def test_the_sample_is_what_the_schema_allows():
 # What is refused
 
 
-def edit(*path, value):
-    """Changes a plan of the manifest; the value `...` deletes."""
-
-    def apply(tree, tensors):
-        node = tree["layers"]
-        for key in path[:-1]:
-            node = node[key]
-        if value is ...:
-            del node[path[-1]]
-        else:
-            node[path[-1]] = value
-
-    return apply
-
-
-def tensor(name, value=None):
-    """Replaces a tensor, or deletes it."""
-
-    def apply(tree, tensors):
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return apply
-
-
-def both(*changes):
-    def apply(tree, tensors):
-        for change in changes:
-            change(tree, tensors)
-
-    return apply
-
-
 def damaged(name, value, place=-1):
     array = TENSORS[name].copy()
     array.flat[place] = value
@@ -210,7 +166,7 @@ def mixed_values(unit, *more):
     """Layer 2 with mixed values, whose tensors are those of the keys of layer 0."""
     names = ("channel_bits", "channel_order", *more)
     return both(
-        edit(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
+        edit_layers(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
         tensor("layers.2.v.centroids"),
         *(tensor(f"layers.2.v.{name}", TENSORS[f"layers.0.k.{name}"]) for name in names),
     )
@@ -230,99 +186,102 @@ REFUSED = {
     "channel order twice the same": damaged("layers.0.k.channel_order", TENSORS["layers.0.k.channel_order"][1, 0]),
     "channel order out of range": damaged("layers.0.k.channel_order", DIM),
     "channel order in uint8": tensor("layers.0.k.channel_order", TENSORS["layers.0.k.channel_order"].astype(np.uint8)),
-    "bits above the widths": edit(*K0, "bits", value=5),
-    "bits below the widths": edit(*K0, "bits", value=3),
-    "group size of mixed rows": edit(*K0, "group_size", value=DIM),
-    "no group size and no allocation": edit(*V1, "group_size", value=...),
-    "no allocation": edit(*K0, "allocation", value=...),
-    "mixed affine": edit(*K0, value=MIXED_AFFINE),
-    "mixed exact": edit(*V1, value=build.exact_plan() | {"allocation": MIXED_AFFINE["allocation"]}),
-    "group size of exact": edit(*V1, value=build.exact_plan() | {"group_size": DIM}),
-    "minmax of mixed rows": edit(*K2, "scale_rule", value="minmax"),
-    "clip ratio of mixed rows": edit(*K2, "clip_ratio", value=[1.0, 1.0]),
-    "rows too small": edit(*K0, "allocation", "row_bytes", value=8),
-    "rows too large": edit(*K0, "allocation", "row_bytes", value=16),
-    "no row size": edit(*K0, "allocation", "row_bytes", value=...),
-    "unknown unit": edit(*K0, "allocation", "unit", value="block"),
-    "score as a number": edit(*K0, "allocation", "score", value=1),
-    "mean bits above 8": edit(*K0, "allocation", "mean_bits", value=9),
-    "no objective": edit(*K0, "allocation", "objective", value=...),
+    "bits above the widths": edit_layers(*K0, "bits", value=5),
+    "bits below the widths": edit_layers(*K0, "bits", value=3),
+    "group size of mixed rows": edit_layers(*K0, "group_size", value=DIM),
+    "no group size and no allocation": edit_layers(*V1, "group_size", value=...),
+    "no allocation": edit_layers(*K0, "allocation", value=...),
+    "mixed affine": edit_layers(*K0, value=MIXED_AFFINE),
+    "mixed exact": edit_layers(*V1, value=build.exact_plan() | {"allocation": MIXED_AFFINE["allocation"]}),
+    "group size of exact": edit_layers(*V1, value=build.exact_plan() | {"group_size": DIM}),
+    "minmax of mixed rows": edit_layers(*K2, "scale_rule", value="minmax"),
+    "clip ratio of mixed rows": edit_layers(*K2, "clip_ratio", value=[1.0, 1.0]),
+    "rows too small": edit_layers(*K0, "allocation", "row_bytes", value=8),
+    "rows too large": edit_layers(*K0, "allocation", "row_bytes", value=16),
+    "no row size": edit_layers(*K0, "allocation", "row_bytes", value=...),
+    "unknown unit": edit_layers(*K0, "allocation", "unit", value="block"),
+    "score as a number": edit_layers(*K0, "allocation", "score", value=1),
+    "mean bits above 8": edit_layers(*K0, "allocation", "mean_bits", value=9),
+    "no objective": edit_layers(*K0, "allocation", "objective", value=...),
     "block bits of 9": damaged("layers.0.k.block_bits", 9),
     "no block bits": tensor("layers.0.k.block_bits"),
     "block bits of channels": tensor("layers.0.k.block_bits", WIDTHS),
-    "block bits without blocks": edit(*K0, "allocation", "unit", value="channel"),
+    "block bits without blocks": edit_layers(*K0, "allocation", "unit", value="channel"),
     "negative block energy": damaged("layers.0.k.block_energy", -1),
     "infinite block energy": damaged("layers.0.k.block_energy", np.inf),
     "no block energy": tensor("layers.0.k.block_energy"),
     "blocks of values": mixed_values("rope_block", "block_bits", "block_energy"),
     "blocks of values without tensors": mixed_values("rope_block"),
     # codebooks
-    "no codebooks": edit(*V0, "codebooks", value=...),
-    "codebooks of another coder": edit(*V1, "codebooks", value={"bits": [1], "per_head": False, "source": "sphere"}),
+    "no codebooks": edit_layers(*V0, "codebooks", value=...),
+    "codebooks of another coder": edit_layers(
+        *V1, "codebooks", value={"bits": [1], "per_head": False, "source": "sphere"}
+    ),
     "codebook missing": tensor("layers.0.v.codebook.2"),
     "codebook of a width without one": both(
-        edit(*K1, "codebooks", "bits", value=[1, 4]), tensor("layers.1.k.codebook.2")
+        edit_layers(*K1, "codebooks", "bits", value=[1, 4]), tensor("layers.1.k.codebook.2")
     ),
     "codebook of no uniform width": both(
-        edit(*V0, "codebooks", "bits", value=[1]),
+        edit_layers(*V0, "codebooks", "bits", value=[1]),
         tensor("layers.0.v.codebook.2"),
         tensor("layers.0.v.codebook.1", np.sort(gaussian(1, KV_HEADS, 2))),
     ),
     "codebook not announced": tensor("layers.0.v.codebook.3", np.sort(gaussian(1, KV_HEADS, 8))),
-    "codebook width twice": edit(*K1, "codebooks", "bits", value=[1, 2, 4, 4]),
-    "codebook width 9": edit(*K1, "codebooks", "bits", value=[1, 2, 9]),
-    "codebooks of no width": edit(*V0, "codebooks", "bits", value=[]),
-    "codebook of all heads per head": edit(*V0, "codebooks", "per_head", value=False),
-    "codebook per head of all heads": edit(*K1, "codebooks", "per_head", value=True),
-    "unknown source": edit(*V0, "codebooks", "source", value="guessed"),
+    "codebook width twice": edit_layers(*K1, "codebooks", "bits", value=[1, 2, 4, 4]),
+    "codebook width 9": edit_layers(*K1, "codebooks", "bits", value=[1, 2, 9]),
+    "codebooks of no width": edit_layers(*V0, "codebooks", "bits", value=[]),
+    "codebook of all heads per head": edit_layers(*V0, "codebooks", "per_head", value=False),
+    "codebook per head of all heads": edit_layers(*K1, "codebooks", "per_head", value=True),
+    "unknown source": edit_layers(*V0, "codebooks", "source", value="guessed"),
     "codebook with equal entries": damaged("layers.0.v.codebook.2", TENSORS["layers.0.v.codebook.2"][1, 2]),
     "codebook descends": tensor("layers.0.v.codebook.2", TENSORS["layers.0.v.codebook.2"][:, ::-1].copy()),
     "codebook with NaN": damaged("layers.0.v.codebook.2", np.nan),
     "codebook in float64": tensor("layers.0.v.codebook.2", TENSORS["layers.0.v.codebook.2"].astype(np.float64)),
-    "absmax of a codebook": edit(*V0, "scale_rule", value="absmax"),
-    "zero scale rule": edit(*V0, "scale_rule", value=...),
+    "absmax of a codebook": edit_layers(*V0, "scale_rule", value="absmax"),
+    "zero scale rule": edit_layers(*V0, "scale_rule", value=...),
     # trellises
-    "no trellis": edit(*V1, "trellis", value=...),
-    "trellis of another coder": edit(*V0, "trellis", value=[{"bits": 1, "memory": 2}]),
+    "no trellis": edit_layers(*V1, "trellis", value=...),
+    "trellis of another coder": edit_layers(*V0, "trellis", value=[{"bits": 1, "memory": 2}]),
     "no theta": tensor("layers.1.v.trellis"),
     "theta too long": tensor("layers.1.v.trellis", gaussian(1, 4)),
     "theta by rows": tensor("layers.1.v.trellis", gaussian(1, 1, 3)),
     "theta infinite": damaged("layers.1.v.trellis", np.inf),
-    "trellis without memory": edit(*V1, "trellis", 0, "memory", value=0),
+    "trellis without memory": edit_layers(*V1, "trellis", 0, "memory", value=0),
     "trellis with 9 bits of state": both(
-        edit(*V1, "trellis", 0, value={"bits": 3, "memory": 3}),
-        edit(*V1, "bits", value=3),
+        edit_layers(*V1, "trellis", 0, value={"bits": 3, "memory": 3}),
+        edit_layers(*V1, "bits", value=3),
         tensor("layers.1.v.trellis", gaussian(1, 12)),
     ),
     "trellis of memory 9": both(
-        edit(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))
+        edit_layers(*V1, "trellis", 0, "memory", value=9), tensor("layers.1.v.trellis", gaussian(1, 10))
     ),
     "trellis of another width": both(
-        edit(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))
+        edit_layers(*V1, "trellis", 0, "bits", value=2), tensor("layers.1.v.trellis", gaussian(1, 6))
     ),
     "trellis twice": both(
-        edit(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2), tensor("layers.1.v.trellis", gaussian(1, 6))
+        edit_layers(*V1, "trellis", value=[{"bits": 1, "memory": 2}] * 2), tensor("layers.1.v.trellis", gaussian(1, 6))
     ),
-    "empty trellis": both(edit(*V1, "trellis", value=[]), tensor("layers.1.v.trellis", gaussian(1, 0))),
-    "rms of symmetric codes": edit(*K2, "scale_rule", value="rms"),
+    "empty trellis": both(edit_layers(*V1, "trellis", value=[]), tensor("layers.1.v.trellis", gaussian(1, 0))),
+    "rms of symmetric codes": edit_layers(*K2, "scale_rule", value="rms"),
     # centroids
     "center and centroids": both(
-        edit(*V0, "center", value=True), tensor("layers.0.v.center", gaussian(1, KV_HEADS, DIM))
+        edit_layers(*V0, "center", value=True), tensor("layers.0.v.center", gaussian(1, KV_HEADS, DIM))
     ),
     "one centroid": both(
-        edit(*V0, "centroids", "count", value=1), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 1, DIM))
+        edit_layers(*V0, "centroids", "count", value=1), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 1, DIM))
     ),
     "4097 centroids": both(
-        edit(*V0, "centroids", "count", value=4097), tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 4097, DIM))
+        edit_layers(*V0, "centroids", "count", value=4097),
+        tensor("layers.0.v.centroids", gaussian(1, KV_HEADS, 4097, DIM)),
     ),
-    "another count": edit(*V0, "centroids", "count", value=4),
+    "another count": edit_layers(*V0, "centroids", "count", value=4),
     "no centroids": tensor("layers.0.v.centroids"),
-    "centroids not announced": edit(*V0, "centroids", value=...),
+    "centroids not announced": edit_layers(*V0, "centroids", value=...),
     "centroids infinite": damaged("layers.0.v.centroids", np.inf),
-    "unknown centroid scope": edit(*V0, "centroids", "scope", value="layer"),
-    "unknown centroid order": edit(*V0, "centroids", "order", value="during"),
-    "inertia of another number of heads": edit(*V0, "centroids", "inertia", value=[0.5]),
-    "negative inertia": edit(*V0, "centroids", "inertia", value=[0.5, -0.5]),
+    "unknown centroid scope": edit_layers(*V0, "centroids", "scope", value="layer"),
+    "unknown centroid order": edit_layers(*V0, "centroids", "order", value="during"),
+    "inertia of another number of heads": edit_layers(*V0, "centroids", "inertia", value=[0.5]),
+    "negative inertia": edit_layers(*V0, "centroids", "inertia", value=[0.5, -0.5]),
 }
 
 
@@ -377,7 +336,7 @@ def test_rows_are_coded_as_the_formula_says():
 
 def test_short_groups_of_a_trellis_are_symmetric():
     tree, tensors = sample()
-    edit(*V1, "group_size", value=5)(tree, tensors)
+    edit_layers(*V1, "group_size", value=5)(tree, tensors)
     plan, x = parse(build.to_bytes(tree, tensors)).layers[1].sides["v"], gaussian(27, 11, DIM)
     symmetric = Scheme("symmetric", 1, 5, "bf16", "least_squares")
     assert (plan.scheme.coder, plan.scheme.group_size) == ("trellis", 5)
