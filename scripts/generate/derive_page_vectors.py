@@ -9,15 +9,14 @@ ask for the byte of a channel. Standard library only.
     derive_page_vectors.py --check   compares, exit code 6 if the file says something else
 """
 
-import argparse
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import vector_file
+
 VECTORS = Path(__file__).resolve().parents[2] / "formats" / "page_vectors.json"
-EXIT_DONE, EXIT_CHECK_FAILED = 0, 6
 TILE_TOKENS = 16
 LARGEST_ZERO_GAP = 6  # a run of `bytes` includes gaps of up to this many zeros
 
@@ -453,30 +452,8 @@ def vectors_text() -> str:
     return f'{{"format": "kvq-page-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 
 
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with the file that is there")
-    args = parser.parse_args()
-    text = vectors_text()
-    if not args.check:
-        write_atomically(VECTORS, text)
-        print(f"wrote {VECTORS}: {len(cases())} vectors", file=sys.stderr)
-    elif text != VECTORS.read_text():
-        print(
-            f"derive_page_vectors.py: error: {VECTORS} differs from what pages.md and the cases here give",
-            file=sys.stderr,
-        )
-        return EXIT_CHECK_FAILED
-    return EXIT_DONE
+    return vector_file.run(__doc__, VECTORS, vectors_text, "pages.md and the cases here")
 
 
 if __name__ == "__main__":

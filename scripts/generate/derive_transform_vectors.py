@@ -11,16 +11,14 @@ order a reader adds. What is between x_rot and x_hat_rot are codes of packing.md
     derive_transform_vectors.py --check   compares, exit code 6 if the file says something else
 """
 
-import argparse
 import json
 import sys
 from fractions import Fraction
 from pathlib import Path
 
+import vector_file
 from derive_vectors import (
     BINARY64,
-    EXIT_CHECK_FAILED,
-    EXIT_DONE,
     Real,
     Spec,
     from_decimal,
@@ -28,7 +26,6 @@ from derive_vectors import (
     hex_pattern,
     rounded,
     shortest_decimal,
-    write_atomically,
 )
 
 VECTORS = Path(__file__).resolve().parents[2] / "formats" / "transform_vectors.json"
@@ -280,20 +277,7 @@ def vectors_text() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with the file that is there")
-    args = parser.parse_args()
-    text = vectors_text()
-    if not args.check:
-        write_atomically(VECTORS, text)
-        print(f"wrote {VECTORS}: {len(CASES)} vectors", file=sys.stderr)
-    elif text != VECTORS.read_text():
-        print(
-            f"derive_transform_vectors.py: error: {VECTORS} differs from what artifact.md and the cases here give",
-            file=sys.stderr,
-        )
-        return EXIT_CHECK_FAILED
-    return EXIT_DONE
+    return vector_file.run(__doc__, VECTORS, vectors_text, "artifact.md and the cases here")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ the same.) Inputs are chosen by hand in vector_cases.py beside this file, each w
     derive_vectors.py --check   compares, exit code 6 if the file says something else
 """
 
-import argparse
 import functools
 import itertools
 import json
 import math
-import os
 import struct
 import sys
 from array import array
@@ -23,10 +21,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import vector_file
 from vector_cases import CASES
 
 VECTORS = Path(__file__).resolve().parents[2] / "formats" / "vectors.json"
-EXIT_DONE, EXIT_CHECK_FAILED = 0, 6
 
 
 @dataclass(frozen=True)
@@ -704,30 +702,8 @@ def vectors_text(spec: Spec = Spec()) -> str:
     return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 
 
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with the file that is there")
-    args = parser.parse_args()
-    text = vectors_text()
-    if not args.check:
-        write_atomically(VECTORS, text)
-        print(f"wrote {VECTORS}: {len(CASES)} vectors", file=sys.stderr)
-    elif text != VECTORS.read_text():
-        print(
-            f"derive_vectors.py: error: {VECTORS} differs from what packing.md and vector_cases.py give",
-            file=sys.stderr,
-        )
-        return EXIT_CHECK_FAILED
-    return EXIT_DONE
+    return vector_file.run(__doc__, VECTORS, vectors_text, "packing.md and vector_cases.py")
 
 
 if __name__ == "__main__":
