@@ -15,6 +15,8 @@ from kvq import packing
 from kvq.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
 
 VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
+# To derive the trellis of eight bits takes longer than to derive all others.
+QUICK_FIRST = sorted(VECTORS, key=lambda vector: vector["coder"] == "trellis" and vector.get("bits") == 8)
 SCHEME_FIELDS = ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero", "clip_ratio")
 ODD_DIMS = (1, 2, 3, 7, 12, 13, 96, 128)
 
@@ -360,7 +362,7 @@ def test_vectors_notice_a_misreading(name):
         except (AssertionError, OverflowError):  # a number that the format cannot hold
             return True
 
-    assert any(map(notices, VECTORS)), f"no vector notices: {name}"
+    assert any(map(notices, QUICK_FIRST)), f"no vector notices: {name}"
 
 
 # Properties

@@ -5,6 +5,7 @@
 #include "support/container_edit.h"
 #include "support/error_of.h"
 #include "support/featured_artifact.h"
+#include "support/file_faults.h"
 #include "support/same_artifact.h"
 #include "support/temp_folder.h"
 
@@ -32,16 +33,9 @@ void set_byte(EditableFile& file, const std::string& tensor, std::size_t at, std
   file.tensors.at(tensor).data.at(at) = static_cast<std::byte>(value);
 }
 
-struct Fault {
-  const char* name;
-  const char* kind;
-  const char* word;  ///< in the message
-  std::function<void(EditableFile&)> make;
-};
-
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
-const Fault kFaults[] = {
+const test::FileFault kFaults[] = {
     // Features that a reader must know.
     {"a feature of the future", "unsupported: ", "zigzag",
      [](EditableFile& f) {
@@ -296,16 +290,7 @@ TEST_CASE("An artifact without features of 1.1 is a file of 1.0", "[artifact]") 
 TEST_CASE("A faulty artifact of 1.1 is refused with the reason", "[artifact]") {
   const TempFolder folder;
   save_artifact(test::featured_artifact(), folder / "good");
-  const EditableFile good = EditableFile::read(folder / "good");
-  for (const Fault& fault : kFaults) {
-    INFO(fault.name);
-    EditableFile bad = good;
-    fault.make(bad);
-    bad.write(folder / "bad");
-    const std::string text = error_text([&] { load_artifact(folder / "bad"); });
-    CHECK_THAT(text, StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
-    CHECK_THAT(text, !Contains("\n"));
-  }
+  test::check_refused(kFaults, folder / "good", [](const auto& path) { load_artifact(path); });
 }
 
 TEST_CASE("A plan of 1.1 that is not valid is never written", "[artifact]") {

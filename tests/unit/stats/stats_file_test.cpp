@@ -4,13 +4,13 @@
 #include "support/compare.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/file_faults.h"
 #include "support/layers.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>
 
 #include <cstring>
-#include <functional>
 #include <limits>
 
 using namespace kvq;
@@ -71,20 +71,15 @@ void check_equal(const LayerStats& a, const LayerStats& b) {
   CHECK(a.sample.value_weight == b.sample.value_weight);
 }
 
-/// The error of opening the file and loading every layer, or "no error".
-std::string reading(const std::filesystem::path& path) {
-  return error_text([&] {
-    const StatsFile file = StatsFile::open(path);
-    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) file.load(i);
-  });
+void read_whole(const std::filesystem::path& path) {
+  const StatsFile file = StatsFile::open(path);
+  for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) file.load(i);
 }
 
-struct Fault {
-  const char* name;
-  const char* kind;
-  const char* word;  ///< in the message
-  std::function<void(EditableFile&)> make;
-};
+/// The error of reading a file whole, or "no error".
+std::string reading(const std::filesystem::path& path) {
+  return error_text([&] { read_whole(path); });
+}
 
 void set_half(EditableFile& file, const std::string& tensor, std::uint16_t bits) {
   std::memcpy(file.tensors.at(tensor).data.data() + 2, &bits, 2);
@@ -93,7 +88,7 @@ void set_double(EditableFile& file, const std::string& tensor, double value) {
   std::memcpy(file.tensors.at(tensor).data.data() + 8, &value, 8);
 }
 
-const Fault kFaults[] = {
+const test::FileFault kFaults[] = {
     {"another format", "bad_input: ", "kvq-artifact", [](EditableFile& f) { f.metadata["format"] = "kvq-artifact"; }},
     {"another format in the manifest", "bad_input: ", "format",
      [](EditableFile& f) { f.manifest["format"] = "kvq-artifact"; }},
@@ -178,17 +173,7 @@ TEST_CASE("The same statistics give the same bytes, and a round trip changes non
 TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
   const TempFolder folder;
   save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
-  const EditableFile good = EditableFile::read(folder / "good");
-  good.write(folder / "same");
-  CHECK(test::file_bytes(folder / "good") == test::file_bytes(folder / "same"));
-  for (const Fault& fault : kFaults) {
-    INFO(fault.name);
-    EditableFile bad = good;
-    fault.make(bad);
-    bad.write(folder / "bad");
-    CHECK_THAT(reading(folder / "bad"),
-               StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
-  }
+  test::check_refused(kFaults, folder / "good", read_whole);
 }
 
 TEST_CASE("A statistics file with a flipped bit is refused: sums would not show it", "[stats]") {

@@ -206,7 +206,7 @@ const Fault kMixedFaults[] = {
 
 }  // namespace
 
-TEST_CASE("Plans of 1.1 are valid", "[plan]") {
+TEST_CASE("Plans with tables, mixed widths and centroids are valid", "[plan]") {
   CHECK(error_text([] { validate(plain()); }) == "no error");
   CHECK(error_text([] { validate(mixed()); }) == "no error");
   LayerPlan plan = mixed();
@@ -218,7 +218,7 @@ TEST_CASE("Plans of 1.1 are valid", "[plan]") {
   for (int head = 0; head < 2; ++head) CHECK(row_layout(plan.k, head, 10).row_bytes <= row_bytes(plan.k, 10));
 }
 
-TEST_CASE("A faulty plan of 1.1 is refused with layer, side and reason", "[plan]") {
+TEST_CASE("A faulty plan with tables, mixed widths or centroids is refused with layer, side and reason", "[plan]") {
   const auto check = [](const Fault& fault, LayerPlan plan) {
     INFO(fault.name);
     fault.make(plan);
@@ -247,7 +247,7 @@ TEST_CASE("Heads that share a rotation share widths, tables and centroids", "[pl
   CHECK(row_layout(plan.k, 1, 10).row_bytes == row_layout(plan.k, 0, 10).row_bytes);
 }
 
-TEST_CASE("Names, sizes and bits of the new coders", "[plan]") {
+TEST_CASE("Names, sizes and bits of codebook and trellis coders", "[plan]") {
   const LayerPlan one = plain(), two = mixed();
   CHECK(std::string(coder_name(one.k.coder)) == "codebook");
   CHECK(std::string(coder_name(one.v->coder)) == "trellis");
