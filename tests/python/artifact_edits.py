@@ -4,11 +4,14 @@ An edit is a function of the manifest and the tensors."""
 
 from collections.abc import Callable
 
+import artifact_builder as build
 import numpy as np
+import pytest
 
 from kvq import read_artifact
 from kvq.artifact import Artifact
 from kvq.artifact_reader import parse_artifact
+from kvq.errors import EXIT_INPUT, KvqError
 from kvq.safetensors_file import SafetensorsFile
 
 Edit = Callable[[dict, dict[str, np.ndarray]], None]
@@ -61,3 +64,12 @@ def both(*changes: Edit) -> Edit:
             change(tree, tensors)
 
     return apply
+
+
+def check_refused(tree: dict, tensors: dict[str, np.ndarray], spoil: Edit) -> None:
+    """Asserts that the reader refuses what the edit makes, in one line."""
+    spoil(tree, tensors)
+    with pytest.raises(KvqError) as error:
+        parse(build.to_bytes(tree, tensors))
+    assert error.value.exit_code == EXIT_INPUT, str(error.value)
+    assert "\n" not in str(error.value)
