@@ -83,7 +83,7 @@ def round_to(x: np.ndarray, scale_type: str) -> np.ndarray:
 
 
 def tree_sum(x: np.ndarray) -> np.ndarray:
-    """Sums the last axis in the order of packing.md: neighbours first, zeros pad to a power of two."""
+    """Sums the last axis in the order of packing.md: neighbors first, zeros pad to a power of two."""
     size = x.shape[-1]
     padding = (1 << (size - 1).bit_length()) - size
     if padding:

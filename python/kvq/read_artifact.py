@@ -36,7 +36,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--encode-rows",
         metavar="IN.npy",
         type=Path,
-        help="float32 rows [N, D], or [Hkv, N, D], before centring and rotation",
+        help="float32 rows [N, D], or [Hkv, N, D], before centering and rotation",
     )
     rows.add_argument("--layer", metavar="L", type=int)
     rows.add_argument("--side", choices=["k", "v"])

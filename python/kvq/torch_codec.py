@@ -43,7 +43,7 @@ def square_root(x: torch.Tensor) -> torch.Tensor:
 
 
 def tree_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums the last axis in the order of packing.md: neighbours first, zeros pad to a power of two."""
+    """Sums the last axis in the order of packing.md: neighbors first, zeros pad to a power of two."""
     size = x.shape[-1]
     padding = (1 << (size - 1).bit_length()) - size
     if padding:

@@ -405,7 +405,7 @@ class Spec:
 
     # (c) Codebook codes, and steps that trellis codes share with them
 
-    def normalised(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
+    def normalized(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
         """A group of a codebook or a trellis: `encode` gives the codes of y, `values_of` gives the v of codes."""
         unrounded = square_root(divide(self.energy(x), Real.of(len(x))))
         d = self.to_scale_type(unrounded, scale_type)
@@ -440,7 +440,7 @@ class Spec:
     def codebook(self, x: list[Real], bits: int, rule: str, scale_type: str, entries: list[Real]) -> Group:
         assert len(entries) == 2**bits and all(a < b for a, b in itertools.pairwise(entries)), "strictly ascending"
         thresholds = [self.threshold(a, b) for a, b in itertools.pairwise(entries)]
-        return self.normalised(
+        return self.normalized(
             x,
             bits,
             rule,
@@ -540,7 +540,7 @@ class Spec:
         return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
 
     def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
-        return self.normalised(
+        return self.normalized(
             x,
             trellis.bits,
             rule,

@@ -7,9 +7,9 @@ channels form a pair *in the tensors that enter attention*, and whether the laye
 
 Three cases need care:
 
-- GLM and GLM-4 rotate neighbours (2i, 2i+1), and only the first half of a head; GLM-4.5 (glm4_moe) rotates halves.
-- DeepSeek-V2 rotates neighbours and leaves them in place.
-- DeepSeek-V3 stores its weights for neighbours too (`rope_interleave`), but its rotation writes the result as halves:
+- GLM and GLM-4 rotate neighbors (2i, 2i+1), and only the first half of a head; GLM-4.5 (glm4_moe) rotates halves.
+- DeepSeek-V2 rotates neighbors and leaves them in place.
+- DeepSeek-V3 stores its weights for neighbors too (`rope_interleave`), but its rotation writes the result as halves:
   what enters attention, and so the dump, is `half`. The projection's output is still `interleaved`.
 """
 

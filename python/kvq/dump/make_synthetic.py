@@ -2,7 +2,7 @@
 
 Everything is planted after RoPE; `--capture pre_rope` undoes the rotation, so that a reader has to redo it. The known
 answers stand under /truth. With enough tokens (more rows than channels) the planted moments hold exactly, not only on
-average: noise is whitened over the dump before it is coloured. Truths are about the numbers before they are rounded to
+average: noise is whitened over the dump before it is colored. Truths are about the numbers before they are rounded to
 --dtype.
 """
 

@@ -1,7 +1,7 @@
 """Activations with a planted structure, as a dump: what make_synthetic_dump.py writes.
 
 `options` is the namespace of its flags. Everything is planted after RoPE, so the truths hold for what a reader sees
-after it has redone the rotation. Noise is whitened over the whole dump before it is coloured: with more rows than
+after it has redone the rotation. Noise is whitened over the whole dump before it is colored: with more rows than
 channels the planted moments then hold exactly, not only on average.
 
 Shapes: T tokens, S sequences, Hq query heads, H KV heads, D channels of q and k, Dv of v.

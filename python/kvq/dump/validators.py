@@ -221,7 +221,7 @@ class Validator:
         projected = self.witnesses[layer].kept[tensor]
         heads = projected.reshape(len(projected), num_heads, -1)[..., -view["head_dim"] :]
         if norm is not None:
-            heads = _normalise(heads, norm)
+            heads = _normalize(heads, norm)
         return change_layout(heads, 2 * len(view.inv_freq), 0, self.moved_from or layout, layout)
 
 
@@ -239,7 +239,7 @@ def attention_of_token(view: LayerView, row: int, start: int) -> np.ndarray:
     return np.einsum("ht,thd->hd", weights, np.repeat(value, shared, axis=1))
 
 
-def _normalise(x: np.ndarray, norm: NormFacts) -> np.ndarray:
+def _normalize(x: np.ndarray, norm: NormFacts) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * norm.weight
 
 
