@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-// Times kmeans() on a raw float32 file and prints one JSON object; scripts/bench_kmeans.py makes the file and compares.
-// Seeding is a run of 0 iterations (it ends with one more assignment and the inertia); Lloyd is what the full run takes
-// longer.
+// Times kmeans() on a raw float32 file and prints one JSON object; scripts/experiments/bench_kmeans.py makes the file
+// and compares. Seeding is a run of 0 iterations (it ends with one more assignment and the inertia); Lloyd is what the
+// full run takes longer.
 
 namespace {
 

@@ -3,11 +3,15 @@
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-from dumps import synthetic
+from calibrations import GEOMETRIES, SHORT, SMALL
+from dumps import edited, replace, synthetic
 from kvq_tools import BIN, ROOT
 
 
@@ -42,3 +46,22 @@ def make_dump(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def short(sample, tmp_path_factory) -> Path:
+    """The start of the sample's first sequence."""
+
+    def cut(file: h5py.File) -> None:
+        replace(file, "cu_seqlens", np.array([0, SHORT]))
+        replace(file, "positions", file["positions"][:SHORT])
+        for name in [f"layers/{index}/{tensor}" for index in range(6) for tensor in "qkv"]:
+            replace(file, name, file[name][:SHORT])
+
+    return edited(sample, tmp_path_factory.mktemp("short") / "dump.h5", cut)
+
+
+@pytest.fixture(scope="session")
+def layered(make_dump) -> Path:
+    """Three layers of two KV heads, 32 channels of keys and 48 of values."""
+    return make_dump(**SMALL | {"layers": 3, "tokens": 120}, **GEOMETRIES["half"])

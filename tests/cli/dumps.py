@@ -5,14 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
-import make_synthetic_dump
 import numpy as np
+
+from kvq.dump import make_synthetic
 
 
 def synthetic(path: Path, **options: object) -> Path:
     """Runs scripts/make_synthetic_dump.py: `head_dim=80` becomes `--head-dim 80`, `sink=True` becomes `--sink`."""
     words = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
-    assert make_synthetic_dump.main([str(path), *words]) == 0
+    assert make_synthetic.main([str(path), *words]) == 0
     return path
 
 

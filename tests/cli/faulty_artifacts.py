@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import xxhash  # noqa: F401, content_hash() does without; here it has to be there
-from kvq_py.artifact import content_hash
-from kvq_py.safetensors_file import SafetensorsFile
+
+from kvq.artifact import content_hash
+from kvq.safetensors_file import SafetensorsFile
 
 ROTATION = "layers.1.v.rotation"
 

@@ -4,16 +4,20 @@ Shapes: T tokens, Hq query heads, H KV heads, D channels of q and k, Dv of v, n 
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import h5py
 import numpy as np
-from kvq_py.artifact import SidePlan, hadamard
-from kvq_py.packing import decode, encode, from_bf16_bits
+
+from kvq.artifact import SidePlan, hadamard
+from kvq.packing import decode, encode, from_bf16_bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
+    """A layer of a dump; its hash is its identity, because moments() keeps results."""
+
     q: np.ndarray  # [T, Hq, D]
     k: np.ndarray  # [T, H, D]
     v: np.ndarray  # [T, H, Dv]
@@ -38,6 +42,7 @@ def widened(stored: np.ndarray) -> np.ndarray:
     return np.float64(from_bf16_bits(stored) if stored.dtype == np.uint16 else stored)
 
 
+@lru_cache(maxsize=16)
 def read_layer(dump: Path, index: int) -> Layer:
     """A layer of a post_rope dump in float32 or bfloat16."""
     with h5py.File(dump) as file:
@@ -91,6 +96,7 @@ def column_energy(layer: Layer, head: int) -> np.ndarray:
     )
 
 
+@lru_cache(maxsize=16)
 def moments(layer: Layer, head: int) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
     q, k, v = layer.queries(head), layer.k[:, head], layer.v[:, head]
     rows = q.reshape(-1, q.shape[2])

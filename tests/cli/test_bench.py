@@ -204,7 +204,7 @@ def test_without_a_gpu_it_says_so(flags, tmp_path):
 def test_sdpa_baseline_needs_a_gpu():
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/sdpa_baseline.py", "[]"],
+        [sys.executable, ROOT / "scripts/experiments/sdpa_baseline.py", "[]"],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

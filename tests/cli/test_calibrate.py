@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from calibrations import GTQ, KVQ, SAW, TQ
 from dumps import synthetic
 from kvq_tools import BIN, calibrate, start, succeed, wait_for_layers
 
@@ -232,3 +233,27 @@ def test_dry_run_predicts_memory_of_a_larger_dump(make_dump, tmp_path):
     peak = measured_peak(*arguments)
     assert peak > 100e6, "large enough to show"
     assert peak / 2 <= predicted <= 2 * peak
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [GTQ, TQ, (*KVQ, "--transform", "klt"), (*KVQ, "--transform", "orthogonal"), (*SAW, "--hessian", "paper")],
+    ids=str,
+)
+def test_dry_run_predicts_the_size(short, tmp_path, flags):
+    arguments = ("--model", short, "--output", tmp_path / "out", "--layers", 0, *flags)
+    prediction = json.loads(succeed("kvq-calibrate", "--dry-run", "--json", *arguments).stdout)
+    succeed("kvq-calibrate", "--quiet", *arguments)
+    assert prediction["artifact_bytes"] == pytest.approx((tmp_path / "out").stat().st_size, rel=0.2)
+
+
+def test_dry_run_takes_the_larger_size_where_transforms_are_chosen(short, tmp_path):
+    def predicted(*flags) -> int:
+        return json.loads(
+            succeed(
+                "kvq-calibrate", "--dry-run", "--json", "--model", short, "--output", tmp_path / "out", *KVQ, *flags
+            ).stdout
+        )["artifact_bytes"]
+
+    assert predicted() == pytest.approx(predicted("--transform", "klt"), rel=0.01)
+    assert predicted() > predicted("--transform", "orthogonal")

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from kvq_py.artifact_reader import read_artifact
 from kvq_tools import calibrate, succeed
 from safetensors import safe_open
+
+from kvq.artifact_reader import load_artifact
 
 DOUBLE, SINGLE = 1e-12, 1e-5
 TOLERANCE = {
@@ -142,7 +143,7 @@ METHODS = [
 
 @pytest.mark.parametrize("flags", METHODS, ids=str)
 def test_rotations_are_orthogonal(sample, tmp_path, flags):
-    artifact = read_artifact(calibrate(sample, tmp_path / "out", "--layers", "0,5", *flags))
+    artifact = load_artifact(calibrate(sample, tmp_path / "out", "--layers", "0,5", *flags))
     for layer in artifact.layers.values():
         for plan in layer.sides.values():
             for head in range(layer.num_kv_heads):
@@ -163,7 +164,7 @@ def target(dump: Path, index: int, head: int, side: str, plan) -> np.ndarray:
 def test_importance_is_constant_within_hadamard_blocks(make_dump, tmp_path, head_dim, composition, center):
     """OSCAR Lemma 1 and Eq. 3: every channel of a block has the same share of the target."""
     dump = make_dump(**SMALL | {"head_dim": head_dim, "v_head_dim": 64})
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--composition", composition, "--center", center))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--composition", composition, "--center", center))
     for index, layer in artifact.layers.items():
         for side, plan in layer.sides.items():
             for head in range(2):
@@ -180,7 +181,7 @@ def test_importance_is_constant_within_hadamard_blocks(make_dump, tmp_path, head
 @pytest.mark.parametrize("center", ["none", "kv"])
 def test_eigenbasis_and_spectrum(make_dump, tmp_path, center):
     dump = make_dump(**SMALL)
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--stats", tmp_path / "stats", "--center", center))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--stats", tmp_path / "stats", "--center", center))
     stats = load(tmp_path / "stats")
     for index, layer in artifact.layers.items():
         for side, plan in layer.sides.items():
@@ -201,7 +202,7 @@ def test_eigenbasis_and_spectrum(make_dump, tmp_path, center):
 @pytest.mark.parametrize("composition", ["uhp", "uh", "u", "up", "uph", "hp", "p", "hup", "hpu"])
 def test_recipe_and_eigenbasis_give_the_rotation(make_dump, tmp_path, head_dim, composition):
     dump = make_dump(head_dim=head_dim, tokens=120, layers=1)
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--composition", composition))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--composition", composition))
     for plan in artifact.layers[0].sides.values():
         assert plan.recipe == "*".join(composition.upper())
         for head in range(2):
@@ -211,7 +212,7 @@ def test_recipe_and_eigenbasis_give_the_rotation(make_dump, tmp_path, head_dim, 
 
 def test_shared_rotation_is_that_of_the_mean(make_dump, tmp_path):
     dump = make_dump(**SMALL)
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--share", "layer"))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--share", "layer"))
     for side, plan in artifact.layers[1].sides.items():
         expected = np.linalg.eigvalsh(np.mean([target(dump, 1, head, side, plan) for head in range(2)], axis=0))[::-1]
         assert np.abs(plan.tensors["spectrum"][0] - expected).max() < 1e-6 * expected[0]
@@ -220,7 +221,7 @@ def test_shared_rotation_is_that_of_the_mean(make_dump, tmp_path):
 @pytest.mark.parametrize("share", ["kv_head", "layer"])
 def test_centres_are_the_channel_means(make_dump, tmp_path, share):
     dump = make_dump(**SMALL)
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--center", "kv", "--share", share))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--center", "kv", "--share", share))
     layer = reference.read_layer(dump, 0)
     for side, rows in (("k", layer.k), ("v", layer.v)):
         means = rows.mean(axis=0)
@@ -265,8 +266,8 @@ CODERS = [
 def test_reported_errors(sample, tmp_path, flags):
     """A second implementation of rotation, codes and metric gives the tool's errors to 1e-4."""
     artifact = calibrate(sample, tmp_path / "out", "--layers", 2, "--collect", "scored_value", *flags)
-    (layer,) = read_artifact(artifact).manifest["layers"]
-    for side, plan in read_artifact(artifact).layers[2].sides.items():
+    (layer,) = load_artifact(artifact).manifest["layers"]
+    for side, plan in load_artifact(artifact).layers[2].sides.items():
         before, after = recomputed_errors(sample, 2, side, plan)
         assert layer[side]["error"]["before"] == pytest.approx(before, rel=1e-4)
         assert layer[side]["error"]["after"] == pytest.approx(after, rel=1e-4)
@@ -286,7 +287,7 @@ def shrink_weight(layer: reference.Layer, head: int, side: str, x: np.ndarray, w
 
 @pytest.mark.parametrize("flags", [(), NO_WINDOWS, ("--composition", "u"), ("--share", "layer")], ids=str)
 def test_clip_ratios_are_the_best_of_the_grid(sample, tmp_path, flags):
-    artifact = read_artifact(calibrate(sample, tmp_path / "out", "--layers", 3, *flags))
+    artifact = load_artifact(calibrate(sample, tmp_path / "out", "--layers", 3, *flags))
     layer = reference.read_layer(sample, 3)
     for side, plan in artifact.layers[3].sides.items():
         costs = np.zeros((len(plan.clip_ratio), 16))

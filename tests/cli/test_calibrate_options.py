@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from kvq_py.artifact_reader import read_artifact
 from kvq_tools import ROOT, calibrate, run, succeed
+
+from kvq.artifact_reader import load_artifact
 
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -40,7 +41,7 @@ def verified(dump: Path, folder: Path, *flags: object) -> dict:
     report = succeed("kvq-calibrate", "--json", "--model", dump, "--output", artifact, *flags)
     checks = json.loads(succeed("kvq-inspect", artifact, "--verify", "--json").stdout)["verify"]
     assert all(check["passed"] for check in checks) and len(checks) >= 3
-    read_artifact(artifact)
+    load_artifact(artifact)
     return json.loads(report.stdout)["layers"]
 
 
@@ -87,7 +88,7 @@ def test_exact_layers(dump, tmp_path):
 def test_shared_layers_have_one_rotation(dump, tmp_path, method):
     layers = verified(dump, tmp_path, "--method", method, "--share", "layer", "--center", "kv")
     assert all(layer[side]["rotation"]["scope"] == "layer" for layer in layers for side in "kv")
-    plan = read_artifact(tmp_path / "out").layers[0].sides["v"]
+    plan = load_artifact(tmp_path / "out").layers[0].sides["v"]
     assert plan.tensors["center"].shape == (1, 96) and len(plan.clip_ratio) == 1
 
 
@@ -162,14 +163,14 @@ def test_hadamard_of_each_side(dump, tmp_path):
 def test_random_signs_are_stored(dump, tmp_path):
     layer = verified(dump, tmp_path, "--method", "quarot", "--random-signs")[0]
     assert layer["v"]["rotation"] | {"signs": True, "order": 32, "recipe": "S*H"} == layer["v"]["rotation"]
-    signs = read_artifact(tmp_path / "out").layers[0].sides["v"].tensors["hadamard_signs"]
+    signs = load_artifact(tmp_path / "out").layers[0].sides["v"].tensors["hadamard_signs"]
     assert signs.shape == (2, 96) and {-1, 1} == set(signs.flatten())
 
 
 def test_windows_are_what_was_asked_for(dump, tmp_path):
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--sink-tokens", 3, "--recent-tokens", 17))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--sink-tokens", 3, "--recent-tokens", 17))
     assert (artifact.sink_tokens, artifact.recent_tokens) == (3, 17)
-    artifact = read_artifact(calibrate(dump, tmp_path / "out", "--method", "saw-int4"))
+    artifact = load_artifact(calibrate(dump, tmp_path / "out", "--method", "saw-int4"))
     assert (artifact.sink_tokens, artifact.recent_tokens) == (0, 0)
 
 

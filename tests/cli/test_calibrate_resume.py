@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrations import GTQ, KVQ
 from dumps import edited
 from faulty_dumps import change, set_attribute
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, shards, start, wait_for_layers
+
+from kvq.safetensors_file import SafetensorsFile
 
 LAYERS = 6
 FLAGS = ("--center", "k", "--collect", "scored_query")
@@ -188,3 +190,15 @@ def test_files_of_others_in_the_parts_folder_do_not_hurt(dump, old_parts, fresh,
     (parts / ".kvq-1-0.tmp").write_text("of a run that was killed")
     assert calibrate(dump, tmp_path / "out", "--resume", *FLAGS).read_bytes() == fresh
     assert not parts.exists()
+
+
+@pytest.mark.parametrize("first, second", [(GTQ, KVQ), (KVQ, GTQ), (KVQ, (*KVQ, "--held-out-tokens", 32))], ids=str)
+def test_resumed_runs_hold_out_what_whole_ones_do(make_dump, tmp_path, first, second):
+    dump, output = make_dump(tokens=150, layers=4), tmp_path / "out"
+    while not shards(output):
+        process = start(dump, output, *first)
+        wait_for_layers(process, output, 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    fresh = calibrate(dump, tmp_path / "fresh", *second)
+    assert calibrate(dump, output, "--resume", *second).read_bytes() == fresh.read_bytes()

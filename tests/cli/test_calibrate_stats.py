@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dumps import synthetic
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, succeed
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
+from kvq.safetensors_file import SafetensorsFile
 
 LAYERS, SEQUENCES = 4, 3
 ALL = ("--collect", "all")

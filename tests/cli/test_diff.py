@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty_artifacts import data_start, hashed, with_metadata
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import BIN, ROOT, calibrate, run, succeed
+
+from kvq.safetensors_file import SafetensorsFile
 
 USAGE, INPUT, CHECK_FAILED = 2, 3, 6
 NUMPY = {"F32": "<f4", "U8": "u1", "U16": "<u2"}

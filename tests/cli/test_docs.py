@@ -24,14 +24,17 @@ from pathlib import Path
 
 import check_layers
 import pytest
-from expected_text import normalised
+from expected_text import normalized
 from kvq_tools import BIN, ROOT
 
 README = ROOT / "README.md"
 PAGES = [path for path in [README, *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
 LINKED = [*PAGES, *sorted((ROOT / "formats").glob("*.md")), ROOT / "lib/kvq/README.md"]
-LINKED += [ROOT / "examples/README.md", ROOT / "sample_data/README.md"]
+LINKED += [
+    ROOT / f"{folder}/README.md" for folder in ("examples", "python", "sample_data", "scripts", "tests/emulator")
+]
 NEEDS_TORCH = ("dump_qkv.py", "perplexity.py", "convert_oscar_dump.py", "fidelity.py", "outlier_twin.py")
+PROGRAM = re.compile(r"(^|/)(kvq-[a-z-]+|scripts/[\w/]+\.(py|sh))$")
 SHELLS = ("sh", "console")
 LIMIT_SECONDS = 120
 LARGE_BYTES = 1 << 20
@@ -144,10 +147,10 @@ def test_commands_work_and_say_what_the_page_shows(checkout, page):
         )
         said += done.stdout
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    lines = {line.strip() for line in normalised(said).splitlines()}
+    lines = {line.strip() for line in normalized(said).splitlines()}
     for block in read_blocks(page):
         if block.language == "text":
-            shown = [line.strip() for line in normalised(block.text).splitlines()]
+            shown = [line.strip() for line in normalized(block.text).splitlines()]
             assert [line for line in shown if line not in ("", "...") and line not in lines] == []
 
 
@@ -156,7 +159,9 @@ def test_commands_that_do_not_run_name_programs_and_flags_that_exist(page):
     unknown = []
     for command in commands_of(page, False):
         words = command.split()
-        program = next((word for word in words if re.search(r"(^|/)(kvq-[a-z-]+|scripts/\w+\.(py|sh))$", word)), None)
+        program = next(
+            (word for word in words if re.search(r"(^|/)(kvq-[a-z-]+|scripts/[\w/]+\.(py|sh))$", word)), None
+        )
         if program is None:
             continue
         help_text = what_is_known_of(program, words)
@@ -170,7 +175,10 @@ def what_is_known_of(program: str, words: list[str]) -> str:
     """The help text that lists a program's flags; if the program was not built, all words of the command."""
     if "kvq-" not in program:
         script = ROOT / program[program.index("scripts/") :]
-        return "".join(path.read_text() for path in [script, *sorted((ROOT / "scripts/kvq_dump").glob("*.py"))])
+        if script.suffix == ".sh":
+            return script.read_text()
+        command = [sys.executable, script, "--help"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS).stdout
     tool = BIN / Path(program).name
     if not tool.is_file():
         return " ".join(words)
@@ -201,7 +209,7 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             lost.append(link)
-    names = re.findall(r"`((?:scripts|formats|lib|sample_data|tests|tools|docs|examples)/[\w./-]*)`", text)
+    names = re.findall(r"`((?:scripts|formats|lib|sample_data|tests|tools|docs|examples|python)/[\w./-]*)`", text)
     assert [name for name in names if not (ROOT / name).exists()] + lost == []
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from dumps import edited
 from faulty_dumps import drop, set_attribute
-from kvq_py.artifact_reader import read_artifact
 from kvq_tools import BIN, ROOT, calibrate, run, succeed
+
+from kvq.artifact_reader import load_artifact
 
 USAGE, INPUT, UNSUPPORTED = 2, 3, 5
 METHODS = ("tq-mse", "block-gtq")
@@ -103,7 +104,7 @@ def reference(dump: Path, artifact: Path, layer: int, pairs: int) -> np.ndarray:
     query = np.arange(pairs) * tokens // pairs
     key = (7919 * query + 13) % tokens
     k_cached = rotated(k, positions, attributes, inv_freq, factor).astype(np.float32)
-    k_hat = read_artifact(artifact).layers[layer].sides["k"].reconstruct_heads(k_cached)
+    k_hat = load_artifact(artifact).layers[layer].sides["k"].reconstruct_heads(k_cached)
     error = rotated(k_cached.astype(np.float64) - k_hat, -positions, attributes, inv_freq, 1 / factor)[:, key]
     q = q[:, query].reshape(len(k), -1, pairs, q.shape[-1])
     logits = [

@@ -6,14 +6,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py.artifact import content_hash
-from kvq_py.artifact_reader import read_artifact as read
-from kvq_py.packing import from_bf16_bits, to_bf16_bits
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import ROOT, calibrate, run, succeed
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+
+from kvq import read_artifact
+from kvq.artifact import content_hash
+from kvq.artifact_reader import load_artifact as read
+from kvq.packing import from_bf16_bits, to_bf16_bits
+from kvq.safetensors_file import SafetensorsFile
 
 TOKENS, SEQUENCES, LAYERS, CHECK_FAILED = 301, 3, 2, 6
 OLD_STATS = ROOT / "formats/golden/v1.1/stats.safetensors"
@@ -92,7 +93,7 @@ def test_golden_rows_are_the_last_ones_of_the_longest_sequence(dump, made):
 
 def test_the_golden_output_is_what_the_bytes_give(made):
     """Decodes the bytes in the file with the second reader and computes the output."""
-    from kvq_py.packing import decode, unpack
+    from kvq.packing import decode, unpack
 
     layer = read(made).layers[0]
     geometry, rows = manifest(made)["layers"][0]["geometry"], layer.golden

@@ -13,8 +13,9 @@ from browser import Browser, find_browser
 from dumps import edited
 from faulty_dumps import set_attribute
 from html_tree import Node, charts, parse
-from kvq_py.artifact_reader import read_artifact
 from kvq_tools import ROOT, calibrate, run, succeed
+
+from kvq.artifact_reader import load_artifact
 
 USAGE, INPUT, UNSUPPORTED = 2, 3, 5
 METHODS = ("kvq", "oscar", "block-gtq", "saw-int4")
@@ -213,7 +214,7 @@ def test_headline(reports, bare, document):
 @pytest.mark.parametrize("method", METHODS)
 def test_widths(folder, reports, method):
     """Tables show the shares of channels, and rectangles are proportional to them."""
-    artifact = read_artifact(folder / f"{method}.safetensors")
+    artifact = load_artifact(folder / f"{method}.safetensors")
     shown = figures(reports[method], "allocation")
     for side, short in SIDES.items():
         title = f"{side.title()}: share of channels at each width, %"
@@ -345,7 +346,7 @@ def test_calibration_error(folder, bare, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_spectra(folder, reports, method):
-    artifact = read_artifact(folder / f"{method}.safetensors")
+    artifact = load_artifact(folder / f"{method}.safetensors")
     shown = section(reports[method], "spectra")
     blocks = iter(node for node in shown.children if isinstance(node, Node) and node.tag == "details")
     any_spectrum = False
@@ -375,7 +376,7 @@ def test_spectra(folder, reports, method):
 
 
 def test_clip_ratios(folder, reports):
-    artifact = read_artifact(folder / "oscar.safetensors")
+    artifact = load_artifact(folder / "oscar.safetensors")
     shown = figures(reports["oscar"], "spectra")
     for side, short in SIDES.items():
         clips = [np.array(layer.sides[short].clip_ratio) for layer in artifact.layers.values()]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvq_py.artifact_reader import read_artifact
 from kvq_tools import calibrate, run, succeed
+
+from kvq.artifact_reader import load_artifact
 
 PAGE, BAR = 80, 32
 USAGE, INPUT = 2, 3
@@ -46,7 +47,7 @@ def artifact(dump, tmp_path_factory):
 
 
 def tensors(path: Path, layer: int, side: str) -> dict[str, np.ndarray]:
-    file = read_artifact(path).file
+    file = load_artifact(path).file
     prefix = f"layers.{layer}.{side}."
     return {name.removeprefix(prefix): file.array(name) for name in file.tensors if name.startswith(prefix)}
 

@@ -10,8 +10,9 @@ import pytest
 from dumps import edited
 from faulty_artifacts import data_start
 from html_tree import Node, charts, parse
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, succeed
+
+from kvq.safetensors_file import SafetensorsFile
 
 USAGE, PAGE = 2, 80
 GAIN = "outlier gain"

@@ -1,9 +1,10 @@
 """The two readers, kvq-inspect and scripts/read_artifact.py, read and refuse the same artifacts."""
 
 import pytest
-import read_artifact
 from faulty_artifacts import TRANSFORM_FAULTS, TRANSFORM_FAULTS_TO_VERIFY, faulty_artifacts
 from kvq_tools import calibrate, run
+
+from kvq import read_artifact
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from kvq_tools import ROOT
 
 SCRIPTS = ROOT / "scripts"
 SHELL = sorted(SCRIPTS.glob("*.sh"))
-PYTHON = sorted(path for path in SCRIPTS.glob("*.py") if "__main__" in path.read_text())
+PYTHON = sorted(path for path in SCRIPTS.rglob("*.py") if "__main__" in path.read_text())
 
 
 def run(*command: object) -> subprocess.CompletedProcess:

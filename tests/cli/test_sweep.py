@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from dumps import edited
 from faulty_dumps import drop
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import BIN, ROOT, Result, calibrate, run, succeed
+
+from kvq.safetensors_file import SafetensorsFile
 
 USAGE, INPUT = 2, 3
 SIZE = {"tokens": 150, "sequences": 2, "layers": 2, "head_dim": 64, "query_spectrum": 0.8, "outlier_channels": 3}
@@ -323,20 +324,15 @@ def test_every_row_has_one_file_in_order(kept):
     assert paths == sorted(paths), "a listing has the order of the rows"
 
 
-def test_rows_are_measured_as_their_artifacts_are(kept, held_out):
+@pytest.fixture(scope="module")
+def alone(kept, held_out) -> dict:
+    """What kvq-eval says of the artifacts that the sweep kept."""
+    paths = [row["path"] for row in kept[0]["schemes"]]
+    return json.loads(succeed("kvq-eval", "--quiet", "--json", "--model", held_out, "--context", 90, *paths).stdout)
+
+
+def test_rows_are_measured_as_their_artifacts_are(kept, alone):
     said, _ = kept
-    alone = json.loads(
-        succeed(
-            "kvq-eval",
-            "--quiet",
-            "--json",
-            "--model",
-            held_out,
-            "--context",
-            90,
-            *(row["path"] for row in said["schemes"]),
-        ).stdout
-    )
     assert said["dump"] == alone["dump"] and said["settings"] == alone["settings"]
     for own, other in zip(said["schemes"], alone["schemes"], strict=True):
         assert {key: own[key] for key in ("effective_bits", "k_code_bits", "mean", "layers", "method")} == {
@@ -348,20 +344,8 @@ def without_names(comparisons: list[dict]) -> list[dict]:
     return [{key: value for key, value in one.items() if key not in ("scheme", "against")} for one in comparisons]
 
 
-def test_rows_are_compared_with_the_first_as_artifacts_are(kept, held_out):
+def test_rows_are_compared_with_the_first_as_artifacts_are(kept, alone):
     said, _ = kept
-    alone = json.loads(
-        succeed(
-            "kvq-eval",
-            "--quiet",
-            "--json",
-            "--model",
-            held_out,
-            "--context",
-            90,
-            *(row["path"] for row in said["schemes"]),
-        ).stdout
-    )
     assert without_names(said["comparisons"]) == without_names(alone["comparisons"])
     assert {one["against"] for one in said["comparisons"]} == {said["schemes"][0]["name"]}
 
@@ -733,7 +717,7 @@ def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_
     done = subprocess.run(
         [
             sys.executable,
-            ROOT / "scripts/sweep_noise.py",
+            ROOT / "scripts/experiments/sweep_noise.py",
             path,
             "--metric",
             "output_rel_mse",

@@ -8,8 +8,9 @@ import h5py
 import numpy as np
 import pytest
 from dumps import edited, replace, synthetic
-from kvq_py.safetensors_file import SafetensorsFile
 from kvq_tools import calibrate, run, shards, start, succeed, wait_for_layers
+
+from kvq.safetensors_file import SafetensorsFile
 
 USAGE = 2
 TOKENS, LAYERS = 301, 2

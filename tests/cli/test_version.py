@@ -33,7 +33,7 @@ def test_every_file_that_names_the_version_names_the_same():
     assert {
         "change log": found(r"^## (\d+\.\d+\.\d+)", "CHANGELOG.md"),
         "C header": found(r'of the program, "(\d+\.\d+\.\d+)"', "lib/kvq/runtime.h"),
-        "Python": found(r'^__version__ = "(\d+\.\d+\.\d+)"$', "scripts/kvq_py/__init__.py"),
+        "Python": found(r'^__version__ = "(\d+\.\d+\.\d+)"$', "python/kvq/__init__.py"),
     } == dict.fromkeys(("change log", "C header", "Python"), project_version())
     minor = project_version().rpartition(".")[0]
     assert found(r"^find_package\(kvq (\d+\.\d+) ", "tests/consumer/CMakeLists.txt") == minor

@@ -522,20 +522,10 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
     if (i == 1 && status.ok()) compare(starts);
   }
   if (status.ok() && !c.replay.empty()) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t runnable = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-    status = variant.run(rows, launch, p, stream);
-    check(cudaStreamEndCapture(stream, &graph), "capture");
-    check(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+    const RecordedGraph graph(stream, [&] { status = variant.run(rows, launch, p, stream); });
     const std::vector<int> starts = prepare(c.replay);
-    for (int i = 0; i < 3; ++i) {
-      check(cudaGraphLaunch(runnable, stream), "cudaGraphLaunch");
-      check(cudaStreamSynchronize(stream), "cudaGraphLaunch");
-    }
+    for (int i = 0; i < 3; ++i) graph.launch();
     compare(starts);
-    cudaGraphExecDestroy(runnable);
-    cudaGraphDestroy(graph);
   }
   cudaStreamDestroy(stream);
   if (!status.ok()) outcome.failure = status.message();

@@ -289,22 +289,14 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   }
   if (status.ok()) compare();
   if (status.ok() && !c.replay.empty()) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t runnable = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-    status = variant.run(launch, p, stream);
-    check(cudaStreamEndCapture(stream, &graph), "capture");
-    check(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+    const RecordedGraph graph(stream, [&] { status = variant.run(launch, p, stream); });
     check(cudaMemcpy(lengths, c.replay.data(), c.replay.size() * sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
     fill();
     for (int i = 0; i < 3; ++i) {
       check(cudaMemset(out, 0xFF, elements * 2), "cudaMemset");
-      check(cudaGraphLaunch(runnable, stream), "cudaGraphLaunch");
-      check(cudaStreamSynchronize(stream), "cudaGraphLaunch");
+      graph.launch();
     }
     compare();
-    cudaGraphExecDestroy(runnable);
-    cudaGraphDestroy(graph);
   }
   cudaStreamDestroy(stream);
   if (!status.ok()) outcome.failure = status.message();

@@ -25,6 +25,35 @@ void run_kernel(const char* what, void (*kernel)(Parameters...), dim3 grid, int 
   check(cudaDeviceSynchronize(), what);
 }
 
+/// A graph of what `record` puts on a stream.
+class RecordedGraph {
+ public:
+  template <typename Record>
+  RecordedGraph(cudaStream_t stream, Record record) : stream_(stream) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    record();
+    check(cudaStreamEndCapture(stream, &graph_), "capture");
+    check(cudaGraphInstantiate(&runnable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~RecordedGraph() {
+    cudaGraphExecDestroy(runnable_);
+    cudaGraphDestroy(graph_);
+  }
+  RecordedGraph(const RecordedGraph&) = delete;
+  RecordedGraph& operator=(const RecordedGraph&) = delete;
+
+  /// Runs the graph to its end.
+  void launch() const {
+    check(cudaGraphLaunch(runnable_, stream_), "cudaGraphLaunch");
+    check(cudaStreamSynchronize(stream_), "cudaGraphLaunch");
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t runnable_ = nullptr;
+};
+
 /// Device memory of one call.
 class Arena {
  public:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import convert_oscar_dump  # noqa: E402
+from kvq.dump import convert_oscar  # noqa: E402
 
 Q_HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
 CHUNKS = {0: [6], 1: [5, 3], 2: [8], 10: [1, 0, 4]}  # chunk 10 comes after 2; the prefix cache held one of its requests
@@ -37,7 +37,7 @@ def save(folder, layer, name, chunk, value):
 
 
 def run(capsys, *arguments):
-    code = convert_oscar_dump.main([str(a) for a in arguments])
+    code = convert_oscar.main([str(a) for a in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -314,5 +314,5 @@ def test_empty_folders_and_a_lone_warm_up_are_refused(tmp_path, capsys):
 )
 def test_rope_is_never_guessed(tmp_path, arguments):
     with pytest.raises(SystemExit) as error:
-        convert_oscar_dump.main(["dump", "out.h5", *arguments])
+        convert_oscar.main(["dump", "out.h5", *arguments])
     assert error.value.code == 2

@@ -15,15 +15,16 @@ torch = pytest.importorskip("torch")
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("transformers", minversion="5.0")
 
-import dump_qkv  # noqa: E402
-import kvq_dump.capture  # noqa: E402
-import kvq_dump.families  # noqa: E402
 from dump_reference import Dump, DumpLayer, Reference, assert_close, assert_sequence_matches  # noqa: E402
-from kvq_dump.model import default_prefix  # noqa: E402
-from kvq_dump.progress import Progress, format_seconds  # noqa: E402
-from kvq_dump.prompts import cut_windows, within_budget  # noqa: E402
 from tiny_models import TINY_MODELS, save_tiny  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, OPTConfig  # noqa: E402
+
+import kvq.dump.capture  # noqa: E402
+import kvq.dump.families  # noqa: E402
+from kvq.dump import program as dump_qkv  # noqa: E402
+from kvq.dump.model import default_prefix  # noqa: E402
+from kvq.dump.progress import Progress, format_seconds  # noqa: E402
+from kvq.dump.prompts import cut_windows, within_budget  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_MODEL = ROOT / "sample_data" / "model"
@@ -422,7 +423,7 @@ def test_attention_softcap_is_refused_by_name(tmp_path, capsys):
 
 
 def test_terms_only_the_interface_sees_are_refused(tiny_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(kvq_dump.capture.FOREIGN_TERMS, "scaling", "a made-up term")
+    monkeypatch.setitem(kvq.dump.capture.FOREIGN_TERMS, "scaling", "a made-up term")
     assert run_dump(tiny_folder("llama"), tmp_path / "dump.h5", "--synthetic-tokens", 20) == 5
     expect_error(capsys, "layer 0: a made-up term is not supported")
 
@@ -520,34 +521,34 @@ def out(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in TINY_MODELS if name != "deepseek_v3_half"])
 def test_a_wrong_layout_is_noticed(name, tiny_folder, tmp_path, capsys, monkeypatch, out):
-    family = kvq_dump.families.FAMILIES[name]
+    family = kvq.dump.families.FAMILIES[name]
     other = {"half": "interleaved", "interleaved": "half"}[family.rope_layout]
     changed = {**vars(family), "rope_layout": other}
-    monkeypatch.setitem(kvq_dump.families.FAMILIES, name, kvq_dump.families.Family(**changed))
+    monkeypatch.setitem(kvq.dump.families.FAMILIES, name, kvq.dump.families.Family(**changed))
     expect_failed_check(tiny_folder(name), tmp_path, capsys, "RoPE", f"recorded as '{other}'")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
 def test_a_qk_norm_other_than_the_models_is_noticed(name, tiny_folder, tmp_path, capsys, monkeypatch, out):
-    facts = kvq_dump.capture.norm_facts
+    facts = kvq.dump.capture.norm_facts
     monkeypatch.setattr(
-        kvq_dump.capture,
+        kvq.dump.capture,
         "norm_facts",
-        lambda norm: kvq_dump.capture.NormFacts(1.001 * facts(norm).weight, facts(norm).epsilon),
+        lambda norm: kvq.dump.capture.NormFacts(1.001 * facts(norm).weight, facts(norm).epsilon),
     )
     expect_failed_check(tiny_folder(name), tmp_path, capsys, "QK-norm", "captured without the norm?")
 
 
 @pytest.mark.parametrize("fact, value", [("softmax_scale", 0.3), ("sliding_window", 5), ("sliding_window", 0)])
 def test_a_wrong_scale_or_window_is_noticed(fact, value, tiny_folder, tmp_path, capsys, monkeypatch, out):
-    original = kvq_dump.capture.LayerFacts
-    monkeypatch.setattr(kvq_dump.capture, "LayerFacts", lambda **facts: original(**{**facts, fact: value}))
+    original = kvq.dump.capture.LayerFacts
+    monkeypatch.setattr(kvq.dump.capture, "LayerFacts", lambda **facts: original(**{**facts, fact: value}))
     expect_failed_check(tiny_folder("mistral"), tmp_path, capsys, "attention output", "softmax scale, window")
 
 
 def test_wrong_frequencies_are_noticed(tiny_folder, tmp_path, capsys, monkeypatch, out):
-    read = kvq_dump.capture.read_rope
-    monkeypatch.setattr(kvq_dump.capture, "read_rope", lambda *a: (read(*a)[0] * 1.0001, read(*a)[1]))
+    read = kvq.dump.capture.read_rope
+    monkeypatch.setattr(kvq.dump.capture, "read_rope", lambda *a: (read(*a)[0] * 1.0001, read(*a)[1]))
     expect_failed_check(tiny_folder("llama"), tmp_path, capsys, "RoPE", "neither half nor interleaved pairs fit")
 
 

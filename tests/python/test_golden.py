@@ -11,11 +11,12 @@ import h5py
 import jsonschema
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py.artifact import Artifact, SidePlan
-from kvq_py.artifact_reader import read_artifact as read
-from kvq_py.packing import decode, from_bf16_bits, unpack
-from kvq_py.safetensors_file import SafetensorsFile
+
+from kvq import read_artifact
+from kvq.artifact import Artifact, SidePlan
+from kvq.artifact_reader import load_artifact as read
+from kvq.packing import decode, from_bf16_bits, unpack
+from kvq.safetensors_file import SafetensorsFile
 
 FORMATS = pathlib.Path(__file__).resolve().parents[2] / "formats"
 GOLDEN = FORMATS / "golden"

@@ -1,4 +1,4 @@
-"""scripts/metric_ranks.py: rank correlations, also of metrics that rows lack or that are the same in all."""
+"""metric_ranks.py: rank correlations, also of metrics that rows lack or that are the same in all."""
 
 import metric_ranks
 import pytest

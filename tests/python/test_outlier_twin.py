@@ -5,8 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import outlier_twin  # noqa: E402
 from tiny_models import save_tiny  # noqa: E402
+
+from kvq import outlier_twin  # noqa: E402
 
 
 def load(folder):

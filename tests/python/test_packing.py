@@ -10,10 +10,13 @@ from fractions import Fraction
 import derive_vectors as exact
 import numpy as np
 import pytest
-from kvq_py import packing
-from kvq_py.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
+
+from kvq import packing
+from kvq.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
 
 VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
+# To derive the trellis of eight bits takes longer than to derive all others.
+QUICK_FIRST = sorted(VECTORS, key=lambda vector: vector["coder"] == "trellis" and vector.get("bits") == 8)
 SCHEME_FIELDS = ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero", "clip_ratio")
 ODD_DIMS = (1, 2, 3, 7, 12, 13, 96, 128)
 
@@ -111,7 +114,7 @@ def test_numpy_gives_every_number_of_the_vector(vector):
 )
 def test_torch_gives_every_number_of_the_vector(vector):
     torch = pytest.importorskip("torch")
-    from kvq_py import torch_codec
+    from kvq import torch_codec
 
     scheme = scheme_of(vector)
     x, index = coded_row_of(
@@ -359,7 +362,7 @@ def test_vectors_notice_a_misreading(name):
         except (AssertionError, OverflowError):  # a number that the format cannot hold
             return True
 
-    assert any(map(notices, VECTORS)), f"no vector notices: {name}"
+    assert any(map(notices, QUICK_FIRST)), f"no vector notices: {name}"
 
 
 # Properties
@@ -386,7 +389,7 @@ def test_rows_survive_their_bytes(scheme):
 @pytest.mark.parametrize("scheme", all_schemes(32, bits=(2, 3, 8)), ids=str)
 def test_torch_equals_numpy_bit_for_bit(scheme):
     torch = pytest.importorskip("torch")
-    from kvq_py import torch_codec
+    from kvq import torch_codec
 
     x = rows(2, 61, 96)
     coded = packing.encode(x, scheme)
@@ -398,7 +401,7 @@ def test_torch_equals_numpy_bit_for_bit(scheme):
 
 def test_torch_exact_rows_equal_numpy():
     torch = pytest.importorskip("torch")
-    from kvq_py import torch_codec
+    from kvq import torch_codec
 
     x, scheme = rows(3, 61, 13), Scheme("exact", 16)
     assert float_bits(torch_codec.fake_quantize(torch.from_numpy(x), scheme).numpy()) == float_bits(

@@ -11,15 +11,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import artifact_builder as build  # noqa: E402
-import perplexity  # noqa: E402
-from kvq_py import coded_attention  # noqa: E402
-from kvq_py.artifact_reader import parse_artifact  # noqa: E402
-from kvq_py.builtin_schemes import BuiltinPlans  # noqa: E402
-from kvq_py.coded_attention import KeysValues, Windows, attend, spans  # noqa: E402
-from kvq_py.errors import ScriptError  # noqa: E402
-from kvq_py.fingerprint import model_fingerprint  # noqa: E402
-from kvq_py.safetensors_file import SafetensorsFile  # noqa: E402
 from tiny_models import save_tiny  # noqa: E402
+
+from kvq import coded_attention, perplexity  # noqa: E402
+from kvq.artifact_reader import parse_artifact  # noqa: E402
+from kvq.builtin_schemes import BuiltinPlans  # noqa: E402
+from kvq.coded_attention import KeysValues, Windows, attend, spans  # noqa: E402
+from kvq.errors import KvqError  # noqa: E402
+from kvq.fingerprint import model_fingerprint  # noqa: E402
+from kvq.safetensors_file import SafetensorsFile  # noqa: E402
 
 DIM, KV_HEADS, Q_HEADS = 20, 2, 6  # of tiny_models
 WINDOW = 61
@@ -233,7 +233,7 @@ def test_unrounded_metadata_is_fp32_metadata(models, text, capsys, tmp_path):
     assert unrounded["window_nll"] != measure(capsys, models["qwen3"], text, "--artifact", fp16)["window_nll"]
 
 
-def test_codes_of_1_1_run(models, text, capsys, tmp_path):
+def test_trellises_codebooks_and_centroids_run(models, text, capsys, tmp_path):
     """Mixed trellis keys and codebook values with joint centroids, in both layers."""
     widths = np.array([[4] * 6 + [1] * 10 + [0] * 4, [2] * 12 + [1] * 8], np.uint8)
     keys = build.mixed(build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}]), 4, 12)  # 3 + 2 + 1 + 4 bytes
@@ -332,7 +332,7 @@ def test_softcap_and_learned_sinks_are_unsupported():
     module = type("Module", (), {"layer_idx": 3})()
     q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
     for extra in ({"softcap": 50.0}, {"s_aux": torch.zeros(4)}):
-        with pytest.raises(ScriptError, match="layer 3"):
+        with pytest.raises(KvqError, match="layer 3"):
             attention(module, q, k, k, None, scaling=1.0, **extra)
 
 

@@ -4,16 +4,19 @@ says."""
 import copy
 import json
 import struct
+from pathlib import Path
 
 import artifact_builder as build
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py import packing
-from kvq_py.artifact import hadamard
-from kvq_py.artifact_reader import parse_artifact
-from kvq_py.errors import ScriptError
-from kvq_py.safetensors_file import SafetensorsFile
+from artifact_edits import check_refused, edit, parse, run, tensor
+
+from kvq import packing, read_artifact
+from kvq.artifact import hadamard
+from kvq.errors import KvqError
+from kvq.safetensors_file import SafetensorsFile
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DIM, KV_HEADS, Q_HEADS = 8, 2, 4
 
@@ -51,20 +54,10 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     }
 
 
-def parse(content: bytes):
-    return parse_artifact(SafetensorsFile(content, "test"))
-
-
 def write(tmp_path, content: bytes):
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     return path
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    code = read_artifact.main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # What is allowed
@@ -108,31 +101,6 @@ def test_higher_minor_and_unknown_keys_are_read():
 
 
 # What is refused: manifest and tensors
-
-
-def edit(*path, value):
-    """Changes the manifest at a path; the value `...` deletes."""
-
-    def apply(tree, tensors):
-        for key in path[:-1]:
-            tree = tree[key]
-        if value is ...:
-            del tree[path[-1]]
-        else:
-            tree[path[-1]] = value
-
-    return apply
-
-
-def tensor(name, value=None):
-    """Replaces a tensor, or deletes it."""
-
-    def apply(tree, tensors):
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return apply
 
 
 def damaged(array, value):
@@ -198,12 +166,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refuses_a_bad_manifest_or_tensor(name):
-    tree, tensors = sample()
-    REFUSED[name](tree, tensors)
-    with pytest.raises(ScriptError) as error:
-        parse(build.to_bytes(tree, tensors))
-    assert error.value.exit_code == 3, str(error.value)
-    assert "\n" not in str(error.value)
+    check_refused(*sample(), REFUSED[name])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +191,7 @@ def test_refuses_a_bad_manifest_or_tensor(name):
     ],
 )
 def test_refuses_bad_metadata(changes, code):
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         parse(build.to_bytes(*sample(), **changes))
     assert error.value.exit_code == code, str(error.value)
 
@@ -237,7 +200,7 @@ def test_refuses_missing_metadata():
     for key in ("format", "version", "requires", "kvq.manifest"):
         metadata = build.metadata(*sample())
         del metadata[key]
-        with pytest.raises(ScriptError, match=key):
+        with pytest.raises(KvqError, match=key):
             parse(build.raw_bytes({"__metadata__": metadata}))
 
 
@@ -280,14 +243,12 @@ BAD_CONTAINERS = {
 
 @pytest.mark.parametrize("name", BAD_CONTAINERS)
 def test_refuses_a_bad_container(name):
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         SafetensorsFile(BAD_CONTAINERS[name], "test")
     assert error.value.exit_code == 3
 
 
-@pytest.mark.parametrize(
-    "path", sorted((read_artifact.SCHEMA.parent / "malformed").glob("*.safetensors")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "formats/malformed").glob("*.safetensors")), ids=lambda path: path.stem)
 def test_refuses_the_malformed_files_of_the_formats_folder(path, capsys):
     code, out, err = run(capsys, path, "--verify")
     assert code in (3, 5) and out == ""
@@ -295,14 +256,14 @@ def test_refuses_the_malformed_files_of_the_formats_folder(path, capsys):
 
 
 def test_unknown_dtype_is_unsupported():
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         SafetensorsFile(build.raw_bytes({"a": entry(0, 8, (8,), "F8_E4M3")}, bytes(8)), "test")
     assert error.value.exit_code == 5
     assert "F32" in error.value.hint
 
 
 def test_no_damaged_byte_leads_to_anything_but_an_error():
-    """Each prefix, and each file with single damaged bytes, is an artifact or raises ScriptError, never another
+    """Each prefix, and each file with single damaged bytes, is an artifact or raises KvqError, never another
     exception."""
     content = build.to_bytes(*sample())
     rng = np.random.default_rng(12)
@@ -314,7 +275,7 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
     for damage in damages:
         try:
             parse(damage)
-        except ScriptError:
+        except KvqError:
             pass
 
 

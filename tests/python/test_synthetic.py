@@ -4,17 +4,18 @@ import itertools
 import json
 
 import h5py
-import make_synthetic_dump
 import numpy as np
 import pytest
-from kvq_dump.rope import rotate
+
+from kvq.dump import make_synthetic
+from kvq.dump.rope import rotate
 
 TOLERANCE = {"float32": 1e-4, "float16": 0.02, "float16_bits": 0.02, "bfloat16": 0.1}
 
 
 def make(tmp_path, *options: str, name: str = "dump.h5"):
     path = tmp_path / name
-    assert make_synthetic_dump.main([str(path), *options]) == 0
+    assert make_synthetic.main([str(path), *options]) == 0
     return path
 
 
@@ -275,19 +276,19 @@ def test_few_tokens_are_written_but_not_called_exact(tmp_path):
     ],
 )
 def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, options):
-    assert make_synthetic_dump.main([str(tmp_path / "a.h5"), *options]) == 2
+    assert make_synthetic.main([str(tmp_path / "a.h5"), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("make_synthetic_dump.py: error: --") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_failed_writing_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
-    from kvq_py import synthetic
+    from kvq.dump import synthetic
 
     monkeypatch.setattr(
         synthetic, "plant_layer", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    assert make_synthetic_dump.main([str(tmp_path / "a.h5")]) == 3
+    assert make_synthetic.main([str(tmp_path / "a.h5")]) == 3
     assert "No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    assert make_synthetic_dump.main([str(tmp_path / "missing" / "a.h5")]) == 3
+    assert make_synthetic.main([str(tmp_path / "missing" / "a.h5")]) == 3

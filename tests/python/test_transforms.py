@@ -6,12 +6,12 @@ import artifact_builder as build
 import derive_transform_vectors as derived
 import numpy as np
 import pytest
-import read_artifact
-from kvq_py.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
-from kvq_py.artifact_reader import parse_artifact
-from kvq_py.errors import ScriptError
-from kvq_py.packing import decode
-from kvq_py.safetensors_file import SafetensorsFile
+from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
+
+from kvq import read_artifact
+from kvq.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
+from kvq.errors import KvqError
+from kvq.packing import decode
 
 DIM, KV_HEADS, Q_HEADS = 12, 2, 6
 ORDER = 4
@@ -95,19 +95,9 @@ def patterns(texts: list[str]) -> np.ndarray:
     return np.array([int(text, 16) for text in texts], np.uint32).view(np.float32)
 
 
-def parse(content: bytes):
-    return parse_artifact(SafetensorsFile(content, "test"))
-
-
 def sample_plans() -> dict:
     artifact = parse(build.to_bytes(*sample()))
     return {(layer, side): plan for layer, entry in artifact.layers.items() for side, plan in entry.sides.items()}
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    code = read_artifact.main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def verify(tmp_path, capsys, tree, tensors) -> tuple[int, dict[str, dict], str]:
@@ -177,7 +167,7 @@ def test_scaled_channels_are_products_rounded_once():
 
 def test_torch_reconstructs_what_numpy_does():
     torch = pytest.importorskip("torch")
-    from kvq_py import coded_attention
+    from kvq import coded_attention
 
     x = np.random.default_rng(12).standard_normal((KV_HEADS, 40, DIM)).astype(np.float32)
     for plan in sample_plans().values():
@@ -250,7 +240,7 @@ def test_queries_of_the_written_vectors_keep_their_products(vector):
 
 def test_torch_gives_the_written_vectors():
     torch = pytest.importorskip("torch")
-    from kvq_py import coded_attention
+    from kvq import coded_attention
 
     for vector in VECTORS:
         x = torch.from_numpy(patterns(vector["x_bits"]))[None, None]
@@ -300,48 +290,14 @@ def test_the_largest_and_the_smallest_scale_are_read():
 # What is refused
 
 
-def edit(*path, value):
-    """Changes the manifest's layers; the value `...` deletes."""
-
-    def apply(tree, tensors):
-        node = tree["layers"]
-        for key in path[:-1]:
-            node = node[key]
-        if value is ...:
-            del node[path[-1]]
-        else:
-            node[path[-1]] = value
-
-    return apply
-
-
-def tensor(name, value=None):
-    """Replaces a tensor, or deletes it."""
-
-    def apply(tree, tensors):
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return apply
-
-
 def damaged(name, value, place=-1):
     array = TENSORS[name].copy()
     array.flat[place] = value
     return tensor(name, array)
 
 
-def both(*changes):
-    def apply(tree, tensors):
-        for change in changes:
-            change(tree, tensors)
-
-    return apply
-
-
 def with_rotation(layer, side, rotation, *changes):
-    return both(edit(layer, side, "rotation", value=rotation), *changes)
+    return both(edit_layers(layer, side, "rotation", value=rotation), *changes)
 
 
 EYE = np.tile(np.eye(DIM, dtype=np.float32), (KV_HEADS, 1, 1))
@@ -349,17 +305,17 @@ SCALE, INVERSE = "layers.1.k.channel_scale", "layers.0.k.inverse"
 REFUSED = {
     # tensors
     "inverse missing": tensor(INVERSE),
-    "inverse not announced": edit(0, "k", "rotation", "inverse", value=False),
+    "inverse not announced": edit_layers(0, "k", "rotation", "inverse", value=False),
     "inverse of one head": tensor(INVERSE, TENSORS[INVERSE][:1].copy()),
     "inverse flat": tensor(INVERSE, TENSORS[INVERSE][:, 0].copy()),
     "inverse in float64": tensor(INVERSE, TENSORS[INVERSE].astype(np.float64)),
     "NaN in an inverse": damaged(INVERSE, np.nan),
     "Inf in an inverse": damaged(INVERSE, -np.inf, 0),
     "NaN in A": damaged("layers.0.k.rotation", np.nan),
-    "inverse as a number": edit(0, "k", "rotation", "inverse", value=1),
+    "inverse as a number": edit_layers(0, "k", "rotation", "inverse", value=1),
     "A missing": tensor("layers.0.k.rotation"),
     "scale missing": tensor(SCALE),
-    "scale not announced": edit(1, "k", "rotation", "channel_scale", value=...),
+    "scale not announced": edit_layers(1, "k", "rotation", "channel_scale", value=...),
     "scale of one head": tensor(SCALE, TENSORS[SCALE][:1].copy()),
     "scale in float64": tensor(SCALE, TENSORS[SCALE].astype(np.float64)),
     "scale in int8": tensor(SCALE, TENSORS[SCALE].astype(np.int8)),
@@ -396,10 +352,10 @@ REFUSED = {
         build.rotation("block_hadamard", order=ORDER, inverse=True, signs=True, channel_scale=True),
         tensor("layers.0.v.inverse", EYE),
     ),
-    "transform without tensors": edit(2, "k", "transform", value=build.transform(KV_HEADS)["transform"]),
-    "inverse without transform": edit(0, "k", "transform", value=...),
-    "scale without transform": edit(1, "k", "transform", value=...),
-    "transform of exact values": edit(
+    "transform without tensors": edit_layers(2, "k", "transform", value=build.transform(KV_HEADS)["transform"]),
+    "inverse without transform": edit_layers(0, "k", "transform", value=...),
+    "scale without transform": edit_layers(1, "k", "transform", value=...),
+    "transform of exact values": edit_layers(
         2,
         "v",
         value=build.exact_plan()
@@ -408,36 +364,31 @@ REFUSED = {
     ),
     "transform with centroids": both(
         lambda tree, tensors: tree["requires"].append("centroids"),
-        edit(1, "k", "centroids", value=build.centroids(2, KV_HEADS)["centroids"]),
+        edit_layers(1, "k", "centroids", value=build.centroids(2, KV_HEADS)["centroids"]),
         tensor("layers.1.k.centroids", np.zeros((KV_HEADS, 2, DIM), np.float32)),
     ),
     # claims
-    "transform as a word": edit(0, "k", "transform", value="klt"),
-    "transform null": edit(0, "k", "transform", value=None),
-    "unknown kind": edit(0, "k", "transform", "kind", value="whitening"),
-    "no kind": edit(0, "k", "transform", "kind", value=...),
-    "no gain": edit(0, "k", "transform", "outlier_gain", value=...),
-    "gain of one head": edit(0, "k", "transform", "outlier_gain", value=[1.5]),
-    "gain of three heads": edit(0, "k", "transform", "outlier_gain", value=[1.5] * 3),
-    "gain below 1": edit(0, "k", "transform", "outlier_gain", value=[1.5, 0.999]),
-    "gain as text": edit(0, "k", "transform", "outlier_gain", value=[1.5, "2"]),
-    "no condition": edit(0, "k", "transform", "condition", value=...),
-    "condition as a number": edit(0, "k", "transform", "condition", value=2.0),
-    "condition of one head": edit(0, "k", "transform", "condition", value=[2.0]),
-    "condition below 1": edit(0, "k", "transform", "condition", value=[2.0, 0.5]),
-    "condition above 4096": edit(0, "k", "transform", "condition", value=[2.0, 4096.5]),
+    "transform as a word": edit_layers(0, "k", "transform", value="klt"),
+    "transform null": edit_layers(0, "k", "transform", value=None),
+    "unknown kind": edit_layers(0, "k", "transform", "kind", value="whitening"),
+    "no kind": edit_layers(0, "k", "transform", "kind", value=...),
+    "no gain": edit_layers(0, "k", "transform", "outlier_gain", value=...),
+    "gain of one head": edit_layers(0, "k", "transform", "outlier_gain", value=[1.5]),
+    "gain of three heads": edit_layers(0, "k", "transform", "outlier_gain", value=[1.5] * 3),
+    "gain below 1": edit_layers(0, "k", "transform", "outlier_gain", value=[1.5, 0.999]),
+    "gain as text": edit_layers(0, "k", "transform", "outlier_gain", value=[1.5, "2"]),
+    "no condition": edit_layers(0, "k", "transform", "condition", value=...),
+    "condition as a number": edit_layers(0, "k", "transform", "condition", value=2.0),
+    "condition of one head": edit_layers(0, "k", "transform", "condition", value=[2.0]),
+    "condition below 1": edit_layers(0, "k", "transform", "condition", value=[2.0, 0.5]),
+    "condition above 4096": edit_layers(0, "k", "transform", "condition", value=[2.0, 4096.5]),
     "feature not listed": lambda tree, tensors: tree["requires"].remove("transform"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refuses(name):
-    tree, tensors = sample()
-    REFUSED[name](tree, tensors)
-    with pytest.raises(ScriptError) as error:
-        parse(build.to_bytes(tree, tensors))
-    assert error.value.exit_code == 3, str(error.value)
-    assert "\n" not in str(error.value)
+    check_refused(*sample(), REFUSED[name])
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
@@ -445,7 +396,7 @@ def test_refuses_a_gain_that_is_no_finite_number(number):
     tree, tensors = sample()
     tree["layers"][0]["k"]["transform"]["outlier_gain"] = [1.5, 77]
     text = build.canonical(tree).replace("[1.5,77]", f"[1.5,{number}]")
-    with pytest.raises(ScriptError) as error:
+    with pytest.raises(KvqError) as error:
         parse(build.to_bytes(tree, tensors, **{"kvq.manifest": text}))
     assert error.value.exit_code == 3
 
@@ -583,5 +534,5 @@ def test_no_damaged_byte_leads_to_anything_but_an_error():
         copied[rng.integers(len(copied))] = rng.integers(256)
         try:
             parse(bytes(copied))
-        except ScriptError:
+        except KvqError:
             pass

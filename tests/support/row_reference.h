@@ -28,7 +28,7 @@ struct Normalised {
   std::vector<float> y;
   float d = 0.0f;
 };
-Normalised normalised(ScaleType type, std::span<const float> x);
+Normalised normalized(ScaleType type, std::span<const float> x);
 /// Cost of tail-biting codes, summed in binary32 from the first channel on.
 float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes);
 /// The seam z* that the first run of the search finds.

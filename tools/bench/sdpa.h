@@ -16,7 +16,7 @@ struct SdpaShape {
   bool operator==(const SdpaShape&) const = default;
 };
 
-/// Times of PyTorch's attention for given shapes, from scripts/sdpa_baseline.py in a child process.
+/// Times of PyTorch's attention for given shapes, from scripts/experiments/sdpa_baseline.py in a child process.
 class Sdpa {
  public:
   /// Without any times.

@@ -143,10 +143,6 @@ Provenance provenance_from_json(const Json& json) {
   return p;
 }
 
-}  // namespace
-
-namespace {
-
 /// Checks values of the manifest that the plan implies: features in `requires`, mean bits and bytes of a mixed row.
 void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
   for (const std::string& word : features(plan))
@@ -291,10 +287,6 @@ Check check_golden_rows(const Artifact& artifact) {
   return {name, true,
           fmt::format("{} rows in {} layers coded alike, {} of them firm", rows, artifact.golden.size(), firm)};
 }
-
-}  // namespace
-
-namespace {
 
 /// Checks A^-1 A = I and the manifest's condition numbers for all transforms; adds no check if there is no transform.
 void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) {

@@ -13,11 +13,9 @@
 #include <limits>
 
 using namespace kvq;
+using namespace kvq::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using test::EditableFile;
-using test::error_text;
-using test::TempFolder;
 
 namespace {
 
@@ -34,7 +32,7 @@ std::string failed(const std::filesystem::path& path) {
 }
 
 EditableFile saved_example(const TempFolder& folder) {
-  save_artifact(test::example_artifact(), folder / "example.kvq");
+  save_artifact(example_artifact(), folder / "example.kvq");
   return EditableFile::read(folder / "example.kvq");
 }
 
@@ -42,17 +40,17 @@ EditableFile saved_example(const TempFolder& folder) {
 
 TEST_CASE("An artifact reads back as it was written", "[artifact]") {
   const TempFolder folder;
-  const Artifact artifact = test::example_artifact();
+  const Artifact artifact = example_artifact();
   save_artifact(artifact, folder / "a.kvq");
   const Artifact back = load_artifact(folder / "a.kvq");
-  test::check_equal(back, artifact);
+  check_equal(back, artifact);
   CHECK(canonical_json(artifact_manifest(back)) == canonical_json(artifact_manifest(artifact)));
   CHECK(all_pass(verify_artifact(folder / "a.kvq")));
 }
 
 TEST_CASE("An artifact of a model without fingerprint and configuration reads back too", "[artifact]") {
   const TempFolder folder;
-  Artifact artifact = test::example_artifact();
+  Artifact artifact = example_artifact();
   artifact.model.fingerprint.clear();
   artifact.model.config_json.clear();
   artifact.layers[0].k.error.reset();
@@ -66,7 +64,7 @@ TEST_CASE("An artifact of a model without fingerprint and configuration reads ba
 TEST_CASE("Every 64-bit seed survives",
           "[artifact][!shouldfail]") {  // valijson reads integers of 2^63 and above as negative
   const TempFolder folder;
-  Artifact artifact = test::example_artifact();
+  Artifact artifact = example_artifact();
   artifact.calibration.seed = 0xffffffffffffffff;
   save_artifact(artifact, folder / "a.kvq");
   CHECK(load_artifact(folder / "a.kvq").calibration.seed == 0xffffffffffffffff);
@@ -74,11 +72,11 @@ TEST_CASE("Every 64-bit seed survives",
 
 TEST_CASE("The same artifact gives the same bytes, and a round trip changes none", "[artifact]") {
   const TempFolder folder;
-  save_artifact(test::example_artifact(), folder / "a");
-  save_artifact(test::example_artifact(), folder / "b");
+  save_artifact(example_artifact(), folder / "a");
+  save_artifact(example_artifact(), folder / "b");
   save_artifact(load_artifact(folder / "a"), folder / "c");
-  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
-  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "c"));
+  CHECK(file_bytes(folder / "a") == file_bytes(folder / "b"));
+  CHECK(file_bytes(folder / "a") == file_bytes(folder / "c"));
 }
 
 TEST_CASE("The file holds the tensors and metadata of formats/artifact.md and no others", "[artifact]") {
@@ -102,11 +100,11 @@ TEST_CASE("The file holds the tensors and metadata of formats/artifact.md and no
   CHECK(file.metadata.at("version") == "1.0");
   CHECK(file.metadata.at("requires").empty());
   CHECK(file.metadata.at("kvq.content_hash").size() == 9 + 32);
-  CHECK(file.metadata.at("kvq.manifest") == canonical_json(artifact_manifest(test::example_artifact())));
+  CHECK(file.metadata.at("kvq.manifest") == canonical_json(artifact_manifest(example_artifact())));
 }
 
 TEST_CASE("The manifest says in the words of the format what the plan says", "[artifact]") {
-  const Json manifest = artifact_manifest(test::example_artifact());
+  const Json manifest = artifact_manifest(example_artifact());
   CHECK(manifest.at("format") == "kvq-artifact");
   CHECK(manifest.at("windows") == Json{{"sink_tokens", 64}, {"recent_tokens", 256}});
   CHECK(manifest.at("calibration").at("seed") == std::uint64_t{0x7fffffffffffffff});
@@ -141,8 +139,8 @@ TEST_CASE("The manifest says in the words of the format what the plan says", "[a
 
 TEST_CASE("Verifying notices every flipped bit of the data", "[artifact]") {
   const TempFolder folder;
-  save_artifact(test::example_artifact(), folder / "good");
-  const std::string good = test::file_bytes(folder / "good");
+  save_artifact(example_artifact(), folder / "good");
+  const std::string good = file_bytes(folder / "good");
   std::uint64_t header = 0;
   std::memcpy(&header, good.data(), 8);
   for (std::size_t i = 8 + header; i < good.size(); i += 7) {
@@ -196,7 +194,7 @@ TEST_CASE("Golden tensors are tolerated and hashed", "[artifact]") {
   file.tensors["layers.0.golden.k.rows"] = {DType::f32, {1, 8}, std::vector<std::byte>(32)};
   file.tensors["layers.4.golden.bytes"] = {DType::u8, {3}, std::vector<std::byte>(3)};
   file.write(folder / "golden");
-  test::check_equal(load_artifact(folder / "golden"), test::example_artifact());
+  check_equal(load_artifact(folder / "golden"), example_artifact());
   CHECK(all_pass(verify_artifact(folder / "golden")));
 }
 
@@ -206,15 +204,15 @@ TEST_CASE("An artifact of a newer minor version is read if it requires nothing u
   file.metadata["version"] = file.manifest["version"] = "1.9";
   file.manifest["invented_later"] = {1, 2, 3};
   file.write(folder / "newer");
-  test::check_equal(load_artifact(folder / "newer"), test::example_artifact());
+  check_equal(load_artifact(folder / "newer"), example_artifact());
 }
 
 TEST_CASE("A plan that is not valid is never written", "[artifact]") {
   const TempFolder folder;
-  Artifact artifact = test::example_artifact();
+  Artifact artifact = example_artifact();
   artifact.layers[0].k.rotation.matrix[3] = std::numeric_limits<float>::quiet_NaN();
   CHECK_THAT(error_text([&] { save_artifact(artifact, folder / "a"); }), StartsWith("internal: "));
-  artifact = test::example_artifact();
+  artifact = example_artifact();
   artifact.layers[0].k.clip_ratio = {1.0};
   CHECK_THAT(error_text([&] { save_artifact(artifact, folder / "a"); }), StartsWith("internal: "));
   CHECK_FALSE(std::filesystem::exists(folder / "a"));
@@ -222,6 +220,6 @@ TEST_CASE("A plan that is not valid is never written", "[artifact]") {
 
 TEST_CASE("A folder that is not there is an io error", "[artifact]") {
   const TempFolder folder;
-  CHECK_THAT(error_text([&] { save_artifact(test::example_artifact(), folder / "none" / "a"); }), StartsWith("io: "));
+  CHECK_THAT(error_text([&] { save_artifact(example_artifact(), folder / "none" / "a"); }), StartsWith("io: "));
   CHECK_THAT(error_text([&] { load_artifact(folder / "a"); }), StartsWith("io: "));
 }

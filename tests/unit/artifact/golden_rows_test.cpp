@@ -18,16 +18,14 @@
 #include <functional>
 
 using namespace kvq;
+using namespace kvq::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using test::EditableFile;
-using test::error_text;
-using test::TempFolder;
 
 namespace {
 
 std::vector<std::uint16_t> random_bf16(std::int64_t count, std::uint64_t seed) {
-  const std::vector<float> x = test::gaussian(static_cast<std::size_t>(count), seed);
+  const std::vector<float> x = gaussian(static_cast<std::size_t>(count), seed);
   std::vector<std::uint16_t> bits(x.size());
   std::transform(x.begin(), x.end(), bits.begin(), float_to_bf16);
   return bits;
@@ -125,10 +123,18 @@ bool golden_check_fails(const std::filesystem::path& path) {
   return false;
 }
 
+constexpr UniformCoder kSymmetric{
+    .bits = 2,
+    .group_size = 4,
+    .levels = UniformLevels::symmetric,
+    .rule = ScaleRule::absmax,
+    .scale_type = ScaleType::fp16,
+};
+
 }  // namespace
 
 TEST_CASE("Golden rows decode to what attention sees of them, in every code", "[artifact][golden_rows]") {
-  for (const Artifact& artifact : {test::example_artifact(), test::featured_artifact()})
+  for (const Artifact& artifact : {example_artifact(), featured_artifact()})
     for (const LayerPlan& plan : artifact.layers) {
       INFO("layer " << plan.layer << " of " << artifact.calibration.method);
       const LayerGeometry& g = plan.geometry;
@@ -141,7 +147,7 @@ TEST_CASE("Golden rows decode to what attention sees of them, in every code", "[
 
 TEST_CASE("The golden output is causal attention of the last token, through the layer's window",
           "[artifact][golden_rows]") {
-  const Artifact artifact = test::featured_artifact();
+  const Artifact artifact = featured_artifact();
   const int window = GENERATE(0, 3, 5, 64);
   CAPTURE(window);
   for (LayerPlan plan : artifact.layers) {
@@ -173,15 +179,7 @@ TEST_CASE("Rows are firm unless a small step changes their bytes", "[artifact][g
   CHECK(firm_of(affine, {0, 1, 2, 3}) == Firm{0});  // a minimum of 0 becomes another number in fp16 when it moves
 
   // s = R(2 * 3 / 3) = 2: the edges are -2, 0 and 2.
-  LayerPlan symmetric = small_plan(
-      UniformCoder{
-          .bits = 2,
-          .group_size = 4,
-          .levels = UniformLevels::symmetric,
-          .rule = ScaleRule::absmax,
-          .scale_type = ScaleType::fp16,
-      },
-      4);
+  LayerPlan symmetric = small_plan(kSymmetric, 4);
   const std::vector<float> rows = {3, 1, -1, -3, /**/ 3, 0, -1, -3, /**/ 3, 1, 2, 1, /**/ 3, 1, 1, 1};
   CHECK(firm_of(symmetric, rows) == Firm{1, 0, 0, 1});
   std::get<UniformCoder>(symmetric.k.coder).scale_type = ScaleType::fp32;  // fp32 shows every step
@@ -219,15 +217,7 @@ TEST_CASE("A scale near a rounding edge is not firm, whichever two channels it c
 }
 
 TEST_CASE("Rows between two centroids are not firm", "[artifact][golden_rows]") {
-  LayerPlan plan = small_plan(
-      UniformCoder{
-          .bits = 2,
-          .group_size = 4,
-          .levels = UniformLevels::symmetric,
-          .rule = ScaleRule::absmax,
-          .scale_type = ScaleType::fp16,
-      },
-      4);
+  LayerPlan plan = small_plan(kSymmetric, 4);
   plan.k.centroids = Centroids{.count = 2, .values = {8, 0, 0, 0, -8, 0, 0, 0}, .inertia = {0.5}};
   CHECK(firm_of(plan, {9, 1, -1, 3, 0, 1, -1, 3, -5, 1, -1, 3}) == Firm{1, 0, 1});
 }
@@ -235,12 +225,12 @@ TEST_CASE("Rows between two centroids are not firm", "[artifact][golden_rows]") 
 TEST_CASE("An artifact with golden rows reads back as it was written, as version 1.1", "[artifact][golden_rows]") {
   const TempFolder folder;
   for (const bool featured : {false, true}) {
-    const Artifact artifact = with_golden_rows(featured ? test::featured_artifact() : test::example_artifact());
+    const Artifact artifact = with_golden_rows(featured ? featured_artifact() : example_artifact());
     save_artifact(artifact, folder / "a");
     const Artifact back = load_artifact(folder / "a");
     CHECK(back.golden == artifact.golden);
     save_artifact(back, folder / "b");
-    CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
+    CHECK(file_bytes(folder / "a") == file_bytes(folder / "b"));
     CHECK_FALSE(golden_check_fails(folder / "a"));
     const EditableFile file = EditableFile::read(folder / "a");
     CHECK(file.metadata.at("version") == "1.1");
@@ -252,7 +242,7 @@ TEST_CASE("An artifact with golden rows reads back as it was written, as version
 
 TEST_CASE("A layer without values has golden keys only, and some layers may have none", "[artifact][golden_rows]") {
   const TempFolder folder;
-  Artifact artifact = with_golden_rows(test::example_artifact());
+  Artifact artifact = with_golden_rows(example_artifact());
   artifact.golden.erase(0);
   save_artifact(artifact, folder / "a");
   CHECK(load_artifact(folder / "a").golden == artifact.golden);
@@ -266,7 +256,7 @@ TEST_CASE("A layer without values has golden keys only, and some layers may have
 
 TEST_CASE("Golden tensors that do not fit are refused", "[artifact][golden_rows]") {
   const TempFolder folder;
-  save_artifact(with_golden_rows(test::featured_artifact()), folder / "good");
+  save_artifact(with_golden_rows(featured_artifact()), folder / "good");
   const EditableFile good = EditableFile::read(folder / "good");
   for (const char* name : {"q", "k", "v", "k_bytes", "v_bytes", "k_firm", "v_firm", "out"}) {
     INFO(name);
@@ -315,7 +305,7 @@ TEST_CASE("Verifying notices golden rows that are not what the plan makes of the
           "[artifact][golden_rows]") {
   const TempFolder folder;
   for (const bool featured : {false, true}) {
-    save_artifact(with_golden_rows(featured ? test::featured_artifact() : test::example_artifact()), folder / "good");
+    save_artifact(with_golden_rows(featured ? featured_artifact() : example_artifact()), folder / "good");
     const EditableFile good = EditableFile::read(folder / "good");
     for (const auto& [name, tensor] : good.tensors) {
       if (name.find(".golden.") == std::string::npos) continue;
@@ -352,7 +342,7 @@ TEST_CASE("Verifying notices golden rows that are not what the plan makes of the
 
 TEST_CASE("Golden rows of huge numbers fail the check, and do nothing worse", "[artifact][golden_rows]") {
   const TempFolder folder;
-  save_artifact(with_golden_rows(test::example_artifact()), folder / "good");
+  save_artifact(with_golden_rows(example_artifact()), folder / "good");
   EditableFile bad = EditableFile::read(folder / "good");
   auto& data = bad.tensors.at("layers.0.golden.k").data;
   for (std::size_t i = 0; i < data.size(); i += 2) {

@@ -3,11 +3,11 @@
 #include "support/artifacts.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/file_faults.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>
 
-#include <functional>
 #include <limits>
 
 using namespace kvq;
@@ -21,14 +21,7 @@ Json& keys(EditableFile& file) { return file.manifest["layers"][0]["k"]; }
 Json& values(EditableFile& file) { return file.manifest["layers"][0]["v"]; }
 Json& geometry(EditableFile& file) { return file.manifest["layers"][0]["geometry"]; }
 
-struct Fault {
-  const char* name;
-  const char* kind;
-  const char* word;  ///< in the message
-  std::function<void(EditableFile&)> make;
-};
-
-const Fault kFaults[] = {
+const test::FileFault kFaults[] = {
     // The file itself.
     {"another format", "bad_input: ", "kvq-stats", [](EditableFile& f) { f.metadata["format"] = "kvq-stats"; }},
     {"no version", "bad_input: ", "version", [](EditableFile& f) { f.metadata.erase("version"); }},
@@ -133,18 +126,7 @@ const Fault kFaults[] = {
 TEST_CASE("A faulty artifact is refused with the reason", "[artifact]") {
   const test::TempFolder folder;
   save_artifact(test::example_artifact(), folder / "good");
-  const EditableFile good = EditableFile::read(folder / "good");
-  good.write(folder / "same");
-  CHECK(test::file_bytes(folder / "good") == test::file_bytes(folder / "same"));
-  for (const Fault& fault : kFaults) {
-    INFO(fault.name);
-    EditableFile bad = good;
-    fault.make(bad);
-    bad.write(folder / "bad");
-    const std::string text = test::error_text([&] { load_artifact(folder / "bad"); });
-    CHECK_THAT(text, StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
-    CHECK_THAT(text, !Contains("\n"));
-  }
+  test::check_refused(kFaults, folder / "good", [](const auto& path) { load_artifact(path); });
 }
 
 TEST_CASE("A manifest that is missing or no JSON is refused", "[artifact]") {

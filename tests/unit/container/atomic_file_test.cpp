@@ -1,6 +1,7 @@
 #include <kvq/container/atomic_file.h>
 #include <kvq/container/safetensors.h>
 
+#include "support/container_edit.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 
@@ -11,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <iterator>
 #include <string>
 
@@ -21,11 +21,6 @@ using test::error_text;
 using test::TempFolder;
 
 namespace {
-
-std::string file_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::size_t num_entries(const TempFolder& folder) {
   const std::filesystem::directory_iterator entries(folder.path());
@@ -57,9 +52,9 @@ class FileSizeLimit {
 TEST_CASE("A file appears whole, and the old one is replaced", "[container]") {
   const TempFolder folder;
   write_file_atomically(folder / "a", as_bytes("first"));
-  CHECK(file_text(folder / "a") == "first");
+  CHECK(test::file_bytes(folder / "a") == "first");
   write_file_atomically(folder / "a", as_bytes(std::string(3'000'000, 'x')));
-  CHECK(file_text(folder / "a") == std::string(3'000'000, 'x'));
+  CHECK(test::file_bytes(folder / "a") == std::string(3'000'000, 'x'));
   CHECK(num_entries(folder) == 1);
 }
 
@@ -70,10 +65,10 @@ TEST_CASE("A file that is not committed leaves nothing behind", "[container]") {
     AtomicFile file(folder / "a");
     file.write(as_bytes("new"));
     CHECK(num_entries(folder) == 2);
-    CHECK(file_text(folder / "a") == "old");
+    CHECK(test::file_bytes(folder / "a") == "old");
   }
   CHECK(num_entries(folder) == 1);
-  CHECK(file_text(folder / "a") == "old");
+  CHECK(test::file_bytes(folder / "a") == "old");
 }
 
 TEST_CASE("When the disk is full the error says so and the old file stays", "[container]") {
@@ -85,7 +80,7 @@ TEST_CASE("When the disk is full the error says so and the old file stays", "[co
     text = error_text([&] { write_file_atomically(folder / "a", as_bytes(std::string(1'000'000, 'x'))); });
   }
   CHECK_THAT(text, Contains("io: " + (folder / "a").string() + ": cannot write: File too large"));
-  CHECK(file_text(folder / "a") == "old");
+  CHECK(test::file_bytes(folder / "a") == "old");
   CHECK(num_entries(folder) == 1);
 }
 
@@ -104,7 +99,7 @@ TEST_CASE("The longest name a file can have is fine", "[container]") {
   const TempFolder folder;
   const std::string name(255, 'n');
   write_file_atomically(folder / name, as_bytes("x"));
-  CHECK(file_text(folder / name) == "x");
+  CHECK(test::file_bytes(folder / name) == "x");
 }
 
 TEST_CASE("A path without a folder means the current one", "[container]") {
@@ -114,5 +109,5 @@ TEST_CASE("A path without a folder means the current one", "[container]") {
   const std::string text = error_text([] { write_file_atomically("plain", as_bytes("x")); });
   std::filesystem::current_path(before);
   CHECK(text == "no error");
-  CHECK(file_text(folder / "plain") == "x");
+  CHECK(test::file_bytes(folder / "plain") == "x");
 }

@@ -1,6 +1,7 @@
 #include <kvq/container/json.h>
 #include <kvq/container/safetensors.h>
 
+#include "support/container_edit.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 
@@ -11,8 +12,6 @@
 #include <xxhash.h>
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 #include <string>
 
@@ -22,11 +21,6 @@ using test::error_text;
 using test::TempFolder;
 
 namespace {
-
-std::string file_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
@@ -91,7 +85,7 @@ TEST_CASE("A tensor shown in pieces is written as one that was copied", "[contai
   const SafetensorsWriter moved = std::move(shown);
   moved.write(folder / "shown");
   CHECK(SafetensorsFile::open(folder / "shown").read<double>("x", {2, 3}) == values);
-  CHECK(file_text(folder / "copied") == file_text(folder / "shown"));
+  CHECK(test::file_bytes(folder / "copied") == test::file_bytes(folder / "shown"));
 }
 
 TEST_CASE("What was written reads back", "[container]") {
@@ -124,13 +118,13 @@ TEST_CASE("The layout is the one of formats/artifact.md: sorted, packed, padded 
   const std::string header = R"({"__metadata__":{"k":"v"},"a":{"data_offsets":[0,3],"dtype":"I8","shape":[3]},)"
                              R"("b":{"data_offsets":[3,4],"dtype":"I8","shape":[1]}})";
   const std::string padding((8 - header.size() % 8) % 8, ' ');
-  CHECK(file_text(folder / "a.safetensors") == with_header(header + padding, "\x01\x01\x01\x02"));
+  CHECK(test::file_bytes(folder / "a.safetensors") == with_header(header + padding, "\x01\x01\x01\x02"));
 }
 
 TEST_CASE("Without tensors and metadata a file is a header only", "[container]") {
   const TempFolder folder;
   SafetensorsWriter().write(folder / "a.safetensors");
-  CHECK(file_text(folder / "a.safetensors") == with_header("{}      ", ""));
+  CHECK(test::file_bytes(folder / "a.safetensors") == with_header("{}      ", ""));
   CHECK(SafetensorsFile::open(folder / "a.safetensors").tensors().empty());
 }
 
@@ -214,7 +208,7 @@ TEST_CASE("A round trip keeps every byte", "[container][property]") {
     }
     for (const auto& [key, value] : file.metadata()) again.set_metadata(key, value);
     again.write(again_path);
-    RC_ASSERT(file_text(path) == file_text(again_path));
+    RC_ASSERT(test::file_bytes(path) == test::file_bytes(again_path));
     RC_ASSERT(content_hash(file, "m") == writer.content_hash("m"));
     RC_ASSERT(file.tensors().size() == tensors.size());
   });
@@ -223,7 +217,7 @@ TEST_CASE("A round trip keeps every byte", "[container][property]") {
 TEST_CASE("Every cut and every changed byte is refused or read, and nothing else", "[container][property]") {
   const TempFolder folder;
   example().write(folder / "a.safetensors");
-  const std::string whole = file_text(folder / "a.safetensors");
+  const std::string whole = test::file_bytes(folder / "a.safetensors");
   for (std::size_t size = 0; size < whole.size(); ++size)
     CHECK_THAT(error_text([&] { SafetensorsFile::parse(as_bytes(whole.substr(0, size)), "m"); }),
                Contains("bad_input: m: "));

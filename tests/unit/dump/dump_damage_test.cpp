@@ -1,6 +1,7 @@
 #include <kvq/core/random.h>
 #include <kvq/dump/dump_file.h>
 
+#include "support/container_edit.h"
 #include "support/dump_writer.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
@@ -8,7 +9,6 @@
 #include <catch2/catch.hpp>
 
 #include <fstream>
-#include <iterator>
 
 /// LeakSanitizer calls this function. HDF5 leaks objects that it has read only in part from a damaged file.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
@@ -18,11 +18,6 @@ using namespace kvq::test;
 using Catch::Matchers::Contains;
 
 namespace {
-
-std::string file_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
@@ -54,7 +49,7 @@ void survive_flipped_bytes(int rounds) {
   RandomStream random(kSeed, RandomStream::Purpose::test);
   for (const bool chunked : {false, true}) {
     write_dump(folder / "whole.h5", small_dump(chunked));
-    const std::string whole = file_text(folder / "whole.h5");
+    const std::string whole = file_bytes(folder / "whole.h5");
     for (int round = 0; round < rounds; ++round) {
       INFO("seed " << kSeed << " chunked " << chunked << " round " << round);
       std::string damaged = whole;
@@ -72,7 +67,7 @@ TEST_CASE("A dump that is cut off at any place is refused", "[dump]") {
   const TempFolder folder;
   for (const bool chunked : {false, true}) {
     write_dump(folder / "whole.h5", small_dump(chunked));
-    const std::string whole = file_text(folder / "whole.h5");
+    const std::string whole = file_bytes(folder / "whole.h5");
     for (std::size_t size = 0; size < whole.size(); size += 1 + size / 24) {
       INFO("cut at " << size);
       write_text(folder / "cut.h5", whole.substr(0, size));

@@ -18,11 +18,9 @@
 #include <set>
 
 using namespace kvq;
+using namespace kvq::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using test::EditableFile;
-using test::error_text;
-using test::TempFolder;
 
 namespace {
 
@@ -33,16 +31,16 @@ std::vector<std::byte> raw_rows(const ActivationTensor& tensor, std::int64_t fir
 }
 
 std::set<Moment> mergeable(bool has_values) {
-  std::set<Moment> moments = test::all_moments(has_values);
+  std::set<Moment> moments = all_moments(has_values);
   moments.erase(Moment::sst);
   return moments;
 }
 
 /// A moment over the first `count` tokens of one sequence, as queries.
-test::NaiveMoment naive_part(const LayerActivations& layer, const TokenRange& range, Moment which, int kv_head) {
+NaiveMoment naive_part(const LayerActivations& layer, const TokenRange& range, Moment which, int kv_head) {
   std::size_t sequence = 0;
   while (layer.cu_seqlens[sequence + 1] <= range.first) ++sequence;
-  LayerActivations part = test::keep_sequences(layer, sequence, 1);
+  LayerActivations part = keep_sequences(layer, sequence, 1);
   // Attention is causal, so the first tokens alone give the same as in the whole sequence.
   part.cu_seqlens = {0, range.count};
   for (ActivationTensor* tensor : {&part.q, &part.k}) {
@@ -53,7 +51,7 @@ test::NaiveMoment naive_part(const LayerActivations& layer, const TokenRange& ra
     part.v->raw = raw_rows(*part.v, 0, range.count);
     part.v->tokens = range.count;
   }
-  return test::naive_moment(part, which, kv_head);
+  return naive_moment(part, which, kv_head);
 }
 
 void check_equal(const HeldOut& a, const HeldOut& b) {
@@ -79,10 +77,9 @@ StatsHeader header() {
   };
 }
 
-LayerActivations layer_with_curvature(const test::LayerSpec& spec) {
-  LayerActivations layer = test::make_layer(spec);
-  layer.output_curvature =
-      test::gaussian(static_cast<std::size_t>(spec.num_q_heads * spec.v_head_dim * spec.v_head_dim), 5);
+LayerActivations layer_with_curvature(const LayerSpec& spec) {
+  LayerActivations layer = make_layer(spec);
+  layer.output_curvature = gaussian(static_cast<std::size_t>(spec.num_q_heads * spec.v_head_dim * spec.v_head_dim), 5);
   return layer;
 }
 
@@ -90,7 +87,7 @@ LayerActivations layer_with_curvature(const test::LayerSpec& spec) {
 
 TEST_CASE("Held out are the first tokens of the first longest sequence, at most a third of the dump", "[stats][held]") {
   const auto chosen = [](std::vector<std::int64_t> lengths, std::int64_t wanted) {
-    const TokenRange range = choose_held_out(test::make_layer({.lengths = std::move(lengths)}), wanted);
+    const TokenRange range = choose_held_out(make_layer({.lengths = std::move(lengths)}), wanted);
     return std::pair{range.first, range.count};
   };
   using Range = std::pair<std::int64_t, std::int64_t>;
@@ -150,8 +147,7 @@ TEST_CASE("The rows held out are those of the dump, with up to 512 evenly spaced
 TEST_CASE("What is held out and what is left make up the whole", "[stats][held]") {
   for (const int window : {0, 9})
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const LayerActivations layer =
-          test::make_layer({.lengths = {23, 70, 17}, .dtype = dtype, .sliding_window = window});
+      const LayerActivations layer = make_layer({.lengths = {23, 70, 17}, .dtype = dtype, .sliding_window = window});
       const StatsRequest request{.moments = mergeable(true), .sample_tokens = 21, .seed = 5};
       StatsRequest without = request;
       without.held_out_tokens = 30;
@@ -166,14 +162,13 @@ TEST_CASE("What is held out and what is left make up the whole", "[stats][held]"
         for (int head = 0; head < 2; ++head) {
           INFO(to_string(which) << ", head " << head << ", window " << window);
           const auto h = static_cast<std::size_t>(head);
-          const test::NaiveMoment part = naive_part(layer, range, which, head),
-                                  all = test::naive_moment(layer, which, head);
+          const NaiveMoment part = naive_part(layer, range, which, head), all = naive_moment(layer, which, head);
           std::vector<double> sum(part.sum), first(part.first);
           for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = all.sum[i] - part.sum[i];
           for (std::size_t i = 0; i < first.size(); ++i) first[i] = all.first[i] - part.first[i];
           const bool exact = which == Moment::query || which == Moment::key || which == Moment::value;
           const double tolerance = exact ? 1e-12 : 2e-6;  // attention runs in binary32
-          CHECK(test::relative_difference(left.moment(which)[h].sum, sum) < tolerance);
+          CHECK(relative_difference(left.moment(which)[h].sum, sum) < tolerance);
           CHECK(left.moment(which)[h].weight == Approx(all.weight - part.weight).epsilon(1e-9));
         }
     }
@@ -181,10 +176,10 @@ TEST_CASE("What is held out and what is left make up the whole", "[stats][held]"
 
 TEST_CASE("Moments without the tokens held out are those with them less their part", "[stats][held]") {
   // The same sums, collected by the library from a dump that has only the held-out tokens.
-  const LayerActivations layer = test::make_layer({.lengths = {60, 33}});
+  const LayerActivations layer = make_layer({.lengths = {60, 33}});
   StatsRequest request{.moments = mergeable(true), .sample_tokens = 10};
   const LayerStats whole = collect(layer, request);
-  LayerActivations part = test::keep_sequences(layer, 0, 1);
+  LayerActivations part = keep_sequences(layer, 0, 1);
   part.cu_seqlens = {0, 25};
   part.positions.resize(25);
   for (ActivationTensor* tensor : {&part.q, &part.k, &*part.v}) {
@@ -200,7 +195,7 @@ TEST_CASE("Moments without the tokens held out are those with them less their pa
       INFO(to_string(which) << ", head " << head);
       std::vector<double> sum = left.moment(which)[head].sum;
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += held.moment(which)[head].sum[i];
-      CHECK(test::relative_difference(sum, whole.moment(which)[head].sum) < 1e-9);
+      CHECK(relative_difference(sum, whole.moment(which)[head].sum) < 1e-9);
       CHECK(left.moment(which)[head].weight + held.moment(which)[head].weight ==
             Approx(whole.moment(which)[head].weight).epsilon(1e-12));
     }
@@ -208,7 +203,7 @@ TEST_CASE("Moments without the tokens held out are those with them less their pa
 
 TEST_CASE("No sampled token is held out, and the sample is that of the other tokens", "[stats][held]") {
   for (const std::int64_t wanted : {std::int64_t{5}, std::int64_t{40}, std::int64_t{1000}}) {
-    const LayerActivations layer = test::make_layer({.lengths = {23, 70, 17}});
+    const LayerActivations layer = make_layer({.lengths = {23, 70, 17}});
     const LayerStats whole = collect(layer, {.moments = {Moment::key}, .sample_tokens = 1000, .seed = 4});
     const LayerStats left =
         collect(layer, {.moments = {Moment::key}, .sample_tokens = wanted, .seed = 4, .held_out_tokens = 36});
@@ -224,7 +219,7 @@ TEST_CASE("No sampled token is held out, and the sample is that of the other tok
 }
 
 TEST_CASE("Without enough tokens nothing is held out, and nothing changes", "[stats][held]") {
-  const LayerActivations layer = test::make_layer({.lengths = {13, 1, 9}});  // a third is 7
+  const LayerActivations layer = make_layer({.lengths = {13, 1, 9}});  // a third is 7
   const StatsRequest request{.moments = mergeable(true), .sample_tokens = 9};
   StatsRequest wanting = request;
   wanting.held_out_tokens = 100;
@@ -236,9 +231,9 @@ TEST_CASE("Without enough tokens nothing is held out, and nothing changes", "[st
 
 TEST_CASE("Merging keeps the longest part held out, counted in the order of merging", "[stats][held]") {
   const StatsRequest request{.moments = mergeable(true), .sample_tokens = 12, .held_out_tokens = 40};
-  const LayerActivations shorter = test::make_layer({.lengths = {60, 20}, .seed = 1}),
-                         longer = test::make_layer({.lengths = {30, 130}, .seed = 2});
-  const LayerActivations none = test::make_layer({.lengths = {20}, .seed = 3});
+  const LayerActivations shorter = make_layer({.lengths = {60, 20}, .seed = 1}),
+                         longer = make_layer({.lengths = {30, 130}, .seed = 2});
+  const LayerActivations none = make_layer({.lengths = {20}, .seed = 3});
   const LayerStats a = collect(shorter, request), b = collect(longer, request), c = collect(none, request);
   REQUIRE(a.held_out->count() == 26);
   REQUIRE(b.held_out->count() == 40);
@@ -256,18 +251,17 @@ TEST_CASE("Merging keeps the longest part held out, counted in the order of merg
   behind.token += 20;
   check_equal(*merged(c, a).held_out, behind);
   // Of equally long ranges the first is kept.
-  check_equal(*merged(a, collect(test::make_layer({.lengths = {60, 20}, .seed = 9}), request)).held_out, *a.held_out);
+  check_equal(*merged(a, collect(make_layer({.lengths = {60, 20}, .seed = 9}), request)).held_out, *a.held_out);
   CHECK(merged(a, b).tokens == a.tokens + b.tokens);
 }
 
 TEST_CASE("Statistics with tokens held out survive their file, byte for byte, as version 1.1", "[stats][held]") {
   const TempFolder folder;
-  const StatsRequest request{.moments = test::all_moments(true), .sample_tokens = 17, .seed = 9, .held_out_tokens = 20};
+  const StatsRequest request{.moments = all_moments(true), .sample_tokens = 17, .seed = 9, .held_out_tokens = 20};
   const LayerActivations curved = layer_with_curvature({.layer = 2, .lengths = {30, 40}, .dtype = DType::bf16});
-  const LayerStats a = collect(curved, request),
-                   b = collect(test::make_layer({.layer = 3, .lengths = {30, 40}}), request);
+  const LayerStats a = collect(curved, request), b = collect(make_layer({.layer = 3, .lengths = {30, 40}}), request);
   const LayerStats c =
-      collect(test::make_layer({.layer = 4, .lengths = {30, 40}, .has_values = false}),
+      collect(make_layer({.layer = 4, .lengths = {30, 40}, .has_values = false}),
               {.moments = {Moment::query, Moment::key}, .sample_tokens = 17, .seed = 9, .held_out_tokens = 20});
   save_stats(header(), std::vector<LayerStats>{a, b, c}, folder / "a");
   const StatsFile file = StatsFile::open(folder / "a");
@@ -277,7 +271,7 @@ TEST_CASE("Statistics with tokens held out survive their file, byte for byte, as
   if (c.held_out) check_equal(*file.load(2).held_out, *c.held_out);
   CHECK(file.load(0).held_out->curvature.size() == 4 * 12 * 12);
   save_stats(file.header(), std::vector<LayerStats>{file.load(0), file.load(1), file.load(2)}, folder / "b");
-  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
+  CHECK(file_bytes(folder / "a") == file_bytes(folder / "b"));
   const EditableFile edit = EditableFile::read(folder / "a");
   CHECK(edit.metadata.at("version") == "1.1");
   CHECK(edit.metadata.at("requires").empty());
@@ -299,7 +293,7 @@ TEST_CASE("Statistics without tokens held out stay version 1.0", "[stats][held]"
   const TempFolder folder;
   save_stats(header(),
              std::vector<LayerStats>{
-                 collect(test::make_layer({.layer = 2}), {.moments = {Moment::key}, .sample_tokens = 17, .seed = 9})},
+                 collect(make_layer({.layer = 2}), {.moments = {Moment::key}, .sample_tokens = 17, .seed = 9})},
              folder / "a");
   const EditableFile file = EditableFile::read(folder / "a");
   CHECK(file.metadata.at("version") == "1.0");
@@ -310,8 +304,8 @@ TEST_CASE("Statistics without tokens held out stay version 1.0", "[stats][held]"
 TEST_CASE("Merged files keep the longest part held out", "[stats][held]") {
   const TempFolder folder;
   const StatsRequest request{.moments = mergeable(true), .sample_tokens = 17, .seed = 9, .held_out_tokens = 40};
-  const LayerStats a = collect(test::make_layer({.layer = 2, .lengths = {60, 20}, .seed = 1}), request),
-                   b = collect(test::make_layer({.layer = 2, .lengths = {130}, .seed = 2}), request);
+  const LayerStats a = collect(make_layer({.layer = 2, .lengths = {60, 20}, .seed = 1}), request),
+                   b = collect(make_layer({.layer = 2, .lengths = {130}, .seed = 2}), request);
   save_stats(header(), std::vector<LayerStats>{a}, folder / "a");
   save_stats(header(), std::vector<LayerStats>{b}, folder / "b");
   merge_stats_files({folder / "a", folder / "b"}, folder / "both");

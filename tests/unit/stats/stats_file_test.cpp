@@ -4,21 +4,19 @@
 #include "support/compare.h"
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/file_faults.h"
 #include "support/layers.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>
 
 #include <cstring>
-#include <functional>
 #include <limits>
 
 using namespace kvq;
+using namespace kvq::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using test::EditableFile;
-using test::error_text;
-using test::TempFolder;
 
 namespace {
 
@@ -40,9 +38,8 @@ StatsHeader header() {
 }
 
 LayerStats layer_stats(int layer, bool has_values = true) {
-  const LayerActivations activations =
-      test::make_layer({.layer = layer, .has_values = has_values, .dtype = DType::bf16});
-  return collect(activations, {.moments = test::all_moments(has_values), .sample_tokens = 17, .seed = 9});
+  const LayerActivations activations = make_layer({.layer = layer, .has_values = has_values, .dtype = DType::bf16});
+  return collect(activations, {.moments = all_moments(has_values), .sample_tokens = 17, .seed = 9});
 }
 
 void check_equal(const LayerStats& a, const LayerStats& b) {
@@ -71,20 +68,15 @@ void check_equal(const LayerStats& a, const LayerStats& b) {
   CHECK(a.sample.value_weight == b.sample.value_weight);
 }
 
-/// The error of opening the file and loading every layer, or "no error".
-std::string reading(const std::filesystem::path& path) {
-  return error_text([&] {
-    const StatsFile file = StatsFile::open(path);
-    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) file.load(i);
-  });
+void read_whole(const std::filesystem::path& path) {
+  const StatsFile file = StatsFile::open(path);
+  for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) file.load(i);
 }
 
-struct Fault {
-  const char* name;
-  const char* kind;
-  const char* word;  ///< in the message
-  std::function<void(EditableFile&)> make;
-};
+/// The error of reading a file whole, or "no error".
+std::string reading(const std::filesystem::path& path) {
+  return error_text([&] { read_whole(path); });
+}
 
 void set_half(EditableFile& file, const std::string& tensor, std::uint16_t bits) {
   std::memcpy(file.tensors.at(tensor).data.data() + 2, &bits, 2);
@@ -93,7 +85,7 @@ void set_double(EditableFile& file, const std::string& tensor, double value) {
   std::memcpy(file.tensors.at(tensor).data.data() + 8, &value, 8);
 }
 
-const Fault kFaults[] = {
+const FileFault kFaults[] = {
     {"another format", "bad_input: ", "kvq-artifact", [](EditableFile& f) { f.metadata["format"] = "kvq-artifact"; }},
     {"another format in the manifest", "bad_input: ", "format",
      [](EditableFile& f) { f.manifest["format"] = "kvq-artifact"; }},
@@ -171,30 +163,20 @@ TEST_CASE("The same statistics give the same bytes, and a round trip changes non
   save_stats(header(), std::vector<LayerStats>{layer_stats(2), layer_stats(5)}, folder / "b");
   const StatsFile file = StatsFile::open(folder / "a");
   save_stats(file.header(), std::vector<LayerStats>{file.load(0), file.load(1)}, folder / "c");
-  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "b"));
-  CHECK(test::file_bytes(folder / "a") == test::file_bytes(folder / "c"));
+  CHECK(file_bytes(folder / "a") == file_bytes(folder / "b"));
+  CHECK(file_bytes(folder / "a") == file_bytes(folder / "c"));
 }
 
 TEST_CASE("A faulty statistics file is refused with the reason", "[stats]") {
   const TempFolder folder;
   save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
-  const EditableFile good = EditableFile::read(folder / "good");
-  good.write(folder / "same");
-  CHECK(test::file_bytes(folder / "good") == test::file_bytes(folder / "same"));
-  for (const Fault& fault : kFaults) {
-    INFO(fault.name);
-    EditableFile bad = good;
-    fault.make(bad);
-    bad.write(folder / "bad");
-    CHECK_THAT(reading(folder / "bad"),
-               StartsWith(fault.kind) && Contains((folder / "bad").string()) && Contains(fault.word));
-  }
+  check_refused(kFaults, folder / "good", read_whole);
 }
 
 TEST_CASE("A statistics file with a flipped bit is refused: sums would not show it", "[stats]") {
   const TempFolder folder;
   save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
-  const std::string good = test::file_bytes(folder / "good");
+  const std::string good = file_bytes(folder / "good");
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, good.data(), 8);
   for (std::size_t i = 8 + header_bytes; i < good.size(); i += 211) {
@@ -226,31 +208,31 @@ TEST_CASE("Shards by layer give the bytes of the joint run, in any order", "[sta
   save_stats(header(), std::vector<LayerStats>{a, c}, folder / "first");
   save_stats(header(), std::vector<LayerStats>{b}, folder / "second");
   merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
-  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+  CHECK(file_bytes(folder / "merged") == file_bytes(folder / "joint"));
   merge_stats_files({folder / "second", folder / "first"}, folder / "merged");
-  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+  CHECK(file_bytes(folder / "merged") == file_bytes(folder / "joint"));
   merge_stats_files({folder / "joint"}, folder / "merged");
-  CHECK(test::file_bytes(folder / "merged") == test::file_bytes(folder / "joint"));
+  CHECK(file_bytes(folder / "merged") == file_bytes(folder / "joint"));
 }
 
 TEST_CASE("Shards by sequences add up to the joint run", "[stats]") {
   const TempFolder folder;
-  const LayerActivations layer = test::make_layer({.layer = 1, .lengths = {13, 1, 31}});
+  const LayerActivations layer = make_layer({.layer = 1, .lengths = {13, 1, 31}});
   const StatsRequest request{
       .moments = {Moment::query, Moment::key, Moment::scored_value},
       .sample_tokens = 17,
       .seed = 9,
   };
   const LayerStats joint = collect(layer, request);
-  save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 0, 2), request)}, folder / "first");
-  save_stats(header(), std::vector<LayerStats>{collect(test::keep_sequences(layer, 2, 1), request)}, folder / "second");
+  save_stats(header(), std::vector<LayerStats>{collect(keep_sequences(layer, 0, 2), request)}, folder / "first");
+  save_stats(header(), std::vector<LayerStats>{collect(keep_sequences(layer, 2, 1), request)}, folder / "second");
   merge_stats_files({folder / "first", folder / "second"}, folder / "merged");
   const LayerStats merged = StatsFile::open(folder / "merged").load(0);
   CHECK(merged.tokens == 45);
   CHECK(merged.sequences == 3);
   for (const Moment which : request.moments)
     for (std::size_t head = 0; head < 2; ++head)
-      CHECK(test::relative_difference(merged.moment(which)[head].sum, joint.moment(which)[head].sum) < 1e-12);
+      CHECK(relative_difference(merged.moment(which)[head].sum, joint.moment(which)[head].sum) < 1e-12);
   CHECK(merged.sample.token == joint.sample.token);
   CHECK(merged.sample.k.raw == joint.sample.k.raw);
   CHECK(merged.sample.value_weight == joint.sample.value_weight);

@@ -1,0 +1,175 @@
+"""From a folder or a hub id to a model that is ready to run, and what identifies it."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ..errors import EXIT_INPUT, EXIT_UNSUPPORTED, KvqError, one_line
+from .families import Family, family_of, refuse_inexpressible
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on disk: everything that is known before the weights are loaded."""
+
+    path: Path
+    name: str
+    family: Family
+    config: object
+    config_json: str
+
+    @property
+    def weight_files(self) -> list[Path]:
+        return sorted(self.path.glob("*.safetensors"))
+
+
+def quiet_libraries() -> None:
+    """Silences advice and progress bars of transformers on stderr, so that only this program's messages appear."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def open_model_folder(model: str, local_files_only: bool) -> ModelFolder:
+    """Finds the folder, downloads it from the hub if needed, and refuses unsupported models before loading weights."""
+    if Path(model).is_dir():
+        return _read_folder(Path(model), Path(model).resolve().name)
+    if not HUB_ID.fullmatch(model) or model.startswith("."):
+        raise KvqError(EXIT_INPUT, f"{model}: no such folder")
+    family_of(_parse_config(_download(model, ["config.json"], local_files_only) / "config.json"), model)
+    return _read_folder(_download(model, HUB_FILES, local_files_only), model)
+
+
+def _download(hub_id: str, patterns: list[str], local_files_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=local_files_only))
+    except Exception as error:  # the hub client raises a dozen types: offline, no such model, no permission, ...
+        raise KvqError(
+            EXIT_INPUT,
+            f"{hub_id}: no such folder, and not to be had from the hub: {one_line(error)}",
+            "check the path or the hub id; a gated model needs `hf auth login`",
+        ) from error
+
+
+def _parse_config(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KvqError(
+            EXIT_INPUT, f"{path}: cannot read: {error.strerror}", "expected a Hugging Face model folder"
+        ) from error
+    except ValueError as error:
+        raise KvqError(EXIT_INPUT, f"{path}: not valid JSON: {one_line(error)}") from error
+
+
+def _read_folder(path: Path, name: str) -> ModelFolder:
+    family = family_of(_parse_config(path / "config.json"), name)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # each configuration class has checks of its own
+        raise KvqError(EXIT_INPUT, f"{path / 'config.json'}: {one_line(error)}") from error
+    refuse_inexpressible(config, family)
+    return ModelFolder(path, name, family, config, (path / "config.json").read_text(encoding="utf-8"))
+
+
+def stored_dtype(folder: ModelFolder) -> str:
+    """Name of the weights' type: from the configuration, else from the first tensor of the weight files."""
+    declared = getattr(folder.config, "dtype", None)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    if declared in names:
+        return names[declared]
+    for path in folder.weight_files:
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        tensors = [entry for key, entry in sorted(header.items()) if key != "__metadata__"]
+        if tensors:
+            return SAFETENSORS_DTYPES.get(tensors[0]["dtype"], "float32")
+    return "float32"
+
+
+def load_model(folder: ModelFolder, compute_dtype: str, device: str):
+    """The causal language model in evaluation mode, without gradients for its weights."""
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder.path,
+            config=folder.config,
+            dtype=DTYPES[compute_dtype],
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # any fault of the files: OSError, ValueError, SafetensorError, RuntimeError
+        raise KvqError(EXIT_INPUT, f"{folder.path}: cannot load the model: {one_line(error)}") from error
+    _refuse_missing_weights(folder, report)
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise KvqError(EXIT_UNSUPPORTED, f"device '{device}': {one_line(error)}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _refuse_missing_weights(folder: ModelFolder, report: dict) -> None:
+    """Refuses checkpoints that lack weights, because transformers fills missing weights with random numbers and goes
+    on."""
+    lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if lacking:
+        raise KvqError(
+            EXIT_INPUT,
+            f"{folder.path}: {len(lacking)} tensors are missing or have another shape than "
+            f"config.json says, the first: {lacking[0]}",
+        )
+
+
+def load_tokenizer(folder: ModelFolder):
+    try:
+        return AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
+    except Exception as error:  # each tokenizer class raises its own types
+        raise KvqError(
+            EXIT_INPUT,
+            f"{folder.path}: cannot load the tokenizer: {one_line(error)}",
+            "--synthetic-tokens N needs no tokenizer",
+        ) from error
+
+
+def default_prefix(tokenizer, config) -> list[int]:
+    """The tokens that begin every sequence: those that the tokenizer puts in front, else the configuration's BOS, if
+    any."""
+    if tokenizer is not None:
+        plain = tokenizer("a", add_special_tokens=False).input_ids
+        full = tokenizer("a").input_ids
+        added = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+        if added:
+            return full[:added]
+    bos = getattr(config, "bos_token_id", None)
+    return [bos] if isinstance(bos, int) else []
+
+
+def eos_tokens(config) -> list[int]:
+    eos = getattr(config, "eos_token_id", None)
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def fingerprint(folder: ModelFolder) -> str | None:
+    """`model_fingerprint` of formats/dump.md; None for a folder without safetensors, because the fingerprint covers
+    only those."""
+    if not folder.weight_files:
+        return None
+    files = sorted([folder.path / "config.json", *folder.weight_files], key=lambda path: path.name)
+    lines = "".join(f"{_sha256_of(path)}  {path.name}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

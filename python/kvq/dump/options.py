@@ -1,0 +1,181 @@
+"""The command line of dump_qkv.py. Imports nothing heavy: `--help` answers at once."""
+
+import argparse
+import textwrap
+
+from ..cli import Parser, program_name
+from . import __version__
+from .families import supported_list
+
+PROGRAM = "dump_qkv.py"
+DESCRIPTION = """\
+Runs a Hugging Face model over text and writes the queries, keys and values that enter attention to a kvq dump
+(formats/dump.md): after QK-norm and RoPE, before the KV heads are repeated. Calibration and evaluation start from it.
+"""
+
+EPILOG = f"""\
+example: 8 windows of 4096 tokens from all over a text to calibrate on, and as many of another to measure on
+
+  dump_qkv.py Qwen/Qwen3-4B --text train.txt --sequence-length 4096 --windows 8 --output calibration.h5
+  dump_qkv.py Qwen/Qwen3-4B --text held_out.txt --sequence-length 4096 --windows 8 --output evaluation.h5
+
+  8 * 4096 tokens of 36 layers with 32 + 8 + 8 heads of 128 channels in bfloat16 are 14.5 GB. One text can serve both:
+  dump disjoint parts with --skip. --generate adds decode-time tokens, --stride tests positions far apart.
+
+Every dump is checked before it appears under its name: QK-norm, RoPE and attention are redone by hand on some tokens.
+
+{textwrap.fill(f"supported: {supported_list()}", 118)}
+
+exit codes: 0 done, 2 wrong flags, 3 unreadable input, 4 a numerical check failed, 5 unsupported model
+"""
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {text}")
+    return value
+
+
+def natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text}")
+    return value
+
+
+def token_list(text: str) -> list[int]:
+    """ "151331,151333" -> token ids."""
+    return [natural(part) for part in text.split(",")]
+
+
+def layer_list(text: str) -> list[int]:
+    """ "0,3,5-7" -> [0, 3, 5, 6, 7]"""
+    layers = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        layers.update(range(natural(first), natural(last or first) + 1))
+    if not layers:
+        raise argparse.ArgumentTypeError(f"expected layers in rising order, as in 0,3,5-7, found {text}")
+    return sorted(layers)
+
+
+def build_parser() -> Parser:
+    parser = Parser(PROGRAM, DESCRIPTION, EPILOG)
+    parser.add_argument("model", metavar="MODEL", help="model folder, or the id of a model on the hub")
+    parser.add_argument("--output", metavar="OUT.h5", required=True, help="the dump to write")
+    parser.add_argument("--version", action="version", version=f"{program_name(PROGRAM)} {__version__}")
+    _add_text_options(parser)
+    _add_sequence_options(parser)
+    _add_content_options(parser)
+    _add_run_options(parser)
+    return parser
+
+
+def _add_text_options(parser: Parser) -> None:
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--text",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="UTF-8 text to run the model over; repeat for several",
+    )
+    group.add_argument(
+        "--synthetic-tokens",
+        metavar="N",
+        type=positive,
+        help="N random token ids in place of a text: for tests, not for calibration",
+    )
+    group.add_argument("--seed", metavar="S", type=natural, default=0, help="of --synthetic-tokens (default 0)")
+    group.add_argument("--skip", metavar="N", type=natural, default=0, help="leave out the first N tokens of each text")
+    prefix = group.add_mutually_exclusive_group()
+    prefix.add_argument(
+        "--prepend",
+        metavar="ID[,ID]",
+        type=token_list,
+        help="token ids that begin every sequence (default: what the tokenizer adds, "
+        "else bos_token_id of the configuration)",
+    )
+    prefix.add_argument("--no-prepend", action="store_true", help="begin every sequence with the text itself")
+
+
+def _add_sequence_options(parser: Parser) -> None:
+    group = parser.add_argument_group("sequences")
+    group.add_argument(
+        "--sequence-length",
+        metavar="L",
+        type=positive,
+        default=2048,
+        help="tokens of a prompt, prepended ones included (default 2048)",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument(
+        "--tokens",
+        metavar="N",
+        type=positive,
+        help="stop after N prompt tokens in all, shared among the texts (default: all text)",
+    )
+    size.add_argument(
+        "--windows",
+        metavar="W",
+        type=positive,
+        help="W whole sequences of each text, evenly spread: every max(1, available / W)-th window",
+    )
+    group.add_argument(
+        "--stride",
+        metavar="K",
+        type=positive,
+        default=1,
+        help="multiply positions by K: the distances of a long context at the cost of a short one (default 1)",
+    )
+    group.add_argument(
+        "--generate",
+        metavar="N",
+        type=natural,
+        default=0,
+        help="let the model continue each prompt by N greedy tokens, marked in /generated",
+    )
+    group.add_argument("--allow-duplicates", action="store_true", help="accept sequences with the same tokens")
+
+
+def _add_content_options(parser: Parser) -> None:
+    group = parser.add_argument_group("what is stored")
+    group.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "float16", "bfloat16"],
+        default="auto",
+        help="of q, k and v in the file (default auto: as the model's weights)",
+    )
+    group.add_argument("--layers", metavar="LIST", type=layer_list, help="only these, as in 0,3,5-7 (default: all)")
+    group.add_argument(
+        "--o-proj", action="store_true", help="add each layer's output projection, float16 (its metric is there always)"
+    )
+    group.add_argument(
+        "--curvature",
+        action="store_true",
+        help="add output_curvature: one backward pass per prompt, needs its activations in memory",
+    )
+    group.add_argument("--model-name", metavar="NAME", help="name in the file (default: hub id or folder name)")
+
+
+def _add_run_options(parser: Parser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument("--device", default="cpu", help="where to run, as in cuda:0 (default cpu)")
+    group.add_argument(
+        "--compute-dtype",
+        choices=["auto", "float32", "float16", "bfloat16"],
+        default="auto",
+        help="of the model's arithmetic (default auto: float32 on the CPU, else as the weights)",
+    )
+    group.add_argument("--threads", metavar="N", type=positive, help="CPU threads (default: what PyTorch takes)")
+    group.add_argument("--local-files-only", action="store_true", help="do not ask the hub; a folder never does")
+    group.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if bool(args.text) == (args.synthetic_tokens is not None):
+        parser.error("expected either --text or --synthetic-tokens")
+    return args

@@ -1,0 +1,341 @@
+"""The program: from arguments to a dump that was checked."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cli import program_name, report
+from ..errors import (
+    EXIT_DONE,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_NUMERICAL,
+    EXIT_UNSUPPORTED,
+    EXIT_USAGE,
+    KvqError,
+    one_line,
+)
+from . import __version__
+from .options import PROGRAM, parse_arguments
+from .progress import Progress
+
+
+@dataclass
+class Job:
+    """All decisions that are made before the first forward pass."""
+
+    folder: object
+    model: object
+    sequences: list[list[int]]
+    layers: list[int]
+    prefix: list[int]
+    compute_dtype: str
+    stored_dtype: str
+
+
+def prepare(args) -> Job:
+    """Makes all decisions, the cheap refusals first: configuration, then text, then weights."""
+    from .model import load_model, open_model_folder, stored_dtype
+
+    folder = open_model_folder(args.model, args.local_files_only)
+    layers = choose_layers(args.layers, folder.config.num_hidden_layers)
+    prefix, sequences = choose_sequences(args, folder)
+    weights_dtype = stored_dtype(folder)
+    compute_dtype = args.compute_dtype
+    if compute_dtype == "auto":
+        compute_dtype = "float32" if args.device == "cpu" else weights_dtype
+    say(
+        args,
+        f"model: {args.model_name or folder.name} ({folder.family.label}), {len(layers)} of "
+        f"{folder.config.num_hidden_layers} layers, computing in {compute_dtype} on {args.device}",
+    )
+    model = load_model(folder, compute_dtype, args.device)
+    return Job(
+        folder, model, sequences, layers, prefix, compute_dtype, weights_dtype if args.dtype == "auto" else args.dtype
+    )
+
+
+def choose_layers(wanted: list[int] | None, num_layers: int) -> list[int]:
+    if wanted is None:
+        return list(range(num_layers))
+    if wanted[-1] >= num_layers:
+        raise KvqError(EXIT_USAGE, f"--layers: expected layers 0 to {num_layers - 1}, found {wanted[-1]}")
+    return wanted
+
+
+def choose_sequences(args, folder) -> tuple[list[int], list[list[int]]]:
+    """(prepended tokens, prompts)"""
+    from .model import default_prefix, load_tokenizer
+    from .prompts import CutPlan, plan_sequences, read_text
+
+    contents = [(path, read_text(path)) for path in args.text]
+    tokenizer = load_tokenizer(folder) if contents else None
+    if contents:
+        texts = [(path, tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for path, text in contents]
+    else:
+        texts = [("synthetic tokens", synthetic_tokens(args.synthetic_tokens, args.seed, folder.config.vocab_size))]
+    prefix = [] if args.no_prepend else args.prepend
+    if prefix is None:
+        prefix = default_prefix(tokenizer, folder.config)
+    refuse_unknown_tokens(prefix, folder.config.vocab_size)
+    if args.sequence_length <= len(prefix):
+        raise KvqError(
+            EXIT_USAGE,
+            f"--sequence-length: expected more than the {len(prefix)} prepended tokens, found {args.sequence_length}",
+        )
+    sequences = plan_sequences(texts, prefix, CutPlan(args.sequence_length, args.skip, args.tokens, args.windows))
+    report_duplicates(args, sequences)
+    warn_beyond_context(args, sequences, folder.config)
+    return prefix, sequences
+
+
+def synthetic_tokens(count: int, seed: int, vocab_size: int) -> list[int]:
+    import numpy as np
+
+    return np.random.default_rng(seed).integers(0, vocab_size, count).tolist()
+
+
+def refuse_unknown_tokens(prefix: list[int], vocab_size: int) -> None:
+    unknown = [token for token in prefix if token >= vocab_size]
+    if unknown:
+        raise KvqError(
+            EXIT_USAGE,
+            f"--prepend: expected token ids below {vocab_size}, found {unknown[0]}",
+            "--no-prepend begins sequences with the text itself",
+        )
+
+
+def report_duplicates(args, sequences: list[list[int]]) -> None:
+    """Warns if a sequence occurs twice, because a text was then probably given twice and would count double."""
+    from .prompts import find_duplicates
+
+    pairs = find_duplicates(sequences)
+    if not pairs:
+        return
+    first, again = pairs[0]
+    message = f"{len(pairs)} sequences repeat an earlier one, the first: sequence {again} repeats {first}"
+    if not args.allow_duplicates:
+        raise KvqError(EXIT_INPUT, message, "was a text given twice? --allow-duplicates accepts them")
+    say(args, f"warning: {message}")
+
+
+def warn_beyond_context(args, sequences: list[list[int]], config) -> None:
+    limit = getattr(config, "max_position_embeddings", None)
+    last = (max(map(len, sequences)) + args.generate - 1) * args.stride
+    if limit and last >= limit:
+        say(args, f"warning: positions reach {last}, but the model is made for {limit} positions")
+
+
+def run(args, job: Job, temporary: Path) -> list:
+    """Writes the dump to `temporary`; returns the checks, passed or failed."""
+    import h5py
+
+    from .validators import Check, Validator
+    from .writer import DumpWriter
+
+    num_tokens = sum(map(len, job.sequences)) + args.generate * len(job.sequences)
+    with DumpWriter(temporary, num_tokens, job.stored_dtype) as writer:
+        write_root(args, job, writer)
+        recorder = capture_all(args, job, writer, num_tokens)
+        peaks = writer.largest_magnitudes()
+    with h5py.File(temporary, "r") as file:
+        moved_from = job.folder.family.layout_before_rope(job.model.config)
+        redone = Validator(file, recorder.witnesses, recorder.rows, job.compute_dtype, moved_from).run()
+    magnitudes = ", ".join(f"|{name}| {peak:.4g}" for name, peak in peaks.items())
+    return [
+        Check("sequences", True, describe_duplicates(job.sequences)),
+        Check("values", True, f"all finite, no tensor of zeros; largest {magnitudes}"),
+        *redone,
+    ]
+
+
+def describe_duplicates(sequences: list[list[int]]) -> str:
+    from .prompts import find_duplicates
+
+    repeated = len(find_duplicates(sequences))
+    return f"{len(sequences)}, {f'{repeated} of them duplicates' if repeated else 'no duplicates'}"
+
+
+def write_root(args, job: Job, writer) -> None:
+    import numpy as np
+    import torch
+    import transformers
+
+    from .model import fingerprint
+
+    prompt_lengths = np.array([len(sequence) for sequence in job.sequences], dtype=np.int64)
+    lengths = prompt_lengths + args.generate
+    digest = fingerprint(job.folder)
+    if digest is None:
+        say(args, "warning: no *.safetensors in the model folder, so the dump carries no model_fingerprint")
+    writer.write_root(
+        {
+            "model_name": args.model_name or job.folder.name,
+            "capture_point": "post_rope",
+            "num_layers": job.folder.config.num_hidden_layers,
+            "producer": f"{PROGRAM} {__version__} (transformers {transformers.__version__}, torch {torch.__version__})",
+            "model_fingerprint": digest,
+            "model_config": job.folder.config_json,
+        }
+    )
+    in_sequence = [np.arange(length) for length in lengths]
+    generated = np.concatenate([t >= prompt for t, prompt in zip(in_sequence, prompt_lengths)])
+    writer.write_tokens(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate(in_sequence) * args.stride,
+        generated if args.generate else None,
+    )
+
+
+def capture_all(args, job: Job, writer, num_tokens: int):
+    """Runs all sequences through the model and appends generated tokens. The returned recorder holds the witnesses."""
+    import numpy as np
+
+    from .capture import Recorder, choose_witness_rows
+    from .forward import run_and_generate, run_prompt
+    from .model import eos_tokens
+
+    lengths = [len(sequence) + args.generate for sequence in job.sequences]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    progress = Progress("capture", num_tokens * job.model.config.num_hidden_layers, args.quiet)
+    with Recorder(job.model, job.folder.family, writer, job.layers, choose_witness_rows(starts), progress) as recorder:
+        for index, sequence in enumerate(job.sequences):
+            first_row = int(starts[index])
+            if args.generate:
+                chosen = run_and_generate(
+                    job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.model.config)
+                )
+                job.sequences[index] = sequence + chosen
+            else:
+                run_prompt(job.model, recorder, sequence, first_row, args.stride)
+        progress.close()
+        modules = {layer: recorder.attention_module(layer) for layer in job.layers}
+    add_extras(args, job, writer, modules)
+    return recorder
+
+
+def add_extras(args, job: Job, writer, modules: dict) -> None:
+    import torch
+
+    from .array_writer import output_metric
+    from .curvature import OutputCurvature
+
+    for layer, facts in writer.layers.items():
+        if facts.kind != "mla_rope":  # mla_rope: a dump without values
+            weight = modules[layer].o_proj.weight.detach().float().cpu().numpy()
+            writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
+    if args.o_proj:
+        for layer, module in modules.items():
+            writer.write_extra(layer, "o_proj", module.o_proj.weight.detach().to(torch.float16).cpu().numpy())
+    if args.curvature:
+        progress = Progress("curvature", sum(map(len, job.sequences)), args.quiet)
+        heads = {layer: facts.num_q_heads for layer, facts in writer.layers.items()}
+        curvature = OutputCurvature(job.model, modules, heads, progress)
+        for sequence in job.sequences:
+            curvature.add(sequence, args.stride)
+        progress.close()
+        for layer, moment in curvature.result().items():
+            writer.write_extra(layer, "output_curvature", moment, source="nll")
+
+
+def say(args, line: str) -> None:
+    if not args.quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
+def report_checks(args, checks: list) -> None:
+    """Prints one line for each check; raises if one failed."""
+    for check in checks:
+        say(args, f"check: {check.name}: {'ok' if check.passed else 'FAILED'}, {check.detail}")
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        raise KvqError(
+            EXIT_NUMERICAL,
+            "; ".join(f"{check.name}: {check.detail}" for check in failed),
+            "no dump was written; please report the model and this line",
+        )
+
+
+def print_table(args, job: Job, path: Path) -> None:
+    """Prints the closing summary on stdout, with one row for each run of equal layers."""
+    import h5py
+
+    if args.quiet:
+        return
+    with h5py.File(path, "r") as file:
+        bounds, last = file["cu_seqlens"][:], file["positions"][:].max()
+        print(
+            f"wrote {path}: {path.stat().st_size / 1e6:.1f} MB, {bounds[-1]} tokens in {len(bounds) - 1} sequences, "
+            f"positions up to {last}, {job.stored_dtype}; prepended: {job.prefix or 'nothing'}"
+        )
+        print(
+            f"{'layers':>9}  {'q heads':>7}  {'kv heads':>8}  {'head_dim':>8}  {'v_head_dim':>10}  {'scale':>8}  "
+            f"{'window':>6}  rope"
+        )
+        for label, row in layer_rows(file):
+            print(f"{label:>9}  {row}")
+
+
+def layer_rows(file) -> list[tuple[str, str]]:
+    """("0-3", columns) for each run of layers in the file with the same columns."""
+    runs: list[tuple[int, int, str]] = []
+    for layer in sorted(map(int, file["layers"])):
+        attributes = file[f"layers/{layer}"].attrs
+        row = (
+            f"{attributes['num_q_heads']:>7}  {attributes['num_kv_heads']:>8}  {attributes['head_dim']:>8}  "
+            f"{attributes['v_head_dim']:>10}  {attributes['softmax_scale']:>8.5f}  "
+            f"{attributes['sliding_window']:>6}  {attributes['rope_layout']} {attributes['rotary_dim']}"
+        )
+        if runs and runs[-1][2] == row and runs[-1][1] == layer - 1:
+            runs[-1] = (runs[-1][0], layer, row)
+        else:
+            runs.append((layer, layer, row))
+    return [(f"{first}-{last}" if last > first else f"{first}", row) for first, last, row in runs]
+
+
+def dump(args) -> None:
+    output = Path(args.output)
+    if not output.parent.is_dir() or output.is_dir():
+        raise KvqError(EXIT_INPUT, f"{output}: expected a file in a folder that exists")
+    # Imported here: --help and wrong flags need no PyTorch.
+    import torch
+
+    from .model import quiet_libraries
+
+    quiet_libraries()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    job = prepare(args)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        report_checks(args, run(args, job, temporary))
+        os.replace(temporary, output)
+    except torch.OutOfMemoryError as error:
+        raise KvqError(
+            EXIT_UNSUPPORTED,
+            f"{args.device} has too little memory: {one_line(error)}",
+            "try a smaller --sequence-length, or --compute-dtype bfloat16",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    print_table(args, job, output)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    try:
+        dump(args)
+    except KvqError as error:
+        return report(PROGRAM, error)
+    except ImportError as error:
+        message = f"Python package missing or too old: {one_line(error)}"
+        hint = "pip install 'torch>=2.5' 'transformers>=5' h5py numpy safetensors"
+        return report(PROGRAM, KvqError(EXIT_UNSUPPORTED, message, hint))
+    except OSError as error:
+        message = f"{error.filename or args.output}: {error.strerror or one_line(error)}"
+        return report(PROGRAM, KvqError(EXIT_INPUT, message))
+    except KeyboardInterrupt:
+        print(f"\n{program_name(PROGRAM)}: interrupted; no dump was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE

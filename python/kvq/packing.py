@@ -1,0 +1,434 @@
+"""formats/packing.md in numpy: the second implementation, many rows at a time.
+
+Every step is one binary32 operation. numpy never fuses two of them, never takes a reciprocal for a division and keeps
+subnormals; only sums need care, because np.sum chooses its own order: `tree_sum` is used instead. Overflow to infinity
+is part of the specification, so numpy's warnings about it are silenced.
+
+Shapes: N rows of D channels, G groups of g channels, S states of a trellis, C centroids.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, Scheme, index_bytes
+
+LARGEST = np.finfo(np.float32).max
+ZERO = np.float32(0)
+HALF = np.float32(0.5)
+STORED_DTYPES = {"fp16": "<f2", "bf16": "<u2", "fp32": "<f4"}
+TWO = np.float32(2)
+FOUR = np.float32(4)
+# Elements of the largest temporary array of the trellis search and of the centroid search, so that the array fits a
+# cache.
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class CodedRows:
+    """Quantized rows before packing.
+
+    codes: uint8 [N, D], or uint16 [N, D] bfloat16 patterns for exact rows.
+    numbers: float32 [N, G * (1 or 2)] in the order of the bytes: all scales, then all minima or zero-points, each a
+    number of the scale type. A mixed row has a scale for each segment, and code 0 in channels of width 0.
+    index: int64 [N], the centroids that were subtracted; None without centroids.
+    """
+
+    codes: np.ndarray
+    numbers: np.ndarray
+    index: np.ndarray | None = None
+
+
+def quiet(function):
+    """Silences numpy's warnings about overflow and underflow, because packing.md defines both."""
+    return np.errstate(over="ignore", under="ignore", invalid="ignore")(function)
+
+
+# Number types
+
+
+def to_bf16_bits(x: np.ndarray) -> np.ndarray:
+    """float32 -> uint16 patterns of R(x): nearest even, saturating."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    sign = rounded & np.uint16(0x8000)
+    return sign | np.minimum(rounded & np.uint16(0x7FFF), np.uint16(0x7F7F))
+
+
+def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_stored(x: np.ndarray, scale_type: str) -> np.ndarray:
+    """R(x) as the file holds it: float16, uint16 patterns of bfloat16, or float32; little-endian."""
+    if scale_type == "bf16":
+        return to_bf16_bits(x).astype("<u2")
+    dtype = np.dtype("<f2" if scale_type == "fp16" else "<f4")
+    largest = np.float32(np.finfo(dtype).max)
+    # Clamping before rounding gives the same result, because R saturates: a number beyond the largest finite number
+    # becomes that number.
+    return np.clip(x, -largest, largest).astype(dtype)
+
+
+def from_stored(stored: np.ndarray, scale_type: str) -> np.ndarray:
+    return from_bf16_bits(stored) if scale_type == "bf16" else stored.astype(np.float32)
+
+
+def round_to(x: np.ndarray, scale_type: str) -> np.ndarray:
+    """R(x), widened again to float32."""
+    return from_stored(to_stored(x, scale_type), scale_type)
+
+
+# Building blocks
+
+
+def tree_sum(x: np.ndarray) -> np.ndarray:
+    """Sums the last axis in the order of packing.md: neighbors first, zeros pad to a power of two."""
+    size = x.shape[-1]
+    padding = (1 << (size - 1).bit_length()) - size
+    if padding:
+        x = np.concatenate([x, np.zeros((*x.shape[:-1], padding), np.float32)], axis=-1)
+    while x.shape[-1] > 1:
+        x = x[..., 0::2] + x[..., 1::2]
+    return x[..., 0]
+
+
+def clip_rows(x: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Clips each row of x [N, D] to the row's threshold."""
+    index = scheme.clip_index(x.shape[1])
+    if index is None:
+        return x
+    threshold = np.partition(np.abs(x), index, axis=1)[:, index, None]
+    return np.minimum(np.maximum(x, -threshold), threshold)
+
+
+def divide_or_zero(x: np.ndarray, divisor: np.ndarray) -> np.ndarray:
+    """x / divisor; 0 in groups whose divisor is 0, whose codes packing.md defines separately."""
+    return np.divide(x, divisor, out=np.zeros_like(x), where=divisor != 0)
+
+
+def levels(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The levels l(c), odd numbers, float32."""
+    return (2 * codes.astype(np.int32) - (2**bits - 1)).astype(np.float32)
+
+
+# Encoding of groups x [N, G, g]. Each coder returns (codes float32 [N, G, g], its numbers, each [N, G]).
+
+
+def encode_affine(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
+    lowest, highest = x.min(axis=2), x.max(axis=2)
+    extent = np.minimum(highest - lowest, LARGEST) + ZERO  # -0 + 0 = +0, so signs of zero extremes do not matter
+    scale = round_to(extent / np.float32(scheme.top), scheme.scale_type)
+    s = scale[..., None]
+    if scheme.zero == "float":
+        second = round_to(lowest, scheme.scale_type) + ZERO
+        codes = np.floor(divide_or_zero(x - second[..., None], s) + HALF)
+    else:
+        second = round_to(np.floor(divide_or_zero(-lowest, scale) + HALF), scheme.scale_type)
+        codes = np.floor(divide_or_zero(x, s) + HALF) + second[..., None]
+    codes = np.where(s == 0, ZERO, np.clip(codes, 0, np.float32(scheme.top)))
+    return codes, [scale, second]
+
+
+def encode_symmetric(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
+    top = np.float32(scheme.top)
+    if scheme.scale_rule == "absmax":
+        first = round_to(TWO * np.abs(x).max(axis=2) / top, scheme.scale_type)
+    else:
+        energy = tree_sum(x * x)
+        step = np.float32(GAUSSIAN_STEP[scheme.bits])
+        first = round_to(step * np.sqrt(energy / np.float32(x.shape[2])), scheme.scale_type)
+    middle = np.float32(2 ** (scheme.bits - 1))
+    codes = np.clip(np.floor(divide_or_zero(x, first[..., None])) + middle, 0, top)
+    if scheme.scale_rule == "absmax":
+        return codes, [first]
+    level = levels(codes, scheme.bits)
+    norm = (level.astype(np.int64) ** 2).sum(axis=2).astype(np.float32)
+    if scheme.scale_rule == "least_squares":
+        refit = TWO * tree_sum(x * level) / norm
+    else:
+        refit = np.sqrt(FOUR * energy / norm)
+    return codes, [np.where(first == 0, ZERO, round_to(refit, scheme.scale_type))]
+
+
+def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Codebook and trellis codes. Both share the scales; the searches for codes and the values of codes differ."""
+    energy = tree_sum(x * x)
+    deviation = round_to(np.sqrt(energy / np.float32(x.shape[2])), scheme.scale_type)
+    y = divide_or_zero(x, deviation[..., None])
+    codes = (nearest_entries if scheme.coder == "codebook" else best_paths)(y, scheme)
+    codes = np.where(deviation[..., None] == 0, np.uint8(2 ** (scheme.bits - 1)), codes)
+    if scheme.scale_rule == "rms":
+        return codes, [deviation]
+    value = table_values(codes, scheme)
+    norm = tree_sum(value * value)
+    if scheme.scale_rule == "norm":
+        refit = np.sqrt(divide_or_zero(energy, norm))
+    else:
+        refit = divide_or_zero(tree_sum(x * value), norm)
+    scale = np.where((norm == 0) | np.isnan(refit), deviation, round_to(refit, scheme.scale_type))
+    return codes, [np.where(deviation == 0, ZERO, scale)]
+
+
+def table_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """The values of codes [N, G, g] of a codebook or a trellis at scale 1, float32."""
+    if scheme.coder == "codebook":
+        return np.array(scheme.codebook, np.float32)[codes]
+    return trellis_values(codes, scheme)
+
+
+# Codebook codes
+
+
+def nearest_entries(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y, uint8: the number of thresholds that are at most y."""
+    entries = np.array(scheme.codebook, np.float32)
+    thresholds = (entries[:-1] + entries[1:]) * HALF
+    return np.searchsorted(thresholds, y, side="right").astype(np.uint8)
+
+
+# Trellis codes
+
+
+def trellis_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """v of the codes [..., g], float32, by the definition."""
+    value = None
+    for q, half in enumerate(np.array(scheme.theta, np.float32) * HALF):
+        k, i = divmod(q, scheme.bits)
+        term = np.where(np.roll(codes, k, axis=-1) >> i & 1, half, -half)
+        value = term if value is None else value + term
+    return value
+
+
+def trellis_table(scheme: Scheme) -> np.ndarray:
+    """v of a channel for all windows, float32 [2^(b (m + 1))]. Index: c[0] + c[-1] 2^b + c[-2] 2^(2 b) + ..., where
+    c[-k] is the code k channels before."""
+    half = np.array(scheme.theta, np.float32) * HALF
+    place = np.arange(2 ** len(half))
+    value = np.where(place & 1, half[0], -half[0])
+    for q in range(1, len(half)):
+        value = value + np.where(place >> q & 1, half[q], -half[q])
+    return value
+
+
+def best_paths(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y [N, G, g], uint8, by Viterbi."""
+    targets = y.reshape(-1, y.shape[2])
+    rows = max(1, CHUNK >> (scheme.bits * (scheme.memory + 1)))
+    codes = np.empty(targets.shape, np.uint8)
+    for first in range(0, len(targets), rows):
+        codes[first : first + rows] = viterbi(targets[first : first + rows], scheme)
+    return codes.reshape(y.shape)
+
+
+def viterbi(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y [N, g], uint8. The first search finds the state at the seam, the second search the codes from the seam
+    around to the seam.
+
+    Costs are [S, N], with rows along the last axis, so that numpy's inner loops run over rows.
+    """
+    y = np.ascontiguousarray(y.T)
+    size, count = y.shape
+    length, cost = min(size, LONGEST_SEAM), np.zeros((2 ** (scheme.bits * scheme.memory), count), np.float32)
+    cost, oldest = walk(np.concatenate([y[size - length :], y[:length]]), cost, scheme)
+    seam, _ = trace_back(first_smallest(cost), oldest[length:], scheme)
+    cost = np.full(cost.shape, np.inf, np.float32)
+    cost[seam, np.arange(count)] = 0
+    return trace_back(seam, walk(y, cost, scheme)[1], scheme)[1]
+
+
+def walk(y: np.ndarray, cost: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Steps over y [n, N] from the costs [S, N].
+
+    returns (the costs at the end, for each step the code that the best path to each state dropped, uint8 [S, N])
+    """
+    values, alphabet, oldest = trellis_table(scheme)[:, None], 2**scheme.bits, []
+    for channel in y:
+        error = channel - values
+        paths = (error * error).reshape(len(cost), alphabet, -1) + cost[:, None]
+        cost, dropped = smallest(paths.reshape(alphabet, len(cost), -1))
+        oldest.append(dropped)
+    return cost, oldest
+
+
+def smallest(paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """paths [K, S, N] -> (the minimum over K, the first index of the minimum as uint8), each [S, N]"""
+    best, place = paths[0], np.zeros(paths.shape[1:], np.uint8)
+    for k in range(1, len(paths)):
+        place[paths[k] < best] = k
+        best = np.minimum(best, paths[k])
+    return best, place
+
+
+def first_smallest(cost: np.ndarray) -> np.ndarray:
+    """cost [S, N] -> index of the minimum over S, the first on a tie, int64 [N]"""
+    return cost.argmin(axis=0)
+
+
+def trace_back(state: np.ndarray, oldest: list[np.ndarray], scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+    """For the paths that end in state [N]: (the state before the first step [N], codes [N, n])."""
+    codes = np.empty((len(oldest), len(state)), np.uint8)
+    rows, top_place = np.arange(len(state)), scheme.bits * (scheme.memory - 1)
+    for j in reversed(range(len(oldest))):
+        codes[j] = state & scheme.top
+        state = (state >> scheme.bits) + (oldest[j][state, rows].astype(np.int64) << top_place)
+    return state, codes.T
+
+
+# Centroids
+
+
+@quiet
+def squared_distances(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """tree((x - M[c]) (x - M[c])) of rows x [N, D] and centroids [C, D], float32 [C, N]."""
+    found = np.empty((len(centroids), len(x)), np.float32)
+    rows = max(1, CHUNK // x.shape[1])
+    for first in range(0, len(x), rows):
+        block = np.ascontiguousarray(x[first : first + rows].T)
+        for c, centroid in enumerate(centroids):
+            difference = block - centroid[:, None]
+            found[c, first : first + rows] = tree_sum((difference * difference).T)
+    return found
+
+
+@quiet
+def nearest_centroids(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Index of the centroid of each token, int64 [N].
+
+    x: [H, N, D], the heads that choose together, centroids: [H, C, D]
+    """
+    total = squared_distances(x[0], centroids[0])
+    for rows, entries in zip(x[1:], centroids[1:]):
+        total = total + squared_distances(rows, entries)
+    return first_smallest(total)
+
+
+# Rows
+
+CODERS = {"affine": encode_affine, "symmetric": encode_symmetric, "codebook": encode_table, "trellis": encode_table}
+
+
+@quiet
+def encode(x: np.ndarray, scheme: AnyScheme) -> CodedRows:
+    """Quantizes finite rows.
+
+    x: float32 [N, D], already centered and rotated
+    raises ValueError for rows that are not finite, not float32, or not whole groups
+    """
+    if x.dtype != np.float32 or x.ndim != 2:
+        raise ValueError(f"rows to encode: expected float32 [N, D], found {x.dtype} {list(x.shape)}")
+    if not np.isfinite(x).all():
+        raise ValueError("rows to encode: expected finite numbers")
+    if scheme.coder == "exact":
+        return CodedRows(to_bf16_bits(np.ascontiguousarray(x)), np.zeros((len(x), 0), np.float32))
+    codes, numbers = np.zeros(x.shape, np.uint8), [np.zeros((len(x), 0), np.float32)]
+    for part in scheme.segments(x.shape[1]):
+        channels = slice(part.begin, part.end)
+        codes[:, channels], own = encode_segment(np.ascontiguousarray(x[:, channels]), part.scheme)
+        numbers += own
+    return CodedRows(codes, np.concatenate(numbers, axis=1))
+
+
+def encode_segment(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
+    """x [N, d] -> (codes [N, d], numbers, each [N, G])"""
+    groups = clip_rows(x, scheme).reshape(len(x), scheme.groups(x.shape[1]), scheme.group_size)
+    codes, numbers = CODERS[scheme.coder](groups, scheme)
+    return codes.reshape(x.shape), numbers
+
+
+@quiet
+def decode(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
+    """x_hat, float32 [N, D]."""
+    if scheme.coder == "exact":
+        return from_bf16_bits(rows.codes)
+    x, first = np.zeros(rows.codes.shape, np.float32), 0
+    for part in scheme.segments(x.shape[1]):
+        channels = slice(part.begin, part.end)
+        count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
+        x[:, channels] = decode_segment(rows.codes[:, channels], rows.numbers[:, first : first + count], part.scheme)
+        first += count
+    return x
+
+
+def decode_segment(codes: np.ndarray, numbers: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """codes [N, d], numbers [N, G * (1 or 2)] -> x_hat [N, d]"""
+    count, dim = codes.shape
+    groups = scheme.groups(dim)
+    codes = codes.reshape(count, groups, scheme.group_size)
+    scale, *second = (numbers[:, i * groups : (i + 1) * groups, None] for i in range(scheme.numbers_per_group()))
+    if scheme.coder == "symmetric":
+        x = scale * (levels(codes, scheme.bits) * HALF)
+    elif scheme.coder in ("codebook", "trellis"):
+        x = scale * table_values(codes, scheme)
+    elif scheme.zero == "integer":
+        x = (codes.astype(np.float32) - second[0]) * scale
+    else:
+        x = codes.astype(np.float32) * scale + second[0]
+    return x.reshape(count, dim)
+
+
+# Bytes
+
+
+def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """codes [N, D] below 2^bits -> uint8 [N, ceil(D * bits / 8)], a little-endian bit stream per row."""
+    stream = (codes[:, :, None] >> np.arange(bits, dtype=codes.dtype)) & codes.dtype.type(1)
+    return np.packbits(stream.reshape(len(codes), codes.shape[1] * bits).astype(np.uint8), axis=1, bitorder="little")
+
+
+def unpack_codes(packed: np.ndarray, bits: int, dim: int) -> np.ndarray:
+    """The inverse of pack_codes: uint8 [N, dim], or uint16 if bits > 8. Padding bits are not looked at."""
+    dtype = np.uint8 if bits <= 8 else np.uint16
+    stream = np.unpackbits(packed, axis=1, count=dim * bits, bitorder="little").reshape(len(packed), dim, bits)
+    return (stream.astype(dtype) << np.arange(bits, dtype=dtype)).sum(axis=2, dtype=dtype)
+
+
+def pack(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
+    """uint8 [N, row_bytes]: codes, numbers, the index of the centroid."""
+    count, dim = rows.codes.shape
+    if (rows.index is None) != (scheme.centroids == 0):
+        raise ValueError(f"packed rows: expected an index of {scheme.centroids} centroids, or none")
+    packed, begin = np.zeros((count, scheme.row_bytes(dim)), np.uint8), 0
+    for part in scheme.segments(dim):
+        packed[:, begin : begin + part.code_bytes] = pack_codes(rows.codes[:, part.begin : part.end], part.stored_bits)
+        begin += part.code_bytes
+    begin = scheme.numbers_begin(dim)
+    end = begin + scheme.number_bytes(dim)
+    packed[:, begin:end] = np.ascontiguousarray(to_stored(rows.numbers, scheme.scale_type)).view(np.uint8)
+    if rows.index is not None:
+        stored = rows.index.astype("<u2")[:, None].view(np.uint8)
+        size = index_bytes(scheme.centroids)
+        packed[:, end : end + size] = stored[:, :size]
+    return packed
+
+
+def unpack(packed: np.ndarray, scheme: AnyScheme, dim: int) -> CodedRows:
+    """The inverse of pack. packed: uint8 [N, row_bytes]; raises ValueError for codes and indices that do not exist."""
+    if packed.ndim != 2 or packed.shape[1] != scheme.row_bytes(dim):
+        raise ValueError(f"packed rows: expected [N, {scheme.row_bytes(dim)}] bytes, found {list(packed.shape)}")
+    codes, begin = np.zeros((len(packed), dim), np.uint16 if scheme.bits > 8 else np.uint8), 0
+    for part in scheme.segments(dim):
+        found = unpack_codes(packed[:, begin : begin + part.code_bytes], part.stored_bits, part.end - part.begin)
+        if (found > part.scheme.top).any():
+            raise ValueError(f"packed rows: expected codes of {part.scheme.bits} bits, found {found.max()}")
+        codes[:, part.begin : part.end] = found
+        begin += part.code_bytes
+    begin = scheme.numbers_begin(dim)
+    end = begin + scheme.number_bytes(dim)
+    stored = np.ascontiguousarray(packed[:, begin:end]).view(STORED_DTYPES[scheme.scale_type])
+    return CodedRows(codes, from_stored(stored, scheme.scale_type), unpack_index(packed[:, end:], scheme.centroids))
+
+
+def unpack_index(rest: np.ndarray, centroids: int) -> np.ndarray | None:
+    """The index of the centroid from the bytes after the numbers, int64 [N]."""
+    if not centroids:
+        return None
+    index = sum(rest[:, i].astype(np.int64) << 8 * i for i in range(index_bytes(centroids)))
+    if (index >= centroids).any():
+        raise ValueError(f"packed rows: expected the index of one of {centroids} centroids, found {index.max()}")
+    return index
+
+
+def fake_quantize(x: np.ndarray, scheme: AnyScheme) -> np.ndarray:
+    """x [N, D] after encoding and decoding."""
+    return decode(encode(x, scheme), scheme)

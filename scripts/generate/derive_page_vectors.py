@@ -1,0 +1,460 @@
+#!/usr/bin/env python3
+"""Derives formats/page_vectors.json from the text of formats/pages.md, from the reader's side.
+
+A third writing of the page layout, beside lib/kvq/plan/page_layout.h and the reader in tests/python: it walks over the
+bytes of a tile as the lanes of a kernel do and asks which token and channel each bit belongs to, where the other two
+ask for the byte of a channel. Standard library only.
+
+    derive_page_vectors.py           writes formats/page_vectors.json
+    derive_page_vectors.py --check   compares, exit code 6 if the file says something else
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import vector_file
+
+VECTORS = Path(__file__).resolve().parents[2] / "formats" / "page_vectors.json"
+TILE_TOKENS = 16
+LARGEST_ZERO_GAP = 6  # a run of `bytes` includes gaps of up to this many zeros
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a layer, with the fields of a vector in page_vectors.json."""
+
+    head_dim: int
+    bits: int
+    group_size: int = 0
+    coder: str = "exact"
+    scale_type: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.bits == 16
+
+    @property
+    def numbers(self) -> int:
+        return {"affine": 2, "symmetric": 1, "exact": 0}[self.coder]
+
+    @property
+    def groups(self) -> int:
+        return 0 if self.exact else self.head_dim // self.group_size
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a piece, which is a quarter of a row's codes"""
+        return self.head_dim * self.bits // 128
+
+    @property
+    def codes_per_byte(self) -> int:
+        return 8 // self.bits
+
+    @property
+    def code_bytes(self) -> int:
+        return 2 * self.head_dim * self.bits
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.code_bytes + 2 * TILE_TOKENS * self.groups * self.numbers
+
+    def fields(self) -> dict:
+        common = {"head_dim": self.head_dim, "bits": self.bits}
+        return (
+            common
+            if self.exact
+            else common | {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
+        )
+
+
+# Where codes lie, from one lane's view: slice k of byte x in the run of lane l holds the code of (token, channel).
+
+
+def run_position(side: Side, lane: int, x: int) -> int:
+    """The byte of the tile that holds byte x of the lane's run."""
+    piece = 4 * side.words
+    chunk = 16 if piece % 8 == 0 else 8
+    return sum((32 * chunk * (x // chunk), chunk * lane, x % chunk))
+
+
+def step_and_half(side: Side, word: int, k: int) -> tuple[int, int]:
+    """(step, w): the step of 32 channels, and the half w of the step's eight channels, whose code is slice k of `word`
+    of a piece."""
+    if word == side.words - 1 and side.words % 2 == 1:
+        return word // 2 * side.codes_per_byte + k // 2, k % 2
+    return word // 2 * side.codes_per_byte + k, word % 2
+
+
+def channel_of(side: Side, piece: int, y: int, k: int) -> int:
+    step, half = step_and_half(side, y // 4, k)
+    return 32 * step + 8 * piece + 4 * half + y % 4
+
+
+def key_codes(side: Side):
+    """Yields (byte of the tile, slice, token, channel) for all codes of a key tile."""
+    piece_bytes = 4 * side.words
+    for lane in range(32):
+        row, piece = lane // 4, lane % 4
+        run = [(row, y) for y in range(piece_bytes)] + [(row + 8, y) for y in range(piece_bytes)]
+        for x, (token, y) in enumerate(run):
+            for k in range(side.codes_per_byte):
+                yield run_position(side, lane, x), k, token, channel_of(side, piece, y, k)
+
+
+def half_bytes(side: Side, half: int) -> list[int]:
+    """The bytes of a piece that belong to `half`, by rising index."""
+    bytes_of_half = []
+    for pair in range(side.words // 2):
+        word = 2 * pair + half
+        bytes_of_half += range(4 * word, 4 * word + 4)
+    if side.words % 2:
+        last = 4 * (side.words - 1)
+        bytes_of_half += [last + 2 * half, last + 2 * half + 1]
+    return bytes_of_half
+
+
+def value_codes(side: Side):
+    """Yields (byte of the tile, slice, token, channel) for all codes of a value tile."""
+    for lane in range(32):
+        row, u = lane // 4, lane % 4
+        for h, y in enumerate(half_bytes(side, row % 2)):
+            for i, token in enumerate((2 * u, 2 * u + 8, 2 * u + 1, 2 * u + 9)):
+                for k in range(side.codes_per_byte):
+                    yield run_position(side, lane, 4 * h + i), k, token, channel_of(side, row // 2, y, k)
+
+
+def value_order(side: Side) -> list[int]:
+    """The channel at each place (permuted channel) of an exact value in the windows, in blocks of 16 rows of one matrix
+    product."""
+    if side.exact:
+        return list(range(side.head_dim))
+    order = []
+    for pair in range(side.words):
+        for k in range(side.codes_per_byte):
+            for h in (2 * pair, 2 * pair + 1):
+                order += [channel_of(side, row // 2, half_bytes(side, row % 2)[h], k) for row in range(8)]
+    return order
+
+
+def number_order(side: Side):
+    """Yields (token, group, number) in the order in which scales and minima follow the codes."""
+    for group in range(side.groups):
+        for row in range(8):
+            for token in (row, row + 8):
+                for number in range(side.numbers):
+                    yield token, group, number
+
+
+def exact_order(head_dim: int, token: int) -> list[int]:
+    """The place (permuted channel) at each position of an exact row of a tile."""
+    chunks = [range(8 * a, 8 * a + 8) for a in range(head_dim // 8)]
+    if head_dim % 64 == 0:
+        # Position a holds the chunk a ^ (token % 8) within its group of 8 chunks; xor is its own inverse.
+        chunks = [chunks[a - a % 8 + (a % 8 ^ token % 8)] for a in range(len(chunks))]
+    return [place for chunk in chunks for place in chunk]
+
+
+# Tiles from rows by token
+
+
+def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
+    tile = bytearray(side.tile_bytes)
+    for position, k, token, channel in (value_codes if is_value else key_codes)(side):
+        if token in rows:
+            tile[position] |= int(rows[token]["codes"][channel], 16) << (k * side.bits)
+    for index, (token, group, number) in enumerate(number_order(side)):
+        if token in rows:
+            text = rows[token]["minima" if number else "scales"][group]
+            position = side.code_bytes + 2 * index
+            tile[position : position + 2] = int(text, 16).to_bytes(2, "little")
+    return bytes(tile)
+
+
+def exact_tile(head_dim: int, order: list[int], rows: dict[int, dict]) -> bytes:
+    """A tile of exact rows; `order` is the channel at each place."""
+    tile = b""
+    for token in range(TILE_TOKENS):
+        words = rows[token]["values"].split() if token in rows else ["0000"] * head_dim
+        tile += b"".join(int(words[order[place]], 16).to_bytes(2, "little") for place in exact_order(head_dim, token))
+    return tile
+
+
+def tile_of(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
+    if side.exact:
+        return exact_tile(side.head_dim, list(range(side.head_dim)), rows)
+    return coded_tile(side, is_value, rows)
+
+
+def rows_of_tile(rows: list[dict], side: str, head: int, tile: int, row_of) -> dict[int, dict]:
+    mine = [row for row in rows if row["side"] == side and row["head"] == head and row_of(row) // TILE_TOKENS == tile]
+    assert len({row_of(row) for row in mine}) == len(mine), "two rows in one place"
+    return {row_of(row) % TILE_TOKENS: row for row in mine}
+
+
+def page_bytes(case: dict) -> bytes:
+    page = b""
+    for head in range(case["num_kv_heads"]):
+        for name in ("k", "v"):
+            for tile in range(case["page_size"] // TILE_TOKENS):
+                rows = rows_of_tile(case["rows"], name, head, tile, lambda row: row["slot"])
+                page += tile_of(case[name], name == "v", rows)
+    return page
+
+
+def window_bytes(case: dict) -> bytes:
+    sink_tokens, sink_rows, ring_rows = case["sink_tokens"], case["sink_rows"], case["ring_rows"]
+
+    def row_of(row: dict) -> int:
+        position = row["position"]
+        return position if position < sink_tokens else sink_rows + (position - sink_tokens) % ring_rows
+
+    slot = b""
+    for head in range(case["num_kv_heads"]):
+        for tile in range((sink_rows + ring_rows) // TILE_TOKENS):
+            slot += exact_tile(
+                case["k"].head_dim, list(range(case["k"].head_dim)), rows_of_tile(case["rows"], "k", head, tile, row_of)
+            )
+            slot += exact_tile(
+                case["v"].head_dim, value_order(case["v"]), rows_of_tile(case["rows"], "v", head, tile, row_of)
+            )
+    return slot
+
+
+# Cases
+
+
+def mixed_bits(*indices: int) -> int:
+    """32 bits that look random, from integer arithmetic alone."""
+    value = 0x9E3779B9
+    for index in indices:
+        value = (value ^ (index + 1)) * 0x85EBCA6B & 0xFFFFFFFF
+        value = (value ^ value >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return value ^ value >> 16
+
+
+def number_pattern(scale_type: str, is_scale: bool, *indices: int) -> str:
+    """Hex pattern of a finite number of `scale_type`; scales are positive."""
+    bits = mixed_bits(*indices)
+    exponent, fraction = (15 - bits % 6) << 10 | bits >> 8 & 0x3FF, bits >> 31
+    if scale_type == "bf16":
+        exponent = (127 - bits % 6) << 7 | bits >> 8 & 0x7F
+    return f"{exponent | (0 if is_scale else fraction << 15):04x}"
+
+
+def made_up_row(side: Side, *indices: int) -> dict:
+    if side.exact:
+        return {"values": " ".join(number_pattern("bf16", False, *indices, c) for c in range(side.head_dim))}
+    row = {"codes": "".join(f"{mixed_bits(*indices, c) >> 7 & (1 << side.bits) - 1:x}" for c in range(side.head_dim))}
+    row["scales"] = [number_pattern(side.scale_type, True, *indices, 1000 + g) for g in range(side.groups)]
+    if side.numbers == 2:
+        row["minima"] = [number_pattern(side.scale_type, False, *indices, 2000 + g) for g in range(side.groups)]
+    return row
+
+
+def page_case(name: str, why: str, k: Side, v: Side, page_size: int, num_kv_heads: int, slots, rows=None) -> dict:
+    """A case with made-up rows of all heads at `slots`, or with the given `rows`."""
+    made_up = [
+        {"side": s, "head": head, "slot": slot} | made_up_row(side, ord(s), head, slot)
+        for head in range(num_kv_heads)
+        for s, side in (("k", k), ("v", v))
+        for slot in slots
+    ]
+    return {
+        "name": name,
+        "why": why,
+        "kind": "page",
+        "num_kv_heads": num_kv_heads,
+        "page_size": page_size,
+        "k": k,
+        "v": v,
+        "rows": made_up if rows is None else rows,
+    }
+
+
+def window_case(
+    name: str,
+    why: str,
+    k: Side,
+    v: Side,
+    num_kv_heads: int,
+    sink_tokens: int,
+    sink_rows: int,
+    ring_rows: int,
+    positions,
+) -> dict:
+    exact = {"k": Side(k.head_dim, 16), "v": Side(v.head_dim, 16)}
+    rows = [
+        {"side": s, "head": head, "position": position} | made_up_row(exact[s], ord(s), head, position)
+        for head in range(num_kv_heads)
+        for s in ("k", "v")
+        for position in positions
+    ]
+    return {
+        "name": name,
+        "why": why,
+        "kind": "windows",
+        "num_kv_heads": num_kv_heads,
+        "k": k,
+        "v": v,
+        "sink_tokens": sink_tokens,
+        "sink_rows": sink_rows,
+        "ring_rows": ring_rows,
+        "rows": rows,
+    }
+
+
+def affine(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
+    return Side(head_dim, bits, group_size, "affine", scale_type)
+
+
+def symmetric(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
+    return Side(head_dim, bits, group_size, "symmetric", scale_type)
+
+
+def one_code(head_dim: int, channel: int, code: int) -> str:
+    return "0" * channel + str(code) + "0" * (head_dim - channel - 1)
+
+
+def cases() -> list[dict]:
+    a, s = affine(128, 2, 128), symmetric(128, 2, 128)
+    single = [
+        {"side": side, "head": 0, "slot": 11, "codes": one_code(128, 77, 3), "scales": ["0000"], "minima": ["0000"]}
+        for side in "kv"
+    ]
+    whole, edges = range(16), (0, 7, 8, 15)
+    return [
+        page_case("one code", "the example of pages.md, by hand", a, a, 16, 1, (), single),
+        page_case("128 2 bits affine", "a whole tile, both words of one pair", a, a, 16, 1, whole),
+        page_case(
+            "128 2 bits symmetric page 64",
+            "one number a group; four tiles of keys before those of values",
+            s,
+            s,
+            64,
+            1,
+            (0, 1, 9, 16, 31, 32, 46, 63),
+        ),
+        page_case(
+            "128 4 bits group 64 page 32",
+            "two pairs of words, two groups, two heads",
+            *[affine(128, 4, 64)] * 2,
+            32,
+            2,
+            (0, 7, 8, 31),
+        ),
+        page_case("128 2 bits group 32", "each step has its own numbers", *[affine(128, 2, 32)] * 2, 16, 1, edges),
+        page_case(
+            "64 2 bits group 64 bf16",
+            "a single word: both halves of a step at neighbouring slices, chunks of 8 bytes",
+            *[affine(64, 2, 64, "bf16")] * 2,
+            16,
+            1,
+            whole,
+        ),
+        page_case("64 4 bits group 32", "one pair of words at 4 bits", *[symmetric(64, 4, 32)] * 2, 16, 1, whole),
+        page_case(
+            "64 4 bits group 32 affine page 32",
+            "number by number: s, m of a group and token are neighbours",
+            *[affine(64, 4, 32)] * 2,
+            32,
+            1,
+            edges + (16, 30),
+        ),
+        page_case("256 2 bits group 128", "two chunks of 16 bytes a lane", *[affine(256, 2, 128)] * 2, 16, 1, edges),
+        page_case(
+            "192 4 bits group 64", "three pairs of words, three groups", *[affine(192, 4, 64)] * 2, 16, 1, (3, 12)
+        ),
+        page_case(
+            "96 4 bits group 96 page 64",
+            "an odd number of words at 4 bits, three heads",
+            *[symmetric(96, 4, 96)] * 2,
+            64,
+            3,
+            (5, 22, 63),
+        ),
+        page_case(
+            "192 2 bits group 96",
+            "an odd number of words, one pair before the last",
+            *[affine(192, 2, 96)] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "sides differ",
+            "each side has its own format and tile size",
+            affine(128, 4, 32),
+            symmetric(64, 2, 32, "bf16"),
+            32,
+            2,
+            (4, 18),
+        ),
+        page_case(
+            "exact pages",
+            "chunks are exchanged in rows of whole 128 bytes only",
+            Side(64, 16),
+            Side(80, 16),
+            16,
+            1,
+            (0, 3, 9, 15),
+        ),
+        window_case(
+            "windows 2 bits",
+            "values in the order of their codes; both ends of the ring",
+            a,
+            a,
+            2,
+            5,
+            16,
+            32,
+            (0, 4, 5, 20, 36),
+        ),
+        window_case("windows 2 bits wrapped", "position 37 is where 5 was", a, a, 1, 5, 16, 32, (4, 37, 68)),
+        window_case("windows 4 bits", "four words a piece", *[affine(128, 4, 64)] * 2, 1, 0, 0, 16, (7, 8, 17)),
+        window_case("windows 64 2 bits", "a single word", *[symmetric(64, 2, 64)] * 2, 1, 17, 32, 16, (0, 16, 17)),
+        window_case(
+            "windows 96 4 bits",
+            "an odd number of words, no exchange of chunks",
+            *[affine(96, 4, 96)] * 2,
+            1,
+            1,
+            16,
+            16,
+            (0, 6),
+        ),
+        window_case("windows of exact values", "places are channels", a, Side(64, 16), 1, 0, 0, 16, (2, 15)),
+    ]
+
+
+def runs_of(data: bytes) -> list:
+    """[offset, hex] of each run of bytes that are not zero."""
+    runs: list[list] = []
+    for offset, byte in enumerate(data):
+        if not byte:
+            continue
+        if runs and offset - runs[-1][1] <= LARGEST_ZERO_GAP:
+            runs[-1][1] = offset + 1
+        else:
+            runs.append([offset, offset + 1])
+    return [[begin, data[begin:end].hex()] for begin, end in runs]
+
+
+def derive(case: dict) -> dict:
+    data = page_bytes(case) if case["kind"] == "page" else window_bytes(case)
+    return case | {"k": case["k"].fields(), "v": case["v"].fields(), "num_bytes": len(data), "bytes": runs_of(data)}
+
+
+def vectors_text() -> str:
+    """The text of the whole file, with one vector in each line."""
+    lines = ",\n".join(json.dumps(derive(case)) for case in cases())
+    return f'{{"format": "kvq-page-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
+
+
+def main() -> int:
+    return vector_file.run(__doc__, VECTORS, vectors_text, "pages.md and the cases here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,710 @@
+#!/usr/bin/env python3
+"""Derives formats/vectors.json from the text of formats/packing.md, in exact rational arithmetic.
+
+A third writing of the specification, beside the C++ codec and python/kvq: slow, without numpy, and with nothing in
+common with them. Every step is computed exactly with `fractions` and then rounded once, to nearest even, which is what
+an IEEE operation is. (Only the costs of trellis paths are computed in Python's floats; see binary32s for why that is
+the same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
+
+    derive_vectors.py           writes formats/vectors.json
+    derive_vectors.py --check   compares, exit code 6 if the file says something else
+"""
+
+import functools
+import itertools
+import json
+import math
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import vector_file
+from vector_cases import CASES
+
+VECTORS = Path(__file__).resolve().parents[2] / "formats" / "vectors.json"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format; the smallest quantum is 2^(min_exponent - precision + 1)."""
+
+    precision: int  # bits of the significand, the hidden one included
+    min_exponent: int
+    max_exponent: int
+    storage_bytes: int
+
+    @functools.cached_property
+    def largest(self) -> Fraction:
+        return (2 - Fraction(2) ** (1 - self.precision)) * Fraction(2) ** self.max_exponent
+
+
+BINARY64 = Format(53, -1022, 1023, 8)
+BINARY32 = Format(24, -126, 127, 4)
+SCALE_TYPES = {"fp32": BINARY32, "fp16": Format(11, -14, 15, 2), "bf16": Format(8, -126, 127, 2)}
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number of any format: a sign, which zeros have, too, and an exact magnitude; the magnitude None is infinity."""
+
+    negative: bool
+    magnitude: Fraction | None
+
+    @staticmethod
+    def of(value) -> "Real":
+        return Real(value < 0, abs(Fraction(value)))
+
+    @property
+    def exact(self) -> Fraction:
+        return -self.magnitude if self.negative else self.magnitude
+
+    @property
+    def is_zero(self) -> bool:
+        return self.magnitude == 0
+
+    @property
+    def is_infinite(self) -> bool:
+        return self.magnitude is None
+
+    def __neg__(self) -> "Real":
+        return Real(not self.negative, self.magnitude)
+
+    def __abs__(self) -> "Real":
+        return Real(False, self.magnitude)
+
+    def __lt__(self, other: "Real") -> bool:
+        if self.is_infinite or other.is_infinite:
+            return self.order() < other.order()
+        return self.exact < other.exact
+
+    def order(self) -> int:
+        """-1, 0 or 1: orders numbers when infinities are among them."""
+        return (-1 if self.negative else 1) if self.is_infinite else 0
+
+
+ZERO = Real(False, Fraction(0))
+HALF = Real.of(Fraction(1, 2))
+
+
+def floor_log2(value: Fraction) -> int:
+    """Largest e with 2^e <= value, value > 0."""
+    e = value.numerator.bit_length() - value.denominator.bit_length()
+    return e if value.denominator << max(e, 0) <= value.numerator << max(-e, 0) else e - 1
+
+
+def nearest_even(numerator: int, denominator: int) -> int:
+    """Nearest integer of a quotient >= 0; a tie goes to the even integer."""
+    below, rest = divmod(numerator, denominator)
+    return below + (2 * rest > denominator or (2 * rest == denominator and below % 2 == 1))
+
+
+def rounded(value: Real, target: Format = BINARY32) -> Real:
+    """Rounds an exact result once, as IEEE 754 does: keeps subnormals and the sign, overflows to infinity."""
+    if value.is_infinite or value.is_zero:
+        return value
+    numerator, denominator = value.magnitude.numerator, value.magnitude.denominator
+    quantum = max(floor_log2(value.magnitude), target.min_exponent) - target.precision + 1  # its exponent
+    units = nearest_even(numerator << max(-quantum, 0), denominator << max(quantum, 0))
+    magnitude = Fraction(units << quantum) if quantum >= 0 else Fraction(units, 1 << -quantum)
+    return Real(value.negative, magnitude if magnitude <= target.largest else None)
+
+
+# The binary32 operations. Infinities appear only where packing.md allows overflow; an operation that would give NaN
+# raises.
+
+
+class NotANumberError(ArithmeticError):
+    """An operation whose IEEE result is NaN."""
+
+
+def add(a: Real, b: Real) -> Real:
+    if a.is_infinite or b.is_infinite:
+        if a.is_infinite and b.is_infinite and a.negative != b.negative:
+            raise NotANumberError("inf - inf")
+        return a if a.is_infinite else b
+    total = a.exact + b.exact
+    if total == 0:
+        return Real(a.negative and b.negative, Fraction(0))  # x + (-x) = +0; only -0 + -0 = -0
+    return rounded(Real.of(total))
+
+
+def subtract(a: Real, b: Real) -> Real:
+    return add(a, -b)
+
+
+def multiply(a: Real, b: Real) -> Real:
+    negative = a.negative != b.negative
+    if a.is_infinite or b.is_infinite:
+        assert not (a.is_zero or b.is_zero), "0 * inf"
+        return Real(negative, None)
+    return rounded(Real(negative, a.magnitude * b.magnitude))
+
+
+def divide(a: Real, b: Real) -> Real:
+    assert not b.is_zero and not b.is_infinite, "packing.md divides by finite numbers only"
+    negative = a.negative != b.negative
+    return Real(negative, None) if a.is_infinite else rounded(Real(negative, a.magnitude / b.magnitude))
+
+
+def square_root(a: Real) -> Real:
+    """Correctly rounded square root: 160 bits of the root and one sticky bit decide the rounding."""
+    if a.is_infinite or a.is_zero:
+        return a
+    shift = 160 - floor_log2(a.magnitude) // 2
+    scaled = a.magnitude * Fraction(4) ** shift
+    root = math.isqrt(scaled.numerator // scaled.denominator)
+    sticky = Fraction(0) if root * root == scaled else Fraction(1, 2)
+    return rounded(Real(False, (root + sticky) / Fraction(2) ** shift))
+
+
+def floor(a: Real) -> Real:
+    if a.is_infinite or a.is_zero:
+        return a
+    whole = a.exact.numerator // a.exact.denominator
+    return Real(a.negative, Fraction(abs(whole)))
+
+
+def binary32s(values) -> array:
+    """Sums, differences and products of two binary32 numbers each, given as Python floats, rounded to binary32.
+
+    Python's floats are binary64, whose 53 bits are at least 2 * 24 + 2. Rounding the exact result to binary64 and then
+    to binary32 therefore gives the same as rounding it once. (A product is even exact in binary64, and so is a sum that
+    is subnormal in binary32.) Overflow gives infinity."""
+    return array("f", values)
+
+
+# Bit patterns
+
+
+def pattern(value: Real, target: Format = BINARY32) -> int:
+    """Bits of a datum that `target` represents exactly."""
+    fraction_bits = target.precision - 1
+    sign = int(value.negative) << (8 * target.storage_bytes - 1)
+    infinity = (target.max_exponent - target.min_exponent + 2) << fraction_bits
+    if value.is_infinite:
+        return sign | infinity
+    if value.is_zero:
+        return sign
+    exponent = max(floor_log2(value.magnitude), target.min_exponent)
+    units = value.magnitude / Fraction(2) ** (exponent - fraction_bits)
+    assert units.denominator == 1, "not a number of this format"
+    # A subnormal has no hidden bit, so the sum below gives biased exponent 0.
+    return sign | ((exponent - target.min_exponent) << fraction_bits) + units.numerator
+
+
+def hex_pattern(value: Real, target: Format = BINARY32) -> str:
+    return f"{pattern(value, target):0{2 * target.storage_bytes}x}"
+
+
+def from_decimal(text: str) -> Real:
+    """The binary32 nearest to a decimal or a C hexadecimal float."""
+    negative = text.startswith("-")
+    digits = text.lstrip("+-")
+    magnitude = Fraction(float.fromhex(digits)) if digits.startswith("0x") else Fraction(digits)
+    value = rounded(Real(negative, magnitude))
+    assert not value.is_infinite, f"{text}: inputs are finite"
+    return value
+
+
+def from_pattern(text: str) -> Real:
+    """The finite binary32 of a hex pattern."""
+    bits = int(text, 16)
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    assert exponent != 0xFF, f"{text}: not finite"
+    units = fraction + (1 << 23 if exponent else 0)
+    return Real(bool(bits >> 31), units * Fraction(2) ** (max(exponent, 1) - 150))
+
+
+def shortest_decimal(value: Real) -> str:
+    """Shortest decimal that rounds back to the same binary32."""
+    sign = "-" if value.negative else ""
+    if value.is_zero:
+        return f"{sign}0"
+    for digits in range(1, 10):
+        text = f"{float(value.magnitude):.{digits - 1}e}"  # a binary32 is exact in Python's binary64
+        if rounded(Real(False, Fraction(text))) == abs(value):
+            plain = repr(float(text))
+            return sign + (plain.removesuffix(".0"))
+    raise AssertionError("nine digits always suffice")
+
+
+STEPS = {
+    b: from_decimal(text)
+    for b, text in enumerate(
+        "1.5957691 0.9956867 0.58601946 0.3352006 0.18813878 0.10406301 0.056867674 0.030762387".split(), start=1
+    )
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One quantized group: codes, scale, second number (None unless affine), decoded channels."""
+
+    codes: list[int]
+    scale: Real
+    zero: Real | None
+    decoded: list[Real]
+
+
+@dataclass(frozen=True)
+class Trellis:
+    """theta and memory of one width"""
+
+    bits: int
+    memory: int
+    theta: list[Real]
+
+    @staticmethod
+    def of(entry: dict) -> "Trellis":
+        trellis = Trellis(entry["bits"], entry["memory"], [from_pattern(text) for text in entry["theta_bits"]])
+        assert trellis.memory >= 1 and trellis.bits * trellis.memory <= 8 and len(trellis.theta) <= 16
+        assert len(trellis.theta) == trellis.bits * (trellis.memory + 1), "one theta for each bit that a value sees"
+        return trellis
+
+
+@dataclass(frozen=True)
+class Search:
+    """A run of Viterbi: the cost of the path to each state, and the code that each step dropped on the way to each."""
+
+    costs: array
+    dropped: list[list[int]]
+
+
+class Spec:
+    """The algorithms of packing.md, in the order of its paragraphs. Tests override methods to prove that the vectors
+    detect a misreading."""
+
+    # Arithmetic
+
+    def to_scale_type(self, value: Real, scale_type: str) -> Real:
+        """R(y)"""
+        target = SCALE_TYPES[scale_type]
+        result = rounded(value, target)
+        return Real(result.negative, target.largest) if result.is_infinite else result
+
+    def tree(self, values: list[Real]) -> Real:
+        """Sum in the order of packing.md: adds neighbors until one number is left, after padding with zeros to a power
+        of two."""
+        padded = values + [ZERO] * ((1 << (len(values) - 1).bit_length()) - len(values))
+        while len(padded) > 1:
+            padded = [add(padded[i], padded[i + 1]) for i in range(0, len(padded), 2)]
+        return padded[0]
+
+    def divide(self, a: Real, b: Real) -> Real:
+        return divide(a, b)
+
+    def multiply_add(self, a: Real, b: Real, c: Real) -> Real:
+        return add(multiply(a, b), c)
+
+    # Clip
+
+    def clip_index(self, size: int, ratio: float) -> int:
+        product = rounded(Real.of(Fraction(ratio) * size), BINARY64)
+        return min(math.floor(product.exact), size - 1)
+
+    def clip(self, row: list[Real], group_size: int, ratio: float) -> list[Real]:
+        if ratio == 1:
+            return row
+        return self.clip_at_quantile(row, ratio)
+
+    def clip_at_quantile(self, row: list[Real], ratio: float) -> list[Real]:
+        threshold = sorted(map(abs, row))[self.clip_index(len(row), ratio)]
+        return [self.smaller(self.larger(x, -threshold), threshold) for x in row]
+
+    @staticmethod
+    def smaller(a: Real, b: Real) -> Real:
+        return b if b < a else a
+
+    @staticmethod
+    def larger(a: Real, b: Real) -> Real:
+        return b if a < b else a
+
+    # (a) Affine codes
+
+    def affine_scale(self, x: list[Real], n: Real) -> Real:
+        span = subtract(max(x), min(x))
+        span = ZERO if span.is_zero else span
+        if span.is_infinite:
+            span = Real(False, BINARY32.largest)
+        return divide(span, n)
+
+    def scale_for_codes(self, unrounded: Real, stored: Real) -> Real:
+        """The scale that codes are derived from: the scale as stored."""
+        return stored
+
+    def stored_minimum(self, x: list[Real], scale_type: str) -> Real:
+        minimum = self.to_scale_type(min(x), scale_type)
+        return ZERO if minimum.is_zero else minimum
+
+    def clamp(self, value: Real, top: int) -> int:
+        if value < ZERO:
+            return 0
+        return top if not value < Real.of(top) else int(value.exact)
+
+    def affine(self, x: list[Real], bits: int, zero: str, scale_type: str) -> Group:
+        top = 2**bits - 1
+        unrounded = self.affine_scale(x, Real.of(top))
+        scale = self.to_scale_type(unrounded, scale_type)
+        if scale.is_zero:
+            minimum = self.stored_minimum(x, scale_type) if zero == "float" else ZERO
+            return Group([0] * len(x), scale, minimum, [minimum] * len(x))
+        divisor = self.scale_for_codes(unrounded, scale)
+        return (self.float_zero if zero == "float" else self.integer_zero)(x, top, scale, divisor, scale_type)
+
+    def float_zero(self, x, top, scale, divisor, scale_type) -> Group:
+        minimum = self.stored_minimum(x, scale_type)
+        codes = [self.clamp(floor(add(self.divide(subtract(v, minimum), divisor), HALF)), top) for v in x]
+        return Group(codes, scale, minimum, [self.multiply_add(Real.of(c), scale, minimum) for c in codes])
+
+    def integer_zero(self, x, top, scale, divisor, scale_type) -> Group:
+        zero = self.to_scale_type(floor(add(self.divide(-min(x), divisor), HALF)), scale_type)
+        codes = [self.clamp(add(floor(add(self.divide(v, divisor), HALF)), zero), top) for v in x]
+        return Group(codes, scale, zero, [multiply(subtract(Real.of(c), zero), scale) for c in codes])
+
+    # (b) Symmetric codes
+
+    def symmetric_code(self, x: Real, scale: Real, bits: int) -> int:
+        return self.clamp(add(floor(self.divide(x, scale)), Real.of(2 ** (bits - 1))), 2**bits - 1)
+
+    def symmetric(self, x: list[Real], bits: int, rule: str, scale_type: str) -> Group:
+        unrounded = self.first_step(x, bits, rule)
+        step = self.to_scale_type(unrounded, scale_type)
+        if step.is_zero:  # also when E is 0
+            codes, scale = [2 ** (bits - 1)] * len(x), step
+        else:
+            divisor = self.scale_for_codes(unrounded, step)
+            codes = [self.symmetric_code(v, divisor, bits) for v in x]
+            scale = step if rule == "absmax" else self.refit(x, codes, bits, rule, scale_type)
+        levels = [self.level(c, bits) for c in codes]
+        return Group(codes, scale, None, [multiply(scale, multiply(level, HALF)) for level in levels])
+
+    def level(self, code: int, bits: int) -> Real:
+        return Real.of(2 * code - 2**bits + 1)
+
+    def energy(self, x: list[Real]) -> Real:
+        return self.tree([multiply(v, v) for v in x])
+
+    def first_step(self, x: list[Real], bits: int, rule: str) -> Real:
+        """The scale of absmax, or the first d of the two refitted rules, before rounding R."""
+        if rule == "absmax":
+            return divide(multiply(Real.of(2), max(map(abs, x))), Real.of(2**bits - 1))
+        mean_square = divide(self.energy(x), Real.of(len(x)))
+        return multiply(STEPS[bits], square_root(mean_square))
+
+    def refit(self, x: list[Real], codes: list[int], bits: int, rule: str, scale_type: str) -> Real:
+        levels = [self.level(c, bits) for c in codes]
+        norm = rounded(Real.of(sum(int(level.exact) ** 2 for level in levels)))
+        if rule == "least_squares":
+            product = self.tree([multiply(v, level) for v, level in zip(x, levels)])
+            return self.to_scale_type(divide(multiply(Real.of(2), product), norm), scale_type)
+        ratio = divide(multiply(Real.of(4), self.energy(x)), norm)
+        return self.to_scale_type(square_root(ratio), scale_type)
+
+    # (c) Codebook codes, and steps that trellis codes share with them
+
+    def normalized(self, x: list[Real], bits: int, rule: str, scale_type: str, encode, values_of) -> Group:
+        """A group of a codebook or a trellis: `encode` gives the codes of y, `values_of` gives the v of codes."""
+        unrounded = square_root(divide(self.energy(x), Real.of(len(x))))
+        d = self.to_scale_type(unrounded, scale_type)
+        if d.is_zero:  # also when E is 0
+            codes = [2 ** (bits - 1)] * len(x)
+            return Group(codes, d, None, [multiply(d, v) for v in values_of(codes)])
+        divisor = self.scale_for_codes(unrounded, d)
+        codes = encode([self.divide(v, divisor) for v in x])
+        values = values_of(codes)
+        scale = self.scale_of_values(x, values, d, rule, scale_type)
+        return Group(codes, scale, None, [multiply(scale, v) for v in values])
+
+    def scale_of_values(self, x: list[Real], values: list[Real], d: Real, rule: str, scale_type: str) -> Real:
+        norm = self.energy(values)
+        if rule == "rms" or norm.is_zero:
+            return d
+        if rule == "least_squares":
+            try:
+                product = self.tree([multiply(a, v) for a, v in zip(x, values)])
+            except NotANumberError:
+                return d
+            return self.to_scale_type(divide(product, norm), scale_type)
+        assert rule == "norm"
+        return self.to_scale_type(square_root(divide(self.energy(x), norm)), scale_type)
+
+    def threshold(self, lower: Real, upper: Real) -> Real:
+        return multiply(add(lower, upper), HALF)
+
+    def nearest_entry(self, y: Real, thresholds: list[Real]) -> int:
+        return sum(not y < t for t in thresholds)
+
+    def codebook(self, x: list[Real], bits: int, rule: str, scale_type: str, entries: list[Real]) -> Group:
+        assert len(entries) == 2**bits and all(a < b for a, b in itertools.pairwise(entries)), "strictly ascending"
+        thresholds = [self.threshold(a, b) for a, b in itertools.pairwise(entries)]
+        return self.normalized(
+            x,
+            bits,
+            rule,
+            scale_type,
+            lambda y: [self.nearest_entry(v, thresholds) for v in y],
+            lambda codes: [entries[c] for c in codes],
+        )
+
+    # (d) Trellis codes. A window is the integer c[j] + c[j-1] 2^b + ..., so that its lowest bits belong to theta[0].
+
+    def trellis_value(self, window: tuple[int, ...], trellis: Trellis) -> Real:
+        """v of a channel. `window` is the channel's code and the codes before, newest first."""
+        total = None
+        for k, code in enumerate(window):
+            for i in range(trellis.bits):
+                half = multiply(trellis.theta[k * trellis.bits + i], HALF)
+                term = half if code >> i & 1 else -half
+                total = term if total is None else add(total, term)
+        return total
+
+    def trellis_values(self, codes: list[int], trellis: Trellis) -> list[Real]:
+        """The group is tail-biting: indices below 0 count from the end of the group, as Python's do."""
+        windows = [tuple(codes[j - k] for k in range(trellis.memory + 1)) for j in range(len(codes))]
+        return [self.trellis_value(window, trellis) for window in windows]
+
+    def trellis_table(self, trellis: Trellis) -> array:
+        """trellis_value of all windows: adds the term of each code to the sums of all terms before."""
+        halves = [multiply(theta, HALF) for theta in trellis.theta]
+        sums = [-halves[0], halves[0]]
+        for half in halves[1:]:
+            sums = [add(total, term) for term in (-half, half) for total in sums]
+        return array("f", [float(total.exact) for total in sums])
+
+    def better(self, cost: float, best: float) -> bool:
+        """Whether `cost` replaces `best`. On a tie `best` stays, because paths and states are visited in the order of
+        packing.md."""
+        return cost < best
+
+    def branch_costs(self, sample: float, table: array) -> array:
+        """e * e of every window"""
+        return binary32s(e * e for e in binary32s(sample - v for v in table))
+
+    def path_costs(self, costs: array, branches: array, trellis: Trellis) -> array:
+        """For each window: the cost of the path to the window's old state, plus the cost of the step."""
+        return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
+
+    def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
+        """Steps over y. The state after a window is the m newest codes of the window, so the windows that lead to one
+        state differ only in the dropped code."""
+        states, dropped = len(costs), []
+        for sample in y:
+            reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
+            costs, drops = reached[:states], [0] * states
+            for oldest in range(1, 2**trellis.bits):
+                for state, cost in enumerate(reached[oldest * states : (oldest + 1) * states]):
+                    if self.better(cost, costs[state]):
+                        costs[state], drops[state] = cost, oldest
+            dropped.append(drops)
+        return Search(costs, dropped)
+
+    def path(self, end: int, run: Search, trellis: Trellis) -> list[int]:
+        """The states after 0, 1, ... steps of the path that ends in `end`."""
+        states = [end]
+        for drops in reversed(run.dropped):
+            state = states[-1]
+            states.append((state >> trellis.bits) + (drops[state] << trellis.bits * (trellis.memory - 1)))
+        return states[::-1]
+
+    def cheapest(self, costs: array) -> int:
+        best = 0
+        for state, cost in enumerate(costs):
+            if state and self.better(cost, costs[best]):
+                best = state
+        return best
+
+    def seam_length(self, size: int) -> int:
+        return min(size, 32)
+
+    def seam(self, y: list[float], table: array, trellis: Trellis) -> int:
+        """z*"""
+        length = self.seam_length(len(y))
+        run = self.search(
+            y[len(y) - length :] + y[:length], array("f", [0.0] * 2 ** (trellis.bits * trellis.memory)), table, trellis
+        )
+        return self.path(self.cheapest(run.costs), run, trellis)[length]
+
+    def closed_path(self, y: list[float], seam: int, table: array, trellis: Trellis) -> list[int]:
+        """The codes from the seam's state to itself"""
+        costs = array("f", [math.inf] * 2 ** (trellis.bits * trellis.memory))
+        costs[seam] = 0.0
+        states = self.path(seam, self.search(y, costs, table, trellis), trellis)
+        assert states[0] == seam, "the path closes"
+        return [state % 2**trellis.bits for state in states[1:]]
+
+    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
+        table, samples = self.trellis_table(trellis), [float(sample.exact) for sample in y]
+        return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
+
+    def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
+        return self.normalized(
+            x,
+            trellis.bits,
+            rule,
+            scale_type,
+            lambda y: self.viterbi(y, trellis),
+            lambda codes: self.trellis_values(codes, trellis),
+        )
+
+    def bites_its_tail(self, size: int) -> bool:
+        """False if the group is too short for the trellis; short groups of a trellis coder are symmetric."""
+        return size >= 8
+
+    # Mixed widths
+
+    def segments(self, widths: list[int]) -> list[tuple[int, int]]:
+        """(width, channels) of each run"""
+        assert all(a >= b for a, b in itertools.pairwise(widths)), "widths descend"
+        return [(w, len(list(run))) for w, run in itertools.groupby(widths)]
+
+    def fallback_rule(self, rule: str) -> str:
+        """Scale rule of symmetric groups in a trellis coder: of widths that have no theta, and of short groups."""
+        return rule if rule == "least_squares" else "norm"
+
+    def stored_bits(self, width: int) -> int:
+        return 8 if width in (5, 6, 7) else width
+
+    def padding(self, size: int, multiple: int) -> bytes:
+        return bytes(-size % multiple)
+
+    def mixed_bytes(self, groups: list[Group], widths: list[int], numbers: bytes, index: bytes, case: dict) -> bytes:
+        codes = b"".join(self.pack_codes(g.codes, self.stored_bits(w)) for g, w in zip(groups, widths))
+        row = codes + self.padding(len(codes), SCALE_TYPES[case["scale_type"]].storage_bytes) + numbers
+        row += self.padding(len(row), len(index) or 1) + index
+        assert len(row) <= case["row_bytes"] and case["row_bytes"] % 4 == 0, f"{case['name']}: needs {len(row)} bytes"
+        return row + bytes(case["row_bytes"] - len(row))
+
+    # Centroids
+
+    def distance(self, row: list[Real], centroid: list[Real]) -> Real:
+        return self.energy([subtract(x, m) for x, m in zip(row, centroid)])
+
+    def nearest_centroid(self, row: list[Real], centroids: list[list[Real]]) -> int:
+        distances = [self.distance(row, centroid) for centroid in centroids]
+        return distances.index(min(distances))  # the first of equal distances
+
+    def index_bytes(self, case: dict) -> bytes:
+        if "centroid" not in case:
+            return b""
+        return case["centroid"].to_bytes(1 if len(case["centroids_bits"]) <= 256 else 2, "little")
+
+    # Rows and bytes
+
+    def encode_group(self, x: list[Real], bits: int, case: dict) -> Group:
+        """A group of a symmetric, codebook or trellis coder."""
+        coder, rule, scale_type = case["coder"], case["scale_rule"], case["scale_type"]
+        if coder == "codebook":
+            entries = [from_pattern(text) for text in case["codebook"][str(bits)]]
+            return self.codebook(x, bits, rule, scale_type, entries)
+        if coder == "trellis":
+            entry = next((t for t in case["trellis"] if t["bits"] == bits), None)
+            if entry and self.bites_its_tail(len(x)):
+                return self.trellis(x, rule, scale_type, Trellis.of(entry))
+            rule = self.fallback_rule(rule)
+        return self.symmetric(x, bits, rule, scale_type)
+
+    def encode_segments(self, row: list[Real], case: dict) -> list[tuple[int, Group | None]]:
+        """Width and group of each segment; width 0 has no group."""
+        coded, begin = [], 0
+        for width, size in self.segments(case["channel_bits"]):
+            coded.append((width, self.encode_group(row[begin : begin + size], width, case) if width else None))
+            begin += size
+        assert begin == len(row)
+        return coded
+
+    def encode_groups(self, row: list[Real], case: dict) -> list[Group]:
+        size = case["group_size"]
+        if case["coder"] == "affine":
+            row = self.clip(row, size, case["clip_ratio"])
+        groups = [row[i : i + size] for i in range(0, len(row), size)]
+        if case["coder"] == "affine":
+            return [self.affine(g, case["bits"], case["zero"], case["scale_type"]) for g in groups]
+        return [self.encode_group(g, case["bits"], case) for g in groups]
+
+    def pack_codes(self, codes: list[int], bits: int) -> bytes:
+        stream = sum(code << (j * bits) for j, code in enumerate(codes))
+        return stream.to_bytes((len(codes) * bits + 7) // 8, "little")
+
+    def derive(self, case: dict) -> dict:
+        """The expected results of one case, with the fields of vectors.md."""
+        row = [from_decimal(text) for text in case["x"]]
+        given = {**case, "x": [shortest_decimal(x) for x in row], "x_bits": [hex_pattern(x) for x in row]}
+        if "centroids_bits" in case:
+            centroids = [[from_pattern(text) for text in centroid] for centroid in case["centroids_bits"]]
+            given["centroid"] = self.nearest_centroid(row, centroids)
+            row = [subtract(x, m) for x, m in zip(row, centroids[given["centroid"]])]
+        return given | (self.derive_exact(row) if case["coder"] == "exact" else self.derive_coded(row, given))
+
+    def derive_exact(self, row: list[Real]) -> dict:
+        stored = [self.to_scale_type(x, "bf16") for x in row]
+        return {
+            "codes": [],
+            "scales": [],
+            "zeros": [],
+            "bytes": b"".join(struct.pack("<H", pattern(x, SCALE_TYPES["bf16"])) for x in stored).hex(),
+            "decoded_bits": [hex_pattern(x) for x in stored],
+        }
+
+    def derive_coded(self, row: list[Real], case: dict) -> dict:
+        mixed = "channel_bits" in case
+        coded = self.encode_segments(row, case) if mixed else [(case["bits"], g) for g in self.encode_groups(row, case)]
+        widths = [width for width, group in coded if group]
+        groups = [group for _, group in coded if group]
+        target = SCALE_TYPES[case["scale_type"]]
+        codes = [c for g in groups for c in g.codes]
+        scales = [pattern(g.scale, target) for g in groups]
+        zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
+        numbers = b"".join(n.to_bytes(target.storage_bytes, "little") for n in scales + zeros)
+        index = self.index_bytes(case)
+        packed = (
+            self.mixed_bytes(groups, widths, numbers, index, case)
+            if mixed
+            else self.pack_codes(codes, case["bits"]) + numbers + index
+        )
+        dropped = len(row) - len(codes)  # channels of width 0, which all stand at the end
+        digits = 2 * target.storage_bytes
+        return {
+            "codes": codes + [0] * dropped,
+            "scales": [f"{n:0{digits}x}" for n in scales],
+            "zeros": [f"{n:0{digits}x}" for n in zeros],
+            "bytes": packed.hex(),
+            "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded] + [hex_pattern(ZERO)] * dropped,
+        }
+
+
+def with_patterns(case: dict) -> dict:
+    """Replaces the decimals of codebooks, thetas and centroids by the hex patterns of vectors.md."""
+
+    def patterns(texts):
+        return [hex_pattern(from_decimal(text)) for text in texts]
+
+    result = {}
+    for key, value in case.items():
+        if key == "codebook":
+            result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
+        elif key == "trellis":
+            result[key] = [
+                {"bits": t["bits"], "memory": t["memory"], "theta_bits": patterns(t["theta"])} for t in value
+            ]
+        elif key == "centroids":
+            result["centroids_bits"] = [patterns(centroid) for centroid in value]
+        else:
+            result[key] = value
+    return result
+
+
+def vectors_text(spec: Spec = Spec()) -> str:
+    """The text of the whole file, with one vector in each line."""
+    lines = ",\n".join(json.dumps(spec.derive(with_patterns(case))) for case in CASES)
+    return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
+
+
+def main() -> int:
+    return vector_file.run(__doc__, VECTORS, vectors_text, "packing.md and vector_cases.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
