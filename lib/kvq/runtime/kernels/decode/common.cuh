@@ -21,10 +21,10 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-/// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
-__device__ __forceinline__ unsigned half_of(float x, int part) {
+/// x in bfloat16, or the rounding error, if `low`.
+__device__ __forceinline__ unsigned half_of(float x, bool low) {
   const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
+  return __bfloat16_as_ushort(low ? __float2bfloat16_rn(x - __bfloat162float(high)) : high);
 }
 
 }  // namespace kvq::decode

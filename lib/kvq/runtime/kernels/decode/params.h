@@ -65,12 +65,12 @@ struct DecodeParams {
   void* workspace = nullptr;
 
   // parts of the workspace; run_decode sets them
-  std::int32_t* claims = nullptr;          ///< atomic work counter: next piece (split) to claim
-  unsigned long long* arrivals = nullptr;  ///< [B, Hkv] completion counter of each item (work tile; schedule.cuh)
-  void* operands = nullptr;                ///< [B, Hkv] queries as tensor-core operands (DecodeTraits::Operand)
-  void* partials = nullptr;                ///< partial results (schedule.cuh)
+  std::int32_t* work_counter = nullptr;       ///< atomic work counter: next split to claim
+  unsigned long long* completions = nullptr;  ///< [B, Hkv] completion counter of each work tile (schedule.cuh)
+  void* operands = nullptr;                   ///< [B, Hkv] queries as tensor-core operands (DecodeTraits::Operand)
+  void* partials = nullptr;                   ///< partial results (schedule.cuh)
 
-  int short_blocks = 0;  ///< blocks that share a line of one round (schedule.cuh); run_decode sets it
+  int one_round_splits = 0;  ///< splits of a queue of one round (schedule.cuh); run_decode sets it
 };
 
 }  // namespace kvq

@@ -17,16 +17,16 @@ struct DecodeLaunch {
   int blocks = 0;           ///< of the decode kernel that are resident at once
   int multiprocessors = 0;
   int shared_bytes = 0;
-  int operand_bytes = 0;     ///< queries of one item (work tile): one KV head of a sequence
-  int record_bytes = 0;      ///< of a partial result
-  int shared_records = 0;    ///< partial results in addition to one for each item
+  int operand_bytes = 0;     ///< queries of one work tile: one KV head of a sequence
+  int partial_bytes = 0;     ///< of a partial result
+  int shared_partials = 0;   ///< partial results in addition to one for each work tile
   bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
-/// Bytes of the workspace before the completion counters (`arrivals`).
-inline constexpr std::size_t kDecodeClaimBytes = 256;
-/// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
-std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
+/// Bytes of the workspace before the completion counters.
+inline constexpr std::size_t kWorkCounterBytes = 256;
+/// Bytes of the workspace of calls with at most `work_tiles` = batch * num_kv_heads.
+std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles);
 
 /// A tuned variant, one entry of variants.json; or the generic (`plain`) kernels for one format.
 struct DecodeVariant {
