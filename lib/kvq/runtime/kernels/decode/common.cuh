@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/device/async_copy.cuh>
 #include <kvq/device/convert.cuh>
 #include <kvq/device/ptx.cuh>
 
@@ -9,11 +10,6 @@ namespace kvq::decode {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr unsigned kAll = ~0u;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr unsigned kFullArrivals = 33;  ///< the copies of each lane, and the lane that announces the stage
-#else
-constexpr unsigned kFullArrivals = 1;
-#endif
 
 /// sum += factor x
 __device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {

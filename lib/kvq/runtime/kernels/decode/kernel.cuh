@@ -33,7 +33,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   if (lane == 0) {  // one lane of each warp, because the lanes of one warp would initialize barriers one at a time
 #pragma unroll 1
     for (int i = warp; i < T::kQueryBuffers; i += T::kWarps + 1) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.queries_full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.queries_full[i]), async_copy::kArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.partials_stored[i]),
                          32 * (T::kConsumerGroups == 1 ? T::kWarps : 1));
       ptx::mbarrier_init(ptx::shared_address(&shared.shares_reduced[i]), T::kThreads);
@@ -41,13 +41,11 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     }
 #pragma unroll 1
     for (int i = warp; i < T::kStages; i += T::kWarps + 1) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), async_copy::kArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kGroupWarps);
     }
   }
-#if __CUDA_ARCH__ >= 900
   ptx::fence_mbarrier_init();
-#endif
   count_chunks<T>(p, shared.queue);
   const Splits splits(ptx::mul_wide(static_cast<unsigned>(shared.queue.chunks_before[T::kThreads]),
                                     static_cast<unsigned>(p.num_kv_heads)),

@@ -93,21 +93,12 @@ struct Producer {
 
   /// Copies keys or values to shared memory. One lane calls it where there are bulk copies, else all lanes.
   __device__ __forceinline__ void copy(void* to, const void* from, int bytes, unsigned full) {
-#if __CUDA_ARCH__ >= 900
     // Keys and values are evicted first, so that L2 keeps what all blocks read: page tables, rotations, instructions.
-    ptx::cp_async_bulk_evict_first(ptx::shared_address(to), from, static_cast<unsigned>(bytes), full);
-#else
-    for (int i = lane * 16; i < bytes; i += 512)
-      ptx::cp_async_16(ptx::shared_address(to) + static_cast<unsigned>(i), static_cast<const std::byte*>(from) + i);
-#endif
+    async_copy::start_evict_first(to, from, bytes, full, lane);
   }
   __device__ __forceinline__ void announce(const typename T::StageInfo& info, int at, int bytes) {
     shared.info[at] = info;
-#if __CUDA_ARCH__ >= 900
-    ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.full[at]), static_cast<unsigned>(bytes));
-#else
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[at]));
-#endif
+    async_copy::expect(ptx::shared_address(&shared.full[at]), bytes);
   }
   /// Starts the copies of a source into stage `at`. @param announces  the lane that writes the stage's information
   __device__ __forceinline__ void start(const ChunkSource& source, int at, bool announces) {
@@ -147,7 +138,13 @@ struct Producer {
 
   /// Loads the sources that the first `count` lanes hold, in order.
   __device__ __forceinline__ void load(const ChunkSource& source, int count) {
-#if __CUDA_ARCH__ >= 900
+    if constexpr (async_copy::kBulk)
+      load_by_lanes(source, count);
+    else
+      load_by_warp(source, count);
+  }
+  /// Each lane issues the copies of its own source.
+  __device__ __forceinline__ void load_by_lanes(const ChunkSource& source, int count) {
     // A few lanes at a time, because one lane that issues one source after the other does not keep up with the memory.
     constexpr int kIssueAtOnce = T::kStages < 4 ? T::kStages : 4;
     for (int base = 0; base < count; base += kIssueAtOnce) {
@@ -167,7 +164,9 @@ struct Producer {
       stage += n;
       if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
     }
-#else
+  }
+  /// All lanes issue the copies of one source after the other.
+  __device__ __forceinline__ void load_by_warp(const ChunkSource& source, int count) {
     for (int i = 0; i < count; ++i) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity);
       ChunkSource theirs;
@@ -180,29 +179,17 @@ struct Producer {
         theirs.from[k] = reinterpret_cast<const std::byte*>(
             __shfl_sync(kAll, reinterpret_cast<unsigned long long>(source.from[k]), i));
       start(theirs, stage, lane == 0);
-      ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.full[stage]));
+      async_copy::finish(ptx::shared_address(&shared.full[stage]));
       if (++stage == T::kStages) stage = 0, parity ^= 1;
     }
-#endif
   }
 
   /// Loads the queries of a work tile into its buffer.
   __device__ __forceinline__ void load_queries(const WorkTile& work_tile) {
     const typename T::Operand* from =
         static_cast<const typename T::Operand*>(p.operands) + work_tile.sequence * p.num_kv_heads + work_tile.head;
-    const unsigned queries_full = ptx::shared_address(&shared.queries_full[buffer]);
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect_tx(queries_full, sizeof(typename T::Operand));
-      ptx::cp_async_bulk(ptx::shared_address(&shared.operands[buffer]), from, sizeof(typename T::Operand),
-                         queries_full);
-    }
-    __syncwarp();
-#else
-    if (lane == 0) ptx::mbarrier_arrive(queries_full);
-    copy(&shared.operands[buffer], from, sizeof(typename T::Operand), queries_full);
-    ptx::cp_async_mbarrier_arrive_noinc(queries_full);
-#endif
+    async_copy::copy(&shared.operands[buffer], from, sizeof(typename T::Operand),
+                     ptx::shared_address(&shared.queries_full[buffer]), lane);
   }
   /// Before a query buffer is used again: waits until the partial result of the buffer's previous work tile, if any,
   /// has been stored, then adds to that work tile's completion counter. The release takes about a microsecond, until

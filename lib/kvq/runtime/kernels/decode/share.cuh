@@ -73,9 +73,7 @@ __device__ __forceinline__ void store_share(const DecodeParams& p, typename T::D
   if (g == 0)
     shared.states[buffer][consumer_group * T::kGroupWarps + group_warp][t] = make_float2(state.max, state.sum);
   if (group_warp == 0 && lane == 0) shared.share_stages[buffer][consumer_group] = stage;
-#if __CUDA_ARCH__ >= 900
   ptx::fence_proxy_async();  // the stage's next content is written by the async proxy (bulk copy)
-#endif
   ptx::mbarrier_arrive(ptx::shared_address(&shared.shares_reduced[buffer]));
   __syncwarp();
   int there = 0;

@@ -216,7 +216,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j)
       if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
-    asm volatile("" ::: "memory");  // a branch: rarely taken
+    ptx::keep_branch();  // rarely taken
   }
   float stage_max = scores[0];
 #pragma unroll
@@ -246,7 +246,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 #pragma unroll
       for (int j = 0; j < 2 * kTiles; ++j)
         if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
-      asm volatile("" ::: "memory");
+      ptx::keep_branch();
     }
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
