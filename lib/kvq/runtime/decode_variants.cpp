@@ -18,11 +18,14 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
   return best;
 }
 
+DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles) {
+  return make_decode_workspace(work_tiles, static_cast<std::size_t>(launch.shared_partials),
+                               static_cast<std::size_t>(launch.partial_bytes),
+                               static_cast<std::size_t>(launch.operand_bytes));
+}
+
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles) {
-  return kWorkCounterBytes + (sizeof(unsigned long long) * work_tiles + 255) / 256 * 256 +
-         (static_cast<std::size_t>(launch.shared_partials) + work_tiles) *
-             static_cast<std::size_t>(launch.partial_bytes) +
-         work_tiles * static_cast<std::size_t>(launch.operand_bytes);
+  return decode_workspace(launch, work_tiles).total;
 }
 
 Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {

@@ -23,31 +23,13 @@ struct CombineUnit {
   __device__ __forceinline__ int rows() const { return sequences * heads; }
 };
 
-/// How work tiles are divided into units. If work tiles are few, each query head is a unit, so that all blocks have
-/// work. If they are many, a unit has all heads of one sequence, or of several. But the last work tiles of a queue of
-/// several rounds, the tail, may have many partial results, and they are complete last: there a unit has a quarter of a
-/// work tile's heads. If the completion counter then shows few partial results, the work tile's first unit takes all
-/// heads and the others are empty.
-struct CombineSchedule {
-  int unit_sequences, unit_heads;  ///< of a unit before the tail; powers of two
-  int tile_units;                  ///< units of a work tile before the tail
-  int units_before_tail;           ///< units of a KV head before the tail
-  int tail_begin, tail_sequences;  ///< first sequence of the tail, number of sequences
-  int tail_units;                  ///< units of a work tile in the tail
-
-  /// Units of a KV head.
-  __host__ __device__ int count() const { return units_before_tail + tail_sequences * tail_units; }
-};
-
 /// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
   static constexpr int kTailHeads = T::kHeads / 4;  ///< heads of a unit of the tail
-  /// Partial results of a row that a warp loads at once. 17, which would be enough for almost all work tiles, were
-  /// slower.
-  static constexpr int kBatch = T::kHeadDim <= 128 ? 9 : 6;
+  static constexpr int kBatch = T::kPolicy.combine_batch;
   /// Partial results of a work tile that a block loads at once if it has all heads.
   static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
@@ -67,7 +49,7 @@ struct Partials {
   const typename T::Partial* first;
   const typename T::Partial* others;  ///< partial result r > 0 is others[2 r]
 
-  __device__ __forceinline__ Partials(const DecodeParams& p, int decode_blocks, int work_tile,
+  __device__ __forceinline__ Partials(const DecodeKernelParams& p, int decode_blocks, int work_tile,
                                       const CompletionCounter& counter)
       : count(counter.partials()) {
     const auto* all = static_cast<const typename T::Partial*>(p.partials);
@@ -181,7 +163,8 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
 /// q . center of a query head, as a base-2 score. It is the same for every key, so it cancels in the softmax, but LSE
 /// and sink logits need it. All lanes of one warp call it.
 template <typename T>
-__device__ __forceinline__ float center_score(const DecodeParams& p, int sequence, int head, int query_head, int lane) {
+__device__ __forceinline__ float center_score(const DecodeKernelParams& p, int sequence, int head, int query_head,
+                                              int lane) {
   const typename T::Activation* q =
       static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
   const float* center = p.center_k + head * T::kHeadDim;
@@ -196,7 +179,7 @@ __device__ __forceinline__ float center_score(const DecodeParams& p, int sequenc
 /// the row's LSE. One thread calls it.
 /// @param state  reference of the exponentials, sum
 /// @param shift  center_score()
-__device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int query_head, float2 state,
+__device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, int sequence, int query_head, float2 state,
                                         float shift) {
   float reference = state.x, factor = 1.0f, sum = state.y;
   if (p.sink_logits) {
@@ -216,7 +199,7 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
 /// Grid: any number of blocks; if there are more units than blocks, a multiple of the KV heads.
 template <typename T>
 __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
-    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const CombineSchedule units) {
+    combine_kernel(const __grid_constant__ DecodeKernelParams p, int decode_blocks, const CombineSchedule units) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -262,7 +245,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     // atomics on the same word.
     if (thread < unit.sequences) {
       CompletionCounter now;
-      while (now.bits = ptx::ld_acquire(p.completions + work_tile_of(thread)), !now.complete()) __nanosleep(40);
+      while (now.bits = ptx::ld_acquire(p.completions + work_tile_of(thread)), !now.complete())
+        __nanosleep(T::kPolicy.poll_nanoseconds);
       shared.completions[thread] = now;
     }
     __syncthreads();

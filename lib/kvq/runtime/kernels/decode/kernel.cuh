@@ -23,7 +23,7 @@
 namespace kvq::decode {
 
 template <typename T>
-__global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__ DecodeKernelParams p) {
   extern __shared__ __align__(128) unsigned char memory[];
   typename T::DecodeShared& shared = *reinterpret_cast<typename T::DecodeShared*>(memory);
   // The shuffle tells the compiler that a warp's lanes agree.

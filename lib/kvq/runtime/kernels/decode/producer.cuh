@@ -11,15 +11,12 @@ namespace kvq::decode {
 
 template <typename T>
 struct Producer {
-  /// Loads of keys and values need not wait for the queries kernel. But if all of them were issued first, the loads of
-  /// the queries would queue behind them, which costs more than it gains for short splits. So the block's first load
-  /// issues 1/kFirstLoadDivisor of its first work tile's stages, kLeastFirstLoad at least, before the queries.
-  static constexpr int kFirstLoadDivisor = 5, kLeastFirstLoad = 4;
+  static constexpr int kFirstLoadDivisor = T::kPolicy.first_load_divisor, kLeastFirstLoad = T::kPolicy.least_first_load;
   static constexpr int kStagePages = T::kExact ? 1 : T::kStageTiles;  ///< most pages that a stage's tokens come from
   /// Bytes of a tile of exact tokens in windows. Constants, because computing them from the layout would delay a
   /// block's first copy.
   static constexpr int kTileSide = kTileTokens * T::kHeadDim * 2, kTilePair = 2 * kTileSide;
-  const DecodeParams& p;
+  const DecodeKernelParams& p;
   typename T::DecodeShared& shared;
   int lane;
   int stage = 0;
@@ -145,8 +142,7 @@ struct Producer {
   }
   /// Each lane issues the copies of its own source.
   __device__ __forceinline__ void load_by_lanes(const ChunkSource& source, int count) {
-    // A few lanes at a time, because one lane that issues one source after the other does not keep up with the memory.
-    constexpr int kIssueAtOnce = T::kStages < 4 ? T::kStages : 4;
+    constexpr int kIssueAtOnce = T::kStages < T::kPolicy.loads_at_once ? T::kStages : T::kPolicy.loads_at_once;
     for (int base = 0; base < count; base += kIssueAtOnce) {
       const int n = min(kIssueAtOnce, count - base), mine = lane - base;
       // All lanes wait for each stage, because lanes that wait for different barriers would spin.

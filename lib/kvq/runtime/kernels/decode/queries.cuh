@@ -77,7 +77,8 @@ struct QueriesShared {
 /// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads. Then a block has
 /// one KV head, and prepares the queries of several sequences at once.
 template <typename T>
-__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>) queries_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
+    queries_kernel(const __grid_constant__ DecodeKernelParams p) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTilesAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
   extern __shared__ __align__(128) unsigned char memory[];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/policy.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
@@ -10,10 +11,8 @@ namespace kvq::decode {
 
 constexpr int kRotateThreads = 256;  ///< of a block of the queries or of the combine kernel
 constexpr int kRotateWarps = kRotateThreads / 32;
-/// Registers of a thread: so few that the block fits beside two of the three decode blocks of a multiprocessor; above
-/// head_dim 128, beside one of two.
 template <int kDim>
-constexpr int kRotateRegisters = kDim <= 128 ? 104 : 144;
+constexpr int kRotateRegisters = decode_policy(kDim).rotate_registers;
 
 /// Rows in shared memory, padded so that reading the eight rows of a fragment has no bank conflicts.
 template <int kDim>

@@ -30,7 +30,7 @@ __device__ __forceinline__ void finish_share(State<T>& state) {
 }
 
 template <typename T>
-__device__ __forceinline__ typename T::Partial& partial_at(const DecodeParams& p,
+__device__ __forceinline__ typename T::Partial& partial_at(const DecodeKernelParams& p,
                                                            const typename T::DecodeShared& shared, int buffer) {
   return static_cast<typename T::Partial*>(
       p.partials)[partial_index(static_cast<int>(gridDim.x), shared.partial_ids[buffer])];
@@ -38,7 +38,7 @@ __device__ __forceinline__ typename T::Partial& partial_at(const DecodeParams& p
 
 /// Stores the partial result of a block with one consumer group: each warp has all tokens of its four heads.
 template <typename T>
-__device__ __forceinline__ void store_partial(const DecodeParams& p, typename T::DecodeShared& shared, int buffer,
+__device__ __forceinline__ void store_partial(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
                                               int stage, int group_warp, int lane, const State<T>& state) {
   const int g = lane >> 2, head = 4 * group_warp + (lane & 3);
   typename T::Partial& partial = partial_at<T>(p, shared, buffer);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, typename T:
 /// Stores the share of one of several consumer groups; the last warp of the block merges the shares.
 /// @param parity  phase of the work tile's share barrier
 template <typename T>
-__device__ __forceinline__ void store_share(const DecodeParams& p, typename T::DecodeShared& shared, int buffer,
+__device__ __forceinline__ void store_share(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
                                             int stage, int consumer_group, int group_warp, int lane,
                                             const State<T>& state, unsigned parity) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;

@@ -69,17 +69,16 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  /// Registers for three blocks a multiprocessor; two above head_dim 128. With three they are so few that a block of
-  /// the combine kernel fits where one decode block has ended.
-  static constexpr int kRegisters = kHeadDim <= 128 ? 120 : 168;
-  /// Three blocks a multiprocessor have room for about 55 KB of stages each, or for 61 KB and the queries of fewer
-  /// work tiles; two (head_dim above 128) for 64 KB.
-  static constexpr int kStageBudget = kHeadDim <= 128 ? 55296 : 65536;
-  static constexpr int kStagesPerGroup = std::clamp(kStageBudget / (kConsumerGroups * kStageBytes), 2, 4);
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim);
+  static constexpr int kRegisters = kPolicy.registers;
+  static_assert(kPolicy.multiprocessor_blocks * kBlockThreads * kRegisters <= 65536, "registers of a multiprocessor");
+  static constexpr int kStagesPerGroup =
+      std::clamp(kPolicy.stage_bytes / (kConsumerGroups * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
   /// Consumer groups take stages in turn: load n goes to stage n mod kStages and to group n mod kConsumerGroups.
-  static constexpr int kStages = kLarge && kConsumerGroups == 4 ? 7 : kConsumerGroups * kStagesPerGroup;
+  static constexpr int kStages =
+      kLarge && kConsumerGroups == 4 ? kPolicy.large_stages : kConsumerGroups * kStagesPerGroup;
   static constexpr bool kOwned = kStages % kConsumerGroups == 0;  ///< a stage is always used by the same group
-  static constexpr int kQueryBuffers = kHeadDim <= 128 && !kLarge ? 4 : 3;  ///< buffers for the queries of work tiles
+  static constexpr int kQueryBuffers = kLarge ? kPolicy.large_query_buffers : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh): four heads a consumer warp.
   static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
