@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the real #includes of lib/kvq against the floors of docs/architecture.md. Standard library only."""
+"""Holds the real #includes of lib/kvq against the floors of docs/architecture.md, and keeps what depends on a GPU's
+architecture out of the kernels. Standard library only."""
 
 import argparse
 import pathlib
@@ -58,6 +59,20 @@ def faults_of(path, module):
                 yield f"{path}: {include} belongs to {', '.join(sorted(homes))}, not to {module}"
 
 
+# What depends on an architecture: device/ has one function for it, unless the whole file is for one architecture.
+ARCHITECTURE = re.compile(r"__CUDA_ARCH__|\basm\b")
+
+
+def architecture_faults(path):
+    """Yields one line for each place of a kernel that names an architecture or has inline assembly."""
+    if path.name.startswith("sm90_"):
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        found = ARCHITECTURE.search(line.split("//")[0])
+        if found:
+            yield f"{path}:{number}: {found[0]} belongs to device/ or to a file sm90_*"
+
+
 def main():
     argparse.ArgumentParser(description=__doc__).parse_args()
     root = pathlib.Path(__file__).resolve().parent.parent
@@ -68,7 +83,10 @@ def main():
         if not files:
             faults.append(f"{folder}: no sources, expected module {module}")
         for path in files:
-            faults += [fault.replace(str(root) + "/", "") for fault in faults_of(path, module)]
+            found = list(faults_of(path, module))
+            if root / "lib/kvq/runtime/kernels" in path.parents:
+                found += architecture_faults(path)
+            faults += [fault.replace(str(root) + "/", "") for fault in found]
     unknown = [p.name for p in (root / "lib/kvq").iterdir() if p.is_dir() and p.name not in NEEDS]
     faults += [f"lib/kvq/{name}: not in the picture" for name in unknown]
     print("\n".join(faults) or "layers: every include follows the picture")

@@ -68,6 +68,51 @@ def test_decode_counts_the_bytes_of_pages_and_windows(row):
         check_sets(r)
 
 
+def explain(*flags: object) -> list:
+    """The decode rows of --explain, checked against the schema."""
+    document = json.loads(succeed("kvq-bench", "decode", *flags, "--explain", "--json").stdout)
+    pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/bench.schema.json").read_text()))
+    assert document["schema_version"] == "1.2" and "machine" not in document
+    return document["decode"]
+
+
+@needs_tool
+@pytest.mark.parametrize("row", VARIANTS["decode"], ids=id_of)
+def test_explain_says_how_a_call_is_scheduled(row):
+    flags = [*sizes(row), "--q-heads", KV_HEADS * row["heads"], "--batch", "1,3,200", "--context", "1,100,32768"]
+    for multiprocessors in (1, 78, 132):
+        for r in explain(*flags, "--multiprocessors", multiprocessors):
+            assert "time" not in r
+            policy, kernel, schedule, workspace = (
+                r["explain"][k] for k in ("policy", "kernel", "schedule", "workspace")
+            )
+            blocks = policy["multiprocessor_blocks"] * multiprocessors
+            assert r["explain"]["multiprocessors"] == multiprocessors
+            assert schedule["decode_blocks"] == blocks
+            assert schedule["work_tiles"] == r["batch"] * KV_HEADS
+            exact = 0 if row["k"] == "bf16" else min(r["context"], SINKS + RECENT)
+            size = kernel["exact_tokens"] if row["k"] == "bf16" else kernel["coded_tokens"]
+            chunks = -(-(r["context"] - exact) // size) + -(-exact // kernel["exact_tokens"])
+            assert schedule["chunks"] == schedule["work_tiles"] * chunks  # the windows are whole chunks
+            rounds = schedule["rounds"]
+            assert schedule["splits"] == sum(one["splits"] for one in rounds)
+            assert schedule["idle_blocks"] == blocks - rounds[0]["splits"]
+            assert sum(one["splits"] * one["chunks"] for one in rounds) >= schedule["chunks"]
+            share = schedule["chunks"] // blocks
+            assert len(rounds) == (1 if share < policy["long_queue"] else 3 if share < policy["very_long_queue"] else 4)
+            assert schedule["work_tiles"] <= schedule["partials"] < schedule["work_tiles"] + schedule["splits"]
+            offsets = [workspace[k] for k in ("work_counter", "completions", "partials", "operands", "total")]
+            assert offsets == sorted(offsets) and offsets[0] == 0
+
+
+@needs_tool
+def test_explain_answers_a_call_that_is_too_long():
+    flags = ["--k", "u2g128", "--batch", 65536, "--context", 1 << 24, "--kv-heads", 32]
+    result = run("kvq-bench", "decode", *flags, "--explain")
+    assert result.code == UNSUPPORTED and result.stdout == ""
+    assert "expected fewer than 2^32" in result.stderr
+
+
 @needs_tool
 def test_int2_takes_72_bytes_a_token_and_head():
     assert plan("decode", "--k", "u2g128", "--batch", 1)["decode"][0]["bytes_per_token"] == 72

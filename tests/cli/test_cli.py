@@ -148,6 +148,13 @@ DUMPS = [(f"dump_{name}", f"{C} --model {name}.h5", exit_code_of(name)) for name
 
 BENCH = [
     ("bench_decode_dry_run", "kvq-bench decode --k u2g128 --batch 1,32 --context 32768,131072 --dry-run", 0),
+    ("bench_decode_explain", "kvq-bench decode --k u2g128 --batch 8 --context 32768 --explain", 0),
+    (
+        "bench_decode_explain_rounds",
+        "kvq-bench decode --k bf16 --batch 64 --context 131072 --explain --multiprocessors 78",
+        0,
+    ),
+    ("bench_multiprocessors", "kvq-bench decode --multiprocessors 78", USAGE),
     ("bench_prefill_dry_run", "kvq-bench prefill --k u4g128 --batch 1,8 --dry-run", 0),
     ("bench_write_dry_run", "kvq-bench write --k s2g128 --tokens 1,8192 --hadamard 1,128 --dry-run", 0),
     ("bench_targets_dry_run", "kvq-bench targets --dry-run", 0),

@@ -233,8 +233,8 @@ TEST_CASE("Mistakes end the program and are named", "[emulated]") {
   CHECK(complaint([&] { run(ticket_kernel, 1, 32, &ticket, order); }).empty());
 }
 
-TEST_CASE("Decode traps at a line of 2^32 slots, and not before", "[emulated]") {
-  // 32 heads of sequences of 2^31 - 64 tokens, 64 to a slot (KV chunk): 2^30 - 32 slots a sequence. There are no pages,
+TEST_CASE("Decode traps at a queue of 2^32 KV chunks, and not before", "[emulated]") {
+  // 32 heads of sequences of 2^31 - 64 tokens, 64 to a KV chunk: 2^30 - 32 chunks a sequence. There are no pages,
   // so a block that begins to attend ends with another message.
   const DecodeVariant& variant = *decode_variants().front();
   REQUIRE(std::string(variant.name) == "decode_d128_u2g128_u2g128_h4_bf16");

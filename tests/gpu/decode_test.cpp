@@ -35,10 +35,10 @@ void run_all(DecodeCase c) {
   }
 }
 
-/// Sequences that share their pages: about `items` items (work tiles), with at least `share` stages of at most 64
-/// tokens for each block. The replay has three quarters of the tokens: a line too short for as many rounds.
-DecodeCase long_line(int blocks, int share, int items) {
-  const int heads = items >= 64 ? 8 : 1, sequences = (items + heads - 1) / heads;
+/// Sequences that share their pages: about `work_tiles` work tiles, with at least `share` stages of at most 64
+/// tokens for each block. The replay has three quarters of the tokens: a queue too short for as many rounds.
+DecodeCase long_queue(int blocks, int share, int work_tiles) {
+  const int heads = work_tiles >= 64 ? 8 : 1, sequences = (work_tiles + heads - 1) / heads;
   const auto tokens = static_cast<std::int64_t>(blocks) * share * 64;
   constexpr int kStep = 77, kSteps = 40;
   const int longest = static_cast<int>(tokens / heads / sequences) + kStep * kSteps;
@@ -57,12 +57,12 @@ DecodeCase long_line(int blocks, int share, int items) {
   return c;
 }
 
-/// A line (work queue) of several rounds. With few items, each query head is a unit of the combine kernel. With `many`
-/// items, all heads of an item are one unit, except for the last items, which have many parts.
-void check_long_line(const DecodeVariant& variant, bool many, int heads) {
+/// A queue of several rounds. With few work tiles, each query head is a unit of the combine kernel. With `many` work
+/// tiles, all heads of a work tile are one unit, except for the last work tiles, which have many partial results.
+void check_long_queue(const DecodeVariant& variant, bool many, int heads) {
   DecodeLaunch launch;
   REQUIRE(variant.plan(launch).ok());
-  DecodeCase c = long_line(launch.blocks, 128, many ? 2 * launch.multiprocessors : launch.multiprocessors * 7 / 8);
+  DecodeCase c = long_queue(launch.blocks, 128, many ? 2 * launch.multiprocessors : launch.multiprocessors * 7 / 8);
   c.heads = heads;
   c.centers = many;
   if (!many) c.rotation = CaseRotation::hadamard;
@@ -76,8 +76,8 @@ const DecodeVariant& two_bits() {
   throw std::runtime_error("no variant of two bits");
 }
 
-/// More items than blocks, by factors for which a unit of the combine kernel has two or four sequences, except at the
-/// end.
+/// More work tiles than blocks, by factors for which a unit of the combine kernel has two or four sequences, except at
+/// the end.
 DecodeCase several_sequences(CaseRotation rotation) {
   DecodeLaunch launch;
   REQUIRE(two_bits().plan(launch).ok());
@@ -162,7 +162,7 @@ TEST_CASE("Sharp attention: nearly all weight on few tokens", "[runtime][gpu]") 
 }
 
 TEST_CASE("Largest scores that rise from stage to stage", "[runtime][gpu][slow]") {
-  // So long that a warp attends to several stages of an item, and so sharp that the reference of exponentials must
+  // So long that a warp attends to several stages of a work tile, and so sharp that the reference of exponentials must
   // move.
   const float sharpness = GENERATE(20.0f, 80.0f);
   run_all({.num_kv_heads = 8, .heads = 0, .lengths = {40000, 3000}, .sharpness = sharpness, .seed = 17});
@@ -189,20 +189,20 @@ TEST_CASE("Results of several sequences are combined at once, of one format", "[
                                                CaseRotation::transform)));
 }
 
-TEST_CASE("The rest of a long line is handed out, in captured calls too", "[runtime][gpu][slow]") {
+TEST_CASE("The rest of a long queue is claimed, in captured calls too", "[runtime][gpu][slow]") {
   const bool many = GENERATE(false, true);
   for (const DecodeVariant* variant : decode_variants())
-    check_long_line(*variant, many, many ? variant->max_heads - 1 : variant->max_heads);
+    check_long_queue(*variant, many, many ? variant->max_heads - 1 : variant->max_heads);
 }
 
-TEST_CASE("The rest of a long line is handed out, of one format", "[runtime][gpu][emulated]") {
-  check_long_line(two_bits(), GENERATE(false, true), 2);
+TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][emulated]") {
+  check_long_queue(two_bits(), GENERATE(false, true), 2);
 }
 
-TEST_CASE("A very long line has one round more", "[runtime][gpu][slow]") {
+TEST_CASE("A very long queue has one round more", "[runtime][gpu][slow]") {
   DecodeLaunch launch;
   REQUIRE(two_bits().plan(launch).ok());
-  check(two_bits(), long_line(launch.blocks, 1024, 2 * launch.multiprocessors));
+  check(two_bits(), long_queue(launch.blocks, 1024, 2 * launch.multiprocessors));
 }
 
 TEST_CASE("A captured call replays with other lengths", "[runtime][gpu]") {

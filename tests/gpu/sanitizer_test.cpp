@@ -8,7 +8,7 @@ using namespace kvq;
 using namespace kvq::test;
 
 // Small cases of every kernel, for tools under which a kernel runs a thousand times slower (scripts/gpu_check.sh).
-TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks", "[runtime][gpu][sanitizer]") {
+TEST_CASE("Decode in small: windows, rotations, splits of a work tile in many blocks", "[runtime][gpu][sanitizer]") {
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);
     const DecodeOutcome outcome = run_decode_case(*variant, {
@@ -27,7 +27,7 @@ TEST_CASE("Decode in small: windows, rotations, pieces of an item in many blocks
   }
 }
 
-TEST_CASE("Decode in small: blocks with more items than they have places for", "[runtime][gpu][sanitizer]") {
+TEST_CASE("Decode in small: blocks with more work tiles than query buffers", "[runtime][gpu][sanitizer]") {
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);
     DecodeLaunch launch;

@@ -27,7 +27,8 @@ struct BenchFlags {
                    hadamard = {1, 16, 32, 64, 128};
   bool dense = false, transform = false;
   double clip = 1.0;
-  bool dry_run = false, json = false, quiet = false;
+  bool dry_run = false, explain = false, json = false, quiet = false;
+  int multiprocessors = 132;
 };
 
 constexpr const char* kSides =
@@ -86,6 +87,12 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   decode->add_option("--context", f.context, "tokens of each sequence; a list")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  auto* explain =
+      decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
+  decode->add_option("--multiprocessors", f.multiprocessors, "of the device that --explain assumes")
+      ->needs(explain)
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   add_shared(*decode, f);
   return decode;
@@ -215,6 +222,7 @@ Run decode_cases(const BenchFlags& f) {
                               {},
                               {},
                               {}});
+        if (f.explain) run.decode.back().explanation = explain(run.decode.back().c, f.multiprocessors);
       }
   return run;
 }
@@ -255,7 +263,7 @@ int bench(const BenchFlags& f, Run run, bool with_targets) {
     throw Error{ErrorKind::unsupported,
                 fmt::format("no kernel is built for head_dim {} with {}", f.head_dim, f.activation),
                 "lib/kvq/runtime/variants.json lists what is"};
-  if (!f.dry_run) {
+  if (!f.dry_run && !f.explain) {
     Progress progress(work_of(run), f.quiet || f.json);
     measure(f.device, f.python, run, [&](double done, const std::string& what) { progress.update(done, what); });
   }

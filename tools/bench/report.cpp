@@ -85,7 +85,14 @@ std::string prefill_plan(const Run& run) {
   return format_table(table, "lrrrrr");
 }
 
+std::string decode_explanations(const Run& run) {
+  std::vector<std::string> tables;
+  for (const DecodeRow& row : run.decode) tables.push_back(text_of(row.c, *row.explanation));
+  return fmt::format("{}", fmt::join(tables, "\n"));
+}
+
 std::string decode_plan(const Run& run) {
+  if (run.decode.front().explanation) return decode_explanations(run);
   Table table{{"decode", "batch x ctx", "a token", "coded", "exact", "bytes", "sets"}};
   for (const DecodeRow& row : run.decode) {
     const CacheBytes bytes = bytes_of(row.c);
@@ -146,6 +153,7 @@ Json row_json(const Run& run, const DecodeRow& row) {
                {"bytes", bytes.total()},
                {"sets", num_sets(bytes.total())},
                {"calls", num_calls(bytes.total())}};
+  if (row.explanation) json["explain"] = json_of(*row.explanation);
   if (!row.result) return json;
   json["time"] = timing_json(row.result->time);
   json["read_floor"] = timing_json(row.result->floor);
@@ -260,7 +268,8 @@ Json json_of(const Run& run, const std::vector<Target>& targets) {
   for (const DecodeRow& row : run.decode) decode.push_back(row_json(run, row));
   for (const WriteRow& row : run.write) write.push_back(row_json(run, row));
   for (const PrefillRow& row : run.prefill) prefill.push_back(row_json(row));
-  Json json = {{"schema_version", "1.1"},
+  const bool explained = !run.decode.empty() && run.decode.front().explanation;
+  Json json = {{"schema_version", explained ? "1.2" : "1.1"},
                {"tool", "kvq-bench " KVQ_VERSION},
                {"decode", decode},
                {"write", write},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "bench/explain.h"
 #include "bench/measure.h"
 #include "bench/sdpa.h"
 
@@ -14,7 +15,8 @@ namespace kvq::bench {
 struct DecodeRow {
   DecodeCase c;
   std::optional<DecodeResult> result;
-  std::optional<Timing> bf16, sdpa;  ///< bfloat16 variant of kvq over pages; PyTorch over contiguous K and V
+  std::optional<Timing> bf16, sdpa;             ///< bfloat16 variant of kvq over pages; PyTorch over contiguous K and V
+  std::optional<Explanation> explanation = {};  ///< of --explain
   /// Time of the faster baseline.
   std::optional<double> best_bf16_us() const;
   std::optional<double> speedup() const;

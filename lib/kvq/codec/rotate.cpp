@@ -113,6 +113,7 @@ void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float
     return;
   }
   std::vector<RowCodec> codecs;
+  codecs.reserve(static_cast<std::size_t>(num_kv_heads));
   for (int h = 0; h < num_kv_heads; ++h) codecs.emplace_back(plan, h, dim);
   for (std::size_t t = 0; t < tokens; ++t) {
     std::vector<float> sums(static_cast<std::size_t>(plan.centroids->count), 0.0f);

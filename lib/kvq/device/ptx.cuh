@@ -106,6 +106,9 @@ __device__ __forceinline__ int derive_again(int x) {
   return x;
 }
 
+/// Keeps the branch that this stands in: the compiler must not turn the branch into selects.
+__device__ __forceinline__ void keep_branch() { asm volatile("" ::: "memory"); }
+
 /// 1 / x; subnormal numbers count as zeros.
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;
@@ -165,17 +168,23 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 #endif
 }
 
+/// Makes initialized barriers visible to the async proxy; before architecture 9.0 there is none.
+__device__ __forceinline__ void fence_mbarrier_init() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+/// Makes this thread's earlier stores to shared memory visible to the async proxy, bulk copies and wgmma; likewise.
+__device__ __forceinline__ void fence_proxy_async() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void fence_mbarrier_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/// Makes this thread's earlier stores to shared memory visible to the async proxy: bulk copies and wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 /// Bulk copy of 16-byte aligned global memory into shared memory; counts its bytes on the barrier.
 __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

@@ -8,20 +8,24 @@ namespace kvq {
 
 const DecodeVariant* find_decode_variant(const DecodeKey& key) {
   const DecodeVariant* best = nullptr;
-  for (const DecodeVariant* row : decode_variants()) {
-    if (!same_format(row->k, key.k) || !same_format(row->v, key.v) || row->bf16 != key.bf16 ||
-        row->max_heads < key.heads)
+  for (const DecodeVariant* variant : decode_variants()) {
+    if (!same_format(variant->k, key.k) || !same_format(variant->v, key.v) || variant->bf16 != key.bf16 ||
+        variant->max_heads < key.heads)
       continue;
-    if (!key.k.exact() && (row->k_bfloat != key.k_bfloat || row->v_bfloat != key.v_bfloat)) continue;
-    if (!best || row->max_heads < best->max_heads) best = row;
+    if (!key.k.exact() && (variant->k_bfloat != key.k_bfloat || variant->v_bfloat != key.v_bfloat)) continue;
+    if (!best || variant->max_heads < best->max_heads) best = variant;
   }
   return best;
 }
 
-std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items) {
-  return kDecodeClaimBytes + (sizeof(unsigned long long) * items + 255) / 256 * 256 +
-         (static_cast<std::size_t>(launch.shared_records) + items) * static_cast<std::size_t>(launch.record_bytes) +
-         items * static_cast<std::size_t>(launch.operand_bytes);
+DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles) {
+  return make_decode_workspace(work_tiles, static_cast<std::size_t>(launch.shared_partials),
+                               static_cast<std::size_t>(launch.partial_bytes),
+                               static_cast<std::size_t>(launch.operand_bytes));
+}
+
+std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles) {
+  return decode_workspace(launch, work_tiles).total;
 }
 
 Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {

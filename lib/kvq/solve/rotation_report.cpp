@@ -18,7 +18,8 @@ double mean_group_range(const RotatedData& data, int group_size) {
     const auto [lo, hi] = std::minmax_element(begin, begin + group_size);
     total += *hi - *lo;
   }
-  return total / static_cast<double>(data.rows.size() / g);
+  const std::size_t groups = data.rows.size() / g;
+  return total / static_cast<double>(groups);
 }
 
 RotationRow report_row(const FitData& data, std::span<const double> target, const Composition& composition,
@@ -72,8 +73,8 @@ double top8_alignment(std::span<const double> a, std::span<const double> b, int 
   double total = 0.0;
   for (int k = 0; k < count; ++k) {
     double cosine = 0.0;
-    for (int i = 0; i < dim; ++i)
-      cosine += ua.vectors[static_cast<std::size_t>(i * dim + k)] * ub.vectors[static_cast<std::size_t>(i * dim + k)];
+    for (std::size_t at = static_cast<std::size_t>(k); at < ua.vectors.size(); at += static_cast<std::size_t>(dim))
+      cosine += ua.vectors[at] * ub.vectors[at];
     total += std::abs(cosine);
   }
   return total / count;

@@ -111,7 +111,7 @@ std::vector<double> companding_start(const SphereMarginal& marginal, std::size_t
   const double step = 2.0 * marginal.edge() / kSteps;
   std::vector<double> integral(kSteps + 1, 0.0);
   for (int i = 0; i < kSteps; ++i)
-    integral[static_cast<std::size_t>(i + 1)] =
+    integral[static_cast<std::size_t>(i) + 1] =
         integral[static_cast<std::size_t>(i)] + std::cbrt(marginal.density(-marginal.edge() + (i + 0.5) * step));
   std::vector<double> entries;
   for (std::size_t k = 0; k < size; ++k) {

@@ -135,6 +135,7 @@ inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
 inline float sqrt_approx(float x) { return std::sqrt(flushed(x)); }
 inline int derive_again(int x) { return x; }
+inline void keep_branch() {}
 inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
 // ---- Barriers and copies -----------------------------------------------------------------------------------------
@@ -142,12 +143,12 @@ inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 inline void mbarrier_init(u32 barrier, u32 count) { emulator::mbarrier_init(barrier, count); }
 inline void mbarrier_arrive(u32 barrier) { emulator::mbarrier_arrive(barrier); }
 inline void mbarrier_wait(u32 barrier, u32 parity) { emulator::mbarrier_wait(barrier, parity); }
+inline void fence_mbarrier_init() {}
+inline void fence_proxy_async() {}
 #if __CUDA_ARCH__ >= 900
 inline void griddepcontrol_launch_dependents() { emulator::launch_dependents(); }
 inline void griddepcontrol_wait() { emulator::wait_for_kernels_before(); }
 inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { emulator::mbarrier_arrive(barrier, bytes); }
-inline void fence_mbarrier_init() {}
-inline void fence_proxy_async() {}
 inline void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   emulator::bulk_copy(to, from, bytes, barrier);
 }

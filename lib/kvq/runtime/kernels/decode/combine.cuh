@@ -6,10 +6,10 @@
 
 #include <type_traits>
 
-/// The combine kernel: merges the partial results of each item (work tile) by their softmax states, rotates the sum
+/// The combine kernel: merges the partial results of each work tile by their softmax states, rotates the sum
 /// back and divides it. Its blocks start where blocks of the decode kernel have ended, and load the rotation. They poll
-/// each item's completion counter instead of waiting for the whole decode grid. They are scheduled after all decode
-/// blocks (programmatic dependent launch), so every producer they wait for is already resident: no deadlock.
+/// each work tile's completion counter instead of waiting for the whole decode grid. They are scheduled after all
+/// decode blocks (programmatic dependent launch), so every producer they wait for is already resident: no deadlock.
 namespace kvq::decode {
 
 /// Base-2 logarithm of a power of two.
@@ -17,25 +17,10 @@ __device__ __forceinline__ int log2_of(int x) { return 31 - __clz(x); }
 
 /// What a block combines at once: some query heads of one KV head, of some sequences. Each (sequence, query head) is a
 /// row: the heads of the first sequence, of the second...
-struct Unit {
+struct CombineUnit {
   int head, first_sequence, first_head, sequences, heads;
 
   __device__ __forceinline__ int rows() const { return sequences * heads; }
-};
-
-/// How items are divided into units. If items are few, each query head is a unit, so that all blocks have work. If they
-/// are many, a unit has all heads of one sequence, or of several. But items at the end of a line of several rounds may
-/// have many partial results, and they are complete last: there a unit has a quarter of an item's heads. If the
-/// completion counter then shows few partial results, the item's first unit takes all heads and the others are empty.
-struct Units {
-  int sequences_each, heads_each;  ///< of a unit before the end; powers of two
-  int splits;                      ///< units of an item before the end
-  int before_end;                  ///< units of a KV head before the end
-  int end, end_sequences;          ///< first sequence of the end, number of sequences
-  int end_splits;                  ///< units of an item at the end
-
-  /// Units of a KV head.
-  __host__ __device__ int count() const { return before_end + end_sequences * end_splits; }
 };
 
 /// Shared memory of a block that combines.
@@ -43,68 +28,69 @@ template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows that are rotated at once
   static constexpr int kTiles = (kRows + 7) / 8;
-  static constexpr int kEndHeads = T::kHeads / 4;  ///< heads of a unit at the end
-  /// Partial results of a row that a warp loads at once. 17, which would be enough for almost all items, were slower.
-  static constexpr int kBatch = T::kHeadDim <= 128 ? 9 : 6;
-  /// Partial results of an item that a block loads at once if it has all heads.
-  static constexpr int kAtOnce = kBatch * (T::kHeads < kSideWarps ? kSideWarps / T::kHeads : 1);
+  static constexpr int kTailHeads = T::kHeads / 4;  ///< heads of a unit of the tail
+  static constexpr int kBatch = T::kPolicy.combine_batch;
+  /// Partial results of a work tile that a block loads at once if it has all heads.
+  static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
-  alignas(16) float4 part_values[kSideWarps][T::kHeadDim / 4];
-  float2 part_states[kSideWarps];
-  Arrivals arrivals[kRows / T::kHeads];
+  alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
+  float2 partial_states[kRotateWarps];
+  CompletionCounter completions[kRows / T::kHeads];
   float2 weights[kRows];                                           ///< weigh() of each row
   float shifts[kRows];                                             ///< center_score() of each row
   alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// The partial results of an item, in the order of its parts: part 0 in a shared or a whole record, each later part in
-/// the first shared record of its piece.
+/// The partial results of a work tile, in the order of its splits: the first one in a shared entry or in the work
+/// tile's own, each later one in the first shared entry of its split.
 template <typename T>
-struct Records {
+struct Partials {
   int count;
-  const typename T::Record* first;
-  const typename T::Record* others;  ///< part r > 0 is others[2 r]
+  const typename T::Partial* first;
+  const typename T::Partial* others;  ///< partial result r > 0 is others[2 r]
 
-  __device__ __forceinline__ Records(const DecodeParams& p, int decode_blocks, int item, const Arrivals& arrivals)
-      : count(arrivals.parts()) {
-    const auto* all = static_cast<const typename T::Record*>(p.partials);
-    first = all + record_of(decode_blocks, Part{item, arrivals.first_piece(), true, count == 1});
-    others = all + shared_record(arrivals.first_piece(), false);
+  __device__ __forceinline__ Partials(const DecodeKernelParams& p, int decode_blocks, int work_tile,
+                                      const CompletionCounter& counter)
+      : count(counter.partials()) {
+    const auto* all = static_cast<const typename T::Partial*>(p.partials);
+    first = all + partial_index(decode_blocks, PartialId{work_tile, counter.first_split(), true, count == 1});
+    others = all + shared_partial(counter.first_split(), false);
   }
-  __device__ __forceinline__ const typename T::Record& operator[](int part) const {
-    return part == 0 ? *first : others[2 * part];
+  __device__ __forceinline__ const typename T::Partial& operator[](int r) const {
+    return r == 0 ? *first : others[2 * r];
   }
 };
 
 /// LSE merge of the partial results of each row of a unit. One warp merges a row; if there are fewer rows than warps,
 /// several warps share the row's partial results. Stores values in `rows` and weights in `weights`.
-/// @param records_of  item of the unit -> its Records
-/// @param weigh       (row, reference of the exponentials and sum) -> weight
-template <typename T, typename RecordsOf, typename Weigh>
-__device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& unit, RecordsOf records_of, Weigh weigh) {
+/// @param partials_of  number of a sequence in the unit -> the Partials of its work tile
+/// @param weigh        (row, reference of the exponentials and sum) -> weight
+template <typename T, typename PartialsOf, typename Weigh>
+__device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit,
+                                               PartialsOf partials_of, Weigh weigh) {
   constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
   constexpr int kBatch = CombineShared<T>::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  const int n = unit.rows(), at_once = min(n, kSideWarps), splits = kSideWarps >> log2_of(at_once);
-  const int split = warp >> log2_of(at_once);  // all counts are powers of two
+  const int n = unit.rows(), at_once = min(n, kRotateWarps), row_warps = kRotateWarps >> log2_of(at_once);
+  const int row_warp = warp >> log2_of(at_once);  // all counts are powers of two
   const auto has = [&](int turn) { return kQuads % 32 == 0 || lane + 32 * turn < kQuads; };
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
-    const Records<T> records = records_of(row >> log2_of(unit.heads));
-    float max = kMinusInf, sum = 0.0f;  // the sum: of this lane's parts only
+    const Partials<T> partials = partials_of(row >> log2_of(unit.heads));
+    float max = kMinusInf, sum = 0.0f;  // the sum: of this lane's partial results only
     float4 values[kTurns] = {};
 #pragma unroll 1
-    for (int first = split; first < records.count; first += splits * kBatch) {
-      const int here = (records.count - first + splits - 1) >> log2_of(splits);
-      float2 state = make_float2(kMinusInf, 0.0f);  // lane i has the state of the batch's part i
-      if (lane < min(here, kBatch)) state = __ldcg(&records[first + lane * splits].state[head]);
-      // Only the first part of the batch may be part 0 of the item.
-      const auto values_of = [&](const typename T::Record& record) {
-        return reinterpret_cast<const std::byte*>(record.value[head]) + lane * 16;
+    for (int first = row_warp; first < partials.count; first += row_warps * kBatch) {
+      const int here = (partials.count - first + row_warps - 1) >> log2_of(row_warps);
+      float2 state = make_float2(kMinusInf, 0.0f);  // lane i has the state of the batch's partial result i
+      if (lane < min(here, kBatch)) state = __ldcg(&partials[first + lane * row_warps].state[head]);
+      // Only the first partial result of the batch may be the work tile's first one.
+      const auto values_of = [&](const typename T::Partial& partial) {
+        return reinterpret_cast<const std::byte*>(partial.value[head]) + lane * 16;
       };
-      const std::byte *zeroth = values_of(records[first]), *others = values_of(records.others[2 * first]);
-      const unsigned apart = static_cast<unsigned>(2 * splits * static_cast<int>(sizeof(typename T::Record)));
+      const std::byte *zeroth = values_of(partials[first]), *others = values_of(partials.others[2 * first]);
+      const unsigned apart = static_cast<unsigned>(2 * row_warps * static_cast<int>(sizeof(typename T::Partial)));
       float4 v[kBatch][kTurns];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -115,8 +101,8 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
         for (int turn = 0; turn < kTurns; ++turn)
           if (has(turn)) v[i][turn] = __ldcg(from + 32 * turn);
       }
-      // Here, not above, because the ballot waits for `state` and would delay the loads of values. The values of parts
-      // without tokens are undefined.
+      // Here, not above, because the ballot waits for `state` and would delay the loads of values. The values of
+      // partial results without tokens are undefined.
       const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);
       float larger = fmaxf(max, state.x);
 #pragma unroll
@@ -137,34 +123,34 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
-    if (splits > 1) {
+    if (row_warps > 1) {
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
-        if (has(turn)) shared.part_values[warp][lane + 32 * turn] = values[turn];
-      if (lane == 0) shared.part_states[warp] = make_float2(max, sum);
+        if (has(turn)) shared.partial_values[warp][lane + 32 * turn] = values[turn];
+      if (lane == 0) shared.partial_states[warp] = make_float2(max, sum);
       __syncthreads();
-      if (split == 0) {
-        float2 state[kSideWarps];
+      if (row_warp == 0) {
+        float2 state[kRotateWarps];
 #pragma unroll
-        for (int s = 0; s < kSideWarps; ++s) {
-          state[s] = s < splits ? shared.part_states[row + s * at_once] : make_float2(kMinusInf, 0.0f);
+        for (int s = 0; s < kRotateWarps; ++s) {
+          state[s] = s < row_warps ? shared.partial_states[row + s * at_once] : make_float2(kMinusInf, 0.0f);
           max = fmaxf(max, state[s].x);
         }
         sum = 0.0f;
 #pragma unroll
         for (float4& x : values) x = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int s = 0; s < kSideWarps; ++s) {
+        for (int s = 0; s < kRotateWarps; ++s) {
           if (state[s].x == kMinusInf) continue;
           const float f = ptx::ex2(state[s].x - max);
           sum = fmaf(f, state[s].y, sum);
 #pragma unroll
           for (int turn = 0; turn < kTurns; ++turn)
-            if (has(turn)) add_scaled(values[turn], f, shared.part_values[row + s * at_once][lane + 32 * turn]);
+            if (has(turn)) add_scaled(values[turn], f, shared.partial_values[row + s * at_once][lane + 32 * turn]);
         }
       }
     }
-    if (split == 0) {
+    if (row_warp == 0) {
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
         if (has(turn)) reinterpret_cast<float4*>(shared.rows[row])[lane + 32 * turn] = values[turn];
@@ -177,7 +163,8 @@ __device__ __forceinline__ void add_up(CombineShared<T>& shared, const Unit& uni
 /// q . center of a query head, as a base-2 score. It is the same for every key, so it cancels in the softmax, but LSE
 /// and sink logits need it. All lanes of one warp call it.
 template <typename T>
-__device__ __forceinline__ float center_score(const DecodeParams& p, int sequence, int head, int query_head, int lane) {
+__device__ __forceinline__ float center_score(const DecodeKernelParams& p, int sequence, int head, int query_head,
+                                              int lane) {
   const typename T::Activation* q =
       static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
   const float* center = p.center_k + head * T::kHeadDim;
@@ -192,7 +179,7 @@ __device__ __forceinline__ float center_score(const DecodeParams& p, int sequenc
 /// the row's LSE. One thread calls it.
 /// @param state  reference of the exponentials, sum
 /// @param shift  center_score()
-__device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int query_head, float2 state,
+__device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, int sequence, int query_head, float2 state,
                                         float shift) {
   float reference = state.x, factor = 1.0f, sum = state.y;
   if (p.sink_logits) {
@@ -211,8 +198,8 @@ __device__ __forceinline__ float2 weigh(const DecodeParams& p, int sequence, int
 
 /// Grid: any number of blocks; if there are more units than blocks, a multiple of the KV heads.
 template <typename T>
-__global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
-    combine_kernel(const __grid_constant__ DecodeParams p, int decode_blocks, const Units units) {
+__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
+    combine_kernel(const __grid_constant__ DecodeKernelParams p, int decode_blocks, const CombineSchedule units) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -224,18 +211,18 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
-    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, at_end = rest - units.before_end;
-    Unit unit = {head, 0, 0, units.sequences_each, units.heads_each};
-    if (at_end < 0) {
-      unit.first_sequence = rest / units.splits * units.sequences_each;
-      unit.first_head = rest % units.splits * units.heads_each;
+    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, in_tail = rest - units.units_before_tail;
+    CombineUnit unit = {head, 0, 0, units.unit_sequences, units.unit_heads};
+    if (in_tail < 0) {
+      unit.first_sequence = rest / units.tile_units * units.unit_sequences;
+      unit.first_head = rest % units.tile_units * units.unit_heads;
     } else {
-      unit.first_sequence = units.end + at_end % units.end_sequences;
-      unit.first_head = at_end / units.end_sequences * CombineShared<T>::kEndHeads;
-      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kEndHeads;
+      unit.first_sequence = units.tail_begin + in_tail % units.tail_sequences;
+      unit.first_head = in_tail / units.tail_sequences * CombineShared<T>::kTailHeads;
+      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kTailHeads;
     }
-    // A unit at the end may turn out to be empty; it loads no rotation until it knows that it is not.
-    const bool certain = unit.first_head == 0 || at_end < 0;
+    // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
+    const bool certain = unit.first_head == 0 || in_tail < 0;
     if (p.rotation_v.matrix && certain) dense.open(p.rotation_v, unit.head);
     // Rows of padding heads are merged and rotated with the others, but not stored.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
@@ -247,32 +234,33 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
     const bool shifted = p.center_k && (p.lse || p.sink_logits);
     if (shifted) {
 #pragma unroll 1
-      for (int row = warp; row < unit.rows(); row += kSideWarps) {
+      for (int row = warp; row < unit.rows(); row += kRotateWarps) {
         if (!is_row(row)) continue;
         const float shift = center_score<T>(p, sequence_of(row), unit.head, query_head_of(row), lane);
         if (lane == 0) shared.shifts[row] = shift;
       }
     }
-    const auto item_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
+    const auto work_tile_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
     // One polling thread for each sequence: more of them were slower, because they contend with the decode blocks'
     // atomics on the same word.
     if (thread < unit.sequences) {
-      Arrivals now;
-      while (now.bits = ptx::ld_acquire(p.arrivals + item_of(thread)), !now.complete()) __nanosleep(40);
-      shared.arrivals[thread] = now;
+      CompletionCounter now;
+      while (now.bits = ptx::ld_acquire(p.completions + work_tile_of(thread)), !now.complete())
+        __nanosleep(T::kPolicy.poll_nanoseconds);
+      shared.completions[thread] = now;
     }
     __syncthreads();
-    if (at_end >= 0) {
-      if (shared.arrivals[0].parts() > CombineShared<T>::kAtOnce) {
-        unit.heads = CombineShared<T>::kEndHeads;
+    if (in_tail >= 0) {
+      if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
+        unit.heads = CombineShared<T>::kTailHeads;
         if (p.rotation_v.matrix && !certain) dense.open(p.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();
         continue;
       }
     }
-    add_up<T>(
-        shared, unit, [&](int i) { return Records<T>(p, decode_blocks, item_of(i), shared.arrivals[i]); },
+    merge_partials<T>(
+        shared, unit, [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
         [&](int row, float2 state) {
           return is_row(row)
                      ? weigh(p, sequence_of(row), query_head_of(row), state, shifted ? shared.shifts[row] : 0.0f)
@@ -303,7 +291,7 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>)
         rotate(std::integral_constant<int, kTiles>{});
     } else {
 #pragma unroll 1
-      for (int row = warp; row < unit.rows(); row += kSideWarps) {
+      for (int row = warp; row < unit.rows(); row += kRotateWarps) {
         if (!is_row(row)) continue;
         LaneRow<kDim> x;
 #pragma unroll

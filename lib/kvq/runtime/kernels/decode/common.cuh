@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/device/async_copy.cuh>
 #include <kvq/device/convert.cuh>
 #include <kvq/device/ptx.cuh>
 
@@ -9,11 +10,6 @@ namespace kvq::decode {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr unsigned kAll = ~0u;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr unsigned kFullArrivals = 33;  ///< the copies of each lane, and the lane that announces the stage
-#else
-constexpr unsigned kFullArrivals = 1;
-#endif
 
 /// sum += factor x
 __device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {
@@ -21,10 +17,10 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-/// One of the two bfloat16 halves of x, whose sum has 16 bits; `part` 0 is the high one.
-__device__ __forceinline__ unsigned half_of(float x, int part) {
+/// x in bfloat16, or the rounding error, if `low`.
+__device__ __forceinline__ unsigned half_of(float x, bool low) {
   const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  return __bfloat16_as_ushort(part == 0 ? high : __float2bfloat16_rn(x - __bfloat162float(high)));
+  return __bfloat16_as_ushort(low ? __float2bfloat16_rn(x - __bfloat162float(high)) : high);
 }
 
 }  // namespace kvq::decode

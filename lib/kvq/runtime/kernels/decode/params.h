@@ -63,14 +63,17 @@ struct DecodeParams {
 
   /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything
   void* workspace = nullptr;
+};
 
-  // parts of the workspace; run_decode sets them
-  std::int32_t* claims = nullptr;          ///< atomic work counter: next piece (split) to claim
-  unsigned long long* arrivals = nullptr;  ///< [B, Hkv] completion counter of each item (work tile; schedule.cuh)
-  void* operands = nullptr;                ///< [B, Hkv] queries as tensor-core operands (DecodeTraits::Operand)
-  void* partials = nullptr;                ///< partial results (schedule.cuh)
+/// What run_decode() adds for the kernels.
+struct DecodeKernelParams : DecodeParams {
+  // regions of the workspace (workspace.h)
+  std::int32_t* work_counter = nullptr;       ///< atomic: next split to claim
+  unsigned long long* completions = nullptr;  ///< [B, Hkv] completion counter of each work tile (schedule.h)
+  void* operands = nullptr;                   ///< [B, Hkv] queries as tensor-core operands (DecodeTraits::Operand)
+  void* partials = nullptr;                   ///< partial results (schedule.h)
 
-  int short_blocks = 0;  ///< blocks that share a line of one round (schedule.cuh); run_decode sets it
+  int one_round_splits = 0;  ///< DecodeGrids::one_round_splits
 };
 
 }  // namespace kvq

@@ -6,17 +6,19 @@
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
 /// The queries kernel, before decode: rotates the queries and cuts them into operands of the tensor cores. A kernel of
-/// its own, because several decode blocks may share an item (work tile), and each would rotate the same queries again.
+/// its own, because several decode blocks may share a work tile, and each would rotate the same queries again.
 /// It also resets the work counter and the completion counters.
 namespace kvq::decode {
 
 /// Cuts four rotated query rows into 16-bit integers, high and low bytes. All lanes of one warp call it.
 template <typename T>
-__device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int member,
+__device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int group_warp,
                                             int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   if constexpr (T::kExact) {
-    if (lane < 4) to.unit[4 * member + lane] = softmax_scale * kLog2e, to.exact_unit[4 * member + lane] = 1.0f;
+    if (lane < 4)
+      to.score_scale[4 * group_warp + lane] = softmax_scale * kLog2e,
+                                      to.exact_score_ratio[4 * group_warp + lane] = 1.0f;
   } else {
     constexpr int kSteps = T::kSteps;
     const int g = lane >> 2, t = lane & 3;
@@ -48,10 +50,10 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
           sum[j / Side::kStepsInGroup] += q;
           packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
         }
-        to.fragments[member][j][w][lane] = packed;
+        to.fragments[group_warp][j][w][lane] = packed;
       }
     const bool writes = t == 0 && g % 2 == 0;  // the eight lanes of a head hold the same sums
-    const int head = 4 * member + (g >> 1);
+    const int head = 4 * group_warp + (g >> 1);
 #pragma unroll
     for (int j = 0; j < Side::kGroups; ++j) {
       sum[j] += __shfl_xor_sync(kAll, sum[j], 1);
@@ -59,8 +61,8 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
       const float factor = static_cast<float>(1 << Side::kBits) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
       if (writes) to.sums[j][head] = static_cast<float>(sum[j]) * factor;
     }
-    const float unit = largest * (1.0f / 32512.0f / (1 << Side::kBits)) * softmax_scale * kLog2e;
-    if (writes) to.unit[head] = unit, to.exact_unit[head] = softmax_scale * kLog2e / unit;
+    const float score_scale = largest * (1.0f / 32512.0f / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    if (writes) to.score_scale[head] = score_scale, to.exact_score_ratio[head] = softmax_scale * kLog2e / score_scale;
   }
 }
 
@@ -72,17 +74,18 @@ struct QueriesShared {
   typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// Grid: any number of blocks; if there are more items than blocks, a multiple of the KV heads. Then a block has one KV
-/// head, and prepares the queries of several sequences at once.
+/// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads. Then a block has
+/// one KV head, and prepares the queries of several sequences at once.
 template <typename T>
-__global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
+    queries_kernel(const __grid_constant__ DecodeKernelParams p) {
   using Activation = typename T::Activation;
-  constexpr int kDim = T::kHeadDim, kAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
+  constexpr int kDim = T::kHeadDim, kTilesAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
   extern __shared__ __align__(128) unsigned char memory[];
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.num_kv_heads, items = p.batch * p.num_kv_heads;
+  const int group_heads = p.num_q_heads / p.num_kv_heads, work_tiles = p.batch * p.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
@@ -93,16 +96,16 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
   // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  if (blockIdx.x == 0 && thread == 0) *p.claims = 0;
-  constexpr int kTurns = QueriesShared<kDim>::kRows / kSideWarps;  // rows of a warp
+  if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
+  constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
-  int length = 0;  // of the sequence of item `thread`
+  int length = 0;  // of the sequence of work tile `thread`
   const auto fetch = [&](int first) {
-    const int n = min(kAtOnce, (items - first + grid - 1) / grid);
+    const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
     if (thread < n) length = __ldcg(p.seq_lens + (first + thread * grid) / p.num_kv_heads);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int row = warp + turn * kSideWarps, in_group = row % T::kHeads;
+      const int row = warp + turn * kRotateWarps, in_group = row % T::kHeads;
       if (row >= n * T::kHeads) break;
       const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);
       const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
@@ -113,10 +116,10 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
     return n;
   };
   int first = static_cast<int>(blockIdx.x);
-  for (int n = fetch(first), next = 0; n > 0; first += kAtOnce * grid, n = next) {
+  for (int n = fetch(first), next = 0; n > 0; first += kTilesAtOnce * grid, n = next) {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int row = warp + turn * kSideWarps;
+      const int row = warp + turn * kRotateWarps;
       if (row >= n * T::kHeads) break;
       LaneRow<kDim> x;
 #pragma unroll
@@ -130,9 +133,9 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
-    if (thread < n) p.arrivals[first + thread * grid] = length > 0 ? 0 : Arrivals::kNone;
+    if (thread < n) p.completions[first + thread * grid] = length > 0 ? 0 : CompletionCounter::kNone;
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
-    next = first + kAtOnce * grid < items ? fetch(first + kAtOnce * grid) : 0;
+    next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
     if (p.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
@@ -141,17 +144,18 @@ __global__ void __maxnreg__(kSideRegisters<T::kHeadDim>) queries_kernel(const __
         dense.template apply<2>(rows);
     }
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
-    constexpr int kCutters = kAtOnce * T::kTeam;
-    static_assert(kCutters < kSideWarps);
-    if (warp < n * T::kTeam)
-      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kTeam, lane, operands[first + warp / T::kTeam * grid]);
-    constexpr int kPairs = T::kTeam * T::kBlocks * 32;  // of words: high parts of two channels, low parts
-    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kSideThreads - 32 * kCutters) {
+    constexpr int kCutters = kTilesAtOnce * T::kGroupWarps;
+    static_assert(kCutters < kRotateWarps);
+    if (warp < n * T::kGroupWarps)
+      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kGroupWarps, lane,
+                     operands[first + warp / T::kGroupWarps * grid]);
+    constexpr int kPairs = T::kGroupWarps * T::kBlocks * 32;  // of words: high parts of two channels, low parts
+    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kRotateThreads - 32 * kCutters) {
       const int l = i % 16 / 4 * 8 + i % 4, half = i / 16 % 2, block = i / 32 % T::kBlocks, m = i / 32 / T::kBlocks;
       const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * half + 2 * (l & 3)]);
       unsigned high, low;
-      split(x.x, x.y, high, low);
-      unsigned* to = operands[first + m / T::kTeam * grid].halves[m % T::kTeam][block][half];
+      split_bf16(x.x, x.y, high, low);
+      unsigned* to = operands[first + m / T::kGroupWarps * grid].halves[m % T::kGroupWarps][block][half];
       to[l] = high, to[l + 4] = low;
     }
     __syncthreads();

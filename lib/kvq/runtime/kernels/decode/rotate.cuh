@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/policy.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
@@ -8,19 +9,17 @@
 /// other rotations one warp rotates one row.
 namespace kvq::decode {
 
-constexpr int kSideThreads = 256;  ///< of a block of the queries or of the combine kernel
-constexpr int kSideWarps = kSideThreads / 32;
-/// Registers of a thread: so few that the block fits beside two of the three decode blocks of a multiprocessor; above
-/// head_dim 128, beside one of two.
+constexpr int kRotateThreads = 256;  ///< of a block of the queries or of the combine kernel
+constexpr int kRotateWarps = kRotateThreads / 32;
 template <int kDim>
-constexpr int kSideRegisters = kDim <= 128 ? 104 : 144;
+constexpr int kRotateRegisters = decode_policy(kDim).rotate_registers;
 
 /// Rows in shared memory, padded so that reading the eight rows of a fragment has no bank conflicts.
 template <int kDim>
 using PaddedRow = float[kDim + 16];
 
 /// x and y as sums of two bfloat16 numbers each: `high` is rounded, `low` is the rounding error.
-__device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned& low) {
+__device__ __forceinline__ void split_bf16(float x, float y, unsigned& high, unsigned& low) {
   high = ptx::pack_bf16(x, y);
   low = ptx::pack_bf16(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
 }
@@ -34,10 +33,10 @@ __device__ __forceinline__ void split(float x, float y, unsigned& high, unsigned
 template <int kDim>
 struct DenseRotation {
   static constexpr int kSteps = kDim / 16, kTileCount = kDim / 16;
-  static constexpr int kTurns = (kTileCount + kSideWarps - 1) / kSideWarps;
+  static constexpr int kTurns = (kTileCount + kRotateWarps - 1) / kRotateWarps;
   static constexpr bool kHeld = kTurns == 1;
   static_assert(kDim % 32 == 0);
-  using Held = uint4[kHeld ? 2 * kSteps : 1][kSideThreads];  ///< the matrix: high parts, then low parts
+  using Held = uint4[kHeld ? 2 * kSteps : 1][kRotateThreads];  ///< the matrix: high parts, then low parts
 
   Held& held;
   const std::byte* opened = nullptr;  ///< the open matrix in global memory, at this lane's words
@@ -45,7 +44,7 @@ struct DenseRotation {
   /// Warps without a tile read the last one.
   __device__ __forceinline__ const uint4* at(int turn, int step, int part) const {
     constexpr DecodeRotationLayout kLayout{kDim};
-    const int warp = static_cast<int>(threadIdx.x) >> 5, tile = min(warp + turn * kSideWarps, kTileCount - 1);
+    const int warp = static_cast<int>(threadIdx.x) >> 5, tile = min(warp + turn * kRotateWarps, kTileCount - 1);
     return reinterpret_cast<const uint4*>(opened + kLayout.lane_offset(tile, step, part, 0));
   }
   /// Makes a head's matrix the current one. Starts its copy to shared memory if `kHeld`, unless it is open already.
@@ -77,12 +76,12 @@ struct DenseRotation {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (warp + turn * kSideWarps >= kTileCount) break;
+      if (warp + turn * kRotateWarps >= kTileCount) break;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          take(8 * tile + 2 * (lane & 3) + i, 16 * (warp + kSideWarps * turn) + 2 * (lane >> 2),
+          take(8 * tile + 2 * (lane & 3) + i, 16 * (warp + kRotateWarps * turn) + 2 * (lane >> 2),
                make_float2(product[turn][tile][i], product[turn][tile][2 + i]));
     }
   }
@@ -95,7 +94,7 @@ struct DenseRotation {
     ptx::cp_async_wait_all();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (warp + turn * kSideWarps >= kTileCount) break;
+      if (warp + turn * kRotateWarps >= kTileCount) break;
       constexpr int kApart = kTiles == 1 ? 3 : 2;  // independent accumulators, so that products overlap
       float c[kTiles][kApart][4] = {};
       // If the matrix is not held, 16 loads are in flight at once, as many as registers allow without spills.
@@ -106,7 +105,7 @@ struct DenseRotation {
         for (int tile = 0; tile < kTiles; ++tile) {
           const float4 x = *reinterpret_cast<const float4*>(&rows[8 * tile + g][16 * step + 4 * t]);
           unsigned high_x[2], low_x[2];
-          split(x.x, x.y, high_x[0], low_x[0]), split(x.z, x.w, high_x[1], low_x[1]);
+          split_bf16(x.x, x.y, high_x[0], low_x[0]), split_bf16(x.z, x.w, high_x[1], low_x[1]);
           auto& sums = c[tile];
           ptx::mma_m16n8k16_bf16(sums[0], h.x, h.y, h.z, h.w, high_x[0], high_x[1]);
           ptx::mma_m16n8k16_bf16(sums[1], l.x, l.y, l.z, l.w, high_x[0], high_x[1]);

@@ -28,15 +28,15 @@ struct State {
   static constexpr float kSlack = 8.0f;
 
   /// Moves the reference to a stage's largest score and rescales the sums, if a lane's score exceeds it by kSlack.
-  /// @param stage_max  this lane's largest score, times `unit` in base 2
-  /// @param unit       score scale, Query::unit
-  /// @return           the reference, to be subtracted from base-2 scores; 0 as long as there is no score
-  __device__ __forceinline__ float rescale(float stage_max, float unit) {
-    if (__any_sync(kAll, fmaf(stage_max, unit, -max) > kSlack)) {  // false where both are infinite
+  /// @param stage_max    this lane's largest score, times `score_scale` in base 2
+  /// @param score_scale  score scale, Query::score_scale
+  /// @return             the reference, to be subtracted from base-2 scores; 0 as long as there is no score
+  __device__ __forceinline__ float rescale(float stage_max, float score_scale) {
+    if (__any_sync(kAll, fmaf(stage_max, score_scale, -max) > kSlack)) {  // false where both are infinite
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
-      const float larger = fmaxf(max, stage_max * unit);
+      const float larger = fmaxf(max, stage_max * score_scale);
       const float factor = larger > max ? ptx::ex2(max - larger) : 1.0f;
       for (auto& block : out) block[0] *= factor, block[1] *= factor;
       for (float& m : minima) m *= factor;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, 
 // ---- 2. Coded stages ---------------------------------------------------------------------------------------------
 
 template <typename Side>
-__device__ __forceinline__ float2 two_numbers(unsigned bits) {
+__device__ __forceinline__ float2 two_params(unsigned bits) {
   if constexpr (Side::kBfloat)
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
   else
@@ -74,16 +74,16 @@ __device__ __forceinline__ float2 two_numbers(unsigned bits) {
 
 /// Scales of a group of the tokens g and g + 8, and minima if affine.
 template <typename Side>
-struct Numbers {
+struct GroupParams {
   float scale[2], minimum[2];
-  __device__ __forceinline__ Numbers(const unsigned char* tile_side, int group, int g) {
-    const unsigned char* at = tile_side + Side::side().code_bytes() + (group * 8 + g) * 4 * Side::kNumbers;
+  __device__ __forceinline__ GroupParams(const unsigned char* tile_side, int group, int g) {
+    const unsigned char* at = tile_side + Side::side().code_bytes() + (group * 8 + g) * 4 * Side::kGroupParams;
     if constexpr (Side::kAffine) {
       const uint2 bits = *reinterpret_cast<const uint2*>(at);
-      const float2 a = two_numbers<Side>(bits.x), b = two_numbers<Side>(bits.y);
+      const float2 a = two_params<Side>(bits.x), b = two_params<Side>(bits.y);
       scale[0] = a.x, minimum[0] = a.y, scale[1] = b.x, minimum[1] = b.y;
     } else {
-      const float2 a = two_numbers<Side>(*reinterpret_cast<const unsigned*>(at));
+      const float2 a = two_params<Side>(*reinterpret_cast<const unsigned*>(at));
       scale[0] = a.x, scale[1] = a.y, minimum[0] = minimum[1] = 0.0f;
     }
   }
@@ -136,24 +136,25 @@ template <typename T>
 struct Query {
   using Side = typename T::KSide;
   unsigned fragment[T::kSteps][2];
-  float unit;                 ///< score scale: base-2 score of an integer product of 1, never 0
-  float exact_unit;           ///< score of a bfloat16 product of 1, in multiples of `unit`
+  float score_scale;          ///< score scale: base-2 score of an integer product of 1, never 0
+  float exact_score_ratio;    ///< score of a bfloat16 product of 1, in multiples of `score_scale`
   float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the levels
 
-  __device__ __forceinline__ void load(const typename T::Operand& operand, int member, int lane) {
-    const int head = 4 * member + (lane & 3);
-    unit = operand.unit[head], exact_unit = operand.exact_unit[head];
+  __device__ __forceinline__ void load(const typename T::Operand& operand, int group_warp, int lane) {
+    const int head = 4 * group_warp + (lane & 3);
+    score_scale = operand.score_scale[head], exact_score_ratio = operand.exact_score_ratio[head];
     if constexpr (!T::kExact) {
 #pragma unroll
       for (int j = 0; j < T::kSteps; ++j)
-        fragment[j][0] = operand.fragments[member][j][0][lane], fragment[j][1] = operand.fragments[member][j][1][lane];
+        fragment[j][0] = operand.fragments[group_warp][j][0][lane],
+        fragment[j][1] = operand.fragments[group_warp][j][1][lane];
 #pragma unroll
       for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][head];
     }
   }
 };
 
-/// Scores of a tile's tokens g and g + 8 for head t, in multiples of the query's `unit`.
+/// Scores of a tile's tokens g and g + 8 for head t, in multiples of the query's `score_scale`.
 template <typename T>
 __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Query<T>& query, int lane, float& score0,
                                             float& score1) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
       used[kind] = true;
       ptx::mma_m16n8k32_u8s8(sums[kind], a0, a1, a2, a3, query.fragment[j][0], query.fragment[j][1]);
     }
-    const Numbers<Side> numbers(tile, group, lane >> 2);
+    const GroupParams<Side> params(tile, group, lane >> 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int product = 0;
@@ -186,9 +187,9 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
       if (used[1]) product += sums[1][2 * i] * 256 + sums[1][2 * i + 1];
       if constexpr (Side::kAffine)
         scores[i] =
-            fmaf(numbers.scale[i], static_cast<float>(product), fmaf(numbers.minimum[i], query.sums[group], scores[i]));
+            fmaf(params.scale[i], static_cast<float>(product), fmaf(params.minimum[i], query.sums[group], scores[i]));
       else
-        scores[i] = fmaf(numbers.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
+        scores[i] = fmaf(params.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
     }
   }
   score0 = scores[0], score1 = scores[1];
@@ -215,15 +216,15 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j)
       if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
-    asm volatile("" ::: "memory");  // a branch: rarely taken
+    ptx::keep_branch();  // rarely taken
   }
   float stage_max = scores[0];
 #pragma unroll
   for (int j = 1; j < 2 * kTiles; ++j) stage_max = fmaxf(stage_max, scores[j]);
-  const float reference = state.rescale(stage_max, query.unit);
+  const float reference = state.rescale(stage_max, query.score_scale);
 #pragma unroll
   for (int j = 0; j < 2 * kTiles; ++j) {
-    scores[j] = ptx::ex2(fmaf(scores[j], query.unit, -reference));
+    scores[j] = ptx::ex2(fmaf(scores[j], query.score_scale, -reference));
     state.sum += scores[j];
   }
 
@@ -236,16 +237,16 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) {
-      const Numbers<Side> numbers(values + u * Side::side().bytes(), group, g);
+      const GroupParams<Side> params(values + u * Side::side().bytes(), group, g);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        weights[2 * u + i] = numbers.scale[i] * scores[2 * u + i], minima[2 * u + i] = numbers.minimum[i];
+        weights[2 * u + i] = params.scale[i] * scores[2 * u + i], minima[2 * u + i] = params.minimum[i];
     }
     if (__any_sync(kAll, hidden)) {  // scales and minima beyond the sequence are undefined, NaN included
 #pragma unroll
       for (int j = 0; j < 2 * kTiles; ++j)
         if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
-      asm volatile("" ::: "memory");
+      ptx::keep_branch();
     }
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
@@ -257,7 +258,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
     largest = fmaxf(largest, 1e-30f);
-    const float inverse = __fdividef(kLargest, largest), unit = largest * (1.0f / kLargest);
+    const float inverse = __fdividef(kLargest, largest), score_scale = largest * (1.0f / kLargest);
 
     // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes, four tokens to a word.
     unsigned columns[kTiles];
@@ -292,7 +293,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
                                  masked(words[2 * pair + 1][2 * h], slice),
                                  masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
                                  columns[2 * pair + 1]);
-        const float factor = unit * (1.0f / (1 << (slice * Side::kBits)));
+        const float factor = score_scale * (1.0f / (1 << (slice * Side::kBits)));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
@@ -322,12 +323,13 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
                            fragments[2 * pair + 1][1][lane]);
   }
   const bool visible = first + g >= begin && first + g < end;
-  const float score = visible ? ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_unit : kMinusInf;
-  const float reference = state.rescale(score, query.unit);
-  const float weight = ptx::ex2(fmaf(score, query.unit, -reference));
+  const float score =
+      visible ? ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_score_ratio : kMinusInf;
+  const float reference = state.rescale(score, query.score_scale);
+  const float weight = ptx::ex2(fmaf(score, query.score_scale, -reference));
   state.sum += weight;
   unsigned even, odd;
-  exchange(half_of(weight, 0), half_of(weight, 1), lane, even, odd);
+  exchange(half_of(weight, false), half_of(weight, true), lane, even, odd);
   const unsigned column = __byte_perm(even, odd, 0x5410);
   const int position = first + 2 * t;
   unsigned mask = ~0u;

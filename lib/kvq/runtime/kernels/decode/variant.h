@@ -2,6 +2,8 @@
 
 #include <kvq/core/status.h>
 #include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/schedule.h>
+#include <kvq/runtime/kernels/decode/workspace.h>
 #include <kvq/runtime/kernels/plain/format.h>
 
 #include <span>
@@ -17,16 +19,18 @@ struct DecodeLaunch {
   int blocks = 0;           ///< of the decode kernel that are resident at once
   int multiprocessors = 0;
   int shared_bytes = 0;
-  int operand_bytes = 0;     ///< queries of one item (work tile): one KV head of a sequence
-  int record_bytes = 0;      ///< of a partial result
-  int shared_records = 0;    ///< partial results in addition to one for each item
+  int operand_bytes = 0;     ///< queries of one work tile: one KV head of a sequence
+  int partial_bytes = 0;     ///< of a partial result
+  int shared_partials = 0;   ///< partial results in addition to one for each work tile
   bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
-/// Bytes of the workspace before the completion counters (`arrivals`).
-inline constexpr std::size_t kDecodeClaimBytes = 256;
-/// Bytes of the workspace of calls with at most `items` = batch * num_kv_heads.
-std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t items);
+inline DecodeDevice device_of(const DecodeLaunch& launch) {
+  return {launch.multiprocessors, launch.blocks, launch.overlapping};
+}
+/// The workspace of calls with at most `work_tiles` = batch * num_kv_heads, and its bytes.
+DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles);
+std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles);
 
 /// A tuned variant, one entry of variants.json; or the generic (`plain`) kernels for one format.
 struct DecodeVariant {
@@ -37,7 +41,8 @@ struct DecodeVariant {
   bool bf16 = true;                         ///< queries and result are bfloat16, else fp16
   Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< an entry of variants.json; else generic
+  bool tuned = true;             ///< an entry of variants.json; else generic
+  DecodeKernelShape shape = {};  ///< of a tuned variant
 
   /// Fills `launch` for the current device.
   Status plan(DecodeLaunch& launch) const {

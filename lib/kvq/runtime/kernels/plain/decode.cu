@@ -241,7 +241,7 @@ Status plan(DecodeLaunch& launch) {
   const CacheFormat& format = launch.format;
   launch.shared_bytes = attend_shared_bytes(format);
   launch.operand_bytes = launch.heads * format.k.head_dim * 4;
-  launch.record_bytes = launch.heads * (format.v.head_dim + 2) * 4;
+  launch.partial_bytes = launch.heads * (format.v.head_dim + 2) * 4;
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -253,7 +253,7 @@ Status plan(DecodeLaunch& launch) {
   if (error == cudaSuccess) error = load_kernel(plain_queries_kernel<T>);
   if (error == cudaSuccess) error = load_kernel(plain_combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
-  launch.shared_records = launch.blocks;  // see `splits` below
+  launch.shared_partials = launch.blocks;  // see `splits` below
   return cuda_status(error, "decode: plain: plan");
 }
 
@@ -267,8 +267,8 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
   work.splits = std::clamp(launch.blocks / (items * work.chunks), 1, kMostSplits);  // items * splits <= blocks + items
   std::byte* at = static_cast<std::byte*>(params.workspace);
   work.partials = reinterpret_cast<float*>(at);
-  at += (static_cast<std::size_t>(launch.shared_records) + static_cast<std::size_t>(items)) *
-        static_cast<std::size_t>(launch.record_bytes);
+  at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(items)) *
+        static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
   const auto rows = static_cast<unsigned>(params.batch * params.num_q_heads);
   cudaError_t error = launch_kernel(plain_queries_kernel<T>, rows, kThreads, 0, false, stream, work);

@@ -77,7 +77,7 @@ template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWords],
                                             const unsigned (&numbers)[2][Side::kGroups], std::int64_t slots,
                                             TileOf tile_of, bool value, int lane) {
-  constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kNumbers};
+  constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kGroupParams};
   constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
   const int g = lane >> 2, t = lane & 3;
   // If the 16 tokens fill one tile, a lane stores its words in whole chunks.

@@ -1,0 +1,70 @@
+#pragma once
+
+namespace kvq {
+
+/// In how many rounds the queue of KV chunks is split (schedule.h). Later rounds are shorter: they even out blocks that
+/// are faster than others.
+struct DecodeRounds {
+  int most = 4;                ///< of any queue
+  int long_rounds = 3;         ///< of a long queue; a very long one has `most`, a short one has one
+  int long_queue = 128;        ///< KV chunks for each block from which on a queue is long...
+  int very_long_queue = 1024;  ///< ...or very long: shorter last splits would not be worth their partial results
+  int ends[3] = {56, 61, 63};  ///< where the rounds but the last end, in parts of the queue
+  int parts = 64;              ///< of the queue, which `ends` counts
+  constexpr bool operator==(const DecodeRounds&) const = default;
+};
+inline constexpr DecodeRounds kDecodeRounds = {};
+
+/// What was found by measuring, for kernels of one architecture; a new architecture is one more function below.
+struct DecodePolicy {
+  int multiprocessor_blocks = 0;  ///< decode blocks that a multiprocessor holds at once
+  /// Of a thread of the decode kernel: so few that all these blocks fit. With three blocks, a block of the combine
+  /// kernel fits where one decode block has ended.
+  int registers = 0;
+  /// Of a thread of the queries and of the combine kernel: so few that their block fits beside all decode blocks but
+  /// one.
+  int rotate_registers = 0;
+  int stage_bytes = 0;                    ///< of all stages of a block
+  int least_stages = 2, most_stages = 4;  ///< of a consumer group
+  int query_buffers = 0;                  ///< work tiles whose queries a block holds
+
+  /// Of formats with large stages: stages if there are four consumer groups, and query buffers.
+  int large_stages = 7, large_query_buffers = 3;
+
+  /// Loads of keys and values need not wait for the queries kernel. But if all of them were issued first, the loads of
+  /// the queries would queue behind them, which costs more than it gains for short splits. So the block's first load
+  /// issues 1 / first_load_divisor of its first work tile's stages, least_first_load at least, before the queries.
+  int first_load_divisor = 5, least_first_load = 4;
+  /// Lanes that issue copies of their stages at once, because one lane that issues one stage after the other does not
+  /// keep up with the memory.
+  int loads_at_once = 4;
+
+  int query_blocks = 1, combine_blocks = 2;  ///< of the other two kernels, for each multiprocessor
+  int most_idle = 16;                        ///< at most 1 / most_idle of the decode blocks stay idle for even splits
+  /// Partial results of a row that a warp of the combine kernel loads at once. 17, which would be enough for almost all
+  /// work tiles, were slower.
+  int combine_batch = 0;
+  int poll_nanoseconds = 40;  ///< between two looks of the combine kernel at a completion counter
+
+  DecodeRounds rounds =
+      kDecodeRounds;  ///< the same for all, because kernels and host compute splits from kDecodeRounds
+};
+
+/// Hopper (9.0). All other architectures are compiled with these constants, too.
+constexpr DecodePolicy hopper_decode_policy(int head_dim) {
+  DecodePolicy policy;
+  if (head_dim <= 128) {
+    policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
+    policy.stage_bytes = 55296;  // or 61 KB, with the queries of fewer work tiles
+    policy.query_buffers = 4, policy.combine_batch = 9;
+  } else {
+    policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
+    policy.stage_bytes = 65536;
+    policy.query_buffers = 3, policy.combine_batch = 6;
+  }
+  return policy;
+}
+
+constexpr DecodePolicy decode_policy(int head_dim) { return hopper_decode_policy(head_dim); }
+
+}  // namespace kvq

@@ -1,0 +1,254 @@
+#pragma once
+
+#include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/schedule.cuh>
+#include <kvq/runtime/kernels/decode/traits.cuh>
+
+/// The producer warp: it walks the work queue and fills the ring of stages. It also signals the combine kernel
+/// as each partial result reaches global memory.
+namespace kvq::decode {
+
+template <typename T>
+struct Producer {
+  static constexpr int kFirstLoadDivisor = T::kPolicy.first_load_divisor, kLeastFirstLoad = T::kPolicy.least_first_load;
+  static constexpr int kStagePages = T::kExact ? 1 : T::kStageTiles;  ///< most pages that a stage's tokens come from
+  /// Bytes of a tile of exact tokens in windows. Constants, because computing them from the layout would delay a
+  /// block's first copy.
+  static constexpr int kTileSide = kTileTokens * T::kHeadDim * 2, kTilePair = 2 * kTileSide;
+  const DecodeKernelParams& p;
+  typename T::DecodeShared& shared;
+  int lane;
+  int stage = 0;
+  unsigned parity = 1;         ///< phase of the `empty` barriers; in the first round all stages are free
+  int buffer = 0;              ///< query buffer of the next work tile
+  unsigned stored_parity = 1;  ///< phase of the partial barrier of that buffer
+  int work_tiles = 0;          ///< work tiles begun so far
+
+  /// The source of one stage. Each lane prepares one.
+  struct ChunkSource {
+    typename T::StageInfo info;
+    const std::byte* from[kStagePages];  ///< exact: keys; coded: the head's tiles in each page
+    int values;  ///< exact or whole: bytes from keys to values; 0: values follow keys without a gap
+    bool whole;  ///< all tokens of the stage are coded, visible and in one page
+  };
+
+  __device__ __forceinline__ ChunkSource describe(const WorkTile& work_tile, int chunk, int flags, bool used) const {
+    const TileChunks& chunks = work_tile.chunks;
+    ChunkSource source{{flags, 0, 0, 0}, {}, 0, false};
+    if (!used) return source;
+    const int page_tiles = 1 << (p.page_shift - 4);
+    if (chunk < chunks.coded_chunks) {
+      const int first = (chunks.first_coded_chunk + chunk) * T::kStageTokens;
+      source.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, chunks.coded_begin, chunks.coded_end};
+      const std::int32_t* table = p.page_table + (p.page_indptr ? __ldcg(p.page_indptr + work_tile.sequence)
+                                                                : work_tile.sequence * p.page_table_stride);
+      const std::byte* pages = p.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
+#pragma unroll
+      for (int k = 0; k < kStagePages; ++k) {
+        const int token = first + (k << p.page_shift);
+        if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < chunks.coded_end))
+          source.from[k] = pages + __ldcg(table + (token >> p.page_shift)) * p.page_stride;
+      }
+      if constexpr (!T::kExact) {
+        source.whole =
+            page_tiles >= T::kStageTiles && first >= chunks.coded_begin && first + T::kStageTokens <= chunks.coded_end;
+        if (source.whole && page_tiles > T::kStageTiles) {
+          const int in_page = first / kTileTokens & (page_tiles - 1);
+          source.from[0] += in_page * T::KSide::side().bytes();
+          source.values =
+              page_tiles * T::KSide::side().bytes() + in_page * (T::VSide::side().bytes() - T::KSide::side().bytes());
+        }
+      }
+      if constexpr (T::kExact) {
+        constexpr int kKeyBytes = T::KSide::side().bytes();
+        const int row = first & ((1 << p.page_shift) - 1);
+        source.from[0] += row / kTileTokens * kKeyBytes + row % kTileTokens * (T::kHeadDim * 2);
+        source.values = page_tiles * kKeyBytes;
+      }
+    } else {
+      const WindowLayout& layout = p.window_layout;
+      const int index = chunk - chunks.coded_chunks, recent = index - chunks.sink_chunks;
+      const int block = recent < 0 ? chunks.first_sink_chunk + index
+                                   : layout.sink_rows / T::kExactTokens +
+                                         (chunks.first_recent_chunk + recent) % (layout.ring_rows / T::kExactTokens);
+      if (recent < 0)
+        source.info = {flags | kStageExact, block * T::kExactTokens, chunks.first, min(p.sink_tokens, chunks.length)};
+      else
+        source.info = {flags | kStageExact, p.sink_tokens + (chunks.first_recent_chunk + recent) * T::kExactTokens,
+                       chunks.recent_begin, chunks.length};
+      source.values = kTileSide;
+      const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kTilePair;
+      source.from[0] =
+          p.windows +
+          (static_cast<std::int64_t>(__ldcg(p.window_slots + work_tile.sequence)) * p.num_kv_heads + work_tile.head) *
+              head_bytes +
+          static_cast<std::int64_t>(block / 2) * kTilePair + block % 2 * T::kExactBytes;
+    }
+    return source;
+  }
+
+  /// Copies keys or values to shared memory. One lane calls it where there are bulk copies, else all lanes.
+  __device__ __forceinline__ void copy(void* to, const void* from, int bytes, unsigned full) {
+    // Keys and values are evicted first, so that L2 keeps what all blocks read: page tables, rotations, instructions.
+    async_copy::start_evict_first(to, from, bytes, full, lane);
+  }
+  __device__ __forceinline__ void announce(const typename T::StageInfo& info, int at, int bytes) {
+    shared.info[at] = info;
+    async_copy::expect(ptx::shared_address(&shared.full[at]), bytes);
+  }
+  /// Starts the copies of a source into stage `at`. @param announces  the lane that writes the stage's information
+  __device__ __forceinline__ void start(const ChunkSource& source, int at, bool announces) {
+    unsigned char* to = shared.stages[at];
+    const unsigned full = ptx::shared_address(&shared.full[at]);
+    if (source.whole) {  // the common case, with few instructions because all consumer warps wait for this warp
+      if (announces) announce(source.info, at, T::kCodedBytes);
+      copy(to, source.from[0], source.values ? T::kValuesAt : T::kCodedBytes, full);
+      if (source.values) copy(to + T::kValuesAt, source.from[0] + source.values, T::kCodedBytes - T::kValuesAt, full);
+      return;
+    }
+    constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
+    const int page_tiles = 1 << (p.page_shift - 4);
+    const bool coded = !T::kExact && (source.info.flags & kStageCoded);
+    const int from_tile = coded ? max(0, (source.info.begin - source.info.first) / kTileTokens) : 0;
+    const int to_tile =
+        coded ? min(T::kStageTiles, (source.info.end - source.info.first + kTileTokens - 1) / kTileTokens) : 0;
+    const int bytes = coded                             ? (to_tile - from_tile) * T::kTileBytes
+                      : source.info.flags & kStageExact ? 2 * T::kExactBytes
+                                                        : 0;
+    if (announces) announce(source.info, at, bytes);
+    if (coded) {
+#pragma unroll
+      for (int k = 0; k < kStagePages; ++k) {
+        const int tile = max(from_tile, k * page_tiles), count = min(to_tile, (k + 1) * page_tiles) - tile;
+        if (count <= 0) continue;
+        const int in_page = (source.info.first / kTileTokens + tile) & (page_tiles - 1);
+        copy(to + tile * kKeyBytes, source.from[k] + in_page * kKeyBytes, count * kKeyBytes, full);
+        copy(to + T::kValuesAt + tile * kValueBytes, source.from[k] + page_tiles * kKeyBytes + in_page * kValueBytes,
+             count * kValueBytes, full);
+      }
+    } else if (bytes) {
+      copy(to, source.from[0], T::kExactBytes, full);
+      copy(to + T::kExactBytes, source.from[0] + source.values, T::kExactBytes, full);
+    }
+  }
+
+  /// Loads the sources that the first `count` lanes hold, in order.
+  __device__ __forceinline__ void load(const ChunkSource& source, int count) {
+    if constexpr (async_copy::kBulk)
+      load_by_lanes(source, count);
+    else
+      load_by_warp(source, count);
+  }
+  /// Each lane issues the copies of its own source.
+  __device__ __forceinline__ void load_by_lanes(const ChunkSource& source, int count) {
+    constexpr int kIssueAtOnce = T::kStages < T::kPolicy.loads_at_once ? T::kStages : T::kPolicy.loads_at_once;
+    for (int base = 0; base < count; base += kIssueAtOnce) {
+      const int n = min(kIssueAtOnce, count - base), mine = lane - base;
+      // All lanes wait for each stage, because lanes that wait for different barriers would spin.
+      for (int i = 0; i < n; ++i) {
+        const bool wraps = stage + i >= T::kStages;
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage + i - (wraps ? T::kStages : 0)]),
+                           parity ^ (wraps ? 1u : 0u));
+      }
+      __syncwarp();
+      if (mine >= 0 && mine < n) {
+        const int at = stage + mine - (stage + mine >= T::kStages ? T::kStages : 0);
+        start(source, at, true);
+      }
+      __syncwarp();
+      stage += n;
+      if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
+    }
+  }
+  /// All lanes issue the copies of one source after the other.
+  __device__ __forceinline__ void load_by_warp(const ChunkSource& source, int count) {
+    for (int i = 0; i < count; ++i) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity);
+      ChunkSource theirs;
+      theirs.info = {__shfl_sync(kAll, source.info.flags, i), __shfl_sync(kAll, source.info.first, i),
+                     __shfl_sync(kAll, source.info.begin, i), __shfl_sync(kAll, source.info.end, i)};
+      theirs.values = __shfl_sync(kAll, source.values, i);
+      theirs.whole = __shfl_sync(kAll, static_cast<int>(source.whole), i) != 0;
+#pragma unroll
+      for (int k = 0; k < kStagePages; ++k)
+        theirs.from[k] = reinterpret_cast<const std::byte*>(
+            __shfl_sync(kAll, reinterpret_cast<unsigned long long>(source.from[k]), i));
+      start(theirs, stage, lane == 0);
+      async_copy::finish(ptx::shared_address(&shared.full[stage]));
+      if (++stage == T::kStages) stage = 0, parity ^= 1;
+    }
+  }
+
+  /// Loads the queries of a work tile into its buffer.
+  __device__ __forceinline__ void load_queries(const WorkTile& work_tile) {
+    const typename T::Operand* from =
+        static_cast<const typename T::Operand*>(p.operands) + work_tile.sequence * p.num_kv_heads + work_tile.head;
+    async_copy::copy(&shared.operands[buffer], from, sizeof(typename T::Operand),
+                     ptx::shared_address(&shared.queries_full[buffer]), lane);
+  }
+  /// Before a query buffer is used again: waits until the partial result of the buffer's previous work tile, if any,
+  /// has been stored, then adds to that work tile's completion counter. The release takes about a microsecond, until
+  /// all of the partial result is in global memory; meanwhile the consumer warps attend to the next tokens.
+  __device__ __forceinline__ void signal_partial() {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.partials_stored[buffer]), stored_parity);
+    if (work_tiles >= T::kQueryBuffers && lane == 0) {
+      const PartialId id = shared.partial_ids[buffer];
+      ptx::red_release_add(p.completions + id.work_tile, CompletionCounter::increment(id));
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void next_buffer() {
+    ++work_tiles;
+    if (++buffer == T::kQueryBuffers) buffer = 0, stored_parity ^= 1;
+  }
+  /// The next split of this block, behind the first one: claimed from the work counter.
+  __device__ __forceinline__ int claim(const Splits& splits) const {
+    if (splits.rounds == 1) return splits.count();
+    int claimed = 0;
+    if (lane == 0) claimed = atomicAdd(p.work_counter, 1);
+    return splits.per_round + __shfl_sync(kAll, claimed, 0);
+  }
+
+  /// Loads all splits of the block, each one work tile by work tile.
+  __device__ void run(const Splits& splits) {
+    bool first = true;
+    for (int split = static_cast<int>(blockIdx.x); split < splits.count(); split = claim(splits)) {
+      const auto [begin, end] = splits.range_of(split);
+      for (WorkTile work_tile = find_work_tile<T>(p, shared.queue, begin, lane);;
+           next_work_tile<T>(p, shared.queue, work_tile)) {
+        const int n = work_tile.chunks.count;
+        const int from = static_cast<int>(max(begin, work_tile.first_chunk) - work_tile.first_chunk);
+        const int to = static_cast<int>(min(end - work_tile.first_chunk, static_cast<unsigned>(n)));
+        signal_partial();
+        if (lane == 0)
+          shared.partial_ids[buffer] =
+              PartialId{work_tile.sequence * p.num_kv_heads + work_tile.head, split, from == 0, to == n};
+        __syncwarp();  // any lane may announce a stage that refers to this entry of `partial_ids`
+        if (!first) load_queries(work_tile);
+        const int label = buffer << kStageBufferShift,
+                  padded = (to - from + T::kConsumerGroups - 1) / T::kConsumerGroups * T::kConsumerGroups;
+        for (int base = 0, count; base < padded; base += count) {
+          const int most = first ? min(T::kStages, max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor)) : 32;
+          count = min(most, padded - base);
+          const int i = base + lane;
+          const int flags =
+              label | (i < T::kConsumerGroups ? kStageFirst : 0) | (i >= padded - T::kConsumerGroups ? kStageLast : 0);
+          load(describe(work_tile, from + i, flags, from + i < to), count);
+          if (first) {
+            ptx::griddepcontrol_wait();
+            ptx::griddepcontrol_launch_dependents();
+            load_queries(work_tile);
+            first = false;
+          }
+        }
+        next_buffer();
+        if (work_tile.first_chunk + n >= end) break;
+      }
+    }
+    load(ChunkSource{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kConsumerGroups);
+    for (int i = 0; i < T::kQueryBuffers; ++i) signal_partial(), next_buffer();
+  }
+};
+
+}  // namespace kvq::decode

@@ -1,0 +1,258 @@
+#pragma once
+
+#include <kvq/device/host_device.h>
+#include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/decode/policy.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// Which block attends to which tokens: stream-K. Each (sequence, KV head) is a work tile. Its tokens are cut into KV
+/// chunks of about equal bytes, one for each stage: first the quantized tokens, then the exact (bfloat16) ones. The
+/// chunks of all work tiles lie end to end in one queue, sequence by sequence, head by head. The queue is cut into
+/// equal splits, one for each block. Where it is cut depends on lengths that are read on the device, so that a captured
+/// graph stays right while sequences grow. Equal splits do not take equal times: the oldest block of a multiprocessor
+/// is served first, and some multiprocessors are nearer to memory. So on a long queue the equal splits leave a rest,
+/// which blocks claim in ever smaller splits from an atomic work counter as they finish. (More than a few such splits
+/// cost more than they gain: each is one more work tile to begin and to end.) On a short queue, blocks that would start
+/// late stay idle (make_decode_grids()).
+///
+/// This header has the arithmetic, which the kernels (schedule.cuh) and the host share. It needs no CUDA.
+namespace kvq {
+
+namespace decode {
+
+/// Which tokens a query sees, and which of them are exact.
+struct TokenRule {
+  int sink_tokens = 0, recent_tokens = 0;  ///< exact (bfloat16) tokens at the two ends of a sequence
+  int sliding_window = 0;                  ///< tokens that a query sees, itself included; 0 = all
+};
+
+/// KV chunks of one work tile; equal for all heads of a sequence.
+struct TileChunks {
+  int length;                                           ///< tokens
+  int first;                                            ///< first visible position
+  int coded_begin, coded_end;                           ///< positions
+  int first_coded_chunk, coded_chunks;                  ///< number of the first one, how many
+  int first_sink_chunk, sink_chunks;                    ///< likewise, of eight exact tokens each
+  int recent_begin, first_recent_chunk, recent_chunks;  ///< position; likewise, counted from the end of the sinks
+  int count;                                            ///< of all kinds
+};
+
+/// Tokens of a KV chunk of either kind.
+struct ChunkTokens {
+  int coded = 0, exact = 0;
+};
+
+/// @tparam Rule    TokenRule, or DecodeParams
+/// @tparam Tokens  ChunkTokens, or constants of the same names
+template <typename Rule, typename Tokens>
+KVQ_HD TileChunks chunks_of(const Rule& rule, const Tokens& tokens, int length) {
+  TileChunks c;
+  c.length = larger(0, length);
+  c.first = rule.sliding_window > 0 ? larger(0, c.length - rule.sliding_window) : 0;
+  const int sinks = smaller(rule.sink_tokens, c.length);
+  c.coded_begin = larger(sinks, c.first);
+  c.recent_begin = larger(c.coded_begin, c.length - rule.recent_tokens);
+  c.coded_end = c.recent_begin;
+  c.first_coded_chunk = c.coded_begin / tokens.coded;
+  c.coded_chunks =
+      c.coded_begin < c.coded_end ? (c.coded_end + tokens.coded - 1) / tokens.coded - c.first_coded_chunk : 0;
+  c.first_sink_chunk = c.first / tokens.exact;
+  c.sink_chunks = c.first < sinks ? (sinks + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
+  c.first_recent_chunk = (c.recent_begin - rule.sink_tokens) / tokens.exact;
+  c.recent_chunks =
+      c.recent_begin < c.length ? (c.length - 1 - rule.sink_tokens) / tokens.exact + 1 - c.first_recent_chunk : 0;
+  c.count = c.coded_chunks + c.sink_chunks + c.recent_chunks;
+  return c;
+}
+
+/// How the queue is cut into splits. In round 0 each block has the split of its own number; the splits of the later
+/// rounds, as many in each round, are claimed from the work counter.
+struct Splits {
+  static constexpr int kRounds = kDecodeRounds.most;
+
+  unsigned chunks = 0;  ///< of the queue
+  int rounds = 1;
+  int per_round = 0;  ///< splits of a round
+
+  constexpr Splits() = default;
+  /// @param blocks            of the decode kernel
+  /// @param one_round_splits  number of splits of a queue of one round
+  /// @param trap              called if the queue has 2^32 chunks or more: 10 TB of tokens, where shared pages count
+  ///                          once for each sequence
+  template <typename Trap>
+  KVQ_HD Splits(std::uint64_t queue_chunks, int blocks, int one_round_splits, Trap trap)
+      : chunks(static_cast<unsigned>(queue_chunks)),
+        rounds(chunks < static_cast<unsigned>(kDecodeRounds.long_queue * blocks)        ? 1
+               : chunks < static_cast<unsigned>(kDecodeRounds.very_long_queue * blocks) ? kDecodeRounds.long_rounds
+                                                                                        : kDecodeRounds.most) {
+    if (queue_chunks >> 32) trap();
+    per_round = static_cast<int>(smaller(static_cast<unsigned>(rounds == 1 ? one_round_splits : blocks), chunks));
+  }
+  KVQ_HD constexpr int count() const { return rounds * per_round; }
+  /// First chunk of a round.
+  KVQ_HD constexpr unsigned round_begin(int round) const {
+    constexpr DecodeRounds kPolicy = kDecodeRounds;
+    if (round == 0) return 0;
+    if (round == rounds) return chunks;
+    int end = kPolicy.ends[0];
+    for (int r = 1; r < kRounds - 1; ++r)
+      if (round > r) end = kPolicy.ends[r];
+    return static_cast<unsigned>(std::uint64_t{chunks} * static_cast<unsigned>(end) /
+                                 static_cast<unsigned>(kPolicy.parts));
+  }
+  /// First chunk of a split, and the one behind its last.
+  struct Range {
+    unsigned begin, end;
+  };
+  KVQ_HD constexpr Range range_of(int split) const {
+    int round = 0;
+    for (int r = 1; r < kRounds; ++r)
+      if (split >= r * per_round) round = r;
+    const unsigned begin = round_begin(round), size = round_begin(round + 1) - begin;
+    const auto in_round = static_cast<unsigned>(split - round * per_round);
+    return {begin_in_round(begin, size, in_round), begin_in_round(begin, size, in_round + 1)};
+  }
+
+ private:
+  KVQ_HD constexpr unsigned begin_in_round(unsigned begin, unsigned size, unsigned split) const {
+    return begin + static_cast<unsigned>(std::uint64_t{size} * split / static_cast<unsigned>(per_round));
+  }
+};
+
+/// Which partial result: the one that a split gives for a work tile. At most two work tiles of a split lie in other
+/// splits as well: the one that the split begins in, and the one that it ends in; they use the two shared entries that
+/// the split has among the partial results. A work tile that is whole in one split has an entry of its own.
+struct PartialId {
+  int work_tile;  ///< sequence * num_kv_heads + head
+  int split;
+  bool begins, ends;  ///< the split has the work tile's first chunk, its last one
+};
+/// Shared entries of a device, which lie before those of the work tiles.
+KVQ_HD constexpr long long shared_partials(int blocks) { return 2LL * Splits::kRounds * blocks; }
+KVQ_HD constexpr long long shared_partial(int split, bool begins) { return 2LL * split + begins; }
+KVQ_HD constexpr long long whole_partial(int blocks, int work_tile) { return shared_partials(blocks) + work_tile; }
+KVQ_HD constexpr long long partial_index(int blocks, const PartialId& id) {
+  return id.begins && id.ends ? whole_partial(blocks, id.work_tile) : shared_partial(id.split, id.begins);
+}
+
+/// Completion counter of a work tile: one word, to which each stored partial result adds increment(id).
+///
+///    63                                 40 39                  20 19                 0
+///   +-------------------------------------+----------------------+--------------------+
+///   | split behind the last - first split | first split          | partial results    |
+///   | (end - first), modulo 2^24          |                      | stored so far      |
+///   +-------------------------------------+----------------------+--------------------+
+///
+/// The first partial result of a work tile adds the first split, the last one adds the split behind. So the work tile
+/// is complete when the difference equals the number of stored partial results.
+struct CompletionCounter {
+  static constexpr int kMost = (1 << 20) - 1;              ///< of partial results, and of splits
+  static constexpr unsigned long long kNone = 1ull << 20;  ///< a work tile without tokens, which no block attends to
+  unsigned long long bits = 0;
+  KVQ_HD static constexpr unsigned long long increment(const PartialId& id) {
+    const auto first = static_cast<unsigned long long>(id.begins ? id.split : 0);
+    const auto end = static_cast<unsigned long long>(id.ends ? id.split + 1 : 0);
+    return 1ull + (first << 20) + ((end - first) << 40);
+  }
+  KVQ_HD constexpr int first_split() const { return static_cast<int>(bits >> 20 & 0xFFFFF); }
+  /// Of a complete work tile.
+  KVQ_HD constexpr int partials() const { return static_cast<int>(bits >> 40); }
+  KVQ_HD constexpr bool complete() const {
+    return bits == kNone || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == bits >> 40);
+  }
+};
+
+/// How work tiles are divided into units of the combine kernel. If work tiles are few, each query head is a unit, so
+/// that all blocks have work. If they are many, a unit has all heads of one sequence, or of several. But the last work
+/// tiles of a queue of several rounds, the tail, may have many partial results, and they are complete last: there a
+/// unit has a quarter of a work tile's heads. If the completion counter then shows few partial results, the work tile's
+/// first unit takes all heads and the others are empty.
+struct CombineSchedule {
+  int unit_sequences = 1, unit_heads = 1;  ///< of a unit before the tail; powers of two
+  int tile_units = 1;                      ///< units of a work tile before the tail
+  int units_before_tail = 0;               ///< units of a KV head before the tail
+  int tail_begin = 0, tail_sequences = 0;  ///< first sequence of the tail, number of sequences
+  int tail_units = 0;                      ///< units of a work tile in the tail
+
+  /// Units of a KV head.
+  KVQ_HD constexpr int count() const { return units_before_tail + tail_sequences * tail_units; }
+};
+
+}  // namespace decode
+
+/// Sizes of one variant's kernels (DecodeTraits), for the host.
+struct DecodeKernelShape {
+  DecodePolicy policy = {};
+  int heads = 0;  ///< query heads of a KV head, padding included
+  int consumer_groups = 0, group_warps = 0;
+  int stages = 0, stage_bytes = 0;  ///< of a block; of a stage
+  decode::ChunkTokens chunk = {};
+  int query_buffers = 0;
+  int shared_bytes = 0;      ///< of a decode block
+  int operand_bytes = 0;     ///< queries of one work tile
+  int partial_bytes = 0;     ///< a partial result
+  int combine_rows = 0;      ///< rows that a block of the combine kernel rotates at once
+  int tail_heads = 0;        ///< query heads of a unit of the tail
+  int partials_at_once = 0;  ///< of a work tile, that a block of the combine kernel loads at once
+};
+
+/// What of a device decides how a call is scheduled.
+struct DecodeDevice {
+  int multiprocessors = 0;
+  int blocks = 0;            ///< of the decode kernel that are resident at once
+  bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
+};
+/// A device that holds as many decode blocks as the policy says.
+DecodeDevice assumed_device(const DecodeKernelShape& kernel, int multiprocessors);
+
+/// The grids of a call's three kernels. Lengths do not change them, because a captured graph keeps them.
+struct DecodeGrids {
+  int query_blocks = 0, decode_blocks = 0, combine_blocks = 0;
+  int one_round_splits = 0;  ///< splits of a queue of one round; the other decode blocks stay idle
+  decode::CombineSchedule combine = {};
+};
+/// @param batch  1 or more
+DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevice& device, int batch, int num_q_heads,
+                              int num_kv_heads);
+
+/// One call, with the lengths that only its kernels read.
+struct DecodeShape {
+  int num_q_heads = 1, num_kv_heads = 1;
+  decode::TokenRule tokens = {};
+  std::span<const std::int32_t> lengths;  ///< of each sequence; one or more sequences
+};
+
+/// What the kernels do with a call. The kernels find the same on the device, from the functions above.
+struct DecodeSchedule {
+  DecodeGrids grids = {};
+  int num_kv_heads = 1;
+  int work_tiles = 0, empty_tiles = 0;  ///< all; without tokens
+  std::uint64_t chunks = 0;             ///< KV chunks of the queue
+  bool too_long = false;                ///< 2^32 chunks or more: the kernel traps, and what follows is empty
+  decode::Splits splits = {};
+  int idle_blocks = 0;                      ///< decode blocks without a split
+  int split_tiles = 0, most_splits = 0;     ///< work tiles of several splits; splits of a work tile
+  std::int64_t partials = 0;                ///< partial results of all work tiles
+  std::vector<std::uint32_t> first_chunks;  ///< [B + 1] where each sequence's first work tile begins; the queue's end
+
+  /// KV chunks of each work tile of a sequence.
+  std::uint32_t tile_chunks(std::size_t sequence) const {
+    return (first_chunks[sequence + 1] - first_chunks[sequence]) / static_cast<std::uint32_t>(num_kv_heads);
+  }
+  /// Splits that have chunks of a work tile, from the first one to the one behind the last one; none if the work tile
+  /// has no tokens.
+  struct TileSplits {
+    int begin, end;
+    int count() const { return end - begin; }
+  };
+  TileSplits splits_of(int sequence, int head) const;
+  /// The split that has a chunk of the queue.
+  int split_of(std::uint32_t chunk) const;
+};
+DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const DecodeDevice& device,
+                                    const DecodeShape& shape);
+
+}  // namespace kvq

@@ -1,0 +1,255 @@
+#include <kvq/runtime/kernels/decode/schedule.h>
+#include <kvq/runtime/kernels/decode/variant.h>
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+using namespace kvq;
+
+namespace {
+
+struct Case {
+  int multiprocessors = 132, q_heads = 8, kv_heads = 8;
+  decode::TokenRule tokens = {.sink_tokens = 64, .recent_tokens = 256};
+  std::vector<std::int32_t> lengths;
+};
+
+constexpr std::int32_t kLongest = 0x7FFFFFC0;  // 2^31 - 64
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int kv_heads : {1, 3, 8, 32})
+    for (const int multiprocessors : {1, 7, 132}) {
+      const auto add = [&](std::vector<std::int32_t> lengths, decode::TokenRule tokens) {
+        all.push_back({multiprocessors, 2 * kv_heads, kv_heads, tokens, std::move(lengths)});
+      };
+      const decode::TokenRule windows = {64, 256, 0}, none = {}, sliding = {16, 100, 700};
+      for (const auto& tokens : {windows, none, sliding}) {
+        add({0}, tokens);
+        add({1}, tokens);
+        add({0, 0, 1, 0}, tokens);
+        add({32768}, tokens);
+        add({1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500}, tokens);
+        add(std::vector<std::int32_t>(64, 4096), tokens);
+        add(std::vector<std::int32_t>(300, 77), tokens);
+      }
+      add({kLongest}, windows);
+      add({5, kLongest, 0, kLongest - 1}, none);
+    }
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; ++i) {
+    Case c;
+    c.multiprocessors = static_cast<int>(1 + random() % 140), c.kv_heads = static_cast<int>(1 + random() % 9);
+    c.q_heads = c.kv_heads * static_cast<int>(1 + random() % 4);
+    c.tokens = {static_cast<int>(random() % 70), static_cast<int>(random() % 300),
+                random() % 3 ? 0 : static_cast<int>(1 + random() % 5000)};
+    for (std::size_t n = 1 + random() % 200; n > 0; --n)
+      c.lengths.push_back(random() % 5 ? static_cast<std::int32_t>(random() % 40000) : 0);
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+DecodeSchedule schedule_of(const DecodeVariant& variant, const Case& c) {
+  return make_decode_schedule(variant.shape, assumed_device(variant.shape, c.multiprocessors),
+                              {c.q_heads, c.kv_heads, c.tokens, c.lengths});
+}
+
+const DecodeVariant& two_bits() {
+  const TileSide side{128, 2, 128, 2};
+  const DecodeVariant* variant = find_decode_variant({.k = side, .v = side, .heads = 4});
+  REQUIRE(variant != nullptr);
+  return *variant;
+}
+
+/// Tokens of a work tile that its KV chunks hold, by the positions that the producer warp loads.
+std::int64_t visible_tokens(const decode::TileChunks& c, const decode::TokenRule& rule, const decode::ChunkTokens& of) {
+  const auto held = [](std::int64_t first, std::int64_t size, std::int64_t chunks, std::int64_t begin,
+                       std::int64_t end) {
+    std::int64_t tokens = 0;
+    for (std::int64_t i = 0; i < chunks; ++i)
+      tokens += std::max<std::int64_t>(0, std::min(end, first + (i + 1) * size) - std::max(begin, first + i * size));
+    return tokens;
+  };
+  return held(std::int64_t{c.first_coded_chunk} * of.coded, of.coded, c.coded_chunks, c.coded_begin, c.coded_end) +
+         held(std::int64_t{c.first_sink_chunk} * of.exact, of.exact, c.sink_chunks, c.first,
+              std::min(rule.sink_tokens, c.length)) +
+         held(rule.sink_tokens + std::int64_t{c.first_recent_chunk} * of.exact, of.exact, c.recent_chunks,
+              c.recent_begin, c.length);
+}
+
+}  // namespace
+
+TEST_CASE("The chunks of a work tile hold each visible token once", "[runtime]") {
+  const decode::ChunkTokens of =
+      GENERATE(decode::ChunkTokens{64, 8}, decode::ChunkTokens{32, 8}, decode::ChunkTokens{8, 8});
+  for (const decode::TokenRule& rule : {decode::TokenRule{0, 0, 0}, {64, 256, 0}, {3, 5, 0}, {64, 256, 100}, {8, 0, 9}})
+    for (const int length : {-1, 0, 1, 7, 8, 9, 63, 64, 65, 319, 320, 321, 5000}) {
+      CAPTURE(of.coded, rule.sink_tokens, rule.recent_tokens, rule.sliding_window, length);
+      const int tokens = std::max(0, length),
+                seen = rule.sliding_window > 0 ? std::min(tokens, rule.sliding_window) : tokens;
+      CHECK(visible_tokens(decode::chunks_of(rule, of, length), rule, of) == seen);
+    }
+}
+
+TEST_CASE("Splits cover every KV chunk once, none is empty, later rounds are shorter", "[runtime]") {
+  for (const Case& c : cases()) {
+    const DecodeSchedule s = schedule_of(two_bits(), c);
+    CAPTURE(c.multiprocessors, c.kv_heads, c.lengths.size(), s.chunks);
+    if (s.too_long) continue;
+    std::uint32_t behind = 0, longest = ~0u;
+    bool right = true;
+    for (int i = 0; i < s.splits.count(); ++i) {
+      const auto [begin, end] = s.splits.range_of(i);
+      right = right && begin == behind && end > begin;
+      if (i % s.splits.per_round == 0) {
+        right = right && end - begin <= longest;
+        longest = end - begin + 1;
+      }
+      right = right && end - begin <= longest;
+      behind = end;
+    }
+    CHECK(right);
+    CHECK(behind == s.chunks);
+    CHECK(s.splits.count() <= decode::CompletionCounter::kMost);
+    CHECK(s.idle_blocks == s.grids.decode_blocks - s.splits.per_round);
+    CHECK(s.idle_blocks >= 0);
+  }
+}
+
+TEST_CASE("Each work tile is complete after its partial results, and not before", "[runtime]") {
+  for (const Case& c : cases()) {
+    const DecodeSchedule s = schedule_of(two_bits(), c);
+    CAPTURE(c.multiprocessors, c.kv_heads, c.lengths.size(), s.chunks);
+    if (s.too_long) continue;
+    const int blocks = s.grids.decode_blocks;
+    std::int64_t partials = 0, split_tiles = 0, empty = 0;
+    std::vector<long long> entries;
+    bool right = true;
+    for (int b = 0; b < static_cast<int>(c.lengths.size()); ++b)
+      for (int head = 0; head < c.kv_heads; ++head) {
+        const auto [begin, end] = s.splits_of(b, head);
+        decode::CompletionCounter counter{begin == end ? decode::CompletionCounter::kNone : 0};
+        for (int split = begin; split < end; ++split) {
+          right = right && !counter.complete();
+          const decode::PartialId id{b * c.kv_heads + head, split, split == begin, split == end - 1};
+          counter.bits += decode::CompletionCounter::increment(id);
+          entries.push_back(decode::partial_index(blocks, id));
+        }
+        right = right && counter.complete() && counter.partials() == end - begin;
+        if (begin < end) right = right && counter.first_split() == begin;
+        partials += end - begin, split_tiles += end - begin > 1 ? 1 : 0, empty += begin == end ? 1 : 0;
+      }
+    CHECK(right);
+    CHECK(partials == s.partials);
+    CHECK(split_tiles == s.split_tiles);
+    CHECK(empty == s.empty_tiles);
+    // No two partial results share an entry, and the workspace has all entries.
+    std::sort(entries.begin(), entries.end());
+    CHECK(std::adjacent_find(entries.begin(), entries.end()) == entries.end());
+    if (!entries.empty()) {
+      CHECK(entries.front() >= 0);
+      CHECK(entries.back() < decode::shared_partials(blocks) + s.work_tiles);
+    }
+  }
+}
+
+TEST_CASE("Partial results may be stored in any order", "[runtime]") {
+  std::vector<decode::PartialId> ids = {{0, 70, true, false}, {0, 71, false, false}, {0, 72, false, true}};
+  std::sort(ids.begin(), ids.end(), [](const auto& a, const auto& b) { return a.split < b.split; });
+  do {
+    decode::CompletionCounter counter;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      CHECK_FALSE(counter.complete());
+      counter.bits += decode::CompletionCounter::increment(ids[i]);
+    }
+    CHECK(counter.complete());
+    CHECK(counter.partials() == 3);
+    CHECK(counter.first_split() == 70);
+  } while (
+      std::next_permutation(ids.begin(), ids.end(), [](const auto& a, const auto& b) { return a.split < b.split; }));
+}
+
+TEST_CASE("A queue of 2^32 chunks is too long, a shorter one is not", "[runtime]") {
+  Case c{.q_heads = 32, .kv_heads = 32, .tokens = {}, .lengths = std::vector<std::int32_t>(4, kLongest)};
+  CHECK_FALSE(schedule_of(two_bits(), c).too_long);
+  c.lengths.push_back(kLongest);
+  const DecodeSchedule s = schedule_of(two_bits(), c);
+  CHECK(s.too_long);
+  CHECK(s.chunks >> 32 == 1);
+  CHECK(s.partials == 0);
+}
+
+TEST_CASE("Units of the combine kernel have each query head once", "[runtime]") {
+  for (const DecodeVariant* variant : decode_variants())
+    for (const int batch : {1, 2, 3, 33, 264, 1000, 5000})
+      for (const int kv_heads : {1, 2, 8})
+        for (int group_heads = 1; group_heads <= variant->max_heads; group_heads += 3) {
+          CAPTURE(variant->name, batch, kv_heads, group_heads);
+          const DecodeGrids grids = make_decode_grids(variant->shape, assumed_device(variant->shape, 132), batch,
+                                                      kv_heads * group_heads, kv_heads);
+          const decode::CombineSchedule& units = grids.combine;
+          CHECK(units.tail_begin + units.tail_sequences == batch);
+          CHECK(units.tail_begin % units.unit_sequences == 0);
+          CHECK(units.units_before_tail * units.unit_sequences == units.tail_begin * units.tile_units);
+          CHECK(units.tile_units * units.unit_heads >= group_heads);
+          CHECK((units.tile_units - 1) * units.unit_heads < group_heads);
+          CHECK(units.unit_sequences * units.unit_heads <= std::max(variant->shape.combine_rows, variant->max_heads));
+          CHECK(grids.query_blocks >= 1);
+          CHECK(grids.combine_blocks >= 1);
+          for (const int blocks : {grids.query_blocks, grids.combine_blocks})
+            CHECK((blocks % kv_heads == 0 || blocks < kv_heads || blocks <= 2 * 132));
+          CHECK(grids.one_round_splits <= grids.decode_blocks);
+          CHECK(grids.decode_blocks - grids.one_round_splits <= grids.decode_blocks / 16);
+        }
+}
+
+TEST_CASE("Regions of the workspace are aligned, lie apart, and end with it", "[runtime]") {
+  for (const DecodeVariant* variant : decode_variants())
+    for (const std::size_t work_tiles : {1u, 2u, 31u, 32u, 33u, 8192u, 1000003u}) {
+      CAPTURE(variant->name, work_tiles);
+      const DecodeDevice device = assumed_device(variant->shape, 132);
+      DecodeLaunch launch;
+      launch.partial_bytes = variant->shape.partial_bytes, launch.operand_bytes = variant->shape.operand_bytes;
+      launch.shared_partials = static_cast<int>(decode::shared_partials(device.blocks));
+      const DecodeWorkspace w = decode_workspace(launch, work_tiles);
+      const auto partials = static_cast<std::size_t>(launch.shared_partials) + work_tiles;
+      CHECK(w.work_counter == 0);
+      CHECK(w.completions >= w.work_counter + 4);
+      CHECK(w.partials >= w.completions + 8 * work_tiles);
+      CHECK(w.operands == w.partials + partials * static_cast<std::size_t>(launch.partial_bytes));
+      CHECK(w.total == w.operands + work_tiles * static_cast<std::size_t>(launch.operand_bytes));
+      CHECK(w.total == decode_workspace_bytes(launch, work_tiles));
+      CHECK(w.completions % 256 == 0);
+      CHECK(w.partials % 256 == 0);
+      CHECK(w.operands % 16 == 0);
+    }
+}
+
+TEST_CASE("The policy fits a multiprocessor of 228 KB", "[runtime]") {
+  for (const DecodeVariant* variant : decode_variants()) {
+    CAPTURE(variant->name);
+    const DecodeKernelShape& kernel = variant->shape;
+    CHECK(kernel.heads == variant->max_heads);
+    CHECK(kernel.policy.multiprocessor_blocks * (kernel.shared_bytes + 1024) <= 228 * 1024);
+    CHECK(kernel.stages >= 2);
+    CHECK(kernel.policy.rounds == kDecodeRounds);
+    CHECK(kernel.tail_heads * 4 == kernel.heads);
+  }
+}
+
+TEST_CASE("The known schedule of a batch of 8 sequences of 32768 tokens", "[runtime]") {
+  const Case c{.q_heads = 32, .kv_heads = 8, .lengths = std::vector<std::int32_t>(8, 32768)};
+  const DecodeSchedule s = schedule_of(two_bits(), c);
+  CHECK(s.work_tiles == 64);
+  CHECK(s.chunks == 64 * (507 + 8 + 32));  // 32448 quantized tokens, 64 and 256 exact ones
+  CHECK(s.splits.rounds == 1);
+  CHECK(s.grids.decode_blocks == 396);
+  CHECK(s.splits.per_round == 384);
+  CHECK(s.most_splits == 6);
+  CHECK(s.partials == 384);
+}
