@@ -91,9 +91,10 @@ std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint
   // One stream per candidate: the counter's head word holds head and candidate.
   RandomStream random(seed, RandomStream::Purpose::sign_search, static_cast<std::uint32_t>(layer),
                       static_cast<std::uint32_t>(head) | (static_cast<std::uint32_t>(candidate) << 12));
-  for (int j = 0; j < dim; ++j)
+  const auto width = static_cast<std::size_t>(dim);
+  for (std::size_t j = 0; j < width; ++j)
     if (random.next_u32() & 1u)
-      for (int i = 0; i < dim; ++i) result[static_cast<std::size_t>(i * dim + j)] *= -1.0;
+      for (std::size_t at = j; at < result.size(); at += width) result[at] *= -1.0;
   return result;
 }
 

@@ -71,9 +71,9 @@ std::vector<double> haar_matrix(int dim, std::uint64_t seed, int layer, int head
   const Eigen::HouseholderQR<Eigen::MatrixXd> qr(gaussian);
   const Eigen::MatrixXd q = qr.householderQ();
   std::vector<double> matrix(static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
+  std::size_t at = 0;
   for (int i = 0; i < dim; ++i)
-    for (int j = 0; j < dim; ++j)
-      matrix[static_cast<std::size_t>(i * dim + j)] = qr.matrixQR()(j, j) < 0.0 ? -q(i, j) : q(i, j);
+    for (int j = 0; j < dim; ++j) matrix[at++] = qr.matrixQR()(j, j) < 0.0 ? -q(i, j) : q(i, j);
   return matrix;
 }
 
