@@ -1,5 +1,5 @@
 #include <kvq/artifact/artifact.h>
-#include <kvq/methods/method.h>
+#include <kvq/methods/option_table.h>
 #include <kvq/solve/spectral.h>
 
 #include "support/artifacts.h"
