@@ -1,17 +1,20 @@
 // A calibration method of one's own. `best-signs` rotates each head by a Hadamard transform with random signs, draws
 // the signs several times, and keeps the draw that codes the head's sample with the smallest error.
 //
-//     example-method DUMP.h5 ARTIFACT.safetensors
+//     example-method DUMP.h5 ARTIFACT.safetensors [DRAWS]
 //
 // The program collects statistics of the dump, hands the method to kvq::decide(), and writes the artifact, as
 // kvq-calibrate does with a method of its registry. To make a method part of the registry, so that
-// `kvq-calibrate --method best-signs` finds it: move best_signs_method() to a file in lib/kvq/methods/, declare it in
-// recipes.h, and add it to the array in registry.cpp (docs/extending.md lists the other steps).
+// `kvq-calibrate --method best-signs` finds it: move the first part of this file, with best_signs_method(), to a file
+// in lib/kvq/methods/, declare it in recipes.h, and add it to the array in registry.cpp (docs/extending.md lists the
+// other steps). Then kvq-calibrate has the flag --draws, with the help text, the range and the manifest entry of its
+// row.
 #include <kvq/artifact/artifact.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/dump_file.h>
 #include <kvq/methods/decide.h>
+#include <kvq/methods/option_table.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/solve/fit.h>
 #include <kvq/solve/structured.h>
@@ -19,6 +22,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -33,7 +37,13 @@ using namespace kvq;
 
 // ---- The method ----
 
-constexpr int kDraws = 16;
+/// An option that only this method has: its name in the artifact's manifest, and its default.
+constexpr OwnOption<int> kDraws{"draws", 16};
+
+OptionSpec draws_option() {
+  return integer_option({"--draws", option_group::kRotations, "best-signs: random signs tried for each head [16]"},
+                        kDraws, {1, 4096}, {.key = kDraws.key});
+}
 
 /// One entry's rotation with the signs of one draw.
 Rotation draw_rotation(const RotationRequest& request, int entry, int draw) {
@@ -61,7 +71,7 @@ Rotation best_signs(const RotationRequest& request) {
   for (int entry = 0; entry < request.heads(); ++entry) {
     Rotation best;
     double least = std::numeric_limits<double>::infinity();
-    for (int draw = 0; draw < kDraws; ++draw) {
+    for (int draw = 0; draw < kDraws.of(request.options); ++draw) {
       Rotation drawn = draw_rotation(request, entry, draw);
       const double cost = cost_of(request, entry, drawn);
       if (cost < least) least = cost, best = std::move(drawn);
@@ -87,7 +97,7 @@ Method best_signs_method() {
   return {
       .name = "best-signs",
       .summary = "Hadamard rotation with the best of several random signs",
-      .flags = {},
+      .options = {draws_option()},
       .set_defaults = set_defaults,
       .needs = common_needs,
       .tensors = [](const Options&, Side, int) { return RotationTensors{.signs = true}; },
@@ -112,12 +122,9 @@ class CollectedStats : public StatsSource {
   std::vector<std::shared_ptr<const LayerStats>> layers_;
 };
 
-void calibrate(const std::string& dump_path, const std::string& artifact_path) {
+void calibrate(const std::string& dump_path, const std::string& artifact_path, const GivenOptions& given) {
   const Method method = best_signs_method();
-  Options options;
-  options.method = method.name;
-  method.set_defaults(options);
-  check_options(options);
+  const Options options = resolve_options(method, given);
 
   const Dump dump = Dump::open({dump_path});
   const StatsRequest request{.moments = method.needs(options), .seed = options.seed, .golden_tokens = 32};
@@ -134,8 +141,7 @@ void calibrate(const std::string& dump_path, const std::string& artifact_path) {
       .sequences = dump.num_sequences(),
   };
   for (std::size_t i = 0; i < stats.size(); ++i) origin.content_hashes.push_back(stats.load(i)->content_hash);
-  Artifact artifact = decide(method, stats, origin, options, request.golden_tokens);
-  artifact.calibration.options["draws"] = kDraws;
+  const Artifact artifact = decide(method, stats, origin, options, request.golden_tokens);
   save_artifact(artifact, artifact_path);
 
   for (const LayerPlan& layer : artifact.layers)
@@ -149,12 +155,14 @@ void calibrate(const std::string& dump_path, const std::string& artifact_path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: example-method DUMP.h5 ARTIFACT.safetensors\n");
+  if (argc != 3 && argc != 4) {
+    std::fprintf(stderr, "usage: example-method DUMP.h5 ARTIFACT.safetensors [DRAWS]\n");
     return exit_code(ErrorKind::usage);
   }
   try {
-    calibrate(argv[1], argv[2]);
+    GivenOptions given;
+    if (argc == 4) given.put("--draws", std::int64_t{std::atoi(argv[3])});
+    calibrate(argv[1], argv[2], given);
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "example-method: error: %s\n", error.what());

@@ -250,7 +250,7 @@ std::vector<Case> invariant_cases() {
     });
     o.choose_transform = false;
     o.min_bits = 0;
-    o.mixing = "hadamard";
+    o.mixing = Mixing::hadamard;
   };
   return {{"quarot, symmetric",
            test::options_of("quarot", [&](Options& o) { balanced(o, CoderKind::symmetric, ScaleRule::norm); })},

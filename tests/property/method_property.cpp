@@ -1,5 +1,5 @@
 #include <kvq/artifact/artifact.h>
-#include <kvq/methods/method.h>
+#include <kvq/methods/option_table.h>
 #include <kvq/solve/spectral.h>
 
 #include "support/artifacts.h"
@@ -45,7 +45,7 @@ Options any_options(bool has_values) {
   options.sign_search = *rc::gen::inRange(0, 3);
   options.random_signs = *rc::gen::arbitrary<bool>();
   const std::size_t composition = *rc::gen::inRange<std::size_t>(0, compositions().size());
-  options.composition = compositions()[composition].name;
+  options.composition = compositions()[composition].id;
   check_options(options);
   return options;
 }

@@ -33,18 +33,19 @@ extern "C" void say_interrupted(int) {
 }
 
 int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path& output) {
-  if (flags.dumps.empty()) throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
-  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
-  const auto layers =
-      choose_layers(dump.model(), flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers"));
-  const Prediction p =
-      predict(dump, layers, make_request(flags, options), options, chosen_tokens(flags, dump).count, flags.threads);
-  if (flags.json) {
+  if (flags.inputs.dumps.empty())
+    throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
+  const auto layers = choose_layers(
+      dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
+  const Prediction p = predict(dump, layers, make_request(flags.behavior, options), options,
+                               chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
+  if (flags.outputs.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"},
                             {"tool", "kvq-calibrate " KVQ_VERSION},
                             {"output", output.string()},
                             {"layers", layers.size()},
-                            {"tokens", chosen_tokens(flags, dump).count},
+                            {"tokens", chosen_tokens(flags.inputs, dump).count},
                             {"threads", p.threads},
                             {"gemm_gflops", p.gemm_gflops},
                             {"seconds", p.seconds},
@@ -53,7 +54,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
                            .dump(2));
     return 0;
   }
-  const std::int64_t tokens = chosen_tokens(flags, dump).count;
+  const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
   const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
   fmt::print("{} layers, {} tokens{} in {} sequences; would write {}\n", layers.size(), tokens, of,
              dump.num_sequences(), output.string());
@@ -72,75 +73,78 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
   return reports;
 }
 
-void print_results(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
-                   const Artifact& artifact, const fs::path& output) {
-  const auto ablations = flags.report_ablation ? ablate(origin, options) : std::vector<AblationRow>{};
-  const auto reports = flags.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
-  const auto outliers = flags.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
-  if (!flags.quiet) fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
-  if (flags.json) {
-    Json json = calibrate_json(artifact, output, flags.context);
-    if (flags.report_rotations) json["rotations"] = rotation_json(reports);
-    if (flags.report_outliers) json["outliers"] = outlier_json(outliers);
-    if (flags.report_ablation) json["ablation"] = ablation_json(ablations);
+void print_results(const Outputs& outputs, const StatsOrigin& origin, const Options& options, const Artifact& artifact,
+                   const fs::path& output) {
+  const auto ablations =
+      outputs.report_ablation ? find_method(options.method).ablate(origin, options) : std::vector<AblationRow>{};
+  const auto reports = outputs.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
+  const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
+  if (!outputs.quiet) fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
+  if (outputs.json) {
+    Json json = calibrate_json(artifact, output, outputs.context);
+    if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
+    if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
+    if (outputs.report_ablation) json["ablation"] = ablation_json(ablations);
     fmt::print("{}\n", json.dump(2));
     return;
   }
-  if (!flags.quiet) {
-    fmt::print("{}", closing_table(artifact, flags.context));
+  if (!outputs.quiet) {
+    fmt::print("{}", closing_table(artifact, outputs.context));
     fmt::print("wrote {} ({})\n", output.string(), format_bytes(static_cast<double>(fs::file_size(output))));
     for (const LayerPlan& layer : artifact.layers)
       if (!layer.v)
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
                    to_string(layer.geometry.kind));
   }
-  if (flags.report_rotations) fmt::print("\n{}", rotation_table(reports));
-  if (flags.report_outliers) fmt::print("\n{}", outlier_table(outliers));
-  if (flags.report_ablation) fmt::print("\n{}", ablation_table(ablations));
+  if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports));
+  if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));
+  if (outputs.report_ablation) fmt::print("\n{}", ablation_table(ablations));
 }
 
 void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
                     const fs::path& output) {
-  const Artifact artifact = decide(origin, flags, options, flags.quiet || flags.json);
+  const Artifact artifact =
+      decide(origin, flags.behavior.golden_tokens, options, flags.outputs.quiet || flags.outputs.json);
   save_artifact(artifact, output);
-  print_results(flags, origin, options, artifact, output);
+  print_results(flags.outputs, origin, options, artifact, output);
 }
 
 int calibrate(const CalibrateFlags& flags) {
-  const ThreadLimit limit(flags.threads);
+  const ThreadLimit limit(flags.behavior.threads);
   const Options options = resolve_options(flags);
-  const std::vector<int> wanted = flags.layers.empty() ? std::vector<int>{} : parse_int_list(flags.layers, "--layers");
-  if (!flags.merge_stats.empty()) {
-    if (!flags.dumps.empty() || flags.stats.empty())
+  const std::vector<int> wanted =
+      flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers");
+  if (!flags.inputs.merge_stats.empty()) {
+    if (!flags.inputs.dumps.empty() || flags.inputs.stats.empty())
       throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
-    merge_stats_files({flags.merge_stats.begin(), flags.merge_stats.end()}, flags.stats);
-    if (flags.output.empty()) return 0;
+    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats);
+    if (flags.outputs.artifact.empty()) return 0;
   }
-  if (flags.dumps.empty() && flags.stats.empty())
+  if (flags.inputs.dumps.empty() && flags.inputs.stats.empty())
     throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
                 "see kvq-calibrate --help"};
   const fs::path output = resolve_output(flags);
-  if (flags.dry_run) return dry_run(flags, options, output);
-  if (flags.dumps.empty()) {
-    check_exact_layers(options, StatsFile::open(flags.stats).header().model);
-    write_artifact(flags, open_stats(flags.stats, wanted), options, output);
+  if (flags.behavior.dry_run) return dry_run(flags, options, output);
+  if (flags.inputs.dumps.empty()) {
+    check_exact_layers(options, StatsFile::open(flags.inputs.stats).header().model);
+    write_artifact(flags, open_stats(flags.inputs.stats, wanted), options, output);
     return 0;
   }
 
-  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   check_exact_layers(options, dump.model());
-  const StatsRequest request = make_request(flags, options);
+  const StatsRequest request = make_request(flags.behavior, options);
   const fs::path folder = output.string() + ".parts";
   std::signal(SIGINT, say_interrupted);
   std::signal(SIGTERM, say_interrupted);
   try {
     const StatsOrigin origin =
-        collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(flags, dump), folder,
-                       flags.resume, flags.quiet || flags.json);
-    if (!flags.stats.empty()) {
+        collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(flags.inputs, dump), folder,
+                       flags.behavior.resume, flags.outputs.quiet || flags.outputs.json);
+    if (!flags.inputs.stats.empty()) {
       std::vector<fs::path> shards;
       for (const auto& entry : origin.entries) shards.push_back(entry.path);
-      merge_stats_files(shards, flags.stats);
+      merge_stats_files(shards, flags.inputs.stats);
     }
     write_artifact(flags, origin, options, output);
   } catch (...) {
@@ -161,8 +165,5 @@ int main(int argc, char** argv) {
   CLI::App app;
   kvq::CalibrateFlags flags;
   kvq::add_flags(app, flags);
-  return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] {
-    flags.given = kvq::given_flags(app);
-    return kvq::calibrate(flags);
-  });
+  return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] { return kvq::calibrate(flags); });
 }

@@ -21,7 +21,8 @@ std::string gain_text(double gain) { return fmt::format("{:.3g}", gain); }
 const char* possible_transform(const Options& options, Side side) {
   const SideOptions& asked = options.side(side);
   if (asked.kmeans > 1) return nullptr;
-  return asked.allocate == Allocate::rope_block && options.method != "kvq" ? "diagonal" : "balanced";
+  const bool keeps_blocks = asked.allocate == Allocate::rope_block;
+  return keeps_blocks && !find_method(options.method).balanced_has_one_width ? "diagonal" : "balanced";
 }
 
 /// The flag that gives this side its transform: --transform if the other side can take the same, else --transform-k or

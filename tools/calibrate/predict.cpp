@@ -4,6 +4,8 @@
 
 #include <kvq/compute/blas.h>
 #include <kvq/compute/parallel.h>
+#include <kvq/methods/make_coder.h>
+#include <kvq/methods/method.h>
 
 #include <algorithm>
 #include <chrono>
@@ -121,10 +123,8 @@ DecisionWork decision_work(const Options& options, Side side, int heads, int dim
 Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, const StatsRequest& request,
                    const Options& options, std::int64_t tokens, int threads) {
   // Measured with release builds: attention runs at about 0.7 of the GEMM rate; reading and hashing run at about 1.5
-  // GB/s; a clip search takes about 30 us for each sampled row and side; quantizing 128 channels takes 120 us with a
-  // trellis and 20 us without.
-  constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5, kTrellisSeconds = 1.2e-4 / 128,
-                   kCodeSeconds = 2e-5 / 128;
+  // GB/s; a clip search takes about 30 us for each sampled row and side.
+  constexpr double kEfficiency = 0.7, kReadRate = 1.5e9, kSearchSeconds = 3e-5;
   Prediction p;
   p.threads = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   p.gemm_gflops = measure_gemm_gflops(p.threads);
@@ -148,8 +148,7 @@ Prediction predict(const Dump& dump, const std::vector<LayerEntry>& layers, cons
       p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, dim);
       if (!options.side(side).clip) searched_rows += g.num_kv_heads * sample;
       const DecisionWork work = decision_work(options, side, g.num_kv_heads, dim, sample, held_out);
-      coding_seconds +=
-          work.coded_rows * dim * (options.side(side).coder == CoderKind::trellis ? kTrellisSeconds : kCodeSeconds);
+      coding_seconds += work.coded_rows * dim * traits_of(options.side(side).coder).code_seconds;
       flops += work.kmeans_flops;
     }
     const bool exact =

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/artifact/artifact.h>
-#include <kvq/methods/joint_budget.h>
+#include <kvq/methods/method.h>
 #include <kvq/methods/rotated_plan.h>
 
 #include <filesystem>

@@ -13,18 +13,18 @@
 
 namespace kvq {
 
-StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
+StatsRequest make_request(const Behavior& behavior, const Options& options) {
   StatsRequest request{
       .moments = find_method(options.method).needs(options),
-      .sample_tokens = flags.sample_tokens,
+      .sample_tokens = behavior.sample_tokens,
       .seed = options.seed,
   };
   // Only budget methods hold out tokens by default. For other methods statistics cover the whole dump unless
   // --held-out-tokens is given.
-  if (options.budget_bits || options.budget_bytes || flags.given.contains("--held-out-tokens"))
-    request.held_out_tokens = flags.held_out_tokens;
-  request.golden_tokens = flags.golden_tokens;
-  for (const std::string& name : flags.collect) {
+  const bool budget = options.budget_bits || options.budget_bytes;
+  request.held_out_tokens = behavior.held_out_tokens.value_or(budget ? kHeldOutTokens : 0);
+  request.golden_tokens = behavior.golden_tokens;
+  for (const std::string& name : behavior.collect) {
     if (name == "all") {
       request.moments.insert(std::begin(kAllMoments), std::end(kAllMoments));
       continue;
@@ -38,13 +38,13 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
   return request;
 }
 
-TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump) {
-  const std::int64_t tokens = dump.num_tokens(), rest = tokens - flags.first_token;
-  if (rest < 1 || flags.num_tokens.value_or(rest) > rest)
+TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump) {
+  const std::int64_t tokens = dump.num_tokens(), rest = tokens - inputs.first_token;
+  if (rest < 1 || inputs.num_tokens.value_or(rest) > rest)
     throw Error{ErrorKind::usage,
-                fmt::format("--first-token {}{}: the dump has {} tokens", flags.first_token,
-                            flags.num_tokens ? fmt::format(" and --num-tokens {}", *flags.num_tokens) : "", tokens)};
-  return {flags.first_token, flags.num_tokens.value_or(rest)};
+                fmt::format("--first-token {}{}: the dump has {} tokens", inputs.first_token,
+                            inputs.num_tokens ? fmt::format(" and --num-tokens {}", *inputs.num_tokens) : "", tokens)};
+  return {inputs.first_token, inputs.num_tokens.value_or(rest)};
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {
@@ -56,14 +56,14 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
                               model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
 }
 
-Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet) {
+Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet) {
   DecisionOrigin from{.header = origin.header,
                       .content_hashes = {},
                       .tokens = origin.entries.front().tokens,
                       .sequences = origin.entries.front().sequences};
   for (const auto& entry : origin.entries) from.content_hashes.push_back(entry.content_hash);
   Progress progress(static_cast<double>(origin.size()), quiet);
-  return decide(find_method(options.method), origin, from, options, flags.golden_tokens, [&](std::size_t i) {
+  return decide(find_method(options.method), origin, from, options, golden_tokens, [&](std::size_t i) {
     progress.update(static_cast<double>(i + 1),
                     fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
   });

@@ -7,16 +7,16 @@
 
 namespace kvq {
 
-/// The statistics that the flags and the method need. @throws Error{usage}
-StatsRequest make_request(const CalibrateFlags& flags, const Options& options);
+/// The statistics that `behavior` and the method need. @throws Error{usage}
+StatsRequest make_request(const Behavior& behavior, const Options& options);
 
 /// The token range of --first-token and --num-tokens; without these flags all tokens of the dump.
-TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump);
+TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump);
 
 /// @throws Error{usage} if --exact-layers names a layer that `model` does not have
 void check_exact_layers(const Options& options, const ModelGeometry& model);
 
 /// Decides the plans of all layers and records their provenance.
-Artifact decide(const StatsOrigin& origin, const CalibrateFlags& flags, const Options& options, bool quiet);
+Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet);
 
 }  // namespace kvq

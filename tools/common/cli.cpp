@@ -4,8 +4,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -55,30 +53,6 @@ int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::
   } catch (const std::exception& error) {
     return fail(tool, fmt::format("unexpected: {}", error.what()), "this is a bug in kvq", 1);
   }
-}
-
-std::vector<int> parse_int_list(const std::string& text, const char* flag) {
-  const auto bad = [&] {
-    return Error{ErrorKind::usage, fmt::format("{}: expected a list such as 0-3,7, found \"{}\"", flag, text)};
-  };
-  std::vector<int> values;
-  const char* at = text.data();
-  const char* end = at + text.size();
-  while (true) {
-    int first = 0;
-    auto parsed = std::from_chars(at, end, first);
-    if (parsed.ec != std::errc{} || first < 0) throw bad();
-    int last = first;
-    if (parsed.ptr != end && *parsed.ptr == '-') parsed = std::from_chars(parsed.ptr + 1, end, last);
-    if (parsed.ec != std::errc{} || last < first || last > 4095) throw bad();
-    for (int value = first; value <= last; ++value) values.push_back(value);
-    if (parsed.ptr == end) break;
-    if (*parsed.ptr != ',') throw bad();
-    at = parsed.ptr + 1;
-  }
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-  return values;
 }
 
 bool wants_color(int stream_fd) { return isatty(stream_fd) == 1 && std::getenv("NO_COLOR") == nullptr; }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/core/int_list.h>
+
 #include <CLI/CLI.hpp>
 
 #include <functional>
@@ -12,9 +14,6 @@ namespace kvq {
 /// has one, and returns an exit code of core/error.h: 2 for CLI11's errors, 3 for out of memory, 1 for any other
 /// exception.
 int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body);
-
-/// "0-3,7" as ascending numbers. @throws Error{usage}
-std::vector<int> parse_int_list(const std::string& text, const char* flag);
 
 /// True if `stream_fd` is a terminal and NO_COLOR is not set. Affects only presentation.
 bool wants_color(int stream_fd);

@@ -156,38 +156,36 @@ Job parse_row(const Row& row) {
   app.set_help_flag();
   app.set_version_flag();
   app.parse(row.flags, false);
-  if (!row.dump.empty()) job.flags.dumps.push_back(row.dump);
-  job.flags.given = given_flags(app);
-  const CalibrateFlags& f = job.flags;
-  if (!f.output.empty() || !f.stats.empty() || !f.merge_stats.empty() || f.resume || f.dry_run || f.json ||
-      f.report_ablation || f.report_outliers || f.report_rotations || f.threads != 0)
+  if (!row.dump.empty()) job.flags.inputs.dumps.push_back(row.dump);
+  if (concerns_process(job.flags))
     throw Error{ErrorKind::usage, "flags of files, reports and threads have no meaning in a sweep"};
-  if (f.dumps.empty())
+  if (job.flags.inputs.dumps.empty())
     throw Error{ErrorKind::usage, "no dump to calibrate on", "--calibration DUMP.h5, or --model in the row's flags"};
-  job.options = resolve_options(f);
+  job.options = resolve_options(job.flags);
   return job;
 }
 
 /// Rows with equal keys share statistics; the key has everything that collecting depends on. The moments are part of
 /// the key: with further moments a row would get the same codes, but its error would be reported in another metric.
 std::string collection_key(const Job& job) {
-  const StatsRequest request = make_request(job.flags, job.options);
+  const StatsRequest request = make_request(job.flags.behavior, job.options);
   std::string moments;
   for (const Moment moment : request.moments) moments += std::string(to_string(moment)) + " ";
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.dumps, "\n"), job.flags.layers,
-                     job.flags.first_token, job.flags.num_tokens.value_or(-1), request.seed, request.sample_tokens,
-                     request.held_out_tokens, request.golden_tokens);
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.inputs.dumps, "\n"),
+                     job.flags.inputs.layers, job.flags.inputs.first_token, job.flags.inputs.num_tokens.value_or(-1),
+                     request.seed, request.sample_tokens, request.held_out_tokens, request.golden_tokens);
 }
 
 std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
-  return choose_layers(dump.model(),
-                       job.flags.layers.empty() ? std::vector<int>{} : parse_int_list(job.flags.layers, "--layers"));
+  return choose_layers(dump.model(), job.flags.inputs.layers.empty()
+                                         ? std::vector<int>{}
+                                         : parse_int_list(job.flags.inputs.layers, "--layers"));
 }
 
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
-  const Dump dump = Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()});
-  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump), shards, false,
-                        true);
+  const Dump dump = Dump::open({job.flags.inputs.dumps.begin(), job.flags.inputs.dumps.end()});
+  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags.inputs, dump), shards,
+                        false, true);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {
@@ -302,11 +300,12 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     in_row(sweep.rows[i], [&] {
       const Job& job = jobs[i];
-      const std::string key = fmt::format("{}", fmt::join(job.flags.dumps, "\n"));
-      if (!dumps.contains(key)) dumps.emplace(key, Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()}));
+      const std::string key = fmt::format("{}", fmt::join(job.flags.inputs.dumps, "\n"));
+      if (!dumps.contains(key))
+        dumps.emplace(key, Dump::open({job.flags.inputs.dumps.begin(), job.flags.inputs.dumps.end()}));
       const Dump& dump = dumps.at(key);
       check_exact_layers(job.options, dump.model());
-      chosen_tokens(job.flags, dump);
+      chosen_tokens(job.flags.inputs, dump);
       ModelGeometry own = dump.model();
       own.layers = calibrated_layers(job, dump);
       check_same_model("", own, model, layers);
@@ -327,10 +326,10 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
     in_row(sweep.rows[i], [&] {
       const std::string key = collection_key(job);
       if (origins.count(key) == 0)
-        origins.emplace(key, collect_for(job, make_request(job.flags, job.options),
+        origins.emplace(key, collect_for(job, make_request(job.flags.behavior, job.options),
                                          folders.statistics / fmt::format("{}", origins.size())));
       check_exact_layers(job.options, origins.at(key).header.model);
-      save_artifact(decide(origins.at(key), job.flags, job.options, true), path);
+      save_artifact(decide(origins.at(key), job.flags.behavior.golden_tokens, job.options, true), path);
     });
     candidates.push_back({
         .name = sweep.rows[i].name,

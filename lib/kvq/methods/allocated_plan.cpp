@@ -18,8 +18,6 @@ namespace kvq {
 
 namespace {
 
-constexpr std::string_view kScores[] = {"qk_avg", "qk_max", "qk_product", "k_only", "q_only", "qk_energy_product"};
-
 /// Columns of the basis, or channels, that get one width together. Of equal gains the unit with the lower index wins.
 struct Unit {
   std::vector<int> channels;
@@ -98,19 +96,19 @@ class SidePlanner {
   bool is_balanced(int h) const {
     return view_.kind(h) == TransformKind::balanced || view_.kind(h) == TransformKind::klt;
   }
-  const RateLaw& law() const { return options_.coder_law ? rate_law(options_.side(side_).coder) : paper_law(); }
+  const RateLaw& law() const { return options_.coder_law ? traits_of(options_.side(side_).coder).law : paper_law(); }
 
   bool any(Allocate which) const { return std::find(how_.begin(), how_.end(), which) != how_.end(); }
   Allocate how(int h) const { return how_[static_cast<std::size_t>(h)]; }
 
   std::string score_name() const {
-    if (any(Allocate::rope_block)) return options_.score;
+    if (any(Allocate::rope_block)) return to_string(options_.score);
     if (any(Allocate::channel) && !view_.is_orthogonal()) return "metric*covariance";
     if (any(Allocate::channel)) return side_ == Side::k ? "query_energy*key_energy" : "score_weighted_energy";
     return "equal";
   }
   std::string recipe() const {
-    const std::string mixing = options_.mixing == "haar" ? "Haar" : "S*H";
+    const std::string mixing = options_.mixing == Mixing::haar ? "Haar" : "S*H";
     std::string text;
     bool balanced = false;
     for (int h = 0; h < request_.heads(); ++h) balanced = balanced || (is_balanced(h) && how(h) == Allocate::channel);
@@ -249,7 +247,8 @@ class SidePlanner {
   /// Haar, or random signs and a Hadamard where n is a power of two; one stream for each (layer, head, side, width).
   std::vector<double> mixing_matrix(int n, int h, int width) const {
     const int stream = 1024 + kvq::stream(h, side_) * 16 + (how(h) == Allocate::none ? 9 : width);
-    if (options_.mixing == "haar" || hadamard_order(n) != n) return haar_matrix(n, options_.seed, stats_.layer, stream);
+    if (options_.mixing == Mixing::haar || hadamard_order(n) != n)
+      return haar_matrix(n, options_.seed, stats_.layer, stream);
     std::vector<double> matrix = block_hadamard_matrix(n, n);
     const std::vector<std::int8_t> signs = random_signs(n, options_.seed, stats_.layer, stream);
     for (std::size_t i = 0; i < signs.size(); ++i)
@@ -309,7 +308,7 @@ class SidePlanner {
   Options plain_options(const TensorPlan& plan) const {
     Options plain = options_;
     SideOptions& side = side_ == Side::k ? plain.k : plain.v;
-    side.bits = std::clamp(std::floor(mean_code_bits(plan) + 1e-9), 1.0, side.coder == CoderKind::trellis ? 4.0 : 8.0);
+    side.bits = std::clamp(std::floor(mean_code_bits(plan) + 1e-9), 1.0, traits_of(side.coder).most_bits);
     return plain;
   }
 
@@ -326,17 +325,16 @@ class SidePlanner {
 
 }  // namespace
 
-std::span<const std::string_view> score_names() { return kScores; }
-
-double block_score(std::string_view name, double q, double k) {
-  if (name == "qk_avg") return 0.5 * (q + k);
-  if (name == "qk_max") return std::max(q, k);
-  if (name == "qk_product") return std::sqrt(q * k);
-  if (name == "k_only") return k;
-  if (name == "q_only") return q;
-  if (name == "qk_energy_product") return q * k;
-  throw Error{ErrorKind::usage, fmt::format("--score: unknown \"{}\"", name),
-              fmt::format("choose one of {}", fmt::join(kScores, ", "))};
+double block_score(BlockScore score, double q, double k) {
+  switch (score) {
+    case BlockScore::qk_avg: return 0.5 * (q + k);
+    case BlockScore::qk_max: return std::max(q, k);
+    case BlockScore::qk_product: return std::sqrt(q * k);
+    case BlockScore::k_only: return k;
+    case BlockScore::q_only: return q;
+    case BlockScore::qk_energy_product: return q * k;
+  }
+  return 0.0;
 }
 
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
@@ -347,7 +345,7 @@ TensorPlan allocate_side(const SideView& view, const Options& options, const Sid
 RotationTensors allocation_tensors(const Options& options, Side side, int dim) {
   const Allocate allocate = options.side(side).allocate;
   const bool allocated = allocate != Allocate::none || options.budget_bits || options.budget_bytes;
-  if (!allocated && options.mixing == "hadamard" && (dim & (dim - 1)) == 0) return {.signs = true};
+  if (!allocated && options.mixing == Mixing::hadamard && (dim & (dim - 1)) == 0) return {.signs = true};
   return {.matrix = true, .basis = allocate == Allocate::channel, .signs = false};  // an upper bound of kvq
 }
 

@@ -3,18 +3,12 @@
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/stats/layer_stats.h>
 
-#include <span>
-#include <string>
-#include <string_view>
+#include <set>
 #include <vector>
 
 namespace kvq {
 
-/// Scores of a RoPE block from the mean squared lengths of its queries and keys (Block-GTQ Eq. 4 and C.2; the last
-/// score is an addition of kvq): qk_avg 1/2 (Eq + Ek), qk_max, qk_product sqrt(Eq Ek), k_only, q_only,
-/// qk_energy_product Eq Ek: the squared logit error that a relative quantization error of the block causes.
-std::span<const std::string_view> score_names();
-double block_score(std::string_view name, double query_energy, double key_energy);
+double block_score(BlockScore score, double query_energy, double key_energy);
 
 /// The budget of one side.
 struct SideBudget {

@@ -33,7 +33,6 @@ Method random_method() {
   return {
       .name = "random",
       .summary = "baseline: random orthogonal rotation (Haar, seeded)",
-      .flags = {},
       .set_defaults = no_defaults,
       .needs = common_needs,
       .tensors = [](const Options&, Side, int) { return RotationTensors{.matrix = true}; },
@@ -45,7 +44,6 @@ Method plain_method() {
   return {
       .name = "plain",
       .summary = "baseline: no rotation",
-      .flags = {},
       .set_defaults = no_defaults,
       .needs = common_needs,
       .tensors = [](const Options&, Side, int) { return RotationTensors{}; },

@@ -1,6 +1,7 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
+#include <kvq/methods/width_options.h>
 #include <kvq/solve/structured.h>
 
 // Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy
@@ -16,7 +17,7 @@ namespace {
 /// TurboQuant-MSE of one width: a random orthogonal matrix, or random signs and a Hadamard, which needs no matrix.
 Rotation tq_rotation(const RotationRequest& request) {
   Rotation rotation;
-  const bool hadamard = request.options.mixing == "hadamard" && hadamard_order(request.dim()) == request.dim();
+  const bool hadamard = request.options.mixing == Mixing::hadamard && hadamard_order(request.dim()) == request.dim();
   rotation.kind = hadamard ? RotationKind::block_hadamard : RotationKind::dense;
   rotation.order = hadamard ? request.dim() : 0;
   rotation.recipe = hadamard ? "S*H" : "Haar";
@@ -67,16 +68,82 @@ void gtq_defaults(Options& options) {
   options.k.allocate = Allocate::rope_block;
 }
 
+constexpr const char* kJoint = "--joint";
+
+/// A switch that other options explain: settle_joint() turns the switch and --bits into a budget.
+OptionSpec joint_option() {
+  return {
+      .text = {kJoint, option_group::kBudgets,
+               "block-gtq: spend one budget, decided by the measured error of attention's output"},
+      .kind = OptionKind::toggle,
+  };
+}
+
+OptionSpec row_bytes_option(const char* flag, const char* help, Sides sides) {
+  return side_option(
+      {.text = {flag, option_group::kWidths, help}, .kind = OptionKind::integer, .integers = {4, 4096}}, sides,
+      [](SideOptions& s, const OptionValue& v) { s.row_bytes = static_cast<int>(std::get<std::int64_t>(v)); },
+      {.key = "row_bytes", .value = [](const SideOptions& s) { return s.row_bytes > 0 ? Json(s.row_bytes) : Json(); }});
+}
+
+/// The widths of kvq, --row-bytes before --mixing; its budgets, --joint after the sizes.
+std::vector<OptionSpec> gtq_options() {
+  std::vector<OptionSpec> all = width_options();
+  all.insert(all.end() - 1,
+             {row_bytes_option("--row-bytes-k",
+                               "fill rows of this many bytes (codes, scales, padding) instead of --bits", Sides::k),
+              row_bytes_option("--row-bytes-v", "the same for values, with --v-allocation channel", Sides::v)});
+  std::vector<OptionSpec> budgets = budget_options();
+  budgets.insert(budgets.begin() + 2, joint_option());
+  for (OptionSpec& spec : budgets) all.push_back(std::move(spec));
+  return all;
+}
+
+void check_row_bytes(const Options& options) {
+  for (const Side side : kSides)
+    if (options.side(side).row_bytes > 0 && options.side(side).allocate == Allocate::none)
+      throw Error{ErrorKind::usage, fmt::format("--row-bytes-{}: this side has one width for all channels", name(side)),
+                  "--v-allocation channel gives values widths of their own"};
+}
+
+/// With --joint, --bits is the budget, and a side has bits of its own only if they are 16.
+void settle_joint(Options& options, const GivenOptions& given) {
+  for (const Side side : kSides) {
+    const std::string bits_flag = fmt::format("--bits-{}", name(side));
+    if (given.value<double>(bits_flag).value_or(16.0) != 16.0 || given.has(fmt::format("--row-bytes-{}", name(side))))
+      throw Error{ErrorKind::usage,
+                  fmt::format("--joint spends one budget: --bits-{0} other than 16 and --row-bytes-{0} have no meaning",
+                              name(side)),
+                  "use --bits, --budget-bits or --budget-bytes"};
+    if (!given.has(bits_flag)) options.side(side).bits = SideOptions{}.bits;
+  }
+  const auto bits = given.value<double>("--bits");
+  const bool has_budget = options.budget_bits || options.budget_bytes;
+  if (bits && has_budget) throw Error{ErrorKind::usage, "--bits and a budget: expected one of both with --joint"};
+  if (bits && !(*bits >= 1 && *bits <= 8))
+    throw Error{ErrorKind::usage, fmt::format("--joint --bits: expected 1 to 8, found {}", *bits)};
+  if (!has_budget) options.budget_bits = bits.value_or(2.0);
+}
+
+void gtq_settle(const Method& method, Options& options, const GivenOptions& given) {
+  check_row_bytes(options);
+  settle_widths(method, options, given);
+  settle_budget(options, given);
+  if (given.is_on(kJoint)) return settle_joint(options, given);
+  if (options.budget_bits || options.budget_bytes || options.uniform_layout || options.budget_per_layer)
+    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint",
+                "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
+}
+
 }  // namespace
 
 Method block_gtq_method() {
   return {
       .name = "block-gtq",
       .summary = "RoPE-block bit allocation over TurboQuant-MSE codes",
-      .flags = {"--score", "--min-bits", "--max-bits", "--mixing", "--k-allocation", "--v-allocation", "--row-bytes-k",
-                "--row-bytes-v", "--joint", "--budget-bits", "--budget-bytes", "--uniform-layout",
-                "--budget-per-layer"},
+      .options = gtq_options(),
       .set_defaults = gtq_defaults,
+      .settle = gtq_settle,
       .needs = allocation_needs,
       .tensors = allocation_tensors,
       .decide = gtq_decide,
@@ -87,7 +154,7 @@ Method tq_mse_method() {
   return {
       .name = "tq-mse",
       .summary = "TurboQuant-MSE: random rotation, exact Lloyd-Max codes, norm kept",
-      .flags = {"--mixing"},
+      .options = {mixing_option()},
       .set_defaults = tq_defaults,
       .needs = common_needs,
       .tensors = allocation_tensors,

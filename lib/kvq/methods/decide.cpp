@@ -2,6 +2,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/decide.h>
+#include <kvq/methods/option_table.h>
 #include <kvq/stats/golden_tokens.h>
 
 #include <utility>
@@ -50,7 +51,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   c.seed = options.seed;
   c.tokens = origin.tokens;
   c.sequences = origin.sequences;
-  c.options = options_to_json(options);
+  c.options = options_to_json(method, options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);

@@ -487,7 +487,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
   }
   o.budget_bits = o.budget_bytes = std::nullopt;
   o.uniform_layout = o.budget_per_layer = o.choose_basis = o.choose_transform = o.coder_law = false;
-  o.score = "qk_avg";
+  o.score = BlockScore::qk_avg;
   o.k.allocate = Allocate::rope_block;
   o.v.allocate = Allocate::none;
   for (SideOptions* side : {&o.k, &o.v}) {
@@ -510,7 +510,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
   }
   if (options.score != o.score) {
     o.score = options.score;
-    add("+ score " + o.score, o);
+    add(fmt::format("+ score {}", to_string(o.score)), o);
   }
   if (options.k.coder != CoderKind::codebook || options.v.coder != CoderKind::codebook) {
     o.k.coder = options.k.coder;

@@ -3,7 +3,6 @@
 #include <kvq/methods/allocated_plan.h>
 #include <kvq/methods/method.h>
 
-#include <string>
 #include <vector>
 
 namespace kvq {
@@ -16,11 +15,6 @@ namespace kvq {
 /// @throws Error{usage} if the statistics hold no held-out tokens
 Decision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done);
 
-/// One step of the ablation: the report of the same budget after one more ingredient was switched on.
-struct AblationRow {
-  std::string ingredient;
-  BudgetReport report;
-};
 /// The method's ingredients switched on one after the other, from Block-GTQ as published to everything that `options`
 /// says.
 std::vector<AblationRow> ablate(const StatsSource& source, const Options& options);

@@ -1,5 +1,7 @@
+#include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/recipes.h>
+#include <kvq/methods/width_options.h>
 
 // The method `kvq`: centered keys and values; head by head the best of three bases, channels in the coordinates of klt,
 // RoPE blocks scored by the product of query and key energy, or the head rotated as a whole; widths from 0 bits on;
@@ -18,8 +20,8 @@ void kvq_defaults(Options& options) {
   }
   options.k.allocate = Allocate::rope_block;
   options.v.allocate = Allocate::channel;
-  options.score = "qk_energy_product";
-  options.mixing = "hadamard";
+  options.score = BlockScore::qk_energy_product;
+  options.mixing = Mixing::hadamard;
   options.coder_law = true;
   options.choose_basis = true;
   options.choose_transform = true;
@@ -28,18 +30,44 @@ void kvq_defaults(Options& options) {
   options.max_bits = 8;
 }
 
+/// Channels may get width 0 only with klt, because only the basis of klt has channels that are worth nothing. Without
+/// klt the least width is 1.
+void settle_least_width(Options& options, const GivenOptions& given) {
+  const bool klt = options.choose_transform || options.k.transform == TransformKind::klt ||
+                   options.v.transform == TransformKind::klt;
+  if (!klt && !given.has("--min-bits")) options.min_bits = 1;
+}
+
+void kvq_settle(const Method& method, Options& options, const GivenOptions& given) {
+  for (const char* flag : {"--bits", "--bits-k", "--bits-v"})
+    if (given.has(flag))
+      throw Error{ErrorKind::usage, "--method kvq spends one budget: --bits and --row-bytes have no meaning",
+                  "use --budget-bits or --budget-bytes"};
+  settle_widths(method, options, given);
+  settle_least_width(options, given);
+  settle_budget(options, given);
+}
+
+std::vector<OptionSpec> kvq_options() {
+  std::vector<OptionSpec> all = width_options();
+  for (OptionSpec& spec : budget_options()) all.push_back(std::move(spec));
+  return all;
+}
+
 }  // namespace
 
 Method kvq_method() {
   return {
       .name = "kvq",
       .summary = "all of it: product score, trellis codes, one measured budget over layers and sides",
-      .flags = {"--score", "--min-bits", "--max-bits", "--mixing", "--k-allocation", "--v-allocation", "--budget-bits",
-                "--budget-bytes", "--uniform-layout", "--budget-per-layer", "--report-ablation"},
+      .options = kvq_options(),
+      .balanced_has_one_width = true,
       .set_defaults = kvq_defaults,
+      .settle = kvq_settle,
       .needs = allocation_needs,
       .tensors = allocation_tensors,
       .decide = decide_with_budget,
+      .ablate = ablate,
   };
 }
 

@@ -15,8 +15,15 @@ Coder make_coder(const Options& options, Side side, int group_size);
 /// fit_tables().
 Coder make_mixed_coder(const Options& options, Side side, const BitAllocation& allocation, int dim);
 
-/// Relative squared errors of a coder at 0 to 8 bits, on Gaussian rows.
-const RateLaw& rate_law(CoderKind kind);
+/// What options, allocations and predictions ask of a coder.
+struct CoderTraits {
+  double most_bits;        ///< where all channels have one width
+  bool has_mixed_widths;   ///< whether channels may have widths of their own
+  ScaleRule default_rule;  ///< where a user names the coder and no rule
+  RateLaw law;             ///< relative squared errors at 0 to 8 bits, on Gaussian rows
+  double code_seconds;     ///< to quantize one channel, measured with a release build
+};
+const CoderTraits& traits_of(CoderKind kind);
 
 /// Whether fit_tables() reads rows for this coder.
 bool fit_needs_rows(const Coder& coder);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/methods/budget_report.h>
-#include <kvq/methods/options.h>
+#include <kvq/methods/option_spec.h>
 #include <kvq/stats/layer_stats.h>
 
 #include <functional>
@@ -37,20 +37,34 @@ struct RotationTensors {
   bool signs = false;   ///< [H, D]
 };
 
-/// One calibration method: an entry of the registry.
+/// One step of an ablation: the report of the same budget after one more ingredient was switched on.
+struct AblationRow {
+  std::string ingredient;
+  BudgetReport report;
+};
+
+/// One calibration method: an entry of the registry. Flags, help texts, refusals and the manifest come from its rows of
+/// options; no tool knows a method by name.
 struct Method {
   std::string name;
   std::string summary;
-  /// Flags of kvq-calibrate that some methods have and this one has. A flag that no method names belongs to all.
-  std::vector<std::string> flags;
+  /// Beside the options that every method has (shared_options.h). Methods may have a row in common.
+  std::vector<OptionSpec> options = {};
+  /// With --transform balanced, a side without an allocation flag gets one width, because balanced coordinates mix the
+  /// channels of RoPE blocks.
+  bool balanced_has_one_width = false;
   /// Sets this method's defaults on a fresh Options.
   void (*set_defaults)(Options&);
+  /// Derives options from others after all values are set, and refuses what contradicts the method. Null: nothing.
+  void (*settle)(const Method&, Options&, const GivenOptions&) = nullptr;
   /// Moments that decide() needs.
   std::set<Moment> (*needs)(const Options&);
   /// Tensors that a side's rotation will have.
   RotationTensors (*tensors)(const Options&, Side, int dim);
   /// Pure function from statistics to plans.
   Decision (*decide)(const StatsSource&, const Options&, const LayerDone&);
+  /// What each ingredient of the method brings at the budget of `options`. Null: the method has no ablation.
+  std::vector<AblationRow> (*ablate)(const StatsSource&, const Options&) = nullptr;
 };
 
 std::span<const Method> methods();

@@ -1,5 +1,8 @@
 #include <kvq/core/error.h>
+#include <kvq/methods/make_coder.h>
 #include <kvq/methods/options.h>
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +21,16 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, Side side) 
 }
 
 namespace {
+
+/// "a, b or c"
+std::string coders_with_mixed_widths() {
+  std::vector<const char*> words;
+  for (const CoderKind kind : kCoderKinds)
+    if (traits_of(kind).has_mixed_widths) words.push_back(to_string(kind));
+  const char* last = words.back();
+  words.pop_back();
+  return fmt::format("{} or {}", fmt::join(words, ", "), last);
+}
 
 void check_side(const SideOptions& side, Side which) {
   if (side.bits != 16 && !(side.bits >= 1 && side.bits <= 8))
@@ -45,12 +58,13 @@ void check_side(const SideOptions& side, Side which) {
         fmt::format("--scale-rule {} has no meaning for --coder {}", to_string(side.rule), to_string(side.coder)),
         symmetric ? "symmetric codes use absmax, least_squares or norm"
                   : "codebook and trellis codes use norm, least_squares or rms"};
-  if (side.coder == CoderKind::trellis && side.allocate == Allocate::none && side.bits != 16 && side.bits > 4)
+  const CoderTraits& coder = traits_of(side.coder);
+  if (side.allocate == Allocate::none && side.bits != 16 && side.bits > coder.most_bits)
+    throw Error{ErrorKind::usage, fmt::format("--bits-{}: {} codes have 1 to {} bits, found {}", name(which),
+                                              to_string(side.coder), coder.most_bits, side.bits)};
+  if (side.allocate != Allocate::none && !coder.has_mixed_widths)
     throw Error{ErrorKind::usage,
-                fmt::format("--bits-{}: trellis codes have 1 to 4 bits, found {}", name(which), side.bits)};
-  if (side.allocate != Allocate::none && affine)
-    throw Error{ErrorKind::usage,
-                fmt::format("mixed widths of {} need --coder symmetric, codebook or trellis", plural(which))};
+                fmt::format("mixed widths of {} need --coder {}", plural(which), coders_with_mixed_widths())};
   if (side.allocate != Allocate::none && side.group_size != 0)
     throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
   if (side.kmeans < 0 || side.kmeans > 4096)
@@ -85,32 +99,6 @@ void check_side(const SideOptions& side, Side which) {
                 fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name(which), *side.clip)};
 }
 
-/// Writes 2 instead of 2.0.
-Json number_to_json(double value) { return value == std::floor(value) ? Json(static_cast<int>(value)) : Json(value); }
-
-Json side_to_json(const SideOptions& side) {
-  Json json = {{"bits", number_to_json(side.bits)},
-               {"group_size", side.group_size},
-               {"coder", to_string(side.coder)},
-               {"scale_rule", to_string(side.rule)},
-               {"scale_type", to_string(side.scale_type)},
-               {"zero", to_string(side.zero)},
-               {"center", side.center},
-               {"target", to_string(side.target)},
-               {"hadamard", side.hadamard}};
-  if (side.clip)
-    json["clip"] = *side.clip;
-  else
-    json["clip"] = "search";
-  // Options that version 1.0 lacks appear only if they are used.
-  if (side.coder == CoderKind::codebook) json["fitted"] = side.fitted;
-  if (side.allocate != Allocate::none) json["allocate"] = to_string(side.allocate);
-  if (side.row_bytes > 0) json["row_bytes"] = side.row_bytes;
-  if (side.kmeans > 0) json["kmeans"] = side.kmeans;
-  if (side.transform != TransformKind::orthogonal) json["transform"] = to_string(side.transform);
-  return json;
-}
-
 }  // namespace
 
 const char* to_string(Allocate allocate) {
@@ -122,65 +110,37 @@ const char* to_string(Allocate allocate) {
   return "?";
 }
 
-void check_options(const Options& options) {
+const char* to_string(BlockScore score) {
+  switch (score) {
+    case BlockScore::qk_avg: return "qk_avg";
+    case BlockScore::qk_max: return "qk_max";
+    case BlockScore::qk_product: return "qk_product";
+    case BlockScore::k_only: return "k_only";
+    case BlockScore::q_only: return "q_only";
+    case BlockScore::qk_energy_product: return "qk_energy_product";
+  }
+  return "?";
+}
+
+const char* to_string(Mixing mixing) { return mixing == Mixing::haar ? "haar" : "hadamard"; }
+
+const char* to_string(CompositionId composition) { return composition_of(composition).name.c_str(); }
+
+void check_contradictions(const Options& options) {
   check_side(options.k, Side::k);
   check_side(options.v, Side::v);
-  if (options.windows.sink_tokens < 0 || options.windows.recent_tokens < 0)
-    throw Error{ErrorKind::usage, "--sink-tokens and --recent-tokens: expected 0 or more"};
   if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))
     throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides",
                 "use a method without --budget-bits, --budget-bytes and --joint"};
   if (options.uniform_layout && options.budget_per_layer)
     throw Error{ErrorKind::usage, "--uniform-layout and --budget-per-layer exclude each other",
                 "equal rows in all layers already spend the same in each"};
-  if (options.hessian != "none" && !options.k.hadamard && !options.v.hadamard)
-    throw Error{ErrorKind::usage, "--hessian rotates the sides that --hadamard names, and it names none"};
   if (options.min_bits < 0 || options.max_bits < 1 || options.max_bits > 8 || options.min_bits > options.max_bits)
     throw Error{ErrorKind::usage,
                 fmt::format("--min-bits and --max-bits: expected 0 <= min <= max, and max from 1 to 8, found {} and {}",
                             options.min_bits, options.max_bits)};
-  if (options.memory < 1 || options.memory > 3)
-    throw Error{ErrorKind::usage, fmt::format("--memory: expected 1 to 3, found {}", options.memory)};
-  if (options.kmeans_restarts < 1 || options.kmeans_restarts > 100)
-    throw Error{ErrorKind::usage,
-                fmt::format("--kmeans-restarts: expected 1 to 100, found {}", options.kmeans_restarts)};
   if (options.budget_bits && options.budget_bytes)
     throw Error{ErrorKind::usage, "--budget-bits and --budget-bytes: expected one of both"};
-  if (options.sign_search < 0 || options.sign_search > 4096)
-    throw Error{ErrorKind::usage, fmt::format("--sign-search: expected 0 to 4096, found {}", options.sign_search)};
-}
-
-Json options_to_json(const Options& options) {
-  Json json = {{"k", side_to_json(options.k)},
-               {"v", side_to_json(options.v)},
-               {"share", to_string(options.scope)},
-               {"exact_layers", options.exact_layers},
-               {"composition", options.composition},
-               {"sign_search", options.sign_search},
-               {"hadamard_order", options.hadamard_order},
-               {"random_signs", options.random_signs}};
-  const auto any = [&](auto test) { return test(options.k) || test(options.v); };
-  if (options.hessian != "none") json["hessian"] = options.hessian;
-  if (any([](const SideOptions& s) { return s.kmeans > 1; })) {
-    json["kmeans_scope"] = options.kmeans_joint ? "joint" : "kv_head";
-    json["kmeans_order"] = options.kmeans_after ? "after" : "before";
-    json["kmeans_restarts"] = options.kmeans_restarts;
-  }
-  if (any([](const SideOptions& s) { return s.coder == CoderKind::trellis; })) json["memory"] = options.memory;
-  if (any([](const SideOptions& s) { return s.allocate != Allocate::none; })) {
-    json["score"] = options.score;
-    json["min_bits"] = options.min_bits;
-    json["max_bits"] = options.max_bits;
-    json["mixing"] = options.mixing;
-    json["rate_law"] = options.coder_law ? "coder" : "4^-b";
-  }
-  if (options.budget_bits) json["budget_bits"] = *options.budget_bits;
-  if (options.budget_bytes) json["budget_bytes"] = *options.budget_bytes;
-  if (options.budget_bits || options.budget_bytes) json["uniform_layout"] = options.uniform_layout;
-  if (options.budget_per_layer) json["budget_per_layer"] = true;
-  if (options.choose_basis) json["choose_basis"] = true;
-  if (options.choose_transform) json["choose_transform"] = true;
-  return json;
 }
 
 }  // namespace kvq

@@ -3,16 +3,29 @@
 #include <kvq/container/json.h>
 #include <kvq/plan/layer_plan.h>
 #include <kvq/solve/metric_transform.h>
+#include <kvq/solve/spectral.h>
 #include <kvq/stats/layer_stats.h>
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace kvq {
 
 /// What widths are given to: all channels alike, RoPE blocks of keys, or channels of a rotated basis.
 enum class Allocate { none, rope_block, channel };
+
+/// How a RoPE block is scored, from the mean squared lengths of its queries and keys (Block-GTQ Eq. 4 and C.2; the last
+/// score is an addition of kvq): qk_avg 1/2 (Eq + Ek), qk_max, qk_product sqrt(Eq Ek), k_only, q_only,
+/// qk_energy_product Eq Ek: the squared logit error that a relative quantization error of the block causes.
+enum class BlockScore { qk_avg, qk_max, qk_product, k_only, q_only, qk_energy_product };
+
+/// Rotation inside a group of channels of one width.
+enum class Mixing { haar, hadamard };
 
 /// A user's options for one side, keys or values. The options are independent: every method takes all of them.
 struct SideOptions {
@@ -34,6 +47,9 @@ struct SideOptions {
   bool hadamard = true;              ///< SAW-INT4: rotate this side
 };
 
+/// A value as a user types it.
+using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
+
 struct Options {
   std::string method = "oscar";
   SideOptions k, v;
@@ -41,18 +57,17 @@ struct Options {
   Scope scope = Scope::kv_head;
   std::uint64_t seed = 0;
   std::vector<int> exact_layers;
-  std::string composition = "uhp";  ///< OSCAR
-  int sign_search = 0;              ///< OSCAR: random sign choices tried beside the canonical one
-  int hadamard_order = 0;           ///< SAW-INT4: 0 = the largest power of two, at most 128, that divides head_dim
-  bool random_signs = false;        ///< SAW-INT4, quarot: random signs before the Hadamard
-  std::string hessian = "none";     ///< SAW-INT4: none, paper or consistent (A.3)
-  bool kmeans_joint = false;        ///< one centroid for all heads of a token
-  bool kmeans_after = false;        ///< cluster after the rotation
+  CompositionId composition = CompositionId::uhp;  ///< OSCAR
+  int sign_search = 0;                             ///< OSCAR: random sign choices tried beside the canonical one
+  int hadamard_order = 0;     ///< SAW-INT4: 0 = the largest power of two, at most 128, that divides head_dim
+  bool random_signs = false;  ///< SAW-INT4, quarot: random signs before the Hadamard
+  bool kmeans_joint = false;  ///< one centroid for all heads of a token
+  bool kmeans_after = false;  ///< cluster after the rotation
   int kmeans_restarts = 1;
-  std::string score = "qk_avg";        ///< Block-GTQ: how a RoPE block is scored, see score_names()
-  int min_bits = 1, max_bits = 8;      ///< allocation
-  bool coder_law = false;              ///< allocation: by the coder's own distortions, not by 4^-b
-  std::string mixing = "haar";         ///< rotation inside a group of one width: haar or hadamard
+  BlockScore score = BlockScore::qk_avg;  ///< Block-GTQ
+  int min_bits = 1, max_bits = 8;         ///< allocation
+  bool coder_law = false;                 ///< allocation: by the coder's own distortions, not by 4^-b
+  Mixing mixing = Mixing::haar;
   int memory = 3;                      ///< trellis: largest memory
   std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
   std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
@@ -60,20 +75,23 @@ struct Options {
   bool budget_per_layer = false;       ///< joint: every layer spends the same, on keys and values together
   bool choose_basis = false;           ///< joint: also try the whole head rotated, head by head
   bool choose_transform = false;       ///< joint: also try klt, head by head
+  /// Values of options that one method's file declares, by their names in the manifest, see OwnOption.
+  std::map<std::string, OptionValue, std::less<>> own;
   const SideOptions& side(Side which) const { return which == Side::k ? k : v; }
+  SideOptions& side(Side which) { return which == Side::k ? k : v; }
 };
 
 /// Group size of a side: `asked` if not 0, else `preferred` if it divides dim, else dim.
 /// @throws Error{usage} naming the divisors if `asked` does not divide dim
 int resolve_group_size(int asked, int preferred, int dim, int layer, Side side);
 
-/// Refuses contradictory options (clip with a scale rule without a range, scale rule and coder).
+/// Refuses options that contradict each other, whatever the method.
 /// @throws Error{usage}
-void check_options(const Options& options);
+void check_contradictions(const Options& options);
 
 const char* to_string(Allocate allocate);
-
-/// For the manifest: every option that decides, defaults included.
-Json options_to_json(const Options& options);
+const char* to_string(BlockScore score);
+const char* to_string(Mixing mixing);
+const char* to_string(CompositionId composition);
 
 }  // namespace kvq

@@ -17,13 +17,11 @@ namespace {
 
 constexpr int kGroupSize = 64;
 
-const Composition& composition_of(const Options& options) {
-  const Composition* found = find_composition(options.composition);
-  if (!found) throw Error{ErrorKind::usage, fmt::format("unknown composition \"{}\"", options.composition)};
-  return *found;
-}
+const Composition& composition_of(const Options& options) { return kvq::composition_of(options.composition); }
 
-bool is_residual(const Composition& composition) { return composition.name.starts_with("residual"); }
+bool is_residual(const Composition& composition) {
+  return composition.id == CompositionId::residual || composition.id == CompositionId::residual_published;
+}
 
 /// Cost of a candidate rotation on the heads that share it, without clip, so that comparing candidates is cheap.
 double candidate_cost(const RotationRequest& request, int h, const std::vector<double>& rotation) {
@@ -69,7 +67,8 @@ Candidate residual_candidate(const RotationRequest& request, int h, const Compos
                              const EigenPairs& pairs) {
   const int dim = request.dim();
   const auto d = static_cast<std::size_t>(dim);
-  const std::vector<double> reference = compose(*find_composition("uhp"), pairs.vectors, dim, hadamard_order(dim));
+  const std::vector<double> reference =
+      compose(kvq::composition_of(CompositionId::uhp), pairs.vectors, dim, hadamard_order(dim));
   std::span<const float> center;
   if (!request.center.empty())
     center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
@@ -78,8 +77,8 @@ Candidate residual_candidate(const RotationRequest& request, int h, const Compos
     const auto one = error_covariance(rotate(request.data[member], reference, center), request.coder, 1.0);
     for (std::size_t i = 0; i < covariance.size(); ++i) covariance[i] += one[i];
   }
-  return {residual_rotation(pairs, eigh(covariance, dim), dim, composition.name == "residual-published"), pairs.vectors,
-          "canonical"};
+  return {residual_rotation(pairs, eigh(covariance, dim), dim, composition.id == CompositionId::residual_published),
+          pairs.vectors, "canonical"};
 }
 
 Rotation oscar_rotation(const RotationRequest& request) {
@@ -141,8 +140,8 @@ std::set<Moment> oscar_needs(const Options& options) {
 
 RotationTensors oscar_tensors(const Options& options, Side, int) {
   return {
-      .matrix = options.composition != "i" && options.composition != "h",
-      .basis = options.composition.find('u') != std::string::npos,  // "residual" too
+      .matrix = options.composition != CompositionId::i && options.composition != CompositionId::h,
+      .basis = composition_of(options).uses('U'),
       .signs = false,
   };
 }
@@ -151,13 +150,55 @@ Decision oscar_decide(const StatsSource& source, const Options& options, const L
   return decide_by_rotation(source, options, done, oscar_rotation, kGroupSize);
 }
 
+std::string composition_notes() {
+  std::string text =
+      "Compositions (rows of activations meet the factors from left to right; [name in OSCAR's script]):";
+  for (const Composition& row : compositions()) {
+    const std::string official = row.official.empty() ? "" : fmt::format(" [{}]", row.official);
+    text += fmt::format("\n  {:<18} {:<10} {}{}", row.name, row.recipe, row.summary, official);
+  }
+  return text;
+}
+
+/// kvq's names of compositions, with OSCAR's as aliases.
+OptionSpec composition_option() {
+  OptionSpec spec{.text = {"--composition", option_group::kRotations, "oscar: factors of the rotation, see below [uhp]",
+                           composition_notes()}};
+  for (const Composition& row : compositions()) spec.choices.push_back({row.name, row.official});
+  spec.set = [spec](Options& options, const OptionValue& word) {
+    options.composition = compositions()[choice_index(spec, std::get<std::string>(word))].id;
+  };
+  write_in_manifest(spec, {.key = "composition", .every_method = true},
+                    [](const Options& options) { return Json(to_string(options.composition)); });
+  return spec;
+}
+
+OptionSpec target_option(const char* flag, const char* help, Sides side, std::vector<Moment> moments) {
+  return side_choice<Moment>(
+      {flag, option_group::kRotations, help}, side, &SideOptions::target, std::move(moments),
+      {.key = "target", .value = [](const SideOptions& s) { return Json(to_string(s.target)); }, .every_method = true});
+}
+
+std::vector<OptionSpec> oscar_options() {
+  return {
+      composition_option(),
+      target_option("--target-k", "oscar: query (C_Q), scored_query (C_SQ) or key (K^T K) [query]", Sides::k,
+                    {Moment::query, Moment::scored_query, Moment::key}),
+      target_option("--target-v", "oscar: scored_value (exact C_S), sst (OSCAR's code) or value (V^T V) [scored_value]",
+                    Sides::v, {Moment::scored_value, Moment::sst, Moment::value}),
+      integer_option(
+          {"--sign-search", option_group::kRotations, "oscar: also try N random eigenvector signs a head [0]"},
+          &Options::sign_search, {0, 4096}, {.key = "sign_search", .every_method = true}),
+  };
+}
+
 }  // namespace
 
 Method oscar_method() {
   return {
       .name = "oscar",
       .summary = "INT2 with query- and score-covariance rotations, clip ratios and exact windows",
-      .flags = {"--composition", "--target-k", "--target-v", "--sign-search"},
+      .options = oscar_options(),
       .set_defaults = oscar_defaults,
       .needs = oscar_needs,
       .tensors = oscar_tensors,

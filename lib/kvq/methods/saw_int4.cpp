@@ -15,6 +15,21 @@ namespace kvq {
 
 namespace {
 
+enum class Hessian { none, paper, consistent };
+
+const char* to_string(Hessian hessian) {
+  switch (hessian) {
+    case Hessian::none: return "none";
+    case Hessian::paper: return "paper";
+    case Hessian::consistent: return "consistent";
+  }
+  return "?";
+}
+
+constexpr OwnOption<Hessian> kHessian{"hessian", Hessian::none};
+
+bool has_hessian(const Options& options) { return kHessian.of(options) != Hessian::none; }
+
 /// `asked` if not 0, else the largest power of two up to 128 that divides head_dim.
 int resolve_order(int asked, int dim, int layer, Side side) {
   if (asked == 0) return std::min(128, hadamard_order(dim));
@@ -58,7 +73,7 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
   constexpr double kDamping = 0.01;
   const int dim = request.dim();
   const auto d = static_cast<std::size_t>(dim);
-  const bool paper = request.options.hessian == "paper";
+  const bool paper = kHessian.of(request.options) == Hessian::paper;
   std::vector<std::vector<double>> moments =
       scoped_moment(request, request.side == Side::k ? Moment::query : Moment::value, false);
   if (paper) moments.assign(moments.size(), pooled(moments));
@@ -88,7 +103,7 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
 
 Rotation saw_rotation(const RotationRequest& request) {
   if (!request.options.side(request.side).hadamard) return {};
-  if (request.options.hessian != "none")
+  if (has_hessian(request.options))
     return hessian_rotation(
         request, resolve_order(request.options.hadamard_order, request.dim(), request.stats.layer, request.side));
   return hadamard_rotation(
@@ -101,7 +116,7 @@ void saw_defaults(Options& options) {
 }
 
 RotationTensors saw_tensors(const Options& options, Side side, int) {
-  const bool rotated = options.side(side).hadamard, hessian = rotated && options.hessian != "none";
+  const bool rotated = options.side(side).hadamard, hessian = rotated && has_hessian(options);
   return {.matrix = hessian, .basis = hessian, .signs = rotated && options.random_signs};
 }
 
@@ -118,14 +133,41 @@ Decision quarot_decide(const StatsSource& source, const Options& options, const 
   return decide_by_rotation(source, options, done, quarot_rotation, 0);
 }
 
+OptionSpec random_signs_option() {
+  return toggle_option(
+      {"--random-signs", option_group::kRotations, "saw-int4, quarot: random signs before the Hadamard"},
+      &Options::random_signs, {.key = "random_signs", .every_method = true});
+}
+
+std::vector<OptionSpec> saw_options() {
+  return {
+      integer_option({"--hadamard-order", option_group::kRotations,
+                      "saw-int4: block size 16 to 256 [largest up to 128 that divides head_dim]"},
+                     &Options::hadamard_order, {}, {.key = "hadamard_order", .every_method = true}),
+      named_sides({"--hadamard", option_group::kRotations, "saw-int4: rotate none, k, v or kv [k]"},
+                  &SideOptions::hadamard, "hadamard", true),
+      random_signs_option(),
+      choice_option<Hessian>({"--hessian", option_group::kRotations,
+                              "saw-int4: none, paper (A.3 as written) or consistent (rotated moment) [none]"},
+                             kHessian, {Hessian::none, Hessian::paper, Hessian::consistent},
+                             {.key = kHessian.key, .when = has_hessian}),
+  };
+}
+
+void saw_settle(const Method&, Options& options, const GivenOptions&) {
+  if (has_hessian(options) && !options.k.hadamard && !options.v.hadamard)
+    throw Error{ErrorKind::usage, "--hessian rotates the sides that --hadamard names, and it names none"};
+}
+
 }  // namespace
 
 Method saw_int4_method() {
   return {
       .name = "saw-int4",
       .summary = "token-wise INT4 with a block-diagonal Hadamard rotation of the keys",
-      .flags = {"--hadamard-order", "--hadamard", "--random-signs", "--hessian"},
+      .options = saw_options(),
       .set_defaults = saw_defaults,
+      .settle = saw_settle,
       .needs = common_needs,
       .tensors = saw_tensors,
       .decide = saw_decide,
@@ -136,7 +178,7 @@ Method quarot_method() {
   return {
       .name = "quarot",
       .summary = "baseline: full Hadamard rotation of keys and values",
-      .flags = {"--random-signs"},
+      .options = {random_signs_option()},
       .set_defaults = [](Options&) {},
       .needs = common_needs,
       .tensors = [](const Options& options, Side, int) { return RotationTensors{.signs = options.random_signs}; },

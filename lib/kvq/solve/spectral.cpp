@@ -14,19 +14,20 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 
 const std::array<Composition, 13>& table() {
   static const std::array<Composition, 13> rows = {{
-      {"uhp", "U*H*P", "r_h_pbr", "eigenbasis, Hadamard, bit reversal: OSCAR Eq. 3, the default"},
-      {"uh", "U*H", "r_h", "eigenbasis, Hadamard"},
-      {"u", "U", "plain", "eigenbasis alone"},
-      {"up", "U*P", "br", "eigenbasis, bit reversal"},
-      {"uph", "U*P*H", "br_h128", "eigenbasis, bit reversal, Hadamard"},
-      {"h", "H", "", "Hadamard alone (QuaRot)"},
-      {"hp", "H*P", "h_pbr", "Hadamard, bit reversal"},
-      {"p", "P", "pbr", "bit reversal alone"},
-      {"hup", "H*U*P", "h_r_pbr", "Hadamard, eigenbasis, bit reversal"},
-      {"hpu", "H*P*U", "h_pbr_r", "Hadamard, bit reversal, eigenbasis"},
-      {"i", "I", "", "no rotation"},
-      {"residual", "Uc*J*Ue^T", "", "importance basis against the coder's error basis"},
-      {"residual-published", "Ue*J*Uc^T", "uresidual", "the same as OSCAR's script builds it, transposed"},
+      {CompositionId::uhp, "uhp", "U*H*P", "r_h_pbr", "eigenbasis, Hadamard, bit reversal: OSCAR Eq. 3, the default"},
+      {CompositionId::uh, "uh", "U*H", "r_h", "eigenbasis, Hadamard"},
+      {CompositionId::u, "u", "U", "plain", "eigenbasis alone"},
+      {CompositionId::up, "up", "U*P", "br", "eigenbasis, bit reversal"},
+      {CompositionId::uph, "uph", "U*P*H", "br_h128", "eigenbasis, bit reversal, Hadamard"},
+      {CompositionId::h, "h", "H", "", "Hadamard alone (QuaRot)"},
+      {CompositionId::hp, "hp", "H*P", "h_pbr", "Hadamard, bit reversal"},
+      {CompositionId::p, "p", "P", "pbr", "bit reversal alone"},
+      {CompositionId::hup, "hup", "H*U*P", "h_r_pbr", "Hadamard, eigenbasis, bit reversal"},
+      {CompositionId::hpu, "hpu", "H*P*U", "h_pbr_r", "Hadamard, bit reversal, eigenbasis"},
+      {CompositionId::i, "i", "I", "", "no rotation"},
+      {CompositionId::residual, "residual", "Uc*J*Ue^T", "", "importance basis against the coder's error basis"},
+      {CompositionId::residual_published, "residual-published", "Ue*J*Uc^T", "uresidual",
+       "the same as OSCAR's script builds it, transposed"},
   }};
   return rows;
 }
@@ -43,6 +44,12 @@ std::vector<double> to_vector(const Matrix& m) { return {m.data(), m.data() + m.
 }  // namespace
 
 std::span<const Composition> compositions() { return table(); }
+
+const Composition& composition_of(CompositionId id) {
+  const Composition& row = table().at(static_cast<std::size_t>(id));
+  KVQ_ASSERT(row.id == id);
+  return row;
+}
 
 const Composition* find_composition(std::string_view name) {
   for (const Composition& row : table())

@@ -11,10 +11,13 @@
 
 namespace kvq {
 
+enum class CompositionId { uhp, uh, u, up, uph, h, hp, p, hup, hpu, i, residual, residual_published };
+
 /// A product of factors, from left to right as rows of activations meet them: U the eigenbasis, H the block Hadamard, P
 /// the bit-reversal permutation. "uhp" is OSCAR Eq. 3. `residual` is built from the coder's error instead, see
 /// residual_rotation().
 struct Composition {
+  CompositionId id;
   std::string name;      ///< the name a user types
   std::string recipe;    ///< "U*H*P"
   std::string official;  ///< the name of OSCAR's published script, or empty
@@ -24,6 +27,7 @@ struct Composition {
 
 /// All compositions, the default first.
 std::span<const Composition> compositions();
+const Composition& composition_of(CompositionId id);
 /// Finds a composition by `name` or by `official`; null if there is none.
 const Composition* find_composition(std::string_view name);
 

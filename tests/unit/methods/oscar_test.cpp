@@ -1,4 +1,5 @@
 #include <kvq/methods/method.h>
+#include <kvq/methods/option_table.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/plan/rotation.h>
 #include <kvq/solve/spectral.h>
@@ -84,7 +85,7 @@ TEST_CASE("Every composition gives a plan that says how it was made", "[methods]
       test::make_layer({.head_dim = 48, .v_head_dim = 32, .lengths = {151}, .outliers = true});
   for (const Composition& composition : compositions()) {
     INFO(composition.name);
-    const Options options = test::options_of("oscar", [&](Options& o) { o.composition = composition.name; });
+    const Options options = test::options_of("oscar", [&](Options& o) { o.composition = composition.id; });
     const LayerPlan plan = test::decide_one(layer, options);
     CHECK(plan.k.rotation.recipe == composition.recipe);
     CHECK(orthogonality_error(plan.k.rotation, 48) < 1e-6);
@@ -94,9 +95,9 @@ TEST_CASE("Every composition gives a plan that says how it was made", "[methods]
     CHECK(plan.k.error->after ==
           Approx(test::measured_error(test::stats_for(layer, options), plan.k, Side::k)).epsilon(0.02));
   }
-  CHECK(test::error_of([&] {
-          test::decide_one(layer, test::options_of("oscar", [](Options& o) { o.composition = "none"; }));
-        })->kind() == ErrorKind::usage);
+  GivenOptions unknown;
+  unknown.put("--composition", "none");
+  CHECK(test::error_of([&] { resolve_options(find_method("oscar"), unknown); })->kind() == ErrorKind::usage);
 }
 
 TEST_CASE("Every target gives the eigenbasis of its moment", "[methods]") {
@@ -179,7 +180,7 @@ TEST_CASE("A searched clip is on the grid", "[methods]") {
 
 TEST_CASE("OSCAR's defaults are the paper's", "[methods]") {
   const Options options = test::options_of("oscar");
-  CHECK(options.composition == "uhp");
+  CHECK(options.composition == CompositionId::uhp);
   CHECK(options.k.bits == 2);
   CHECK(options.v.bits == 2);
   CHECK(options.k.target == Moment::query);

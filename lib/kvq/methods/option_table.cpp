@@ -1,0 +1,97 @@
+#include <kvq/core/error.h>
+#include <kvq/methods/option_table.h>
+#include <kvq/methods/shared_options.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace kvq {
+
+namespace {
+
+bool has_flag(const std::vector<OptionSpec>& rows, const std::string& flag) {
+  return std::any_of(rows.begin(), rows.end(), [&](const OptionSpec& row) { return row.text.flag == flag; });
+}
+
+bool has_flag(const Method& method, const std::string& flag) { return has_flag(method.options, flag); }
+
+std::vector<OptionSpec> make_table() {
+  std::vector<OptionSpec> all = storage_options();
+  for (const Method& method : methods())
+    for (const OptionSpec& row : method.options)
+      if (!row.text.flag.empty() && !has_flag(all, row.text.flag)) all.push_back(row);
+  for (OptionSpec& row : centroid_options()) all.push_back(std::move(row));
+  return all;
+}
+
+/// A result does not show that a flag was ignored, so such a flag is refused.
+void refuse_foreign_flags(const Method& method, const GivenOptions& given) {
+  for (const Method& row : methods())
+    for (const OptionSpec& spec : row.options) {
+      const std::string& flag = spec.text.flag;
+      if (given.has(flag) && !has_flag(method, flag))
+        refuse_flag(flag, method, [&](const Method& other) { return has_flag(other, flag); });
+    }
+}
+
+}  // namespace
+
+const std::vector<OptionSpec>& option_table() {
+  static const std::vector<OptionSpec> table = make_table();
+  return table;
+}
+
+std::vector<OptionSpec> options_of(const Method& method) {
+  std::vector<OptionSpec> all = storage_options();
+  all.insert(all.end(), method.options.begin(), method.options.end());
+  for (OptionSpec& row : centroid_options()) all.push_back(std::move(row));
+  return all;
+}
+
+void refuse_flag(const std::string& flag, const Method& method, const std::function<bool(const Method&)>& has) {
+  std::vector<std::string> owners;
+  for (const Method& row : methods())
+    if (has(row)) owners.push_back(row.name);
+  throw Error{ErrorKind::usage, fmt::format("{} has no meaning for --method {}", flag, method.name),
+              fmt::format("it belongs to {}", fmt::join(owners, " and "))};
+}
+
+Options resolve_options(const Method& method, const GivenOptions& given) {
+  Options defaults;
+  defaults.method = method.name;
+  method.set_defaults(defaults);
+  refuse_foreign_flags(method, given);
+  const std::vector<OptionSpec> rows = options_of(method);
+  for (const OptionSpec& row : rows)
+    if (const OptionValue* value = given.find(row.text.flag)) check_value(row, *value);
+  Options options = defaults;
+  for (const OptionSpec& row : rows)
+    if (const OptionValue* value = given.find(row.text.flag); value && row.set) row.set(options, *value);
+  settle_shared(options, defaults, given);
+  if (method.settle) method.settle(method, options, given);
+  check_options(method, options);
+  return options;
+}
+
+void check_options(const Method& method, const Options& options) {
+  check_contradictions(options);
+  for (const OptionSpec& row : options_of(method))
+    if (row.check) row.check(options);
+}
+
+void check_options(const Options& options) { check_options(find_method(options.method), options); }
+
+Json options_to_json(const Method& method, const Options& options) {
+  Json json;
+  for (const OptionSpec& row : options_of(method))
+    if (row.write) row.write(options, json);
+  for (const OptionSpec& row : option_table())
+    if (row.write && row.every_method) row.write(options, json);
+  return json;
+}
+
+Json options_to_json(const Options& options) { return options_to_json(find_method(options.method), options); }
+
+}  // namespace kvq
