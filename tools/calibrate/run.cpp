@@ -1,6 +1,7 @@
 #include "calibrate/run.h"
 
 #include "calibrate/report.h"
+#include "common/progress.h"
 
 #include <kvq/core/error.h>
 #include <kvq/methods/decide.h>
@@ -39,12 +40,7 @@ StatsRequest make_request(const CalibrateFlags& flags, const Options& options) {
 }
 
 TokenRange chosen_tokens(const CalibrateFlags& flags, const Dump& dump) {
-  const std::int64_t tokens = dump.num_tokens(), rest = tokens - flags.first_token;
-  if (rest < 1 || flags.num_tokens.value_or(rest) > rest)
-    throw Error{ErrorKind::usage,
-                fmt::format("--first-token {}{}: the dump has {} tokens", flags.first_token,
-                            flags.num_tokens ? fmt::format(" and --num-tokens {}", *flags.num_tokens) : "", tokens)};
-  return {flags.first_token, flags.num_tokens.value_or(rest)};
+  return choose_tokens(dump.num_tokens(), flags.first_token, flags.num_tokens);
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {

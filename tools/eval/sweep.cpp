@@ -186,8 +186,7 @@ std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
 
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
   const Dump dump = Dump::open({job.flags.dumps.begin(), job.flags.dumps.end()});
-  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump), shards, false,
-                        true);
+  return collect_shards(dump, {calibrated_layers(job, dump), request, chosen_tokens(job.flags, dump)}, shards, false);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {
