@@ -21,7 +21,8 @@ NEEDS = {
     "compute": ["codec"],
     "stats": ["compute", "dump", "container", "artifact"],
     "solve": ["compute"],
-    "eval": ["solve", "dump"],
+    "eval": ["solve", "dump", "artifact"],
+    "diff": ["eval"],
     "methods": ["solve", "stats"],
 }
 

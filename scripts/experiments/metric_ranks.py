@@ -17,6 +17,7 @@ import fidelity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AT_ONCE = 16
+SCHEMA = SCRIPTS.parent / "formats/eval.schema.json"
 SHOWN = ("output_rel_mse", "attention_kl.mean", "attention_kl.p99", "output_nats")
 
 
@@ -49,21 +50,30 @@ def spearman(a, b):
 
 
 def flat(mean):
-    """Means over layers by name; the KL distribution as one entry for each of its fields."""
-    values = {name: value for name, value in mean.items() if name != "attention_kl"}
-    return values | {f"attention_kl.{part}": value for part, value in mean.get("attention_kl", {}).items()}
+    """Means over layers by name; a distribution as one entry for each of its fields."""
+    values = {}
+    for name, value in mean.items():
+        values |= {f"{name}.{part}": x for part, x in value.items()} if isinstance(value, dict) else {name: value}
+    return values
+
+
+def more_is_better():
+    """Names of the metrics whose larger values are better, as the schema of kvq-eval's documents says."""
+    values = json.loads(SCHEMA.read_text())["definitions"]["values"]["properties"]
+    return {name for name, entry in values.items() if entry.get("better") == "more"}
 
 
 def correlations(rows, groups):
-    """Rank correlation with perplexity, in each group, for every metric that some row has. top10_overlap changes sign,
-    because a larger overlap is better."""
+    """Rank correlation with perplexity, in each group, for every metric that some row has. The sign changes where more
+    of a metric is better."""
     found = {}
+    reverse = more_is_better()
     for metric in dict.fromkeys(name for row in rows for name in row if name not in ("recipe", "perplexity", "bits")):
         own = {
             group: spearman([row.get(metric) for row in some], [row["perplexity"] for row in some])
             for group, some in groups.items()
         }
-        found[metric] = {group: -x if metric == "top10_overlap" and x is not None else x for group, x in own.items()}
+        found[metric] = {group: -x if metric in reverse and x is not None else x for group, x in own.items()}
     return found
 
 

@@ -139,8 +139,8 @@ int calibrate(const CalibrateFlags& flags) {
   std::signal(SIGTERM, say_interrupted);
   try {
     const StatsOrigin origin =
-        collect_shards(dump, choose_layers(dump.model(), wanted), request, chosen_tokens(flags.inputs, dump), folder,
-                       flags.behavior.resume, flags.outputs.quiet || flags.outputs.json);
+        collect_with_progress(dump, {choose_layers(dump.model(), wanted), request, chosen_tokens(flags.inputs, dump)},
+                              folder, flags.behavior.resume, flags.outputs.quiet || flags.outputs.json);
     if (!flags.inputs.stats.empty()) {
       std::vector<fs::path> shards;
       for (const auto& entry : origin.entries) shards.push_back(entry.path);

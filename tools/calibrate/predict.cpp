@@ -1,11 +1,10 @@
 #include "calibrate/predict.h"
 
-#include "calibrate/collect.h"
-
 #include <kvq/compute/blas.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/method.h>
+#include <kvq/stats/shards.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,7 @@
 #include "calibrate/run.h"
 
 #include "calibrate/report.h"
+#include "common/progress.h"
 
 #include <kvq/core/error.h>
 #include <kvq/methods/decide.h>
@@ -39,12 +40,7 @@ StatsRequest make_request(const Behavior& behavior, const Options& options) {
 }
 
 TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump) {
-  const std::int64_t tokens = dump.num_tokens(), rest = tokens - inputs.first_token;
-  if (rest < 1 || inputs.num_tokens.value_or(rest) > rest)
-    throw Error{ErrorKind::usage,
-                fmt::format("--first-token {}{}: the dump has {} tokens", inputs.first_token,
-                            inputs.num_tokens ? fmt::format(" and --num-tokens {}", *inputs.num_tokens) : "", tokens)};
-  return {inputs.first_token, inputs.num_tokens.value_or(rest)};
+  return choose_tokens(dump.num_tokens(), inputs.first_token, inputs.num_tokens);
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {

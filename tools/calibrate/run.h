@@ -1,9 +1,9 @@
 #pragma once
 
-#include "calibrate/collect.h"
 #include "calibrate/flags.h"
 
 #include <kvq/artifact/artifact.h>
+#include <kvq/stats/shards.h>
 
 namespace kvq {
 

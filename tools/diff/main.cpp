@@ -6,12 +6,14 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
+#include <kvq/diff/measured_readings.h>
 #include <kvq/dump/dump_file.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <span>
 
 namespace kvq {
@@ -37,11 +39,24 @@ std::string rule_list() {
   return text;
 }
 
+/// Names of the parts of a distribution: "mean, median, p95, p99 or max".
+std::string part_list() {
+  std::string text;
+  const auto parts = distribution_parts();
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 < parts.size() ? ", " : " or ", parts[i].name);
+  return text;
+}
+
 std::string metric_list() {
   std::string text;
-  for (const DiffMetric& row : diff_metrics())
-    if (!row.summary.empty()) text += fmt::format("\n  {:<28} {}{}", row.name, row.summary, row.needs_dump ? " *" : "");
-  return text + "\n  attention_kl.<part>          mean, median, p95, p99 or max of KL(p || p^) *";
+  for (const ReadingName& row : reading_names())
+    if (!row.summary.empty()) text += fmt::format("\n  {:<28} {}{}", row.name, row.summary, row.measured ? " *" : "");
+  for (const Metric metric : all_metrics())
+    if (metric->per_query)
+      text += fmt::format("\n  {:<28} {} of {} *", fmt::format("{}.<part>", metric->name), part_list(),
+                          metric->query_summary);
+  return text;
 }
 
 void add_flags(CLI::App& app, DiffFlags& f) {
@@ -82,67 +97,30 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
     own.push_back(parse_rule(text));
     own.back().demanded = true;
   }
-  const auto& metrics = diff_metrics();
-  for (const Rule& rule : own) {
-    const auto row = std::find_if(metrics.begin(), metrics.end(),
-                                  [&](const DiffMetric& metric) { return metric.name == rule.metric; });
-    if (row->needs_dump && flags.dumps.empty())
+  for (const Rule& rule : own)
+    if (find_reading_name(rule.metric)->measured && flags.dumps.empty())
       throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": measuring needs --model DUMP.h5", rule.text)};
-  }
-  std::vector<Rule> rules;
-  if (!flags.no_default_rules)
-    for (const std::string& text : default_rules()) {
-      Rule rule = parse_rule(text);
-      if (std::none_of(own.begin(), own.end(), [&](const Rule& other) { return other.metric == rule.metric; }))
-        rules.push_back(std::move(rule));
-    }
-  rules.insert(rules.end(), own.begin(), own.end());
+  std::vector<Rule> rules = choose_rules(own, !flags.no_default_rules);
   if (rules.empty()) throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
   return rules;
 }
 
-/// Stores rows of the dump by both artifacts and adds the readings.
+/// Measures both artifacts on the dump and adds the readings.
 void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport& report) {
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
-  EvalRequest request{.layers = {}, .with_windows = !flags.no_windows, .seed = static_cast<std::uint64_t>(flags.seed)};
-  const auto has = [](const Artifact& artifact, int layer) {
-    return std::any_of(artifact.layers.begin(), artifact.layers.end(),
-                       [layer](const LayerPlan& plan) { return plan.layer == layer; });
+  const EvalRequest request{
+      .layers = {},
+      .with_windows = !flags.no_windows,
+      .seed = static_cast<std::uint64_t>(flags.seed),
   };
-  for (const LayerEntry& entry : dump.model().layers)
-    if (has(before, entry.layer) && has(after, entry.layer)) request.layers.push_back(entry.layer);
-  if (request.layers.empty()) throw Error{ErrorKind::bad_input, "the dump has none of the layers of both artifacts"};
-  const bool budgets = !before.calibration.budget.is_null() && !after.calibration.budget.is_null();
-  std::vector<Candidate> candidates;
-  candidates.push_back({
-      .name = "old",
-      .path = flags.before,
-      .method = before.calibration.method,
-      .temporary = false,
-      .artifact = std::move(before),
-      .scheme = {},
-  });
-  candidates.push_back({
-      .name = "new",
-      .path = flags.after,
-      .method = after.calibration.method,
-      .temporary = false,
-      .artifact = std::move(after),
-      .scheme = {},
-  });
-  for (const Candidate& candidate : candidates) check_model(candidate, dump.model(), request.layers);
-  // Exact rows as a third candidate: where a metric does not apply to the dump, it is NaN for exact rows, too. A NaN in
-  // another place is a fault.
-  Scheme exact{"exact", [](const LayerGeometry&, int, std::uint64_t, bool) { return StoredLayer{}; }};
-  candidates.push_back(
-      {.name = "exact", .path = {}, .method = {}, .temporary = false, .artifact = {}, .scheme = std::move(exact)});
   Progress progress(1.0, flags.quiet || flags.json || flags.markdown);
-  const std::vector<CandidateResult> results =
-      evaluate(dump, candidates, request, [&](double done, const std::string& what) { progress.update(done, what); });
+  MeasuredDiff measured =
+      measure_diff(dump, {flags.before, std::move(before)}, {flags.after, std::move(after)}, request,
+                   [&](double done, const std::string& what) { progress.update(done, what); });
   report.measured = true;
-  report.nothing_coded = nothing_coded(results[0]) || nothing_coded(results[1]);
-  for (Reading& reading : diff_results(results[0], results[1], results[2], budgets))
-    if (!report.nothing_coded || !needs_codes(reading.metric)) report.diff.readings.push_back(std::move(reading));
+  report.nothing_coded = measured.nothing_coded;
+  auto& readings = report.diff.readings;
+  std::move(measured.readings.begin(), measured.readings.end(), std::back_inserter(readings));
 }
 
 /// Refuses --junit if it names one of the input files.
@@ -164,12 +142,8 @@ int diff(const DiffFlags& flags) {
   DiffReport report{.before = flags.before, .after = flags.after, .diff = diff_artifacts(before, after), .checks = {}};
   // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
   // nothing is measured.
-  const bool same_geometry =
-      std::none_of(report.diff.readings.begin(), report.diff.readings.end(),
-                   [](const Reading& reading) { return reading.metric == "geometry" && reading.after > 0.0; });
-  if (!flags.dumps.empty() && same_geometry) {
+  if (!flags.dumps.empty() && !geometries_differ(report.diff))
     measure(flags, std::move(before), std::move(after), report);
-  }
   report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
   if (!flags.junit.empty()) {
     const std::string xml = diff_junit(report);

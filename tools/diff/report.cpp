@@ -16,6 +16,20 @@ namespace {
 
 constexpr std::size_t kMostDifferences = 30;
 
+/// As number_text(), but with NaN spelled out.
+std::string value_text(double x) { return std::isnan(x) ? "NaN" : number_text(x); }
+
+/// "0.0312 -> 0.0340 (+9.0%) at layer 3"; for a distance only the new value.
+std::string describe(const Reading& reading) {
+  const std::string place = reading.where.empty() ? "" : " at " + reading.where;
+  if (!reading.before) return value_text(reading.after) + place;
+  const double before = *reading.before;
+  const std::string change = before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
+                                 ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
+                                 : "";
+  return fmt::format("{} -> {}{}{}", value_text(before), value_text(reading.after), change, place);
+}
+
 const char* word_of(Outcome outcome) {
   return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "diff/rules.h"
-
 #include <kvq/container/json.h>
+#include <kvq/diff/artifact_readings.h>
+#include <kvq/diff/rules.h>
 
 #include <string>
 #include <vector>

@@ -2,14 +2,13 @@
 #include "common/progress.h"
 #include "common/temporary_folder.h"
 #include "common/version.h"
-#include "eval/candidates.h"
 #include "eval/report.h"
-#include "eval/results.h"
 #include "eval/sweep.h"
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/dump_file.h>
+#include <kvq/eval/rope_logit_error.h>
 
 #include <fmt/format.h>
 
@@ -43,7 +42,7 @@ std::string scheme_list() {
 
 std::string metric_list() {
   std::string text;
-  for (const MetricRow& row : metric_rows()) text += fmt::format("\n  {:<15} {}", row.name, row.summary);
+  for (const Metric metric : all_metrics()) text += fmt::format("\n  {:<15} {}", metric->name, metric->summary);
   return text;
 }
 
@@ -136,8 +135,7 @@ std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, cons
 
 void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult>& results) {
   const auto is_hidden = [](const CandidateResult& own) {
-    return own.bits < 16.0 && value_of(own.mean, Metric::k_rel_mse) == 0.0 &&
-           value_of(own.mean, Metric::logit_rel_mse) == 0.0;
+    return own.bits < 16.0 && own.mean[Metric("k_rel_mse")] == 0.0 && own.mean[Metric("logit_rel_mse")] == 0.0;
   };
   if (request.with_windows && std::any_of(results.begin(), results.end(), is_hidden))
     fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
@@ -181,12 +179,12 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
 int evaluate_files(const EvalFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const bool by_layer = !flags.metric.empty();
-  const Metric metric = by_layer ? find_metric(flags.metric) : Metric::output_rel_mse;
+  const Metric metric = by_layer ? find_metric(flags.metric) : Metric("output_rel_mse");
   const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
   const EvalRequest request{
       .layers = choose_layers(dump.model(), flags.layers),
       .with_windows = !flags.no_windows,
-      .only_rope = by_layer && metric == Metric::rope_logit_mae && !flags.by_context,
+      .with_attention = !by_layer || metric->source != MetricSource::rope_logits || flags.by_context,
       .rotations = flags.rotations,
       .pairs = flags.pairs,
       .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
@@ -195,6 +193,8 @@ int evaluate_files(const EvalFlags& flags) {
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty()))
     throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
+  if (flags.artifacts.empty() && flags.schemes.empty())
+    throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
   std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
   for (const Candidate& candidate : candidates)
     if (candidate.artifact) check_model(candidate, dump.model(), request.layers);
@@ -208,7 +208,7 @@ int evaluate_files(const EvalFlags& flags) {
              by_layer ? layer_table(metric, candidates, results) : summary_tables(candidates, results, comparisons));
   if (flags.rotations) fmt::print("\n{}", rotation_columns_table(candidates, results));
   explain_zeros(request, results);
-  if (flags.by_context) fmt::print("\n{}", context_table(Metric::attention_kl, candidates, results));
+  if (flags.by_context) fmt::print("\n{}", context_table(Metric("attention_kl"), candidates, results));
   return 0;
 }
 

@@ -27,31 +27,51 @@ std::string all_right(std::size_t columns) { return "l" + std::string(columns - 
 
 bool has(const std::vector<CandidateResult>& results, Metric metric) {
   return std::any_of(results.begin(), results.end(),
-                     [&](const CandidateResult& result) { return !std::isnan(value_of(result.mean, metric)); });
+                     [&](const CandidateResult& result) { return !std::isnan(result.mean[metric]); });
+}
+
+/// Whether the metric stands in distribution_table().
+bool is_in_distribution_table(Metric metric) {
+  return metric->per_query || metric->source == MetricSource::rope_logits;
+}
+
+/// Columns of error_table(): metrics of which less is better, then the others.
+std::vector<Metric> error_columns(const std::vector<CandidateResult>& results) {
+  std::vector<Metric> columns;
+  for (const bool more_is_better : {false, true})
+    for (const Metric metric : all_metrics())
+      if (metric->more_is_better == more_is_better && !is_in_distribution_table(metric) && has(results, metric))
+        columns.push_back(metric);
+  return columns;
 }
 
 std::string error_table(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
-  constexpr Metric kColumns[] = {Metric::k_rel_mse,   Metric::v_rel_mse,      Metric::logit_rel_mse,
-                                 Metric::sv_rel_mse,  Metric::output_rel_mse, Metric::o_proj_rel_mse,
-                                 Metric::output_nats, Metric::top10_overlap};
+  const std::vector<Metric> columns = error_columns(results);
   Rows rows{{"scheme", "bits"}};
-  for (const Metric metric : kColumns)
-    if (has(results, metric)) rows[0].emplace_back(row_of(metric).header);
+  for (const Metric metric : columns) rows[0].emplace_back(metric->header);
   for (std::size_t c = 0; c < results.size(); ++c) {
     rows.push_back({short_name(candidates[c]), fmt::format("{:.2f}", results[c].bits)});
-    for (const Metric metric : kColumns)
-      if (has(results, metric)) rows.back().push_back(number_text(value_of(results[c].mean, metric)));
+    for (const Metric metric : columns) rows.back().push_back(number_text(results[c].mean[metric]));
   }
   return format_table(rows, all_right(rows[0].size()));
 }
 
-std::string kl_table(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
-  Rows rows{{"scheme", "KL mean", "median", "p95", "p99", "max", "RoPE MAE"}};
-  for (std::size_t c = 0; c < results.size(); ++c) {
-    const Distribution& kl = results[c].kl;
-    rows.push_back({short_name(candidates[c]), number_text(kl.mean), number_text(kl.median), number_text(kl.p95),
-                    number_text(kl.p99), number_text(kl.max),
-                    number_text(value_of(results[c].mean, Metric::rope_logit_mae))});
+/// Distributions over queries, then the metrics that ignore exact windows.
+std::string distribution_table(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results) {
+  Rows rows{{"scheme"}};
+  for (const Candidate& candidate : candidates) rows.push_back({short_name(candidate)});
+  for (const Metric metric : all_metrics()) {
+    if (!metric->per_query) continue;
+    for (const DistributionPart& part : distribution_parts()) {
+      rows[0].push_back(part.value == &Distribution::mean ? fmt::format("{} mean", metric->header) : part.name);
+      for (std::size_t c = 0; c < results.size(); ++c)
+        rows[c + 1].push_back(number_text(results[c].distributions[metric].*part.value));
+    }
+  }
+  for (const Metric metric : all_metrics()) {
+    if (metric->source != MetricSource::rope_logits) continue;
+    rows[0].emplace_back(metric->header);
+    for (std::size_t c = 0; c < results.size(); ++c) rows[c + 1].push_back(number_text(results[c].mean[metric]));
   }
   return format_table(rows, all_right(rows[0].size()));
 }
@@ -62,7 +82,9 @@ std::string change_text(const Comparison& comparison) {
 }
 
 std::string comparison_table(const std::vector<Candidate>& candidates, const std::vector<Comparison>& comparisons) {
-  Rows rows{{"against " + short_name(candidates[0]), "output", "wins", "KL", "wins"}};
+  constexpr Metric kColumns[] = {Metric("output_rel_mse"), Metric("attention_kl")};
+  Rows rows{{"against " + short_name(candidates[0])}};
+  for (const Metric metric : kColumns) rows[0].insert(rows[0].end(), {std::string(metric->header), "wins"});
   const auto find = [&](std::size_t c, Metric metric) -> const Comparison* {
     const auto it = std::find_if(comparisons.begin(), comparisons.end(),
                                  [&](const Comparison& own) { return own.candidate == c && own.metric == metric; });
@@ -70,7 +92,7 @@ std::string comparison_table(const std::vector<Candidate>& candidates, const std
   };
   for (std::size_t c = 1; c < candidates.size(); ++c) {
     rows.push_back({short_name(candidates[c])});
-    for (const Metric metric : {Metric::output_rel_mse, Metric::attention_kl}) {
+    for (const Metric metric : kColumns) {
       const Comparison* own = find(c, metric);
       rows.back().push_back(own ? change_text(*own) : "-");
       rows.back().push_back(own ? fmt::format("{}/{}", own->wins, own->layers) : "-");
@@ -81,32 +103,38 @@ std::string comparison_table(const std::vector<Candidate>& candidates, const std
 
 Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
-void add_values(const Values& values, bool with_kl, Json& json) {
-  for (const MetricRow& row : metric_rows()) {
-    if (row.metric == Metric::attention_kl && !with_kl) continue;
-    const double x = value_of(values, row.metric);
-    if (!std::isnan(x)) json[std::string(row.name)] = number_json(x);
-  }
+void add_values(const Values& values, Json& json) {
+  for (const Metric metric : all_metrics())
+    if (!std::isnan(values[metric])) json[std::string(metric->name)] = number_json(values[metric]);
 }
 
-Json kl_json(const Distribution& kl) {
-  return {{"mean", kl.mean}, {"median", kl.median}, {"p95", kl.p95}, {"p99", kl.p99}, {"max", kl.max}};
+Json distribution_json(const Distribution& distribution) {
+  Json json = Json::object();
+  for (const DistributionPart& part : distribution_parts()) json[part.name] = distribution.*part.value;
+  return json;
+}
+
+/// Adds the values, but the distribution of a metric that has one.
+void add_values(const Values& values, const Distributions& distributions, Json& json) {
+  add_values(values, json);
+  for (const Metric metric : all_metrics())
+    if (metric->per_query && !std::isnan(values[metric]))
+      json[std::string(metric->name)] = distribution_json(distributions[metric]);
 }
 
 Json layer_json(const LayerResult& layer) {
   Json json = {{"index", layer.layer}, {"k_effective_bits", layer.k_bits}};
   if (!std::isnan(layer.v_bits)) json["v_effective_bits"] = layer.v_bits;
-  add_values(layer.values, false, json);
-  if (!std::isnan(value_of(layer.values, Metric::attention_kl))) json["attention_kl"] = kl_json(layer.kl);
+  add_values(layer.values, layer.distributions, json);
   Json heads = Json::array(), buckets = Json::array();
   for (const Values& values : layer.heads) {
     Json head = Json::object();
-    add_values(values, true, head);
+    add_values(values, head);
     heads.push_back(std::move(head));
   }
   for (const BucketResult& bucket : layer.buckets) {
     Json entry = {{"first", bucket.first}, {"queries", bucket.queries}};
-    add_values(bucket.values, true, entry);
+    add_values(bucket.values, entry);
     buckets.push_back(std::move(entry));
   }
   json["heads"] = std::move(heads);
@@ -130,16 +158,16 @@ std::string number_text(double x) {
 
 std::string summary_tables(const std::vector<Candidate>& candidates, const std::vector<CandidateResult>& results,
                            const std::vector<Comparison>& comparisons) {
-  std::string text = error_table(candidates, results) + "\n" + kl_table(candidates, results);
+  std::string text = error_table(candidates, results) + "\n" + distribution_table(candidates, results);
   if (candidates.size() > 1) text += "\n" + comparison_table(candidates, comparisons);
   return text;
 }
 
 std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
                         const std::vector<CandidateResult>& results) {
-  const MetricRow& row = row_of(metric);
   const auto change = [&](double first, double own) {
-    return row.more_is_better ? fmt::format("{:+.4f}", own - first) : percent(first > 0.0 ? own / first - 1.0 : NAN);
+    return metric->more_is_better ? fmt::format("{:+.4f}", own - first)
+                                  : percent(first > 0.0 ? own / first - 1.0 : NAN);
   };
   const auto block = [&](std::size_t begin, std::size_t end) {
     Rows rows{{"layer", short_name(candidates[0])}};
@@ -156,8 +184,8 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
     };
     for (std::size_t l = 0; l < results[0].layers.size(); ++l)
       line(std::to_string(results[0].layers[l].layer),
-           [&](std::size_t c) { return value_of(results[c].layers[l].values, metric); });
-    line("mean", [&](std::size_t c) { return value_of(results[c].mean, metric); });
+           [&](std::size_t c) { return results[c].layers[l].values[metric]; });
+    line("mean", [&](std::size_t c) { return results[c].mean[metric]; });
     const auto bits_line = [&](const char* label, double CandidateResult::* bits) {
       rows.push_back({label, fmt::format("{:.2f}", results[0].*bits)});
       for (std::size_t c = begin; c < end; ++c) {
@@ -169,7 +197,7 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
     bits_line("bits", &CandidateResult::bits);
     return rows;
   };
-  std::string text = fmt::format("{}: {}\n", row.name, row.summary);
+  std::string text = fmt::format("{}: {}\n", metric->name, metric->summary);
   std::size_t begin = 1;
   do {
     std::size_t end = std::min(begin + 1, candidates.size());
@@ -180,11 +208,8 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
   } while (begin < candidates.size());
   for (std::size_t c = 1; c < candidates.size(); ++c) {
     int wins = 0;
-    for (std::size_t l = 0; l < results[c].layers.size(); ++l) {
-      const double first = value_of(results[0].layers[l].values, metric),
-                   own = value_of(results[c].layers[l].values, metric);
-      wins += (row.more_is_better ? own > first : own < first) ? 1 : 0;
-    }
+    for (std::size_t l = 0; l < results[c].layers.size(); ++l)
+      wins += is_better(metric, results[c].layers[l].values[metric], results[0].layers[l].values[metric]) ? 1 : 0;
     text += fmt::format("{} wins {}/{} layers against {}\n", printable(candidates[c].name, 200), wins,
                         results[c].layers.size(), printable(candidates[0].name, 200));
   }
@@ -200,11 +225,11 @@ std::string context_table(Metric metric, const std::vector<Candidate>& candidate
     rows.push_back({fmt::format("{}+", buckets[b].first), std::to_string(buckets[b].queries)});
     for (const CandidateResult& result : results) {
       double sum = 0.0;
-      for (const LayerResult& layer : result.layers) sum += value_of(layer.buckets[b].values, metric);
+      for (const LayerResult& layer : result.layers) sum += layer.buckets[b].values[metric];
       rows.back().push_back(number_text(sum / static_cast<double>(result.layers.size())));
     }
   }
-  return fmt::format("{} by tokens before the query, mean over layers\n", row_of(metric).name) +
+  return fmt::format("{} by tokens before the query, mean over layers\n", metric->name) +
          format_table(rows, std::string(rows[0].size(), 'r'));
 }
 
@@ -235,8 +260,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
   Json schemes = Json::array(), against = Json::array();
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     Json mean = Json::object(), layers = Json::array();
-    add_values(results[c].mean, false, mean);
-    if (!std::isnan(value_of(results[c].mean, Metric::attention_kl))) mean["attention_kl"] = kl_json(results[c].kl);
+    add_values(results[c].mean, results[c].distributions, mean);
     for (const LayerResult& layer : results[c].layers) layers.push_back(layer_json(layer));
     Json scheme = {{"name", candidates[c].name},
                    {"effective_bits", results[c].bits},
@@ -250,7 +274,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
   for (const Comparison& own : comparisons)
     against.push_back({{"scheme", candidates[own.candidate].name},
                        {"against", candidates[0].name},
-                       {"metric", row_of(own.metric).name},
+                       {"metric", own.metric->name},
                        {"change", number_json(own.change.change)},
                        {"interval", {number_json(own.change.low), number_json(own.change.high)}},
                        {"wins", own.wins},

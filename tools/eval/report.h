@@ -1,8 +1,8 @@
 #pragma once
 
-#include "eval/results.h"
-
 #include <kvq/container/json.h>
+#include <kvq/eval/comparison.h>
+#include <kvq/eval/evaluate.h>
 
 #include <string>
 #include <vector>

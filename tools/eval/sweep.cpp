@@ -9,11 +9,11 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
+#include <kvq/eval/comparison.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <map>
 #include <set>
@@ -26,6 +26,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t kMostRows = 4096;
+constexpr Metric kOutput{"output_rel_mse"}, kKl{"attention_kl"};
 constexpr std::uintmax_t kLargestFile = 1u << 20;
 
 using Row = Sweep::Row;
@@ -184,8 +185,8 @@ std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
 
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
   const Dump dump = Dump::open({job.flags.inputs.dumps.begin(), job.flags.inputs.dumps.end()});
-  return collect_shards(dump, calibrated_layers(job, dump), request, chosen_tokens(job.flags.inputs, dump), shards,
-                        false, true);
+  return collect_shards(dump, {calibrated_layers(job, dump), request, chosen_tokens(job.flags.inputs, dump)}, shards,
+                        false);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {
@@ -206,20 +207,6 @@ std::string typed(const Row& row) {
   if (row.dump.empty()) return row.flags;
   const char* quote = row.dump.find('"') == std::string::npos ? "\"" : "'";
   return fmt::format("{}{}--model {}{}{}", row.flags, row.flags.empty() ? "" : " ", quote, row.dump, quote);
-}
-
-std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric metric) {
-  std::vector<Point> points;
-  std::vector<std::size_t> places;
-  for (std::size_t c = 0; c < results.size(); ++c) {
-    const double y = value_of(results[c].mean, metric);
-    if (std::isnan(y)) continue;
-    points.push_back({results[c].bits, y});
-    places.push_back(c);
-  }
-  std::vector<bool> front(results.size(), false);
-  for (const std::size_t p : pareto_front(points)) front[places[p]] = true;
-  return front;
 }
 
 /// Distances of the key widths from those of the first row; none where either row has no RoPE-block widths.
@@ -350,18 +337,18 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
 
 std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates,
                         const std::vector<CandidateResult>& results) {
-  constexpr Metric kColumns[] = {Metric::logit_rel_mse, Metric::output_rel_mse, Metric::attention_kl};
-  const std::vector<bool> front = on_front(results, Metric::output_rel_mse);
+  constexpr Metric kColumns[] = {Metric("logit_rel_mse"), kOutput, kKl};
+  const std::vector<bool> front = on_front(results, kOutput);
   const auto apart = distances(sweep, candidates);
   const bool mixed = std::any_of(apart.begin(), apart.end(), [](const auto& own) { return own.has_value(); });
   std::vector<std::vector<std::string>> rows{{"row", "bits"}};
-  for (const Metric metric : kColumns) rows[0].emplace_back(row_of(metric).header);
-  rows[0].insert(rows[0].end(), {"KL p99", ""});
+  for (const Metric metric : kColumns) rows[0].emplace_back(metric->header);
+  rows[0].insert(rows[0].end(), {fmt::format("{} p99", kKl->header), ""});
   if (mixed) rows[0].insert(rows[0].end(), {"Hamming", "HB@4", "regret"});
   for (std::size_t c = 0; c < results.size(); ++c) {
     rows.push_back({printable(candidates[c].name, 60), fmt::format("{:.2f}", results[c].bits)});
-    for (const Metric metric : kColumns) rows.back().push_back(number_text(value_of(results[c].mean, metric)));
-    rows.back().insert(rows.back().end(), {number_text(results[c].kl.p99), front[c] ? "*" : ""});
+    for (const Metric metric : kColumns) rows.back().push_back(number_text(results[c].mean[metric]));
+    rows.back().insert(rows.back().end(), {number_text(results[c].distributions[kKl].p99), front[c] ? "*" : ""});
     if (!mixed) continue;
     if (apart[c])
       rows.back().insert(rows.back().end(),
@@ -380,12 +367,11 @@ std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candid
 void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates,
                const std::vector<CandidateResult>& results, Json& document) {
   const auto apart = distances(sweep, candidates);
-  const std::vector<bool> output = on_front(results, Metric::output_rel_mse),
-                          kl = on_front(results, Metric::attention_kl);
+  const std::vector<bool> output = on_front(results, kOutput), kl = on_front(results, kKl);
   document["title"] = sweep.title;
   for (std::size_t c = 0; c < results.size(); ++c) {
     Json& scheme = document["schemes"][c];
-    scheme["pareto"] = {{"output_rel_mse", static_cast<bool>(output[c])}, {"attention_kl", static_cast<bool>(kl[c])}};
+    scheme["pareto"] = {{kOutput->name, static_cast<bool>(output[c])}, {kKl->name, static_cast<bool>(kl[c])}};
     if (c < sweep.rows.size()) scheme["flags"] = typed(sweep.rows[c]);
     if (apart[c])
       scheme["allocation"] = {{"hamming", apart[c]->hamming()},

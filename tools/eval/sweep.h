@@ -1,6 +1,7 @@
 #pragma once
 
-#include "eval/results.h"
+#include <kvq/container/json.h>
+#include <kvq/eval/evaluate.h>
 
 #include <filesystem>
 #include <string>

@@ -23,6 +23,15 @@ double quantile(const std::vector<T>& sorted, double q) {
 
 }  // namespace
 
+std::span<const DistributionPart> distribution_parts() {
+  static constexpr DistributionPart kParts[] = {{"mean", &Distribution::mean},
+                                                {"median", &Distribution::median},
+                                                {"p95", &Distribution::p95},
+                                                {"p99", &Distribution::p99},
+                                                {"max", &Distribution::max}};
+  return kParts;
+}
+
 Distribution distribution_of(std::vector<float> values) {
   if (values.empty()) return {};
   // NaN has no order, so that values with NaN cannot be sorted and have no quantiles.

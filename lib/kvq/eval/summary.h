@@ -10,6 +10,13 @@ namespace kvq {
 struct Distribution {
   double mean = 0.0, median = 0.0, p95 = 0.0, p99 = 0.0, max = 0.0;
 };
+/// A field of a distribution, by its name in documents and rules.
+struct DistributionPart {
+  const char* name;
+  double Distribution::* value;
+};
+/// All fields, mean first.
+std::span<const DistributionPart> distribution_parts();
 /// Zeros if there are no numbers, NaN if any number is NaN.
 Distribution distribution_of(std::vector<float> values);
 

@@ -3,6 +3,7 @@
 #include <kvq/methods/budget_report.h>
 #include <kvq/methods/option_spec.h>
 #include <kvq/stats/layer_stats.h>
+#include <kvq/stats/stats_source.h>
 
 #include <functional>
 #include <memory>
@@ -12,14 +13,6 @@
 #include <vector>
 
 namespace kvq {
-
-/// Statistics of all layers, loaded one at a time so that memory is bounded by one layer.
-class StatsSource {
- public:
-  virtual ~StatsSource() = default;
-  virtual std::size_t size() const = 0;
-  virtual std::shared_ptr<const LayerStats> load(std::size_t index) const = 0;
-};
 
 /// Called after each decided layer, with the layer's index in the source.
 using LayerDone = std::function<void(std::size_t)>;

@@ -1,7 +1,6 @@
-#include "eval/candidates.h"
-
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
+#include <kvq/eval/candidate.h>
 
 #include <fmt/format.h>
 
@@ -66,8 +65,6 @@ void number_equal_names(std::vector<Candidate>& candidates) {
 }
 
 std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes) {
-  if (paths.empty() && schemes.empty())
-    throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
   const auto stem = [](const std::string& path) { return std::filesystem::path(path).stem().string(); };
   std::vector<Candidate> candidates;
   for (const std::string& path : paths) {

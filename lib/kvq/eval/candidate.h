@@ -30,7 +30,7 @@ void number_equal_names(std::vector<Candidate>& candidates);
 
 /// Loads artifacts, named by file stem, or by path where two stems are equal; appends schemes. number_equal_names()
 /// then makes names unique.
-/// @throws Error{usage} if both lists are empty
+/// @throws Error{io, bad_input, unsupported, usage} as load_artifact() and find_scheme() do
 std::vector<Candidate> load_candidates(const std::vector<std::string>& paths, const std::vector<std::string>& schemes);
 
 /// @param who  prefix of messages: the candidate made for the model `own`; may be empty

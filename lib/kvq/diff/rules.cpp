@@ -1,9 +1,6 @@
-#include "diff/rules.h"
-
-#include "eval/report.h"
-
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
+#include <kvq/diff/rules.h>
 
 #include <fmt/format.h>
 
@@ -54,11 +51,9 @@ Rule parse_rule(const std::string& text) {
   rule.relative = limit.ends_with('%');
   if (rule.relative) limit.pop_back();
   rule.limit = parse_number(limit, text) / (rule.relative ? 100.0 : 1.0);
-  const auto& known = diff_metrics();
-  const auto metric =
-      std::find_if(known.begin(), known.end(), [&](const DiffMetric& row) { return row.name == rule.metric; });
-  if (metric == known.end()) refuse(text, fmt::format("there is no metric \"{}\"", printable(rule.metric, 40)));
-  if (rule.relative && metric->distance)
+  const ReadingName* row = find_reading_name(rule.metric);
+  if (row == nullptr) refuse(text, fmt::format("there is no metric \"{}\"", printable(rule.metric, 40)));
+  if (rule.relative && row->distance)
     refuse(text, fmt::format("{0} is a distance, which has no old value; write {0}{1}{2}", rule.metric,
                              rule.at_most ? "<=" : ">=", rule.limit));
   return rule;
@@ -100,6 +95,18 @@ const std::vector<std::string>& default_rules() {
   return rules;
 }
 
+std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules) {
+  std::vector<Rule> rules;
+  if (with_default_rules)
+    for (const std::string& text : default_rules()) {
+      Rule rule = parse_rule(text);
+      if (std::none_of(own.begin(), own.end(), [&](const Rule& other) { return other.metric == rule.metric; }))
+        rules.push_back(std::move(rule));
+    }
+  rules.insert(rules.end(), own.begin(), own.end());
+  return rules;
+}
+
 std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings,
                                      bool nothing_coded) {
   std::vector<CheckResult> results;
@@ -123,18 +130,6 @@ std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::
     results.push_back(std::move(result));
   }
   return results;
-}
-
-std::string value_text(double x) { return std::isnan(x) ? "NaN" : number_text(x); }
-
-std::string describe(const Reading& reading) {
-  const std::string place = reading.where.empty() ? "" : " at " + reading.where;
-  if (!reading.before) return value_text(reading.after) + place;
-  const double before = *reading.before;
-  const std::string change = before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
-                                 ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
-                                 : "";
-  return fmt::format("{} -> {}{}{}", value_text(before), value_text(reading.after), change, place);
 }
 
 }  // namespace kvq

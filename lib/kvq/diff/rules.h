@@ -1,7 +1,8 @@
 #pragma once
 
-#include "diff/readings.h"
+#include <kvq/diff/readings.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -34,14 +35,12 @@ struct CheckResult {
   std::size_t readings = 0, failures = 0;
 };
 
+/// The rules to check: default rules of the metrics that no rule of `own` names, then `own`.
+std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules);
+
 /// Checks each rule against all readings of its metric. A new value that is NaN or infinite fails.
 /// @param nothing_coded  result of nothing_coded(): if true, rules that need codes fail
 std::vector<CheckResult> check_rules(const std::vector<Rule>& rules, const std::vector<Reading>& readings,
                                      bool nothing_coded);
-
-/// "0.0312 -> 0.0340 (+9.0%) at layer 3"; for a distance only the new value.
-std::string describe(const Reading& reading);
-/// A value of a reading as number_text() prints it, but with NaN spelled out.
-std::string value_text(double x);
 
 }  // namespace kvq

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <kvq/dump/dump_file.h>
+#include <kvq/stats/collect.h>
+#include <kvq/stats/held_out.h>
+#include <kvq/stats/stats_origin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <vector>
+
+/// Collecting a whole dump: one layer after another, each into a file of its own (a shard), so that an interrupted run
+/// can go on.
+namespace kvq {
+
+/// What a run collects from a dump.
+struct CollectRequest {
+  std::vector<LayerEntry> layers;  ///< see choose_layers()
+  StatsRequest stats;
+  TokenRange tokens;  ///< see choose_tokens()
+};
+
+/// How far a run is. `done` is in the unit of collect_work().
+struct CollectProgress {
+  double done = 0.0;
+  std::size_t index = 0;  ///< of the current layer in CollectRequest::layers
+  int layer = 0;
+  double tokens = 0.0;  ///< over all layers
+};
+/// Called from any thread.
+using SayProgress = std::function<void(const CollectProgress&)>;
+
+/// Tokens [first, first + count) of a dump of `tokens` tokens; without `count` all from `first` on.
+/// @throws Error{usage} if the dump does not have them
+TokenRange choose_tokens(std::int64_t tokens, std::int64_t first, std::optional<std::int64_t> count);
+
+/// Floating-point operations of collect_shards(), as for one sequence.
+double collect_work(const CollectRequest& request);
+
+/// Collects the statistics of each layer into `<folder>/layer-NNNN.safetensors`, one layer at a time, atomically. With
+/// `resume`, collect_shards() keeps a shard whose dump hash, seed, sample and moments equal those of this run, and
+/// collects all other layers again. Without `resume`, collect_shards() first removes the folder.
+/// @return  shards in layer order; the last layer's statistics stay in memory if they were collected
+/// @throws  Error{io} if the folder cannot be created; errors of Dump::load_layer() and save_stats()
+StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const std::filesystem::path& folder,
+                           bool resume, const SayProgress& say = {});
+
+/// The header of statistics and artifact: facts of the dump, and seed and sample of the request.
+StatsHeader header_of(const Dump& dump, const StatsRequest& request);
+
+/// Removes the moments of values from the request if the layer has no values.
+StatsRequest restrict_to_layer(StatsRequest request, const LayerEntry& layer);
+
+}  // namespace kvq

@@ -1,0 +1,207 @@
+#include <kvq/stats/shards.h>
+
+#include "support/dump_writer.h"
+#include "support/error_of.h"
+#include "support/layers.h"
+#include "support/temp_folder.h"
+
+#include <catch2/catch.hpp>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+
+using namespace kvq;
+using Catch::Matchers::Contains;
+using test::error_text;
+using test::TempFolder;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t kTokens = 41;
+
+Dump open_dump(const TempFolder& folder, std::uint64_t seed = 1) {
+  const fs::path path = folder / "dump.h5";
+  test::write_dump(path, test::random_dump({.layers = {0, 2, 3}, .lengths = {kTokens - 4, 4}, .seed = seed}));
+  return Dump::open({path});
+}
+
+CollectRequest request_of(const Dump& dump) {
+  return {
+      .layers = dump.model().layers,
+      .stats = {.moments = {Moment::key, Moment::value}, .sample_tokens = 9, .seed = 5},
+      .tokens = {0, kTokens},
+  };
+}
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The layers whose shards a run with resume writes. A kept shard has its old time of writing.
+std::vector<int> written_again(const Dump& dump, const CollectRequest& request, const fs::path& folder) {
+  std::vector<fs::path> paths;
+  for (const LayerEntry& layer : request.layers)
+    paths.push_back(folder / fmt::format("layer-{:04d}.safetensors", layer.layer));
+  const fs::file_time_type old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const fs::path& path : paths)
+    if (fs::exists(path)) fs::last_write_time(path, old);
+  collect_shards(dump, request, folder, true);
+  std::vector<int> layers;
+  for (std::size_t i = 0; i < paths.size(); ++i)
+    if (fs::last_write_time(paths[i]) != old) layers.push_back(request.layers[i].layer);
+  return layers;
+}
+
+}  // namespace
+
+TEST_CASE("A run writes one shard for each layer", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const CollectRequest request = request_of(dump);
+  const StatsOrigin origin = collect_shards(dump, request, folder / "parts", false);
+  REQUIRE(origin.size() == 3);
+  CHECK(!origin.header.range);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const StatsOrigin::Entry& entry = origin.entries[i];
+    const int layer = request.layers[i].layer;
+    CHECK(entry.path == folder / "parts" / fmt::format("layer-{:04d}.safetensors", layer));
+    CHECK(entry.tokens == kTokens);
+    CHECK(entry.sequences == 2);
+    CHECK(entry.content_hash == dump.load_layer(layer).content_hash);
+    CHECK(origin.load(i)->layer == layer);
+    CHECK((entry.stats != nullptr) == (i == 2));
+    const LayerStats direct = collect(dump.load_layer(layer), request.stats);
+    for (const Moment which : request.stats.moments)
+      CHECK(origin.load(i)->moment(which)[0].sum == direct.moment(which)[0].sum);
+  }
+}
+
+TEST_CASE("A run with resume keeps valid shards and collects the others again", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const CollectRequest request = request_of(dump);
+  const fs::path parts = folder / "parts", second = parts / "layer-0002.safetensors";
+  collect_shards(dump, request, parts, false);
+  const std::string bytes = bytes_of(second);
+  CHECK(written_again(dump, request, parts).empty());
+  SECTION("missing") { fs::remove(second); }
+  SECTION("truncated") { fs::resize_file(second, fs::file_size(second) / 2); }
+  SECTION("foreign") { std::ofstream(second) << "not a shard"; }
+  SECTION("of another layer") {
+    fs::copy_file(parts / "layer-0003.safetensors", second, fs::copy_options::overwrite_existing);
+  }
+  CHECK(written_again(dump, request, parts) == std::vector<int>{2});
+  CHECK(bytes_of(second) == bytes);
+}
+
+TEST_CASE("A shard of another request or another dump is not kept", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const fs::path parts = folder / "parts";
+  collect_shards(dump, request_of(dump), parts, false);
+  const std::vector<int> all = {0, 2, 3};
+  CollectRequest request = request_of(dump);
+  SECTION("seed") { request.stats.seed = 6; }
+  SECTION("sample") { request.stats.sample_tokens = 10; }
+  SECTION("fewer moments") { request.stats.moments = {Moment::key}; }
+  SECTION("other moments") { request.stats.moments = {Moment::key, Moment::query}; }
+  SECTION("held-out tokens") { request.stats.held_out_tokens = 10; }
+  SECTION("golden tokens") { request.stats.golden_tokens = 3; }
+  SECTION("tokens") { request.tokens = {2, kTokens - 2}; }
+  CHECK(written_again(dump, request, parts) == all);
+  CHECK(written_again(dump, request, parts).empty());
+  const TempFolder other;
+  const Dump foreign = open_dump(other, 2);
+  CHECK(written_again(foreign, request, parts) == all);
+}
+
+TEST_CASE("Moments that others need are part of a valid shard", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  CollectRequest request = request_of(dump);
+  request.stats.moments = {Moment::sst, Moment::scored_query};
+  collect_shards(dump, request, folder / "parts", false);
+  CHECK(written_again(dump, request, folder / "parts").empty());
+}
+
+TEST_CASE("A run without resume removes old shards", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const CollectRequest request = request_of(dump);
+  const fs::path parts = folder / "parts";
+  fs::create_directories(parts);
+  std::ofstream(parts / "layer-0001.safetensors") << "old";
+  collect_shards(dump, request, parts, false);
+  CHECK(!fs::exists(parts / "layer-0001.safetensors"));
+  std::ofstream(folder / "file") << "not a folder";
+  CHECK_THAT(error_text([&] { collect_shards(dump, request, folder / "file" / "parts", true); }),
+             Contains("io: ") && Contains("cannot create the folder"));
+}
+
+TEST_CASE("A range of tokens is collected and recorded", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  CollectRequest request = request_of(dump);
+  request.tokens = choose_tokens(kTokens, 3, 20);
+  const StatsOrigin origin = collect_shards(dump, request, folder / "parts", false);
+  CHECK(origin.header.range == TokenRange{3, 20});
+  CHECK(origin.load(0)->tokens == 20);
+  CHECK(origin.entries[0].sequences == 1);
+}
+
+TEST_CASE("Progress ends at the work of all layers", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const CollectRequest request = request_of(dump);
+  CollectProgress last;
+  collect_shards(dump, request, folder / "parts", false, [&](const CollectProgress& now) {
+    if (now.done >= last.done) last = now;
+  });
+  CHECK(last.done == Approx(collect_work(request)));
+  CHECK(last.index == 2);
+  CHECK(last.layer == 3);
+  CHECK(last.tokens == 3.0 * kTokens);
+}
+
+TEST_CASE("A range of tokens lies inside the dump", "[stats]") {
+  CHECK(choose_tokens(10, 0, {}) == TokenRange{0, 10});
+  CHECK(choose_tokens(10, 4, {}) == TokenRange{4, 6});
+  CHECK(choose_tokens(10, 4, 6) == TokenRange{4, 6});
+  CHECK(error_text([] { choose_tokens(10, 10, {}); }) == "usage: --first-token 10: the dump has 10 tokens");
+  CHECK(error_text([] { choose_tokens(10, 4, 7); }) ==
+        "usage: --first-token 4 and --num-tokens 7: the dump has 10 tokens");
+}
+
+TEST_CASE("Chosen layers must be there", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  CHECK(choose_layers(dump.model(), {}).size() == 3);
+  CHECK(choose_layers(dump.model(), {2}).at(0).layer == 2);
+  CHECK(error_text([&] { choose_layers(dump.model(), {0, 1}); }) ==
+        "usage: --layers: layer 1 is not there (the file has 3 layers, 0 to 3)");
+}
+
+TEST_CASE("A statistics file is opened with the chosen layers", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_dump(folder);
+  const StatsOrigin shards = collect_shards(dump, request_of(dump), folder / "parts", false);
+  std::vector<fs::path> paths;
+  for (const StatsOrigin::Entry& entry : shards.entries) paths.push_back(entry.path);
+  merge_stats_files(paths, folder / "all.safetensors");
+  const StatsOrigin origin = open_stats(folder / "all.safetensors", {0, 3});
+  REQUIRE(origin.size() == 2);
+  CHECK(origin.header.model.layers.size() == 2);
+  CHECK(origin.load(1)->layer == 3);
+  CHECK(origin.entries[1].content_hash == shards.entries[2].content_hash);
+}
+
+TEST_CASE("A layer without values loses the moments of values", "[stats]") {
+  const StatsRequest all{.moments = test::all_moments(true), .sample_tokens = 4};
+  const StatsRequest keys = restrict_to_layer(all, {.layer = 0, .geometry = {}, .has_values = false});
+  CHECK(keys.moments == std::set<Moment>{Moment::query, Moment::key});
+  CHECK(restrict_to_layer(all, {.layer = 0, .geometry = {}, .has_values = true}).moments == all.moments);
+}
