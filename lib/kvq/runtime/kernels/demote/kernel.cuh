@@ -26,7 +26,7 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const std::by
   const write::PageTiles page_tile{pages, static_cast<unsigned>(p.page_stride), p.page_shift,
                                    head * head_bytes + side_offset, Side::side().bytes()};
   const std::int64_t slots = listed ? p.demote_to[first + lane] : -1;
-  write::quantise_rows<Side>(rows, from, slots, page_tile, value, lane);
+  write::quantize_rows<Side>(rows, from, slots, page_tile, value, lane);
 }
 
 /// Grid [runs of 16 demotions, at most kMaxRuns, ceil(2 Hkv / kWarps), L]: one warp for the keys of each head, then one
