@@ -9,7 +9,7 @@ def hide_digits(match: re.Match) -> str:
     return re.sub(r"\d", "#", match[0])
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Replaces numbers that differ between machines; columns keep their widths."""
     text = text.replace(f"{BIN}/", "")
     text = re.sub(r"\b(kvq|kvq-\w+|make_synthetic_dump\.py) \d+\.\d+\.\d+( \([0-9a-f]+\))?", r"\1 VERSION", text)

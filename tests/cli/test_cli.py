@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import workspace
-from expected_text import normalised
+from expected_text import normalized
 from faulty_artifacts import TRANSFORM_FAULTS, TRANSFORM_FAULTS_TO_VERIFY
 from kvq_tools import BIN, Result, run
 
@@ -268,7 +268,7 @@ def test_tool_says(folder, request, name, command, code):
     if not (BIN / tool).is_file():
         pytest.skip(f"{tool} is built only where nvcc is")  # conftest.py has checked that the other tools exist
     result = run(tool, *arguments, cwd=folder)
-    said = {"stdout": normalised(result.stdout), "stderr": normalised(result.stderr)}
+    said = {"stdout": normalized(result.stdout), "stderr": normalized(result.stderr)}
     if request.config.getoption("--update-expected", False):
         update_expected(name, said)
     assert said == {stream: expected(name, stream) for stream in said}, "if this is what you want: --update-expected"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import check_layers
 import pytest
-from expected_text import normalised
+from expected_text import normalized
 from kvq_tools import BIN, ROOT
 
 README = ROOT / "README.md"
@@ -144,10 +144,10 @@ def test_commands_work_and_say_what_the_page_shows(checkout, page):
         )
         said += done.stdout
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    lines = {line.strip() for line in normalised(said).splitlines()}
+    lines = {line.strip() for line in normalized(said).splitlines()}
     for block in read_blocks(page):
         if block.language == "text":
-            shown = [line.strip() for line in normalised(block.text).splitlines()]
+            shown = [line.strip() for line in normalized(block.text).splitlines()]
             assert [line for line in shown if line not in ("", "...") and line not in lines] == []
 
 

@@ -30,7 +30,7 @@ void complete(Barrier& barrier) {
 }
 void arrive(Block& block, std::uint32_t address, std::uint32_t bytes) {
   Barrier& barrier = barrier_at(block, address);
-  if (barrier.count == 0 || barrier.count > 1024) fail("mbarrier: one that nobody has initialised, at %u", address);
+  if (barrier.count == 0 || barrier.count > 1024) fail("mbarrier: one that nobody has initialized, at %u", address);
   if ((barrier.pending & ~kParity) == 0)
     fail("mbarrier: more arrivals than its count, %u, at %u", barrier.count, address);
   barrier.bytes += static_cast<std::int32_t>(bytes);

@@ -158,7 +158,7 @@ TEST_CASE("Plain writing rotates", "[runtime][gpu][plain]") {
   });
 }
 
-TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
+TEST_CASE("Plain dequantizing of every format", "[runtime][gpu][plain]") {
   for_each_format([](const PlainFormat& format, int i) {
     CacheCase cache{
         .num_kv_heads = 1 + i % 3,

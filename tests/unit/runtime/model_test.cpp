@@ -204,7 +204,7 @@ TEST_CASE("Files that are missing, damaged or of an unknown version are refused"
   CHECK_THAT(served.refusal(), Contains("unsupported: ") && Contains("2.0"));
 }
 
-TEST_CASE("A rank's layers tell its heads, and its image holds their rotations and centres", "[runtime]") {
+TEST_CASE("A rank's layers tell its heads, and its image holds their rotations and centers", "[runtime]") {
   Served served;
   const Artifact artifact = test::served_artifact({}, 0);
   served.options.tp_size = 8, served.options.tp_rank = 5;  // KV head 2, query heads 10 and 11
@@ -316,7 +316,7 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
   CHECK(std::memcmp(layer.write_k.rotation, packed.data(), packed.size()) == 0);
 }
 
-TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[runtime]") {
+TEST_CASE("Keys whose scales are folded have signs and a scaled center left", "[runtime]") {
   const LayerPlan plan = test::transformed_artifact({}, 0).layers[0];
   DeviceImage image, folded;
   image.add(plan, {}, true), folded.add(plan, {.k_scales = true}, true);
@@ -333,7 +333,7 @@ TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[
   CHECK(left.write_v.factors != nullptr);
 }
 
-TEST_CASE("A centre that heads share is there for each of them", "[runtime]") {
+TEST_CASE("A center that heads share is there for each of them", "[runtime]") {
   DeviceImage whole;
   for (const LayerPlan& plan : test::served_artifact({}, 0).layers) whole.add(plan, {}, true);
   const float* center = whole.pointers(4, whole.bytes().data()).center_v;

@@ -139,7 +139,7 @@ TEST_CASE("A clip's rank is the codec's threshold", "[runtime]") {
   CHECK(clip_rank(1.0, dim) == 0);
 }
 
-TEST_CASE("Clip ranks and centres are of every head, whatever the rotation's scope", "[runtime]") {
+TEST_CASE("Clip ranks and centers are of every head, whatever the rotation's scope", "[runtime]") {
   TensorPlan plan;
   CHECK(clip_ranks(plan, 2, 64).empty());
   CHECK(rotated_center(plan, 2, 64).empty());
