@@ -75,12 +75,12 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
         for (int column_block = 0; column_block < Block::kColumnBlocks; ++column_block) {
           const int offset = s * kLayout.slab_bytes() + split_half * kLayout.split_half_bytes() +
                              column_block * Block::kColumnBlockWidth * 32;
-          const unsigned long long core_matrix = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
+          const unsigned long long descriptor = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
           const bool add = kFirstSlab + s + split_half > 0;
           if constexpr (std::is_same_v<T, __half>)
-            ptx::wgmma_m64k16_fp16<0>(c[column_block], a[0], a[1], a[2], a[3], core_matrix, add);
+            ptx::wgmma_m64k16_fp16<0>(c[column_block], a[0], a[1], a[2], a[3], descriptor, add);
           else
-            ptx::wgmma_m64k16_bf16<0>(c[column_block], a[0], a[1], a[2], a[3], core_matrix, add);
+            ptx::wgmma_m64k16_bf16<0>(c[column_block], a[0], a[1], a[2], a[3], descriptor, add);
         }
     }
     ptx::wgmma_commit_group();
@@ -163,7 +163,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
     __syncthreads();
   }
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
-  float row_scale = 1.0f;  // bfloat16 needs no other, because its exponents are those of float
+  float row_scale = 1.0f;  // bfloat16 needs no scale, because it has the exponents of float
   if constexpr (std::is_same_v<T, __half>) row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
   // If R is resident, warpgroups loop independently, else the whole block loops together.
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);

@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][S
     }
 }
 
-/// From numbers that lane i holds for token i, i = 0..15, those of the lane's tokens g and g + 8.
+/// Gathers the numbers of the tokens g and g + 8. Lane i holds the number of token i, i = 0..15.
 __device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::int64_t (&own)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
