@@ -103,7 +103,7 @@ class Model {
   detail::Owner<kvq_model, kvq_model_destroy> handle_;
 };
 
-/// A model's rotations and centres on the current device, in the caller's memory.
+/// A model's rotations and centers on the current device, in the caller's memory.
 class DeviceModel {
  public:
   DeviceModel(const Model& model, void* memory, std::size_t bytes, kvq_stream stream) {

@@ -61,7 +61,7 @@ def test_hessian_as_the_paper_has_it(sample, tmp_path, order):
 
 
 @pytest.mark.parametrize("share", ["kv_head", "layer"])
-def test_consistent_hessian_diagonalises_what_it_meets(sample, tmp_path, share):
+def test_consistent_hessian_diagonalizes_what_it_meets(sample, tmp_path, share):
     artifact = verified(
         sample, tmp_path / "out", *SAW, "--hessian", "consistent", "--hadamard", "kv", "--layers", 4, "--share", share
     )

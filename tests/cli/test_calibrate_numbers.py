@@ -219,7 +219,7 @@ def test_shared_rotation_is_that_of_the_mean(make_dump, tmp_path):
 
 
 @pytest.mark.parametrize("share", ["kv_head", "layer"])
-def test_centres_are_the_channel_means(make_dump, tmp_path, share):
+def test_centers_are_the_channel_means(make_dump, tmp_path, share):
     dump = make_dump(**SMALL)
     artifact = load_artifact(calibrate(dump, tmp_path / "out", "--center", "kv", "--share", share))
     layer = reference.read_layer(dump, 0)

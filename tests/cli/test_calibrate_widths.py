@@ -35,10 +35,10 @@ def rope_blocks(rope: dict, head_dim: int) -> list[list[int]]:
 
 
 def block_scores(
-    layer: reference.Layer, head: int, blocks: list[list[int]], score: str, centred: bool = False
+    layer: reference.Layer, head: int, blocks: list[list[int]], score: str, centered: bool = False
 ) -> np.ndarray:
     """Scores of Block-GTQ Eq. 4 and C.2 from mean squared lengths over tokens and the group's query heads."""
-    k = layer.k[:, head] - (layer.k[:, head].mean(axis=0) if centred else 0)
+    k = layer.k[:, head] - (layer.k[:, head].mean(axis=0) if centered else 0)
     q = layer.queries(head).reshape(-1, k.shape[1])
     energies = [[(x[:, block] ** 2).sum(axis=1).mean() for block in blocks] for x in (q, k)]
     return SCORES[score](*np.array(energies))

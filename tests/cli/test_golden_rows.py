@@ -21,7 +21,7 @@ OLD_STATS = ROOT / "formats/golden/v1.1/stats.safetensors"
 
 CODES = {
     "oscar": (),
-    "centred": ("--center", "kv", "--coder", "symmetric"),
+    "centered": ("--center", "kv", "--coder", "symmetric"),
     "shared": ("--share", "layer"),
     "integer zero": ("--method", "saw-int4", "--zero", "integer", "--random-signs", "--scale-type", "bf16"),
     "exact layer": ("--exact-layers", 1, "--scale-type", "fp32"),

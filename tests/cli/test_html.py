@@ -140,20 +140,20 @@ def test_same_bytes_twice(folder, tmp_path, reports):
 
 # Colors that people without one kind of cones see (Machado et al. 2009, severity 1), as matrices on red, green and
 # blue.
-COLOUR_BLIND = {
+COLOR_BLIND = {
     "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 
 
-def linear(colour: str) -> np.ndarray:
-    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+def linear(color: str) -> np.ndarray:
+    parts = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(a: str, b: str) -> float:
-    low, high = sorted(float(linear(colour) @ (0.2126, 0.7152, 0.0722)) for colour in (a, b))
+    low, high = sorted(float(linear(color) @ (0.2126, 0.7152, 0.0722)) for color in (a, b))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -175,22 +175,22 @@ def both_palettes(html: str) -> list[dict[str, str]]:
     return [light, light | dark]
 
 
-def test_colours_of_series_stay_apart_for_all_readers(reports):
-    for colours in both_palettes(reports["kvq"]):
-        for name, seen in ({"all": np.eye(3)} | COLOUR_BLIND).items():
-            places = [lab(np.array(seen) @ linear(colours[f"s{i}"])) for i in range(8)]
+def test_colors_of_series_stay_apart_for_all_readers(reports):
+    for colors in both_palettes(reports["kvq"]):
+        for name, seen in ({"all": np.eye(3)} | COLOR_BLIND).items():
+            places = [lab(np.array(seen) @ linear(colors[f"s{i}"])) for i in range(8)]
             least = min(np.linalg.norm(a - b) for i, a in enumerate(places) for b in places[:i])
             assert least > 15, f"{name}: {least:.1f}; 2.3 is just noticeable"
 
 
-def test_colours_stand_out_in_light_and_dark(reports):
+def test_colors_stand_out_in_light_and_dark(reports):
     """WCAG 2.2: a contrast of 4.5 for text and 3 for graphics."""
-    for colours in both_palettes(reports["kvq"]):
+    for colors in both_palettes(reports["kvq"]):
         assert all(
-            contrast(colours[name], colours[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card")
+            contrast(colors[name], colors[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card")
         )
-        assert all(contrast(colours[f"s{i}"], colours["page"]) >= 3 for i in range(8))
-        assert all(contrast(colours[f"t{i}"], colours[f"w{i}"]) >= 4.5 for i in range(10))
+        assert all(contrast(colors[f"s{i}"], colors["page"]) >= 3 for i in range(8))
+        assert all(contrast(colors[f"t{i}"], colors[f"w{i}"]) >= 4.5 for i in range(10))
 
 
 # Numbers
@@ -819,7 +819,7 @@ def test_text_of_charts_stays_inside_and_apart(browser, pages):
         assert browser.evaluate(TEXT_FAULTS) == [], page
 
 
-def test_paper_shows_the_numbers_in_light_colours(browser, pages):
+def test_paper_shows_the_numbers_in_light_colors(browser, pages):
     browser.open(pages[0], 1200, dark=True)
     browser.media("print", dark=True)
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -155,12 +155,12 @@ def on_terminal(path: Path, **environment: str) -> str:
     return text.decode().replace("\r\n", "\n")
 
 
-def test_colour_adds_nothing_but_colour(artifact, monkeypatch):
+def test_color_adds_nothing_but_color(artifact, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     path = artifact("dropped")
-    plain, coloured = succeed("kvq-inspect", path).stdout, on_terminal(path)
-    assert re.search(r"\x1b\[[0-9;]+m[0-8]+\x1b\[0m", coloured)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    plain, colored = succeed("kvq-inspect", path).stdout, on_terminal(path)
+    assert re.search(r"\x1b\[[0-9;]+m[0-8]+\x1b\[0m", colored)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
     assert on_terminal(path, NO_COLOR="1") == plain
 
 

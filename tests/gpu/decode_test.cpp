@@ -114,7 +114,7 @@ TEST_CASE("Exact windows, whose borders fall anywhere", "[runtime][gpu]") {
   run_all({.heads = 0, .lengths = kRagged, .sink_tokens = sinks, .recent_tokens = recent, .seed = 3});
 }
 
-TEST_CASE("Rotations, centres, learned sinks", "[runtime][gpu]") {
+TEST_CASE("Rotations, centers, learned sinks", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const bool centers = GENERATE(false, true);

@@ -33,7 +33,7 @@ TEST_CASE("Rows of exact windows come back, whose borders fall anywhere", "[runt
   run_all({.page_size = 16, .lengths = kRagged, .sink_tokens = sinks, .recent_tokens = recent, .seed = 2});
 }
 
-TEST_CASE("Rotations are undone, centres added", "[runtime][gpu]") {
+TEST_CASE("Rotations are undone, centers added", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const bool centers = GENERATE(false, true);

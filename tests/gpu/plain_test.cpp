@@ -154,11 +154,11 @@ TEST_CASE("Plain writing rotates", "[runtime][gpu][plain]") {
     CHECK(difference.far == 0);
     CHECK(difference.inside == 0);
     CHECK(static_cast<double>(difference.differing) <= 2e-4 * static_cast<double>(difference.codes) + 2);
-    CHECK(static_cast<double>(difference.other_numbers) <= 2e-2 * static_cast<double>(difference.rows) + 1);
+    CHECK(static_cast<double>(difference.other_group_params) <= 2e-2 * static_cast<double>(difference.rows) + 1);
   });
 }
 
-TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
+TEST_CASE("Plain dequantizing of every format", "[runtime][gpu][plain]") {
   for_each_format([](const PlainFormat& format, int i) {
     CacheCase cache{
         .num_kv_heads = 1 + i % 3,

@@ -43,7 +43,7 @@ TEST_CASE("Chunks without a prefix", "[runtime][gpu]") {
   run_all({.lengths = {0, 0, 0}, .seed = 3}, {.chunks = {300, 1, 65}});
 }
 
-TEST_CASE("A prefix with exact windows, rotations and centres", "[runtime][gpu]") {
+TEST_CASE("A prefix with exact windows, rotations and centers", "[runtime][gpu]") {
   const auto rotation = GENERATE(CaseRotation::none, CaseRotation::hadamard, CaseRotation::dense, CaseRotation::scaled,
                                  CaseRotation::transform);
   const int recent = GENERATE(0, 100);

@@ -40,7 +40,7 @@ TEST_CASE("Decode in small: blocks with more work tiles than query buffers", "[r
   }
 }
 
-TEST_CASE("Prefill and dequantising in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
+TEST_CASE("Prefill and dequantizing in small: rotations, windows, both kernels", "[runtime][gpu][sanitizer]") {
   const CacheCase cache{
       .page_size = 32,
       .lengths = {150, 0},

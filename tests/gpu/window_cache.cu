@@ -166,7 +166,7 @@ struct WindowCache::Device {
   Buffer<std::int32_t> clip_ranks[2];
   Buffer<std::byte> rotation;
   Buffer<std::uint16_t> write_factors;
-  Buffer<float> units, read_factors;
+  Buffer<float> row_scales, read_factors;
   Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
   Buffer<std::byte> decode_workspace;
@@ -201,7 +201,7 @@ struct WindowCache::Device {
     }
     if (!c.scale.empty()) {
       const WriteFactors before = kvq::write_factors(cache_plan(c, Side::k).rotation, dim, c.write->bf16);
-      write_factors = Buffer<std::uint16_t>(before.factors), units = Buffer<float>(before.units);
+      write_factors = Buffer<std::uint16_t>(before.factors), row_scales = Buffer<float>(before.row_scales);
       read_factors = Buffer<float>(kvq::read_factors(cache_plan(c, Side::k).rotation));
     }
     for (const Side side : kSides)
@@ -244,7 +244,7 @@ struct WindowCache::Device {
     p.k.x = x[0][layer].get(), p.v.x = x[1][layer].get();
     for (WriteSide* side : {&p.k, &p.v})
       side->token_stride = stride, side->center = rotated_center.get(), side->order = c.order,
-      side->factors = write_factors.get(), side->units = units.get(), side->per_head = true;
+      side->factors = write_factors.get(), side->row_scales = row_scales.get(), side->per_head = true;
     p.k.rotation = p.v.rotation = rotation.get();
     p.k.clip_ranks = clip_ranks[0].get(), p.v.clip_ranks = clip_ranks[1].get();
     p.k.rule = c.rule_k, p.v.rule = c.rule_v;

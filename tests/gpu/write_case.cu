@@ -80,7 +80,7 @@ struct SideOnDevice {
         signs(plan.rotation.channel_scale.empty() ? plan.rotation.signs : std::vector<std::int8_t>{}),
         before(write_factors(plan.rotation, dim, variant.bf16)),
         factors(before.factors),
-        units(of_heads(plan, before.units, c.num_kv_heads, dim, variant.bf16)),
+        row_scales(of_heads(plan, before.row_scales, c.num_kv_heads, dim, variant.bf16)),
         rotation(packed(plan.rotation, dim, variant.bf16)),
         ranks(clip_ranks(plan, c.num_kv_heads, dim)) {}
 
@@ -92,27 +92,29 @@ struct SideOnDevice {
     s.rule = scale_rule(plan.coder);
     s.clip_ranks = ranks.get();
     s.rotation = rotation.get();
-    s.factors = factors.get(), s.units = units.get();
+    s.factors = factors.get(), s.row_scales = row_scales.get();
     s.rotation_stride = plan.rotation.scope == Scope::layer ? 0 : packed_rotation_bytes(dim);
     return s;
   }
 
  private:
   /// Units for fp16 rows and a matrix that is not orthogonal.
-  static std::vector<float> units_of(const Rotation& rotation, int dim, bool bf16) {
-    return bf16 || rotation.inverse.empty() ? std::vector<float>() : fp16_units(rotation.matrix, dim);
+  static std::vector<float> row_scales_of(const Rotation& rotation, int dim, bool bf16) {
+    return bf16 || rotation.inverse.empty() ? std::vector<float>() : fp16_row_scales(rotation.matrix, dim);
   }
-  static std::vector<float> of_heads(const TensorPlan& plan, std::vector<float> units, int heads, int dim, bool bf16) {
-    if (units.empty()) units = units_of(plan.rotation, dim, bf16);
-    if (!units.empty() && plan.rotation.scope == Scope::layer) units.resize(static_cast<std::size_t>(heads), units[0]);
-    return units;
+  static std::vector<float> of_heads(const TensorPlan& plan, std::vector<float> row_scales, int heads, int dim,
+                                     bool bf16) {
+    if (row_scales.empty()) row_scales = row_scales_of(plan.rotation, dim, bf16);
+    if (!row_scales.empty() && plan.rotation.scope == Scope::layer)
+      row_scales.resize(static_cast<std::size_t>(heads), row_scales[0]);
+    return row_scales;
   }
   static std::vector<std::byte> packed(const Rotation& of, int dim, bool bf16) {
     const std::vector<float>& matrices = of.matrix;
     if (matrices.empty()) return {};
     const auto each = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
     std::vector<std::byte> out(matrices.size() / each * static_cast<std::size_t>(packed_rotation_bytes(dim)));
-    const Status status = pack_rotations(matrices, dim, bf16, out, units_of(of, dim, bf16));
+    const Status status = pack_rotations(matrices, dim, bf16, out, row_scales_of(of, dim, bf16));
     if (!status.ok()) throw std::runtime_error(status.message());
     return out;
   }
@@ -124,7 +126,7 @@ struct SideOnDevice {
   OnDevice<std::int8_t> signs;
   WriteFactors before;
   OnDevice<std::uint16_t> factors;
-  OnDevice<float> units;
+  OnDevice<float> row_scales;
   OnDevice<std::byte> rotation;
   OnDevice<std::int32_t> ranks;
 };

@@ -20,7 +20,7 @@ struct ExpectedRow {
   Side side;
   int head, token, page, slot;
   ScaleType type;
-  std::vector<float> rotated, numbers;
+  std::vector<float> rotated, group_params;
   std::vector<std::uint8_t> codes;
   double size = 0.0;  ///< term_size(), to which rounding errors are relative
 };
@@ -44,19 +44,19 @@ double term_size(const Rotation& rotation, int head, const std::vector<float>& x
 namespace {
 
 void for_each_row(const WriteVariant& variant, const WriteCase& c,
-                  const std::function<void(const ExpectedRow&)>& take) {
-  for (const Side which : kSides) {
-    const bool value = which == Side::v;
+                  const std::function<void(const ExpectedRow&)>& visit) {
+  for (const Side each : kSides) {
+    const bool value = each == Side::v;
     const TileSide& side = value ? variant.v : variant.k;
     const std::vector<std::uint16_t>& all = value ? c.v : c.k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
-    const TensorPlan plan = write_plan(variant, c, which);
+    const TensorPlan plan = write_plan(variant, c, each);
     for (int head = 0; head < c.num_kv_heads; ++head) {
       const RowCodec codec(plan, head, side.head_dim);
       for (int token = 0; token < c.num_tokens; ++token) {
         const std::int64_t slot = c.slot_mapping[static_cast<std::size_t>(token)];
         if (slot < 0) continue;
-        ExpectedRow row{which,
+        ExpectedRow row{each,
                         head,
                         token,
                         static_cast<int>(slot / c.page_size),
@@ -73,17 +73,18 @@ void for_each_row(const WriteVariant& variant, const WriteCase& c,
         if (side.exact())
           for (float& y : row.rotated) y = bf16_to_float(float_to_bf16(y));
         else
-          codec.encode(row.rotated, row.codes, row.numbers);
-        take(row);
+          codec.encode(row.rotated, row.codes, row.group_params);
+        visit(row);
       }
     }
   }
 }
 
-/// Distance of an affine channel from the nearest edge between codes, in the units of x_rot.
+/// Distance of an affine channel from the nearest edge between codes, in x_rot.
 double distance_to_edge(const ExpectedRow& row, const TileSide& side, std::size_t channel) {
   const std::size_t group = channel / static_cast<std::size_t>(side.group_size);
-  const double scale = row.numbers[group], minimum = row.numbers[static_cast<std::size_t>(side.groups()) + group];
+  const double scale = row.group_params[group],
+               minimum = row.group_params[static_cast<std::size_t>(side.groups()) + group];
   const double quotient = (row.rotated[channel] - minimum) / scale + 0.5;
   return std::abs(quotient - std::round(quotient)) * scale;
 }
@@ -101,7 +102,7 @@ Difference compare_bytes(const WriteVariant& variant, const WriteCase& c) {
     if ((row.side == Side::k ? variant.k : variant.v).exact())
       store_page_row(layout, row.side, row.head, row.slot, row.rotated, page);
     else
-      store_page_row(layout, row.side, row.type, row.head, row.slot, row.codes, row.numbers, page);
+      store_page_row(layout, row.side, row.type, row.head, row.slot, row.codes, row.group_params, page);
   });
   Difference difference;
   const auto at = std::mismatch(expected.begin(), expected.end(), found.begin()).first;
@@ -122,11 +123,12 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
                              " head " + std::to_string(row.head);
     ++difference.rows;
     const TileSide& side = row.side == Side::k ? variant.k : variant.v;
-    // One unit of the scale type. For symmetric codes more, because a code that differs changes the refitted scale.
+    // One rounding step of the scale type. For symmetric codes more, because a code that differs changes the refitted
+    // scale.
     const float tolerance = side.numbers == 1 ? 0.06f : row.type == ScaleType::bf16 ? 0.008f : 0.001f;
     float most = 0.0f;
     for (const float x : row.rotated) most = std::max(most, std::abs(x));
-    if (most > 0.0f) difference.cancelled = std::max(difference.cancelled, row.size / static_cast<double>(most));
+    if (most > 0.0f) difference.canceled = std::max(difference.canceled, row.size / static_cast<double>(most));
     if ((row.side == Side::k ? variant.k : variant.v).exact()) {
       std::vector<float> exact(row.rotated.size());
       load_page_row(layout, row.side, row.head, row.slot, page, exact);
@@ -138,16 +140,16 @@ Difference compare_codes(const WriteVariant& variant, const WriteCase& c, double
       return;
     }
     std::vector<std::uint8_t> codes(row.codes.size());
-    std::vector<float> numbers(row.numbers.size());
-    load_page_row(layout, row.side, row.type, row.head, row.slot, page, codes, numbers);
-    for (std::size_t i = 0; i < numbers.size(); ++i)
-      if (!(std::abs(numbers[i] - row.numbers[i]) <=
-            tolerance * std::abs(row.numbers[i]) + 1e-3f * most + error * row.size) &&
+    std::vector<float> group_params(row.group_params.size());
+    load_page_row(layout, row.side, row.type, row.head, row.slot, page, codes, group_params);
+    for (std::size_t i = 0; i < group_params.size(); ++i)
+      if (!(std::abs(group_params[i] - row.group_params[i]) <=
+            tolerance * std::abs(row.group_params[i]) + 1e-3f * most + error * row.size) &&
           difference.where.empty())
-        difference.where = name + " number " + std::to_string(i) + ": " + std::to_string(numbers[i]) + ", expected " +
-                           std::to_string(row.numbers[i]);
-    const bool equal = numbers == row.numbers;
-    difference.other_numbers += !equal;
+        difference.where = name + " scale or minimum " + std::to_string(i) + ": " + std::to_string(group_params[i]) +
+                           ", expected " + std::to_string(row.group_params[i]);
+    const bool equal = group_params == row.group_params;
+    difference.other_group_params += !equal;
     for (std::size_t i = 0; i < codes.size(); ++i) {
       ++difference.codes;
       difference.far += std::abs(codes[i] - row.codes[i]) > 1;

@@ -9,14 +9,14 @@ namespace kvq::test {
 
 /// Differences between the pages of a variant and those of the codec.
 struct Difference {
-  std::string where;  ///< the first byte or number that differs and must not; empty if there is none
+  std::string where;  ///< the first byte, scale or minimum that differs and must not; empty if there is none
   std::int64_t codes = 0;
   std::int64_t differing = 0;  ///< codes that differ, in rows with equal scales and minima
   std::int64_t far = 0;        ///< codes that differ by more than one
   std::int64_t inside = 0;     ///< affine codes that differ though the codec's quotient is not close to an edge
-  double cancelled = 1.0;      ///< largest ratio of a row's term_size() to its largest magnitude
+  double canceled = 1.0;       ///< largest ratio of a row's term_size() to its largest magnitude
   std::int64_t rows = 0;
-  std::int64_t other_numbers = 0;  ///< rows with other scales or minima
+  std::int64_t other_group_params = 0;  ///< rows with other scales or minima
 };
 
 /// The size that rounding errors of x_rot are relative to: the largest magnitude of x_rot, or, if the rotation is not

@@ -24,9 +24,9 @@ void check_rotated(const Difference& difference) {
   CHECK(difference.far == 0);
   CHECK(difference.inside == 0);
   CHECK(static_cast<double>(difference.differing) <=
-        2e-4 * difference.cancelled * static_cast<double>(difference.codes));
-  CHECK(static_cast<double>(difference.other_numbers) <=
-        2e-2 * difference.cancelled * static_cast<double>(difference.rows) + 1);
+        2e-4 * difference.canceled * static_cast<double>(difference.codes));
+  CHECK(static_cast<double>(difference.other_group_params) <=
+        2e-2 * difference.canceled * static_cast<double>(difference.rows) + 1);
 }
 
 /// Rows [T, Hkv, D] that the transforms map to `rows`, so that the terms of the products cancel.
@@ -126,7 +126,7 @@ WriteCase shuffled(const WriteVariant& variant, const WriteCase& c, unsigned see
 
 }  // namespace
 
-TEST_CASE("Unrotated rows are coded bit by bit as the codec does", "[runtime][gpu]") {
+TEST_CASE("Unrotated rows are quantized bit by bit as the codec does", "[runtime][gpu]") {
   const int page_size = GENERATE(16, 32, 64);
   const ScaleRule symmetric = GENERATE(ScaleRule::norm, ScaleRule::absmax, ScaleRule::least_squares);
   for (const WriteVariant* variant : write_variants()) {
@@ -152,7 +152,7 @@ TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][
   }
 }
 
-TEST_CASE("Centres are subtracted first", "[runtime][gpu][emulated]") {
+TEST_CASE("Centers are subtracted first", "[runtime][gpu][emulated]") {
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name);
     WriteCase c = random_case(*variant, 48, 2, 64, 4, false);
@@ -263,7 +263,7 @@ TEST_CASE("Rotated rows are clipped", "[runtime][gpu][emulated]") {
   }
 }
 
-TEST_CASE("Dense rotations, with centres and clips", "[runtime][gpu]") {
+TEST_CASE("Dense rotations, with centers and clips", "[runtime][gpu]") {
   const bool centers = GENERATE(false, true), clips = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, centers, clips);
@@ -340,7 +340,7 @@ TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu][emula
   }
 }
 
-TEST_CASE("Transforms of every condition round no more than two 16-bit parts of them do", "[runtime][gpu]") {
+TEST_CASE("Transforms of every condition round no more than their two 16-bit split halves do", "[runtime][gpu]") {
   const double condition = GENERATE(1.0, 64.0, 1000.0, 4090.0);
   const bool cancel = GENERATE(false, true), more = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
@@ -412,7 +412,8 @@ TEST_CASE("Scales of channels with clips, on a few rows", "[runtime][gpu][emulat
   }
 }
 
-TEST_CASE("Scales of channels alone leave rows to be coded bit by bit as the codec does", "[runtime][gpu][emulated]") {
+TEST_CASE("Scales of channels alone leave rows to be quantized bit by bit as the codec does",
+          "[runtime][gpu][emulated]") {
   const bool more = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
     if (variant->k.exact()) continue;
@@ -433,7 +434,7 @@ TEST_CASE("Scales that fp16 does not hold are refused", "[runtime][gpu][emulated
   const Rotation far{.channel_scale = {0x1p-20f, 0x1p24f, 1.0f, 1.0f}};
   CHECK_THROWS_WITH(write_factors(far, 4, false), Catch::Contains("from 2^-24 to 2^15 times a head's geometric mean"));
   const WriteFactors factors = write_factors(far, 4, true);
-  CHECK(factors.units == std::vector<float>{2.0f});
+  CHECK(factors.row_scales == std::vector<float>{2.0f});
   CHECK(bf16_to_float(factors.factors[0]) == 0x1p-21f);
 }
 
@@ -448,7 +449,7 @@ TEST_CASE("A dense rotation that is a permutation is exact", "[runtime][gpu][emu
     c.matrix_v = c.matrix_k;
     Difference difference = compare_codes(*variant, c, 0x1p-19);
     CHECK(difference.where == "");
-    CHECK(difference.other_numbers == 0);
+    CHECK(difference.other_group_params == 0);
     CHECK(difference.inside == 0);
   }
 }

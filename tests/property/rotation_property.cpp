@@ -70,7 +70,7 @@ TEST_CASE("A rotation keeps q . k and every length", "[codec][property]") {
   });
 }
 
-TEST_CASE("A common shift of all keys is free: the centre cancels in the softmax", "[codec][property]") {
+TEST_CASE("A common shift of all keys is free: the center cancels in the softmax", "[codec][property]") {
   rc::prop("attention with shifted keys", [] {
     const std::uint64_t seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
     const int tokens = *rc::gen::inRange(1, 30), window = *rc::gen::inRange(0, 8);

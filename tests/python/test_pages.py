@@ -176,7 +176,7 @@ def plain_at(self, lane, x):
     return lane * 2 * self.B + x
 
 
-def neighbouring_tokens(self, is_value, token, channel):
+def neighboring_tokens(self, is_value, token, channel):
     t, y, _ = self.piece_place(channel)
     if not is_value:
         return self.at(4 * (token // 2) + t, token % 2 * self.B + y)
@@ -207,7 +207,7 @@ def numbers_by_token(self, token, group, number):
 
 MISREADINGS = {
     "runs are whole": {"at": plain_at},
-    "neighbouring tokens share a lane": {"code_byte": neighbouring_tokens},
+    "neighboring tokens share a lane": {"code_byte": neighboring_tokens},
     "words in order": {"piece_place": words_in_order},
     "values like keys": {"code_byte": values_like_keys},
     "scales before minima": {"number_byte": numbers_apart},

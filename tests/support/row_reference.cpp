@@ -139,8 +139,8 @@ float trellis_value(const TrellisTaps& taps, std::span<const std::uint8_t> windo
   return sum;
 }
 
-Normalised normalized(ScaleType type, std::span<const float> x) {
-  Normalised result;
+Normalized normalized(ScaleType type, std::span<const float> x) {
+  Normalized result;
   const float energy = tree_product(x, x);
   result.d = f32(nearest_in(type, wide(f32(std::sqrt(wide(f32(wide(energy) / static_cast<double>(x.size()))))))));
   if (energy == 0.0f) result.d = 0.0f;
@@ -150,7 +150,7 @@ Normalised normalized(ScaleType type, std::span<const float> x) {
 
 ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type,
                                   std::span<const float> x) {
-  const Normalised unit = normalized(type, x);
+  const Normalized unit = normalized(type, x);
   const int bits = std::countr_zero(table.size());
   std::vector<std::uint8_t> codes = middle(bits, x.size());
   std::vector<float> v;
@@ -181,7 +181,7 @@ float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<c
 std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y) { return seam_of(Steps(taps), y); }
 
 ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleType type, std::span<const float> x) {
-  const Normalised unit = normalized(type, x);
+  const Normalized unit = normalized(type, x);
   std::vector<std::uint8_t> codes = middle(taps.bits, x.size());
   if (unit.d != 0.0f) {
     const Steps steps(taps);

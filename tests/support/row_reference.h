@@ -24,11 +24,11 @@ ReferenceGroup reference_symmetric(int bits, ScaleRule rule, ScaleType type, std
 /// v of a channel whose code is history[0] and whose predecessors are history[1], ...
 float trellis_value(const TrellisTaps& taps, std::span<const std::uint8_t> history);
 /// y = x / d of a group.
-struct Normalised {
+struct Normalized {
   std::vector<float> y;
   float d = 0.0f;
 };
-Normalised normalized(ScaleType type, std::span<const float> x);
+Normalized normalized(ScaleType type, std::span<const float> x);
 /// Cost of tail-biting codes, summed in binary32 from the first channel on.
 float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes);
 /// The seam z* that the first run of the search finds.

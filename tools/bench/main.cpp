@@ -113,7 +113,7 @@ CLI::App* add_prefill(CLI::App& app, BenchFlags& f) {
 
 CLI::App* add_write(CLI::App& app, BenchFlags& f) {
   CLI::App* write =
-      app.add_subcommand("write", "rotate, quantise and write new tokens into pages, in one pass and in two");
+      app.add_subcommand("write", "rotate, quantize and write new tokens into pages, in one pass and in two");
   write->footer(kSides);
   add_sizes(*write, f);
   write->add_option("--tokens", f.tokens, "in one call; a list, such as 1,8192")

@@ -59,7 +59,7 @@ std::string write_table(const Run& run) {
   }
   return format_table(table, "lrrrrrrrrrr") +
          "copy, same: of the bandwidth of a large copy, and of one of as many bytes\n"
-         "unfused: how much longer a rotating kernel and a quantising one take\n"
+         "unfused: how much longer a rotating kernel and a quantizing one take\n"
          "plain: time of a transform over that of the same case without\n";
 }
 

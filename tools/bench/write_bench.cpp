@@ -101,14 +101,14 @@ WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& pl
   if (c.dense) {
     w.rotation_stride = packed_rotation_bytes(side.head_dim);
     std::vector<std::byte> packed(static_cast<std::size_t>(c.num_kv_heads * w.rotation_stride));
-    std::vector<float> units;
-    if (c.transform && !c.variant->bf16) units = fp16_units(plan.rotation.matrix, side.head_dim);
-    check(pack_rotations(plan.rotation.matrix, side.head_dim, c.variant->bf16, packed, units));
+    std::vector<float> row_scales;
+    if (c.transform && !c.variant->bf16) row_scales = fp16_row_scales(plan.rotation.matrix, side.head_dim);
+    check(pack_rotations(plan.rotation.matrix, side.head_dim, c.variant->bf16, packed, row_scales));
     w.rotation = memory.put(packed);
-    if (!units.empty()) w.units = memory.put(units);
+    if (!row_scales.empty()) w.row_scales = memory.put(row_scales);
   } else if (c.transform) {
     const WriteFactors before = write_factors(plan.rotation, side.head_dim, c.variant->bf16);
-    w.factors = memory.put(before.factors), w.units = memory.put(before.units), w.per_head = true;
+    w.factors = memory.put(before.factors), w.row_scales = memory.put(before.row_scales), w.per_head = true;
   }
   return w;
 }

@@ -19,7 +19,7 @@ class Columns {
       : left_(frame.left), step_(frame.plot_width / static_cast<double>(count)), count_(count) {}
   double step() const { return step_; }
   double left(std::size_t i) const { return left_ + step_ * static_cast<double>(i); }
-  std::vector<double> centres() const {
+  std::vector<double> centers() const {
     std::vector<double> x;
     for (std::size_t i = 0; i < count_; ++i) x.push_back(left(i) + step_ / 2.0);
     return x;
@@ -66,7 +66,7 @@ std::string width_chart(const std::string& label, const std::vector<WidthSlice>&
       below += share;
     }
   }
-  draw_x_places(svg, frame, columns.centres(), places_of(slices), "layer");
+  draw_x_places(svg, frame, columns.centers(), places_of(slices), "layer");
   return svg.str();
 }
 
@@ -108,7 +108,7 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
   key(key_label, "fill s0", "keys");
   if (last.values > 0.0)
     key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill s4", "values");
-  draw_x_places(svg, frame, columns.centres(), places_of(bars), "layer");
+  draw_x_places(svg, frame, columns.centers(), places_of(bars), "layer");
   return svg.str();
 }
 

@@ -104,7 +104,7 @@ FoldError fold_value_rotation(const LayerPlan& plan, int hidden, DType type, con
   if (!v_proj.bias.empty()) expect(v_proj.bias.size(), kv_heads * dim, plan.layer, "v_proj bias");
   if (!o_proj.bias.empty()) expect(o_proj.bias.size(), in, plan.layer, "o_proj bias");
   if (!plan.v->center.empty() && (v_proj.bias.empty() || o_proj.bias.empty()))
-    refuse(plan.layer, "v: a centre needs biases of v_proj and o_proj to hold it; give them, of zeros if need be");
+    refuse(plan.layer, "v: a center needs biases of v_proj and o_proj to hold it; give them, of zeros if need be");
 
   FoldError error;
   error.v_proj_before = rounding_error(v_proj.weight, type);
@@ -147,7 +147,7 @@ void fold_key_rotation(const LayerPlan& plan, int hidden, const Projection& q_pr
   if (!q_proj.bias.empty()) expect(q_proj.bias.size(), q_heads * dim, plan.layer, "q_proj bias");
   if (!k_proj.bias.empty()) expect(k_proj.bias.size(), kv_heads * dim, plan.layer, "k_proj bias");
   if (!plan.k.center.empty() && k_proj.bias.empty())
-    refuse(plan.layer, "k: a centre needs a bias of k_proj to hold it; give one, of zeros if need be");
+    refuse(plan.layer, "k: a center needs a bias of k_proj to hold it; give one, of zeros if need be");
   const std::size_t group = q_heads / kv_heads;
   for (std::size_t h = 0; h < kv_heads; ++h) {
     const Maps maps = maps_of(plan.k.rotation, h, dim);

@@ -127,7 +127,7 @@ class Panel {
   }
 
   /// What turns row r of block b into S: exp(block's largest - row's largest) / row sum.
-  float normalisation(std::int64_t b, std::int64_t r) const {
+  float normalization(std::int64_t b, std::int64_t r) const {
     const auto row = static_cast<std::size_t>(r);
     return static_cast<float>(
         std::exp(double{block_largest_[static_cast<std::size_t>(b * rows_ + r)]} - largest_[row]) / sum_[row]);
@@ -137,7 +137,7 @@ class Panel {
     std::fill(columns_.begin(), columns_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)
       for (std::int64_t r = 0; r < rows_; ++r)
-        row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalisation(b, r),
+        row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalization(b, r),
                              columns_.data() + b * kBlockKeys);
     for (std::int64_t t = 0; t < keys_; ++t)
       into.columns[static_cast<std::size_t>(key_begin_ + t)] += columns_[static_cast<std::size_t>(t)];
@@ -149,7 +149,7 @@ class Panel {
     std::fill(squared_o_.begin(), squared_o_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)
       for (std::int64_t r = 0; r < rows_; ++r) {
-        const float factor = normalisation(b, r);
+        const float factor = normalization(b, r);
         float* row = block(b) + r * block_size(b);
         for (std::int64_t t = 0; t < block_size(b); ++t) row[t] = (factor * row[t]) * (factor * row[t]);
       }

@@ -51,7 +51,7 @@ void MomentSum::subtract(const MomentSum& other) {
   weight -= other.weight;
 }
 
-void MomentSum::symmetrise() {
+void MomentSum::symmetrize() {
   const auto d = static_cast<std::size_t>(dim);
   for (std::size_t i = 0; i < d; ++i)
     for (std::size_t j = 0; j < i; ++j) sum[i * d + j] = sum[j * d + i];

@@ -7,7 +7,7 @@
 namespace kvq {
 
 /// Sum of outer products of the rows of one head, in double: a monoid. Symmetric; only the upper triangle is valid
-/// until `symmetrise()`.
+/// until `symmetrize()`.
 struct MomentSum {
   int dim = 0;
   std::vector<double> sum;   ///< [D, D], sum of w x x^T
@@ -20,7 +20,7 @@ struct MomentSum {
   void add(std::span<const float> rows, std::span<const float> weights = {});
   void add(const MomentSum& other);
   void subtract(const MomentSum& other);  ///< reverses an earlier add(other), up to rounding
-  void symmetrise();
+  void symmetrize();
 };
 
 }  // namespace kvq

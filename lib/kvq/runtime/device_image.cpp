@@ -54,10 +54,11 @@ std::vector<float> of_heads(const std::vector<float>& entries, const Rotation& r
 }
 
 /// Dense matrices in the layout of the write kernels (pack_rotations()).
-std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16, const std::vector<float>& units) {
+std::vector<std::byte> packed(const std::vector<float>& matrices, int dim, bool bf16,
+                              const std::vector<float>& row_scales) {
   const std::size_t count = matrices.size() / (static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
   std::vector<std::byte> bytes(count * static_cast<std::size_t>(packed_rotation_bytes(dim)));
-  if (const Status status = pack_rotations(matrices, dim, bf16, bytes, units); !status.ok())
+  if (const Status status = pack_rotations(matrices, dim, bf16, bytes, row_scales); !status.ok())
     throw Error{ErrorKind::unsupported, status.message()};
   return bytes;
 }
@@ -91,20 +92,21 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
     const std::vector<float> inverse = inverse_of(plan.rotation, d),
                              matrix = which == Side::v ? inverse : transposed(inverse, d);
     side.matrix = put(matrix), side.fragments = put(rotation_fragments(matrix, dim));
-    std::vector<float> units;
+    std::vector<float> row_scales;
     if (!plan.rotation.is_orthogonal()) {
       side.sizes = put(column_sizes(inverse, dim));
-      if (!bf16) units = fp16_units(plan.rotation.matrix, dim);
+      if (!bf16) row_scales = fp16_row_scales(plan.rotation.matrix, dim);
     }
-    side.packed = put(packed(plan.rotation.matrix, dim, bf16, units));
-    if (!units.empty()) side.units = put(of_heads(units, plan.rotation, num_kv_heads));
+    side.packed = put(packed(plan.rotation.matrix, dim, bf16, row_scales));
+    if (!row_scales.empty()) side.row_scales = put(of_heads(row_scales, plan.rotation, num_kv_heads));
     if (side.per_head) side.packed_stride = packed_rotation_bytes(dim);
   }
   if (plan.rotation.kind == RotationKind::block_hadamard) side.order = plan.rotation.order;
   if (!plan.rotation.channel_scale.empty()) {
     side.order = std::max(1, side.order);  // kind identity: blocks of one channel
     const WriteFactors write = write_factors(plan.rotation, dim, bf16);
-    side.write_factors = put(write.factors), side.units = put(of_heads(write.units, plan.rotation, num_kv_heads));
+    side.write_factors = put(write.factors),
+    side.row_scales = put(of_heads(write.row_scales, plan.rotation, num_kv_heads));
     side.factors = put(read_factors(plan.rotation));
   } else if (plan.rotation.kind == RotationKind::block_hadamard) {
     side.signs = put(plan.rotation.signs);
@@ -132,7 +134,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     side.rule = s.rule;
     side.clip_ranks = reinterpret_cast<const std::int32_t*>(at(s.clip_ranks));
     side.rotation = at(s.packed), side.rotation_stride = s.packed_stride;
-    side.factors = reinterpret_cast<const std::uint16_t*>(at(s.write_factors)), side.units = floats(s.units);
+    side.factors = reinterpret_cast<const std::uint16_t*>(at(s.write_factors)), side.row_scales = floats(s.row_scales);
     return side;
   };
   const auto rotation = [&](const SideOffsets& s) {

@@ -46,11 +46,11 @@ class DeviceImage {
   /// Offsets of one side, and the parameters that are no arrays.
   struct SideOffsets {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, fragments = {};     ///< for reading, in two layouts
-    std::optional<std::size_t> factors = {}, sizes = {};        ///< for reading
-    std::optional<std::size_t> packed = {};                     ///< for writing
-    std::optional<std::size_t> write_factors = {}, units = {};  ///< for writing
-    std::optional<std::size_t> center = {}, write_center = {};  ///< for reading; rotated, for writing
+    std::optional<std::size_t> matrix = {}, fragments = {};          ///< for reading, in two layouts
+    std::optional<std::size_t> factors = {}, sizes = {};             ///< for reading
+    std::optional<std::size_t> packed = {};                          ///< for writing
+    std::optional<std::size_t> write_factors = {}, row_scales = {};  ///< for writing
+    std::optional<std::size_t> center = {}, write_center = {};       ///< for reading; rotated, for writing
     std::optional<std::size_t> clip_ranks = {};
     std::int64_t packed_stride = 0;
     int order = 0;  ///< of Hadamard blocks; 0 = none

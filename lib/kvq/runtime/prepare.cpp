@@ -41,7 +41,7 @@ std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int 
 std::int64_t packed_rotation_bytes(int head_dim) { return RotationLayout{head_dim}.bytes(); }
 
 Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out,
-                      std::span<const float> units) {
+                      std::span<const float> row_scales) {
   if (head_dim < 32 || head_dim % 32 != 0)
     return Status::fail(StatusCode::unsupported, "pack_rotations: head_dim %d; supported are multiples of 32",
                         head_dim);
@@ -51,9 +51,9 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
     return Status::fail(StatusCode::invalid_argument,
                         "pack_rotations: %zu elements into %zu bytes, expected matrices of %d x %d, %d bytes each",
                         matrices.size(), out.size(), head_dim, head_dim, layout.bytes());
-  if (!units.empty() && units.size() != count)
-    return Status::fail(StatusCode::invalid_argument, "pack_rotations: %zu units for %zu matrices", units.size(),
-                        count);
+  if (!row_scales.empty() && row_scales.size() != count)
+    return Status::fail(StatusCode::invalid_argument, "pack_rotations: %zu row scales for %zu matrices",
+                        row_scales.size(), count);
   const auto narrow = [&](float x) { return bf16 ? float_to_bf16(x) : float_to_f16(x); };
   const auto widen = [&](std::uint16_t x) { return bf16 ? bf16_to_float(x) : f16_to_float(x); };
   for (std::size_t m = 0; m < count; ++m)
@@ -62,7 +62,7 @@ Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, 
         for (int n = 0; n < head_dim; ++n) {
           const auto row = static_cast<std::size_t>(RotationLayout::row_channel(slab, k));
           const auto column = static_cast<std::size_t>(RotationLayout::column_channel(n));
-          const float element = matrices[(m * dim + row) * dim + column] / (units.empty() ? 1.0f : units[m]);
+          const float element = matrices[(m * dim + row) * dim + column] / (row_scales.empty() ? 1.0f : row_scales[m]);
           const std::uint16_t high = narrow(element), low = narrow(element - widen(high));
           std::byte* to = out.data() + m * static_cast<std::size_t>(layout.bytes());
           std::memcpy(to + layout.offset(slab, 0, k, n), &high, sizeof high);
@@ -82,15 +82,15 @@ float power_above(float x) {
 
 }  // namespace
 
-std::vector<float> fp16_units(std::span<const float> matrices, int head_dim) {
+std::vector<float> fp16_row_scales(std::span<const float> matrices, int head_dim) {
   const auto each = static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim);
-  std::vector<float> units;
+  std::vector<float> row_scales;
   for (std::size_t first = 0; first < matrices.size(); first += each) {
     float largest = 0.0f;
     for (const float x : matrices.subspan(first, each)) largest = std::max(largest, std::abs(x));
-    units.push_back(power_above(largest) * 0x1p-14f);
+    row_scales.push_back(power_above(largest) * 0x1p-14f);
   }
-  return units;
+  return row_scales;
 }
 
 WriteFactors write_factors(const Rotation& rotation, int head_dim, bool bf16) {
@@ -100,17 +100,17 @@ WriteFactors write_factors(const Rotation& rotation, int head_dim, bool bf16) {
     const auto scales = std::span(rotation.channel_scale).subspan(first, dim);
     int exponents = 0;
     for (const float scale : scales) exponents += std::ilogb(scale);
-    const float unit = std::ldexp(1.0f, static_cast<int>(std::lround(exponents / static_cast<double>(dim))));
+    const float row_scale = std::ldexp(1.0f, static_cast<int>(std::lround(exponents / static_cast<double>(dim))));
     const auto [least, most] = std::minmax_element(scales.begin(), scales.end());
-    if (!bf16 && (*least / unit < 0x1p-24f || *most / unit > 0x1p15f))
+    if (!bf16 && (*least / row_scale < 0x1p-24f || *most / row_scale > 0x1p15f))
       throw Error{ErrorKind::unsupported,
                   fmt::format("channel_scale: with fp16 activations scales are supported from 2^-24 to 2^15 times a "
                               "head's geometric mean, found {} to {} about {} in entry {}",
-                              *least, *most, unit, first / dim)};
-    write.units.push_back(unit);
+                              *least, *most, row_scale, first / dim)};
+    write.row_scales.push_back(row_scale);
     for (std::size_t i = 0; i < dim; ++i) {
       const float sign = rotation.signs.empty() ? 1.0f : static_cast<float>(rotation.signs[first + i]);
-      const float factor = sign * scales[i] / unit;
+      const float factor = sign * scales[i] / row_scale;
       write.factors.push_back(bf16 ? float_to_bf16(factor) : float_to_f16(factor));
     }
   }

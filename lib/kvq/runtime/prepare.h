@@ -26,24 +26,24 @@ std::vector<float> rotated_center(const TensorPlan& plan, int num_kv_heads, int 
 std::int64_t packed_rotation_bytes(int head_dim);
 
 /// Packs dense rotations for the write kernel (WriteSide::rotation).
-/// @param matrices  [n, D, D] row-major, x_rot = x @ A
-/// @param bf16      the type of the rows that will be multiplied, else fp16
-/// @param out       n times packed_rotation_bytes()
-/// @param units     [n] powers of two that the elements are divided by first, or empty: 1. For fp16, pass fp16_units()
-///                  unless A is orthogonal
+/// @param matrices    [n, D, D] row-major, x_rot = x @ A
+/// @param bf16        the type of the rows that will be multiplied, else fp16
+/// @param out         n times packed_rotation_bytes()
+/// @param row_scales  [n] powers of two that the elements are divided by first, or empty: 1. For fp16, pass
+///                    fp16_row_scales() unless A is orthogonal
 Status pack_rotations(std::span<const float> matrices, int head_dim, bool bf16, std::span<std::byte> out,
-                      std::span<const float> units = {});
+                      std::span<const float> row_scales = {});
 
 /// A power of two for each matrix such that the largest element divided by it lies in [2^13, 2^14). The error of the
-/// two fp16 parts is then below 2^-21 of an element, or 2^-38 of the largest element. @param matrices  [n, D, D]
-std::vector<float> fp16_units(std::span<const float> matrices, int head_dim);
+/// two fp16 split halves is then below 2^-21 of an element, or 2^-38 of the largest element. @param matrices  [n, D, D]
+std::vector<float> fp16_row_scales(std::span<const float> matrices, int head_dim);
 
-/// Channel factors before the Hadamard blocks (WriteSide::factors), sign * channel_scale / unit. The products are exact
-/// and summed in float32. In fp16 a factor below 2^-14 has an error of up to 2^-25, so units are chosen such that
-/// factors are about 1.
+/// Channel factors before the Hadamard blocks (WriteSide::factors), sign * channel_scale / row scale. The products are
+/// exact and summed in float32. In fp16 a factor below 2^-14 has an error of up to 2^-25, so row scales are chosen such
+/// that factors are about 1.
 struct WriteFactors {
   std::vector<std::uint16_t> factors = {};  ///< [H, D] in the rows' type
-  std::vector<float> units = {};            ///< [H] the power of two nearest to the geometric mean of channel_scale
+  std::vector<float> row_scales = {};       ///< [H] the power of two nearest to the geometric mean of channel_scale
 };
 /// @param rotation  empty results without a channel_scale
 /// @param bf16      the type of the rows, else fp16

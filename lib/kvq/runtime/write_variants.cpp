@@ -22,11 +22,11 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
   if (!aligned_to_16(w.signs)) return Status::fail(kBad, "quantize_write: %s: signs must be aligned to 16 bytes", side);
   if (!aligned_to_16(w.factors))
     return Status::fail(kBad, "quantize_write: %s: factors must be aligned to 16 bytes", side);
-  if (w.factors && (!w.units || w.signs || tile.exact()))
-    return Status::fail(kBad, "quantize_write: %s: factors go with units, without signs, and not with exact rows",
+  if (w.factors && (!w.row_scales || w.signs || tile.exact()))
+    return Status::fail(kBad, "quantize_write: %s: factors go with row scales, without signs, and not with exact rows",
                         side);
   if (!aligned_to_16(w.center))
-    return Status::fail(kBad, "quantize_write: %s: centres must be aligned to 16 bytes", side);
+    return Status::fail(kBad, "quantize_write: %s: centers must be aligned to 16 bytes", side);
   if (w.rotation) {
     if (w.order != 1 || w.signs || w.factors)
       return Status::fail(kBad,

@@ -73,9 +73,9 @@ namespace {
 
 /// Dynamic program over the blocks in order of falling score. The bytes depend only on how many blocks have each width,
 /// so a larger score never gets a smaller width: each width takes consecutive blocks, the widest first.
-class ByteProgramme {
+class ByteProgram {
  public:
-  ByteProgramme(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law)
+  ByteProgram(std::vector<double> sorted, const RowBudget& budget, const RateLaw& law)
       : budget_(budget), law_(law), blocks_(sorted.size()), prefix_(sorted.size() + 1, 0.0) {
     std::partial_sum(sorted.begin(), sorted.end(), prefix_.begin() + 1);
     for (const int width : {8, 4, 3, 2, 1, 0})
@@ -161,8 +161,8 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
             [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   std::vector<double> sorted;
   for (const std::size_t i : order) sorted.push_back(scores[i]);
-  ByteProgramme programme(std::move(sorted), budget, law);
-  const std::vector<int> counts = programme.solve();
+  ByteProgram program(std::move(sorted), budget, law);
+  const std::vector<int> counts = program.solve();
   if (counts.empty() || budget.row_bytes < budget.index_bytes) {
     const int channels = static_cast<int>(scores.size()) * budget.channels_per_block;
     const int codes = (channels * stored_bits(budget.min_bits) + 7) / 8;
@@ -176,7 +176,7 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
   std::vector<std::uint8_t> bits(scores.size());
   std::size_t next = 0;
   for (std::size_t w = 0; w < counts.size(); ++w)
-    for (int i = 0; i < counts[w]; ++i) bits[order[next++]] = static_cast<std::uint8_t>(programme.widths()[w]);
+    for (int i = 0; i < counts[w]; ++i) bits[order[next++]] = static_cast<std::uint8_t>(program.widths()[w]);
   return bits;
 }
 

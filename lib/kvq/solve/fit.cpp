@@ -52,7 +52,7 @@ std::vector<float> coding_error(const std::vector<float>& rows, int dim, const R
 double quadratic(const FitData& data, const std::vector<float>& rows) {
   MomentSum sum(data.dim);
   sum.add(rows, data.weights);
-  sum.symmetrise();
+  sum.symmetrize();
   const Eigen::Map<const Matrix> moment(sum.sum.data(), data.dim, data.dim);
   if (data.metric.empty()) return moment.trace();
   return moment.cwiseProduct(Eigen::Map<const Matrix>(data.metric.data(), data.dim, data.dim)).sum();
@@ -108,7 +108,7 @@ double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio)
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
   MomentSum sum(data.dim);
   sum.add(coding_error(data.rows, data.dim, RowCodec(coder, clip_ratio, data.dim)));
-  sum.symmetrise();
+  sum.symmetrize();
   for (double& value : sum.sum) value /= sum.weight;
   return sum.sum;
 }

@@ -49,7 +49,7 @@ double squared_distance(const float* x, const float* c, Index dim) {
 }
 
 /// A matrix [n, D] as the caller passed it, and minus a fixed vector, with the norms of rows that bounds need.
-struct Centred {
+struct Centered {
   std::span<const float> original;   ///< [n, D]
   std::vector<float> rows;           ///< [n, D]
   std::vector<double> squared_norm;  ///< [n] of the centered rows
@@ -59,9 +59,9 @@ struct Centred {
   const float* row(Index t) const { return rows.data() + t * dim; }
 };
 
-Centred centred(std::span<const float> rows, std::span<const float> middle) {
+Centered centered(std::span<const float> rows, std::span<const float> middle) {
   const auto dim = static_cast<Index>(middle.size()), count = static_cast<Index>(rows.size()) / dim;
-  Centred out{rows, std::vector<float>(rows.size()), std::vector<double>(at(count)), dim};
+  Centered out{rows, std::vector<float>(rows.size()), std::vector<double>(at(count)), dim};
   const std::vector<float> origin(at(dim), 0.0f);
   parallel_for(blocks_of(count, kBlockRows), [&](Index block) {
     for (Index t = block * kBlockRows; t < std::min(count, (block + 1) * kBlockRows); ++t) {
@@ -159,7 +159,7 @@ struct Bounds {
   Index stride() const { return static_cast<Index>(norm.size()); }
 };
 
-Bounds bounds_of(const Centred& centroids) {
+Bounds bounds_of(const Centered& centroids) {
   // Covers rounding of |c|^2, of the centered centroid and of the sums that use the bound, with a wide margin. The
   // absolute part covers products so small that they lose digits.
   constexpr float kRelative = 16 * kUnit, kAbsolute = 1e-36f;
@@ -226,7 +226,7 @@ void for_each_within(const float* dots, const Bounds& bounds, float reach, float
   }
 }
 
-std::int32_t nearest(const float* x, const Centred& centroids, const float* dots, const Bounds& bounds, float reach) {
+std::int32_t nearest(const float* x, const Centered& centroids, const float* dots, const Bounds& bounds, float reach) {
   constexpr double kUnknown = -1.0;
   Index best = -1;
   double best_distance = kUnknown;
@@ -249,20 +249,21 @@ std::int32_t nearest(const float* x, const Centred& centroids, const float* dots
 }
 
 /// @param middle  [D] the vector that was subtracted from the rows of `data`
-std::vector<std::int32_t> assign(const Centred& data, std::span<const float> centroids, std::span<const float> middle) {
-  const Centred centres = centred(centroids, middle);
-  const Bounds bounds = bounds_of(centres);
+std::vector<std::int32_t> assign(const Centered& data, std::span<const float> centroids,
+                                 std::span<const float> middle) {
+  const Centered centers = centered(centroids, middle);
+  const Bounds bounds = bounds_of(centers);
   const Index dim = data.dim, stride = bounds.stride();
   std::vector<std::int32_t> assignment(at(data.count()));
   parallel_for(blocks_of(data.count(), kBlockRows), [&](Index block) {
     const Index first = block * kBlockRows, count = std::min(kBlockRows, data.count() - first);
     static thread_local std::vector<float> dots;  // kept: fresh pages for every block cost a tenth of the time
     dots.resize(at(kBlockRows * stride));
-    blas::gemm_nt(count, bounds.count, dim, 1.0f, data.row(first), dim, centres.rows.data(), dim, dots.data(), stride);
+    blas::gemm_nt(count, bounds.count, dim, 1.0f, data.row(first), dim, centers.rows.data(), dim, dots.data(), stride);
     for (Index i = 0; i < count; ++i) {
       const float reach = reach_of(data.squared_norm[at(first + i)], dim, bounds);
       assignment[at(first + i)] =
-          nearest(data.original_row(first + i), centres, dots.data() + i * stride, bounds, reach);
+          nearest(data.original_row(first + i), centers, dots.data() + i * stride, bounds, reach);
     }
   });
   return assignment;
@@ -273,7 +274,7 @@ std::vector<std::int32_t> assign(const Centred& data, std::span<const float> cen
 /// Greedy k-means++ on the centered rows.
 class Seeding {
  public:
-  Seeding(const Centred& data, RandomStream& random)
+  Seeding(const Centered& data, RandomStream& random)
       : data_(data),
         random_(random),
         blocks_(blocks_of(data.count(), kSeedBlockRows)),
@@ -321,11 +322,11 @@ class Seeding {
   /// The candidate that leaves the smallest sum of squared distances, the first of equal ones; makes it a seed.
   Index best_of(const std::vector<Index>& candidates) {
     const auto trials = static_cast<Index>(candidates.size());
-    std::vector<float> centres;
-    for (const Index t : candidates) centres.insert(centres.end(), data_.row(t), data_.row(t) + data_.dim);
+    std::vector<float> centers;
+    for (const Index t : candidates) centers.insert(centers.end(), data_.row(t), data_.row(t) + data_.dim);
     distances_.resize(at(trials * data_.count()));
     std::vector<double> sums(at(trials * blocks_));
-    parallel_for(blocks_, [&](Index block) { measure_block(block, candidates, centres, sums); });
+    parallel_for(blocks_, [&](Index block) { measure_block(block, candidates, centers, sums); });
 
     Index best = 0;
     total_ = std::numeric_limits<double>::infinity();
@@ -343,14 +344,14 @@ class Seeding {
 
   /// For each candidate: the squared distance of each row of a block to the nearest seed if the candidate becomes a
   /// seed, and the sum of these distances.
-  void measure_block(Index block, const std::vector<Index>& candidates, const std::vector<float>& centres,
+  void measure_block(Index block, const std::vector<Index>& candidates, const std::vector<float>& centers,
                      std::vector<double>& sums) {
     const auto trials = static_cast<Index>(candidates.size());
     const Index first = block * kSeedBlockRows, count = std::min(kSeedBlockRows, data_.count() - first),
                 dim = data_.dim;
     static thread_local std::vector<float> dots;
     dots.resize(at(trials * kSeedBlockRows));
-    blas::gemm_nt(trials, count, dim, 1.0f, centres.data(), dim, data_.row(first), dim, dots.data(), kSeedBlockRows);
+    blas::gemm_nt(trials, count, dim, 1.0f, centers.data(), dim, data_.row(first), dim, dots.data(), kSeedBlockRows);
     for (Index i = 0; i < trials; ++i) {
       const float* dot = dots.data() + i * kSeedBlockRows;
       const float* closest = closest_.data() + first;
@@ -365,15 +366,15 @@ class Seeding {
   }
 
   /// |x - c|^2 from the float product, or in double if cancellation would leave few digits.
-  float distance_of(Index row, Index centre, float dot, float closest) const {
+  float distance_of(Index row, Index center, float dot, float closest) const {
     if (closest == 0.0f) return 0.0f;
-    const double norms = data_.squared_norm[at(row)] + data_.squared_norm[at(centre)],
+    const double norms = data_.squared_norm[at(row)] + data_.squared_norm[at(center)],
                  distance = norms - 2.0 * double{dot};
     if (distance > 4.0 * kUnit * static_cast<double>(data_.dim + 16) * norms) return static_cast<float>(distance);
-    return static_cast<float>(squared_distance(data_.row(row), data_.row(centre), data_.dim));
+    return static_cast<float>(squared_distance(data_.row(row), data_.row(center), data_.dim));
   }
 
-  const Centred& data_;
+  const Centered& data_;
   RandomStream& random_;
   Index blocks_;
   std::vector<float> closest_, distances_;  ///< [n] to the nearest seed; [trials, n] should a candidate become one
@@ -417,12 +418,12 @@ int repair_empty(std::span<const float> rows, KMeansResult& state, Index dim) {
 }
 
 /// Mean over the channels of the rows' variance.
-double mean_variance(const Centred& data) {
+double mean_variance(const Centered& data) {
   return std::accumulate(data.squared_norm.begin(), data.squared_norm.end(), 0.0) /
          static_cast<double>(data.rows.size());
 }
 
-KMeansResult run(const Centred& data, std::span<const float> middle, const KMeansOptions& options,
+KMeansResult run(const Centered& data, std::span<const float> middle, const KMeansOptions& options,
                  RandomStream random) {
   KMeansResult state;
   for (const Index t : Seeding(data, random).choose(options.clusters))
@@ -471,7 +472,7 @@ KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& o
   const std::vector<float> middle = mean_of(rows, dim);
   if (!std::all_of(middle.begin(), middle.end(), [](float x) { return std::isfinite(x); }))
     throw Error{ErrorKind::numerical, "k-means: expected finite rows, found NaN or infinity"};
-  const Centred data = centred(rows, middle);
+  const Centered data = centered(rows, middle);
   KMeansResult best = run(data, middle, options, stream(options, 0));
   for (int restart = 1; restart < options.restarts; ++restart) {
     KMeansResult other = run(data, middle, options, stream(options, restart));
@@ -484,7 +485,7 @@ std::vector<std::int32_t> nearest_centroids(std::span<const float> rows, std::sp
   KVQ_ASSERT(dim >= 1 && rows.size() % static_cast<std::size_t>(dim) == 0);
   KVQ_ASSERT(!centroids.empty() && centroids.size() % static_cast<std::size_t>(dim) == 0);
   const std::vector<float> middle = mean_of(centroids, dim);
-  return assign(centred(rows, middle), centroids, middle);
+  return assign(centered(rows, middle), centroids, middle);
 }
 
 }  // namespace kvq

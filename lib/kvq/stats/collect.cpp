@@ -43,7 +43,7 @@ std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_pe
   std::vector<MomentSum> result(static_cast<std::size_t>(tensor.heads / heads_per_group), MomentSum{tensor.dim});
   for (std::int64_t task = 0; task < tensor.heads * per_head; ++task)
     result[static_cast<std::size_t>(task / per_head / heads_per_group)].add(partial[static_cast<std::size_t>(task)]);
-  for (MomentSum& sum : result) sum.symmetrise();
+  for (MomentSum& sum : result) sum.symmetrize();
   return result;
 }
 
@@ -86,7 +86,7 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
   std::vector<MomentSum> result(static_cast<std::size_t>(heads), MomentSum{layer.v->dim});
   for (std::int64_t task = 0; task < heads * per_head; ++task)
     result[static_cast<std::size_t>(task / per_head)].add(partial[static_cast<std::size_t>(task)]);
-  for (MomentSum& sum : result) sum.symmetrise();
+  for (MomentSum& sum : result) sum.symmetrize();
   return result;
 }
 
@@ -111,12 +111,12 @@ class AttentionPass {
         done += count;
         if (on_tokens) on_tokens(done, total);
       }
-      sums.outputs.symmetrise();
+      sums.outputs.symmetrize();
       outputs.push_back(std::move(sums.outputs));
       if (scored_query_) {
         // The moment is not divided by the sum of its weights: C_SQ is a mean over queries (formats/stats.md).
         sums.scored_query.weight = static_cast<double>(layer_.k.tokens - held_.count) * geometry_.queries_per_kv_head();
-        sums.scored_query.symmetrise();
+        sums.scored_query.symmetrize();
         scored.push_back(std::move(sums.scored_query));
       }
     }
@@ -215,7 +215,7 @@ std::vector<double> o_proj_metric(const LayerActivations& layer) {
         std::copy_n(layer.o_proj.data() + r * wide + q * d, d, columns.data() + r * d);
       sum.add(columns);
     }
-    sum.symmetrise();
+    sum.symmetrize();
     metric.insert(metric.end(), sum.sum.begin(), sum.sum.end());
   }
   return metric;

@@ -409,11 +409,11 @@ struct LayerPlace {
 /// Makes a new folder beside a file; the destructor removes the folder.
 class ScratchFolder {
  public:
-  explicit ScratchFolder(const std::filesystem::path& neighbour) {
-    std::string name = neighbour.string() + ".XXXXXX";
+  explicit ScratchFolder(const std::filesystem::path& neighbor) {
+    std::string name = neighbor.string() + ".XXXXXX";
     if (::mkdtemp(name.data()) == nullptr)
       throw Error{ErrorKind::io,
-                  fmt::format("{}: cannot create a folder beside it: {}", neighbour.string(), std::strerror(errno))};
+                  fmt::format("{}: cannot create a folder beside it: {}", neighbor.string(), std::strerror(errno))};
     path_ = name;
   }
   ~ScratchFolder() {

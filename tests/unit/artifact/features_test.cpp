@@ -162,7 +162,7 @@ const FileFault kFaults[] = {
      [](EditableFile& f) { keys(f)["centroids"]["scope"] = "layer"; }},
     {"centroids that the plan does not name", "bad_input: ", "layers.0.k.centroids",
      [](EditableFile& f) { keys(f).erase("centroids"); }},
-    {"a centre beside centroids", "bad_input: ", "cent",
+    {"a center beside centroids", "bad_input: ", "cent",
      [](EditableFile& f) {
        keys(f)["center"] = true;
        f.tensors["layers.0.k.center"] = {DType::f32, {2, 8}, std::vector<std::byte>(64)};

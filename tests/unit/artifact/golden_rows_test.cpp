@@ -201,7 +201,7 @@ TEST_CASE("A scale near a rounding edge is not firm, whichever two channels it c
   LayerPlan plan = small_plan(UniformCoder{.bits = 2, .group_size = 16, .scale_type = ScaleType::fp16}, 16);
   plan.k.clip_ratio = {1.0};
   const float half = 3 * 0x1p-12f,
-              lo = -1.5f - half;  // of 1.5 + half the channels of a row know 8 bits: centres know all
+              lo = -1.5f - half;  // of 1.5 + half the channels of a row know 8 bits: centers know all
   for (int i = 0; i < 16; ++i)
     for (int j = 0; j < 16; ++j) {
       if (i == j) continue;

@@ -238,7 +238,7 @@ TEST_CASE("Folded transforms give transformed values and the same output, whatev
   for (std::size_t o = 0; o < kHidden; ++o) CHECK(found[o] == Approx(expected[o]).margin(1e-5 * condition));
 }
 
-TEST_CASE("Folded transforms of keys leave scores as they are, but for the centre's", "[codec]") {
+TEST_CASE("Folded transforms of keys leave scores as they are, but for the center's", "[codec]") {
   const auto kind = GENERATE(RotationKind::dense, RotationKind::block_hadamard, RotationKind::identity);
   const LayerPlan plan = transformed_plan(kind, 64.0, false);
   constexpr int kTokens = 4;
@@ -357,7 +357,7 @@ TEST_CASE("What cannot be folded is refused with the reason", "[codec]") {
              Contains("v_proj bias"));
   CHECK_THAT(refusal([](LayerPlan& p, Model& m, int&) { p.v->center.assign(kHeads * kDim, 1.0f), m.o_bias.clear(); },
                      ErrorKind::unsupported),
-             Contains("a centre needs biases"));
+             Contains("a center needs biases"));
 }
 
 TEST_CASE("Keys are folded only where no position rotates them", "[codec]") {

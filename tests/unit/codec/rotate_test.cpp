@@ -119,10 +119,10 @@ std::vector<Case> cases(int dim, int order) {
   for (Case& each : transforms(dim, order, signs)) all.push_back(std::move(each));
   const std::size_t count = all.size();
   for (std::size_t i = 0; i < count; ++i) {
-    Case centred = all[i];
-    centred.plan.center = center;
-    if (centred.plan.rotation.scope == Scope::layer) centred.plan.center.resize(size);
-    all.push_back(centred);
+    Case centered = all[i];
+    centered.plan.center = center;
+    if (centered.plan.rotation.scope == Scope::layer) centered.plan.center.resize(size);
+    all.push_back(centered);
   }
   return all;
 }
@@ -139,7 +139,7 @@ TEST_CASE("Rotating a row is (x - center) @ A, and rotating back is its inverse"
   for (const auto& [dim, order] : {std::pair{1, 1}, {8, 8}, {12, 4}, {64, 16}, {96, 32}, {128, 128}})
     for (const Case& each : cases(dim, order))
       for (int head = 0; head < 2; ++head) {
-        INFO(each.name << (each.plan.center.empty() ? "" : ", centred") << ", dim " << dim << ", head " << head);
+        INFO(each.name << (each.plan.center.empty() ? "" : ", centered") << ", dim " << dim << ", head " << head);
         const auto size = static_cast<std::size_t>(dim);
         const std::vector<float> x = test::gaussian(size, static_cast<std::uint64_t>(100 + dim + head), 3.0);
         const std::vector<double> center = center_of(each.plan, head, dim);

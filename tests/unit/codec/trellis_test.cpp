@@ -81,7 +81,7 @@ TEST_CASE("Short groups: no closed path from the seam's state is cheaper than th
       for (std::uint64_t seed = 0; seed < 4; ++seed) {
         const TrellisTaps taps = random_taps(bits, memory, seed * 10 + 3);
         const std::vector<float> x = test::gaussian(8, seed + 77);
-        const test::Normalised unit = test::normalized(ScaleType::fp32, x);
+        const test::Normalized unit = test::normalized(ScaleType::fp32, x);
         const std::size_t seam = test::reference_seam(taps, unit.y);
         std::vector<std::uint8_t> codes(8);
         TrellisGroup(taps, ScaleRule::rms, ScaleType::fp32).encode(x, codes);
@@ -103,7 +103,7 @@ TEST_CASE("The seam's state is that of the cheapest path over the group's end an
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
       const TrellisTaps taps = random_taps(1, memory, seed * 7 + 1);
       const std::vector<float> x = test::gaussian(8, seed + 7);
-      const test::Normalised unit = test::normalized(ScaleType::fp32, x);
+      const test::Normalized unit = test::normalized(ScaleType::fp32, x);
       std::vector<std::uint8_t> codes(8);
       TrellisGroup(taps, ScaleRule::rms, ScaleType::fp32).encode(x, codes);
       INFO("memory " << memory << ", seed " << seed);
@@ -119,7 +119,7 @@ TEST_CASE("The path found is no dearer than taking the nearest value at every ch
     const auto count = static_cast<std::size_t>(random.integer(8, 140));
     const TrellisTaps taps = random_taps(bits, memory, random.bits());
     const std::vector<float> x = test::gaussian(count, random.bits());
-    const test::Normalised unit = test::normalized(ScaleType::fp16, x);
+    const test::Normalized unit = test::normalized(ScaleType::fp16, x);
     std::vector<std::uint8_t> codes(count);
     TrellisGroup(taps, ScaleRule::norm, ScaleType::fp16).encode(x, codes);
     // Chooses codes greedily from the same seam, channel by channel; the last codes are those of the seam.

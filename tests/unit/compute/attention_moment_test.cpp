@@ -35,8 +35,8 @@ void add(const test::AttentionCase& input, bool scored, AttentionMoments& into) 
 AttentionMoments moments_of(const test::AttentionCase& input, bool scored = true) {
   AttentionMoments moments = empty_moments(input);
   add(input, scored, moments);
-  moments.outputs.symmetrise();
-  moments.scored_query.symmetrise();
+  moments.outputs.symmetrize();
+  moments.scored_query.symmetrize();
   return moments;
 }
 
@@ -133,8 +133,8 @@ TEST_CASE("Sequences add up, and column energy is the last sequence's", "[comput
   AttentionMoments both = empty_moments(first);
   add(first, true, both);
   add(second, true, both);
-  both.outputs.symmetrise();
-  both.scored_query.symmetrise();
+  both.outputs.symmetrize();
+  both.scored_query.symmetrize();
   AttentionMoments sum = moments_of(first);
   const AttentionMoments other = moments_of(second);
   sum.outputs.add(other.outputs);

@@ -15,7 +15,7 @@ namespace {
 constexpr double kExpBound = 2.5e-7;  // relative, as row_ops.h says
 }
 
-TEST_CASE("Matrix products are row-major and honour alpha, strides and accumulation", "[compute]") {
+TEST_CASE("Matrix products are row-major and honor alpha, strides and accumulation", "[compute]") {
   constexpr std::int64_t m = 5, n = 7, k = 11, lda = 13, ldb_nt = 12, ldb_nn = 9, ldc = 8;
   const auto a = test::gaussian(m * lda, 1), b_nt = test::gaussian(n * ldb_nt, 2), b_nn = test::gaussian(k * ldb_nn, 3);
   std::vector<float> start = test::gaussian(m * ldc, 4), nt = start, nn = start, accumulated = start;

@@ -46,7 +46,7 @@ TEST_CASE("A moment is the sum of outer products, with and without weights", "[c
         const std::vector<float> weights = weighted ? random_weights(rows, 4) : std::vector<float>{};
         MomentSum moment(dim);
         moment.add(x, weights);
-        moment.symmetrise();
+        moment.symmetrize();
         const Naive expected = naive(x, weights, dim);
         CHECK(test::relative_difference(moment.sum, expected.sum) < 1e-12);
         CHECK(test::relative_difference(moment.mean, expected.first) < 1e-12);
@@ -54,13 +54,13 @@ TEST_CASE("A moment is the sum of outer products, with and without weights", "[c
       }
 }
 
-TEST_CASE("A symmetrised moment is symmetric, also after it was merged", "[compute]") {
+TEST_CASE("A symmetrized moment is symmetric, also after it was merged", "[compute]") {
   MomentSum a(33), b(33);
   a.add(test::gaussian(33 * 50, 1));
   b.add(test::gaussian(33 * 70, 2));
-  b.symmetrise();
+  b.symmetrize();
   a.add(b);
-  a.symmetrise();
+  a.symmetrize();
   for (std::size_t i = 0; i < 33; ++i)
     for (std::size_t j = 0; j < 33; ++j)
       if (a.sum[i * 33 + j] != a.sum[j * 33 + i]) FAIL(i << ", " << j);
@@ -81,7 +81,7 @@ TEST_CASE("Merging moments is associative, and any split gives the joint sum", "
   right_first.add(right);
   MomentSum outer = part(0, 7);
   outer.add(right_first);
-  for (MomentSum* moment : {&joint, &left, &outer}) moment->symmetrise();
+  for (MomentSum* moment : {&joint, &left, &outer}) moment->symmetrize();
   CHECK(test::relative_difference(left.sum, outer.sum) < 1e-13);
   CHECK(test::relative_difference(left.mean, outer.mean) < 1e-13);
   CHECK(test::relative_difference(left.sum, joint.sum) < 1e-13);

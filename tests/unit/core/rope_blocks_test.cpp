@@ -38,7 +38,7 @@ TEST_CASE("Blocks of a head that rotates whole are its frequencies, in their ord
   CHECK(blocks_of(2, RopeLayout::half, 2) == Pairs{{0, 1}});
 }
 
-TEST_CASE("Channels beside a partial rotary slice follow in neighbouring pairs, ascending", "[core][rope]") {
+TEST_CASE("Channels beside a partial rotary slice follow in neighboring pairs, ascending", "[core][rope]") {
   CHECK(blocks_of(10, RopeLayout::half, 4) == Pairs{{0, 2}, {1, 3}, {4, 5}, {6, 7}, {8, 9}});
   CHECK(blocks_of(10, RopeLayout::half, 4, 6) == Pairs{{6, 8}, {7, 9}, {0, 1}, {2, 3}, {4, 5}});
   CHECK(blocks_of(10, RopeLayout::interleaved, 4, 2) == Pairs{{2, 3}, {4, 5}, {0, 1}, {6, 7}, {8, 9}});
@@ -47,7 +47,7 @@ TEST_CASE("Channels beside a partial rotary slice follow in neighbouring pairs, 
   CHECK(blocks_of(8, RopeLayout::interleaved, 4, 3) == Pairs{{3, 4}, {5, 6}, {0, 1}, {2, 7}});
 }
 
-TEST_CASE("Without rotary channels all are neighbouring pairs", "[core][rope]") {
+TEST_CASE("Without rotary channels all are neighboring pairs", "[core][rope]") {
   CHECK(blocks_of(6, RopeLayout::none, 0) == Pairs{{0, 1}, {2, 3}, {4, 5}});
   CHECK(blocks_of(1, RopeLayout::none, 0) == Pairs{{0, -1}});
 }

@@ -100,7 +100,7 @@ TensorPlan affine_plan(int bits, int dim, int heads) {
   return plan;
 }
 
-TensorPlan centred_plan(int bits, int dim, int heads) {
+TensorPlan centered_plan(int bits, int dim, int heads) {
   TensorPlan plan = affine_plan(bits, dim, heads);
   plan.center = test::gaussian(static_cast<std::size_t>(heads * dim), 71, 0.3);
   plan.rotation.kind = RotationKind::dense;
@@ -154,7 +154,7 @@ std::vector<Way> all_ways(const LayerActivations& layer) {
   mixed.name = "keys of naive-int3, values of kivi-3";
   mixed.stored.k = std::move(scheme_way(layer, "naive-int3").stored.k);
   ways.push_back(std::move(mixed));
-  ways.push_back(plan_way(layer, "centred, windows 4 + 8", centred_plan, {.sink_tokens = 4, .recent_tokens = 8}));
+  ways.push_back(plan_way(layer, "centered, windows 4 + 8", centered_plan, {.sink_tokens = 4, .recent_tokens = 8}));
   ways.push_back(plan_way(layer, "affine, window 64", affine_plan, {.sink_tokens = 0, .recent_tokens = 64}));
   ways.push_back(plan_way(layer, "affine, sink 1", affine_plan, {.sink_tokens = 1, .recent_tokens = 0}));
   ways.push_back(plan_way(layer, "affine, windows of more than a sequence", affine_plan,

@@ -458,7 +458,7 @@ TEST_CASE("Equal plans are at no distance in anything that is there", "[eval][pl
     check_zero(compared(plan, plan));
 }
 
-TEST_CASE("Nothing by nothing is no distance: spectra and centres of zeros", "[eval][plan_distance]") {
+TEST_CASE("Nothing by nothing is no distance: spectra and centers of zeros", "[eval][plan_distance]") {
   TensorPlan plan = plan_of(random_heads(uh, Spectrum(kSize, 0.0)), "U*H");
   plan.center.assign(kHeads * kSize, 0.0f);
   check_zero(compared(plan, plan));
@@ -475,14 +475,14 @@ TEST_CASE("What a plan has not is not there", "[eval][plan_distance]") {
   CHECK(present(compared(trellis, trellis)) == Names{"trellis"});
   CHECK(present(compared(with_centroids(false), with_centroids(false))) == Names{"centroids"});
   CHECK(present(compared(with_centroids(false), trellis)) == Names{});
-  TensorPlan centred = identity_plan();
-  centred.center = test::gaussian(kHeads * kSize, 4);
-  CHECK(present(compared(centred, identity_plan())) == Names{});
-  CHECK(present(compared(identity_plan(), centred)) == Names{});
-  CHECK(present(compared(centred, centred)) == Names{"center"});
+  TensorPlan centered = identity_plan();
+  centered.center = test::gaussian(kHeads * kSize, 4);
+  CHECK(present(compared(centered, identity_plan())) == Names{});
+  CHECK(present(compared(identity_plan(), centered)) == Names{});
+  CHECK(present(compared(centered, centered)) == Names{"center"});
   TensorPlan exact = identity_plan();
   exact.coder = ExactCoder{};
-  CHECK(present(compared(exact, centred)) == Names{});
+  CHECK(present(compared(exact, centered)) == Names{});
   const TensorPlan dense = plan_of(random_heads(uh, falling(0.7)), "U*H");
   CHECK(present(compared(dense, identity_plan())) == Names{});
   CHECK(present(compared(identity_plan(), dense)) == Names{});
@@ -660,7 +660,7 @@ TEST_CASE("Angles of eigenspaces in degrees", "[eval][plan_distance]") {
         Approx(30.0).margin(kDegrees));  // 150 degrees count as 30, because eigenvectors have no sign
 }
 
-TEST_CASE("Neighbours less than 1% apart are one eigenspace", "[eval][plan_distance]") {
+TEST_CASE("Neighbors less than 1% apart are one eigenspace", "[eval][plan_distance]") {
   Spectrum spectrum = falling(0.5);
   spectrum[1] = 0.995 * spectrum[0];
   const auto heads = random_heads(uh, spectrum);
@@ -784,7 +784,7 @@ TEST_CASE("Clip ratios by their largest change", "[eval][plan_distance]") {
   CHECK(!compared(plan, other).clip);
 }
 
-TEST_CASE("Centres by their largest relative change", "[eval][plan_distance]") {
+TEST_CASE("Centers by their largest relative change", "[eval][plan_distance]") {
   TensorPlan plan = identity_plan(), other = plan;
   plan.center.assign(kHeads * kSize, 0.0f);
   plan.center[3] = 4.0f;       // head 0: |mu| = 4
@@ -944,8 +944,8 @@ TEST_CASE("Mixed widths: a head of one width may be mixed as a whole", "[eval][p
 TEST_CASE("A NaN in any head is not lost among the others", "[eval][plan_distance]") {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const TensorPlan sound = plan_of(random_heads(uh, falling(0.7)), "U*H");
-  TensorPlan centred = identity_plan();
-  centred.center.assign(kHeads * kSize, 1.0f);
+  TensorPlan centered = identity_plan();
+  centered.center.assign(kHeads * kSize, 1.0f);
   for (std::size_t h = 0; h < kHeads; ++h) {
     CAPTURE(h);
     TensorPlan plan = sound;
@@ -959,9 +959,9 @@ TEST_CASE("A NaN in any head is not lost among the others", "[eval][plan_distanc
     plan = sound;
     plan.rotation.spectrum[h * kSize] = kNaN;
     CHECK(std::isnan(*compared(plan, sound).covariance));
-    plan = centred;
+    plan = centered;
     plan.center[h * kSize + 3] = kNaN;
-    CHECK(std::isnan(*compared(plan, centred).center));
+    CHECK(std::isnan(*compared(plan, centered).center));
     const TensorPlan tables = with_tables({{2, {-3, -1, 1, 3, -3, -1, 1, 3}}}, true);
     plan = tables;
     std::get<CodebookCoder>(plan.coder).tables[2][h * 4 + 1] = kNaN;

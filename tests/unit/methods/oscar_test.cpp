@@ -118,7 +118,7 @@ TEST_CASE("Every target gives the eigenbasis of its moment", "[methods]") {
     }
 }
 
-TEST_CASE("A shared rotation diagonalises the mean of the heads' moments", "[methods]") {
+TEST_CASE("A shared rotation diagonalizes the mean of the heads' moments", "[methods]") {
   const LayerActivations layer = test::make_layer({.head_dim = 32, .v_head_dim = 24, .lengths = {151}});
   const Options options = test::options_of("oscar", [](Options& o) { o.scope = Scope::layer; });
   const LayerPlan plan = test::decide_one(layer, options);

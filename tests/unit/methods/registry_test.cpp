@@ -104,7 +104,7 @@ TEST_CASE("The error that a plan claims is the one that the codec makes", "[meth
   }
 }
 
-TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
+TEST_CASE("Heads that share have one rotation, clip and center", "[methods]") {
   for (const Method& method : methods()) {
     INFO(method.name);
     const LayerActivations layer = test::make_layer({.head_dim = 64, .v_head_dim = 32, .lengths = {50}});
@@ -129,7 +129,7 @@ TEST_CASE("Heads that share have one rotation, clip and centre", "[methods]") {
   }
 }
 
-TEST_CASE("Centring takes the channel means of each head away", "[methods]") {
+TEST_CASE("Centering takes the channel means of each head away", "[methods]") {
   for (const Method& method : methods()) {
     INFO(method.name);
     const LayerActivations layer =

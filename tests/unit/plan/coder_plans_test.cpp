@@ -139,7 +139,7 @@ const Fault kPlainFaults[] = {
      [](LayerPlan& p) { trellis(*p.v).taps.push_back(trellis(*p.v).taps[0]); }},
     {"a width of theta that is none", Side::v, "trellis",
      [](LayerPlan& p) { trellis(*p.v).taps.push_back({.bits = 0, .memory = 1, .theta = {}}); }},
-    {"centroids and a centre", Side::k, "cent",
+    {"centroids and a center", Side::k, "cent",
      [](LayerPlan& p) {
        p.k.center.assign(20, 0.5f);
        p.k.centroids = Centroids{.count = 2, .values = std::vector<float>(40, 1.0f), .inertia = {1, 1}};

@@ -98,7 +98,7 @@ TEST_CASE("A head_dim whose pieces are not whole words is refused", "[plan]") {
         "unsupported: pages: layer 3 k: head_dim of exact rows: supported multiples of 16, found 72");
 }
 
-TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, centre and clip", "[plan]") {
+TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, center and clip", "[plan]") {
   CHECK(refusal([](LayerPlan& p) { values(p).zero = ZeroKind::integer; }) == "no error");
   CHECK(refusal([](LayerPlan& p) {
           p.k.rotation.kind = RotationKind::dense;

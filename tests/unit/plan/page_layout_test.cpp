@@ -211,7 +211,7 @@ TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent token
   CHECK(layout.row((std::int64_t{1} << 33) + 5, 5) == 16 + static_cast<int>((std::int64_t{1} << 33) % 48));
 }
 
-TEST_CASE("Of each chunk of turned values, the four lanes of a row have two neighbouring places each", "[plan]") {
+TEST_CASE("Of each chunk of turned values, the four lanes of a row have two neighboring places each", "[plan]") {
   for (const TileSide& side : all_sides()) {
     CAPTURE(name(side));
     for (int place = 0; place < side.head_dim; ++place) {

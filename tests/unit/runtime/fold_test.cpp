@@ -146,9 +146,9 @@ TEST_CASE("What cannot be folded is refused with the reason, and weights stay", 
     return std::string(error.message);
   };
   CHECK_THAT(refused(KVQ_UNSUPPORTED, 0, [](auto& a, auto&) { a.v_bias = nullptr; }),
-             Contains("a centre needs biases"));
+             Contains("a center needs biases"));
   CHECK_THAT(refused(KVQ_UNSUPPORTED, 0, [](auto& a, auto&) { a.o_bias = nullptr; }),
-             Contains("a centre needs biases"));
+             Contains("a center needs biases"));
   CHECK_THAT(refused(KVQ_INVALID_ARGUMENT, 1, [](auto& a, auto&) { a.hidden = 0; }),
              Contains("hidden: expected 1 to 16777216, found 0"));
   CHECK_THAT(refused(KVQ_INVALID_ARGUMENT, 1, [](auto& a, auto&) { a.weight_type = 3; }), Contains("weight_type"));
@@ -159,7 +159,7 @@ TEST_CASE("What cannot be folded is refused with the reason, and weights stay", 
   CHECK_THAT(refused(KVQ_INVALID_ARGUMENT, 6, [](auto&, auto&) {}), Contains("layer: expected 0 to 5, found 6"));
   Weights weights;
   const kvq_fold_values_args args = weights.args(false);
-  CHECK(kvq_fold_values(model.get(), 1, &args, nullptr, &error) == KVQ_OK);  // no centre, no biases, no result
+  CHECK(kvq_fold_values(model.get(), 1, &args, nullptr, &error) == KVQ_OK);  // no center, no biases, no result
 }
 
 TEST_CASE("Scales of keys are folded through the interface as the codec folds them", "[runtime]") {

@@ -204,7 +204,7 @@ TEST_CASE("Files that are missing, damaged or of an unknown version are refused"
   CHECK_THAT(served.refusal(), Contains("unsupported: ") && Contains("2.0"));
 }
 
-TEST_CASE("A rank's layers tell its heads, and its image holds their rotations and centres", "[runtime]") {
+TEST_CASE("A rank's layers tell its heads, and its image holds their rotations and centers", "[runtime]") {
   Served served;
   const Artifact artifact = test::served_artifact({}, 0);
   served.options.tp_size = 8, served.options.tp_rank = 5;  // KV head 2, query heads 10 and 11
@@ -287,9 +287,9 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
     CHECK(layer.rotation_k.order == 128);
     CHECK(layer.rotation_v.order == 64);
     for (std::size_t i = 0; i < 512; ++i) {
-      CHECK(narrowed(layer.write_k.factors[i]) * layer.write_k.units[i / 128] == k.channel_scale[i] * k.signs[i]);
+      CHECK(narrowed(layer.write_k.factors[i]) * layer.write_k.row_scales[i / 128] == k.channel_scale[i] * k.signs[i]);
       CHECK(layer.rotation_k.factors[i] == k.signs[i] / k.channel_scale[i]);
-      CHECK(narrowed(layer.write_v.factors[i]) * layer.write_v.units[i / 128] == v.channel_scale[i] * v.signs[i]);
+      CHECK(narrowed(layer.write_v.factors[i]) * layer.write_v.row_scales[i / 128] == v.channel_scale[i] * v.signs[i]);
       CHECK(layer.rotation_v.factors[i] == v.signs[i] / v.channel_scale[i]);
     }
   }
@@ -306,17 +306,17 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
     }
   CHECK(layer.rotation_k.per_head);
   CHECK_FALSE(layer.rotation_v.per_head);
-  const std::vector<float> sizes = column_sizes(k.inverse, 128), units = fp16_units(k.matrix, 128);
+  const std::vector<float> sizes = column_sizes(k.inverse, 128), row_scales = fp16_row_scales(k.matrix, 128);
   CHECK(std::equal(sizes.begin(), sizes.end(), layer.rotation_k.sizes));
-  CHECK((layer.write_k.units == nullptr) == bf16);
-  if (!bf16) CHECK(std::equal(units.begin(), units.end(), layer.write_k.units));
-  if (!bf16) CHECK(layer.write_v.units[3] == layer.write_v.units[0]);  // one set for all heads
+  CHECK((layer.write_k.row_scales == nullptr) == bf16);
+  if (!bf16) CHECK(std::equal(row_scales.begin(), row_scales.end(), layer.write_k.row_scales));
+  if (!bf16) CHECK(layer.write_v.row_scales[3] == layer.write_v.row_scales[0]);  // one set for all heads
   std::vector<std::byte> packed(static_cast<std::size_t>(4 * packed_rotation_bytes(128)));
-  REQUIRE(pack_rotations(k.matrix, 128, bf16, packed, bf16 ? std::vector<float>() : units).ok());
+  REQUIRE(pack_rotations(k.matrix, 128, bf16, packed, bf16 ? std::vector<float>() : row_scales).ok());
   CHECK(std::memcmp(layer.write_k.rotation, packed.data(), packed.size()) == 0);
 }
 
-TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[runtime]") {
+TEST_CASE("Keys whose scales are folded have signs and a scaled center left", "[runtime]") {
   const LayerPlan plan = test::transformed_artifact({}, 0).layers[0];
   DeviceImage image, folded;
   image.add(plan, {}, true), folded.add(plan, {.k_scales = true}, true);
@@ -333,7 +333,7 @@ TEST_CASE("Keys whose scales are folded have signs and a scaled centre left", "[
   CHECK(left.write_v.factors != nullptr);
 }
 
-TEST_CASE("A centre that heads share is there for each of them", "[runtime]") {
+TEST_CASE("A center that heads share is there for each of them", "[runtime]") {
   DeviceImage whole;
   for (const LayerPlan& plan : test::served_artifact({}, 0).layers) whole.add(plan, {}, true);
   const float* center = whole.pointers(4, whole.bytes().data()).center_v;

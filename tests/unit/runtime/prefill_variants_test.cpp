@@ -49,7 +49,7 @@ PrefillParams good() {
 
 }  // namespace
 
-TEST_CASE("Rows of prefill go with what is dequantised", "[runtime]") {
+TEST_CASE("Rows of prefill go with what is dequantized", "[runtime]") {
   std::set<std::string> names;
   for (const PrefillVariant* row : prefill_variants()) CHECK(names.insert(row->name).second);
   CHECK(names.size() >= 3);

@@ -26,7 +26,7 @@ std::vector<float> random_numbers(std::size_t count, unsigned seed, float size =
   return all;
 }
 
-float part_of(const std::vector<std::byte>& packed, int offset, bool bf16) {
+float split_half_of(const std::vector<std::byte>& packed, int offset, bool bf16) {
   std::uint16_t bits;
   std::memcpy(&bits, packed.data() + offset, sizeof bits);
   return bf16 ? bf16_to_float(bits) : f16_to_float(bits);
@@ -58,8 +58,9 @@ TEST_CASE("A packed rotation multiplies what a lane loads into what it stores", 
           for (int k = 0; k < 16; ++k) {
             const int lane = k % 8 / 2, word = 2 * (slab % 2) + k / 8;
             const float loaded = x[static_cast<std::size_t>(32 * (slab / 2) + 8 * lane + 2 * word + k % 2)];
-            for (int part = 0; part < 2; ++part)
-              sum += double{loaded} * part_of(packed, layout.offset(slab, part, k, 8 * n + 2 * t + i), bf16);
+            for (int split_half = 0; split_half < 2; ++split_half)
+              sum +=
+                  double{loaded} * split_half_of(packed, layout.offset(slab, split_half, k, 8 * n + 2 * t + i), bf16);
           }
         found[static_cast<std::size_t>(32 * (n / 4) + 8 * t + n % 4 * 2 + i)] = static_cast<float>(sum);
       }
@@ -75,13 +76,13 @@ TEST_CASE("A packed rotation uses every byte once", "[runtime]") {
   const RotationLayout layout{dim};
   std::vector<int> used(static_cast<std::size_t>(layout.bytes()) / 2);
   for (int slab = 0; slab < layout.slabs(); ++slab)
-    for (int part = 0; part < 2; ++part)
+    for (int split_half = 0; split_half < 2; ++split_half)
       for (int k = 0; k < 16; ++k)
-        for (int n = 0; n < dim; ++n) ++used[static_cast<std::size_t>(layout.offset(slab, part, k, n) / 2)];
+        for (int n = 0; n < dim; ++n) ++used[static_cast<std::size_t>(layout.offset(slab, split_half, k, n) / 2)];
   CHECK(std::all_of(used.begin(), used.end(), [](int times) { return times == 1; }));
 }
 
-TEST_CASE("Rotations for decode lie as lanes take them, in two parts", "[runtime]") {
+TEST_CASE("Rotations for decode lie as lanes take them, in two split halves", "[runtime]") {
   const int dim = GENERATE(32, 96, 128, 256);
   CAPTURE(dim);
   const auto d = static_cast<std::size_t>(dim);
@@ -89,25 +90,25 @@ TEST_CASE("Rotations for decode lie as lanes take them, in two parts", "[runtime
   const std::vector<std::byte> all = rotation_fragments(matrices, dim);
   REQUIRE(all.size() == 2 * 4 * d * d);
 
-  // In the order of the bytes: matrices, tiles of 16 columns, steps of 16 rows, high and low part, lanes 4 g + t, two
-  // pairs of the four rows from 4 t on, the columns 2 g and 2 g + 1, a pair's rows.
+  // In the order of the bytes: matrices, tiles of 16 columns, steps of 16 rows, high and low split half, lanes 4 g + t,
+  // two pairs of the four rows from 4 t on, the columns 2 g and 2 g + 1, a pair's rows.
   std::size_t at = 0, wrong = 0;
-  const auto next = [&](int part, float element) {
+  const auto next = [&](int split_half, float element) {
     const float high = bf16_to_float(float_to_bf16(element));
-    const float expected = part == 0 ? high : bf16_to_float(float_to_bf16(element - high));
-    wrong += part_of(all, static_cast<int>(at), true) != expected;
+    const float expected = split_half == 0 ? high : bf16_to_float(float_to_bf16(element - high));
+    wrong += split_half_of(all, static_cast<int>(at), true) != expected;
     at += 2;
   };
   for (std::size_t m = 0; m < 2; ++m)
     for (std::size_t tile = 0; tile < d / 16; ++tile)
       for (std::size_t step = 0; step < d / 16; ++step)
-        for (int part = 0; part < 2; ++part)
+        for (int split_half = 0; split_half < 2; ++split_half)
           for (std::size_t lane = 0; lane < 32; ++lane)
             for (std::size_t word = 0; word < 4; ++word)
               for (std::size_t half = 0; half < 2; ++half) {
                 const std::size_t row = 16 * step + lane % 4 * 4 + word / 2 * 2 + half,
                                   column = 16 * tile + lane / 4 * 2 + word % 2;
-                next(part, matrices[(m * d + row) * d + column]);
+                next(split_half, matrices[(m * d + row) * d + column]);
               }
   CHECK(at == all.size());
   CHECK(wrong == 0);
@@ -139,7 +140,7 @@ TEST_CASE("A clip's rank is the codec's threshold", "[runtime]") {
   CHECK(clip_rank(1.0, dim) == 0);
 }
 
-TEST_CASE("Clip ranks and centres are of every head, whatever the rotation's scope", "[runtime]") {
+TEST_CASE("Clip ranks and centers are of every head, whatever the rotation's scope", "[runtime]") {
   TensorPlan plan;
   CHECK(clip_ranks(plan, 2, 64).empty());
   CHECK(rotated_center(plan, 2, 64).empty());

@@ -87,7 +87,7 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.rotation_stride = 32768; }),
              Contains("65536 bytes apart, or one for all heads, found 32768"));
   CHECK_THAT(refusal([&](WriteParams& p) { dense(p), p.k.order = 2; }), Contains("beside Hadamard blocks of order 2"));
-  CHECK_THAT(refusal([&](WriteParams& p) { p.v.center = center + 1; }), Contains("v: centres must be aligned"));
+  CHECK_THAT(refusal([&](WriteParams& p) { p.v.center = center + 1; }), Contains("v: centers must be aligned"));
   WriteParams far = good(variant);
   far.page_stride = (std::int64_t{1} << 32) - 16, far.v.token_stride = (std::int64_t{1} << 32) - 8;
   CHECK(check_write(variant, far).ok());

@@ -76,17 +76,17 @@ TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", 
   };
   CHECK(data.count() == static_cast<std::int64_t>(kRows));
   for (const bool rotates : {false, true})
-    for (const bool centred : {false, true}) {
-      INFO("rotation " << rotates << ", centre " << centred);
+    for (const bool centered : {false, true}) {
+      INFO("rotation " << rotates << ", center " << centered);
       const RotatedData found = rotate(data, rotates ? std::span<const double>(r) : std::span<const double>(),
-                                       centred ? std::span<const float>(center) : std::span<const float>());
+                                       centered ? std::span<const float>(center) : std::span<const float>());
       const std::vector<double> basis = rotates ? r : test::identity(kDim);
       std::vector<double> expected(kRows * kDim, 0.0);
       for (std::size_t t = 0; t < kRows; ++t)
         for (std::size_t i = 0; i < kDim; ++i)
           for (std::size_t j = 0; j < kDim; ++j)
             expected[t * kDim + j] +=
-                (static_cast<double>(data.rows[t * kDim + i]) - (centred ? static_cast<double>(center[i]) : 0.0)) *
+                (static_cast<double>(data.rows[t * kDim + i]) - (centered ? static_cast<double>(center[i]) : 0.0)) *
                 basis[i * kDim + j];
       CHECK(found.dim == kDim);
       CHECK(test::largest_difference(found.rows, expected) < 1e-5);

@@ -91,7 +91,7 @@ TEST_CASE("The permutation puts the k-th column where bit reversal says", "[solv
     for (std::size_t i = 0; i < 128; ++i) CHECK(uhp[i * 128 + static_cast<std::size_t>(places[k])] == uh[i * 128 + k]);
 }
 
-TEST_CASE("Lemma 1: the Hadamard after the eigenbasis equalises the diagonal within every block", "[solve]") {
+TEST_CASE("Lemma 1: the Hadamard after the eigenbasis equalizes the diagonal within every block", "[solve]") {
   for (const int dim : {64, 80, 96, 128}) {
     const int order = hadamard_order(dim);
     const std::vector<double> c = test::random_covariance(dim, 9, 0.8);
@@ -131,7 +131,7 @@ TEST_CASE("Sign candidates turn columns around; candidate 0 is the canonical bas
     CHECK(other != with_signs(basis, 16, 7, 1, 2, 3));
 }
 
-TEST_CASE("The residual rotation minimises the frozen-error surrogate; the published one is its transpose", "[solve]") {
+TEST_CASE("The residual rotation minimizes the frozen-error surrogate; the published one is its transpose", "[solve]") {
   for (const int dim : {8, 64, 80}) {
     INFO("dim " << dim);
     const std::vector<double> c = test::random_covariance(dim, 1, 0.8), e = test::random_covariance(dim, 2, 0.7);

@@ -84,7 +84,7 @@ TEST_CASE("Longer groups get no shorter memory, and a longer memory no larger er
       if (taps.at(0).memory == last_memory) continue;
       const double error = relative_error(
           TrellisCoder{.bits = bits, .group_size = 128, .rule = ScaleRule::least_squares, .taps = taps}, 128, 60);
-      INFO("bits " << bits << ", memory " << taps[0].memory << ": " << error << ", the best scalar quantiser "
+      INFO("bits " << bits << ", memory " << taps[0].memory << ": " << error << ", the best scalar quantizer "
                    << lloyd);
       CHECK(error < last * 1.01);
       CHECK(error < lloyd);

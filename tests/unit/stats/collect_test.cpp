@@ -144,7 +144,7 @@ TEST_CASE("Progress ends at the total", "[stats]") {
   CHECK(last == all);
 }
 
-TEST_CASE("A centred mean moment is the moment of the centred rows", "[stats]") {
+TEST_CASE("A centered mean moment is the moment of the centered rows", "[stats]") {
   const LayerActivations layer = test::make_layer({.seed = 3, .outliers = true});
   const MomentSum sum = collect(layer, {.moments = {Moment::key}, .sample_tokens = 4}).moment(Moment::key)[1];
   const std::vector<double> mean = mean_vector(sum);

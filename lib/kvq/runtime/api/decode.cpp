@@ -34,8 +34,8 @@ Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer
 
   if (l->center_in_o_proj && a.sink_logits)
     return Status::fail(StatusCode::unsupported,
-                        "decode: layer %d: sink_logits with values whose centre is folded into o_proj, which takes "
-                        "weights to sum to 1; supported without a centre, or not folded",
+                        "decode: layer %d: sink_logits with values whose center is folded into o_proj, which takes "
+                        "weights to sum to 1; supported without a center, or not folded",
                         layer);
 
   const std::int64_t heads = l->num_q_heads;

@@ -22,15 +22,15 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
                         a.workspace_bytes);
   if (l.folded.k && l.pointers.center_k && (a.lse || a.sink_logits))
     return Status::fail(StatusCode::unsupported,
-                        "prefill: layer %d: lse and sink_logits with keys whose centre is folded: new keys come "
-                        "without it; supported without a centre, or "
+                        "prefill: layer %d: lse and sink_logits with keys whose center is folded: new keys come "
+                        "without it; supported without a center, or "
                         "not folded",
                         layer);
 
   if (l.center_in_o_proj && a.sink_logits)
     return Status::fail(StatusCode::unsupported,
-                        "prefill: layer %d: sink_logits with values whose centre is folded into o_proj, which takes "
-                        "weights to sum to 1; supported without a centre, or not folded",
+                        "prefill: layer %d: sink_logits with values whose center is folded into o_proj, which takes "
+                        "weights to sum to 1; supported without a center, or not folded",
                         layer);
 
   const std::int64_t q_heads = l.num_q_heads, kv_heads = l.num_kv_heads, k_dim = l.pages.k.head_dim,

@@ -80,15 +80,15 @@ __global__ void __launch_bounds__(kThreads)
 
   // 2. Rotation, then subtraction of the center, which is rotated already.
   const int entry = from.per_head ? head * dim : 0;
-  const float unit = from.units ? from.units[head] : 1.0f;
+  const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
   if (from.factors)
     multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
-                      [&](int c) { return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * unit; });
+                      [&](int c) { return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale; });
   else if (from.signs)
     multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
                       [&](int c) { return static_cast<float>(from.signs[entry + c]); });
   if (from.rotation) {
-    if (unit != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return unit; });
+    if (row_scale != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return row_scale; });
     multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
   }
   if (from.order > 1) transform_blocks(rows.x[0], kTileTokens, dim, kRowFloats, from.order);

@@ -22,7 +22,7 @@ constexpr int kLevelBits = 8;
 
 /// One step of a bit transposition: `a` gets the upper kWidth of every 2 kWidth bits of both words, `b` the lower ones.
 template <int kWidth>
-__device__ __forceinline__ void part_bits(unsigned& a, unsigned& b) {
+__device__ __forceinline__ void exchange_bits(unsigned& a, unsigned& b) {
   constexpr unsigned kUpper = kWidth == 4 ? 0xF0F0F0F0u : kWidth == 2 ? 0xCCCCCCCCu : 0xAAAAAAAAu;
   const unsigned upper = ptx::lop3_select(kUpper, a, b >> kWidth);
   b = ptx::lop3_select(kUpper, a << kWidth, b);
@@ -32,11 +32,11 @@ __device__ __forceinline__ void part_bits(unsigned& a, unsigned& b) {
 /// Transposes eight words of four bytes into eight planes, the uppermost first.
 __device__ __forceinline__ void bytes_to_planes(unsigned (&words)[kLevelBits]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) part_bits<4>(words[i], words[i + 4]);
+  for (int i = 0; i < 4; ++i) exchange_bits<4>(words[i], words[i + 4]);
 #pragma unroll
-  for (int i = 0; i < 8; i += i % 4 == 1 ? 3 : 1) part_bits<2>(words[i], words[i + 2]);
+  for (int i = 0; i < 8; i += i % 4 == 1 ? 3 : 1) exchange_bits<2>(words[i], words[i + 2]);
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) part_bits<1>(words[i], words[i + 1]);
+  for (int i = 0; i < 8; i += 2) exchange_bits<1>(words[i], words[i + 1]);
 }
 
 /// Largest magnitude of rank `rank` in each of the two rows, 1 being the largest.
@@ -45,7 +45,7 @@ template <int kSteps>
 __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], int rank, const float (&most)[2],
                                                 float (&threshold)[2]) {
   constexpr int kBlocks = (kSteps + 3) / 4;  // blocks of 32 channels of a lane, the last one perhaps of fewer
-  unsigned planes[2][kBlocks][kLevelBits], there[kBlocks];
+  unsigned planes[2][kBlocks][kLevelBits], present[kBlocks];
   unsigned size[2];  // of a level, the float's bits
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -70,14 +70,14 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
         }
       }
       // Bit 7 - i of each byte of a plane belongs to word i. Missing words are never candidates.
-      there[b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
+      present[b] = words == 8 ? kAll : (0xFF00u >> words & 0xFFu) * 0x01010101u;
       bytes_to_planes(planes[r][b]);
     }
   }
   // From here on two lanes share one row, so that one shuffle sums a count: lanes t < 2 have the row of token g, lanes
   // t >= 2 that of token g + 8. Each of the two lanes has the planes of two lanes.
   const bool second = threadIdx.x & 2;
-  unsigned words[2 * kBlocks][kLevelBits], in_question[2 * kBlocks];
+  unsigned words[2 * kBlocks][kLevelBits], candidates[2 * kBlocks];
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
       words[2 * b][i] = second ? planes[1][b][i] : planes[0][b][i];
       words[2 * b + 1][i] = __shfl_xor_sync(kAll, second ? planes[0][b][i] : planes[1][b][i], 2);
     }
-    in_question[2 * b] = in_question[2 * b + 1] = there[b];
+    candidates[2 * b] = candidates[2 * b + 1] = present[b];
   }
   const auto count = [&](auto word) {  // number of bits that are set in the row's words
     int sum = 0;
@@ -98,18 +98,18 @@ __device__ __forceinline__ void clip_thresholds(const float (&x)[2][kSteps][8], 
   int level = 255;  // the largest level that is still possible
 #pragma unroll
   for (int plane = 0; plane < kLevelBits; ++plane) {
-    const unsigned with = missing + count([&](int b) { return in_question[b] & words[b][plane]; });
+    const unsigned with = missing + count([&](int b) { return candidates[b] & words[b][plane]; });
     const int few = static_cast<int>(with) >> 31;  // all ones if the candidates with the bit are too few
     missing = max(missing, with);                  // as unsigned, `with` is smaller if they are not
     level -= few & (128 >> plane);
 #pragma unroll
     for (int b = 0; b < 2 * kBlocks; ++b)
-      in_question[b] = ptx::lop3_and_xor(in_question[b], words[b][plane], static_cast<unsigned>(few));
+      candidates[b] = ptx::lop3_and_xor(candidates[b], words[b][plane], static_cast<unsigned>(few));
   }
   // Exchanged between the lanes of both rows: level, rank of the threshold in the level, channels in the level.
-  const unsigned mine =
-      static_cast<unsigned>(level) | (0u - missing) << 8 | count([&](int b) { return in_question[b]; }) << 20;
-  const unsigned theirs = __shfl_xor_sync(kAll, mine, 2), found[2] = {second ? theirs : mine, second ? mine : theirs};
+  const unsigned own =
+      static_cast<unsigned>(level) | (0u - missing) << 8 | count([&](int b) { return candidates[b]; }) << 20;
+  const unsigned other = __shfl_xor_sync(kAll, own, 2), found[2] = {second ? other : own, second ? own : other};
 
   // Walk to the threshold from the nearer end of its level. With bits of floats as integers modulo 2^32,
   // 2 y - 2 end (from the upper end) or 2 end - 1 - 2 y (from the lower end) is largest for the magnitude y inside the

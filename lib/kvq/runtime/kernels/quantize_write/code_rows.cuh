@@ -12,16 +12,16 @@ namespace kvq::write {
 /// @param slots    lane i has page * page_size + slot of token i, i = 0..15; negative: not stored
 /// @param tile_of  slot -> first byte of the slot's tile
 template <typename Side, typename TileOf>
-__device__ __forceinline__ void quantise_rows(Rows<Side>& rows, const WriteSide& from, std::int64_t slots,
+__device__ __forceinline__ void quantize_rows(Rows<Side>& rows, const WriteSide& from, std::int64_t slots,
                                               TileOf tile_of, bool value, int lane) {
   if constexpr (Side::kExact) {
     std::int64_t slot[2];
     of_own_tokens(slots, lane, slot);
     store_exact<Side>(rows, slot, tile_of, false, lane);
   } else {
-    unsigned words[2][Side::kWords] = {}, numbers[2][Side::kGroups] = {};
-    encode_rows<Side>(rows, from.rule, words, numbers);
-    store_codes<Side>(words, numbers, slots, tile_of, value, lane);
+    unsigned words[2][Side::kWords] = {}, group_params[2][Side::kGroups] = {};
+    encode_rows<Side>(rows, from.rule, words, group_params);
+    store_codes<Side>(words, group_params, slots, tile_of, value, lane);
   }
 }
 
@@ -48,13 +48,13 @@ __device__ __forceinline__ std::int64_t load_mapping(const WriteParams& p, const
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
 /// @param slots  load_mapping() of the slot mapping
 template <typename Side>
-__device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
-                                          std::int64_t slots, int first_token, int head, int head_bytes,
-                                          int side_offset, int lane) {
+__device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
+                                           std::int64_t slots, int first_token, int head, int head_bytes,
+                                           int side_offset, int lane) {
   if (p.window_mapping) {
-    const std::int64_t held = load_mapping(p, p.window_mapping, first_token, lane);
+    const std::int64_t window_rows = load_mapping(p, p.window_mapping, first_token, lane);
     std::int64_t row[2];
-    of_own_tokens(held, lane, row);
+    of_own_tokens(window_rows, lane, row);
     const auto tile_of = [&](std::int64_t at) {
       return p.windows + p.window_layout.tile_pair(at, head) + (value ? p.window_layout.k.bytes() : 0);
     };
@@ -63,7 +63,7 @@ __device__ __forceinline__ void code_rows(const WriteParams& p, const WriteSide&
   }
   const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
                           Side::side().bytes()};
-  quantise_rows<Side>(rows, from, slots, tile_of, value, lane);
+  quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
 }
 
 }  // namespace kvq::write

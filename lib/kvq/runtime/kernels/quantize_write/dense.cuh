@@ -13,9 +13,9 @@
 /// keeps the R of one head and side in shared memory while it loops over tokens. If R is too large for that, the slabs
 /// of R stream through a double buffer for every run of tokens.
 ///
-/// x has 16 bits and R is split into two 16-bit parts, so two products give x R with an error below 2^-17 of |x| |R|,
-/// the sum of the terms' magnitudes. If R is orthogonal, that is small beside the row itself. If R is not, terms may
-/// cancel, by up to R's condition (formats/artifact.md, "Transforms").
+/// x has 16 bits and R is split into two 16-bit halves (high and low), so two products give x R with an error below
+/// 2^-17 of |x| |R|, the sum of the terms' magnitudes. If R is orthogonal, that is small beside the row itself. If R is
+/// not, terms may cancel, by up to R's condition (formats/artifact.md, "Transforms").
 namespace kvq::write {
 
 /// Sizes of a block and of its shared memory.
@@ -26,19 +26,19 @@ struct DenseBlock {
   static constexpr int kWarps = kResident ? 16 : 8, kThreads = 32 * kWarps;
   static constexpr int kStageSlabs = kResident ? kLayout.slabs() : 2;  ///< of a stage: all slabs, or double-buffered
   static constexpr int kStageBytes = kStageSlabs * kLayout.slab_bytes();
-  static constexpr int kRowParts = kDim % 64 == 0 ? 2 : 1;  ///< a warp's rows are prefetched in halves, or whole
-  static constexpr int kRowBytes = kTileTokens * kDim * 2 / kRowParts;
+  static constexpr int kRowRanges = kDim % 64 == 0 ? 2 : 1;  ///< channel ranges in which a warp's rows are prefetched
+  static constexpr int kRowBytes = kTileTokens * kDim * 2 / kRowRanges;
   static constexpr int kSharedBytes = kResident ? kStageBytes + kWarps * kRowBytes : 2 * kStageBytes;
-  static constexpr int kPieceColumns = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
-  static constexpr int kPieces = kDim / kPieceColumns;
+  static constexpr int kColumnBlockWidth = kDim % 128 == 0 ? 128 : kDim % 64 == 0 ? 64 : 32;
+  static constexpr int kColumnBlocks = kDim / kColumnBlockWidth;
   static_assert(kLayout.slabs() % kStageSlabs == 0);
   static_assert(kSharedBytes <= 99 * 1024, "what a block has on every architecture");
 };
 
-/// A lane's accumulators: for each piece (the columns of one wgmma), of each eight columns, two of row g and two of row
-/// g + 8.
+/// A lane's accumulators: for each column block (the columns of one wgmma), of each eight columns, two of row g and
+/// two of row g + 8.
 template <int kDim>
-using Products = float[DenseBlock<kDim>::kPieces][DenseBlock<kDim>::kPieceColumns / 2];
+using Products = float[DenseBlock<kDim>::kColumnBlocks][DenseBlock<kDim>::kColumnBlockWidth / 2];
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool kHaveWarpgroups = true;
@@ -53,33 +53,34 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
                                          int lane) {
   using Block = DenseBlock<kDim>;
   constexpr RotationLayout kLayout = Block::kLayout;
-  constexpr int kPieceTiles = Block::kPieceColumns / 8;
+  constexpr int kColumnBlockTiles = Block::kColumnBlockWidth / 8;
   const auto operand = [&](int slab, unsigned(&a)[4]) {
-    const uint4 low = raw[0][slab / 2], high = raw[1][slab / 2];
+    const uint4 row_g = raw[0][slab / 2], row_g8 = raw[1][slab / 2];
     const bool second = slab % 2;
-    a[0] = second ? low.z : low.x, a[1] = second ? high.z : high.x;
-    a[2] = second ? low.w : low.y, a[3] = second ? high.w : high.y;
+    a[0] = second ? row_g.z : row_g.x, a[1] = second ? row_g8.z : row_g8.x;
+    a[2] = second ? row_g.w : row_g.y, a[3] = second ? row_g8.w : row_g8.y;
   };
   if constexpr (kHaveWarpgroups && kDim % 64 == 0) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::wgmma_fence();
-    // Core matrices (the layout's squares) are 128 bytes apart along the sum, and 256 bytes along the columns.
+    // Core matrices are 128 bytes apart along the sum, and 256 bytes along the columns.
     const unsigned first = slabs >> 4 | 128u >> 4 << 16;
 #pragma unroll
     for (int s = 0; s < kNumSlabs; ++s) {
       unsigned a[4];
       operand(kFirstSlab + s, a);
 #pragma unroll
-      for (int part = 0; part < RotationLayout::kParts; ++part)
+      for (int split_half = 0; split_half < RotationLayout::kSplitHalves; ++split_half)
 #pragma unroll
-        for (int piece = 0; piece < Block::kPieces; ++piece) {
-          const int offset = s * kLayout.slab_bytes() + part * kLayout.part_bytes() + piece * Block::kPieceColumns * 32;
-          const unsigned long long square = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
-          const bool add = kFirstSlab + s + part > 0;
+        for (int column_block = 0; column_block < Block::kColumnBlocks; ++column_block) {
+          const int offset = s * kLayout.slab_bytes() + split_half * kLayout.split_half_bytes() +
+                             column_block * Block::kColumnBlockWidth * 32;
+          const unsigned long long descriptor = 256ull >> 4 << 32 | (first + static_cast<unsigned>(offset >> 4));
+          const bool add = kFirstSlab + s + split_half > 0;
           if constexpr (std::is_same_v<T, __half>)
-            ptx::wgmma_m64k16_fp16<0>(c[piece], a[0], a[1], a[2], a[3], square, add);
+            ptx::wgmma_m64k16_fp16<0>(c[column_block], a[0], a[1], a[2], a[3], descriptor, add);
           else
-            ptx::wgmma_m64k16_bf16<0>(c[piece], a[0], a[1], a[2], a[3], square, add);
+            ptx::wgmma_m64k16_bf16<0>(c[column_block], a[0], a[1], a[2], a[3], descriptor, add);
         }
     }
     ptx::wgmma_commit_group();
@@ -88,24 +89,26 @@ __device__ __forceinline__ void multiply(Products<kDim>& c, const uint4 (&raw)[2
   } else {
     if constexpr (kFirstSlab == 0) {
 #pragma unroll
-      for (int piece = 0; piece < Block::kPieces; ++piece)
+      for (int column_block = 0; column_block < Block::kColumnBlocks; ++column_block)
 #pragma unroll
-        for (int i = 0; i < 4 * kPieceTiles; ++i) c[piece][i] = 0.0f;
+        for (int i = 0; i < 4 * kColumnBlockTiles; ++i) c[column_block][i] = 0.0f;
     }
 #pragma unroll
     for (int s = 0; s < kNumSlabs; ++s) {
       unsigned a[4];
       operand(kFirstSlab + s, a);
 #pragma unroll
-      for (int part = 0; part < RotationLayout::kParts; ++part)
+      for (int split_half = 0; split_half < RotationLayout::kSplitHalves; ++split_half)
 #pragma unroll
         for (int n = 0; n < kDim / 8; n += 2) {
           unsigned b[4];
-          ptx::ldmatrix_x4(b, slabs + s * kLayout.slab_bytes() + part * kLayout.part_bytes() + n * 256 + lane * 16);
+          ptx::ldmatrix_x4(
+              b, slabs + s * kLayout.slab_bytes() + split_half * kLayout.split_half_bytes() + n * 256 + lane * 16);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float(&four)[4] = *reinterpret_cast<float(*)[4]>(&c[(n + i) / kPieceTiles][(n + i) % kPieceTiles * 4]);
-            Pair<T>::mma(four, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
+            float(&sums)[4] =
+                *reinterpret_cast<float(*)[4]>(&c[(n + i) / kColumnBlockTiles][(n + i) % kColumnBlockTiles * 4]);
+            Pair<T>::mma(sums, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
           }
         }
     }
@@ -117,8 +120,8 @@ template <int kBytes, int kThreads>
 __device__ __forceinline__ void copy_slabs(std::byte* to, const std::byte* from) {
 #pragma unroll
   for (int i = 0; i < (kBytes + 16 * kThreads - 1) / (16 * kThreads); ++i) {
-    const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
-    if (at < kBytes) *reinterpret_cast<uint4*>(to + at) = __ldg(reinterpret_cast<const uint4*>(from + at));
+    const int offset = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
+    if (offset < kBytes) *reinterpret_cast<uint4*>(to + offset) = __ldg(reinterpret_cast<const uint4*>(from + offset));
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::fence_proxy_async();
@@ -152,7 +155,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
                                                  int head_bytes, int side_offset, std::byte* shared) {
   constexpr int kDim = Side::kHeadDim;
   using Block = DenseBlock<kDim>;
-  constexpr int kPieceTiles = Block::kPieceColumns / 8;
+  constexpr int kColumnBlockTiles = Block::kColumnBlockWidth / 8;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
   if constexpr (Block::kResident) {
@@ -160,40 +163,40 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
     __syncthreads();
   }
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
-  float unit = 1.0f;  // bfloat16 needs no unit, because its exponents are those of float
-  if constexpr (std::is_same_v<T, __half>) unit = from.units ? from.units[head] : 1.0f;
+  float row_scale = 1.0f;  // bfloat16 needs no scale, because it has the exponents of float
+  if constexpr (std::is_same_v<T, __half>) row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
   // If R is resident, warpgroups loop independently, else the whole block loops together.
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
-  const int own = Block::kResident ? warp / 4 : 0, in_run = Block::kResident ? warp % 4 : warp;
+  const int own_run = Block::kResident ? warp / 4 : 0, warp_in_run = Block::kResident ? warp % 4 : warp;
   const int stride = static_cast<int>(gridDim.x) * kRuns * kRunTokens;
-  const int begin = (static_cast<int>(blockIdx.x) * kRuns + own) * kRunTokens;
-  // If R is resident, there is room for half of a warp's next rows. The first half is prefetched while the current rows
-  // are quantized, the second half while the first half is multiplied.
+  const int begin = (static_cast<int>(blockIdx.x) * kRuns + own_run) * kRunTokens;
+  // If R is resident, there is room for half of the channels of a warp's next rows. The first half is prefetched while
+  // the current rows are quantized, the second half while the first half is multiplied.
   uint4* fetched = reinterpret_cast<uint4*>(shared + Block::kStageBytes + warp * Block::kRowBytes);
-  const auto fetch = [&](int first_token, int part) {
-    fetch_rows<Side, T, Block::kRowParts>(from, p, first_token, head, lane, fetched, part);
+  const auto fetch = [&](int first_token, int range) {
+    fetch_rows<Side, T, Block::kRowRanges>(from, p, first_token, head, lane, fetched, range);
   };
-  if (Block::kResident && begin < p.num_tokens) fetch(begin + in_run * kTileTokens, 0);
+  if (Block::kResident && begin < p.num_tokens) fetch(begin + warp_in_run * kTileTokens, 0);
   for (int first = begin; first < p.num_tokens; first += stride) {
-    const int first_token = first + in_run * kTileTokens;
+    const int first_token = first + warp_in_run * kTileTokens;
     const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
     uint4 raw[2][kDim / 32];
     prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;
     if constexpr (Block::kResident) {
-      constexpr int kSlabs = Block::kStageSlabs / Block::kRowParts, kSteps = kDim / 32 / Block::kRowParts;
+      constexpr int kSlabs = Block::kStageSlabs / Block::kRowRanges, kSteps = kDim / 32 / Block::kRowRanges;
       constexpr int kLast = Block::kStageSlabs - kSlabs;
-      const auto take = [&](int part) {
+      const auto load_fetched = [&](int range) {
         ptx::cp_async_wait_group<0>();
 #pragma unroll
-        for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][part * kSteps + i % kSteps] = fetched[i * 32 + lane];
+        for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][range * kSteps + i % kSteps] = fetched[i * 32 + lane];
       };
-      take(0);
-      if constexpr (Block::kRowParts == 2) {
+      load_fetched(0);
+      if constexpr (Block::kRowRanges == 2) {
         fetch(first_token, 1);
         multiply<T, kDim, 0, kSlabs>(c, raw, ptx::shared_address(shared), lane);
-        take(1);
+        load_fetched(1);
       }
       if (first + stride < p.num_tokens) fetch(first_token + stride, 0);
       multiply<T, kDim, kLast, kSlabs>(c, raw, ptx::shared_address(shared) + kLast * Block::kLayout.slab_bytes(), lane);
@@ -202,13 +205,14 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
       multiply_stages<T, kDim>(c, raw, rotation, shared, lane);
     }
     Rows<Side> rows;
-    rows.clip_rank = clip_rank, rows.rotated = true, rows.unit = unit;
+    rows.clip_rank = clip_rank, rows.rotated = true, rows.row_scale = row_scale;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kPieceTiles][n % kPieceTiles * 4 + i];
+      for (int i = 0; i < 4; ++i)
+        rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kColumnBlockTiles][n % kColumnBlockTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
-    code_rows<Side>(p, from, rows, value, slots, first_token, head, head_bytes, side_offset, lane);
+    store_rows<Side>(p, from, rows, value, slots, first_token, head, head_bytes, side_offset, lane);
   }
 }
 

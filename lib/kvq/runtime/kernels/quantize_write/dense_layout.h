@@ -6,18 +6,18 @@
 
 namespace kvq {
 
-/// Layout of a dense rotation R [D, D] as an operand of the tensor cores: R in two 16-bit parts, the rounded element
-/// (high) and its rounding error (low), in *slabs* of 16 rows (one step of the product's sum). A part of a slab is made
-/// of 8 x 8 squares (core matrices without swizzle), 128 bytes each: rows of R side by side, columns below each other;
-/// the two squares of the same eight columns are adjacent. Rows and columns are permuted so that a lane multiplies the
-/// channels that it loads and gets the channels that struct Rows holds.
+/// Layout of a dense rotation R [D, D] as an operand of the tensor cores: R in two 16-bit *split halves*, the rounded
+/// element (high) and its rounding error (low), in *slabs* of 16 rows (one step of the product's sum). A split half of
+/// a slab is made of 8 x 8 core matrices without swizzle, 128 bytes each: rows of R side by side, columns below each
+/// other; the two core matrices of the same eight columns are adjacent. Rows and columns are permuted so that a lane
+/// multiplies the channels that it loads and gets the channels that struct Rows holds.
 struct RotationLayout {
   int head_dim = 128;
 
-  static constexpr int kParts = 2, kSlabRows = 16;
+  static constexpr int kSplitHalves = 2, kSlabRows = 16;
   KVQ_HD constexpr int slabs() const { return head_dim / kSlabRows; }
-  KVQ_HD constexpr int part_bytes() const { return kSlabRows * head_dim * 2; }
-  KVQ_HD constexpr int slab_bytes() const { return kParts * part_bytes(); }
+  KVQ_HD constexpr int split_half_bytes() const { return kSlabRows * head_dim * 2; }
+  KVQ_HD constexpr int slab_bytes() const { return kSplitHalves * split_half_bytes(); }
   KVQ_HD constexpr int bytes() const { return slabs() * slab_bytes(); }
 
   /// Row of R that is row k of a slab. Lane t of four holds channels 8 t .. 8 t + 7 of each 32. In slab 2 j + half
@@ -29,9 +29,9 @@ struct RotationLayout {
   KVQ_HD static constexpr int column_channel(int n) {
     return 32 * (n / 32) + 8 * (n % 8 / 2) + 2 * (n / 8 % 4) + n % 2;
   }
-  /// Byte offset of an element.
-  KVQ_HD constexpr int offset(int slab, int part, int k, int n) const {
-    return slab * slab_bytes() + part * part_bytes() + n / 8 * 256 + k / 8 * 128 + n % 8 * 16 + k % 8 * 2;
+  /// Byte offset of an element. @param split_half  0 high, 1 low
+  KVQ_HD constexpr int offset(int slab, int split_half, int k, int n) const {
+    return slab * slab_bytes() + split_half * split_half_bytes() + n / 8 * 256 + k / 8 * 128 + n % 8 * 16 + k % 8 * 2;
   }
 };
 

@@ -3,7 +3,7 @@
 #include <kvq/plan/scheme.h>
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
-/// Quantizes rows to codes, scales and minima (`numbers`), bit for bit as packing.md says.
+/// Quantizes rows to codes, scales and minima (`group_params`), bit for bit as packing.md says.
 namespace kvq::write {
 
 /// R of packing.md: the number as stored, and its bits.
@@ -35,13 +35,13 @@ constexpr float kGaussianStep = kBits == 2 ? 0.9956867f : 0.3352006f;
 /// Sum over the group in the order of packing.md, neighbors first: eight channels of a lane, the four lanes, the steps.
 template <typename Side, typename Term>
 __device__ __forceinline__ float tree_sum(int group, Term term) {
-  constexpr int kEach = Side::kStepsInGroup;
-  float steps[kEach];
+  constexpr int kGroupSteps = Side::kStepsInGroup;
+  float steps[kGroupSteps];
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) {
+  for (int j = 0; j < kGroupSteps; ++j) {
     float y[8];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) y[e] = term(group * kEach + j, e);
+    for (int e = 0; e < 8; ++e) y[e] = term(group * kGroupSteps + j, e);
     float sum = __fadd_rn(__fadd_rn(__fadd_rn(y[0], y[1]), __fadd_rn(y[2], y[3])),
                           __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
     sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 1));
@@ -49,18 +49,19 @@ __device__ __forceinline__ float tree_sum(int group, Term term) {
   }
   // A group of 3 or 6 steps is padded with zeros to a power of two.
 #pragma unroll
-  for (int width = 1; width < kEach; width *= 2)
+  for (int width = 1; width < kGroupSteps; width *= 2)
 #pragma unroll
-    for (int j = 0; j < kEach; j += 2 * width)
-      if (j + width < kEach) steps[j] = __fadd_rn(steps[j], steps[j + width]);
+    for (int j = 0; j < kGroupSteps; j += 2 * width)
+      if (j + width < kGroupSteps) steps[j] = __fadd_rn(steps[j], steps[j + width]);
   return steps[0];
 }
 
-/// Quantizes one token's row. @param words  the lane's codes  @param numbers  bits of scale (and minimum) of each group
+/// Quantizes one token's row. @param words  the lane's codes  @param group_params  bits of scale (and minimum) of each
+/// group
 template <typename Side>
 __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8], ScaleRule rule,
-                                       unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
-  constexpr int kEach = Side::kStepsInGroup, kLevels = (1 << Side::kBits) - 1;
+                                       unsigned (&words)[Side::kWords], unsigned (&group_params)[Side::kGroups]) {
+  constexpr int kGroupSteps = Side::kStepsInGroup, kLevels = (1 << Side::kBits) - 1;
   constexpr float kMost = 3.40282347e38f;
 #pragma unroll
   for (unsigned& w : words) w = 0;
@@ -70,9 +71,9 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
     unsigned short scale_bits = 0, minimum_bits = 0;
     float energy = 0.0f;
     if constexpr (Side::kAffine) {
-      float low = x[group * kEach][0], high = low;
+      float low = x[group * kGroupSteps][0], high = low;
 #pragma unroll
-      for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+      for (int j = group * kGroupSteps; j < (group + 1) * kGroupSteps; ++j)
 #pragma unroll
         for (int e = 0; e < 8; ++e) low = fminf(low, x[j][e]), high = fmaxf(high, x[j][e]);
       low = fminf(low, __shfl_xor_sync(kAll, low, 1)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 1));
@@ -85,7 +86,7 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
       if (rule == ScaleRule::absmax) {
         float most = 0.0f;
 #pragma unroll
-        for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+        for (int j = group * kGroupSteps; j < (group + 1) * kGroupSteps; ++j)
 #pragma unroll
           for (int e = 0; e < 8; ++e) most = fmaxf(most, fabsf(x[j][e]));
         most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
@@ -104,15 +105,15 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
     const float factor = Side::kBfloat && step < 0x1p-100f ? 0x1p60f : 1.0f, divisor = step * factor;
     const float reciprocal = step > 0.0f ? __frcp_rn(divisor) : 0.0f;
     constexpr float kHalf = static_cast<float>(1 << (Side::kBits - 1)), kMagic = 12582912.0f;
-    float squares = 0.0f, levels[kEach][8];
+    float squares = 0.0f, levels[kGroupSteps][8];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j)
+    for (int j = 0; j < kGroupSteps; ++j)
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
         unsigned bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float value = x[group * kEach + j][4 * w + i];
+          const float value = x[group * kGroupSteps + j][4 * w + i];
           float code;
           if constexpr (Side::kAffine) {
             const float above = __fsub_rn(value, minimum);
@@ -128,10 +129,10 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           }
           bits[i] = __float_as_uint(code);
         }
-        const CodePlace place = code_place(Side::side(), 32 * (group * kEach + j) + 4 * w);
+        const CodePlace position = code_place(Side::side(), 32 * (group * kGroupSteps + j) + 4 * w);
         const unsigned four =
             __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
-        words[place.byte / 4] |= four << (place.slice * Side::kBits);
+        words[position.byte / 4] |= four << (position.slice * Side::kBits);
       }
     if constexpr (!Side::kAffine) {
       squares += __shfl_xor_sync(kAll, squares, 1);
@@ -140,12 +141,13 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
       if (step > 0.0f && rule == ScaleRule::norm) {
         stored<Side>(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), scale_bits);
       } else if (rule == ScaleRule::least_squares) {
-        const float dot = tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], levels[j % kEach][e]); });
+        const float dot =
+            tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], levels[j % kGroupSteps][e]); });
         if (step > 0.0f) stored<Side>(__fdiv_rn(__fmul_rn(2.0f, dot), n), scale_bits);
       }
       if (step == 0.0f) scale_bits = 0;
     }
-    numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
+    group_params[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
   }
 }
 

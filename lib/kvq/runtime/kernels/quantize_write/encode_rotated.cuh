@@ -14,7 +14,7 @@
 /// computed first, with saturation to [0, 1].
 namespace kvq::write {
 
-constexpr float kFixed = 8388608.0f;  ///< 2^23: one unit is the last bit
+constexpr float kFixed = 8388608.0f;  ///< 2^23: the last bit of the mantissa counts 1
 
 /// Byte 2 of each word.
 __device__ __forceinline__ unsigned bytes_2(unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -71,10 +71,10 @@ __device__ __forceinline__ int sum_of_squared_levels(const unsigned (&words)[Sid
   }
 }
 
-/// One word of codes of x, from q = x a + b. q must lie in [0, 2^bits), or is clamped to it if kSaturate.
+/// Quantizes the channels of one word, from q = x a + b. q must lie in [0, 2^bits), or is clamped to it if kSaturate.
 template <typename Side, bool kSaturate>
-__device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 32][8], int word, const float* a,
-                                              const float* b) {
+__device__ __forceinline__ unsigned quantize_word(const float (&x)[Side::kHeadDim / 32][8], int word, const float* a,
+                                                  const float* b) {
   constexpr int kBits = Side::kBits;
   const auto fixed = [&](int slice, int byte) {
     const CodeSource from = code_source<Side>(word, slice);
@@ -94,7 +94,7 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
     const unsigned low = bytes_2(fixed(0, 0), fixed(0, 1), fixed(0, 2), fixed(0, 3));
     return low + (bytes_2(fixed(1, 0), fixed(1, 1), fixed(1, 2), fixed(1, 3)) << 4);
   } else {
-    // Slices 1 and 2 lie in bits 2..5 of each byte, their final place. Slices 3 and 0 lie there, too, and are then
+    // Slices 1 and 2 lie in bits 2..5 of each byte, where they stay. Slices 3 and 0 lie there, too, and are then
     // rotated by 4 bits: slice 3 to bits 6 and 7 of its byte, slice 0 to the lowest bits of the next byte.
     unsigned inner[4], outer[4];
 #pragma unroll
@@ -102,18 +102,20 @@ __device__ __forceinline__ unsigned code_word(const float (&x)[Side::kHeadDim / 
       inner[i] = ptx::lop3_select(3u << 18, fixed(1, i), fixed(2, i));
       outer[i] = ptx::lop3_select(3u << 18, fixed(3, i), fixed(0, (i + 1) % 4));
     }
-    const unsigned turned = bytes_2(outer[0], outer[1], outer[2], outer[3]);
+    const unsigned outer_bytes = bytes_2(outer[0], outer[1], outer[2], outer[3]);
     return ptx::lop3_select(0x3C3C3C3Cu, bytes_2(inner[0], inner[1], inner[2], inner[3]),
-                            __funnelshift_l(turned, turned, 4));
+                            __funnelshift_l(outer_bytes, outer_bytes, 4));
   }
 }
 
-/// Quantizes one row to affine codes, like encode(). @param low, high  [G] extremes of the groups, clipped, times unit
+/// Quantizes one row to affine codes, like encode(). @param low, high  [G] extremes of the groups, clipped, times
+/// row_scale
 /// @return  false if the row is out of the ordinary and must go to encode(); the same in all lanes of the row
 template <typename Side, bool kSaturate>
-__device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDim / 32][8], float unit,
+__device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDim / 32][8], float row_scale,
                                                   const float (&low)[Side::kGroups], const float (&high)[Side::kGroups],
-                                                  unsigned (&words)[Side::kWords], unsigned (&numbers)[Side::kGroups]) {
+                                                  unsigned (&words)[Side::kWords],
+                                                  unsigned (&group_params)[Side::kGroups]) {
   constexpr float kLevels = Side::kLevels;
   bool ordinary = true;
   float a[Side::kGroups], b[Side::kGroups];
@@ -124,16 +126,16 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
     const float step = stored<Side>(divide(range, kLevels, 1.0f / kLevels), scale_bits);
     const float minimum = stored<Side>(low[group], minimum_bits);
     if (minimum == 0.0f) minimum_bits = 0;
-    numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
+    group_params[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
     const float reciprocal = ptx::rcp_approx(step);
-    a[group] = unit * reciprocal, b[group] = fmaf(-minimum, reciprocal, 0.5f);
+    a[group] = row_scale * reciprocal, b[group] = fmaf(-minimum, reciprocal, 0.5f);
     // Ordinary: the extremes get the outermost codes with a margin, and q is small enough for the fixed point.
     const float first = fmaf(low[group], reciprocal, b[group]), last = fmaf(high[group], reciprocal, b[group]);
     ordinary = ordinary && first > 0.25f && first < 0.75f && last > kLevels + 0.25f && last < kLevels + 0.75f &&
                fabsf(b[group]) < 64.0f;
   }
 #pragma unroll
-  for (int w = 0; w < Side::kWords; ++w) words[w] = code_word<Side, kSaturate>(x, w, a, b);
+  for (int w = 0; w < Side::kWords; ++w) words[w] = quantize_word<Side, kSaturate>(x, w, a, b);
   return ordinary;
 }
 
@@ -141,8 +143,8 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
 /// @param ordinary  becomes false for rows that must go to encode()
 template <typename Side>
 __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigned (&words)[2][Side::kWords],
-                                                 unsigned (&numbers)[2][Side::kGroups], bool (&ordinary)[2]) {
-  constexpr int kEach = Side::kStepsInGroup;
+                                                 unsigned (&group_params)[2][Side::kGroups], bool (&ordinary)[2]) {
+  constexpr int kGroupSteps = Side::kStepsInGroup;
   float energy[2][Side::kGroups];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -151,7 +153,7 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
     for (int group = 0; group < Side::kGroups; ++group) {
       float sum[2] = {};
 #pragma unroll
-      for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+      for (int j = group * kGroupSteps; j < (group + 1) * kGroupSteps; ++j)
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum[e % 2] = fmaf(rows.x[r][j][e], rows.x[r][j][e], sum[e % 2]);
       float& all = energy[r][group];
@@ -159,17 +161,17 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
       all += __shfl_xor_sync(kAll, all, 1);
       all += __shfl_xor_sync(kAll, all, 2);
       unsigned short bits;
-      const float step =
-          stored<Side>(kGaussianStep<Side::kBits> * rows.unit * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
+      const float step = stored<Side>(
+          kGaussianStep<Side::kBits> * rows.row_scale * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
       // Edges belong to the code above, and 0 lies on an edge, as do other numbers if rows have few digits. So b is
       // raised by the rounding error of a.
-      a[group] = rows.unit * ptx::rcp_approx(step);
+      a[group] = rows.row_scale * ptx::rcp_approx(step);
       b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
       // If the sum is very large, very small or NaN, so is the step.
       ordinary[r] = ordinary[r] && step > 0x1p-12f && step < 0x1p14f;
     }
 #pragma unroll
-    for (int w = 0; w < Side::kWords; ++w) words[r][w] = code_word<Side, true>(rows.x[r], w, a, b);
+    for (int w = 0; w < Side::kWords; ++w) words[r][w] = quantize_word<Side, true>(rows.x[r], w, a, b);
   }
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
@@ -183,8 +185,8 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
     for (int r = 0; r < 2; ++r) {
       const auto own = static_cast<float>(r == 0 ? squares & 0xFFFFu : squares >> 16);
       unsigned short bits;
-      stored<Side>(2.0f * rows.unit * ptx::sqrt_approx(energy[r][group] * ptx::rcp_approx(own)), bits);
-      numbers[r][group] = bits;
+      stored<Side>(2.0f * rows.row_scale * ptx::sqrt_approx(energy[r][group] * ptx::rcp_approx(own)), bits);
+      group_params[r][group] = bits;
     }
   }
 }
@@ -194,14 +196,14 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
 template <typename Side>
 __device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim / 32][8], float (&low)[Side::kGroups],
                                                float (&high)[Side::kGroups]) {
-  constexpr int kEach = Side::kStepsInGroup;
+  constexpr int kGroupSteps = Side::kStepsInGroup;
   bool both = true;
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
     unsigned least = 0;
     int most = -1;
 #pragma unroll
-    for (int j = group * kEach; j < (group + 1) * kEach; ++j)
+    for (int j = group * kGroupSteps; j < (group + 1) * kGroupSteps; ++j)
 #pragma unroll
       for (int e = 0; e < 8; ++e)
         least = max(least, __float_as_uint(x[j][e])), most = max(most, __float_as_int(x[j][e]));
@@ -221,7 +223,7 @@ __device__ __forceinline__ void swap(unsigned& a, unsigned& b) {
 /// Quantizes one warp's rows, clipped first if `clip_rank` is set.
 template <typename Side>
 __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, unsigned (&words)[2][Side::kWords],
-                                            unsigned (&numbers)[2][Side::kGroups]) {
+                                            unsigned (&group_params)[2][Side::kGroups]) {
   constexpr int kSteps = Rows<Side>::kSteps;
   float threshold[2] = {};
   bool ordinary[2] = {rows.rotated, rows.rotated};  // for each row; the same in all lanes of the row
@@ -246,22 +248,25 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
           for (int group = 0; group < Side::kGroups; ++group)
-            low[r][group] = fmaxf(low[r][group], -threshold[r]) * rows.unit,
-            high[r][group] = fminf(high[r][group], threshold[r]) * rows.unit;
-          ordinary[r] &= encode_affine_row<Side, true>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+            low[r][group] = fmaxf(low[r][group], -threshold[r]) * rows.row_scale,
+            high[r][group] = fminf(high[r][group], threshold[r]) * rows.row_scale;
+          ordinary[r] &=
+              encode_affine_row<Side, true>(rows.x[r], rows.row_scale, low[r], high[r], words[r], group_params[r]);
         }
       } else {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
-          for (int group = 0; group < Side::kGroups; ++group) low[r][group] *= rows.unit, high[r][group] *= rows.unit;
-          ordinary[r] &= encode_affine_row<Side, false>(rows.x[r], rows.unit, low[r], high[r], words[r], numbers[r]);
+          for (int group = 0; group < Side::kGroups; ++group)
+            low[r][group] *= rows.row_scale, high[r][group] *= rows.row_scale;
+          ordinary[r] &=
+              encode_affine_row<Side, false>(rows.x[r], rows.row_scale, low[r], high[r], words[r], group_params[r]);
         }
       }
     }
   } else {
     if (rows.rotated && rule == ScaleRule::norm) {
-      encode_norm_rows<Side>(rows, words, numbers, ordinary);
+      encode_norm_rows<Side>(rows, words, group_params, ordinary);
     } else {
       ordinary[0] = ordinary[1] = false;
     }
@@ -276,13 +281,13 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
 #pragma unroll
         for (int e = 0; e < 8; ++e) rows.x[r][j][e] = fminf(fmaxf(rows.x[r][j][e], -threshold[r]), threshold[r]);
   }
-  if (rows.unit != 1.0f) {
+  if (rows.row_scale != 1.0f) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.unit;
+        for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.row_scale;
   }
   // The slow path, for rows that are not ordinary. Not unrolled, because the code must stay in the instruction cache.
 #pragma unroll 1
@@ -290,14 +295,14 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
 #pragma unroll
     for (int i = 0; i < Side::kWords; ++i) swap(words[0][i], words[1][i]);
 #pragma unroll
-    for (int i = 0; i < Side::kGroups; ++i) swap(numbers[0][i], numbers[1][i]);
-    unsigned own_words[Side::kWords], own_numbers[Side::kGroups];
-    encode<Side>(rows.x[0], rule, own_words, own_numbers);
+    for (int i = 0; i < Side::kGroups; ++i) swap(group_params[0][i], group_params[1][i]);
+    unsigned own_words[Side::kWords], own_group_params[Side::kGroups];
+    encode<Side>(rows.x[0], rule, own_words, own_group_params);
     const bool keep = r == 0 ? ordinary[0] : ordinary[1];
 #pragma unroll
     for (int i = 0; i < Side::kWords; ++i) words[1][i] = keep ? words[1][i] : own_words[i];
 #pragma unroll
-    for (int i = 0; i < Side::kGroups; ++i) numbers[1][i] = keep ? numbers[1][i] : own_numbers[i];
+    for (int i = 0; i < Side::kGroups; ++i) group_params[1][i] = keep ? group_params[1][i] : own_group_params[i];
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll

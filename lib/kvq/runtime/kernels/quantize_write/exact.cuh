@@ -3,8 +3,8 @@
 #include <kvq/runtime/kernels/quantize_write/rows.cuh>
 
 /// Exact tiles: rows of bfloat16 in windows and in pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
-/// neighboring channels of every step: one chunk. Turned (transposed) values are in the order of value_place(), the
-/// permuted channel; of each chunk of them, the four lanes have two neighboring places each.
+/// neighboring channels of every step: one chunk. Transposed values are in the order of permuted channels
+/// (value_place()); of each chunk of them, the four lanes have two neighboring permuted channels each.
 namespace kvq::write {
 
 /// Two numbers as bfloat16; saturates at the largest finite number, as the codec does.
@@ -14,19 +14,19 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
   return *reinterpret_cast<const unsigned*>(&two);
 }
 
-/// Which of a lane's channels has the place (permuted channel) 8 * chunk + 2 t + half in turned values.
-struct TurnedChannel {
+/// Which of a lane's channels has the permuted channel 8 * chunk + 2 t + half in transposed values.
+struct TransposedChannel {
   int step, element;
 };
 template <typename Side>
-__device__ constexpr TurnedChannel turned_channel(int chunk, int half) {
+__device__ constexpr TransposedChannel transposed_channel(int chunk, int half) {
   const int channel = value_channel(Side::side(), 8 * chunk + half);  // of lane t = 0; lane t has channel + 8 t
   return {channel / 32, channel % 32};
 }
 
 /// @param row      destinations of the tokens g and g + 8; negative: not stored
 /// @param tile_of  destination row -> first byte of this side's tile
-/// @param value    values are stored turned, unless the layer's pages are exact, too
+/// @param value    values are stored transposed, unless the layer's pages are exact, too
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of,
                                             bool value, int lane) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
     std::byte* tile = tile_of(row[r]);
     const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
     const auto& x = rows.x[r];
-    const auto pack = [&](float low, float high) { return pack_bf16(low * rows.unit, high * rows.unit); };
+    const auto pack = [&](float low, float high) { return pack_bf16(low * rows.row_scale, high * rows.row_scale); };
     if (Side::kExact || !value) {
 #pragma unroll
       for (int j = 0; j < Rows<Side>::kSteps; ++j)
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
     } else if constexpr (!Side::kExact) {
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 8; ++chunk) {
-        const TurnedChannel a = turned_channel<Side>(chunk, 0), b = turned_channel<Side>(chunk, 1);
+        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
         *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t)) =
             pack(x[a.step][a.element], x[b.step][b.element]);
       }
@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t 
                                            int lane) {
   constexpr int kDim = Side::kHeadDim;
   const int t = lane & 3;
-  const auto put = [](unsigned two, float& low, float& high) {
+  const auto unpack = [](unsigned two, float& low, float& high) {
     low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
   };
 #pragma unroll
@@ -74,16 +74,16 @@ __device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t 
       for (int j = 0; j < Rows<Side>::kSteps; ++j) {
         uint4 eight = make_uint4(0, 0, 0, 0);
         if (tile) eight = *reinterpret_cast<const uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t));
-        put(eight.x, x[j][0], x[j][1]), put(eight.y, x[j][2], x[j][3]);
-        put(eight.z, x[j][4], x[j][5]), put(eight.w, x[j][6], x[j][7]);
+        unpack(eight.x, x[j][0], x[j][1]), unpack(eight.y, x[j][2], x[j][3]);
+        unpack(eight.z, x[j][4], x[j][5]), unpack(eight.w, x[j][6], x[j][7]);
       }
     } else if constexpr (!Side::kExact) {
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 8; ++chunk) {
-        const TurnedChannel a = turned_channel<Side>(chunk, 0), b = turned_channel<Side>(chunk, 1);
+        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
         unsigned two = 0;
         if (tile) two = *reinterpret_cast<const unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t));
-        put(two, x[a.step][a.element], x[b.step][b.element]);
+        unpack(two, x[a.step][a.element], x[b.step][b.element]);
       }
     }
   }

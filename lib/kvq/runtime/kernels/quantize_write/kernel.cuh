@@ -76,7 +76,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
   next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
-  code_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
+  store_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
 }
 
 /// Each warp loops over its runs and prefetches its next rows. Grid: any with at least one warp for each job. If the

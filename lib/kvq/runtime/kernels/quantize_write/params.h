@@ -20,18 +20,19 @@ struct WriteSide {
   const std::int32_t* clip_ranks = nullptr;  ///< [Hkv] clip_rank() of each head, rule minmax only; or null
   const std::byte* rotation = nullptr;       ///< pack_rotation(), aligned to 16 bytes: dense, order 1; or null
   std::int64_t rotation_stride = 0;          ///< bytes from head to head; 0: one matrix for all
-  /// Factors of channels before the Hadamard blocks, instead of signs: sign * channel_scale / unit, [Hkv, D] or [D], in
-  /// the rows' 16-bit type (see write_factors()); or null.
+  /// Factors of channels before the Hadamard blocks, instead of signs: sign * channel_scale / row scale, [Hkv, D] or
+  /// [D], in the rows' 16-bit type (see write_factors()); or null.
   const std::uint16_t* factors = nullptr;
-  /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; or null: 1.
-  const float* units = nullptr;
+  /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; rotated rows are
+  /// multiplied by them; or null: 1.
+  const float* row_scales = nullptr;
 };
 
 /// One call that rotates tokens, quantizes them and writes them into pages, and writes exact tokens into windows.
 struct WriteParams {
   int num_tokens = 0, num_kv_heads = 0;
   WriteSide k, v;
-  const std::int64_t* slot_mapping = nullptr;  ///< [T] page * page_size + slot of each token; negative: not coded
+  const std::int64_t* slot_mapping = nullptr;  ///< [T] page * page_size + slot of each token; negative: not quantized
   std::byte* pages = nullptr;                  ///< 16-byte aligned
   int page_shift = 6;                          ///< log2 of page_size: 4, 5 or 6
   std::int64_t page_stride = 0;                ///< bytes from page to page

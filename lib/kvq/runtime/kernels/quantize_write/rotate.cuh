@@ -22,8 +22,8 @@ __device__ __forceinline__ unsigned matrix_element(int row, int column, int orde
   return Pair<T>::kOne | (__popc(a & b & inside) & 1 ? 0x8000u : 0u);
 }
 
-/// The lane's part of the matrix, as the product's operand: x and y for the first half of the columns, z and w for the
-/// second.
+/// The lane's fragment of the matrix, as the product's operand: x and y for the first half of the columns, z and w for
+/// the second.
 template <typename T>
 __device__ __forceinline__ uint4 matrix_operand(int order, int lane) {
   unsigned b[2][2];
@@ -45,16 +45,16 @@ __device__ __forceinline__ void subtract_center(Rows<Side>& rows, const float* c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float4 c = __ldg(reinterpret_cast<const float4*>(center + 32 * j + 8 * t + 4 * half));
-      const float four[4] = {c.x, c.y, c.z, c.w};
+      const float centers[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
       for (int r = 0; r < 2; ++r)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& x = rows.x[r][j][4 * half + i];
-          x = fmaf(x, rows.unit, -four[i]);
+          x = fmaf(x, rows.row_scale, -centers[i]);
         }
     }
-  rows.unit = 1.0f;
+  rows.row_scale = 1.0f;
 }
 
 /// Address of the lane's first channel of a token's row.
@@ -93,20 +93,20 @@ __device__ __forceinline__ void prefetch_rows(const WriteSide& side, const Write
 
 /// Starts asynchronous copies of the words that load_rows() would load to shared memory. A lane copies exactly the
 /// words that it will read.
-/// @tparam kParts  number of parts that the channels are divided into
-/// @param to    [2, D / 32 / kParts, 32], of the warp
-/// @param part  which part of the channels
-template <typename Side, typename T, int kParts = 1>
+/// @tparam kRanges  number of ranges that the channels are divided into
+/// @param to     [2, D / 32 / kRanges, 32], of the warp
+/// @param range  which of the ranges
+template <typename Side, typename T, int kRanges = 1>
 __device__ __forceinline__ void fetch_rows(const WriteSide& side, const WriteParams& p, int first_token, int head,
-                                           int lane, uint4* to, int part = 0) {
-  constexpr int kEach = Side::kHeadDim / 32 / kParts;
+                                           int lane, uint4* to, int range = 0) {
+  constexpr int kRangeSteps = Side::kHeadDim / 32 / kRanges;
   const unsigned own = ptx::shared_address(to + lane);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
-    const uint4* row = row_of<Side, T>(side, token, head, lane) + 4 * part * kEach;
+    const uint4* row = row_of<Side, T>(side, token, head, lane) + 4 * range * kRangeSteps;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) ptx::cp_async_16(own + (r * kEach + j) * 512, row + 4 * j);
+    for (int j = 0; j < kRangeSteps; ++j) ptx::cp_async_16(own + (r * kRangeSteps + j) * 512, row + 4 * j);
   }
   ptx::cp_async_commit_group();
 }
@@ -121,7 +121,7 @@ struct ScaledMatrix {
   static constexpr int kOperands = kSteps / kTogether * 4;  ///< for steps j (and j + 1), bit 1, and the columns' half
 
   /// @param factors  of the head, from the lane's channels on
-  /// @param b        the lane's part of the matrix, see matrix_operand()
+  /// @param b        the lane's fragment of the matrix, see matrix_operand()
   /// @return         of step j the words x and y, of step j + 1 z and w
   template <typename T>
   static __device__ __forceinline__ uint4 operand(const std::uint16_t* factors, uint4 b, int index) {
@@ -244,7 +244,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
           for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
         }
   }
-  // The other bits: (a, b) -> (a + b, a - b), in place. The common factor goes into rows.unit.
+  // The other bits: (a, b) -> (a + b, a - b), in place. The common factor goes into rows.row_scale.
   const auto butterfly = [](float& a, float& b) {
     a += b;
     b = fmaf(-2.0f, b, a);
@@ -269,8 +269,8 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
         for (int e = 0; e < 8; ++e)
           if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
   }
-  rows.unit = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
-  if constexpr (kScaled) rows.unit *= __ldg(side.units + head);
+  rows.row_scale = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
+  if constexpr (kScaled) rows.row_scale *= __ldg(side.row_scales + head);
   rows.rotated = order > 1;
   if (side.center) subtract_center<Side>(rows, side.center + head * kDim, t);
 }

@@ -19,10 +19,10 @@ __device__ __forceinline__ void wait_for_kernels_before() {
 template <typename Side>
 struct Rows {
   static constexpr int kSteps = Side::kHeadDim / 32;
-  float x[2][kSteps][8];  ///< tokens g and g + 8
-  float unit = 1.0f;      ///< x_rot = x * unit
-  int clip_rank = 0;      ///< rows are clipped to their largest magnitude of this rank (1: the largest); 0: not clipped
-  bool rotated = false;   ///< x has rounding errors of a rotation, so the faster encode_rotated.cuh is allowed
+  float x[2][kSteps][8];   ///< tokens g and g + 8
+  float row_scale = 1.0f;  ///< x_rot = x * row_scale
+  int clip_rank = 0;     ///< rows are clipped to their largest magnitude of this rank (1: the largest); 0: not clipped
+  bool rotated = false;  ///< x has rounding errors of a rotation, so the faster encode_rotated.cuh is allowed
 };
 
 template <typename T>

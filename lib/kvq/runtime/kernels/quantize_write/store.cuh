@@ -13,22 +13,23 @@ __device__ __forceinline__ void transpose_bytes(unsigned a, unsigned b, unsigned
   out[2] = __byte_perm(ab1, cd1, 0x5410), out[3] = __byte_perm(ab1, cd1, 0x7632);
 }
 
-/// Stores the key codes of single tokens. A lane's piece (a quarter of the row) is contiguous in runs of kWide words.
+/// Stores the key codes of single tokens. A lane's piece (a quarter of the row, formats/pages.md) is contiguous
+/// in vectors of kVectorWords words.
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_single_keys(const unsigned (&words)[2][Side::kWords],
                                                   const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
-  constexpr int kWide = Side::kWords % 4 == 0 ? 4 : Side::kWords % 2 == 0 ? 2 : 1;
+  constexpr int kVectorWords = Side::kWords % 4 == 0 ? 4 : Side::kWords % 2 == 0 ? 2 : 1;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (slot[r] < 0) continue;
     std::byte* tile = tile_of(slot[r]);
     const int token = static_cast<int>(slot[r]) & (kTileTokens - 1);
 #pragma unroll
-    for (int i = 0; i < Side::kWords; i += kWide) {
+    for (int i = 0; i < Side::kWords; i += kVectorWords) {
       std::byte* to = tile + key_code_offset(Side::side(), token, lane & 3, 4 * i);
-      if constexpr (kWide == 4)
+      if constexpr (kVectorWords == 4)
         *reinterpret_cast<uint4*>(to) = make_uint4(words[r][i], words[r][i + 1], words[r][i + 2], words[r][i + 3]);
-      else if constexpr (kWide == 2)
+      else if constexpr (kVectorWords == 2)
         *reinterpret_cast<uint2*>(to) = make_uint2(words[r][i], words[r][i + 1]);
       else
         *reinterpret_cast<unsigned*>(to) = words[r][i];
@@ -36,13 +37,12 @@ __device__ __forceinline__ void store_single_keys(const unsigned (&words)[2][Sid
   }
 }
 
-/// Stores the value codes of single tokens: the warp takes one token after the other, each lane stores a byte. Only
-/// every fourth byte of a part of the tile belongs to the token, so that one store writes all its bytes in eight
-/// sectors.
+/// Stores the value codes of single tokens: the warp takes one token after the other, each lane stores a byte. A
+/// word of the tile has one byte of each of four tokens, so one store writes a token's bytes in eight sectors.
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][Side::kWords],
                                                     const std::int64_t (&slot)[2], TileOf tile_of, int lane) {
-  const int piece = lane / 4 % 4, which = lane / 16;  // the word of a pair
+  const int piece = lane / 4 % 4, pair_word = lane / 16;
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     for (unsigned tokens = __ballot_sync(kAll, slot[r] >= 0) & 0x11111111u; tokens; tokens &= tokens - 1) {
@@ -55,15 +55,15 @@ __device__ __forceinline__ void store_single_values(const unsigned (&words)[2][S
         const int last = i + 1 < Side::kWords ? i + 1 : i;
         const unsigned first = __shfl_sync(kAll, words[r][i], source + piece),
                        second = __shfl_sync(kAll, words[r][last], source + piece);
-        const int byte = 4 * (i + which) + lane % 4;
-        if (i + which < Side::kWords)
+        const int byte = 4 * (i + pair_word) + lane % 4;
+        if (i + pair_word < Side::kWords)
           tile[value_code_offset(Side::side(), token, piece, byte)] =
-              static_cast<std::byte>((which ? second : first) >> (8 * (lane % 4)) & 255);
+              static_cast<std::byte>((pair_word ? second : first) >> (8 * (lane % 4)) & 255);
       }
     }
 }
 
-/// From values that lane i holds for token i, i = 0..15, the values of the tokens g and g + 8.
+/// Gathers the numbers of the tokens g and g + 8. Lane i holds the number of token i, i = 0..15.
 __device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::int64_t (&own)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -75,18 +75,18 @@ __device__ __forceinline__ void of_own_tokens(std::int64_t held, int lane, std::
 /// @param tile_of  slot -> first byte of the slot's tile
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWords],
-                                            const unsigned (&numbers)[2][Side::kGroups], std::int64_t slots,
+                                            const unsigned (&group_params)[2][Side::kGroups], std::int64_t slots,
                                             TileOf tile_of, bool value, int lane) {
   constexpr TileSide kSide{Side::kHeadDim, Side::kBits, Side::kGroup, Side::kGroupParams};
-  constexpr int kRun = 2 * Side::kWords, kChunk = chunk_bytes(kSide) / 4;
+  constexpr int kLaneWords = 2 * Side::kWords, kChunkWords = chunk_bytes(kSide) / 4;
   const int g = lane >> 2, t = lane & 3;
   // If the 16 tokens fill one tile, a lane stores its words in whole chunks.
   const auto tile_slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), 0));
-  const bool in_place = lane >= kTileTokens || slots == tile_slot + lane;
-  const bool whole = __all_sync(kAll, in_place) && tile_slot >= 0 && tile_slot % kTileTokens == 0;
-  if (whole && (!value || Side::kWords % 2 == 0)) {
+  const bool in_tile_order = lane >= kTileTokens || slots == tile_slot + lane;
+  const bool fills_tile = __all_sync(kAll, in_tile_order) && tile_slot >= 0 && tile_slot % kTileTokens == 0;
+  if (fills_tile && (!value || Side::kWords % 2 == 0)) {
     std::byte* tile = tile_of(tile_slot);
-    unsigned run[kRun];
+    unsigned lane_words[kLaneWords];
     int reader = lane;
     if (value) {
       // Lanes of even and odd g exchange halves; then each lane has one half of four tokens, the words that lane
@@ -95,45 +95,46 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
       reader = (2 * t + odd) * 4 + g / 2;
 #pragma unroll
       for (int pair = 0; pair < Side::kWords / 2; ++pair) {
-        unsigned mine[2], theirs[2];
+        unsigned kept[2], received[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          mine[r] = odd ? words[r][2 * pair + 1] : words[r][2 * pair];
-          theirs[r] = __shfl_xor_sync(kAll, odd ? words[r][2 * pair] : words[r][2 * pair + 1], 4);
+          kept[r] = odd ? words[r][2 * pair + 1] : words[r][2 * pair];
+          received[r] = __shfl_xor_sync(kAll, odd ? words[r][2 * pair] : words[r][2 * pair + 1], 4);
         }
         unsigned out[4];
-        transpose_bytes(odd ? theirs[0] : mine[0], odd ? theirs[1] : mine[1], odd ? mine[0] : theirs[0],
-                        odd ? mine[1] : theirs[1], out);
+        transpose_bytes(odd ? received[0] : kept[0], odd ? received[1] : kept[1], odd ? kept[0] : received[0],
+                        odd ? kept[1] : received[1], out);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) run[4 * pair + i] = out[i];
+        for (int i = 0; i < 4; ++i) lane_words[4 * pair + i] = out[i];
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < Side::kWords; ++i) run[i] = words[0][i], run[Side::kWords + i] = words[1][i];
+      for (int i = 0; i < Side::kWords; ++i) lane_words[i] = words[0][i], lane_words[Side::kWords + i] = words[1][i];
     }
 #pragma unroll
-    for (int c = 0; c < kRun / kChunk; ++c) {
-      std::byte* to = tile + (c * 32 + reader) * (kChunk * 4);
-      if constexpr (kChunk == 4)
-        *reinterpret_cast<uint4*>(to) = make_uint4(run[4 * c], run[4 * c + 1], run[4 * c + 2], run[4 * c + 3]);
+    for (int c = 0; c < kLaneWords / kChunkWords; ++c) {
+      std::byte* to = tile + (c * 32 + reader) * (kChunkWords * 4);
+      if constexpr (kChunkWords == 4)
+        *reinterpret_cast<uint4*>(to) =
+            make_uint4(lane_words[4 * c], lane_words[4 * c + 1], lane_words[4 * c + 2], lane_words[4 * c + 3]);
       else
-        *reinterpret_cast<uint2*>(to) = make_uint2(run[2 * c], run[2 * c + 1]);
+        *reinterpret_cast<uint2*>(to) = make_uint2(lane_words[2 * c], lane_words[2 * c + 1]);
     }
 #pragma unroll
     for (int group = 0; group < Side::kGroups; ++group) {
       if (t != group % 4) continue;
       std::byte* to = tile + number_offset(kSide, g, group, 0);
       if constexpr (Side::kAffine)
-        *reinterpret_cast<uint2*>(to) = make_uint2(numbers[0][group], numbers[1][group]);
+        *reinterpret_cast<uint2*>(to) = make_uint2(group_params[0][group], group_params[1][group]);
       else
-        *reinterpret_cast<unsigned*>(to) = numbers[0][group] | numbers[1][group] << 16;
+        *reinterpret_cast<unsigned*>(to) = group_params[0][group] | group_params[1][group] << 16;
     }
   } else {
     std::int64_t slot[2];
     of_own_tokens(slots, lane, slot);
     if (!value) {
       store_single_keys<Side>(words, slot, tile_of, lane);
-    } else if (Side::kWords % 2 && whole) {  // byte stores; neighboring tokens fill the sectors
+    } else if (Side::kWords % 2 && fills_tile) {  // byte stores; neighboring tokens fill the sectors
       std::byte* tile = tile_of(tile_slot);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -154,9 +155,9 @@ __device__ __forceinline__ void store_codes(const unsigned (&words)[2][Side::kWo
         if (t != group % 4) continue;
         std::byte* to = tile + number_offset(kSide, token, group, 0);
         if constexpr (Side::kAffine)
-          *reinterpret_cast<unsigned*>(to) = numbers[r][group];
+          *reinterpret_cast<unsigned*>(to) = group_params[r][group];
         else
-          *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(numbers[r][group]);
+          *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(group_params[r][group]);
       }
     }
   }
