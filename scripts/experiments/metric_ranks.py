@@ -17,7 +17,7 @@ import fidelity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AT_ONCE = 16
-SCHEMA = SCRIPTS.parent / "formats/eval.schema.json"
+SCHEMA = ROOT / "formats/eval.schema.json"
 SHOWN = ("output_rel_mse", "attention_kl.mean", "attention_kl.p99", "output_nats")
 
 
