@@ -16,7 +16,7 @@ SOURCES = ("*.cpp", "*.h", "*.cu", "*.cuh", "*.cmake", "CMakeLists.txt")
 REPRESENTATIVES = {
     "A method": r"\bsaw_int4_method\b|\bsaw_int4\.cpp\b|\bkHessian\b|\"--hessian\"",
     "A coder": r"\bTrellisCoder\b",
-    "A metric": r"\btop10_overlap\b|\btop_hits\b",
+    "A metric": r"\btop_hits\b|\"top10_overlap\"",
 }
 
 
