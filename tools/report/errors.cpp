@@ -6,6 +6,8 @@
 #include "report/svg.h"
 #include "report/text.h"
 
+#include <kvq/eval/metrics.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,18 +23,26 @@ constexpr const char* kHowToEvaluate =
 
 constexpr std::size_t kTableSchemes = 7;  ///< as many schemes fit side by side in half the width of a page
 
+/// A metric in kvq-eval's documents, or a part of its distribution.
 struct ShownMetric {
-  const char* name;  ///< in kvq-eval's documents
-  const char* title;
+  Metric metric;
+  const char* part;  ///< of the distribution, or null
+  const char* what;
+  /// For metric_of().
+  std::string path() const { return fmt::format("{}{}{}", metric->name, part ? "/" : "", part ? part : ""); }
+  std::string title() const {
+    return fmt::format("{}: {}{}{}", metric->name, what, metric->unit.empty() ? "" : ", ", metric->unit);
+  }
 };
-constexpr ShownMetric kOutput{"output_rel_mse", "output_rel_mse: error of attention's output"};
-constexpr ShownMetric kKl{"attention_kl/mean", "attention_kl: mean KL of the weights, nats"};
+constexpr ShownMetric kOutput{Metric("output_rel_mse"), nullptr, "error of attention's output"};
+constexpr ShownMetric kKl{Metric("attention_kl"), "mean", "mean KL of the weights"};
+constexpr ShownMetric kKlP99{Metric("attention_kl"), "p99", "99th percentile over queries"};
 constexpr ShownMetric kByLayer[] = {kOutput,
-                                    {"logit_rel_mse", "logit_rel_mse: error of the logits"},
+                                    {Metric("logit_rel_mse"), nullptr, "error of the logits"},
                                     kKl,
-                                    {"attention_kl/p99", "attention_kl: 99th percentile over queries, nats"},
-                                    {"k_rel_mse", "k_rel_mse: error of the keys"},
-                                    {"v_rel_mse", "v_rel_mse: error of the values"}};
+                                    kKlP99,
+                                    {Metric("k_rel_mse"), nullptr, "error of the keys"},
+                                    {Metric("v_rel_mse"), nullptr, "error of the values"}};
 
 using Schemes = std::vector<EvaluatedScheme>;
 
@@ -77,9 +87,9 @@ std::string too_many_note(const Schemes& schemes) {
 }
 
 std::string layer_figure(const ShownMetric& metric, const Schemes& schemes, const std::vector<std::string>& places) {
-  return scheme_figure(metric.title, "layer", places, schemes, [&](const EvaluatedScheme& scheme) {
+  return scheme_figure(metric.title(), "layer", places, schemes, [&](const EvaluatedScheme& scheme) {
     std::vector<double> values;
-    for (const Json& layer : (*scheme.json)["layers"]) values.push_back(metric_of(layer, metric.name));
+    for (const Json& layer : (*scheme.json)["layers"]) values.push_back(metric_of(layer, metric.path()));
     return values;
   });
 }
@@ -87,7 +97,7 @@ std::string layer_figure(const ShownMetric& metric, const Schemes& schemes, cons
 /// Change of output_rel_mse from the first candidate of the same document: "+12.3% [+10.0%, +14.9%]".
 std::string change_text(const EvaluatedScheme& scheme) {
   for (const Json& own : scheme.evaluation->document["comparisons"]) {
-    if (own["scheme"] != (*scheme.json)["name"] || own["metric"] != kOutput.name || !own["change"].is_number() ||
+    if (own["scheme"] != (*scheme.json)["name"] || own["metric"] != kOutput.path() || !own["change"].is_number() ||
         !own["interval"][0].is_number() || !own["interval"][1].is_number())
       continue;
     return fmt::format("{:+.1f}% [{:+.1f}, {:+.1f}]", 100.0 * own["change"].get<double>(),
@@ -103,8 +113,9 @@ std::string scheme_table(const Schemes& schemes) {
     const Json& mean = (*scheme.json)["mean"];
     rows.push_back({scheme.own ? scheme.name + " (this artifact)" : scheme.name,
                     fmt::format("{:.2f}", metric_of(*scheme.json, "effective_bits")),
-                    html_number(metric_of(mean, kOutput.name)), change_text(scheme)});
-    for (const char* metric : {kKl.name, "attention_kl/p99", "top10_overlap", "k_rel_mse", "v_rel_mse"})
+                    html_number(metric_of(mean, kOutput.path())), change_text(scheme)});
+    for (const std::string& metric :
+         {kKl.path(), kKlP99.path(), std::string("top10_overlap"), std::string("k_rel_mse"), std::string("v_rel_mse")})
       rows.back().push_back(html_number(metric_of(mean, metric)));
   }
   return html_table(rows, "lrrrrrrrr");
@@ -174,7 +185,7 @@ std::string calibration_charts(const Artifact& artifact) {
 }
 
 /// Mean over the layers that have the bucket, as kvq-eval computes it.
-std::map<std::int64_t, double> by_context(const Json& scheme, const char* metric) {
+std::map<std::int64_t, double> by_context(const Json& scheme, std::string_view metric) {
   std::map<std::int64_t, std::pair<double, int>> sums;
   for (const Json& layer : scheme["layers"]) {
     if (!layer.contains("buckets")) continue;
@@ -189,7 +200,7 @@ std::map<std::int64_t, double> by_context(const Json& scheme, const char* metric
   return means;
 }
 
-std::string context_figure(const char* metric, const std::string& title, const Schemes& schemes) {
+std::string context_figure(std::string_view metric, const std::string& title, const Schemes& schemes) {
   std::map<std::int64_t, int> firsts;
   for (const EvaluatedScheme& scheme : schemes)
     for (const auto& [first, value] : by_context(*scheme.json, metric))
@@ -207,7 +218,7 @@ std::string context_figure(const char* metric, const std::string& title, const S
 std::string pareto_figure(const ShownMetric& metric, const Schemes& schemes) {
   ScatterChart chart{
       .label = fmt::format("{}, logarithmic, against effective bits, {} schemes; the numbers are in the table below",
-                           metric.title, schemes.size()),
+                           metric.title(), schemes.size()),
       .x_title = "effective bits of an element",
       .points = {},
   };
@@ -215,7 +226,7 @@ std::string pareto_figure(const ShownMetric& metric, const Schemes& schemes) {
     chart.points.push_back({
         .name = schemes[s].name,
         .x = metric_of(*schemes[s].json, "effective_bits"),
-        .y = metric_of((*schemes[s].json)["mean"], metric.name),
+        .y = metric_of((*schemes[s].json)["mean"], metric.path()),
         .style = static_cast<int>(s),
         .strong = schemes[s].own,
     });
@@ -227,7 +238,8 @@ std::string pareto_figure(const ShownMetric& metric, const Schemes& schemes) {
   HtmlRows rows{{"scheme", "effective bits", "mean over layers", "on the front"}};
   for (const ChartPoint& point : chart.points)
     rows.push_back({point.name, html_number(point.x), html_number(point.y), point.on_front ? "yes" : "no"});
-  return html_figure(metric.title, visible ? scatter_chart(chart) : html_missing(kAllZero), html_numbers(rows, "lrrt"));
+  return html_figure(metric.title(), visible ? scatter_chart(chart) : html_missing(kAllZero),
+                     html_numbers(rows, "lrrt"));
 }
 
 }  // namespace
@@ -254,8 +266,8 @@ std::string error_section(const Artifact& artifact, const std::vector<Evaluation
 }
 
 std::string context_section(const Schemes& schemes) {
-  std::string body = html_charts(context_figure("attention_kl", "attention_kl: mean KL of the weights, nats", schemes) +
-                                 context_figure(kOutput.name, kOutput.title, schemes));
+  std::string body = html_charts(context_figure(kKl.metric->name, kKl.title(), schemes) +
+                                 context_figure(kOutput.metric->name, kOutput.title(), schemes));
   if (body.empty()) {
     body = html_missing(
         schemes.empty() ? std::string("No evaluation was given: ") + kHowToEvaluate

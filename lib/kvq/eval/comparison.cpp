@@ -52,7 +52,7 @@ std::vector<Comparison> compare_all(const std::vector<CandidateResult>& results,
 }
 
 std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric metric) {
-  std::vector<Point> points;
+  std::vector<FrontPoint> points;
   std::vector<std::size_t> places;
   for (std::size_t c = 0; c < results.size(); ++c) {
     const double y = results[c].mean[metric];

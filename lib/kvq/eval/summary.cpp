@@ -81,7 +81,7 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
 
 double ratio_of(double error, double energy) { return error == 0.0 ? 0.0 : error / energy; }
 
-std::vector<std::size_t> pareto_front(std::span<const Point> points) {
+std::vector<std::size_t> pareto_front(std::span<const FrontPoint> points) {
   std::vector<std::size_t> order(points.size()), front;
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t i, std::size_t j) {

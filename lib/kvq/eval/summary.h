@@ -31,11 +31,11 @@ PairedChange paired_change(std::span<const double> a, std::span<const double> b,
 /// error / energy; 0 if error is 0.
 double ratio_of(double error, double energy);
 
-struct Point {
+struct FrontPoint {
   double x = 0.0, y = 0.0;
 };
 /// Indices of the points on the Pareto front, by rising x: no other point is smaller in one coordinate and not larger
 /// in the other. Of equal points all are listed.
-std::vector<std::size_t> pareto_front(std::span<const Point> points);
+std::vector<std::size_t> pareto_front(std::span<const FrontPoint> points);
 
 }  // namespace kvq

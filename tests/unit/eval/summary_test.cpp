@@ -67,14 +67,14 @@ PairedChange reference_change(const Units& units, int samples, test::Random& ran
 double width(const PairedChange& change) { return change.high - change.low; }
 
 /// Whether another point is at least as good in both coordinates and better in one.
-bool is_dominated(const std::vector<Point>& points, std::size_t own) {
-  return std::any_of(points.begin(), points.end(), [&](const Point& other) {
+bool is_dominated(const std::vector<FrontPoint>& points, std::size_t own) {
+  return std::any_of(points.begin(), points.end(), [&](const FrontPoint& other) {
     return other.x <= points[own].x && other.y <= points[own].y && (other.x < points[own].x || other.y < points[own].y);
   });
 }
 
-std::vector<Point> random_points(std::size_t count, int grid, test::Random& random) {
-  std::vector<Point> points;
+std::vector<FrontPoint> random_points(std::size_t count, int grid, test::Random& random) {
+  std::vector<FrontPoint> points;
   for (std::size_t i = 0; i < count; ++i) {
     if (grid > 0)
       points.push_back({static_cast<double>(random.integer(0, grid)), static_cast<double>(random.integer(0, grid))});
@@ -261,10 +261,10 @@ TEST_CASE("The front of distinct points is what nothing else dominates", "[eval]
   for (int trial = 0; trial < 400; ++trial) {
     CAPTURE(trial);
     // On a coarse grid many points share a coordinate.
-    std::vector<Point> points =
+    std::vector<FrontPoint> points =
         random_points(static_cast<std::size_t>(random.integer(0, 40)), trial % 2 == 0 ? 9 : 0, random);
     std::set<std::pair<double, double>> seen;
-    std::erase_if(points, [&](const Point& point) { return !seen.insert({point.x, point.y}).second; });
+    std::erase_if(points, [&](const FrontPoint& point) { return !seen.insert({point.x, point.y}).second; });
     std::set<std::size_t> expected;
     for (std::size_t i = 0; i < points.size(); ++i)
       if (!is_dominated(points, i)) expected.insert(i);
@@ -280,7 +280,7 @@ TEST_CASE("The front of distinct points is what nothing else dominates", "[eval]
 
 TEST_CASE("Hand-made fronts", "[eval][summary]") {
   using Places = std::vector<std::size_t>;
-  const auto front = [](const std::vector<Point>& points) { return pareto_front(points); };
+  const auto front = [](const std::vector<FrontPoint>& points) { return pareto_front(points); };
   CHECK(front({}).empty());
   CHECK(front({{3.0, 4.0}}) == Places{0});
   CHECK(front({{2.0, 1.0}, {1.0, 2.0}}) == Places{1, 0});
@@ -294,7 +294,7 @@ TEST_CASE("Equal points do not beat each other: all of them are on the front", "
   test::Random random(13);
   for (int trial = 0; trial < 200; ++trial) {
     CAPTURE(trial);
-    const std::vector<Point> points = random_points(30, 5, random);
+    const std::vector<FrontPoint> points = random_points(30, 5, random);
     const std::vector<std::size_t> found = pareto_front(points);
     std::vector<std::size_t> expected;
     for (std::size_t i = 0; i < points.size(); ++i)
