@@ -236,7 +236,7 @@ TEST_CASE("Keys whose scales are folded are stored as those that are scaled by t
   }
 }
 
-TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gpu][api][plain]") {
+TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gpu][api][generic]") {
   const Windows windows{.sink_tokens = 20, .recent_tokens = 40};
   Artifact artifact = served_artifact(windows, 0);
   for (LayerPlan& layer : artifact.layers) {

@@ -4,7 +4,7 @@
 
 #include "support/transforms.h"
 
-#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
@@ -377,7 +377,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   MadeCache made(rows, cache);
   Arena& arena = made.arena;
   const PrefillVariant* row = find_prefill_variant(rows);
-  const PrefillVariant variant = row && !c.plain ? *row : plain_prefill(rows);
+  const PrefillVariant variant = row && !c.generic ? *row : generic_prefill(rows);
   std::mt19937 random(cache.seed + 1);
   std::normal_distribution<float> normal;
   const int dim = rows.k.head_dim, v_dim = rows.v.head_dim;

@@ -371,7 +371,7 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
   CHECK(p.center_k[0] == Approx(sum).margin(1e-5));
 }
 
-TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]") {
+TEST_CASE("Formats without a row of variants.json get generic kernels", "[runtime]") {
   Served served;
   const runtime::Model model = served.load();
   const auto write_kernel = [](const runtime::Model& of, int layer) {
@@ -392,16 +392,16 @@ TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]
   CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
 }
 
-TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the plain one", "[runtime]") {
+TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the generic one", "[runtime]") {
   const TileSide kInt2{128, 2, 128, 2}, kOdd{128, 2, 32, 1}, kNarrow{96, 4, 32, 2};
   CHECK(choose_decode({.k = kInt2, .v = kInt2, .heads = 4}).tuned);
   const DecodeVariant many = choose_decode({.k = kInt2, .v = kInt2, .heads = 17});
   CHECK_FALSE(many.tuned);
   CHECK(many.max_heads == 17);
-  const DecodeVariant plain = choose_decode({.k = kOdd, .v = kInt2, .v_bfloat = true, .heads = 3, .bf16 = false});
-  CHECK(std::string(plain.name) == "decode_plain_fp16");
-  CHECK(plain.k.group_size == 32);
-  CHECK(plain.v_bfloat);
+  const DecodeVariant generic = choose_decode({.k = kOdd, .v = kInt2, .v_bfloat = true, .heads = 3, .bf16 = false});
+  CHECK(std::string(generic.name) == "decode_plain_fp16");
+  CHECK(generic.k.group_size == 32);
+  CHECK(generic.v_bfloat);
   CHECK(choose_write({.k = kInt2, .v = kInt2}).tuned);
   CHECK_FALSE(choose_write({.k = kOdd, .v = kInt2}).tuned);
   CHECK(choose_demote({.k = kInt2, .v = kInt2, .bf16 = false}).tuned);

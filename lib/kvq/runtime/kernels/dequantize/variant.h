@@ -1,8 +1,8 @@
 #pragma once
 
 #include <kvq/core/status.h>
+#include <kvq/runtime/kernels/common/format.h>
 #include <kvq/runtime/kernels/dequantize/params.h>
-#include <kvq/runtime/kernels/plain/format.h>
 #include <kvq/runtime/kernels/prefill/params.h>
 
 #include <span>
@@ -18,7 +18,7 @@ struct DequantizeLaunch {
   int shared_bytes = 0;
 };
 
-/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic kernel for one format.
 struct DequantizeVariant {
   const char* name = "";
   TileSide k, v;
@@ -42,6 +42,9 @@ struct DequantizeVariant {
 
 /// All tuned variants that are built.
 std::span<const DequantizeVariant* const> dequantize_variants();
+
+/// The generic variant of one format, for which generic_supports() must be true.
+DequantizeVariant generic_dequantize(const CacheFormat& format, bool bf16);
 
 /// The format that a caller needs a variant for.
 struct DequantizeKey {

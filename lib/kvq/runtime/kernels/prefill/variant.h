@@ -32,7 +32,7 @@ struct PrefillLaunch {
 /// @param tile_bytes  of keys and values of `tile_tokens` tokens of an item
 void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int64_t tile_bytes);
 
-/// A tuned variant (an entry of variants.json) or the generic (`plain`) kernels: attention over the workspace, which
+/// A tuned variant (an entry of variants.json) or the generic kernels: attention over the workspace, which
 /// does not depend on the cache's format.
 struct PrefillVariant {
   const char* name = "";
@@ -52,6 +52,9 @@ std::span<const PrefillVariant* const> prefill_variants();
 
 /// The tuned variant for the output of a dequantize variant (`rows`), or null.
 const PrefillVariant* find_prefill_variant(const DequantizeVariant& rows);
+
+/// Generic attention over rows of the generic dequantize kernel, even if `rows` is tuned.
+PrefillVariant generic_prefill(const DequantizeVariant& rows);
 
 /// Checks the preconditions of a plan. Host only.
 Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillShape& shape);

@@ -2,13 +2,13 @@
 
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
-#include <kvq/runtime/kernels/plain/tiles.cuh>
+#include <kvq/runtime/kernels/common/generic_tiles.cuh>
 
 /// Attention of a warp to tiles of 16 tokens of one KV head. The assignment of lanes follows the layout of pages:
 ///
 ///   lane 4 r + t    keys of the tokens r and r + 8, of each 32 channels those from 8 t on ("Key tiles")
 ///   lane 4 r + u    values of the tokens 2 u, 2 u + 8, 2 u + 1 and 2 u + 9, at the places 8 a + r ("Exact windows")
-namespace kvq::plain {
+namespace kvq::generic {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kMinusInf = -__builtin_huge_valf();
@@ -322,4 +322,4 @@ struct Softmax {
   }
 };
 
-}  // namespace kvq::plain
+}  // namespace kvq::generic

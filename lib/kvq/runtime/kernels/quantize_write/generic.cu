@@ -1,20 +1,20 @@
-#include <kvq/runtime/kernels/plain/plain.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+#include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/plain/code_rows.cuh>
-#include <kvq/runtime/kernels/plain/rotate.cuh>
+#include <kvq/runtime/kernels/common/generic_rotate.cuh>
+#include <kvq/runtime/kernels/common/generic_rows.cuh>
 
 #include <cuda_runtime.h>
 
 /// Generic write: rotates rows, quantizes and stores them in any format. A block takes 16 tokens of one head and side.
 namespace kvq {
 
-namespace plain {
+namespace generic {
 
 /// Rows [16, D] times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit numbers.
 template <typename T>
 __device__ __forceinline__ void multiply_packed(Rows& rows, int dim, const std::byte* rotation) {
-  constexpr int kColumns = kPlainHeadDim / kThreads;
+  constexpr int kColumns = kGenericHeadDim / kThreads;
   const RotationLayout layout{dim};
   float sums[kColumns][kTileTokens] = {};
   __syncthreads();
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_packed(Rows& rows, int dim, const std::
 /// Grid [runs of 16 tokens, 2 Hkv]: keys of all heads, then values.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    plain_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format) {
+    generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format) {
   __shared__ Rows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
@@ -117,7 +117,7 @@ namespace {
 
 template <typename T>
 Status plan_write(WriteLaunch&) {
-  return cuda_status(load_kernel(plain_write_kernel<T>), "quantize_write: plain: plan");
+  return cuda_status(load_kernel(generic_write_kernel<T>), "quantize_write: plain: plan");
 }
 
 template <typename T>
@@ -125,15 +125,15 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
   if (params.num_tokens == 0) return {};
   const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
                   static_cast<unsigned>(2 * params.num_kv_heads));
-  return cuda_status(launch_kernel(plain_write_kernel<T>, grid, kThreads, 0, false, stream, params, launch.format),
+  return cuda_status(launch_kernel(generic_write_kernel<T>, grid, kThreads, 0, false, stream, params, launch.format),
                      "quantize_write: plain: launch");
 }
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace generic
 
-WriteVariant plain_write(const CacheFormat& format, bool bf16) {
+WriteVariant generic_write(const CacheFormat& format, bool bf16) {
   return {
       .name = bf16 ? "quantize_write_plain_bf16" : "quantize_write_plain_fp16",
       .k = format.k,
@@ -141,8 +141,8 @@ WriteVariant plain_write(const CacheFormat& format, bool bf16) {
       .k_bfloat = format.k_bfloat,
       .v_bfloat = format.v_bfloat,
       .bf16 = bf16,
-      .plan_kernel = bf16 ? plain::plan_write<__nv_bfloat16> : plain::plan_write<__half>,
-      .run = bf16 ? plain::run_write<__nv_bfloat16> : plain::run_write<__half>,
+      .plan_kernel = bf16 ? generic::plan_write<__nv_bfloat16> : generic::plan_write<__half>,
+      .run = bf16 ? generic::run_write<__nv_bfloat16> : generic::run_write<__half>,
       .tuned = false,
   };
 }

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <kvq/runtime/kernels/plain/format.h>
+#include <kvq/runtime/kernels/common/format.h>
 #include <kvq/device/convert.cuh>
 
 #include <cstddef>
 
 /// Shared by the generic kernels: scales and minima, and tiles of run-time formats.
-namespace kvq::plain {
+namespace kvq::generic {
 
 constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
@@ -37,4 +37,4 @@ struct GroupOfStep {
   }
 };
 
-}  // namespace kvq::plain
+}  // namespace kvq::generic

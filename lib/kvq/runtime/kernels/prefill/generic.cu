@@ -1,5 +1,5 @@
-#include <kvq/runtime/kernels/plain/plain.h>
-#include <kvq/runtime/kernels/plain/prefill_rows.h>
+#include <kvq/runtime/kernels/common/prefill_rows.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/prefill/work.cuh>
 
@@ -14,7 +14,7 @@
 ///   thread 4 g + t of a warp    rows g and g + 8    columns 8 i + 2 t, 8 i + 2 t + 1
 namespace kvq {
 
-namespace plain {
+namespace generic {
 
 using prefill::Finished;
 using prefill::kMinusInf;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void load_rows(std::byte* to, int rows, int dim, RowO
 /// Grid: row_blocks of each item of the slab, item by item. @tparam kMaxDim  D of V at most
 template <typename T, int kMaxDim>
 __global__ void __launch_bounds__(kPrefillThreads)
-    plain_prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab, int k_dim,
-                         int v_dim) {
+    generic_prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab, int k_dim,
+                           int v_dim) {
   extern __shared__ __align__(16) std::byte shared[];
   std::byte* keys = shared + kBlockRows * padded_bytes(k_dim);
   std::byte* values = keys + kTokens * padded_bytes(k_dim);
@@ -164,15 +164,15 @@ namespace {
 
 template <typename T>
 auto prefill_kernel(int v_dim) {
-  return v_dim <= 128 ? plain_prefill_kernel<T, 128> : plain_prefill_kernel<T, kPlainHeadDim>;
+  return v_dim <= 128 ? generic_prefill_kernel<T, 128> : generic_prefill_kernel<T, kGenericHeadDim>;
 }
 
 template <typename T>
 Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
-  static_assert(prefill_shared_bytes(kPlainHeadDim, kPlainHeadDim) <= 99 * 1024,
+  static_assert(prefill_shared_bytes(kGenericHeadDim, kGenericHeadDim) <= 99 * 1024,
                 "what a block has on every architecture");
   const int k_dim = rows.k.head_dim, v_dim = rows.v.head_dim;
-  const Status status = plain_prefill_rows_blocks(rows.bf16, launch.dequantize.blocks);
+  const Status status = generic_prefill_rows_blocks(rows.bf16, launch.dequantize.blocks);
   if (!status.ok()) return status;
   launch.shared_bytes = prefill_shared_bytes(k_dim, v_dim);
   // The maximum over all plans, because the attribute belongs to the kernel on the device and other plans may need
@@ -180,7 +180,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   cudaError_t error = load_kernel(prefill_kernel<T>(v_dim));
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 prefill_shared_bytes(kPlainHeadDim, v_dim <= 128 ? 128 : kPlainHeadDim));
+                                 prefill_shared_bytes(kGenericHeadDim, v_dim <= 128 ? 128 : kGenericHeadDim));
   if (error != cudaSuccess) return cuda_status(error, "prefill: plain: plan");
   take_slab(launch, kBlockRows, kTokens, PrefillRows{k_dim, v_dim}.item_bytes(1));
   return {};
@@ -194,7 +194,7 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
   if (slab.row_blocks == 0 || slab.tiles == 0) return {};
   for (slab.first_item = 0; slab.first_item < items; slab.first_item += launch.slab.items) {
     slab.items = std::min(launch.slab.items, items - slab.first_item);
-    const Status status = plain_prefill_rows(rows, launch.dequantize.blocks, params, slab, stream);
+    const Status status = generic_prefill_rows(rows, launch.dequantize.blocks, params, slab, stream);
     if (!status.ok()) return status;
     const cudaError_t error =
         launch_kernel(prefill_kernel<T>(v_dim), static_cast<unsigned>(slab.items * slab.row_blocks), kPrefillThreads,
@@ -206,16 +206,16 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace generic
 
-PrefillVariant plain_prefill(const DequantizeVariant& rows) {
+PrefillVariant generic_prefill(const DequantizeVariant& rows) {
   PrefillVariant variant{
       .name = rows.bf16 ? "prefill_plain_bf16" : "prefill_plain_fp16",
       .head_dim = rows.k.head_dim,
       .bf16 = rows.bf16,
   };
-  variant.plan = rows.bf16 ? plain::plan_prefill<__nv_bfloat16> : plain::plan_prefill<__half>;
-  variant.run = rows.bf16 ? plain::run_prefill<__nv_bfloat16> : plain::run_prefill<__half>;
+  variant.plan = rows.bf16 ? generic::plan_prefill<__nv_bfloat16> : generic::plan_prefill<__half>;
+  variant.run = rows.bf16 ? generic::run_prefill<__nv_bfloat16> : generic::run_prefill<__half>;
   variant.tuned = false;
   return variant;
 }

@@ -1,4 +1,4 @@
-#include "plain_formats.h"
+#include "generic_formats.h"
 
 #include <kvq/runtime/kernel_choice.h>
 
@@ -12,7 +12,7 @@ TileSide affine(int head_dim, int bits, int group_size) { return {head_dim, bits
 TileSide symmetric(int head_dim, int bits, int group_size) { return {head_dim, bits, group_size, 1}; }
 TileSide exact(int head_dim) { return {head_dim, 16, head_dim, 0}; }
 
-PlainFormat named(const CacheFormat& format, int heads, bool bf16) {
+GenericFormat named(const CacheFormat& format, int heads, bool bf16) {
   const auto side = [&](bool value) {
     return std::to_string(format.side(value).head_dim) + side_name(format.side(value), format.bfloat(value));
   };
@@ -31,8 +31,8 @@ TileSide random_side(int head_dim, std::mt19937& random) {
 
 }  // namespace
 
-std::vector<PlainFormat> plain_formats() {
-  std::vector<PlainFormat> all = {
+std::vector<GenericFormat> generic_formats() {
+  std::vector<GenericFormat> all = {
       named({affine(128, 2, 32), symmetric(128, 4, 64)}, 5, true),
       named({symmetric(64, 2, 32), affine(64, 4, 64), false, true}, 1, true),
       named({affine(256, 4, 32), symmetric(256, 2, 256), false, true}, 16, false),

@@ -1,6 +1,6 @@
-#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/plain/code_rows.cuh>
+#include <kvq/runtime/kernels/common/generic_rows.cuh>
 
 #include <cuda_runtime.h>
 
@@ -10,13 +10,13 @@
 /// head, side and layer.
 namespace kvq {
 
-namespace plain {
+namespace generic {
 
 constexpr int kMostRuns = 32;  ///< blocks for runs of 16 demotions; few steps have max_demotions, so blocks loop
 
 /// Grid [runs, 2 Hkv, L]: keys of all heads, then values.
 __global__ void __launch_bounds__(kThreads)
-    plain_demote_kernel(const __grid_constant__ DemoteParams p, const __grid_constant__ CacheFormat format) {
+    generic_demote_kernel(const __grid_constant__ DemoteParams p, const __grid_constant__ CacheFormat format) {
   __shared__ Rows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
@@ -51,30 +51,30 @@ __global__ void __launch_bounds__(kThreads)
 
 namespace {
 
-Status load_demote() { return cuda_status(load_kernel(plain_demote_kernel), "demote: plain: load"); }
+Status load_demote() { return cuda_status(load_kernel(generic_demote_kernel), "demote: plain: load"); }
 
 Status run_demote(const DemoteVariant& variant, const DemoteParams& params, CUstream_st* stream) {
   if (params.max_demotions == 0 || params.num_layers == 0) return {};
   const int runs = (params.max_demotions + kTileTokens - 1) / kTileTokens;
   const dim3 grid(static_cast<unsigned>(std::min(runs, kMostRuns)), static_cast<unsigned>(2 * params.num_kv_heads),
                   static_cast<unsigned>(params.num_layers));
-  return cuda_status(launch_kernel(plain_demote_kernel, grid, kThreads, 0, false, stream, params, variant.format()),
+  return cuda_status(launch_kernel(generic_demote_kernel, grid, kThreads, 0, false, stream, params, variant.format()),
                      "demote: plain: launch");
 }
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace generic
 
-DemoteVariant plain_demote(const CacheFormat& format) {
+DemoteVariant generic_demote(const CacheFormat& format) {
   return {
       .name = "demote_plain",
       .k = format.k,
       .v = format.v,
       .k_bfloat = format.k_bfloat,
       .v_bfloat = format.v_bfloat,
-      .load = plain::load_demote,
-      .run_kernel = plain::run_demote,
+      .load = generic::load_demote,
+      .run_kernel = generic::run_demote,
       .tuned = false,
   };
 }

@@ -1,7 +1,7 @@
-#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/plain/decode_tiles.cuh>
-#include <kvq/runtime/kernels/plain/rotate.cuh>
+#include <kvq/runtime/kernels/common/generic_rotate.cuh>
+#include <kvq/runtime/kernels/decode/generic_tiles.cuh>
 
 #include <cuda_runtime.h>
 
@@ -12,7 +12,7 @@
 /// is in float.
 namespace kvq {
 
-namespace plain {
+namespace generic {
 
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
@@ -38,8 +38,8 @@ struct DecodeWork {
 
 /// Grid [B Hq].
 template <typename T>
-__global__ void __launch_bounds__(kThreads) plain_queries_kernel(const __grid_constant__ DecodeWork work) {
-  __shared__ float row[kPlainHeadDim];
+__global__ void __launch_bounds__(kThreads) generic_queries_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kGenericHeadDim];
   const DecodeParams& p = work.p;
   const int dim = work.format.k.head_dim, thread = static_cast<int>(threadIdx.x);
   const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
@@ -69,7 +69,7 @@ constexpr int attend_shared_bytes(const CacheFormat& format) {
 /// Grid: items x splits x chunks, chunks varying fastest. @tparam kMaxDim  D of V at most
 template <int kMaxDim>
 __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
-    plain_attend_kernel(const __grid_constant__ DecodeWork work) {
+    generic_attend_kernel(const __grid_constant__ DecodeWork work) {
   extern __shared__ __align__(16) std::byte memory[];
   const DecodeParams& p = work.p;
   const TileSide &k_side = work.format.k, &v_side = work.format.v;
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
 
 /// Grid [B Hq].
 template <typename T>
-__global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_constant__ DecodeWork work) {
-  __shared__ float row[kPlainHeadDim], of_warp[kWarps], weights[kMostSplits];
+__global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kGenericHeadDim], of_warp[kWarps], weights[kMostSplits];
   const DecodeParams& p = work.p;
   const TileSide& side = work.format.v;
   const int dim = side.head_dim, thread = static_cast<int>(threadIdx.x);
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) plain_combine_kernel(const __grid_co
 namespace {
 
 auto attend_kernel(const CacheFormat& format) {
-  return format.v.head_dim <= 128 ? plain_attend_kernel<128> : plain_attend_kernel<kPlainHeadDim>;
+  return format.v.head_dim <= 128 ? generic_attend_kernel<128> : generic_attend_kernel<kGenericHeadDim>;
 }
 
 template <typename T>
@@ -250,8 +250,8 @@ Status plan(DecodeLaunch& launch) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));
   if (error == cudaSuccess) error = load_kernel(attend_kernel(format));
-  if (error == cudaSuccess) error = load_kernel(plain_queries_kernel<T>);
-  if (error == cudaSuccess) error = load_kernel(plain_combine_kernel<T>);
+  if (error == cudaSuccess) error = load_kernel(generic_queries_kernel<T>);
+  if (error == cudaSuccess) error = load_kernel(generic_combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
   launch.shared_partials = launch.blocks;  // see `splits` below
   return cuda_status(error, "decode: plain: plan");
@@ -271,19 +271,19 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
         static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
   const auto rows = static_cast<unsigned>(params.batch * params.num_q_heads);
-  cudaError_t error = launch_kernel(plain_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
+  cudaError_t error = launch_kernel(generic_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
   if (error == cudaSuccess)
     error = launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(items * work.splits * work.chunks),
                           kThreads, launch.shared_bytes, false, stream, work);
-  if (error == cudaSuccess) error = launch_kernel(plain_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
+  if (error == cudaSuccess) error = launch_kernel(generic_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
   return cuda_status(error, "decode: plain: launch");
 }
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace generic
 
-DecodeVariant plain_decode(const CacheFormat& format, int heads, bool bf16) {
+DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16) {
   DecodeVariant variant{
       .name = bf16 ? "decode_plain_bf16" : "decode_plain_fp16",
       .k = format.k,
@@ -293,8 +293,8 @@ DecodeVariant plain_decode(const CacheFormat& format, int heads, bool bf16) {
       .max_heads = heads,
       .bf16 = bf16,
   };
-  variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
-  variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
+  variant.plan_kernel = bf16 ? generic::plan<__nv_bfloat16> : generic::plan<__half>;
+  variant.run = bf16 ? generic::run<__nv_bfloat16> : generic::run<__half>;
   variant.tuned = false;
   return variant;
 }

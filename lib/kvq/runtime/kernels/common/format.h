@@ -4,8 +4,8 @@
 
 namespace kvq {
 
-/// The format of a layer's pages. Tuned kernels are compiled for one format; the generic (`plain`) kernels of this
-/// folder read it at run time.
+/// The format of a layer's pages. Tuned kernels are compiled for one format; generic kernels, for all
+/// formats of formats/pages.md without an entry in variants.json, read it at run time: simple, but slower.
 struct CacheFormat {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
@@ -14,6 +14,11 @@ struct CacheFormat {
 };
 
 /// The largest head_dim of either side that the generic kernels support: they keep rows in arrays of this size.
-constexpr int kPlainHeadDim = 256;
+constexpr int kGenericHeadDim = 256;
+
+/// Do the generic kernels support this format? The sides must be results of page_layout_of().
+constexpr bool generic_supports(const CacheFormat& format) {
+  return format.k.head_dim <= kGenericHeadDim && format.v.head_dim <= kGenericHeadDim;
+}
 
 }  // namespace kvq

@@ -1,6 +1,6 @@
 #include "cache_case.h"
 #include "decode_case.h"
-#include "plain_formats.h"
+#include "generic_formats.h"
 #include "write_compare.h"
 
 #include <catch2/catch.hpp>
@@ -22,13 +22,13 @@ constexpr int kPageSizes[] = {16, 32, 64};
 template <typename Check>
 void for_each_format(Check check) {
   int i = 0;
-  for (const PlainFormat& format : plain_formats()) {
+  for (const GenericFormat& format : generic_formats()) {
     CAPTURE(format.name, i);
     check(format, i++);
   }
 }
 
-DecodeCase decode_case(const PlainFormat& format, int i) {
+DecodeCase decode_case(const GenericFormat& format, int i) {
   return {
       .num_kv_heads = 1 + i % 3,
       .heads = format.heads,
@@ -41,7 +41,7 @@ DecodeCase decode_case(const PlainFormat& format, int i) {
   };
 }
 
-void check_decode_case(const PlainFormat& format, const DecodeCase& c) {
+void check_decode_case(const GenericFormat& format, const DecodeCase& c) {
   const DecodeOutcome outcome = run_decode_case(format.decode(), c);
   CHECK(outcome.failure == "");
   CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-6);
@@ -74,13 +74,13 @@ void check_cache(const CacheOutcome& outcome, double lse_floor = 1e-4) {
 
 }  // namespace
 
-TEST_CASE("Plain decode of every format, over codes alone", "[runtime][gpu][plain]") {
-  for_each_format([](const PlainFormat& format, int i) { check_decode_case(format, decode_case(format, i)); });
+TEST_CASE("Generic decode of every format, over codes alone", "[runtime][gpu][generic]") {
+  for_each_format([](const GenericFormat& format, int i) { check_decode_case(format, decode_case(format, i)); });
 }
 
-TEST_CASE("Plain decode of every format, with windows whose borders fall anywhere", "[runtime][gpu][plain]") {
+TEST_CASE("Generic decode of every format, with windows whose borders fall anywhere", "[runtime][gpu][generic]") {
   constexpr int kSinks[] = {0, 1, 16, 37}, kRecent[] = {31, 0, 1, 100, 16};
-  for_each_format([&](const PlainFormat& format, int i) {
+  for_each_format([&](const GenericFormat& format, int i) {
     DecodeCase c = decode_case(format, i + 1);
     c.sink_tokens = kSinks[i % 4], c.recent_tokens = kRecent[i % 5];
     if (i % 3 == 0) c.sliding_window = 1 + i * 11 % 200;
@@ -88,8 +88,8 @@ TEST_CASE("Plain decode of every format, with windows whose borders fall anywher
   });
 }
 
-TEST_CASE("Plain decode replays with other lengths, empty ones too", "[runtime][gpu][plain]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic decode replays with other lengths, empty ones too", "[runtime][gpu][generic]") {
+  for_each_format([](const GenericFormat& format, int i) {
     if (i % 4 != 0) return;
     DecodeCase c = decode_case(format, i);
     c.lengths = {700, 130, 64}, c.replay = i % 8 ? std::vector<int>{130, 0, 33} : std::vector<int>{0, 0, 0};
@@ -100,8 +100,8 @@ TEST_CASE("Plain decode replays with other lengths, empty ones too", "[runtime][
   });
 }
 
-TEST_CASE("Plain decode divides long sequences among blocks", "[runtime][gpu][plain][slow]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic decode divides long sequences among blocks", "[runtime][gpu][generic][slow]") {
+  for_each_format([](const GenericFormat& format, int i) {
     if (i % 12 != 0) return;
     DecodeCase c = decode_case(format, i);
     c.num_kv_heads = 2, c.lengths = {9000, 3, 0, 4099}, c.sink_tokens = 64, c.recent_tokens = 256;
@@ -110,8 +110,8 @@ TEST_CASE("Plain decode divides long sequences among blocks", "[runtime][gpu][pl
   });
 }
 
-TEST_CASE("Plain writing codes unrotated rows bit by bit as the codec does", "[runtime][gpu][plain]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic writing codes unrotated rows bit by bit as the codec does", "[runtime][gpu][generic]") {
+  for_each_format([](const GenericFormat& format, int i) {
     const WriteVariant variant = format.write();
     WriteCase c = random_case(variant, 96 + i % 17, 3, kPageSizes[i % 3], 200u + static_cast<unsigned>(i), true);
     c.rule_k = rule_of(variant.k, kRules[i % 3]), c.rule_v = rule_of(variant.v, kRules[i / 3 % 3]);
@@ -129,9 +129,9 @@ TEST_CASE("Plain writing codes unrotated rows bit by bit as the codec does", "[r
   });
 }
 
-TEST_CASE("Plain writing rotates", "[runtime][gpu][plain]") {
+TEST_CASE("Generic writing rotates", "[runtime][gpu][generic]") {
   const bool dense = GENERATE(false, true);
-  for_each_format([&](const PlainFormat& format, int i) {
+  for_each_format([&](const GenericFormat& format, int i) {
     CAPTURE(dense);
     const WriteVariant variant = format.write();
     const int k_dim = variant.k.head_dim, v_dim = variant.v.head_dim;
@@ -158,8 +158,8 @@ TEST_CASE("Plain writing rotates", "[runtime][gpu][plain]") {
   });
 }
 
-TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic dequantising of every format", "[runtime][gpu][generic]") {
+  for_each_format([](const GenericFormat& format, int i) {
     CacheCase cache{
         .num_kv_heads = 1 + i % 3,
         .page_size = kPageSizes[i % 3],
@@ -177,8 +177,8 @@ TEST_CASE("Plain dequantising of every format", "[runtime][gpu][plain]") {
   });
 }
 
-TEST_CASE("Plain prefill over every format, and rows of prefill over plain rows", "[runtime][gpu][plain]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic prefill over every format, and rows of prefill over generic rows", "[runtime][gpu][generic]") {
+  for_each_format([](const GenericFormat& format, int i) {
     if (format.heads > 16) return;
     CacheCase cache{
         .num_kv_heads = 2,
@@ -190,7 +190,7 @@ TEST_CASE("Plain prefill over every format, and rows of prefill over plain rows"
         .centers = i % 4 < 2,
         .seed = 500u + static_cast<unsigned>(i),
     };
-    PrefillCase c{.heads = format.heads, .chunks = {33, 70, 1, 16}, .plain = true};
+    PrefillCase c{.heads = format.heads, .chunks = {33, 70, 1, 16}, .generic = true};
     if (i % 3 == 0) c.sliding_window = 1 + i * 7 % 90;
     if (i % 4 == 1) c.sinks = true;
     if (i % 5 == 2) c.workspace_bytes = 1;
@@ -198,13 +198,13 @@ TEST_CASE("Plain prefill over every format, and rows of prefill over plain rows"
     const DequantizeVariant rows = format.dequantize();
     check_cache(run_prefill_case(rows, cache, c), 1e-3);
     if (find_prefill_variant(rows)) {
-      c.plain = false, c.portable = i % 2;
+      c.generic = false, c.portable = i % 2;
       check_cache(run_prefill_case(rows, cache, c), 1e-3);
     }
   });
 }
 
-TEST_CASE("Plain attention over rows of tuned kernels", "[runtime][gpu][plain]") {
+TEST_CASE("Generic attention over rows of tuned kernels", "[runtime][gpu][generic]") {
   for (const DequantizeVariant* rows : dequantize_variants()) {
     if (find_prefill_variant(*rows)) continue;
     CAPTURE(rows->name);
@@ -214,8 +214,8 @@ TEST_CASE("Plain attention over rows of tuned kernels", "[runtime][gpu][plain]")
   }
 }
 
-TEST_CASE("Plain kernels in small", "[runtime][gpu][plain][sanitizer]") {
-  for_each_format([](const PlainFormat& format, int i) {
+TEST_CASE("Generic kernels in small", "[runtime][gpu][generic][sanitizer]") {
+  for_each_format([](const GenericFormat& format, int i) {
     if (i >= 17 || i % 3 == 1) return;
     DecodeCase decode = decode_case(format, i);
     decode.lengths = {90, 0, 17}, decode.sink_tokens = 4, decode.recent_tokens = 20;
@@ -233,6 +233,6 @@ TEST_CASE("Plain kernels in small", "[runtime][gpu][plain][sanitizer]") {
         .seed = 701,
     };
     check_cache(run_dequantize_case(format.dequantize(), cache, {}));
-    check_cache(run_prefill_case(format.dequantize(), cache, {.heads = 3, .chunks = {9, 3}, .plain = true}), 1e-3);
+    check_cache(run_prefill_case(format.dequantize(), cache, {.heads = 3, .chunks = {9, 3}, .generic = true}), 1e-3);
   });
 }

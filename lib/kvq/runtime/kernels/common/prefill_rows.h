@@ -22,9 +22,9 @@ struct PrefillRows {
 };
 
 /// Writes prefix and chunk of a slab's items to a PrefillRows workspace. @param rows  has the cache's format
-Status plain_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
-                          const PrefillSlab& slab, CUstream_st* stream);
-/// Number of blocks of plain_prefill_rows() that are resident at once on the current device.
-Status plain_prefill_rows_blocks(bool bf16, int& blocks);
+Status generic_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
+                            const PrefillSlab& slab, CUstream_st* stream);
+/// Number of blocks of generic_prefill_rows() that are resident at once on the current device.
+Status generic_prefill_rows_blocks(bool bf16, int& blocks);
 
 }  // namespace kvq

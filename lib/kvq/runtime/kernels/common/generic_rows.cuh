@@ -2,19 +2,19 @@
 
 #include <kvq/plan/scheme.h>
 #include <kvq/runtime/kernels/quantize_write/params.h>
-#include <kvq/runtime/kernels/plain/tiles.cuh>
+#include <kvq/runtime/kernels/common/generic_tiles.cuh>
 
 /// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
-namespace kvq::plain {
+namespace kvq::generic {
 
-constexpr int kRowFloats = kPlainHeadDim;  ///< from row to row in shared memory
+constexpr int kRowFloats = kGenericHeadDim;  ///< from row to row in shared memory
 
 /// A block's 16 rows, one side of one head.
 struct Rows {
   alignas(16) float x[kTileTokens][kRowFloats];
-  alignas(16) std::byte tile[kTileTokens * kPlainHeadDim * 2];  ///< staging buffer for a whole tile of a page
-  std::uint8_t codes[kWarps][kPlainHeadDim];
-  unsigned short numbers[kWarps][2 * kPlainHeadDim / 32];
+  alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
+  std::uint8_t codes[kWarps][kGenericHeadDim];
+  unsigned short numbers[kWarps][2 * kGenericHeadDim / 32];
   std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
@@ -49,7 +49,7 @@ struct LaneChannels {
     count = min(each, max(0, group_size - first));
   }
 };
-constexpr int kMostEach = kPlainHeadDim / 32;
+constexpr int kMostEach = kGenericHeadDim / 32;
 
 /// tree() of packing.md. @param y  the lane's terms, zeros behind the last one
 __device__ __forceinline__ float tree_sum(const float (&y)[kMostEach]) {
@@ -222,4 +222,4 @@ __device__ __forceinline__ void code_rows(Rows& rows, const CacheFormat& format,
   __syncthreads();
 }
 
-}  // namespace kvq::plain
+}  // namespace kvq::generic

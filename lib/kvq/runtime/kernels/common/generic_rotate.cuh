@@ -1,10 +1,10 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/params.h>
-#include <kvq/runtime/kernels/plain/tiles.cuh>
+#include <kvq/runtime/kernels/common/generic_tiles.cuh>
 
 /// Rotations of rows in shared memory by a block of kThreads. Each function begins and ends with a barrier.
-namespace kvq::plain {
+namespace kvq::generic {
 
 /// Normalized Hadamard blocks of rows [n, dim], `stride` floats apart, in place. @param order  a power of two
 __device__ __forceinline__ void transform_blocks(float* rows, int n, int dim, int stride, int order) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply_channels(float* rows, int n, int dim, i
 /// @param element  (row, column) of the matrix -> float
 template <int kRows, typename Element>
 __device__ __forceinline__ void multiply_matrix(float* rows, int dim, int stride, Element element) {
-  constexpr int kColumns = kPlainHeadDim / kThreads;  ///< most columns of a thread
+  constexpr int kColumns = kGenericHeadDim / kThreads;  ///< most columns of a thread
   float sums[kColumns][kRows] = {};
   __syncthreads();
 #pragma unroll
@@ -83,4 +83,4 @@ __device__ __forceinline__ void rotate_rows(float* rows, int dim, int stride, co
   }
 }
 
-}  // namespace kvq::plain
+}  // namespace kvq::generic

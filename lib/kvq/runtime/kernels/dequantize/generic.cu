@@ -1,8 +1,8 @@
-#include <kvq/runtime/kernels/plain/plain.h>
-#include <kvq/runtime/kernels/plain/prefill_rows.h>
+#include <kvq/runtime/kernels/common/prefill_rows.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/tiles.h>
 #include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/plain/rotate.cuh>
+#include <kvq/runtime/kernels/common/generic_rotate.cuh>
 
 #include <cuda_runtime.h>
 
@@ -12,7 +12,7 @@
 /// positions of one head and side at a time.
 namespace kvq {
 
-namespace plain {
+namespace generic {
 
 /// The tokens of one head and side of a sequence, and their destination.
 struct Part {
@@ -151,9 +151,9 @@ __device__ __forceinline__ void read_token(const PackedCache& cache, const Cache
 
 /// Grid [workers, 2 Hkv]: keys of all heads, then values.
 template <typename T, typename Destination>
-__global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid_constant__ Destination destination,
-                                                                    const __grid_constant__ CacheFormat format) {
-  __shared__ __align__(16) float rows[kTileTokens][kPlainHeadDim];
+__global__ void __launch_bounds__(kThreads) generic_dequantize_kernel(const __grid_constant__ Destination destination,
+                                                                      const __grid_constant__ CacheFormat format) {
+  __shared__ __align__(16) float rows[kTileTokens][kGenericHeadDim];
   const PackedCache& cache = destination.cache();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= cache.num_kv_heads;
@@ -176,10 +176,10 @@ __global__ void __launch_bounds__(kThreads) plain_dequantize_kernel(const __grid
       if (first < part.end) {
         if (rotation.matrix && !value) {  // the matrix of keys is A^-T, so it is read transposed
           const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * dim * dim;
-          multiply_matrix<kTileTokens>(rows[0], dim, kPlainHeadDim,
+          multiply_matrix<kTileTokens>(rows[0], dim, kGenericHeadDim,
                                        [&](int k, int column) { return __ldg(matrix + column * dim + k); });
         } else {
-          rotate_rows<kTileTokens>(rows[0], dim, kPlainHeadDim, rotation, head, true);
+          rotate_rows<kTileTokens>(rows[0], dim, kGenericHeadDim, rotation, head, true);
         }
       }
       for (int i = thread; i < kTileTokens * chunks; i += kThreads) {
@@ -213,7 +213,8 @@ Status count_blocks(int& blocks) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, plain_dequantize_kernel<T, Destination>, kThreads, 0);
+    error =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, generic_dequantize_kernel<T, Destination>, kThreads, 0);
   blocks = each * multiprocessors;
   return cuda_status(error, "dequantize: plain: plan");
 }
@@ -224,7 +225,7 @@ Status launch(const Destination& destination, const CacheFormat& format, int blo
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, blocks / sides)), static_cast<unsigned>(sides));
   return cuda_status(
-      launch_kernel(plain_dequantize_kernel<T, Destination>, grid, kThreads, 0, false, stream, destination, format),
+      launch_kernel(generic_dequantize_kernel<T, Destination>, grid, kThreads, 0, false, stream, destination, format),
       "dequantize: plain: launch");
 }
 
@@ -256,9 +257,9 @@ Status to_rows(const CacheFormat& format, int blocks, const PrefillParams& param
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace generic
 
-DequantizeVariant plain_dequantize(const CacheFormat& format, bool bf16) {
+DequantizeVariant generic_dequantize(const CacheFormat& format, bool bf16) {
   DequantizeVariant variant{
       .name = bf16 ? "dequantize_plain_bf16" : "dequantize_plain_fp16",
       .k = format.k,
@@ -267,22 +268,22 @@ DequantizeVariant plain_dequantize(const CacheFormat& format, bool bf16) {
       .v_bfloat = format.v_bfloat,
       .bf16 = bf16,
   };
-  variant.plan_kernel = bf16 ? plain::plan<__nv_bfloat16> : plain::plan<__half>;
-  variant.run = bf16 ? plain::run<__nv_bfloat16> : plain::run<__half>;
+  variant.plan_kernel = bf16 ? generic::plan<__nv_bfloat16> : generic::plan<__half>;
+  variant.run = bf16 ? generic::run<__nv_bfloat16> : generic::run<__half>;
   if (format.k.head_dim == format.v.head_dim && format.k.head_dim % 64 == 0)
-    variant.to_tiles = bf16 ? plain::to_tiles<__nv_bfloat16> : plain::to_tiles<__half>;
+    variant.to_tiles = bf16 ? generic::to_tiles<__nv_bfloat16> : generic::to_tiles<__half>;
   variant.tuned = false;
   return variant;
 }
 
-Status plain_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
-                          const PrefillSlab& slab, CUstream_st* stream) {
-  return rows.bf16 ? plain::to_rows<__nv_bfloat16>(rows.format(), blocks, params, slab, stream)
-                   : plain::to_rows<__half>(rows.format(), blocks, params, slab, stream);
+Status generic_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
+                            const PrefillSlab& slab, CUstream_st* stream) {
+  return rows.bf16 ? generic::to_rows<__nv_bfloat16>(rows.format(), blocks, params, slab, stream)
+                   : generic::to_rows<__half>(rows.format(), blocks, params, slab, stream);
 }
 
-Status plain_prefill_rows_blocks(bool bf16, int& blocks) {
-  using namespace plain;
+Status generic_prefill_rows_blocks(bool bf16, int& blocks) {
+  using namespace generic;
   return bf16 ? count_blocks<__nv_bfloat16, ToWorkspace<__nv_bfloat16, false>>(blocks)
               : count_blocks<__half, ToWorkspace<__half, false>>(blocks);
 }
