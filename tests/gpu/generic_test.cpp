@@ -3,6 +3,8 @@
 #include "generic_formats.h"
 #include "write_compare.h"
 
+#include <kvq/runtime/kernels/prefill/variant.h>
+
 #include <catch2/catch.hpp>
 
 #include <algorithm>

@@ -27,7 +27,7 @@ const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key) {
   return nullptr;
 }
 
-Status check_cache(const char* verb, const DequantizeVariant& variant, const PackedCache& c) {
+Status check_cache(const char* verb, const DequantizeVariant& variant, const PagedCacheView& c) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
   if (c.batch < 0 || c.num_kv_heads < 1)
     return Status::fail(kBad, "%s: a batch of %d and %d KV heads, expected 0 or more and 1 or more", verb, c.batch,

@@ -1,4 +1,5 @@
 #include <kvq/runtime/checks.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <algorithm>

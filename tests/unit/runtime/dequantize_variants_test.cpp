@@ -22,7 +22,7 @@ DequantizeParams good() {
   alignas(16) static std::byte memory[16];
   static std::int32_t numbers[4];
   DequantizeParams p;
-  PackedCache& c = p.cache;
+  PagedCacheView& c = p.cache;
   c.batch = 2, c.num_kv_heads = 2;
   c.seq_lens = c.page_table = c.window_slots = numbers;
   c.pages = c.windows = memory, c.page_stride = 2 * 64 * 72, c.page_table_stride = 4;
@@ -56,7 +56,7 @@ TEST_CASE("Caches that cannot be read are refused by name", "[runtime]") {
     return std::string(status.message());
   };
   using P = DequantizeParams;
-  using C = PackedCache;
+  using C = PagedCacheView;
   using Catch::Contains;
   CHECK_THAT(refusal([](P&, C& c) { c.page_table_stride = 0; }), Contains("page_table_stride is 0"));
   REQUIRE(std::string(check_dequantize(int2(), good()).message()) == "");

@@ -1,4 +1,5 @@
-#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <catch2/catch.hpp>
@@ -35,7 +36,7 @@ PrefillParams good() {
   alignas(16) static std::byte memory[16];
   static std::int32_t numbers[4];
   PrefillParams p;
-  PackedCache& c = p.cache;
+  PagedCacheView& c = p.cache;
   c.batch = 2, c.num_kv_heads = 2;
   c.seq_lens = c.page_table = numbers;
   c.pages = memory, c.page_stride = 2 * 64 * 72, c.page_table_stride = 4;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/runtime/kernels/decode/params.h>
+#include <kvq/runtime/kernels/common/rotation.h>
 #include <kvq/runtime/kernels/common/generic_tiles.cuh>
 
 /// Rotations of rows in shared memory by a block of kThreads. Each function begins and ends with a barrier.

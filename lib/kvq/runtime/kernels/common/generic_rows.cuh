@@ -1,8 +1,9 @@
 #pragma once
 
 #include <kvq/plan/scheme.h>
-#include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/common/generic_tiles.cuh>
+#include <kvq/runtime/kernels/common/page_tiles.cuh>
+#include <kvq/runtime/kernels/common/pair.cuh>
 
 /// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
 namespace kvq::generic {
@@ -24,11 +25,9 @@ __device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
   return __float2bfloat16_rn(x > most ? most : x < -most ? -most : x);
 }
 
-/// R of packing.md: the number as stored, and its bits.
+/// stored() of a format that is known at run time.
 __device__ __forceinline__ float stored(float x, bool bfloat, unsigned short& bits) {
-  bits = bfloat ? __bfloat16_as_ushort(to_bf16(x))
-                : __half_as_ushort(__float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)));
-  return number(bits, bfloat);
+  return bfloat ? kvq::stored<true>(x, bits) : kvq::stored<false>(x, bits);
 }
 
 template <typename Add>
@@ -53,9 +52,7 @@ constexpr int kMostEach = kGenericHeadDim / 32;
 
 /// tree() of packing.md. @param y  the lane's terms, zeros behind the last one
 __device__ __forceinline__ float tree_sum(const float (&y)[kMostEach]) {
-  const float sum = __fadd_rn(__fadd_rn(__fadd_rn(y[0], y[1]), __fadd_rn(y[2], y[3])),
-                              __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
-  return across_warp(sum, [](float a, float b) { return __fadd_rn(a, b); });
+  return across_warp(kvq::tree_sum(y), [](float a, float b) { return __fadd_rn(a, b); });
 }
 
 /// Clips a row to its largest magnitude of a rank, 1 being the largest (packing.md, "Clip"). That magnitude is the
@@ -175,22 +172,12 @@ __device__ __forceinline__ void store_exact(const float* row, int dim, const Til
     *reinterpret_cast<__nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))) = to_bf16(row[c]);
 }
 
-/// Maps page * page_size + slot to the first byte of the slot's tile, for one head and side.
-struct PageTiles {
-  std::byte* pages;
-  std::int64_t page_stride;
-  int page_shift, offset, tile_bytes;
-  __device__ __forceinline__ PageTiles(std::byte* all, std::int64_t stride, int shift, const CacheFormat& format,
-                                       int num_kv_heads, int head, bool value)
-      : pages(all), page_stride(stride), page_shift(shift), tile_bytes(format.side(value).bytes()) {
-    const PageLayout layout{format.k, format.v, num_kv_heads, 1 << shift};
-    offset = value ? layout.value_tile(head, 0) : layout.key_tile(head, 0);
-  }
-  __device__ __forceinline__ std::byte* operator()(std::int64_t slot) const {
-    const int in_page = static_cast<int>(slot) & ((1 << page_shift) - 1);
-    return pages + (slot >> page_shift) * page_stride + offset + in_page / kTileTokens * tile_bytes;
-  }
-};
+__device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t page_stride, int page_shift,
+                                                const CacheFormat& format, int num_kv_heads, int head, bool value) {
+  const PageLayout layout{format.k, format.v, num_kv_heads, 1 << page_shift};
+  return {pages, static_cast<unsigned>(page_stride), page_shift,
+          value ? layout.value_tile(head, 0) : layout.key_tile(head, 0), format.side(value).bytes()};
+}
 
 /// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
 /// behind a barrier after `x` and `page` are written.

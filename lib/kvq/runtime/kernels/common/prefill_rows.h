@@ -2,7 +2,8 @@
 
 #include <kvq/core/status.h>
 #include <kvq/plan/page_layout.h>
-#include <kvq/runtime/kernels/dequantize/variant.h>
+#include <kvq/runtime/kernels/common/dequantize_variant.h>
+#include <kvq/runtime/kernels/common/prefill_params.h>
 
 namespace kvq {
 

@@ -14,7 +14,6 @@ namespace kvq {
 
 namespace generic {
 
-constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
 constexpr int kMostSplits = 256;  ///< of an item (work tile)
 
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) generic_queries_kernel(const __grid_
             head = static_cast<int>(blockIdx.x) % p.num_q_heads;
   const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + head * dim;
   for (int c = thread; c < dim; c += kThreads) row[c] = to_float(q[c]) * (p.softmax_scale * kLog2e);
-  rotate_rows<1>(row, dim, dim, p.rotation_k, head / work.heads, false);
+  rotate_rows<1>(row, dim, dim, p.cache.rotation_k, head / work.heads, false);
   for (int c = thread; c < dim; c += kThreads) work.queries[static_cast<std::int64_t>(blockIdx.x) * dim + c] = row[c];
 }
 
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int chunk = static_cast<int>(blockIdx.x) % work.chunks, unit = static_cast<int>(blockIdx.x) / work.chunks;
   const int split = unit % work.splits, item = unit / work.splits;
-  const int sequence = item / p.num_kv_heads, head = item % p.num_kv_heads;
+  const int sequence = item / p.cache.num_kv_heads, head = item % p.cache.num_kv_heads;
   const int first_head = chunk * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
   const SeenTiles tiles(p, sequence);
   const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
@@ -92,10 +91,10 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   __syncthreads();
 
   // 2. The warp's tiles. The next coded tile and the page number of the tile after it are always prefetched.
-  const TileReader reader(p, PageLayout{k_side, v_side, p.num_kv_heads, 1 << p.page_shift}, sequence, head);
+  const TileReader reader(p, PageLayout{k_side, v_side, p.cache.num_kv_heads, 1 << p.cache.page_shift}, sequence, head);
   const int bytes = reader.k_bytes + reader.v_bytes;
   std::byte* stages = memory + query_bytes(work.format) + warp * warp_bytes(work.format);
-  float2* numbers = reinterpret_cast<float2*>(stages + kStages * bytes);
+  float2* params = reinterpret_cast<float2*>(stages + kStages * bytes);
   const auto page_of = [&](int i) { return i < end ? reader.page_of(tiles[i]) : 0; };
   const auto fetch = [&](int i, int page, int stage) {
     if (i < end) reader.fetch(tiles[i], page, stages + stage * bytes, lane);
@@ -115,22 +114,22 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     if (!tile.coded || k_side.exact()) {
       score_exact(reader.in_memory(tile, page).k, k_side.head_dim, queries, lane, scores);
     } else {
-      read_numbers(k_tile, k_side, work.format.k_bfloat, tile, numbers, lane);
+      read_params(k_tile, k_side, work.format.k_bfloat, tile, params, lane);
       if (k_side.bits == 2)
-        score_codes<2>(k_tile, k_side, numbers, queries, lane, scores);
+        score_codes<2>(k_tile, k_side, params, queries, lane, scores);
       else
-        score_codes<4>(k_tile, k_side, numbers, queries, lane, scores);
+        score_codes<4>(k_tile, k_side, params, queries, lane, scores);
     }
     state.add_scores(scores, tile, lane, weights);
     if (!tile.coded || v_side.exact()) {
       add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
     } else {
-      __syncwarp();  // all lanes have read the keys' factors, which read_numbers() overwrites
-      read_numbers(v_tile, v_side, work.format.v_bfloat, tile, numbers, lane);
+      __syncwarp();  // all lanes have read the keys' factors, which read_params() overwrites
+      read_params(v_tile, v_side, work.format.v_bfloat, tile, params, lane);
       if (v_side.bits == 2)
-        add_codes<2, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
+        add_codes<2, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
       else
-        add_codes<4, kMaxDim>(v_tile, v_side, numbers, weights, lane, state.values);
+        add_codes<4, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
     }
     page = next_page, next_page = later_page;
     __syncwarp();  // before the next copies overwrite this stage
@@ -190,15 +189,16 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   };
   const auto sum_of = [](float a, float b) { return a + b; };
   float shift = 0.0f;
-  if (p.center_k && (p.lse || p.sink_logits)) {
+  if (p.cache.center_k && (p.lse || p.sink_logits)) {
     const int k_dim = work.format.k.head_dim;
     const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + query_head * k_dim;
-    for (int c = thread; c < k_dim; c += kThreads) shift = fmaf(to_float(q[c]), p.center_k[head * k_dim + c], shift);
+    for (int c = thread; c < k_dim; c += kThreads)
+      shift = fmaf(to_float(q[c]), p.cache.center_k[head * k_dim + c], shift);
     shift = across(shift, sum_of) * (p.softmax_scale * kLog2e);
   }
 
   // 2. Combine the partial results. They are stored by permuted channel, `row` gets the channels in order.
-  const int item = sequence * p.num_kv_heads + head;
+  const int item = sequence * p.cache.num_kv_heads + head;
   const auto state_of = [&](int split) {
     return reinterpret_cast<const float2*>(work.record(item, split) + work.heads * dim)[in_group];
   };
@@ -224,9 +224,9 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
 
   // 3. Back to the model's basis. A learned sink has no value, so only the tokens' share of the center is added.
-  rotate_rows<1>(row, dim, dim, p.rotation_v, head, true);
+  rotate_rows<1>(row, dim, dim, p.cache.rotation_v, head, true);
   for (int c = thread; c < dim; c += kThreads)
-    from_float(fmaf(tokens * inverse, p.center_v ? p.center_v[head * dim + c] : 0.0f, row[c]), out[c]);
+    from_float(fmaf(tokens * inverse, p.cache.center_v ? p.cache.center_v[head * dim + c] : 0.0f, row[c]), out[c]);
 }
 
 namespace {
@@ -259,10 +259,10 @@ Status plan(DecodeLaunch& launch) {
 
 template <typename T>
 Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
-  const int items = params.batch * params.num_kv_heads;
+  const int items = params.cache.batch * params.cache.num_kv_heads;
   if (items == 0) return {};
   DecodeWork work{.p = params, .format = launch.format};
-  work.heads = params.num_q_heads / params.num_kv_heads;
+  work.heads = params.num_q_heads / params.cache.num_kv_heads;
   work.chunks = (work.heads + kHeads - 1) / kHeads;
   work.splits = std::clamp(launch.blocks / (items * work.chunks), 1, kMostSplits);  // items * splits <= blocks + items
   std::byte* at = static_cast<std::byte*>(params.workspace);
@@ -270,7 +270,7 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
   at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(items)) *
         static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
-  const auto rows = static_cast<unsigned>(params.batch * params.num_q_heads);
+  const auto rows = static_cast<unsigned>(params.cache.batch * params.num_q_heads);
   cudaError_t error = launch_kernel(generic_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
   if (error == cudaSuccess)
     error = launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(items * work.splits * work.chunks),

@@ -10,8 +10,6 @@
 ///   lane 4 r + u    values of the tokens 2 u, 2 u + 8, 2 u + 1 and 2 u + 9, at the places 8 a + r ("Exact windows")
 namespace kvq::generic {
 
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr int kHeads = 4;  ///< query heads that a warp attends for at once
 
 /// Sixteen tokens from `position` on; the query sees positions begin .. end - 1.
@@ -26,31 +24,31 @@ struct SeenTile {
 class SeenTiles {
  public:
   __device__ __forceinline__ SeenTiles(const DecodeParams& p, int sequence) {
-    length = max(0, p.seq_lens[sequence]);
+    length = max(0, p.cache.seq_lens[sequence]);
     first = p.sliding_window > 0 ? max(0, length - p.sliding_window) : 0;
-    sink_tokens = p.sink_tokens;
+    sink_tokens = p.cache.sink_tokens;
     sink_end = min(sink_tokens, length);
-    coded_begin = max(sink_end, first);
-    coded_end = max(coded_begin, length - p.recent_tokens);
+    coded = p.cache.tiers().coded_from(first, length);
     sinks = tiles(first, sink_end);
-    coded = tiles(coded_begin, coded_end);
-    recent = coded_end < length ? tiles(coded_end - sink_tokens, length - sink_tokens) : 0;
+    coded_tiles = tiles(coded.begin, coded.end);
+    recent = coded.end < length ? tiles(coded.end - sink_tokens, length - sink_tokens) : 0;
   }
-  __device__ __forceinline__ int count() const { return sinks + coded + recent; }
+  __device__ __forceinline__ int count() const { return sinks + coded_tiles + recent; }
   __device__ __forceinline__ SeenTile operator[](int i) const {
     if (i < sinks) return {(first / kTileTokens + i) * kTileTokens, first, sink_end, false};
     i -= sinks;
-    if (i < coded) return {(coded_begin / kTileTokens + i) * kTileTokens, coded_begin, coded_end, true};
-    i -= coded;
-    return {sink_tokens + ((coded_end - sink_tokens) / kTileTokens + i) * kTileTokens, coded_end, length, false};
+    if (i < coded_tiles) return {(coded.begin / kTileTokens + i) * kTileTokens, coded.begin, coded.end, true};
+    i -= coded_tiles;
+    return {sink_tokens + ((coded.end - sink_tokens) / kTileTokens + i) * kTileTokens, coded.end, length, false};
   }
 
  private:
   static __device__ __forceinline__ int tiles(int begin, int end) {
     return begin < end ? (end - 1) / kTileTokens + 1 - begin / kTileTokens : 0;
   }
-  int length, first, sink_tokens, sink_end, coded_begin, coded_end;
-  int sinks, coded, recent;
+  int length, first, sink_tokens, sink_end;
+  PositionRange coded;
+  int sinks, coded_tiles, recent;  ///< numbers of tiles
 };
 
 /// First bytes of a key tile and a value tile.
@@ -78,19 +76,20 @@ struct TileReader {
   /// The page of a coded tile. Load it early to hide the latency.
   __device__ __forceinline__ int page_of(const SeenTile& tile) const {
     if (!tile.coded) return 0;
-    const std::int64_t base = p.page_indptr ? p.page_indptr[sequence] : sequence * p.page_table_stride;
-    return p.page_table[base + (tile.position >> p.page_shift)];
+    const std::int64_t base =
+        p.cache.page_indptr ? p.cache.page_indptr[sequence] : sequence * p.cache.page_table_stride;
+    return p.cache.page_table[base + (tile.position >> p.cache.page_shift)];
   }
   __device__ __forceinline__ TilePair in_memory(const SeenTile& tile, int page) const {
     if (tile.coded) {
-      const int slot = tile.position & ((1 << p.page_shift) - 1);
-      const std::byte* at = p.pages + page * p.page_stride;
+      const int slot = tile.position & ((1 << p.cache.page_shift) - 1);
+      const std::byte* at = p.cache.pages + page * p.cache.page_stride;
       return {at + pages.key_tile(head, slot), at + pages.value_tile(head, slot)};
     }
-    const WindowLayout& w = p.window_layout;
-    const std::byte* at =
-        p.windows +
-        w.tile_pair(std::int64_t{p.window_slots[sequence]} * w.rows() + w.row(tile.position, p.sink_tokens), head);
+    const WindowLayout& w = p.cache.window_layout;
+    const std::byte* at = p.cache.windows + w.tile_pair(std::int64_t{p.cache.window_slots[sequence]} * w.rows() +
+                                                            w.row(tile.position, p.cache.sink_tokens),
+                                                        head);
     return {at, at + w.k.bytes()};
   }
   /// Starts asynchronous copies of the coded sides of a tile. All lanes of a warp call it.
@@ -115,17 +114,17 @@ __device__ __forceinline__ float fraction(unsigned word, int first_bit) {
 
 /// Reads factors and offsets of a tile into shared memory [G, 16], tokens in the order of number_offset(): r, r + 8.
 /// Both are 0 for tokens that are not seen, because the tile may hold anything there. All lanes of a warp call it.
-__device__ __forceinline__ void read_numbers(const std::byte* tile, const TileSide& side, bool bfloat,
-                                             const SeenTile& seen, float2* to, int lane) {
+__device__ __forceinline__ void read_params(const std::byte* tile, const TileSide& side, bool bfloat,
+                                            const SeenTile& seen, float2* to, int lane) {
   const std::byte* at = tile + side.code_bytes();
   const int count = side.number_bytes() / (2 * side.numbers);
   const float levels = static_cast<float>(1 << side.bits);
   for (int i = lane; i < count; i += 32) {
     const unsigned bits = side.numbers == 2 ? *reinterpret_cast<const unsigned*>(at + 4 * i)
                                             : *reinterpret_cast<const unsigned short*>(at + 2 * i);
-    const Numbers numbers(bits, side, bfloat);
-    const float factor = numbers.scale * levels;
-    to[i] = seen.seen(i / 2 % 8 + i % 2 * 8) ? make_float2(factor, numbers.minimum - factor) : make_float2(0.0f, 0.0f);
+    const GroupParams params(bits, side, bfloat);
+    const float factor = params.scale * levels;
+    to[i] = seen.seen(i / 2 % 8 + i % 2 * 8) ? make_float2(factor, params.minimum - factor) : make_float2(0.0f, 0.0f);
   }
   __syncwarp();
 }
@@ -142,9 +141,9 @@ __device__ __forceinline__ void add_products(const float (&x)[2][4], const float
 }
 
 /// Adds the lane's part of the scores of the tokens r and r + 8.
-/// @param numbers  result of read_numbers()  @param q  [kHeads, D]
+/// @param params  result of read_params()  @param q  [kHeads, D]
 template <int kBits>
-__device__ __forceinline__ void score_codes(const std::byte* tile, const TileSide& of, const float2* numbers,
+__device__ __forceinline__ void score_codes(const std::byte* tile, const TileSide& of, const float2* params,
                                             const float* q, int lane, float (&scores)[2][kHeads]) {
   TileSide side = of;
   side.bits = kBits;
@@ -159,7 +158,7 @@ __device__ __forceinline__ void score_codes(const std::byte* tile, const TileSid
 #pragma unroll
     for (int slice = 0; slice < 8 / kBits; ++slice) {
       const int channel = code_channel(side, {t, 4 * w, slice});
-      const float4 pair = *reinterpret_cast<const float4*>(numbers + group_of(channel / 32) * 16 + 2 * r);
+      const float4 pair = *reinterpret_cast<const float4*>(params + group_of(channel / 32) * 16 + 2 * r);
       float x[2][4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -201,9 +200,9 @@ __device__ __forceinline__ float weighted(const float (&x)[4], const float (&wei
   return fmaf(x[0], weights[0], fmaf(x[1], weights[1], fmaf(x[2], weights[2], fmaf(x[3], weights[3], sum))));
 }
 
-/// Adds the lane's weighted values. @param numbers  result of read_numbers()
+/// Adds the lane's weighted values. @param params  result of read_params()
 template <int kBits, int kMaxDim>
-__device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide& of, const float2* numbers,
+__device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide& of, const float2* params,
                                           const float (&weights)[kHeads][4], int lane,
                                           float (&values)[kHeads][kMaxDim / 8]) {
   TileSide side = of;
@@ -221,7 +220,7 @@ __device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide&
       const int block = h / 2 * kSlices + slice, group = group_of(value_step(side, block));
       if (group != loaded) {
         loaded = group;
-        const float4* at = reinterpret_cast<const float4*>(numbers + group * 16 + lane % 4 * 4);
+        const float4* at = reinterpret_cast<const float4*>(params + group * 16 + lane % 4 * 4);
         const float4 first = at[0], second = at[1];
         own[0] = make_float2(first.x, first.y), own[1] = make_float2(first.z, first.w);
         own[2] = make_float2(second.x, second.y), own[3] = make_float2(second.z, second.w);

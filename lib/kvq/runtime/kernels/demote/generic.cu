@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   const DemoteLayer& layer = p.layers[blockIdx.z];
   const WriteSide& from = value ? layer.v : layer.k;
   const TileSide in_order{dim, 16, dim, 0};
-  const PageTiles tile_of(layer.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value);
+  const PageTiles tile_of = page_tiles(layer.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value);
   const int count = min(*p.num_demotions, p.max_demotions);
   for (int first = static_cast<int>(blockIdx.x) * kTileTokens; first < count;
        first += static_cast<int>(gridDim.x) * kTileTokens) {

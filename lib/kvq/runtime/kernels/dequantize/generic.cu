@@ -1,6 +1,6 @@
 #include <kvq/runtime/kernels/common/prefill_rows.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
-#include <kvq/runtime/kernels/prefill/tiles.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
 
@@ -28,7 +28,7 @@ struct Part {
 template <typename T>
 struct ToRows {
   DequantizeParams p;
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat& format) const {
     const int length = max(0, p.cache.seq_lens[sequence]);
     Part part;
@@ -56,7 +56,7 @@ struct ToWorkspace {
   PrefillParams p;
   PrefillSlab slab;
   int k_dim, v_dim;
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ int tokens() const { return kTuned ? PrefillTiles{k_dim}.tokens() : PrefillRows::kTokens; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat&) const {
     Part part;
@@ -108,9 +108,9 @@ __device__ __forceinline__ void read_codes(const std::byte* tile, const TileSide
       const int channel = code_channel(side, {piece, byte, slice});
       const auto* at =
           reinterpret_cast<const unsigned short*>(tile + number_offset(side, token, group_of(channel / 32), 0));
-      const Numbers numbers(at[0] | (side.numbers == 2 ? static_cast<unsigned>(at[1]) << 16 : 0u), side, bfloat);
+      const GroupParams params(at[0] | (side.numbers == 2 ? static_cast<unsigned>(at[1]) << 16 : 0u), side, bfloat);
       const unsigned code = all >> (slice * side.bits) & ((1u << side.bits) - 1);
-      row[channel] = fmaf(static_cast<float>(code), numbers.scale, numbers.minimum);
+      row[channel] = fmaf(static_cast<float>(code), params.scale, params.minimum);
     }
   }
 }
@@ -124,11 +124,11 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const
 }
 
 /// Reads a token from its page or window.
-__device__ __forceinline__ void read_token(const PackedCache& cache, const CacheFormat& format, int sequence, int head,
-                                           bool value, int position, float* row, int lane) {
+__device__ __forceinline__ void read_token(const PagedCacheView& cache, const CacheFormat& format, int sequence,
+                                           int head, bool value, int position, float* row, int lane) {
   const TileSide& side = format.side(value);
   const TileSide in_order{side.head_dim, 16, side.head_dim, 0};
-  if (position < cache.sink_tokens || position >= cache.seq_lens[sequence] - cache.recent_tokens) {
+  if (cache.tiers().exact(position, cache.seq_lens[sequence])) {
     const WindowLayout& w = cache.window_layout;
     const int in_slot = w.row(position, cache.sink_tokens);
     const std::byte* tile = cache.windows +
@@ -154,7 +154,7 @@ template <typename T, typename Destination>
 __global__ void __launch_bounds__(kThreads) generic_dequantize_kernel(const __grid_constant__ Destination destination,
                                                                       const __grid_constant__ CacheFormat format) {
   __shared__ __align__(16) float rows[kTileTokens][kGenericHeadDim];
-  const PackedCache& cache = destination.cache();
+  const PagedCacheView& cache = destination.cache();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= cache.num_kv_heads;
   const int head = static_cast<int>(blockIdx.y) - (value ? cache.num_kv_heads : 0);

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <kvq/runtime/kernels/prefill/params.h>
-#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/runtime/kernels/common/prefill_params.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
+#include <kvq/runtime/kernels/common/pair.cuh>
 #include <kvq/runtime/kernels/dequantize/fragments.cuh>
 
 #include <type_traits>
@@ -44,16 +45,6 @@ struct Traits {
   static_assert(sizeof(Shared) <= 99 * 1024, "what a block has on every architecture");
 };
 
-__device__ __forceinline__ unsigned pack(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&two);
-}
-__device__ __forceinline__ unsigned pack(float low, float high, __half) {
-  constexpr float kMost = 65504.0f;
-  const __half2 two = __floats2half2_rn(fminf(fmaxf(low, -kMost), kMost), fminf(fmaxf(high, -kMost), kMost));
-  return *reinterpret_cast<const unsigned*>(&two);
-}
-
 /// c += the operand `a` times 32 columns of the matrix, for the steps of one group.
 /// @param c  [tile][product of eight columns]
 template <typename T, typename Side, int kTiles>
@@ -79,7 +70,7 @@ __device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
 
 /// Prepares the matrix, factors and center in shared memory. All threads call it; it ends with a barrier.
 template <typename T, typename Side>
-__device__ __forceinline__ void prepare(typename T::Shared& shared, const PackedCache& cache, bool value, int head,
+__device__ __forceinline__ void prepare(typename T::Shared& shared, const PagedCacheView& cache, bool value, int head,
                                         int first_column) {
   constexpr int kDim = T::kHeadDim;
   const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
@@ -171,16 +162,16 @@ __device__ __forceinline__ void multiply(const typename T::Shared& shared, const
   const float4* factors = reinterpret_cast<const float4*>(shared.factor + 32 * four + 8 * t);
   const float4* centers = reinterpret_cast<const float4*>(shared.center + 32 * four + 8 * t);
   const float4 f0 = factors[0], f1 = factors[1], c0 = centers[0], c1 = centers[1];
-  const typename T::Activation type{};
+  using Two = Pair<typename T::Activation>;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float(&y)[8] = x[tile][r];
-      rows[tile][r] = make_uint4(pack(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y), type),
-                                 pack(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w), type),
-                                 pack(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y), type),
-                                 pack(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w), type));
+      rows[tile][r] = make_uint4(Two::pack_saturated(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y)),
+                                 Two::pack_saturated(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w)),
+                                 Two::pack_saturated(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y)),
+                                 Two::pack_saturated(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w)));
     }
 }
 
@@ -197,7 +188,7 @@ struct ToRows {
     unsigned char* to;
     std::int64_t stride;  ///< bytes
   };
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
     const int length = max(0, p.cache.seq_lens[sequence]);
     Part part;
@@ -229,7 +220,7 @@ struct ToTiles {
     int first_query;  ///< index of the chunk's first token among the tokens of all chunks
     std::byte* to;
   };
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
     Part part;
     part.first_query = p.q_indptr[sequence];
@@ -278,20 +269,19 @@ struct ToTiles {
 template <typename T, typename Side, typename Destination>
 __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, const Destination& destination, bool value,
                                                 int head, int first_column, int worker, int workers) {
-  const PackedCache& cache = destination.cache();
+  const PagedCacheView& cache = destination.cache();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   prepare<T, Side>(shared, cache, value, head, first_column);
   const int mine = worker * T::kWarps + warp, all = workers * T::kWarps;
   int before = 0;  // units of the sequences before: unit u of all sequences goes to warp u mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
     const auto part = destination.part(sequence, head, value);
-    const Tiers tiers(cache, sequence);
+    const PositionRange coded = cache.tiers().coded(max(0, cache.seq_lens[sequence]));
     int unit = part.first_unit + (mine - before % all + all) % all;
     before += part.unit_end - part.first_unit;
     for (; unit < part.unit_end; unit += all) {
       const int first = unit * T::kTokens;
-      if (!Side::kExact && first >= max(part.begin, tiers.coded_begin) &&
-          first + T::kTokens <= min(part.end, tiers.coded_end)) {
+      if (!Side::kExact && first >= max(part.begin, coded.begin) && first + T::kTokens <= min(part.end, coded.end)) {
         // The common case: all tokens of the unit are coded.
         Fragments<Side, T::kTiles> f;
 #pragma unroll
@@ -314,7 +304,7 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
 #pragma unroll 1
         for (int tile = first; tile < min(first + T::kTokens, part.end); tile += kTileTokens) {
           Fragments<Side, 1> f;
-          read_mixed<typename T::KSide, typename T::VSide>(cache, tiers, sequence, head, value, tile, part.begin,
+          read_mixed<typename T::KSide, typename T::VSide>(cache, coded, sequence, head, value, tile, part.begin,
                                                            part.end, lane, f);
 #pragma unroll 1
           for (int four = 0; four < T::kFours; ++four) {

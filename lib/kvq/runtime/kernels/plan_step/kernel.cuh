@@ -1,14 +1,14 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/tiers.h>
 #include <kvq/runtime/kernels/plan_step/params.h>
-#include <kvq/runtime/kernels/plan_step/tiers.h>
+#include <kvq/runtime/kernels/common/constants.cuh>
 
 /// One thread for each new token of the step. The same threads list the demotions: a sequence demotes at most as many
 /// tokens as it appends, so the thread of its k-th new token lists its k-th demotion. Each block computes by itself how
 /// many demotions the blocks before it list.
 namespace kvq::plan_step {
 
-constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 /// One sequence in the step: its new tokens and its demotions.
@@ -50,7 +50,7 @@ __device__ __forceinline__ std::int64_t window_row(const PlanStepParams& p, int 
 /// Grid [ceil(max(T, M, 1) / kThreads)].
 __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_constant__ PlanStepParams p) {
   __shared__ int sums[kWarps][3];
-  const Tiers tiers{p.sink_tokens, p.recent_tokens, p.window_layout.ring_rows};
+  const Tiers tiers{p.sink_tokens, p.recent_tokens};
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int first_row = static_cast<int>(blockIdx.x) * kThreads, row = first_row + thread;
 
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
       if (index < part.new_tokens) {
         demotes = index < part.demoted.count();
         if (position >= 0 && !tiers.exact(position, part.length)) slot = page_slot(p, sequence, position);
-        if (position >= 0 && tiers.enters_window(position, part.length)) window = window_row(p, sequence, position);
+        if (position >= 0 && tiers.enters_window(position, part.length, p.window_layout.ring_rows))
+          window = window_row(p, sequence, position);
       }
     }
     p.slot_mapping[row] = slot;

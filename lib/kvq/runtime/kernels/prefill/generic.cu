@@ -17,8 +17,6 @@ namespace kvq {
 namespace generic {
 
 using prefill::Finished;
-using prefill::kMinusInf;
-using prefill::Pair;
 using prefill::Work;
 
 constexpr int kPrefillWarps = 4, kPrefillThreads = 32 * kPrefillWarps, kBlockRows = 16 * kPrefillWarps;
@@ -61,7 +59,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
   const PrefillRows layout{k_dim, v_dim};
   const std::byte* item = p.workspace + work.item * layout.item_bytes(slab.tiles);
 
-  const float unit = p.softmax_scale * prefill::kLog2e;
+  const float unit = p.softmax_scale * kLog2e;
   const int row = work.first_row + 16 * warp + g;
   const int2 see[2] = {work.visible(row), work.visible(row + 8)};
   float max[2] = {kMinusInf, kMinusInf}, sum[2] = {0.0f, 0.0f};
@@ -105,8 +103,8 @@ __global__ void __launch_bounds__(kPrefillThreads)
           if (position < see[r].x || position >= see[r].y) score = kMinusInf;
           largest = fmaxf(largest, score);
         }
-      largest = fmaxf(largest, __shfl_xor_sync(prefill::kAll, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(prefill::kAll, largest, 2));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
       const float top = largest == kMinusInf ? 0.0f : largest * unit, factor = ptx::ex2(fmaf(max[r], unit, -top));
       max[r] = largest;
       sum[r] *= factor;
@@ -143,12 +141,12 @@ __global__ void __launch_bounds__(kPrefillThreads)
   // 4. Results.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(prefill::kAll, sum[r], 1);
-    sum[r] += __shfl_xor_sync(prefill::kAll, sum[r], 2);
+    sum[r] += __shfl_xor_sync(kAll, sum[r], 1);
+    sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
     const int mine = row + 8 * r;
     if (mine >= work.rows) continue;
     const int head = work.head * work.heads + mine % work.heads;
-    const Finished finished(max[r] * unit, sum[r], p.sink_logits ? p.sink_logits[head] * prefill::kLog2e : kMinusInf);
+    const Finished finished(max[r] * unit, sum[r], p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
     unsigned* to = reinterpret_cast<unsigned*>(static_cast<T*>(p.out) + work.element(mine, p.out_stride, v_dim)) + t;
 #pragma unroll
     for (int i = 0; i < kMaxDim / 8; ++i)

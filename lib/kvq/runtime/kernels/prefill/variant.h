@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/dequantize/variant.h>
-#include <kvq/runtime/kernels/prefill/params.h>
+#include <kvq/runtime/kernels/common/dequantize_variant.h>
+#include <kvq/runtime/kernels/common/prefill_params.h>
 
 #include <cstdint>
 #include <span>

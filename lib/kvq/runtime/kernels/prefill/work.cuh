@@ -1,17 +1,13 @@
 #pragma once
 
-#include <kvq/runtime/kernels/prefill/params.h>
-#include <kvq/runtime/kernels/prefill/tiles.h>
-#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/prefill_params.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
+#include <kvq/runtime/kernels/common/pair.cuh>
 
 /// Which block attends for which rows. An item (work tile) is a KV head of a sequence; its rows are the queries of all
 /// its query heads. Row i is token i / heads and head i mod heads of the group, so that short chunks fill a block, too.
 /// A block takes neighboring rows of an item. The first blocks take the last rows, because these see the most keys.
 namespace kvq::prefill {
-
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kMinusInf = -__builtin_huge_valf();
-constexpr unsigned kAll = ~0u;
 
 /// The chunk (new tokens) of one sequence.
 struct Chunk {
@@ -85,32 +81,6 @@ struct Finished {
     const float total = fmaf(sum, keep, ptx::ex2(sink - larger));
     factor = keep / total;
     lse = (larger + log2f(total)) * kLn2;
-  }
-};
-
-/// Operations on pairs of the two 16-bit types.
-template <typename T>
-struct Pair;
-template <>
-struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&two);
-  }
-  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                             unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
-  }
-};
-template <>
-struct Pair<__half> {
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __half2 two = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&two);
-  }
-  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                             unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_fp16(c, a0, a1, a2, a3, b0, b1);
   }
 };
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   code_rows(rows, format, value, from.rule, from.clip_ranks ? from.clip_ranks[head] : 0,
-            PageTiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value));
+            page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value));
 }
 
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
 
 /// Stores codes, scales and minima in pages (formats/pages.md).
 namespace kvq::write {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <kvq/plan/scheme.h>
-#include <kvq/runtime/kernels/quantize_write/clip.cuh>
-#include <kvq/runtime/kernels/quantize_write/encode.cuh>
+#include <kvq/runtime/kernels/common/quantize/clip.cuh>
+#include <kvq/runtime/kernels/common/quantize/encode.cuh>
 
 /// Quantizes rows that this kernel rotated. Their x_rot has a rounding error, so packing.md allows either code if the
 /// quotient lies within that error of an edge. This takes far fewer operations a channel than the codec's division;
@@ -121,8 +121,8 @@ __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDi
   for (int group = 0; group < Side::kGroups; ++group) {
     unsigned short scale_bits, minimum_bits;
     const float range = fminf(__fsub_rn(high[group], low[group]), 3.40282347e38f);
-    const float step = stored<Side>(divide(range, kLevels, 1.0f / kLevels), scale_bits);
-    const float minimum = stored<Side>(low[group], minimum_bits);
+    const float step = stored<Side::kBfloat>(divide(range, kLevels, 1.0f / kLevels), scale_bits);
+    const float minimum = stored<Side::kBfloat>(low[group], minimum_bits);
     if (minimum == 0.0f) minimum_bits = 0;
     numbers[group] = scale_bits | static_cast<unsigned>(minimum_bits) << 16;
     const float reciprocal = ptx::rcp_approx(step);
@@ -159,8 +159,8 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
       all += __shfl_xor_sync(kAll, all, 1);
       all += __shfl_xor_sync(kAll, all, 2);
       unsigned short bits;
-      const float step =
-          stored<Side>(kGaussianStep<Side::kBits> * rows.unit * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
+      const float step = stored<Side::kBfloat>(
+          kGaussianStep<Side::kBits> * rows.unit * ptx::sqrt_approx(all * (1.0f / Side::kGroup)), bits);
       // Edges belong to the code above, and 0 lies on an edge, as do other numbers if rows have few digits. So b is
       // raised by the rounding error of a.
       a[group] = rows.unit * ptx::rcp_approx(step);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
     for (int r = 0; r < 2; ++r) {
       const auto own = static_cast<float>(r == 0 ? squares & 0xFFFFu : squares >> 16);
       unsigned short bits;
-      stored<Side>(2.0f * rows.unit * ptx::sqrt_approx(energy[r][group] * ptx::rcp_approx(own)), bits);
+      stored<Side::kBfloat>(2.0f * rows.unit * ptx::sqrt_approx(energy[r][group] * ptx::rcp_approx(own)), bits);
       numbers[r][group] = bits;
     }
   }

@@ -1,25 +1,10 @@
 #pragma once
 
 #include <kvq/plan/scheme.h>
-#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
 
 /// Quantizes rows to codes, scales and minima (`numbers`), bit for bit as packing.md says.
 namespace kvq::write {
-
-/// R of packing.md: the number as stored, and its bits.
-template <typename Side>
-__device__ __forceinline__ float stored(float x, unsigned short& bits) {
-  if constexpr (Side::kBfloat) {
-    __nv_bfloat16 y = __float2bfloat16_rn(x);
-    if (__hisinf(y)) y = __ushort_as_bfloat16(static_cast<unsigned short>(0x7F7Fu | (x < 0.0f ? 0x8000u : 0u)));
-    bits = __bfloat16_as_ushort(y);
-    return __bfloat162float(y);
-  } else {
-    const __half y = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
-    bits = __half_as_ushort(y);
-    return __half2float(y);
-  }
-}
 
 /// x / s rounded correctly, given r = 1 / s rounded correctly (Markstein). Quotients here are far from overflow; if one
 /// is so small that the remainder underflows, its code is 0 in any case.
@@ -42,8 +27,7 @@ __device__ __forceinline__ float tree_sum(int group, Term term) {
     float y[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) y[e] = term(group * kEach + j, e);
-    float sum = __fadd_rn(__fadd_rn(__fadd_rn(y[0], y[1]), __fadd_rn(y[2], y[3])),
-                          __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
+    float sum = kvq::tree_sum(y);
     sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 1));
     steps[j] = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 2));
   }
@@ -77,8 +61,9 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
         for (int e = 0; e < 8; ++e) low = fminf(low, x[j][e]), high = fmaxf(high, x[j][e]);
       low = fminf(low, __shfl_xor_sync(kAll, low, 1)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 1));
       low = fminf(low, __shfl_xor_sync(kAll, low, 2)), high = fmaxf(high, __shfl_xor_sync(kAll, high, 2));
-      step = stored<Side>(__fdiv_rn(fminf(__fsub_rn(high, low), kMost), static_cast<float>(kLevels)), scale_bits);
-      minimum = stored<Side>(low, minimum_bits);
+      step =
+          stored<Side::kBfloat>(__fdiv_rn(fminf(__fsub_rn(high, low), kMost), static_cast<float>(kLevels)), scale_bits);
+      minimum = stored<Side::kBfloat>(low, minimum_bits);
       if (step == 0.0f) scale_bits = 0;
       if (minimum == 0.0f) minimum_bits = 0;
     } else {
@@ -90,10 +75,10 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
           for (int e = 0; e < 8; ++e) most = fmaxf(most, fabsf(x[j][e]));
         most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
         most = fmaxf(most, __shfl_xor_sync(kAll, most, 2));
-        step = stored<Side>(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(kLevels)), scale_bits);
+        step = stored<Side::kBfloat>(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(kLevels)), scale_bits);
       } else {
         energy = tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], x[j][e]); });
-        step = stored<Side>(
+        step = stored<Side::kBfloat>(
             __fmul_rn(kGaussianStep<Side::kBits>, __fsqrt_rn(__fdiv_rn(energy, static_cast<float>(Side::kGroup)))),
             scale_bits);
       }
@@ -138,10 +123,10 @@ __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8],
       squares += __shfl_xor_sync(kAll, squares, 2);
       const float n = squares;
       if (step > 0.0f && rule == ScaleRule::norm) {
-        stored<Side>(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), scale_bits);
+        stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), scale_bits);
       } else if (rule == ScaleRule::least_squares) {
         const float dot = tree_sum<Side>(group, [&](int j, int e) { return __fmul_rn(x[j][e], levels[j % kEach][e]); });
-        if (step > 0.0f) stored<Side>(__fdiv_rn(__fmul_rn(2.0f, dot), n), scale_bits);
+        if (step > 0.0f) stored<Side::kBfloat>(__fdiv_rn(__fmul_rn(2.0f, dot), n), scale_bits);
       }
       if (step == 0.0f) scale_bits = 0;
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/common/page_view.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct PrefillParams {
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0;
 
   // the prefix. If the chunk is in the cache already, seq_lens counts it, but prefix_lens does not.
-  PackedCache cache = {};
+  PagedCacheView cache = {};
   const std::int32_t* prefix_lens = nullptr;  ///< [B] tokens before the chunk, or null: seq_lens
 
   std::byte* workspace = nullptr;  ///< PrefillLaunch::workspace_bytes, 16-byte aligned

@@ -1,18 +1,11 @@
 #pragma once
 
-#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
 
 /// Exact tiles: rows of bfloat16 in windows and in pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
 /// neighboring channels of every step: one chunk. Turned (transposed) values are in the order of value_place(), the
 /// permuted channel; of each chunk of them, the four lanes have two neighboring places each.
 namespace kvq::write {
-
-/// Two numbers as bfloat16; saturates at the largest finite number, as the codec does.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  const __nv_bfloat162 most = __halves2bfloat162(__ushort_as_bfloat16(0x7F7F), __ushort_as_bfloat16(0x7F7F));
-  const __nv_bfloat162 two = __hmin2_nan(__hmax2_nan(__floats2bfloat162_rn(low, high), __hneg2(most)), most);
-  return *reinterpret_cast<const unsigned*>(&two);
-}
 
 /// Which of a lane's channels has the place (permuted channel) 8 * chunk + 2 t + half in turned values.
 struct TurnedChannel {
