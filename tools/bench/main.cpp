@@ -221,7 +221,6 @@ Run decode_cases(const BenchFlags& f) {
                               },
                               {},
                               {},
-                              {},
                               {}});
         if (f.explain) run.decode.back().explanation = explain(run.decode.back().c, f.multiprocessors);
       }

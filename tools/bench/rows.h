@@ -15,8 +15,8 @@ namespace kvq::bench {
 struct DecodeRow {
   DecodeCase c;
   std::optional<DecodeResult> result;
-  std::optional<Explanation> explanation;
-  std::optional<Timing> bf16, sdpa;  ///< bfloat16 variant of kvq over pages; PyTorch over contiguous K and V
+  std::optional<Timing> bf16, sdpa;             ///< bfloat16 variant of kvq over pages; PyTorch over contiguous K and V
+  std::optional<Explanation> explanation = {};  ///< of --explain
   /// Time of the faster baseline.
   std::optional<double> best_bf16_us() const;
   std::optional<double> speedup() const;

@@ -2,8 +2,6 @@
 
 #include <kvq/plan/page_layout.h>
 
-#include <cstdlib>
-
 /// What functions that the host and kernels share need of either.
 namespace kvq {
 
@@ -28,15 +26,6 @@ KVQ_HD inline unsigned smaller(unsigned a, unsigned b) {
   return min(a, b);
 #else
   return a < b ? a : b;
-#endif
-}
-
-/// Ends the kernel, or the program.
-KVQ_HD inline void trap() {
-#ifdef __CUDA_ARCH__
-  __trap();
-#else
-  std::abort();
 #endif
 }
 

@@ -111,7 +111,7 @@ DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const Decod
   s.too_long = s.chunks >> 32 != 0;
   if (s.too_long) return s;
   s.first_chunks.assign(before.begin(), before.end());
-  s.splits = decode::Splits(static_cast<unsigned>(s.chunks), device.blocks, s.grids.one_round_splits);
+  s.splits = decode::Splits(s.chunks, device.blocks, s.grids.one_round_splits, [] {});
   s.idle_blocks = device.blocks - s.splits.per_round;
   count_partials(s, shape.num_kv_heads);
   return s;

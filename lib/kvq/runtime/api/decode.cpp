@@ -9,8 +9,8 @@ std::size_t kvq_decode_plan::workspace_bytes() const {
 
 namespace {
 
-Status decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, const kvq_decode_args* args,
-              kvq_stream stream) {
+Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer, const kvq_decode_args* args,
+                  kvq_stream stream) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
   kvq_decode_args a;
   if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
@@ -86,5 +86,5 @@ kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes
 kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, std::int32_t layer,
                           const kvq_decode_args* args, kvq_stream stream, kvq_error* error) {
   if (!plan) return done(error, Status::fail(StatusCode::invalid_argument, "decode: plan must not be null"));
-  return done(error, decode(*plan, cache, layer, args, stream));
+  return done(error, run_decode(*plan, cache, layer, args, stream));
 }

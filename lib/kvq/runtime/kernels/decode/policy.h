@@ -28,7 +28,7 @@ struct DecodePolicy {
   int least_stages = 2, most_stages = 4;  ///< of a consumer group
   int query_buffers = 0;                  ///< work tiles whose queries a block holds
 
-  /// Stages and query buffers of formats with large stages and four consumer groups: more stages, fewer buffers.
+  /// Of formats with large stages: stages if there are four consumer groups, and query buffers.
   int large_stages = 7, large_query_buffers = 3;
 
   /// Loads of keys and values need not wait for the queries kernel. But if all of them were issued first, the loads of
@@ -46,10 +46,11 @@ struct DecodePolicy {
   int combine_batch = 0;
   int poll_nanoseconds = 40;  ///< between two looks of the combine kernel at a completion counter
 
-  DecodeRounds rounds = kDecodeRounds;
+  DecodeRounds rounds =
+      kDecodeRounds;  ///< the same for all, because kernels and host compute splits from kDecodeRounds
 };
 
-/// Hopper (9.0), measured on H100 and H200. All other architectures are compiled with these constants, too.
+/// Hopper (9.0). All other architectures are compiled with these constants, too.
 constexpr DecodePolicy hopper_decode_policy(int head_dim) {
   DecodePolicy policy;
   if (head_dim <= 128) {

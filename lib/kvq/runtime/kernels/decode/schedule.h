@@ -77,10 +77,12 @@ struct Splits {
   int per_round = 0;  ///< splits of a round
 
   constexpr Splits() = default;
-  /// Traps if the queue has 2^32 chunks or more: 10 TB of tokens, where shared pages count once for each sequence.
   /// @param blocks            of the decode kernel
   /// @param one_round_splits  number of splits of a queue of one round
-  KVQ_HD Splits(std::uint64_t queue_chunks, int blocks, int one_round_splits)
+  /// @param trap              called if the queue has 2^32 chunks or more: 10 TB of tokens, where shared pages count
+  ///                          once for each sequence
+  template <typename Trap>
+  KVQ_HD Splits(std::uint64_t queue_chunks, int blocks, int one_round_splits, Trap trap)
       : chunks(static_cast<unsigned>(queue_chunks)),
         rounds(chunks < static_cast<unsigned>(kDecodeRounds.long_queue * blocks)        ? 1
                : chunks < static_cast<unsigned>(kDecodeRounds.very_long_queue * blocks) ? kDecodeRounds.long_rounds
