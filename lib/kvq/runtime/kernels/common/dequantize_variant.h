@@ -27,8 +27,8 @@ struct DequantizeVariant {
   bool bf16 = true;                         ///< rows are written as bfloat16, else fp16
   Status (*plan_kernel)(DequantizeLaunch& launch) = nullptr;
   Status (*run)(const DequantizeLaunch& launch, const DequantizeParams& params, CUstream_st* stream) = nullptr;
-  /// Writes prefix and chunk of a slab's items to the workspace of prefill attention; null if no PrefillTiles exist for
-  /// the head_dim.
+  /// Writes prefix and chunk of a slab's work tiles to the workspace of prefill attention; null if no PrefillTiles
+  /// exist for the head_dim.
   Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
                      CUstream_st* stream) = nullptr;
   bool tuned = true;  ///< an entry of variants.json; else generic

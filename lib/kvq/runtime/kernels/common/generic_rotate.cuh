@@ -19,8 +19,8 @@ __device__ __forceinline__ void transform_blocks(float* rows, int n, int dim, in
     }
     __syncthreads();
   }
-  const float unit = __frcp_rn(__fsqrt_rn(static_cast<float>(order)));
-  for (int i = thread; i < n * dim; i += kThreads) rows[i / dim * stride + i % dim] *= unit;
+  const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(order)));
+  for (int i = thread; i < n * dim; i += kThreads) rows[i / dim * stride + i % dim] *= norm;
   __syncthreads();
 }
 

@@ -32,11 +32,11 @@ struct PrefillParams {
   std::byte* workspace = nullptr;  ///< PrefillLaunch::workspace_bytes, 16-byte aligned
 };
 
-/// The items (work tiles) that the workspace holds at once: item i is KV head i mod Hkv of sequence i div Hkv.
+/// The work tiles that the workspace holds at once: work tile i is KV head i mod Hkv of sequence i div Hkv.
 struct PrefillSlab {
-  int first_item = 0, items = 0;
-  int tiles = 0;       ///< tiles of tokens of an item, at most
-  int row_blocks = 0;  ///< thread blocks of an item, at most
+  int first_work_tile = 0, work_tiles = 0;
+  int tiles = 0;       ///< tiles of tokens of a work tile, at most
+  int row_blocks = 0;  ///< thread blocks of a work tile, at most
 };
 
 }  // namespace kvq

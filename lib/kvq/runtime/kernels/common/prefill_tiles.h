@@ -6,7 +6,7 @@
 
 namespace kvq {
 
-/// The workspace of prefill attention: for each item (work tile: a KV head of a sequence), tiles of tokens in order of
+/// The workspace of prefill attention: for each work tile (a KV head of a sequence), tiles of tokens in order of
 /// position. A tile has the layout that the attention kernel needs in shared memory, keys then values in panels
 /// (device/wgmma.cuh) of 64 channels, so that one copy of consecutive bytes loads it.
 struct PrefillTiles {

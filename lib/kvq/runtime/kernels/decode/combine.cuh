@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
@@ -130,24 +131,26 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
       if (lane == 0) shared.partial_states[warp] = make_float2(max, sum);
       __syncthreads();
       if (row_warp == 0) {
-        float2 state[kRotateWarps];
+        SoftmaxState state[kRotateWarps], merged;
 #pragma unroll
         for (int s = 0; s < kRotateWarps; ++s) {
-          state[s] = s < row_warps ? shared.partial_states[row + s * at_once] : make_float2(kMinusInf, 0.0f);
-          max = fmaxf(max, state[s].x);
+          if (s < row_warps) {
+            const float2 theirs = shared.partial_states[row + s * at_once];
+            state[s] = {theirs.x, theirs.y};
+          }
+          merged.raise(state[s].max);
         }
-        sum = 0.0f;
 #pragma unroll
         for (float4& x : values) x = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int s = 0; s < kRotateWarps; ++s) {
-          if (state[s].x == kMinusInf) continue;
-          const float f = ptx::ex2(state[s].x - max);
-          sum = fmaf(f, state[s].y, sum);
+          if (state[s].empty()) continue;
+          const float f = merged.add(state[s], ptx::ex2);
 #pragma unroll
           for (int turn = 0; turn < kTurns; ++turn)
             if (has(turn)) add_scaled(values[turn], f, shared.partial_values[row + s * at_once][lane + 32 * turn]);
         }
+        max = merged.max, sum = merged.sum;
       }
     }
     if (row_warp == 0) {

@@ -1,3 +1,4 @@
+#include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
@@ -15,20 +16,20 @@ namespace kvq {
 namespace generic {
 
 constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
-constexpr int kMostSplits = 256;  ///< of an item (work tile)
+constexpr int kMostSplits = 256;  ///< of a work tile
 
 /// Arguments of all three kernels.
 struct DecodeWork {
   DecodeParams p;
   CacheFormat format;
-  int heads = 0;               ///< query heads of a KV head
-  int chunks = 0, splits = 0;  ///< of an item: chunks of kHeads query heads; most splits of its tokens
-  float* queries = nullptr;    ///< [B, Hq, D of K] rotated, times softmax scale and log2(e)
+  int heads = 0;                    ///< query heads of a KV head
+  int head_groups = 0, splits = 0;  ///< of a work tile: groups of kHeads query heads; most splits of its tokens
+  float* queries = nullptr;         ///< [B, Hq, D of K] rotated, times softmax scale and log2(e)
   /// [B Hkv, splits] partial results: values [heads, D of V] by permuted channel, then largest score and sum
   float* partials = nullptr;
   KVQ_HD constexpr int record_floats() const { return heads * (format.v.head_dim + 2); }
-  __device__ __forceinline__ float* record(int item, int split) const {
-    return partials + (static_cast<std::int64_t>(item) * splits + split) * record_floats();
+  __device__ __forceinline__ float* record(int work_tile, int split) const {
+    return partials + (static_cast<std::int64_t>(work_tile) * splits + split) * record_floats();
   }
   __device__ __forceinline__ int tiles_in_split(int tiles) const {
     return max(kLeastTiles, (tiles + splits - 1) / splits);
@@ -64,8 +65,8 @@ constexpr int attend_shared_bytes(const CacheFormat& format) {
   return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
 }
 
-/// A block attends to one split of an item (work tile: a KV head of a sequence), for up to kHeads of its query heads.
-/// Grid: items x splits x chunks, chunks varying fastest. @tparam kMaxDim  D of V at most
+/// A block attends to one split of a work tile (a KV head of a sequence), for up to kHeads of its query heads.
+/// Grid: work tiles x splits x head groups, head groups varying fastest. @tparam kMaxDim  D of V at most
 template <int kMaxDim>
 __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     generic_attend_kernel(const __grid_constant__ DecodeWork work) {
@@ -73,10 +74,11 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   const DecodeParams& p = work.p;
   const TileSide &k_side = work.format.k, &v_side = work.format.v;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int chunk = static_cast<int>(blockIdx.x) % work.chunks, unit = static_cast<int>(blockIdx.x) / work.chunks;
-  const int split = unit % work.splits, item = unit / work.splits;
-  const int sequence = item / p.cache.num_kv_heads, head = item % p.cache.num_kv_heads;
-  const int first_head = chunk * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
+  const int head_group = static_cast<int>(blockIdx.x) % work.head_groups,
+            split_index = static_cast<int>(blockIdx.x) / work.head_groups;
+  const int split = split_index % work.splits, work_tile = split_index / work.splits;
+  const int sequence = work_tile / p.cache.num_kv_heads, head = work_tile % p.cache.num_kv_heads;
+  const int first_head = head_group * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
   const SeenTiles tiles(p, sequence);
   const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
   if (begin >= end) return;
@@ -143,18 +145,21 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   float2* states = reinterpret_cast<float2*>(values + kWarps * kHeads * dim);
   state.leave(values + warp * kHeads * dim, states + warp * kHeads, dim, lane);
   __syncthreads();
-  float* record = work.record(item, split);
+  float* record = work.record(work_tile, split);
   for (int i = thread; i < heads * dim; i += kThreads) {
     const int h = i / dim;
-    float most = kMinusInf, sum = 0.0f, value = 0.0f;
-    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, states[w * kHeads + h].x);
-    for (int w = 0; w < kWarps; ++w) {
-      const float2 other = states[w * kHeads + h];
-      const float factor = ptx::ex2(other.x - most);
-      sum = fmaf(factor, other.y, sum), value = fmaf(factor, values[w * kHeads * dim + i], value);
-    }
+    const auto state_of = [&](int w) {
+      const float2 theirs = states[w * kHeads + h];
+      return SoftmaxState{theirs.x, theirs.y};
+    };
+    SoftmaxState merged;
+    float value = 0.0f;
+    for (int w = 0; w < kWarps; ++w) merged.raise(state_of(w).max);
+    for (int w = 0; w < kWarps; ++w)
+      value = fmaf(merged.add(state_of(w), ptx::ex2), values[w * kHeads * dim + i], value);
     record[first_head * dim + i] = value;
-    if (i % dim == 0) reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(most, sum);
+    if (i % dim == 0)
+      reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(merged.max, merged.sum);
   }
 }
 
@@ -198,9 +203,9 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   }
 
   // 2. Combine the partial results. They are stored by permuted channel, `row` gets the channels in order.
-  const int item = sequence * p.cache.num_kv_heads + head;
+  const int work_tile = sequence * p.cache.num_kv_heads + head;
   const auto state_of = [&](int split) {
-    return reinterpret_cast<const float2*>(work.record(item, split) + work.heads * dim)[in_group];
+    return reinterpret_cast<const float2*>(work.record(work_tile, split) + work.heads * dim)[in_group];
   };
   const float sink = p.sink_logits ? p.sink_logits[query_head] * kLog2e - shift : kMinusInf;
   float most = kMinusInf, tokens = 0.0f;
@@ -214,12 +219,12 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   }
   tokens = across(tokens, sum_of);
   const float sum = tokens + exp2f(sink - reference), inverse = 1.0f / sum;
-  for (int place = thread; place < dim; place += kThreads) {
+  for (int permuted = thread; permuted < dim; permuted += kThreads) {
     float value = 0.0f;
 #pragma unroll 8
     for (int split = 0; split < count; ++split)
-      value = fmaf(weights[split], work.record(item, split)[in_group * dim + place], value);
-    row[value_channel(side, place)] = value * inverse;
+      value = fmaf(weights[split], work.record(work_tile, split)[in_group * dim + permuted], value);
+    row[value_channel(side, permuted)] = value * inverse;
   }
   if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
 
@@ -259,22 +264,24 @@ Status plan(DecodeLaunch& launch) {
 
 template <typename T>
 Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
-  const int items = params.cache.batch * params.cache.num_kv_heads;
-  if (items == 0) return {};
+  const int work_tiles = params.cache.batch * params.cache.num_kv_heads;
+  if (work_tiles == 0) return {};
   DecodeWork work{.p = params, .format = launch.format};
   work.heads = params.num_q_heads / params.cache.num_kv_heads;
-  work.chunks = (work.heads + kHeads - 1) / kHeads;
-  work.splits = std::clamp(launch.blocks / (items * work.chunks), 1, kMostSplits);  // items * splits <= blocks + items
+  work.head_groups = (work.heads + kHeads - 1) / kHeads;
+  work.splits = std::clamp(launch.blocks / (work_tiles * work.head_groups), 1,
+                           kMostSplits);  // work_tiles * splits <= blocks + work_tiles
   std::byte* at = static_cast<std::byte*>(params.workspace);
   work.partials = reinterpret_cast<float*>(at);
-  at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(items)) *
+  at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(work_tiles)) *
         static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
   const auto rows = static_cast<unsigned>(params.cache.batch * params.num_q_heads);
   cudaError_t error = launch_kernel(generic_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
   if (error == cudaSuccess)
-    error = launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(items * work.splits * work.chunks),
-                          kThreads, launch.shared_bytes, false, stream, work);
+    error =
+        launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(work_tiles * work.splits * work.head_groups),
+                      kThreads, launch.shared_bytes, false, stream, work);
   if (error == cudaSuccess) error = launch_kernel(generic_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
   return cuda_status(error, "decode: plain: launch");
 }

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/side_traits.h>
-#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/common/page_view.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/dequantize/traits.cuh>
 
 /// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
 /// products of 16 tokens by 16 channels (a step). Codes are small integers, hence exact in fp16; exact (bfloat16) rows
@@ -12,22 +12,6 @@
 /// Any assignment of channels to steps is right if the rows of the other operand have the same order. It is chosen so
 /// that each lane loads its own codes.
 namespace kvq::dequantize {
-
-template <typename Side>
-struct Steps {
-  static constexpr int kCount = Side::kHeadDim / 16;
-  static constexpr int kGroups = Side::kExact ? 1 : Side::kGroups;
-
-  /// The i-th of the 16 channels of a step; lane 4 g + t has i = 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
-  KVQ_HD static constexpr int channel(bool value, int step, int i) {
-    if (value) return value_channel(Side::side(), 16 * step + i);
-    return 32 * (step / 2) + i % 8 / 2 * 8 + step % 2 * 4 + i / 8 * 2 + i % 2;
-  }
-  KVQ_HD static constexpr int group(bool value, int step) {
-    if (Side::kExact) return 0;
-    return (value ? value_step(Side::side(), step) : step / 2) / Side::kStepsInGroup;
-  }
-};
 
 /// The part of tiles of 16 tokens that lane 4 g + t holds: tokens g and g + 8 of each.
 template <typename Side, int kTiles>
@@ -120,8 +104,9 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   for (int step = 0; step < kCount; ++step)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int place = value ? 16 * step + 8 * half + 2 * t : 32 * (step / 2) + 8 * t + step % 2 * 4 + half * 2;
-      pairs[step][half] = __ldg(reinterpret_cast<const unsigned*>(tile + exact_offset(Side::kHeadDim, token, place)));
+      const int permuted = value ? 16 * step + 8 * half + 2 * t : 32 * (step / 2) + 8 * t + step % 2 * 4 + half * 2;
+      pairs[step][half] =
+          __ldg(reinterpret_cast<const unsigned*>(tile + exact_offset(Side::kHeadDim, token, permuted)));
       most = fmaxf(most, fmaxf(fabsf(__uint_as_float(pairs[step][half] << 16)),
                                fabsf(__uint_as_float(pairs[step][half] & 0xFFFF0000u))));
     }
@@ -130,7 +115,7 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   most = fmaxf(most, __shfl_xor_sync(lanes, most, 2));
   // The largest magnitude becomes 2^14 to 2^15. Numbers 2^28 times smaller lose digits, which is negligible.
   const int exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 14, -100);
-  const float unit = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
+  const float row_scale = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
               inverse = __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
 #pragma unroll
   for (int step = 0; step < kCount; ++step)
@@ -141,7 +126,8 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
       f.a[0][step][2 * half + r] = *reinterpret_cast<const unsigned*>(&two);
     }
 #pragma unroll
-  for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = unit, f.minimum[0][r][group] = 0.0f;
+  for (int group = 0; group < Steps<Side>::kGroups; ++group)
+    f.scale[0][r][group] = row_scale, f.minimum[0][r][group] = 0.0f;
 }
 
 /// The coded tile of the tokens first .. first + 15 of a sequence.

@@ -15,7 +15,7 @@ namespace kvq {
 namespace generic {
 
 /// The tokens of one head and side of a sequence, and their destination.
-struct Part {
+struct Output {
   int begin = 0, end = 0;      ///< positions that are read from the cache
   int first = 0, last = 0;     ///< range of tiles of 16 positions
   int keys = 0, fill_end = 0;  ///< positions from `end` to `keys` come from the caller, then zeros to fill_end
@@ -29,23 +29,23 @@ template <typename T>
 struct ToRows {
   DequantizeParams p;
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
-  __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat& format) const {
+  __device__ __forceinline__ Output output(int sequence, int head, bool value, const CacheFormat& format) const {
     const int length = max(0, p.cache.seq_lens[sequence]);
-    Part part;
-    part.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
-    part.end = p.last ? min(max(part.begin, p.last[sequence]), length) : length;
-    part.first = part.begin / kTileTokens;
-    part.last = part.begin < part.end ? (part.end - 1) / kTileTokens + 1 : part.first;
-    part.stride = (value ? p.v_stride : p.k_stride) * 2;
-    part.to = static_cast<std::byte*>(value ? p.v : p.k) +
-              (std::int64_t{p.out_indptr[sequence]} - part.begin) * part.stride +
-              head * format.side(value).head_dim * 2;
-    return part;
+    Output output;
+    output.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
+    output.end = p.last ? min(max(output.begin, p.last[sequence]), length) : length;
+    output.first = output.begin / kTileTokens;
+    output.last = output.begin < output.end ? (output.end - 1) / kTileTokens + 1 : output.first;
+    output.stride = (value ? p.v_stride : p.k_stride) * 2;
+    output.to = static_cast<std::byte*>(value ? p.v : p.k) +
+                (std::int64_t{p.out_indptr[sequence]} - output.begin) * output.stride +
+                head * format.side(value).head_dim * 2;
+    return output;
   }
-  __device__ __forceinline__ std::byte* place(const Part& part, int position, int channel, bool, int) const {
-    return part.to + position * part.stride + channel * 2;
+  __device__ __forceinline__ std::byte* address(const Output& output, int position, int channel, bool, int) const {
+    return output.to + position * output.stride + channel * 2;
   }
-  __device__ __forceinline__ const T* fresh(const Part&, int, int, bool, int) const { return nullptr; }
+  __device__ __forceinline__ const T* fresh(const Output&, int, int, bool, int) const { return nullptr; }
 };
 
 /// Destination: the workspace of prefill attention. The prefix, then the new tokens, then zeros to the end of the last
@@ -58,40 +58,41 @@ struct ToWorkspace {
   int k_dim, v_dim;
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ int tokens() const { return kTuned ? PrefillTiles{k_dim}.tokens() : PrefillRows::kTokens; }
-  __device__ __forceinline__ Part part(int sequence, int head, bool value, const CacheFormat&) const {
-    Part part;
+  __device__ __forceinline__ Output output(int sequence, int head, bool value, const CacheFormat&) const {
+    Output output;
     const int first_query = p.q_indptr[sequence], queries = p.q_indptr[sequence + 1] - first_query;
     const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
-    const int limit = slab.tiles * tokens(), item = sequence * p.cache.num_kv_heads + head - slab.first_item;
-    if (queries <= 0 || item < 0 || item >= slab.items) return part;
-    part.keys = min(prefix + queries, limit);
-    part.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
-    part.begin = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), part.keys) : 0;
-    part.begin = part.begin / tokens() * tokens();
-    part.fill_end = (part.keys + tokens() - 1) / tokens() * tokens();
-    part.first = part.begin / kTileTokens, part.last = part.fill_end / kTileTokens;
-    part.first_fresh = first_query;
+    const int limit = slab.tiles * tokens(), work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
+    if (queries <= 0 || work_tile < 0 || work_tile >= slab.work_tiles) return output;
+    output.keys = min(prefix + queries, limit);
+    output.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
+    output.begin = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), output.keys) : 0;
+    output.begin = output.begin / tokens() * tokens();
+    output.fill_end = (output.keys + tokens() - 1) / tokens() * tokens();
+    output.first = output.begin / kTileTokens, output.last = output.fill_end / kTileTokens;
+    output.first_fresh = first_query;
     if constexpr (kTuned)
-      part.to = p.workspace + std::int64_t{item} * slab.tiles * PrefillTiles{k_dim}.bytes() +
-                (value ? PrefillTiles{k_dim}.side_bytes() : 0);
+      output.to = p.workspace + std::int64_t{work_tile} * slab.tiles * PrefillTiles{k_dim}.bytes() +
+                  (value ? PrefillTiles{k_dim}.side_bytes() : 0);
     else
-      part.to = p.workspace + item * PrefillRows{k_dim, v_dim}.item_bytes(slab.tiles);
-    return part;
+      output.to = p.workspace + work_tile * PrefillRows{k_dim, v_dim}.work_tile_bytes(slab.tiles);
+    return output;
   }
-  __device__ __forceinline__ std::byte* place(const Part& part, int position, int channel, bool value, int) const {
+  __device__ __forceinline__ std::byte* address(const Output& output, int position, int channel, bool value,
+                                                int) const {
     if constexpr (kTuned) {
       const PrefillTiles tiles{k_dim};
-      return part.to + std::int64_t{position / tiles.tokens()} * tiles.bytes() +
+      return output.to + std::int64_t{position / tiles.tokens()} * tiles.bytes() +
              tiles.offset(position % tiles.tokens(), channel);
     } else {
-      return part.to + PrefillRows{k_dim, v_dim}.row(slab.tiles, position, value) + channel * 2;
+      return output.to + PrefillRows{k_dim, v_dim}.row(slab.tiles, position, value) + channel * 2;
     }
   }
   /// The caller's row of a position, or null behind the last token.
-  __device__ __forceinline__ const T* fresh(const Part& part, int position, int head, bool value, int dim) const {
-    if (position >= part.keys) return nullptr;
+  __device__ __forceinline__ const T* fresh(const Output& output, int position, int head, bool value, int dim) const {
+    if (position >= output.keys) return nullptr;
     return static_cast<const T*>(value ? p.v : p.k) +
-           (part.first_fresh + position - part.end) * (value ? p.v_stride : p.k_stride) + std::int64_t{head} * dim;
+           (output.first_fresh + position - output.end) * (value ? p.v_stride : p.k_stride) + std::int64_t{head} * dim;
   }
 };
 
@@ -164,16 +165,16 @@ __global__ void __launch_bounds__(kThreads) generic_dequantize_kernel(const __gr
   const int mine = static_cast<int>(blockIdx.x), all = static_cast<int>(gridDim.x);
   int before = 0;  // tiles of the sequences before: tile i of all sequences goes to block i mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
-    const Part part = destination.part(sequence, head, value, format);
-    int tile = part.first + (mine - before % all + all) % all;
-    before += part.last - part.first;
-    for (; tile < part.last; tile += all) {
+    const Output output = destination.output(sequence, head, value, format);
+    int tile = output.first + (mine - before % all + all) % all;
+    before += output.last - output.first;
+    for (; tile < output.last; tile += all) {
       const int first = tile * kTileTokens;
       for (int r = warp; r < kTileTokens; r += kWarps)
-        if (first + r >= part.begin && first + r < part.end)
+        if (first + r >= output.begin && first + r < output.end)
           read_token(cache, format, sequence, head, value, first + r, rows[r], lane);
       __syncthreads();
-      if (first < part.end) {
+      if (first < output.end) {
         if (rotation.matrix && !value) {  // the matrix of keys is A^-T, so it is read transposed
           const float* matrix = rotation.matrix + static_cast<std::int64_t>(rotation.per_head ? head : 0) * dim * dim;
           multiply_matrix<kTileTokens>(rows[0], dim, kGenericHeadDim,
@@ -185,18 +186,18 @@ __global__ void __launch_bounds__(kThreads) generic_dequantize_kernel(const __gr
       for (int i = thread; i < kTileTokens * chunks; i += kThreads) {
         const int r = i / chunks, position = first + r, channel = i % chunks * 8;
         __align__(16) T eight[8];
-        if (position >= part.begin && position < part.end) {
+        if (position >= output.begin && position < output.end) {
 #pragma unroll
           for (int e = 0; e < 8; ++e)
             from_float(rows[r][channel + e] + (center ? center[head * dim + channel + e] : 0.0f), eight[e]);
-        } else if (position >= part.end && position < part.fill_end) {
-          const T* from = destination.fresh(part, position, head, value, dim);
+        } else if (position >= output.end && position < output.fill_end) {
+          const T* from = destination.fresh(output, position, head, value, dim);
           *reinterpret_cast<uint4*>(eight) =
               from ? __ldg(reinterpret_cast<const uint4*>(from + channel)) : make_uint4(0, 0, 0, 0);
         } else {
           continue;
         }
-        *reinterpret_cast<uint4*>(destination.place(part, position, channel, value, dim)) =
+        *reinterpret_cast<uint4*>(destination.address(output, position, channel, value, dim)) =
             *reinterpret_cast<const uint4*>(eight);
       }
       __syncthreads();

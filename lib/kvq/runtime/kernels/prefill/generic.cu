@@ -1,6 +1,7 @@
 #include <kvq/runtime/kernels/common/prefill_rows.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/prefill/softmax.cuh>
 #include <kvq/runtime/kernels/prefill/work.cuh>
 
 #include <cuda_runtime.h>
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_rows(std::byte* to, int rows, int dim, RowO
   }
 }
 
-/// Grid: row_blocks of each item of the slab, item by item. @tparam kMaxDim  D of V at most
+/// Grid: row_blocks of each work tile of the slab, one after the other. @tparam kMaxDim  D of V at most
 template <typename T, int kMaxDim>
 __global__ void __launch_bounds__(kPrefillThreads)
     generic_prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab, int k_dim,
@@ -57,22 +58,22 @@ __global__ void __launch_bounds__(kPrefillThreads)
                : nullptr;
   });
   const PrefillRows layout{k_dim, v_dim};
-  const std::byte* item = p.workspace + work.item * layout.item_bytes(slab.tiles);
+  const std::byte* work_tile = p.workspace + work.work_tile * layout.work_tile_bytes(slab.tiles);
 
-  const float unit = p.softmax_scale * kLog2e;
+  const float score_scale = p.softmax_scale * kLog2e;
   const int row = work.first_row + 16 * warp + g;
   const int2 see[2] = {work.visible(row), work.visible(row + 8)};
-  float max[2] = {kMinusInf, kMinusInf}, sum[2] = {0.0f, 0.0f};
+  prefill::RowSoftmax softmax;
   float out[kMaxDim / 8][4] = {};
   const int matrix_row = lane % 8, matrix = lane / 8;  // of the four that one ldmatrix loads
-  const auto place = [](const std::byte* rows, int dim, int row_in, int chunk) {
+  const auto address_of = [](const std::byte* rows, int dim, int row_in, int chunk) {
     return ptx::shared_address(rows + row_in * padded_bytes(dim) + chunk * 16);
   };
   for (int tile = work.first_tile; tile < work.tile_end; ++tile) {
     const int first = tile * kTokens;
     __syncthreads();
-    load_rows(keys, kTokens, k_dim, [&](int i) { return item + layout.row(slab.tiles, first + i, false); });
-    load_rows(values, kTokens, v_dim, [&](int i) { return item + layout.row(slab.tiles, first + i, true); });
+    load_rows(keys, kTokens, k_dim, [&](int i) { return work_tile + layout.row(slab.tiles, first + i, false); });
+    load_rows(values, kTokens, v_dim, [&](int i) { return work_tile + layout.row(slab.tiles, first + i, true); });
     __syncthreads();
 
     // 1. Scores.
@@ -80,11 +81,11 @@ __global__ void __launch_bounds__(kPrefillThreads)
 #pragma unroll 2
     for (int s = 0; s < k_dim / 16; ++s) {
       unsigned a[4];
-      ptx::ldmatrix_x4(a, place(shared, k_dim, 16 * warp + matrix % 2 * 8 + matrix_row, 2 * s + matrix / 2));
+      ptx::ldmatrix_x4(a, address_of(shared, k_dim, 16 * warp + matrix % 2 * 8 + matrix_row, 2 * s + matrix / 2));
 #pragma unroll
       for (int i = 0; i < kTokens / 16; ++i) {
         unsigned b[4];
-        ptx::ldmatrix_x4(b, place(keys, k_dim, 16 * i + matrix / 2 * 8 + matrix_row, 2 * s + matrix % 2));
+        ptx::ldmatrix_x4(b, address_of(keys, k_dim, 16 * i + matrix / 2 * 8 + matrix_row, 2 * s + matrix % 2));
         Pair<T>::mma(scores[2 * i], a[0], a[1], a[2], a[3], b[0], b[1]);
         Pair<T>::mma(scores[2 * i + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
@@ -92,33 +93,21 @@ __global__ void __launch_bounds__(kPrefillThreads)
 
     // 2. Weights.
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = max[r];
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int i = 0; i < kTokens / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float& score = scores[i][2 * r + e];
           const int position = first + 8 * i + 2 * t + e;
-          if (position < see[r].x || position >= see[r].y) score = kMinusInf;
-          largest = fmaxf(largest, score);
+          if (position < see[r].x || position >= see[r].y) scores[i][2 * r + e] = kMinusInf;
         }
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-      const float top = largest == kMinusInf ? 0.0f : largest * unit, factor = ptx::ex2(fmaf(max[r], unit, -top));
-      max[r] = largest;
-      sum[r] *= factor;
+    float factor[2];
+    softmax.weigh<kTokens / 4, false>([&](int r, int i) -> float& { return scores[i / 2][2 * r + i % 2]; }, score_scale,
+                                      factor);
 #pragma unroll
-      for (int i = 0; i < kTokens / 8; ++i)
+    for (int i = 0; i < kMaxDim / 8; ++i)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores[i][2 * r + e];
-          score = ptx::ex2(fmaf(score, unit, -top));
-          sum[r] += score;
-        }
-#pragma unroll
-      for (int i = 0; i < kMaxDim / 8; ++i) out[i][2 * r] *= factor, out[i][2 * r + 1] *= factor;
-    }
+      for (int e = 0; e < 4; ++e) out[i][e] *= factor[e / 2];
 
     // 3. Values.
 #pragma unroll
@@ -131,7 +120,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
       for (int i = 0; i < kMaxDim / 16; ++i) {
         if (16 * i >= v_dim) break;
         unsigned b[4];
-        ptx::ldmatrix_x4_trans(b, place(values, v_dim, 16 * s + matrix % 2 * 8 + matrix_row, 2 * i + matrix / 2));
+        ptx::ldmatrix_x4_trans(b, address_of(values, v_dim, 16 * s + matrix % 2 * 8 + matrix_row, 2 * i + matrix / 2));
         Pair<T>::mma(out[2 * i], a[0], a[1], a[2], a[3], b[0], b[1]);
         Pair<T>::mma(out[2 * i + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
@@ -141,12 +130,11 @@ __global__ void __launch_bounds__(kPrefillThreads)
   // 4. Results.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(kAll, sum[r], 1);
-    sum[r] += __shfl_xor_sync(kAll, sum[r], 2);
+    const SoftmaxState state = softmax.across_columns(r, score_scale);
     const int mine = row + 8 * r;
     if (mine >= work.rows) continue;
     const int head = work.head * work.heads + mine % work.heads;
-    const Finished finished(max[r] * unit, sum[r], p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
+    const Finished finished(state, p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
     unsigned* to = reinterpret_cast<unsigned*>(static_cast<T*>(p.out) + work.element(mine, p.out_stride, v_dim)) + t;
 #pragma unroll
     for (int i = 0; i < kMaxDim / 8; ++i)
@@ -180,23 +168,24 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
     error = cudaFuncSetAttribute(prefill_kernel<T>(v_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  prefill_shared_bytes(kGenericHeadDim, v_dim <= 128 ? 128 : kGenericHeadDim));
   if (error != cudaSuccess) return cuda_status(error, "prefill: plain: plan");
-  take_slab(launch, kBlockRows, kTokens, PrefillRows{k_dim, v_dim}.item_bytes(1));
+  take_slab(launch, kBlockRows, kTokens, PrefillRows{k_dim, v_dim}.work_tile_bytes(1));
   return {};
 }
 
 template <typename T>
 Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
                    CUstream_st* stream) {
-  const int items = params.cache.batch * params.cache.num_kv_heads, k_dim = rows.k.head_dim, v_dim = rows.v.head_dim;
+  const int work_tiles = params.cache.batch * params.cache.num_kv_heads, k_dim = rows.k.head_dim,
+            v_dim = rows.v.head_dim;
   PrefillSlab slab = launch.slab;
   if (slab.row_blocks == 0 || slab.tiles == 0) return {};
-  for (slab.first_item = 0; slab.first_item < items; slab.first_item += launch.slab.items) {
-    slab.items = std::min(launch.slab.items, items - slab.first_item);
+  for (slab.first_work_tile = 0; slab.first_work_tile < work_tiles; slab.first_work_tile += launch.slab.work_tiles) {
+    slab.work_tiles = std::min(launch.slab.work_tiles, work_tiles - slab.first_work_tile);
     const Status status = generic_prefill_rows(rows, launch.dequantize.blocks, params, slab, stream);
     if (!status.ok()) return status;
     const cudaError_t error =
-        launch_kernel(prefill_kernel<T>(v_dim), static_cast<unsigned>(slab.items * slab.row_blocks), kPrefillThreads,
-                      launch.shared_bytes, false, stream, params, slab, k_dim, v_dim);
+        launch_kernel(prefill_kernel<T>(v_dim), static_cast<unsigned>(slab.work_tiles * slab.row_blocks),
+                      kPrefillThreads, launch.shared_bytes, false, stream, params, slab, k_dim, v_dim);
     if (error != cudaSuccess) return cuda_status(error, "prefill: plain: launch");
   }
   return {};

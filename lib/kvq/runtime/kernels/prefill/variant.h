@@ -13,7 +13,7 @@ struct PrefillShape {
   int batch = 0, num_q_heads = 0, num_kv_heads = 0;
   int max_queries = 0;               ///< of a sequence's chunk
   int max_keys = 0;                  ///< of a sequence: prefix and chunk
-  std::int64_t workspace_bytes = 0;  ///< limit that is kept if one item fits; 0 = as much as all items take
+  std::int64_t workspace_bytes = 0;  ///< limit that is kept if one work tile fits; 0 = as much as all work tiles take
   bool portable = false;             ///< use the kernel for every architecture, even where there is a faster one
 };
 
@@ -23,13 +23,13 @@ struct PrefillLaunch {
   DequantizeLaunch dequantize = {};
   bool sm90 = false;  ///< the kernel for Hopper
   int shared_bytes = 0;
-  PrefillSlab slab = {};             ///< of each launch; the last one may have fewer items
+  PrefillSlab slab = {};             ///< of each launch; the last one may have fewer work tiles
   std::int64_t workspace_bytes = 0;  ///< size that is needed
 };
 
-/// Divides the work of `launch.shape` into slabs that keep within its workspace, one item at least.
-/// @param block_rows  rows of an item that one thread block attends for
-/// @param tile_bytes  of keys and values of `tile_tokens` tokens of an item
+/// Divides the work of `launch.shape` into slabs that keep within its workspace, one work tile at least.
+/// @param block_rows  rows of a work tile that one thread block attends for
+/// @param tile_bytes  of keys and values of `tile_tokens` tokens of a work tile
 void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int64_t tile_bytes);
 
 /// A tuned variant (an entry of variants.json) or the generic kernels: attention over the workspace, which
@@ -41,7 +41,8 @@ struct PrefillVariant {
   /// Fills `launch` for the current device. Call check_prefill_shape() first.
   /// @param launch  in: `shape`
   Status (*plan)(const DequantizeVariant& rows, PrefillLaunch& launch) = nullptr;
-  /// For one slab after the other: writes keys and values of the slab's items to the workspace and attends to them.
+  /// For one slab after the other: writes keys and values of the slab's work tiles to the workspace and attends to
+  /// them.
   Status (*run)(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
                 CUstream_st* stream) = nullptr;
   bool tuned = true;  ///< an entry of variants.json; else generic

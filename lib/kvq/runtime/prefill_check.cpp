@@ -34,13 +34,15 @@ void take_slab(PrefillLaunch& launch, int block_rows, int tile_tokens, std::int6
   const PrefillShape& shape = launch.shape;
   const int most_rows = shape.max_queries * (shape.num_q_heads / shape.num_kv_heads);
   PrefillSlab& slab = launch.slab;
-  slab.first_item = 0;
+  slab.first_work_tile = 0;
   slab.tiles = (shape.max_keys + tile_tokens - 1) / tile_tokens;
   slab.row_blocks = (most_rows + block_rows - 1) / block_rows;
-  const std::int64_t item_bytes = slab.tiles * tile_bytes, items = std::int64_t{shape.batch} * shape.num_kv_heads;
-  const std::int64_t fit = shape.workspace_bytes && item_bytes ? shape.workspace_bytes / item_bytes : items;
-  slab.items = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(items, 1), items));
-  launch.workspace_bytes = slab.items * item_bytes;
+  const std::int64_t work_tile_bytes = slab.tiles * tile_bytes,
+                     work_tiles = std::int64_t{shape.batch} * shape.num_kv_heads;
+  const std::int64_t fit =
+      shape.workspace_bytes && work_tile_bytes ? shape.workspace_bytes / work_tile_bytes : work_tiles;
+  slab.work_tiles = static_cast<int>(std::clamp<std::int64_t>(fit, std::min<std::int64_t>(work_tiles, 1), work_tiles));
+  launch.workspace_bytes = slab.work_tiles * work_tile_bytes;
 }
 
 Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVariant& rows, const PrefillShape& s) {
@@ -58,12 +60,12 @@ Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVarian
   if (s.num_q_heads / s.num_kv_heads > kMostHeads)
     return Status::fail(StatusCode::unsupported, "prefill: %d query heads for each KV head, supported are at most %d",
                         s.num_q_heads / s.num_kv_heads, kMostHeads);
-  // Rows of an item, and blocks of a launch, are counted in int.
+  // Rows of a work tile, and blocks of a launch, are counted in int.
   constexpr std::int64_t kMost = std::numeric_limits<int>::max();
   const std::int64_t item_rows = std::int64_t{s.max_queries} * (s.num_q_heads / s.num_kv_heads),
-                     items = std::int64_t{s.batch} * s.num_kv_heads;
-  if (s.max_keys > kMost / 2 || item_rows > kMost / 2 || items > kMost ||
-      (item_rows / kLeastBlockRows + 1) * items > kMost)
+                     work_tiles = std::int64_t{s.batch} * s.num_kv_heads;
+  if (s.max_keys > kMost / 2 || item_rows > kMost / 2 || work_tiles > kMost ||
+      (item_rows / kLeastBlockRows + 1) * work_tiles > kMost)
     return Status::fail(StatusCode::unsupported,
                         "prefill: a batch of %d, chunks of up to %d among up to %d keys, %d query heads: more than one "
                         "launch holds",

@@ -123,13 +123,13 @@ TEST_CASE("Prefills that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PrefillParams& p) { p.workspace = nullptr; }), Contains("workspace of 1048576 bytes"));
 }
 
-TEST_CASE("Slabs hold as many items as the workspace, one at least", "[runtime]") {
+TEST_CASE("Slabs hold as many work_tiles as the workspace, one at least", "[runtime]") {
   PrefillLaunch launch;
   launch.shape = {.batch = 3, .num_q_heads = 8, .num_kv_heads = 2, .max_queries = 17, .max_keys = 129};
   const auto slab_within = [&](std::int64_t bytes) {
     launch.shape.workspace_bytes = bytes;
     take_slab(launch, 64, 32, 1000);
-    return launch.slab.items;
+    return launch.slab.work_tiles;
   };
   CHECK(slab_within(0) == 6);  // as much as all blocks use
   CHECK(launch.slab.tiles == 5);
