@@ -15,7 +15,7 @@ struct Rows {
   alignas(16) float x[kTileTokens][kRowFloats];
   alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
   std::uint8_t codes[kWarps][kGenericHeadDim];
-  unsigned short numbers[kWarps][2 * kGenericHeadDim / 32];
+  unsigned short params[kWarps][2 * kGenericHeadDim / 32];
   std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
@@ -74,9 +74,9 @@ __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane
   __syncwarp();
 }
 
-/// Quantizes a row to codes [D] and scales and minima (`numbers`) [G, N]. All lanes of a warp call it.
+/// Quantizes a row to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
 __device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
-                                           std::uint8_t* codes, unsigned short* numbers, int lane) {
+                                           std::uint8_t* codes, unsigned short* params, int lane) {
   const LaneChannels own(side.group_size, lane);
   const int levels = (1 << side.bits) - 1, half = 1 << (side.bits - 1);
   const float size = static_cast<float>(side.group_size);
@@ -141,15 +141,15 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
       if (step == 0.0f) scale_bits = 0;
     }
     if (lane == 0) {
-      numbers[group * side.numbers] = scale_bits;
-      if (side.numbers == 2) numbers[group * side.numbers + 1] = minimum_bits;
+      params[group * side.numbers] = scale_bits;
+      if (side.numbers == 2) params[group * side.numbers + 1] = minimum_bits;
     }
   }
   __syncwarp();
 }
 
 /// Stores a quantized row as a token of a tile. All lanes of a warp call it.
-__device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* numbers,
+__device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* params,
                                             const TileSide& side, bool value, std::byte* tile, int token, int lane) {
   const int piece_bytes = side.piece_bytes(), count = side.groups() * side.numbers;
   for (int i = lane; i < 4 * piece_bytes; i += 32) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void store_codes(const std::uint8_t* codes, const uns
   }
   for (int i = lane; i < count; i += 32)
     *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, i / side.numbers, i % side.numbers)) =
-        numbers[i];
+        params[i];
 }
 
 /// Stores a row as bfloat16. @param order  format whose value_place() permutes the channels; exact: no permutation
@@ -197,8 +197,8 @@ __device__ __forceinline__ void code_rows(Rows& rows, const CacheFormat& format,
       continue;
     }
     if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
-    encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.numbers[warp], lane);
-    store_codes(rows.codes[warp], rows.numbers[warp], side, value, tile, token, lane);
+    encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.params[warp], lane);
+    store_codes(rows.codes[warp], rows.params[warp], side, value, tile, token, lane);
     __syncwarp();
   }
   __syncthreads();
