@@ -23,9 +23,11 @@ struct Tiers {
 
   /// @param length  tokens of the sequence
   KVQ_HD constexpr Tier tier_of(int position, int length) const {
-    return position < sink_tokens ? Tier::sink : position >= length - recent_tokens ? Tier::recent : Tier::coded;
+    return !exact(position, length) ? Tier::coded : position < sink_tokens ? Tier::sink : Tier::recent;
   }
-  KVQ_HD constexpr bool exact(int position, int length) const { return tier_of(position, length) != Tier::coded; }
+  KVQ_HD constexpr bool exact(int position, int length) const {
+    return position < sink_tokens || position >= length - recent_tokens;
+  }
   /// The coded tokens of a sequence: sinks lie before them, recent tokens behind them.
   KVQ_HD PositionRange coded(int length) const { return until_recent(smaller(sink_tokens, length), length); }
   /// Those from position `first` on. The exact tokens from there on are the sinks before smaller(sink_tokens, length)

@@ -27,6 +27,7 @@ struct Output {
 /// Destination: the caller's rows [T, Hkv, D].
 template <typename T>
 struct ToRows {
+  static constexpr int kMinBlocks = 4;  ///< resident on a multiprocessor
   DequantizeParams p;
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ Output output(int sequence, int head, bool value, const CacheFormat& format) const {
@@ -53,6 +54,7 @@ struct ToRows {
 /// @tparam kTuned  the workspace of a tuned variant (PrefillTiles), else of generic attention (PrefillRows)
 template <typename T, bool kTuned>
 struct ToWorkspace {
+  static constexpr int kMinBlocks = 0;  ///< as many as the compiler finds room for
   PrefillParams p;
   PrefillSlab slab;
   int k_dim, v_dim;
@@ -152,8 +154,9 @@ __device__ __forceinline__ void read_token(const PagedCacheView& cache, const Ca
 
 /// Grid [workers, 2 Hkv]: keys of all heads, then values.
 template <typename T, typename Destination>
-__global__ void __launch_bounds__(kThreads) generic_dequantize_kernel(const __grid_constant__ Destination destination,
-                                                                      const __grid_constant__ CacheFormat format) {
+__global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
+    generic_dequantize_kernel(const __grid_constant__ Destination destination,
+                              const __grid_constant__ CacheFormat format) {
   __shared__ __align__(16) float rows[kTileTokens][kGenericHeadDim];
   const PagedCacheView& cache = destination.cache();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
