@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the real #includes of lib/kvq against the floors of docs/architecture.md, and keeps what depends on a GPU's
-architecture out of the kernels. Standard library only."""
+"""Holds the real #includes of lib/kvq against the floors of docs/architecture.md, keeps the folders of kernels apart
+from each other, and keeps what depends on a GPU's architecture in device/. Standard library only."""
 
 import argparse
 import pathlib
@@ -60,12 +60,31 @@ def faults_of(path, module):
                 yield f"{path}: {include} belongs to {', '.join(sorted(homes))}, not to {module}"
 
 
+KERNELS = "lib/kvq/runtime/kernels"
+# What a folder of kernels may include of the library, besides itself and common/, which includes no folder of a verb.
+KERNEL_MODULES = ("core", "plan", "device")
+
+
+def kernel_faults(path, folder):
+    """Yields one line for each include of a kernel file that reaches beyond its verb's `folder`."""
+    for include in INCLUDE.findall(path.read_text(encoding="utf-8")):
+        target = re.match(r"kvq/(\w+)/(?:kernels/(\w+)/)?", include)
+        if not target or target[1] in KERNEL_MODULES:
+            continue
+        if target[2] is None:
+            modules = ", ".join(KERNEL_MODULES)
+            yield f"{path}: kernels include {modules} and kernels alone, not {include}"
+        elif target[2] not in (folder, "common"):
+            homes = folder if folder == "common" else f"{folder}/ and common"
+            yield f"{path}: expected includes of {homes}/, found {include}"
+
+
 # What depends on an architecture: device/ has one function for it, unless the whole file is for one architecture.
-ARCHITECTURE = re.compile(r"__CUDA_ARCH__|\basm\b")
+ARCHITECTURE = re.compile(r"__CUDA_ARCH__|\b(?:__)?asm(?:__)?\b")
 
 
 def architecture_faults(path):
-    """Yields one line for each place of a kernel that names an architecture or has inline assembly."""
+    """Yields one line for each place of a file that names an architecture or has inline assembly."""
     if path.name.startswith("sm90_"):
         return
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -85,8 +104,10 @@ def main():
             faults.append(f"{folder}: no sources, expected module {module}")
         for path in files:
             found = list(faults_of(path, module))
-            if root / "lib/kvq/runtime/kernels" in path.parents:
+            if module != "device":
                 found += architecture_faults(path)
+            if root / KERNELS in path.parents:
+                found += kernel_faults(path, path.relative_to(root / KERNELS).parts[0])
             faults += [fault.replace(str(root) + "/", "") for fault in found]
     unknown = [p.name for p in (root / "lib/kvq").iterdir() if p.is_dir() and p.name not in NEEDS]
     faults += [f"lib/kvq/{name}: not in the picture" for name in unknown]

@@ -45,7 +45,7 @@
  *
  * Formats. Every format of formats/pages.md is supported with a head_dim of up to 256; dense rotations need a head_dim
  * that is a multiple of 32. The formats of variants.json have tuned kernels, compiled for one format; all others run on
- * generic kernels (named "plain"), which read the format at run time and are slower. kvq_kernel_info tells which kernel
+ * generic kernels, which read the format at run time and are slower. kvq_kernel_info tells which kernel
  * a plan uses.
  *
  * Letters in shapes: B sequences of a batch, T tokens of a call, Hq query heads, Hkv KV heads (both of this rank), D
@@ -120,7 +120,7 @@ KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 /** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
 typedef struct kvq_kernel_info {
   size_t struct_size;
-  const char* name; /**< as kvq_kernel_name(), or "decode_plain_bf16" and the like; lives as long as the library */
+  const char* name; /**< as kvq_kernel_name(), or "decode_generic_bf16" and the like; lives as long as the library */
   int32_t tuned;    /**< 1: compiled for this format; 0: generic */
 } kvq_kernel_info;
 

@@ -17,7 +17,7 @@ thread_local unsigned char memory[emulator::kSharedBytes];
 namespace write {
 thread_local std::byte shared[emulator::kSharedBytes];
 }
-namespace plain {
+namespace generic {
 thread_local std::byte shared[emulator::kSharedBytes], memory[emulator::kSharedBytes];
 }
 }  // namespace kvq

@@ -244,12 +244,12 @@ TEST_CASE("Decode traps at a queue of 2^32 KV chunks, and not before", "[emulate
   std::vector<int> lengths(kMostBatch, kLength);
   std::vector<unsigned short> q(kMostBatch * kHeads * 128), out(q.size());
   DecodeParams p;
-  p.num_q_heads = p.num_kv_heads = kHeads, p.softmax_scale = 1.0f;
+  p.num_q_heads = p.cache.num_kv_heads = kHeads, p.softmax_scale = 1.0f;
   p.q = q.data(), p.out = out.data(), p.q_stride = p.out_stride = kHeads * 128;
-  p.seq_lens = lengths.data();
+  p.cache.seq_lens = lengths.data();
   REQUIRE(cudaMalloc(&p.workspace, decode_workspace_bytes(launch, kMostBatch * kHeads)) == cudaSuccess);
   const auto decode = [&](int batch) {
-    p.batch = batch;
+    p.cache.batch = batch;
     CHECK(variant.run(launch, p, nullptr).ok());
     cudaDeviceSynchronize();
   };

@@ -187,7 +187,8 @@ TEST_CASE("What was not run does not count as passed", "[runtime][gpu][api][emul
   CHECK_THAT(none.message, Contains("no golden rows") && Contains("1 more of 2 layers"));
 }
 
-TEST_CASE("A format that has no row in variants.json passes on plain kernels", "[runtime][gpu][api][plain][emulated]") {
+TEST_CASE("A format that has no row in variants.json passes on generic kernels",
+          "[runtime][gpu][api][generic][emulated]") {
   Artifact unbuilt = first_layers(2, 0);
   std::get<UniformCoder>(unbuilt.layers[1].k.coder).group_size = 32;
   GoldenTokens tokens = served_artifact({}, 5).golden.at(1).tokens;

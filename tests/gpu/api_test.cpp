@@ -140,14 +140,16 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     const DeviceMemory workspace =
         to_device<std::byte>(std::vector<std::byte>(decode_workspace_bytes(launch, 8)), nullptr);
     DecodeParams d;
-    d.batch = 2, d.num_q_heads = 16, d.num_kv_heads = 4, d.softmax_scale = static_cast<float>(info.softmax_scale);
-    d.q = d_q.get(), d.out = d_out.get(), d.q_stride = d.out_stride = 2048, d.seq_lens = lengths.get<std::int32_t>();
+    d.cache.batch = 2, d.num_q_heads = 16, d.cache.num_kv_heads = 4,
+    d.softmax_scale = static_cast<float>(info.softmax_scale);
+    d.q = d_q.get(), d.out = d_out.get(), d.q_stride = d.out_stride = 2048,
+    d.cache.seq_lens = lengths.get<std::int32_t>();
     d.lse = d_lse.get<float>();
     d.sliding_window = info.sliding_window;
-    d.pages = pool.get(), d.page_stride = info.page_bytes, d.page_table = d_table.get<std::int32_t>(),
-    d.page_table_stride = 8;
-    d.rotation_k = pointers.rotation_k, d.rotation_v = pointers.rotation_v, d.center_k = pointers.center_k,
-    d.center_v = pointers.center_v;
+    d.cache.pages = pool.get(), d.cache.page_stride = info.page_bytes, d.cache.page_table = d_table.get<std::int32_t>(),
+    d.cache.page_table_stride = 8;
+    d.cache.rotation_k = pointers.rotation_k, d.cache.rotation_v = pointers.rotation_v,
+    d.cache.center_k = pointers.center_k, d.cache.center_v = pointers.center_v;
     d.workspace = workspace.get();
     REQUIRE(std::string(check_decode(variant, d).message()) == "");
     REQUIRE(variant.run(launch, d, nullptr).ok());
@@ -236,7 +238,7 @@ TEST_CASE("Keys whose scales are folded are stored as those that are scaled by t
   }
 }
 
-TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gpu][api][plain]") {
+TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gpu][api][generic]") {
   const Windows windows{.sink_tokens = 20, .recent_tokens = 40};
   Artifact artifact = served_artifact(windows, 0);
   for (LayerPlan& layer : artifact.layers) {
@@ -247,9 +249,9 @@ TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gp
   options.page_size = 16, options.max_step_tokens = 6;
   const Engine engine(artifact, options);
   for (const int layer : {0, 1, 2, 4, 5}) {
-    CHECK(std::string(runtime::WritePlan(*engine.model, layer).kernel().name) == "quantize_write_plain_bf16");
+    CHECK(std::string(runtime::WritePlan(*engine.model, layer).kernel().name) == "quantize_write_generic_bf16");
     const kvq_kernel_info decode = runtime::DecodePlan(*engine.model, layer, 4).kernel();
-    CHECK(std::string(decode.name) == "decode_plain_bf16");
+    CHECK(std::string(decode.name) == "decode_generic_bf16");
     CHECK(decode.tuned == 0);
     CHECK(runtime::DequantizePlan(*engine.model, layer).kernel().tuned == 0);
     check_growth(engine, artifact, layer, windows);

@@ -4,7 +4,7 @@
 
 #include "support/transforms.h"
 
-#include <kvq/runtime/kernels/plain/plain.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ __device__ unsigned hash(unsigned long long x) {
 __device__ float uniform(unsigned long long key) { return static_cast<float>(hash(key) & 0xFFFFFF) / 16777216.0f; }
 
 /// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
-__global__ void fill_cached_token(PackedCache p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
+__global__ void fill_cached_token(PagedCacheView p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
                                   std::byte* windows, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2, thread = static_cast<int>(threadIdx.x);
@@ -107,7 +107,7 @@ std::vector<float> random_matrices(int heads, int dim, bool transposed, unsigned
 /// A cache and all that it points to.
 struct MadeCache {
   Arena arena;
-  PackedCache cache;
+  PagedCacheView cache;
   PageLayout layout;
   DeviceRotation undo_k, undo_v;  ///< for the reference loops: x = x_rot @ matrix
   std::byte* pages = nullptr;
@@ -212,7 +212,7 @@ struct MadeCache {
 };
 
 /// Rows of the cache in double: grid [longest, B, 2 Hkv]; k, v [B, longest, Hkv, D].
-__global__ void plain_rows(PackedCache p, DeviceRotation undo_k, DeviceRotation undo_v, PageLayout layout,
+__global__ void plain_rows(PagedCacheView p, DeviceRotation undo_k, DeviceRotation undo_v, PageLayout layout,
                            bool k_bfloat, bool v_bfloat, int longest, double* k, double* v) {
   __shared__ double row[256], scratch[256];
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
@@ -221,10 +221,7 @@ __global__ void plain_rows(PackedCache p, DeviceRotation undo_k, DeviceRotation 
   const int dim = (value ? layout.v : layout.k).head_dim;
   if (position >= p.seq_lens[b]) return;
   DecodeParams d;
-  d.seq_lens = p.seq_lens, d.sink_tokens = p.sink_tokens, d.recent_tokens = p.recent_tokens;
-  d.pages = p.pages, d.page_table = p.page_table, d.page_indptr = p.page_indptr;
-  d.page_table_stride = p.page_table_stride, d.page_stride = p.page_stride;
-  d.windows = p.windows, d.window_slots = p.window_slots, d.window_layout = p.window_layout;
+  d.cache = p;
   for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
     row[c] = plain::stored_value<double>(d, layout, k_bfloat, v_bfloat, b, head, position, c, value);
   __syncthreads();
@@ -377,7 +374,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   MadeCache made(rows, cache);
   Arena& arena = made.arena;
   const PrefillVariant* row = find_prefill_variant(rows);
-  const PrefillVariant variant = row && !c.plain ? *row : plain_prefill(rows);
+  const PrefillVariant variant = row && !c.generic ? *row : generic_prefill(rows);
   std::mt19937 random(cache.seed + 1);
   std::normal_distribution<float> normal;
   const int dim = rows.k.head_dim, v_dim = rows.v.head_dim;

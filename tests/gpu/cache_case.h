@@ -37,7 +37,7 @@ struct PrefillCase {
   float sharpness = 1.0f;            ///< factor on softmax_scale
   std::int64_t workspace_bytes = 0;  ///< limit
   bool portable = false;
-  bool plain = false;  ///< generic attention, even if there is a tuned variant
+  bool generic = false;  ///< generic attention, even if there is a tuned variant
 };
 
 struct CacheOutcome {

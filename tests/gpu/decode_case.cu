@@ -31,25 +31,25 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
-  const int length = p.seq_lens[b];
+  const int length = p.cache.seq_lens[b];
   if (position >= length) return;
   const TileSide& side = value ? layout.v : layout.k;
-  const WindowLayout& w = p.window_layout;
+  const WindowLayout& w = p.cache.window_layout;
   // The random numbers depend on the page, not on the sequence, because sequences that share pages must write the same.
-  const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
-  const std::int64_t page = p.page_table[base + position / layout.page_size];
+  const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
+  const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;
   const unsigned long long key =
       ((static_cast<unsigned long long>(page) * 64 + slot) * 512 + head * 2 + value) * 4096 + seed;
-  if (position < p.sink_tokens || position >= length - p.recent_tokens) {
-    std::byte* at = windows + p.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
-    const int row = w.row(position, p.sink_tokens);
+  if (position < p.cache.sink_tokens || position >= length - p.cache.recent_tokens) {
+    std::byte* at = windows + p.cache.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
+    const int row = w.row(position, p.cache.sink_tokens);
     for (int c = static_cast<int>(threadIdx.x); c < side.head_dim; c += static_cast<int>(blockDim.x))
       put_number(at + (value ? w.value_offset(row, c) : w.key_offset(row, c)), 2.0f * uniform(key + c) - 1.0f, true);
     return;
   }
   std::byte* tile =
-      pages + page * p.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+      pages + page * p.cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
   const int token = slot % kTileTokens;
   if (side.exact()) {
     for (int c = static_cast<int>(threadIdx.x); c < side.head_dim; c += static_cast<int>(blockDim.x))
@@ -104,9 +104,9 @@ double rounded(double x, bool bf16) {
 template <typename Activation>
 void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int longest, Arena& arena,
            std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32, std::vector<double>& lse32) {
-  const auto rows = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.num_q_heads),
+  const auto rows = static_cast<std::size_t>(p.cache.batch) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(layout.v.head_dim);
-  const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
+  const dim3 grid(static_cast<unsigned>(p.cache.batch), static_cast<unsigned>(p.num_q_heads));
   const auto go = [&](auto zero, std::vector<double>& o, std::vector<double>& l) {
     using Float = decltype(zero);
     Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
@@ -161,25 +161,26 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   table.push_back(kNoPage);
 
   DecodeParams p;
-  p.batch = batch, p.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
+  p.cache.batch = batch, p.cache.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
   p.softmax_scale = c.sharpness / std::sqrt(static_cast<float>(dim));
   int* lengths = arena.put(c.lengths);
-  p.seq_lens = lengths;
-  p.sink_tokens = c.sink_tokens, p.recent_tokens = c.recent_tokens, p.sliding_window = c.sliding_window;
-  p.page_table = arena.put(table), p.page_table_stride = max_pages;
-  if (c.indptr) p.page_indptr = arena.put(indptr);
-  p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
-  p.page_stride = layout.page_bytes() + 16;
-  std::byte* pool = arena.take<std::byte>(static_cast<std::size_t>(pages * p.page_stride), 0xFF);
-  p.pages = pool;
-  p.window_layout = {
+  p.cache.seq_lens = lengths;
+  p.cache.sink_tokens = c.sink_tokens, p.cache.recent_tokens = c.recent_tokens, p.sliding_window = c.sliding_window;
+  p.cache.page_table = arena.put(table), p.cache.page_table_stride = max_pages;
+  if (c.indptr) p.cache.page_indptr = arena.put(indptr);
+  p.cache.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.cache.page_stride = layout.page_bytes() + 16;
+  std::byte* pool = arena.take<std::byte>(static_cast<std::size_t>(pages * p.cache.page_stride), 0xFF);
+  p.cache.pages = pool;
+  p.cache.window_layout = {
       c.num_kv_heads, TileSide{dim, 16, dim, 0},      TileSide{v_dim, 16, v_dim, 0},
       variant.v,      (c.sink_tokens + 15) / 16 * 16, c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
-  std::byte* windows = arena.take<std::byte>(static_cast<std::size_t>(p.window_layout.slot_bytes() * batch), 0xFF);
-  p.windows = windows;
+  std::byte* windows =
+      arena.take<std::byte>(static_cast<std::size_t>(p.cache.window_layout.slot_bytes() * batch), 0xFF);
+  p.cache.windows = windows;
   std::vector<int> slots;
   for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
-  p.window_slots = arena.put(slots);
+  p.cache.window_slots = arena.put(slots);
 
   const auto rows = static_cast<std::size_t>(batch) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(v_dim);
@@ -195,38 +196,38 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   if (c.rotation == CaseRotation::scaled) {
     // Queries and results with channels of very different size.
     const std::vector<float> factors = random_scales(c.num_kv_heads, std::max(dim, v_dim), 6, c.seed);
-    p.rotation_k = {.order = dim & -dim, .per_head = true, .factors = arena.put(factors)};
-    p.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = p.rotation_k.factors};
+    p.cache.rotation_k = {.order = dim & -dim, .per_head = true, .factors = arena.put(factors)};
+    p.cache.rotation_v = {.order = (v_dim & -v_dim) / 2, .per_head = true, .factors = p.cache.rotation_k.factors};
   } else if (c.rotation == CaseRotation::transform) {
     // Keys: A^-T is as good a transform as any.
     const Transform of_keys = random_transforms(c.num_kv_heads, dim, kCaseCondition, c.seed),
                     of_values = random_transform(v_dim, kCaseCondition, c.seed + 100, 3);
-    p.rotation_k = {
+    p.cache.rotation_k = {
         .per_head = true,
         .matrix = arena.put(of_keys.matrix),
         .fragments = arena.put(rotation_fragments(of_keys.matrix, dim)),
     };
-    p.rotation_v = {
+    p.cache.rotation_v = {
         .matrix = arena.put(of_values.inverse),
         .fragments = arena.put(rotation_fragments(of_values.inverse, v_dim)),
     };
   } else if (c.rotation == CaseRotation::hadamard) {
     std::vector<std::int8_t> signs(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim)));
     for (auto& s : signs) s = random() & 1 ? 1 : -1;
-    p.rotation_k = {dim & -dim, true, arena.put(signs)};
-    p.rotation_v = {(v_dim & -v_dim) / 2, true, p.rotation_k.signs};
+    p.cache.rotation_k = {dim & -dim, true, arena.put(signs)};
+    p.cache.rotation_v = {(v_dim & -v_dim) / 2, true, p.cache.rotation_k.signs};
   } else if (c.rotation == CaseRotation::dense) {
     const std::vector<float> of_keys = random_rotations(c.num_kv_heads, dim, false, random),
                              of_values = random_rotations(1, v_dim, true, random);
-    p.rotation_k = {0, true, nullptr, arena.put(of_keys), arena.put(rotation_fragments(of_keys, dim))};
-    p.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
+    p.cache.rotation_k = {0, true, nullptr, arena.put(of_keys), arena.put(rotation_fragments(of_keys, dim))};
+    p.cache.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));
     for (float& x : center) x = normal(random);
     for (float& x : logits) x = c.sink_level + 3.0f * normal(random);
-    p.center_k = arena.put(center), p.center_v = arena.put(center), p.sink_logits = arena.put(logits);
+    p.cache.center_k = arena.put(center), p.cache.center_v = arena.put(center), p.sink_logits = arena.put(logits);
   }
 
   DecodeOutcome outcome;

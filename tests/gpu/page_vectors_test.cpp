@@ -231,8 +231,8 @@ struct Reading {
         zeros(to_device<std::int32_t>(
             std::vector<std::int32_t>(static_cast<std::size_t>(std::max(tokens, layout.num_kv_heads)), 0), nullptr)) {}
 
-  PackedCache cache() const {
-    PackedCache c;
+  PagedCacheView cache() const {
+    PagedCacheView c;
     c.batch = 1, c.num_kv_heads = layout.num_kv_heads;
     c.seq_lens = lengths.get<std::int32_t>();
     c.pages = pages.get(), c.page_table = zeros.get<std::int32_t>(), c.page_table_stride = 1;
@@ -246,7 +246,7 @@ struct Reading {
 
 /// [T, Hkv, D] of both sides as they are stored.
 struct Dequantized {
-  Dequantized(const DequantizeVariant& variant, const Reading& reading, const PackedCache& cache, int tokens)
+  Dequantized(const DequantizeVariant& variant, const Reading& reading, const PagedCacheView& cache, int tokens)
       : bf16(variant.bf16), heads(cache.num_kv_heads), dim(variant.k.head_dim) {
     const std::size_t count = static_cast<std::size_t>(tokens * heads * dim);
     k.assign(count, 0xFFFF), v.assign(count, 0xFFFF);
@@ -304,12 +304,10 @@ void check_decode_pages(const DecodeVariant& variant, const PageVector& vector, 
   REQUIRE(variant.plan(launch).ok());
   const DeviceMemory workspace = to_device<std::byte>(
       std::vector<std::byte>(decode_workspace_bytes(launch, static_cast<std::size_t>(heads))), nullptr);
-  const PackedCache cache = reading.cache();
   DecodeParams p;
-  p.batch = 1, p.num_q_heads = p.num_kv_heads = heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  p.cache = reading.cache();
+  p.num_q_heads = heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
   p.q = d_q.get(), p.out = d_out.get(), p.lse = d_lse.get<float>(), p.q_stride = p.out_stride = heads * dim;
-  p.seq_lens = cache.seq_lens, p.pages = cache.pages, p.page_table = cache.page_table, p.page_table_stride = 1;
-  p.page_shift = cache.page_shift, p.page_stride = cache.page_stride;
   p.workspace = workspace.get();
   REQUIRE(std::string(check_decode(variant, p).message()) == "");
   REQUIRE(variant.run(launch, p, nullptr).ok());
@@ -394,7 +392,7 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
   CHECK((page == no_codes));
 
   const Reading reading(layout, page, vector.bytes, length);
-  PackedCache cache = reading.cache();
+  PagedCacheView cache = reading.cache();
   cache.sink_tokens = vector.sink_tokens, cache.recent_tokens = recent;
   cache.page_table_stride = length;  // all entries are the one page, which holds none of the listed tokens
   cache.windows = reading.windows.get(), cache.window_slots = reading.zeros.get<std::int32_t>();

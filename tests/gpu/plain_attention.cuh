@@ -37,19 +37,19 @@ __device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, c
 template <typename Float>
 __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int b,
                               int head, int position, int channel, bool is_value) {
-  const int length = p.seq_lens[b];
-  const bool sink = position < p.sink_tokens, recent = position >= length - p.recent_tokens;
+  const int length = p.cache.seq_lens[b];
+  const bool sink = position < p.cache.sink_tokens, recent = position >= length - p.cache.recent_tokens;
   if (sink || recent) {
-    const WindowLayout& w = p.window_layout;
-    const int row = w.row(position, p.sink_tokens);
-    const std::byte* at = p.windows + p.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
+    const WindowLayout& w = p.cache.window_layout;
+    const int row = w.row(position, p.cache.sink_tokens);
+    const std::byte* at = p.cache.windows + p.cache.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
     return number_at<Float>(at + (is_value ? w.value_offset(row, channel) : w.key_offset(row, channel)), true);
   }
-  const std::int64_t base = p.page_indptr ? p.page_indptr[b] : b * p.page_table_stride;
-  const std::int64_t page = p.page_table[base + position / layout.page_size];
+  const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
+  const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;
-  const std::byte* tile =
-      p.pages + page * p.page_stride + (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  const std::byte* tile = p.cache.pages + page * p.cache.page_stride +
+                          (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
   return coded_value<Float>(is_value ? layout.v : layout.k, is_value, is_value ? bfloat_v : bfloat_k, tile,
                             slot % kTileTokens, channel);
 }
@@ -102,16 +102,16 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   __shared__ Float row[256], scratch[256], reduce[128];
   const int b = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const int head = query_head / (p.num_q_heads / p.num_kv_heads), length = p.seq_lens[b];
+  const int head = query_head / (p.num_q_heads / p.cache.num_kv_heads), length = p.cache.seq_lens[b];
   const Activation* q = static_cast<const Activation*>(p.q) + b * p.q_stride + query_head * dim;
   Float shift = 0;
   for (int c = 0; c < dim; ++c)
-    if (p.center_k)
-      shift += static_cast<Float>(static_cast<float>(q[c])) * static_cast<Float>(p.center_k[head * dim + c]);
+    if (p.cache.center_k)
+      shift += static_cast<Float>(static_cast<float>(q[c])) * static_cast<Float>(p.cache.center_k[head * dim + c]);
   shift *= static_cast<Float>(p.softmax_scale);
   for (int c = thread; c < dim; c += threads) row[c] = static_cast<Float>(static_cast<float>(q[c]));
   __syncthreads();
-  rotate_plain(row, scratch, p.rotation_k, head, dim, false);
+  rotate_plain(row, scratch, p.cache.rotation_k, head, dim, false);
   if (std::is_same_v<Float, float> && !layout.k.exact()) round_query(row, dim);
   Float* mine = scores + (static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * max_length;
   const int first = p.sliding_window > 0 ? max(0, length - p.sliding_window) : 0;
@@ -141,11 +141,12 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
     row[c] = length > first ? value / sum : Float(0);
   }
   __syncthreads();
-  rotate_plain(row, scratch, p.rotation_v, head, v_dim, true);
+  rotate_plain(row, scratch, p.cache.rotation_v, head, v_dim, true);
   for (int c = thread; c < v_dim; c += threads)
     out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * v_dim + c] =
-        row[c] +
-        (p.center_v && length > first ? tokens / sum * static_cast<Float>(p.center_v[head * v_dim + c]) : Float(0));
+        row[c] + (p.cache.center_v && length > first
+                      ? tokens / sum * static_cast<Float>(p.cache.center_v[head * v_dim + c])
+                      : Float(0));
   if (thread == 0 && lse)
     lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }

@@ -261,21 +261,21 @@ struct WindowCache::Device {
   }
   DecodeParams decode_params(std::size_t layer) const {
     DecodeParams p;
-    p.batch = plan.params.batch, p.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
+    p.cache.batch = plan.params.batch, p.cache.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
     p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
     p.q = q.get(), p.q_stride = std::int64_t{p.num_q_heads} * dim;
     p.out = out[layer].get(), p.out_stride = p.q_stride;
-    p.seq_lens = plan.params.seq_lens;
-    p.sink_tokens = c.step.sink_tokens, p.recent_tokens = c.step.recent_tokens;
-    p.pages = pages[layer].get(), p.page_shift = plan.params.page_shift, p.page_stride = page_stride;
-    p.page_table = plan.params.page_table, p.page_indptr = plan.params.page_indptr,
-    p.page_table_stride = plan.params.page_table_stride;
+    p.cache.seq_lens = plan.params.seq_lens;
+    p.cache.sink_tokens = c.step.sink_tokens, p.cache.recent_tokens = c.step.recent_tokens;
+    p.cache.pages = pages[layer].get(), p.cache.page_shift = plan.params.page_shift, p.cache.page_stride = page_stride;
+    p.cache.page_table = plan.params.page_table, p.cache.page_indptr = plan.params.page_indptr,
+    p.cache.page_table_stride = plan.params.page_table_stride;
     if (c.step.sink_tokens + c.step.recent_tokens > 0)
-      p.windows = windows[layer].get(), p.window_slots = plan.params.window_slots;
-    p.window_layout = window_layout;
-    p.rotation_k = {.order = c.order, .per_head = true, .factors = read_factors.get()};
-    p.rotation_v = p.rotation_k;
-    if (!c.center.empty()) p.center_k = p.center_v = center.get();
+      p.cache.windows = windows[layer].get(), p.cache.window_slots = plan.params.window_slots;
+    p.cache.window_layout = window_layout;
+    p.cache.rotation_k = {.order = c.order, .per_head = true, .factors = read_factors.get()};
+    p.cache.rotation_v = p.cache.rotation_k;
+    if (!c.center.empty()) p.cache.center_k = p.cache.center_v = center.get();
     p.workspace = decode_workspace.get();
     return p;
   }
@@ -348,14 +348,14 @@ DecodeResult WindowCache::decoded(int layer) const {
   const Device& d = *device_;
   const auto l = static_cast<std::size_t>(layer);
   const DecodeParams p = d.decode_params(l);
-  const auto rows = static_cast<std::size_t>(p.batch * p.num_q_heads),
+  const auto rows = static_cast<std::size_t>(p.cache.batch * p.num_q_heads),
              elements = rows * static_cast<std::size_t>(d.dim);
   const int longest = std::max(1, *std::max_element(d.asked.seq_lens.begin(), d.asked.seq_lens.end()));
   const bool bf16 = d.c.write->bf16;
   const auto plain = [&](auto zero) {
     using Float = decltype(zero);
     const Buffer<Float> scores(rows * static_cast<std::size_t>(longest)), result(elements), sums(rows);
-    const dim3 grid(static_cast<unsigned>(p.batch), static_cast<unsigned>(p.num_q_heads));
+    const dim3 grid(static_cast<unsigned>(p.cache.batch), static_cast<unsigned>(p.num_q_heads));
     const auto kernel = bf16 ? plain::plain_decode<Float, __nv_bfloat16> : plain::plain_decode<Float, __half>;
     check(launch_kernel(kernel, grid, 128, 0, false, nullptr, p, d.page_layout, d.c.write->k_bfloat,
                         d.c.write->v_bfloat, scores.get(), longest, result.get(), sums.get()),

@@ -1,4 +1,4 @@
-#include "plain_formats.h"
+#include "generic_formats.h"
 #include "window_model.h"
 
 #include "support/transforms.h"
@@ -221,9 +221,9 @@ TEST_CASE("The same of transforms, of one format", "[runtime][gpu][emulated]") {
   check_transformed_windows(*write_variants()[0], GENERATE(0.0, 4000.0), 110);
 }
 
-TEST_CASE("The same of plain kernels: steps of random schedules in other formats", "[runtime][gpu][plain]") {
+TEST_CASE("The same of generic kernels: steps of random schedules in other formats", "[runtime][gpu][generic]") {
   unsigned seed = 120;
-  for (const PlainFormat& format : plain_formats()) {
+  for (const GenericFormat& format : generic_formats()) {
     ++seed;
     if (format.format.k.head_dim != format.format.v.head_dim || seed % 2) continue;
     CAPTURE(format.name, seed);

@@ -13,9 +13,8 @@ class Cache {
  public:
   Cache(const Device& device, const CacheShape& shape, unsigned seed);
 
-  /// Fills the cache fields of a call's parameters. P has the fields of DecodeParams that describe a cache.
-  template <typename P>
-  void enter(P& p) const {
+  /// Fills the view of the cache that a call gets, but for batch, num_kv_heads and what belongs to rotations.
+  void enter(PagedCacheView& p) const {
     p.pages = pages_, p.page_stride = shape_.pages().page_bytes(), p.page_shift = page_shift(shape_.page_size);
     p.page_table = table_on_device_, p.page_table_stride = shape_.num_pages();
     p.windows = windows_, p.window_slots = slots_on_device_, p.window_layout = shape_.windows();

@@ -57,17 +57,17 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   check(fill_rows(device.stream(), q, static_cast<std::int64_t>(elements), variant.bf16, 3));
 
   DecodeParams p;
-  p.batch = c.batch, p.num_q_heads = c.num_q_heads, p.num_kv_heads = c.num_kv_heads;
+  p.cache.batch = c.batch, p.num_q_heads = c.num_q_heads, p.cache.num_kv_heads = c.num_kv_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  p.rotation_k = key_rotation(memory, k), p.rotation_v = value_rotation(memory, v);
+  p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   p.workspace = memory.zeros<std::byte>(
       decode_workspace_bytes(launch, static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_kv_heads)));
   const auto run = [&](int i) {
-    sets[static_cast<std::size_t>(i) % sets.size()]->enter(p);
+    sets[static_cast<std::size_t>(i) % sets.size()]->enter(p.cache);
     check(variant.run(launch, p, device.stream()));
   };
-  sets[0]->enter(p);
+  sets[0]->enter(p.cache);
   check(check_decode(variant, p));
 
   DecodeResult result;

@@ -2,7 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/plan/page_layout.h>
-#include <kvq/runtime/kernels/plain/format.h>
+#include <kvq/runtime/kernels/common/format.h>
 
 #include <cstdint>
 

@@ -1,7 +1,6 @@
 #include <kvq/core/error.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
-#include <kvq/runtime/kernels/plain/plain.h>
 
 #include <fmt/ranges.h>
 
@@ -47,11 +46,11 @@ std::string description(const KernelKey& key) {
 
 /// The format for the generic kernels; throws if they do not support it.
 template <typename Variant>
-CacheFormat plain_format(const char* verb, std::span<const Variant* const> rows, const KernelKey& key) {
+CacheFormat generic_format(const char* verb, std::span<const Variant* const> rows, const KernelKey& key) {
   const CacheFormat format{key.k, key.v, key.k_bfloat, key.v_bfloat};
-  if (!plain_takes(format))
-    throw Error{ErrorKind::unsupported, fmt::format("{}: no kernel for {}; plain kernels take head_dim up to {}; {}",
-                                                    verb, description(key), kPlainHeadDim, nearest(rows, key))};
+  if (!generic_supports(format))
+    throw Error{ErrorKind::unsupported, fmt::format("{}: no kernel for {}; generic kernels take head_dim up to {}; {}",
+                                                    verb, description(key), kGenericHeadDim, nearest(rows, key))};
   return format;
 }
 
@@ -84,30 +83,30 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
 DecodeVariant choose_decode(const KernelKey& key) {
   if (const DecodeVariant* row = find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16}))
     return *row;
-  return plain_decode(plain_format("decode", decode_variants(), key), key.heads, key.bf16);
+  return generic_decode(generic_format("decode", decode_variants(), key), key.heads, key.bf16);
 }
 
 WriteVariant choose_write(const KernelKey& key) {
   for (const WriteVariant* row : write_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, row->bf16} == key) return *row;
-  return plain_write(plain_format("write", write_variants(), key), key.bf16);
+  return generic_write(generic_format("write", write_variants(), key), key.bf16);
 }
 
 DemoteVariant choose_demote(const KernelKey& key) {
   for (const DemoteVariant* row : demote_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, key.bf16} == key) return *row;
-  return plain_demote(plain_format("demote", demote_variants(), key));
+  return generic_demote(generic_format("demote", demote_variants(), key));
 }
 
 DequantizeVariant choose_dequantize(const KernelKey& key) {
   if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
     return *row;
-  return plain_dequantize(plain_format("dequantize", dequantize_variants(), key), key.bf16);
+  return generic_dequantize(generic_format("dequantize", dequantize_variants(), key), key.bf16);
 }
 
 PrefillVariant choose_prefill(const DequantizeVariant& rows) {
   const PrefillVariant* row = find_prefill_variant(rows);
-  return row ? *row : plain_prefill(rows);
+  return row ? *row : generic_prefill(rows);
 }
 
 }  // namespace kvq

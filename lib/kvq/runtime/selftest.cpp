@@ -111,16 +111,16 @@ class Replay {
     const DeviceMemory result_memory = to_device<std::uint16_t>(out, stream_);
 
     DecodeParams p;
-    p.batch = 1, p.num_q_heads = g.num_q_heads, p.num_kv_heads = g.num_kv_heads;
+    p.cache.batch = 1, p.num_q_heads = g.num_q_heads, p.cache.num_kv_heads = g.num_kv_heads;
     p.softmax_scale = static_cast<float>(g.softmax_scale), p.sliding_window = g.sliding_window;
     p.q = q.get(), p.q_stride = std::int64_t{g.num_q_heads} * g.head_dim;
     p.out = result_memory.get(), p.out_stride = std::int64_t{g.num_q_heads} * g.v_head_dim;
-    p.seq_lens = seq_lens.get<std::int32_t>();
-    p.pages = pool.get(), p.page_shift = shift(), p.page_stride = layer_.pages.page_bytes();
-    p.page_table = pages.get<std::int32_t>(), p.page_table_stride = static_cast<std::int64_t>(table.size());
-    p.window_layout = {};
-    p.rotation_k = pointers_.rotation_k, p.rotation_v = pointers_.rotation_v;
-    p.center_k = pointers_.center_k, p.center_v = pointers_.center_v;
+    p.cache.seq_lens = seq_lens.get<std::int32_t>();
+    p.cache.pages = pool.get(), p.cache.page_shift = shift(), p.cache.page_stride = layer_.pages.page_bytes();
+    p.cache.page_table = pages.get<std::int32_t>(), p.cache.page_table_stride = static_cast<std::int64_t>(table.size());
+    p.cache.window_layout = {};
+    p.cache.rotation_k = pointers_.rotation_k, p.cache.rotation_v = pointers_.rotation_v;
+    p.cache.center_k = pointers_.center_k, p.cache.center_v = pointers_.center_v;
     p.workspace = workspace.get();
     expect(check_decode(variant, p), "decode");
     expect(variant.run(launch, p, stream_), "decode");

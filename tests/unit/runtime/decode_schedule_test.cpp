@@ -14,7 +14,7 @@ namespace {
 
 struct Case {
   int multiprocessors = 132, q_heads = 8, kv_heads = 8;
-  decode::TokenRule tokens = {.sink_tokens = 64, .recent_tokens = 256};
+  decode::TokenRule tokens = {.tiers = {64, 256}};
   std::vector<std::int32_t> lengths;
 };
 
@@ -27,7 +27,7 @@ std::vector<Case> cases() {
       const auto add = [&](std::vector<std::int32_t> lengths, decode::TokenRule tokens) {
         all.push_back({multiprocessors, 2 * kv_heads, kv_heads, tokens, std::move(lengths)});
       };
-      const decode::TokenRule windows = {64, 256, 0}, none = {}, sliding = {16, 100, 700};
+      const decode::TokenRule windows = {{64, 256}, 0}, none = {}, sliding = {{16, 100}, 700};
       for (const auto& tokens : {windows, none, sliding}) {
         add({0}, tokens);
         add({1}, tokens);
@@ -45,7 +45,7 @@ std::vector<Case> cases() {
     Case c;
     c.multiprocessors = static_cast<int>(1 + random() % 140), c.kv_heads = static_cast<int>(1 + random() % 9);
     c.q_heads = c.kv_heads * static_cast<int>(1 + random() % 4);
-    c.tokens = {static_cast<int>(random() % 70), static_cast<int>(random() % 300),
+    c.tokens = {{static_cast<int>(random() % 70), static_cast<int>(random() % 300)},
                 random() % 3 ? 0 : static_cast<int>(1 + random() % 5000)};
     for (std::size_t n = 1 + random() % 200; n > 0; --n)
       c.lengths.push_back(random() % 5 ? static_cast<std::int32_t>(random() % 40000) : 0);
@@ -77,8 +77,8 @@ std::int64_t visible_tokens(const decode::TileChunks& c, const decode::TokenRule
   };
   return held(std::int64_t{c.first_coded_chunk} * of.coded, of.coded, c.coded_chunks, c.coded_begin, c.coded_end) +
          held(std::int64_t{c.first_sink_chunk} * of.exact, of.exact, c.sink_chunks, c.first,
-              std::min(rule.sink_tokens, c.length)) +
-         held(rule.sink_tokens + std::int64_t{c.first_recent_chunk} * of.exact, of.exact, c.recent_chunks,
+              std::min(rule.tiers.sink_tokens, c.length)) +
+         held(rule.tiers.sink_tokens + std::int64_t{c.first_recent_chunk} * of.exact, of.exact, c.recent_chunks,
               c.recent_begin, c.length);
 }
 
@@ -87,9 +87,10 @@ std::int64_t visible_tokens(const decode::TileChunks& c, const decode::TokenRule
 TEST_CASE("The chunks of a work tile hold each visible token once", "[runtime]") {
   const decode::ChunkTokens of =
       GENERATE(decode::ChunkTokens{64, 8}, decode::ChunkTokens{32, 8}, decode::ChunkTokens{8, 8});
-  for (const decode::TokenRule& rule : {decode::TokenRule{0, 0, 0}, {64, 256, 0}, {3, 5, 0}, {64, 256, 100}, {8, 0, 9}})
+  for (const decode::TokenRule& rule :
+       {decode::TokenRule{{0, 0}, 0}, {{64, 256}, 0}, {{3, 5}, 0}, {{64, 256}, 100}, {{8, 0}, 9}})
     for (const int length : {-1, 0, 1, 7, 8, 9, 63, 64, 65, 319, 320, 321, 5000}) {
-      CAPTURE(of.coded, rule.sink_tokens, rule.recent_tokens, rule.sliding_window, length);
+      CAPTURE(of.coded, rule.tiers.sink_tokens, rule.tiers.recent_tokens, rule.sliding_window, length);
       const int tokens = std::max(0, length),
                 seen = rule.sliding_window > 0 ? std::min(tokens, rule.sliding_window) : tokens;
       CHECK(visible_tokens(decode::chunks_of(rule, of, length), rule, of) == seen);

@@ -371,7 +371,7 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
   CHECK(p.center_k[0] == Approx(sum).margin(1e-5));
 }
 
-TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]") {
+TEST_CASE("Formats without a row of variants.json get generic kernels", "[runtime]") {
   Served served;
   const runtime::Model model = served.load();
   const auto write_kernel = [](const runtime::Model& of, int layer) {
@@ -384,7 +384,7 @@ TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]
   CHECK(fp16.info().activation == KVQ_FP16);
   CHECK(write_kernel(fp16, 0).tuned);
   CHECK_FALSE(write_kernel(fp16, 1).tuned);
-  CHECK(std::string(write_kernel(fp16, 1).name) == "quantize_write_plain_fp16");
+  CHECK(std::string(write_kernel(fp16, 1).name) == "quantize_write_generic_fp16");
   CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
   CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
   auto prefill = runtime::init<kvq_prefill_options>();
@@ -392,16 +392,16 @@ TEST_CASE("Formats without a row of variants.json get plain kernels", "[runtime]
   CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
 }
 
-TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the plain one", "[runtime]") {
+TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the generic one", "[runtime]") {
   const TileSide kInt2{128, 2, 128, 2}, kOdd{128, 2, 32, 1}, kNarrow{96, 4, 32, 2};
   CHECK(choose_decode({.k = kInt2, .v = kInt2, .heads = 4}).tuned);
   const DecodeVariant many = choose_decode({.k = kInt2, .v = kInt2, .heads = 17});
   CHECK_FALSE(many.tuned);
   CHECK(many.max_heads == 17);
-  const DecodeVariant plain = choose_decode({.k = kOdd, .v = kInt2, .v_bfloat = true, .heads = 3, .bf16 = false});
-  CHECK(std::string(plain.name) == "decode_plain_fp16");
-  CHECK(plain.k.group_size == 32);
-  CHECK(plain.v_bfloat);
+  const DecodeVariant generic = choose_decode({.k = kOdd, .v = kInt2, .v_bfloat = true, .heads = 3, .bf16 = false});
+  CHECK(std::string(generic.name) == "decode_generic_fp16");
+  CHECK(generic.k.group_size == 32);
+  CHECK(generic.v_bfloat);
   CHECK(choose_write({.k = kInt2, .v = kInt2}).tuned);
   CHECK_FALSE(choose_write({.k = kOdd, .v = kInt2}).tuned);
   CHECK(choose_demote({.k = kInt2, .v = kInt2, .bf16 = false}).tuned);
@@ -414,14 +414,14 @@ TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the plai
   CHECK(choose_prefill(rows).tuned);
   const DequantizeVariant tuned_rows = choose_dequantize({.k = kNarrow, .v = {96, 4, 96, 2}});
   CHECK(tuned_rows.tuned);
-  CHECK(std::string(choose_prefill(tuned_rows).name) == "prefill_plain_bf16");
+  CHECK(std::string(choose_prefill(tuned_rows).name) == "prefill_generic_bf16");
   CHECK_FALSE(choose_prefill(choose_dequantize({.k = kInt2, .v = {64, 2, 64, 2}})).tuned);
 }
 
 TEST_CASE("What no kernel takes is refused with what they do and the nearest rows", "[runtime]") {
   const KernelKey wide{.k = {512, 4, 128, 2}, .v = {512, 2, 128, 1}, .heads = 8};
   const auto expected = Contains(
-      "no kernel for head_dim 512, k u4g128, v s2g128, bf16 activations; plain kernels take "
+      "no kernel for head_dim 512, k u4g128, v s2g128, bf16 activations; generic kernels take "
       "head_dim up to 256; nearest of");
   CHECK_THROWS_WITH(choose_decode(wide), Contains("decode: ") && expected);
   CHECK_THROWS_WITH(choose_write(wide), Contains("write: ") && expected);

@@ -1,5 +1,5 @@
+#include <kvq/runtime/kernels/common/tiers.h>
 #include <kvq/runtime/kernels/plan_step/launch.h>
-#include <kvq/runtime/kernels/plan_step/tiers.h>
 
 #include <catch2/catch.hpp>
 
@@ -21,7 +21,7 @@ struct Cache {
   std::vector<int> tokens;
   int next_name = 0;
 
-  Cache(int sinks, int recent, int ring_rows) : tiers{sinks, recent, ring_rows} {
+  Cache(int sinks, int recent, int ring_rows) : tiers{sinks, recent} {
     layout.sink_rows = (sinks + 15) / 16 * 16, layout.ring_rows = ring_rows;
   }
   int row(int position) const { return layout.row(position, tiers.sink_tokens); }
@@ -35,7 +35,7 @@ struct Cache {
     for (int p = demoted.begin; p < demoted.end; ++p) page[p] = window[row(p)];
     for (int p = before; p < length(); ++p) {
       if (!tiers.exact(p, length())) page[p] = tokens[static_cast<std::size_t>(p)];
-      if (tiers.enters_window(p, length())) window[row(p)] = tokens[static_cast<std::size_t>(p)];
+      if (tiers.enters_window(p, length(), layout.ring_rows)) window[row(p)] = tokens[static_cast<std::size_t>(p)];
     }
   }
   /// First position whose token is not where its tier says; -1 if there is none.
@@ -90,24 +90,6 @@ TEST_CASE("Tokens lie where their tier says, after appending and after taking ba
 TEST_CASE("A ring without room for what is taken back loses tokens", "[runtime]") {
   CHECK(wrong_steps(3, 16, 16, 9, 1) > 0);
   CHECK(wrong_steps(3, 16, 32, 9, 1) == 0);
-}
-
-TEST_CASE("Without recent tokens nothing enters the ring and nothing is demoted", "[runtime]") {
-  const Tiers tiers{4, 0, 0};
-  CHECK(tiers.enters_window(3, 100));
-  CHECK_FALSE(tiers.enters_window(4, 5));
-  CHECK(tiers.demoted(50, 90).count() == 0);
-}
-
-TEST_CASE("Sinks are never demoted, and a step demotes only tokens that were there before it", "[runtime]") {
-  const Tiers tiers{8, 16, 32};
-  CHECK(tiers.demoted(10, 11).count() == 0);
-  CHECK(tiers.demoted(24, 25).begin == 8);
-  CHECK(tiers.demoted(24, 25).count() == 1);
-  CHECK(tiers.demoted(10, 500).begin == 8);
-  CHECK(tiers.demoted(10, 500).end == 10);
-  CHECK(tiers.demoted(100, 100).count() == 0);
-  CHECK(tiers.demoted(0, 500).count() == 0);
 }
 
 TEST_CASE("Rows of all slots lie in the tile pair of their slot, head and row", "[plan]") {

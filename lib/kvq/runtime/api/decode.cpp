@@ -40,22 +40,18 @@ Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer
 
   const std::int64_t heads = l->num_q_heads;
   DecodeParams p;
-  p.batch = a.batch, p.num_q_heads = l->num_q_heads, p.num_kv_heads = l->num_kv_heads;
+  p.num_q_heads = l->num_q_heads;
   p.softmax_scale = l->softmax_scale;
+  p.sliding_window = l->sliding_window;
   p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : heads * l->pages.k.head_dim;
   p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : heads * l->pages.v.head_dim;
   p.lse = a.lse;
-  p.seq_lens = a.seq_lens;
-  p.sink_tokens = model.windows.sink_tokens, p.recent_tokens = model.windows.recent_tokens;
-  p.sliding_window = l->sliding_window;
-  p.pages = pools->pages;
-  p.page_table = a.page_table, p.page_indptr = a.page_indptr, p.page_table_stride = a.page_table_stride;
-  p.page_shift = page_shift(l->pages);
-  p.page_stride = pools->page_stride;
-  p.windows = pools->windows, p.window_slots = a.window_slots;
-  p.window_layout = l->windows;
-  p.rotation_k = l->pointers.rotation_k, p.rotation_v = l->pointers.rotation_v;
-  p.center_k = l->pointers.center_k, p.center_v = l->pointers.center_v;
+  p.cache = paged_cache_view(*cache, found);
+  p.cache.center_k = l->pointers.center_k;  // of folded keys, too: it enters lse and sink logits
+  p.cache.batch = a.batch;
+  p.cache.seq_lens = a.seq_lens, p.cache.window_slots = a.window_slots;
+  p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr;
+  p.cache.page_table_stride = a.page_table_stride;
   p.sink_logits = a.sink_logits;
   p.workspace = a.workspace;
   if (const Status status = check_decode(plan.variant, p); !status.ok()) return status;

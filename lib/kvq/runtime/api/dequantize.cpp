@@ -19,7 +19,7 @@ Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int l
     return Status::fail(kBad, "dequantize: flags: unknown bits in %#x", a.flags);
   const kvq_device_layer& l = *found.layer;
   DequantizeParams p;
-  p.cache = packed_cache(*cache, found);
+  p.cache = paged_cache_view(*cache, found);
   if (a.flags & KVQ_DEQUANTIZE_ROTATED) {
     p.cache.rotation_k = p.cache.rotation_v = {};
     p.cache.center_k = p.cache.center_v = nullptr;

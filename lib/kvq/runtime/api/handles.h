@@ -142,9 +142,9 @@ inline Status find_layer(const char* call, const kvq_cache* cache, int layer, co
 inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }
 
 /// One layer's cache for kernels that read rows in the served model's basis. Folded keys have no center to add.
-inline PackedCache packed_cache(const kvq_cache& cache, const CacheLayer& found) {
+inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer& found) {
   const auto& [l, pools] = found;
-  PackedCache c;
+  PagedCacheView c;
   c.num_kv_heads = l->num_kv_heads;
   c.sink_tokens = cache.model->windows.sink_tokens, c.recent_tokens = cache.model->windows.recent_tokens;
   c.pages = pools->pages, c.page_stride = pools->page_stride, c.page_shift = page_shift(l->pages);

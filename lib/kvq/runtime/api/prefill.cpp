@@ -43,7 +43,7 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse;
   p.q_stride = a.q_stride ? a.q_stride : q_heads * k_dim, p.out_stride = a.out_stride ? a.out_stride : q_heads * v_dim;
   p.k_stride = a.k_stride ? a.k_stride : kv_heads * k_dim, p.v_stride = a.v_stride ? a.v_stride : kv_heads * v_dim;
-  p.cache = packed_cache(*cache, found);
+  p.cache = paged_cache_view(*cache, found);
   p.cache.batch = a.batch;
   p.cache.seq_lens = a.seq_lens, p.prefix_lens = a.prefix_lens;
   p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
@@ -130,24 +131,26 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
       if (lane == 0) shared.partial_states[warp] = make_float2(max, sum);
       __syncthreads();
       if (row_warp == 0) {
-        float2 state[kRotateWarps];
+        SoftmaxState state[kRotateWarps], merged;
 #pragma unroll
         for (int s = 0; s < kRotateWarps; ++s) {
-          state[s] = s < row_warps ? shared.partial_states[row + s * at_once] : make_float2(kMinusInf, 0.0f);
-          max = fmaxf(max, state[s].x);
+          if (s < row_warps) {
+            const float2 theirs = shared.partial_states[row + s * at_once];
+            state[s] = {theirs.x, theirs.y};
+          }
+          merged.raise(state[s].max);
         }
-        sum = 0.0f;
 #pragma unroll
         for (float4& x : values) x = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int s = 0; s < kRotateWarps; ++s) {
-          if (state[s].x == kMinusInf) continue;
-          const float f = ptx::ex2(state[s].x - max);
-          sum = fmaf(f, state[s].y, sum);
+          if (state[s].empty()) continue;
+          const float f = merged.add(state[s], ptx::ex2);
 #pragma unroll
           for (int turn = 0; turn < kTurns; ++turn)
             if (has(turn)) add_scaled(values[turn], f, shared.partial_values[row + s * at_once][lane + 32 * turn]);
         }
+        max = merged.max, sum = merged.sum;
       }
     }
     if (row_warp == 0) {
@@ -167,7 +170,7 @@ __device__ __forceinline__ float center_score(const DecodeKernelParams& p, int s
                                               int lane) {
   const typename T::Activation* q =
       static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
-  const float* center = p.center_k + head * T::kHeadDim;
+  const float* center = p.cache.center_k + head * T::kHeadDim;
   float score = 0.0f;
 #pragma unroll 1
   for (int c = lane; c < T::kHeadDim; c += 32) score = fmaf(to_float(__ldcg(q + c)), center[c], score);
@@ -206,12 +209,13 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.num_kv_heads, count = units.count() * p.num_kv_heads;
+  const int group_heads = p.num_q_heads / p.cache.num_kv_heads, count = units.count() * p.cache.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
-    const int head = number % p.num_kv_heads, rest = number / p.num_kv_heads, in_tail = rest - units.units_before_tail;
+    const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,
+              in_tail = rest - units.units_before_tail;
     CombineUnit unit = {head, 0, 0, units.unit_sequences, units.unit_heads};
     if (in_tail < 0) {
       unit.first_sequence = rest / units.tile_units * units.unit_sequences;
@@ -223,15 +227,15 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
     const bool certain = unit.first_head == 0 || in_tail < 0;
-    if (p.rotation_v.matrix && certain) dense.open(p.rotation_v, unit.head);
+    if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
     // Rows of padding heads are merged and rotated with the others, but not stored.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
     const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
     const auto is_row = [&](int row) { return head_of(row) < group_heads; };
     LaneRow<kDim> factors;
-    load_factors<kDim>(p.rotation_v, unit.head, lane, factors);
-    const bool shifted = p.center_k && (p.lse || p.sink_logits);
+    load_factors<kDim>(p.cache.rotation_v, unit.head, lane, factors);
+    const bool shifted = p.cache.center_k && (p.lse || p.sink_logits);
     if (shifted) {
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
@@ -240,7 +244,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         if (lane == 0) shared.shifts[row] = shift;
       }
     }
-    const auto work_tile_of = [&](int i) { return (unit.first_sequence + i) * p.num_kv_heads + unit.head; };
+    const auto work_tile_of = [&](int i) { return (unit.first_sequence + i) * p.cache.num_kv_heads + unit.head; };
     // One polling thread for each sequence: more of them were slower, because they contend with the decode blocks'
     // atomics on the same word.
     if (thread < unit.sequences) {
@@ -253,7 +257,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     if (in_tail >= 0) {
       if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
         unit.heads = CombineShared<T>::kTailHeads;
-        if (p.rotation_v.matrix && !certain) dense.open(p.rotation_v, unit.head);
+        if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();
         continue;
@@ -272,10 +276,10 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
              static_cast<std::int64_t>(query_head_of(row)) * kDim;
     };
     const auto finished = [&](int row, int channel, float x) {
-      const float center = p.center_v ? p.center_v[unit.head * kDim + channel] : 0.0f;
+      const float center = p.cache.center_v ? p.cache.center_v[unit.head * kDim + channel] : 0.0f;
       return fmaf(shared.weights[row].y, center, x * shared.weights[row].x);
     };
-    if (p.rotation_v.matrix) {
+    if (p.cache.rotation_v.matrix) {
       const auto rotate = [&](auto tiles) {
         typename DenseRotation<kDim>::template Product<tiles.value> product;
         dense.template multiply<tiles.value>(rows, product);
@@ -296,9 +300,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         LaneRow<kDim> x;
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) x[j] = rows[row][lane + 32 * j];
-        if (p.rotation_v.order >= 1) {
-          transform<kDim>(x, p.rotation_v.order, lane);
-          const float scale = rsqrtf(static_cast<float>(p.rotation_v.order));
+        if (p.cache.rotation_v.order >= 1) {
+          transform<kDim>(x, p.cache.rotation_v.order, lane);
+          const float scale = rsqrtf(static_cast<float>(p.cache.rotation_v.order));
 #pragma unroll
           for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;
           multiply<kDim>(x, factors);

@@ -3,13 +3,10 @@
 #include <kvq/device/async_copy.cuh>
 #include <kvq/device/convert.cuh>
 #include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/constants.cuh>
 
-/// Constants and functions that all files of the decode kernels share.
+/// Functions that all files of the decode kernels share.
 namespace kvq::decode {
-
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kMinusInf = -__builtin_huge_valf();
-constexpr unsigned kAll = ~0u;
 
 /// sum += factor x
 __device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {

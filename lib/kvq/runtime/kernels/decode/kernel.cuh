@@ -48,7 +48,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   ptx::fence_mbarrier_init();
   count_chunks<T>(p, shared.queue);
   const Splits splits(ptx::mul_wide(static_cast<unsigned>(shared.queue.chunks_before[T::kThreads]),
-                                    static_cast<unsigned>(p.num_kv_heads)),
+                                    static_cast<unsigned>(p.cache.num_kv_heads)),
                       static_cast<int>(gridDim.x), p.one_round_splits, [] { __trap(); });
   if (static_cast<int>(blockIdx.x) >= splits.per_round) {
     ptx::griddepcontrol_wait();  // kernels that wait for this grid rely on the grid before it having ended, too

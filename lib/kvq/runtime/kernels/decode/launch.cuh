@@ -74,11 +74,11 @@ Status plan_decode(DecodeLaunch& launch) {
 
 template <typename T>
 Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
-  if (params.batch == 0) return {};
-  const DecodeGrids grids = make_decode_grids(decode_kernel_shape<T>(), device_of(launch), params.batch,
-                                              params.num_q_heads, params.num_kv_heads);
-  const DecodeWorkspace workspace =
-      decode_workspace(launch, static_cast<std::size_t>(params.batch) * static_cast<std::size_t>(params.num_kv_heads));
+  if (params.cache.batch == 0) return {};
+  const DecodeGrids grids = make_decode_grids(decode_kernel_shape<T>(), device_of(launch), params.cache.batch,
+                                              params.num_q_heads, params.cache.num_kv_heads);
+  const DecodeWorkspace workspace = decode_workspace(
+      launch, static_cast<std::size_t>(params.cache.batch) * static_cast<std::size_t>(params.cache.num_kv_heads));
   DecodeKernelParams p = {params};
   std::byte* at = static_cast<std::byte*>(params.workspace);
   p.work_counter = reinterpret_cast<std::int32_t*>(at + workspace.work_counter);
@@ -90,15 +90,15 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
     return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
   };
   cudaError_t error = launch_kernel(decode::queries_kernel<T>, grids.query_blocks, decode::kRotateThreads,
-                                    rotate_bytes(sizeof(decode::QueriesShared<T::kHeadDim>), p.rotation_k),
+                                    rotate_bytes(sizeof(decode::QueriesShared<T::kHeadDim>), p.cache.rotation_k),
                                     launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::decode_kernel<T>, grids.decode_blocks, T::kBlockThreads, launch.shared_bytes,
                           launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::combine_kernel<T>, grids.combine_blocks, decode::kRotateThreads,
-                          rotate_bytes(sizeof(decode::CombineShared<T>), p.rotation_v), launch.overlapping, stream, p,
-                          grids.decode_blocks, grids.combine);
+                          rotate_bytes(sizeof(decode::CombineShared<T>), p.cache.rotation_v), launch.overlapping,
+                          stream, p, grids.decode_blocks, grids.combine);
   return cuda_status(error, "decode: launch");
 }
 

@@ -37,18 +37,19 @@ struct Producer {
     const TileChunks& chunks = work_tile.chunks;
     ChunkSource source{{flags, 0, 0, 0}, {}, 0, false};
     if (!used) return source;
-    const int page_tiles = 1 << (p.page_shift - 4);
+    const int page_tiles = 1 << (p.cache.page_shift - 4);
     if (chunk < chunks.coded_chunks) {
       const int first = (chunks.first_coded_chunk + chunk) * T::kStageTokens;
       source.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, chunks.coded_begin, chunks.coded_end};
-      const std::int32_t* table = p.page_table + (p.page_indptr ? __ldcg(p.page_indptr + work_tile.sequence)
-                                                                : work_tile.sequence * p.page_table_stride);
-      const std::byte* pages = p.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
+      const std::int32_t* table =
+          p.cache.page_table + (p.cache.page_indptr ? __ldcg(p.cache.page_indptr + work_tile.sequence)
+                                                    : work_tile.sequence * p.cache.page_table_stride);
+      const std::byte* pages = p.cache.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k) {
-        const int token = first + (k << p.page_shift);
-        if (k == 0 || ((k << p.page_shift) < T::kStageTokens && token < chunks.coded_end))
-          source.from[k] = pages + __ldcg(table + (token >> p.page_shift)) * p.page_stride;
+        const int token = first + (k << p.cache.page_shift);
+        if (k == 0 || ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end))
+          source.from[k] = pages + __ldcg(table + (token >> p.cache.page_shift)) * p.cache.page_stride;
       }
       if constexpr (!T::kExact) {
         source.whole =
@@ -62,26 +63,29 @@ struct Producer {
       }
       if constexpr (T::kExact) {
         constexpr int kKeyBytes = T::KSide::side().bytes();
-        const int row = first & ((1 << p.page_shift) - 1);
+        const int row = first & ((1 << p.cache.page_shift) - 1);
         source.from[0] += row / kTileTokens * kKeyBytes + row % kTileTokens * (T::kHeadDim * 2);
         source.values = page_tiles * kKeyBytes;
       }
     } else {
-      const WindowLayout& layout = p.window_layout;
+      const WindowLayout& layout = p.cache.window_layout;
       const int index = chunk - chunks.coded_chunks, recent = index - chunks.sink_chunks;
       const int block = recent < 0 ? chunks.first_sink_chunk + index
                                    : layout.sink_rows / T::kExactTokens +
                                          (chunks.first_recent_chunk + recent) % (layout.ring_rows / T::kExactTokens);
       if (recent < 0)
-        source.info = {flags | kStageExact, block * T::kExactTokens, chunks.first, min(p.sink_tokens, chunks.length)};
+        source.info = {flags | kStageExact, block * T::kExactTokens, chunks.first,
+                       min(p.cache.sink_tokens, chunks.length)};
       else
-        source.info = {flags | kStageExact, p.sink_tokens + (chunks.first_recent_chunk + recent) * T::kExactTokens,
+        source.info = {flags | kStageExact,
+                       p.cache.sink_tokens + (chunks.first_recent_chunk + recent) * T::kExactTokens,
                        chunks.recent_begin, chunks.length};
       source.values = kTileSide;
       const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kTilePair;
       source.from[0] =
-          p.windows +
-          (static_cast<std::int64_t>(__ldcg(p.window_slots + work_tile.sequence)) * p.num_kv_heads + work_tile.head) *
+          p.cache.windows +
+          (static_cast<std::int64_t>(__ldcg(p.cache.window_slots + work_tile.sequence)) * p.cache.num_kv_heads +
+           work_tile.head) *
               head_bytes +
           static_cast<std::int64_t>(block / 2) * kTilePair + block % 2 * T::kExactBytes;
     }
@@ -108,7 +112,7 @@ struct Producer {
       return;
     }
     constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
-    const int page_tiles = 1 << (p.page_shift - 4);
+    const int page_tiles = 1 << (p.cache.page_shift - 4);
     const bool coded = !T::kExact && (source.info.flags & kStageCoded);
     const int from_tile = coded ? max(0, (source.info.begin - source.info.first) / kTileTokens) : 0;
     const int to_tile =
@@ -182,8 +186,8 @@ struct Producer {
 
   /// Loads the queries of a work tile into its buffer.
   __device__ __forceinline__ void load_queries(const WorkTile& work_tile) {
-    const typename T::Operand* from =
-        static_cast<const typename T::Operand*>(p.operands) + work_tile.sequence * p.num_kv_heads + work_tile.head;
+    const typename T::Operand* from = static_cast<const typename T::Operand*>(p.operands) +
+                                      work_tile.sequence * p.cache.num_kv_heads + work_tile.head;
     async_copy::copy(&shared.operands[buffer], from, sizeof(typename T::Operand),
                      ptx::shared_address(&shared.queries_full[buffer]), lane);
   }
@@ -223,7 +227,7 @@ struct Producer {
         signal_partial();
         if (lane == 0)
           shared.partial_ids[buffer] =
-              PartialId{work_tile.sequence * p.num_kv_heads + work_tile.head, split, from == 0, to == n};
+              PartialId{work_tile.sequence * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
         __syncwarp();  // any lane may announce a stage that refers to this entry of `partial_ids`
         if (!first) load_queries(work_tile);
         const int label = buffer << kStageBufferShift,

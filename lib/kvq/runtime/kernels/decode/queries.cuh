@@ -85,13 +85,13 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.num_kv_heads, work_tiles = p.batch * p.num_kv_heads;
-  const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
+  const int group_heads = p.num_q_heads / p.cache.num_kv_heads, work_tiles = p.cache.batch * p.cache.num_kv_heads;
+  const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
-  if (p.rotation_k.matrix) dense.open(p.rotation_k, head);
+  if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
-  load_factors<kDim>(p.rotation_k, head, lane, factors);
-  const float scale = rsqrtf(static_cast<float>(max(1, p.rotation_k.order)));
+  load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
+  const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
   // Behind the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
   // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
@@ -102,12 +102,12 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   int length = 0;  // of the sequence of work tile `thread`
   const auto fetch = [&](int first) {
     const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
-    if (thread < n) length = __ldcg(p.seq_lens + (first + thread * grid) / p.num_kv_heads);
+    if (thread < n) length = __ldcg(p.cache.seq_lens + (first + thread * grid) / p.cache.num_kv_heads);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row = warp + turn * kRotateWarps, in_group = row % T::kHeads;
       if (row >= n * T::kHeads) break;
-      const int sequence = first / p.num_kv_heads + row / T::kHeads * (grid / p.num_kv_heads);
+      const int sequence = first / p.cache.num_kv_heads + row / T::kHeads * (grid / p.cache.num_kv_heads);
       const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
                             static_cast<std::int64_t>(head * group_heads + in_group) * kDim + lane;
 #pragma unroll
@@ -124,9 +124,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       LaneRow<kDim> x;
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) x[j] = to_float(fetched[turn][j]);
-      if (p.rotation_k.order >= 1 && !p.rotation_k.matrix) {
+      if (p.cache.rotation_k.order >= 1 && !p.cache.rotation_k.matrix) {
         multiply<kDim>(x, factors);
-        transform<kDim>(x, p.rotation_k.order, lane);
+        transform<kDim>(x, p.cache.rotation_k.order, lane);
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) x[j] *= scale;
       }
@@ -137,7 +137,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
-    if (p.rotation_k.matrix) {
+    if (p.cache.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
         dense.template apply<1>(rows);
       else

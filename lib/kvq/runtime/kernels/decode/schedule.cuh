@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/schedule.h>
 #include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/constants.cuh>
 
 /// The queue of KV chunks (schedule.h) as the kernels walk it. (Lengths and page tables are read past the L1 cache,
 /// because not the decode kernel but the queries kernel before it has waited for the kernel that wrote them.)
@@ -14,7 +15,7 @@ struct StageTokens {
 };
 template <typename T>
 __device__ __forceinline__ TileChunks chunks_of(const DecodeParams& p, int length) {
-  return chunks_of(p, StageTokens<T>{}, length);
+  return chunks_of(TokenRule{p.cache.tiers(), p.sliding_window}, StageTokens<T>{}, length);
 }
 
 /// The queue in the shared memory of a block; count_chunks() fills it.
@@ -24,7 +25,7 @@ struct ChunkQueue {
   int lengths[kThreads];            ///< of each sequence, if there are at most kThreads
 
   __device__ __forceinline__ int length(const DecodeParams& p, int sequence) const {
-    return p.batch <= kThreads ? lengths[sequence] : __ldcg(p.seq_lens + sequence);
+    return p.cache.batch <= kThreads ? lengths[sequence] : __ldcg(p.cache.seq_lens + sequence);
   }
 };
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ void next_work_tile(const DecodeParams& p, const Chun
                                                WorkTile& tile) {
   do {
     tile.first_chunk += tile.chunks.count;
-    if (++tile.head == p.num_kv_heads) {
+    if (++tile.head == p.cache.num_kv_heads) {
       tile.head = 0;
       tile.chunks = chunks_of<T>(p, queue.length(p, ++tile.sequence));
     }
@@ -54,21 +55,21 @@ template <typename T>
 __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T::kThreads>& queue) {
   const int thread = static_cast<int>(threadIdx.x);
   int sum = 0;
-  if (p.batch <= T::kThreads) {
-    if (thread < p.batch) {
-      const int length = __ldcg(p.seq_lens + thread);
+  if (p.cache.batch <= T::kThreads) {
+    if (thread < p.cache.batch) {
+      const int length = __ldcg(p.cache.seq_lens + thread);
       queue.lengths[thread] = length;
       sum = chunks_of<T>(p, length).count;
     }
-    if (p.batch == 1) {
+    if (p.cache.batch == 1) {
       if (thread == 0) queue.chunks_before[0] = 0, queue.chunks_before[T::kThreads] = sum;
       __syncthreads();
       return;
     }
   } else {
-    const int run = (p.batch + T::kThreads - 1) / T::kThreads;
-    for (int b = thread * run; b < min(p.batch, (thread + 1) * run); ++b)
-      sum += chunks_of<T>(p, __ldcg(p.seq_lens + b)).count;
+    const int run = (p.cache.batch + T::kThreads - 1) / T::kThreads;
+    for (int b = thread * run; b < min(p.cache.batch, (thread + 1) * run); ++b)
+      sum += chunks_of<T>(p, __ldcg(p.cache.seq_lens + b)).count;
   }
   if (thread < T::kThreads) queue.chunks_before[thread] = sum;
   __syncthreads();
@@ -79,7 +80,7 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
     for (int i = 0; i < kEach; ++i) mine[i] = queue.chunks_before[thread * kEach + i], before += mine[i];
     const int own = before;
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, before, step);
+      const int other = __shfl_up_sync(kAll, before, step);
       if (thread >= step) before += other;
     }
     before -= own;
@@ -97,17 +98,17 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
 template <typename T>
 __device__ __forceinline__ WorkTile find_work_tile(const DecodeParams& p, const ChunkQueue<T::kThreads>& queue,
                                                    unsigned chunk, int lane) {
-  const auto heads = static_cast<unsigned>(p.num_kv_heads);
+  const auto heads = static_cast<unsigned>(p.cache.num_kv_heads);
   WorkTile tile;
   tile.sequence = 0, tile.first_chunk = 0;
-  if (p.batch > 1) {
+  if (p.cache.batch > 1) {
     constexpr int kEach = T::kThreads / 32;
     int runs = 0;  // number of runs that begin at or before the chunk
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      runs += __popc(__ballot_sync(~0u, static_cast<unsigned>(queue.chunks_before[i * 32 + lane]) * heads <= chunk));
+      runs += __popc(__ballot_sync(kAll, static_cast<unsigned>(queue.chunks_before[i * 32 + lane]) * heads <= chunk));
     // A run without chunks begins where the next run does, so the last run that begins there has the chunk.
-    tile.sequence = (runs - 1) * ((p.batch + T::kThreads - 1) / T::kThreads);
+    tile.sequence = (runs - 1) * ((p.cache.batch + T::kThreads - 1) / T::kThreads);
     tile.first_chunk = static_cast<unsigned>(queue.chunks_before[runs - 1]) * heads;
   }
   tile.chunks = chunks_of<T>(p, queue.length(p, tile.sequence));

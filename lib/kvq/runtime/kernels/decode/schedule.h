@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/device/host_device.h>
-#include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/common/tiers.h>
 #include <kvq/runtime/kernels/decode/policy.h>
 
 #include <cstdint>
@@ -25,8 +25,8 @@ namespace decode {
 
 /// Which tokens a query sees, and which of them are exact.
 struct TokenRule {
-  int sink_tokens = 0, recent_tokens = 0;  ///< exact (bfloat16) tokens at the two ends of a sequence
-  int sliding_window = 0;                  ///< tokens that a query sees, itself included; 0 = all
+  Tiers tiers = {};
+  int sliding_window = 0;  ///< tokens that a query sees, itself included; 0 = all
 };
 
 /// KV chunks of one work tile; equal for all heads of a sequence.
@@ -45,25 +45,24 @@ struct ChunkTokens {
   int coded = 0, exact = 0;
 };
 
-/// @tparam Rule    TokenRule, or DecodeParams
 /// @tparam Tokens  ChunkTokens, or constants of the same names
-template <typename Rule, typename Tokens>
-KVQ_HD TileChunks chunks_of(const Rule& rule, const Tokens& tokens, int length) {
+template <typename Tokens>
+KVQ_HD TileChunks chunks_of(const TokenRule& rule, const Tokens& tokens, int length) {
   TileChunks c;
   c.length = larger(0, length);
   c.first = rule.sliding_window > 0 ? larger(0, c.length - rule.sliding_window) : 0;
-  const int sinks = smaller(rule.sink_tokens, c.length);
-  c.coded_begin = larger(sinks, c.first);
-  c.recent_begin = larger(c.coded_begin, c.length - rule.recent_tokens);
-  c.coded_end = c.recent_begin;
+  const int sinks = smaller(rule.tiers.sink_tokens, c.length);
+  const PositionRange coded = rule.tiers.coded_from(c.first, c.length);
+  c.coded_begin = coded.begin;
+  c.recent_begin = c.coded_end = coded.end;
   c.first_coded_chunk = c.coded_begin / tokens.coded;
   c.coded_chunks =
       c.coded_begin < c.coded_end ? (c.coded_end + tokens.coded - 1) / tokens.coded - c.first_coded_chunk : 0;
   c.first_sink_chunk = c.first / tokens.exact;
   c.sink_chunks = c.first < sinks ? (sinks + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
-  c.first_recent_chunk = (c.recent_begin - rule.sink_tokens) / tokens.exact;
+  c.first_recent_chunk = (c.recent_begin - rule.tiers.sink_tokens) / tokens.exact;
   c.recent_chunks =
-      c.recent_begin < c.length ? (c.length - 1 - rule.sink_tokens) / tokens.exact + 1 - c.first_recent_chunk : 0;
+      c.recent_begin < c.length ? (c.length - 1 - rule.tiers.sink_tokens) / tokens.exact + 1 - c.first_recent_chunk : 0;
   c.count = c.coded_chunks + c.sink_chunks + c.recent_chunks;
   return c;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 
@@ -86,21 +87,23 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
 #pragma unroll 4
   for (int i = lane; i < T::kHeads * kQuads; i += 32) {
     const int head = i / kQuads, m = head / 4, h = head % 4, quad = i % kQuads;
-    float max = kMinusInf, sum = 0.0f;
+    const auto share_of = [&](int w) {
+      const float2 state = shared.states[buffer][w * T::kGroupWarps + m][h];
+      return SoftmaxState{state.x, state.y};
+    };
+    SoftmaxState merged;
 #pragma unroll
-    for (int w = 0; w < T::kConsumerGroups; ++w) max = fmaxf(max, shared.states[buffer][w * T::kGroupWarps + m][h].x);
+    for (int w = 0; w < T::kConsumerGroups; ++w) merged.raise(share_of(w).max);
     float4 values = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int w = 0; w < T::kConsumerGroups; ++w) {
-      const float2 theirs = shared.states[buffer][w * T::kGroupWarps + m][h];
-      const float factor = theirs.x == kMinusInf ? 0.0f : ptx::ex2(theirs.x - max);
+      const float factor = merged.add(share_of(w), ptx::ex2);
       const float* from = reinterpret_cast<const float*>(shared.stages[shared.share_stages[buffer][w]]) + m * 4 * kDim;
       const float4 v = *reinterpret_cast<const float4*>(from + h * kDim + ((4 * quad) ^ (8 * h)));
       add_scaled(values, factor, v);
-      sum = fmaf(factor, theirs.y, sum);
     }
     reinterpret_cast<float4*>(partial.value[head])[quad] = values;
-    if (quad == 0) partial.state[head] = make_float2(max, sum);
+    if (quad == 0) partial.state[head] = make_float2(merged.max, merged.sum);
   }
   if (lane == 0) shared.shares_stored[buffer] = 0;
 #pragma unroll

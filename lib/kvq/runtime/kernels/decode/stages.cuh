@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/group_params.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -63,31 +64,6 @@ __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, 
 }
 
 // ---- 2. Coded stages ---------------------------------------------------------------------------------------------
-
-template <typename Side>
-__device__ __forceinline__ float2 two_params(unsigned bits) {
-  if constexpr (Side::kBfloat)
-    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
-  else
-    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
-}
-
-/// Scales of a group of the tokens g and g + 8, and minima if affine.
-template <typename Side>
-struct GroupParams {
-  float scale[2], minimum[2];
-  __device__ __forceinline__ GroupParams(const unsigned char* tile_side, int group, int g) {
-    const unsigned char* at = tile_side + Side::side().code_bytes() + (group * 8 + g) * 4 * Side::kGroupParams;
-    if constexpr (Side::kAffine) {
-      const uint2 bits = *reinterpret_cast<const uint2*>(at);
-      const float2 a = two_params<Side>(bits.x), b = two_params<Side>(bits.y);
-      scale[0] = a.x, minimum[0] = a.y, scale[1] = b.x, minimum[1] = b.y;
-    } else {
-      const float2 a = two_params<Side>(*reinterpret_cast<const unsigned*>(at));
-      scale[0] = a.x, scale[1] = a.y, minimum[0] = minimum[1] = 0.0f;
-    }
-  }
-};
 
 /// Loads the lane's words of a tile's codes.
 template <typename Side>

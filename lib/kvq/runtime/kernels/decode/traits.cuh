@@ -1,32 +1,11 @@
 #pragma once
 
-#include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/common/side_traits.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 
 #include <algorithm>
 
 namespace kvq {
-
-/// The format of one side of the cache, at compile time.
-/// @tparam kGroupParamsArg  stored for each group: 2 scale and minimum (affine), 1 scale (symmetric), 0 exact rows
-/// @tparam kBfloatArg   scales and minima are bfloat16, else fp16
-template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
-struct SideTraits {
-  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg;
-  static constexpr bool kBfloat = kBfloatArg;
-  KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kGroupParamsArg}; }
-  static constexpr bool kExact = kBits == 16;
-  static constexpr bool kAffine = kGroupParams == 2;
-  static constexpr int kGroups = kExact ? 1 : kDim / kGroup;
-  static constexpr int kStepsInGroup = kExact ? 1 : kGroup / 32;
-  static constexpr int kWords = kExact ? 0 : side().words();
-  static constexpr int kPerByte = kExact ? 1 : 8 / kBits;
-  static constexpr unsigned kMask = kBits == 2 ? 0x03030303u : 0x0F0F0F0Fu;
-  static constexpr float kLevels = static_cast<float>((1 << (kExact ? 1 : kBits)) - 1);
-  static_assert(kExact || kBits == 2 || kBits == 4);
-  static_assert(kExact || (kGroup % 32 == 0 && kDim % kGroup == 0));
-  static_assert(kExact || kDim * kBits % 128 == 0, "codes of each lane are whole words");
-};
 
 /// @tparam kGroupWarpsArg  warps of a consumer group, which share a stage, each with four query heads: 1, 2 or 4
 template <typename KSideArg, typename VSideArg, int kGroupWarpsArg, typename ActivationArg>

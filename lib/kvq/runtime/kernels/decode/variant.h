@@ -1,10 +1,10 @@
 #pragma once
 
 #include <kvq/core/status.h>
+#include <kvq/runtime/kernels/common/format.h>
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/schedule.h>
 #include <kvq/runtime/kernels/decode/workspace.h>
-#include <kvq/runtime/kernels/plain/format.h>
 
 #include <span>
 
@@ -32,7 +32,7 @@ inline DecodeDevice device_of(const DecodeLaunch& launch) {
 DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles);
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles);
 
-/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernels for one format.
+/// A tuned variant, one entry of variants.json; or the generic kernels for one format.
 struct DecodeVariant {
   const char* name = "";
   TileSide k, v;
@@ -53,6 +53,10 @@ struct DecodeVariant {
 
 /// All tuned variants that are built.
 std::span<const DecodeVariant* const> decode_variants();
+
+/// The generic variant of one format, for which generic_supports() must be true. A KV head may have any number of query
+/// heads; max_heads of the result is `heads`.
+DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16);
 
 /// The format and head count that a caller needs a variant for.
 struct DecodeKey {

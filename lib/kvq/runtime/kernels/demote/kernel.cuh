@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/demote/params.h>
-#include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/quantize_rows.cuh>
 
 #include <type_traits>
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ void demote_side(const DemoteParams& p, const DemoteL
   write::Rows<Side> rows;
   write::load_exact<Side>(rows, row, window_tile, value, lane);
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[head];
-  const write::PageTiles page_tile{pages, static_cast<unsigned>(p.page_stride), p.page_shift,
-                                   head * job.head_bytes + job.side_offset, Side::side().bytes()};
+  const PageTiles page_tile{pages, static_cast<unsigned>(p.page_stride), p.page_shift,
+                            head * job.head_bytes + job.side_offset, Side::side().bytes()};
   const std::int64_t slots = listed ? p.demote_to[first + lane] : -1;
   write::quantize_rows<Side>(rows, from, slots, page_tile, value, lane);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/quantize_write/params.h>
+#include <kvq/plan/page_layout.h>
+#include <kvq/runtime/kernels/common/write_side.h>
 
 namespace kvq {
 

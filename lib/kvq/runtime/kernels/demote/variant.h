@@ -1,8 +1,8 @@
 #pragma once
 
 #include <kvq/core/status.h>
+#include <kvq/runtime/kernels/common/format.h>
 #include <kvq/runtime/kernels/demote/params.h>
-#include <kvq/runtime/kernels/plain/format.h>
 
 #include <span>
 
@@ -10,7 +10,7 @@ struct CUstream_st;
 
 namespace kvq {
 
-/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic kernel for one format.
 struct DemoteVariant {
   const char* name = "";
   TileSide k, v;
@@ -25,6 +25,9 @@ struct DemoteVariant {
 
 /// All tuned variants that are built.
 std::span<const DemoteVariant* const> demote_variants();
+
+/// The generic variant of one format, for which generic_supports() must be true.
+DemoteVariant generic_demote(const CacheFormat& format);
 
 /// Checks the preconditions of a launch. Host only; reads no device memory, so not `layers` either:
 /// check_demote_layer() checks a layer before its DemoteLayer is copied to the device.

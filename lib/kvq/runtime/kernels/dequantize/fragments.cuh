@@ -1,8 +1,9 @@
 #pragma once
 
-#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/common/page_view.h>
 #include <kvq/device/ptx.cuh>
-#include <kvq/runtime/kernels/decode/traits.cuh>
+#include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/dequantize/traits.cuh>
 
 /// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
 /// products of 16 tokens by 16 channels (a step). Codes are small integers, hence exact in fp16; exact (bfloat16) rows
@@ -11,24 +12,6 @@
 /// Any assignment of channels to steps is right if the rows of the other operand have the same order. It is chosen so
 /// that each lane loads its own codes.
 namespace kvq::dequantize {
-
-constexpr unsigned kAll = ~0u;
-
-template <typename Side>
-struct Steps {
-  static constexpr int kCount = Side::kHeadDim / 16;
-  static constexpr int kGroups = Side::kExact ? 1 : Side::kGroups;
-
-  /// The i-th of the 16 channels of a step; lane 4 g + t has i = 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
-  KVQ_HD static constexpr int channel(bool value, int step, int i) {
-    if (value) return value_channel(Side::side(), 16 * step + i);
-    return 32 * (step / 2) + i % 8 / 2 * 8 + step % 2 * 4 + i / 8 * 2 + i % 2;
-  }
-  KVQ_HD static constexpr int group(bool value, int step) {
-    if (Side::kExact) return 0;
-    return (value ? value_step(Side::side(), step) : step / 2) / Side::kStepsInGroup;
-  }
-};
 
 /// The part of tiles of 16 tokens that lane 4 g + t holds: tokens g and g + 8 of each.
 template <typename Side, int kTiles>
@@ -45,8 +28,9 @@ __device__ __forceinline__ unsigned halves_of(unsigned bytes, unsigned selector)
   return *reinterpret_cast<const unsigned*>(&two);
 }
 
+/// Loads a scale or minimum.
 template <typename Side>
-__device__ __forceinline__ float number(const std::byte* at, int i) {
+__device__ __forceinline__ float load_param(const std::byte* at, int i) {
   const unsigned short bits = __ldg(reinterpret_cast<const unsigned short*>(at) + i);
   return Side::kBfloat ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
 }
@@ -75,8 +59,8 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::byte* at = tile + number_offset(Side::side(), g + 8 * r, group, 0);
-        f.scale[n][r][group] = number<Side>(at, 0);
-        f.minimum[n][r][group] = Side::kAffine ? number<Side>(at, 1) : -0.5f * Side::kLevels * f.scale[n][r][group];
+        f.scale[n][r][group] = load_param<Side>(at, 0);
+        f.minimum[n][r][group] = Side::kAffine ? load_param<Side>(at, 1) : -0.5f * Side::kLevels * f.scale[n][r][group];
       }
     const auto codes = [&](int word, int slice) { return words[word] >> (slice * Side::kBits) & Side::kMask; };
     if (value) {
@@ -120,8 +104,9 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   for (int step = 0; step < kCount; ++step)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int place = value ? 16 * step + 8 * half + 2 * t : 32 * (step / 2) + 8 * t + step % 2 * 4 + half * 2;
-      pairs[step][half] = __ldg(reinterpret_cast<const unsigned*>(tile + exact_offset(Side::kHeadDim, token, place)));
+      const int permuted = value ? 16 * step + 8 * half + 2 * t : 32 * (step / 2) + 8 * t + step % 2 * 4 + half * 2;
+      pairs[step][half] =
+          __ldg(reinterpret_cast<const unsigned*>(tile + exact_offset(Side::kHeadDim, token, permuted)));
       most = fmaxf(most, fmaxf(fabsf(__uint_as_float(pairs[step][half] << 16)),
                                fabsf(__uint_as_float(pairs[step][half] & 0xFFFF0000u))));
     }
@@ -130,7 +115,7 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
   most = fmaxf(most, __shfl_xor_sync(lanes, most, 2));
   // The largest magnitude becomes 2^14 to 2^15. Numbers 2^28 times smaller lose digits, which is negligible.
   const int exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 14, -100);
-  const float unit = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
+  const float row_scale = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23),
               inverse = __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
 #pragma unroll
   for (int step = 0; step < kCount; ++step)
@@ -141,23 +126,13 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
       f.a[0][step][2 * half + r] = *reinterpret_cast<const unsigned*>(&two);
     }
 #pragma unroll
-  for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = unit, f.minimum[0][r][group] = 0.0f;
+  for (int group = 0; group < Steps<Side>::kGroups; ++group)
+    f.scale[0][r][group] = row_scale, f.minimum[0][r][group] = 0.0f;
 }
-
-/// Which tokens of a sequence are coded in pages and which are exact in windows (formats/pages.md, "Exact windows").
-struct Tiers {
-  int length, coded_begin, coded_end;
-  __device__ __forceinline__ Tiers(const PackedCache& cache, int sequence) {
-    length = max(0, cache.seq_lens[sequence]);
-    coded_begin = min(cache.sink_tokens, length);
-    coded_end = max(coded_begin, length - cache.recent_tokens);
-  }
-  __device__ __forceinline__ bool coded(int position) const { return position >= coded_begin && position < coded_end; }
-};
 
 /// The coded tile of the tokens first .. first + 15 of a sequence.
 template <typename KSide, typename VSide>
-__device__ __forceinline__ const std::byte* page_tile(const PackedCache& cache, int sequence, int head, bool value,
+__device__ __forceinline__ const std::byte* page_tile(const PagedCacheView& cache, int sequence, int head, bool value,
                                                       int first) {
   const std::int32_t* table =
       cache.page_table + (cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride);
@@ -169,10 +144,11 @@ __device__ __forceinline__ const std::byte* page_tile(const PackedCache& cache, 
 
 /// Reads those of the tokens first .. first + 15 of a sequence that lie in [begin, end), from pages or windows; the
 /// other rows are zeros.
-/// @param first  a multiple of 16
+/// @param coded  Tiers::coded() of the sequence  @param first  a multiple of 16
 template <typename KSide, typename VSide, typename Side>
-__device__ __forceinline__ void read_mixed(const PackedCache& cache, const Tiers& tiers, int sequence, int head,
-                                           bool value, int first, int begin, int end, int lane, Fragments<Side, 1>& f) {
+__device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const PositionRange& coded, int sequence,
+                                           int head, bool value, int first, int begin, int end, int lane,
+                                           Fragments<Side, 1>& f) {
 #pragma unroll
   for (int step = 0; step < Steps<Side>::kCount; ++step)
 #pragma unroll
@@ -183,7 +159,7 @@ __device__ __forceinline__ void read_mixed(const PackedCache& cache, const Tiers
     for (int r = 0; r < 2; ++r) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
 
   const std::byte* page = nullptr;
-  if (max(first, max(begin, tiers.coded_begin)) < min(first + kTileTokens, min(end, tiers.coded_end))) {
+  if (max(first, max(begin, coded.begin)) < min(first + kTileTokens, min(end, coded.end))) {
     page = page_tile<KSide, VSide>(cache, sequence, head, value, first);
     read_coded<Side>(page, value, lane, f, 0);
   }
@@ -193,7 +169,7 @@ __device__ __forceinline__ void read_mixed(const PackedCache& cache, const Tiers
     if (position < begin || position >= end) {
 #pragma unroll
       for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
-    } else if (tiers.coded(position)) {
+    } else if (coded.contains(position)) {
       if constexpr (Side::kExact) read_exact<Side>(page, position % kTileTokens, value, r, lane, f);
     } else {
       const WindowLayout& w = cache.window_layout;

@@ -1,7 +1,9 @@
 #pragma once
 
-#include <kvq/runtime/kernels/prefill/params.h>
-#include <kvq/runtime/kernels/prefill/tiles.h>
+#include <kvq/runtime/kernels/common/prefill_params.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
+#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/common/pair.cuh>
 #include <kvq/runtime/kernels/dequantize/fragments.cuh>
 
 #include <type_traits>
@@ -18,41 +20,6 @@
 ///
 ///   lane 4 g + t    tokens g and g + 8 of 16    channels 32 j + 8 t + e, e = 0..7
 namespace kvq::dequantize {
-
-template <typename KSideArg, typename VSideArg, typename ActivationArg>
-struct Traits {
-  using KSide = KSideArg;
-  using VSide = VSideArg;
-  using Activation = ActivationArg;
-  static constexpr int kHeadDim = KSide::kHeadDim;
-  static_assert(VSide::kHeadDim == kHeadDim);
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< prepare() requires 128 threads
-  static constexpr int kMinBlocks = kHeadDim <= 128 ? 3 : 2;
-  static constexpr int kColumns = kHeadDim <= 128 ? kHeadDim : kHeadDim / 2;  ///< columns of the matrix in a block
-  static constexpr int kParts = kHeadDim / kColumns, kFours = kColumns / 32;
-  static constexpr int kTiles = kHeadDim <= 128 ? 2 : 1;  ///< tiles of 16 tokens that a warp takes at once
-  static constexpr int kTokens = kTiles * kTileTokens;
-  static constexpr int kGroups =
-      Steps<KSide>::kGroups > Steps<VSide>::kGroups ? Steps<KSide>::kGroups : Steps<VSide>::kGroups;
-  static_assert(kColumns % 32 == 0);
-  struct Shared {
-    /// [step][32 columns][half of these columns' products][lane]: registers of two products.
-    alignas(16) unsigned matrix[kHeadDim / 16][kFours][2][32][4];
-    float sums[kGroups][kColumns];  ///< sum of the matrix's rows of a group
-    float factor[kColumns], center[kColumns];
-  };
-  static_assert(sizeof(Shared) <= 99 * 1024, "what a block has on every architecture");
-};
-
-__device__ __forceinline__ unsigned pack(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&two);
-}
-__device__ __forceinline__ unsigned pack(float low, float high, __half) {
-  constexpr float kMost = 65504.0f;
-  const __half2 two = __floats2half2_rn(fminf(fmaxf(low, -kMost), kMost), fminf(fmaxf(high, -kMost), kMost));
-  return *reinterpret_cast<const unsigned*>(&two);
-}
 
 /// c += the operand `a` times 32 columns of the matrix, for the steps of one group.
 /// @param c  [tile][product of eight columns]
@@ -79,7 +46,7 @@ __device__ __forceinline__ void multiply_group(const typename T::Shared& shared,
 
 /// Prepares the matrix, factors and center in shared memory. All threads call it; it ends with a barrier.
 template <typename T, typename Side>
-__device__ __forceinline__ void prepare(typename T::Shared& shared, const PackedCache& cache, bool value, int head,
+__device__ __forceinline__ void prepare(typename T::Shared& shared, const PagedCacheView& cache, bool value, int head,
                                         int first_column) {
   constexpr int kDim = T::kHeadDim;
   const DeviceRotation& rotation = value ? cache.rotation_v : cache.rotation_k;
@@ -171,16 +138,16 @@ __device__ __forceinline__ void multiply(const typename T::Shared& shared, const
   const float4* factors = reinterpret_cast<const float4*>(shared.factor + 32 * four + 8 * t);
   const float4* centers = reinterpret_cast<const float4*>(shared.center + 32 * four + 8 * t);
   const float4 f0 = factors[0], f1 = factors[1], c0 = centers[0], c1 = centers[1];
-  const typename T::Activation type{};
+  using Two = Pair<typename T::Activation>;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float(&y)[8] = x[tile][r];
-      rows[tile][r] = make_uint4(pack(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y), type),
-                                 pack(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w), type),
-                                 pack(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y), type),
-                                 pack(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w), type));
+      rows[tile][r] = make_uint4(Two::pack_saturated(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y)),
+                                 Two::pack_saturated(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w)),
+                                 Two::pack_saturated(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y)),
+                                 Two::pack_saturated(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w)));
     }
 }
 
@@ -191,29 +158,29 @@ template <typename T>
 struct ToRows {
   DequantizeParams p;
   /// The tokens of one sequence, head and side.
-  struct Part {
-    int first_unit, unit_end;  ///< in units of kTokens tokens
-    int begin, end;            ///< positions that are read from the cache
+  struct OutputRows {
+    int first_warp_tile, warp_tile_end;  ///< in warp tiles: kTokens tokens each
+    int begin, end;                      ///< positions that are read from the cache
     unsigned char* to;
     std::int64_t stride;  ///< bytes
   };
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
-  __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
+  __device__ __forceinline__ OutputRows output(int sequence, int head, bool value) const {
     const int length = max(0, p.cache.seq_lens[sequence]);
-    Part part;
-    part.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
-    part.end = p.last ? min(max(part.begin, p.last[sequence]), length) : length;
-    part.first_unit = part.begin / T::kTokens;
-    part.unit_end = part.begin < part.end ? (part.end - 1) / T::kTokens + 1 : part.first_unit;
-    part.stride = (value ? p.v_stride : p.k_stride) * 2;
-    part.to = static_cast<unsigned char*>(value ? p.v : p.k) + (p.out_indptr[sequence] - part.begin) * part.stride +
-              head * T::kHeadDim * 2;
-    return part;
+    OutputRows output;
+    output.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
+    output.end = p.last ? min(max(output.begin, p.last[sequence]), length) : length;
+    output.first_warp_tile = output.begin / T::kTokens;
+    output.warp_tile_end = output.begin < output.end ? (output.end - 1) / T::kTokens + 1 : output.first_warp_tile;
+    output.stride = (value ? p.v_stride : p.k_stride) * 2;
+    output.to = static_cast<unsigned char*>(value ? p.v : p.k) +
+                (p.out_indptr[sequence] - output.begin) * output.stride + head * T::kHeadDim * 2;
+    return output;
   }
-  __device__ __forceinline__ uint4* place(const Part& part, int position, int channel) const {
-    return reinterpret_cast<uint4*>(part.to + position * part.stride + channel * 2);
+  __device__ __forceinline__ uint4* address(const OutputRows& output, int position, int channel) const {
+    return reinterpret_cast<uint4*>(output.to + position * output.stride + channel * 2);
   }
-  __device__ __forceinline__ void fill(const Part&, int, int, bool, int, int, int) const {}
+  __device__ __forceinline__ void fill(const OutputRows&, int, int, bool, int, int, int) const {}
 };
 
 /// Destination: the tiles of prefill attention. The prefix, then the new tokens, then zeros to the end of the last
@@ -223,41 +190,41 @@ struct ToTiles {
   PrefillParams p;
   PrefillSlab slab;
   KVQ_HD static constexpr PrefillTiles layout() { return {T::kHeadDim}; }
-  struct Part {
-    int first_unit, unit_end, begin, end;
+  struct OutputTiles {
+    int first_warp_tile, warp_tile_end, begin, end;
     int keys;         ///< tokens of prefix and chunk (the new tokens)
     int first_query;  ///< index of the chunk's first token among the tokens of all chunks
     std::byte* to;
   };
-  KVQ_HD const PackedCache& cache() const { return p.cache; }
-  __device__ __forceinline__ Part part(int sequence, int head, bool value) const {
-    Part part;
-    part.first_query = p.q_indptr[sequence];
-    const int queries = p.q_indptr[sequence + 1] - part.first_query;
+  KVQ_HD const PagedCacheView& cache() const { return p.cache; }
+  __device__ __forceinline__ OutputTiles output(int sequence, int head, bool value) const {
+    OutputTiles output;
+    output.first_query = p.q_indptr[sequence];
+    const int queries = p.q_indptr[sequence + 1] - output.first_query;
     const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
     constexpr int kTokens = layout().tokens();  // of a tile of the workspace
-    const int limit = slab.tiles * kTokens, item = sequence * p.cache.num_kv_heads + head - slab.first_item;
-    part.keys = min(prefix + queries, limit);
-    part.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
-    const int visible = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), part.keys) : 0;
-    part.begin = visible / kTokens * kTokens;
-    part.first_unit = part.begin / T::kTokens;
-    part.unit_end = queries > 0 && item >= 0 && item < slab.items
-                        ? (part.keys + kTokens - 1) / kTokens * (kTokens / T::kTokens)
-                        : part.first_unit;
-    part.to = p.workspace + static_cast<std::int64_t>(item) * slab.tiles * layout().bytes() +
-              (value ? layout().side_bytes() : 0);
-    return part;
+    const int limit = slab.tiles * kTokens, work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
+    output.keys = min(prefix + queries, limit);
+    output.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
+    const int visible = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), output.keys) : 0;
+    output.begin = visible / kTokens * kTokens;
+    output.first_warp_tile = output.begin / T::kTokens;
+    output.warp_tile_end = queries > 0 && work_tile >= 0 && work_tile < slab.work_tiles
+                               ? (output.keys + kTokens - 1) / kTokens * (kTokens / T::kTokens)
+                               : output.first_warp_tile;
+    output.to = p.workspace + static_cast<std::int64_t>(work_tile) * slab.tiles * layout().bytes() +
+                (value ? layout().side_bytes() : 0);
+    return output;
   }
-  __device__ __forceinline__ uint4* place(const Part& part, int position, int channel) const {
-    return reinterpret_cast<uint4*>(part.to +
+  __device__ __forceinline__ uint4* address(const OutputTiles& output, int position, int channel) const {
+    return reinterpret_cast<uint4*>(output.to +
                                     static_cast<std::int64_t>(position / layout().tokens()) * layout().bytes() +
                                     layout().offset(position % layout().tokens(), channel));
   }
-  /// Writes the tokens of a unit that are not in the cache.
-  __device__ __forceinline__ void fill(const Part& part, int unit, int head, bool value, int first_column, int lane,
-                                       int prefix_end) const {
-    const int first = unit * T::kTokens;
+  /// Writes the tokens of a warp tile that are not in the cache.
+  __device__ __forceinline__ void fill(const OutputTiles& output, int warp_tile, int head, bool value, int first_column,
+                                       int lane, int prefix_end) const {
+    const int first = warp_tile * T::kTokens;
     if (first + T::kTokens <= prefix_end) return;
     constexpr int kChunks = T::kColumns / 8;
     const auto* from = static_cast<const typename T::Activation*>(value ? p.v : p.k);
@@ -266,10 +233,10 @@ struct ToTiles {
       const int position = first + i / kChunks, channel = first_column + i % kChunks * 8;
       if (position < prefix_end) continue;
       uint4 eight = make_uint4(0, 0, 0, 0);
-      if (position < part.keys)
-        eight = __ldg(reinterpret_cast<const uint4*>(from + (part.first_query + position - prefix_end) * stride +
+      if (position < output.keys)
+        eight = __ldg(reinterpret_cast<const uint4*>(from + (output.first_query + position - prefix_end) * stride +
                                                      head * T::kHeadDim + channel));
-      *place(part, position, channel) = eight;
+      *address(output, position, channel) = eight;
     }
   }
 };
@@ -278,21 +245,21 @@ struct ToTiles {
 template <typename T, typename Side, typename Destination>
 __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, const Destination& destination, bool value,
                                                 int head, int first_column, int worker, int workers) {
-  const PackedCache& cache = destination.cache();
+  const PagedCacheView& cache = destination.cache();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   prepare<T, Side>(shared, cache, value, head, first_column);
   const int mine = worker * T::kWarps + warp, all = workers * T::kWarps;
-  int before = 0;  // units of the sequences before: unit u of all sequences goes to warp u mod `all`
+  int before = 0;  // warp tiles of the sequences before: warp tile i of all sequences goes to warp i mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
-    const auto part = destination.part(sequence, head, value);
-    const Tiers tiers(cache, sequence);
-    int unit = part.first_unit + (mine - before % all + all) % all;
-    before += part.unit_end - part.first_unit;
-    for (; unit < part.unit_end; unit += all) {
-      const int first = unit * T::kTokens;
-      if (!Side::kExact && first >= max(part.begin, tiers.coded_begin) &&
-          first + T::kTokens <= min(part.end, tiers.coded_end)) {
-        // The common case: all tokens of the unit are coded.
+    const auto output = destination.output(sequence, head, value);
+    const PositionRange coded = cache.tiers().coded(max(0, cache.seq_lens[sequence]));
+    int warp_tile = output.first_warp_tile + (mine - before % all + all) % all;
+    before += output.warp_tile_end - output.first_warp_tile;
+    for (; warp_tile < output.warp_tile_end; warp_tile += all) {
+      const int first = warp_tile * T::kTokens;
+      if (!Side::kExact && first >= max(output.begin, coded.begin) &&
+          first + T::kTokens <= min(output.end, coded.end)) {
+        // The common case: all tokens of the warp tile are coded.
         Fragments<Side, T::kTiles> f;
 #pragma unroll
         for (int tile = 0; tile < T::kTiles; ++tile)
@@ -307,15 +274,15 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
           for (int tile = 0; tile < T::kTiles; ++tile)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-              *destination.place(part, first + tile * kTileTokens + lane / 4 + 8 * r,
-                                 first_column + 32 * four + lane % 4 * 8) = rows[tile][r];
+              *destination.address(output, first + tile * kTileTokens + lane / 4 + 8 * r,
+                                   first_column + 32 * four + lane % 4 * 8) = rows[tile][r];
         }
       } else {
 #pragma unroll 1
-        for (int tile = first; tile < min(first + T::kTokens, part.end); tile += kTileTokens) {
+        for (int tile = first; tile < min(first + T::kTokens, output.end); tile += kTileTokens) {
           Fragments<Side, 1> f;
-          read_mixed<typename T::KSide, typename T::VSide>(cache, tiers, sequence, head, value, tile, part.begin,
-                                                           part.end, lane, f);
+          read_mixed<typename T::KSide, typename T::VSide>(cache, coded, sequence, head, value, tile, output.begin,
+                                                           output.end, lane, f);
 #pragma unroll 1
           for (int four = 0; four < T::kFours; ++four) {
             uint4 rows[1][2];
@@ -323,18 +290,18 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
               const int position = tile + lane / 4 + 8 * r;
-              if (position >= part.begin && position < part.end)
-                *destination.place(part, position, first_column + 32 * four + lane % 4 * 8) = rows[0][r];
+              if (position >= output.begin && position < output.end)
+                *destination.address(output, position, first_column + 32 * four + lane % 4 * 8) = rows[0][r];
             }
           }
         }
       }
-      destination.fill(part, unit, head, value, first_column, lane, part.end);
+      destination.fill(output, warp_tile, head, value, first_column, lane, output.end);
     }
   }
 }
 
-/// Grid [workers, kParts, 2 Hkv]: keys of all heads, then values.
+/// Grid [workers, kColumnBlocks, 2 Hkv]: keys of all heads, then values.
 template <typename T, typename Destination>
 __global__ void __launch_bounds__(T::kThreads, T::kMinBlocks)
     dequantize_kernel(const __grid_constant__ Destination destination) {

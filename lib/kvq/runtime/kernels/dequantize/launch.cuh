@@ -42,7 +42,7 @@ template <typename T, typename Destination>
 Status launch_dequantize(const DequantizeLaunch& launch, const Destination& destination, CUstream_st* stream) {
   const int heads = destination.cache().num_kv_heads;
   if (destination.cache().batch == 0) return {};
-  const dim3 grid(static_cast<unsigned>(std::max(1, launch.blocks / (2 * heads * T::kParts))), T::kParts,
+  const dim3 grid(static_cast<unsigned>(std::max(1, launch.blocks / (2 * heads * T::kColumnBlocks))), T::kColumnBlocks,
                   static_cast<unsigned>(2 * heads));
   return cuda_status(launch_kernel(dequantize::dequantize_kernel<T, Destination>, grid, T::kThreads,
                                    launch.shared_bytes, false, stream, destination),

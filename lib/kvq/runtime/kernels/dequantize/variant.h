@@ -1,47 +1,17 @@
 #pragma once
 
-#include <kvq/core/status.h>
+#include <kvq/runtime/kernels/common/dequantize_variant.h>
 #include <kvq/runtime/kernels/dequantize/params.h>
-#include <kvq/runtime/kernels/plain/format.h>
-#include <kvq/runtime/kernels/prefill/params.h>
 
 #include <span>
 
-struct CUstream_st;
-
 namespace kvq {
-
-/// Sizes of one variant on one device, for launches; DequantizeVariant::plan() fills it.
-struct DequantizeLaunch {
-  CacheFormat format = {};  ///< of the variant
-  int blocks = 0;           ///< that are resident at once
-  int shared_bytes = 0;
-};
-
-/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
-struct DequantizeVariant {
-  const char* name = "";
-  TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
-  bool bf16 = true;                         ///< rows are written as bfloat16, else fp16
-  Status (*plan_kernel)(DequantizeLaunch& launch) = nullptr;
-  Status (*run)(const DequantizeLaunch& launch, const DequantizeParams& params, CUstream_st* stream) = nullptr;
-  /// Writes prefix and chunk of a slab's items to the workspace of prefill attention; null if no PrefillTiles exist for
-  /// the head_dim.
-  Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
-                     CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< an entry of variants.json; else generic
-
-  CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
-  /// Fills `launch` for the current device.
-  Status plan(DequantizeLaunch& launch) const {
-    launch.format = format();
-    return plan_kernel(launch);
-  }
-};
 
 /// All tuned variants that are built.
 std::span<const DequantizeVariant* const> dequantize_variants();
+
+/// The generic variant of one format, for which generic_supports() must be true.
+DequantizeVariant generic_dequantize(const CacheFormat& format, bool bf16);
 
 /// The format that a caller needs a variant for.
 struct DequantizeKey {
@@ -58,6 +28,6 @@ const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key);
 Status check_dequantize(const DequantizeVariant& variant, const DequantizeParams& params);
 
 /// The checks of the cache alone. @param verb  name of the operation, for messages
-Status check_cache(const char* verb, const DequantizeVariant& variant, const PackedCache& cache);
+Status check_cache(const char* verb, const DequantizeVariant& variant, const PagedCacheView& cache);
 
 }  // namespace kvq

@@ -1,29 +1,29 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/tiers.h>
 #include <kvq/runtime/kernels/plan_step/params.h>
-#include <kvq/runtime/kernels/plan_step/tiers.h>
+#include <kvq/runtime/kernels/common/constants.cuh>
 
 /// One thread for each new token of the step. The same threads list the demotions: a sequence demotes at most as many
 /// tokens as it appends, so the thread of its k-th new token lists its k-th demotion. Each block computes by itself how
 /// many demotions the blocks before it list.
 namespace kvq::plan_step {
 
-constexpr unsigned kAll = ~0u;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 /// One sequence in the step: its new tokens and its demotions.
-struct Part {
+struct SequenceStep {
   int first_row = 0, new_tokens = 0, length = 0;
   PositionRange demoted;
 };
 
-__device__ __forceinline__ Part part_of(const PlanStepParams& p, const Tiers& tiers, int sequence) {
-  Part part;
-  part.first_row = p.token_indptr[sequence];
-  part.new_tokens = p.token_indptr[sequence + 1] - part.first_row;
-  part.length = p.seq_lens[sequence];
-  part.demoted = tiers.demoted(part.length - part.new_tokens, part.length);
-  return part;
+__device__ __forceinline__ SequenceStep step_of(const PlanStepParams& p, const Tiers& tiers, int sequence) {
+  SequenceStep step;
+  step.first_row = p.token_indptr[sequence];
+  step.new_tokens = p.token_indptr[sequence + 1] - step.first_row;
+  step.length = p.seq_lens[sequence];
+  step.demoted = tiers.demoted(step.length - step.new_tokens, step.length);
+  return step;
 }
 
 /// Last sequence whose rows begin at or before a row; -1 if there is none.
@@ -50,32 +50,33 @@ __device__ __forceinline__ std::int64_t window_row(const PlanStepParams& p, int 
 /// Grid [ceil(max(T, M, 1) / kThreads)].
 __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_constant__ PlanStepParams p) {
   __shared__ int sums[kWarps][3];
-  const Tiers tiers{p.sink_tokens, p.recent_tokens, p.window_layout.ring_rows};
+  const Tiers tiers{p.sink_tokens, p.recent_tokens};
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int first_row = static_cast<int>(blockIdx.x) * kThreads, row = first_row + thread;
 
   // 1. Number of demotions of the rows before this block's rows, and of all rows.
   int before = 0, total = 0;
   for (int b = thread; b < p.batch; b += kThreads) {
-    const Part part = part_of(p, tiers, b);
-    before += min(max(first_row - part.first_row, 0), part.demoted.count());
-    total += min(max(p.num_tokens - part.first_row, 0), part.demoted.count());
+    const SequenceStep step = step_of(p, tiers, b);
+    before += min(max(first_row - step.first_row, 0), step.demoted.count());
+    total += min(max(p.num_tokens - step.first_row, 0), step.demoted.count());
   }
 
   // 2. The row's token.
   bool demotes = false;
   int sequence = -1;
-  Part part;
+  SequenceStep step;
   if (row < p.num_tokens) {
     std::int64_t slot = -1, window = -1;
     sequence = sequence_of(p, row);
     if (sequence >= 0) {
-      part = part_of(p, tiers, sequence);
-      const int index = row - part.first_row, position = part.length - part.new_tokens + index;
-      if (index < part.new_tokens) {
-        demotes = index < part.demoted.count();
-        if (position >= 0 && !tiers.exact(position, part.length)) slot = page_slot(p, sequence, position);
-        if (position >= 0 && tiers.enters_window(position, part.length)) window = window_row(p, sequence, position);
+      step = step_of(p, tiers, sequence);
+      const int index = row - step.first_row, position = step.length - step.new_tokens + index;
+      if (index < step.new_tokens) {
+        demotes = index < step.demoted.count();
+        if (position >= 0 && !tiers.exact(position, step.length)) slot = page_slot(p, sequence, position);
+        if (position >= 0 && tiers.enters_window(position, step.length, p.window_layout.ring_rows))
+          window = window_row(p, sequence, position);
       }
     }
     p.slot_mapping[row] = slot;
@@ -88,16 +89,16 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
   before = __reduce_add_sync(kAll, before), total = __reduce_add_sync(kAll, total);
   if (lane == 0) sums[warp][0] = before, sums[warp][1] = total, sums[warp][2] = __popc(votes);
   __syncthreads();
-  int place = __popc(votes & ((1u << lane) - 1)), count = 0;
+  int entry = __popc(votes & ((1u << lane) - 1)), count = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    place += sums[w][0] + (w < warp ? sums[w][2] : 0);
+    entry += sums[w][0] + (w < warp ? sums[w][2] : 0);
     count += sums[w][1];
   }
-  if (demotes && place < p.max_demotions) {
-    const int position = part.demoted.begin + row - part.first_row;
-    p.demote_from[place] = window_row(p, sequence, position);
-    p.demote_to[place] = page_slot(p, sequence, position);
+  if (demotes && entry < p.max_demotions) {
+    const int position = step.demoted.begin + row - step.first_row;
+    p.demote_from[entry] = window_row(p, sequence, position);
+    p.demote_to[entry] = page_slot(p, sequence, position);
   }
   if (row >= count && row < p.max_demotions) p.demote_from[row] = p.demote_to[row] = -1;
   if (row == 0) *p.num_demotions = min(count, p.max_demotions);

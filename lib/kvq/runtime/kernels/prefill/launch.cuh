@@ -57,14 +57,14 @@ Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, c
                    CUstream_st* stream) {
   using Sm90 = prefill::Sm90Traits<kDim, T>;
   using Any = prefill::Traits<kDim, T>;
-  const int items = params.cache.batch * params.cache.num_kv_heads;
+  const int work_tiles = params.cache.batch * params.cache.num_kv_heads;
   PrefillSlab slab = launch.slab;
   if (slab.row_blocks == 0 || slab.tiles == 0) return {};
-  for (slab.first_item = 0; slab.first_item < items; slab.first_item += launch.slab.items) {
-    slab.items = std::min(launch.slab.items, items - slab.first_item);
+  for (slab.first_work_tile = 0; slab.first_work_tile < work_tiles; slab.first_work_tile += launch.slab.work_tiles) {
+    slab.work_tiles = std::min(launch.slab.work_tiles, work_tiles - slab.first_work_tile);
     const Status status = rows.to_tiles(launch.dequantize, params, slab, stream);
     if (!status.ok()) return status;
-    const dim3 blocks(static_cast<unsigned>(slab.items * slab.row_blocks));
+    const dim3 blocks(static_cast<unsigned>(slab.work_tiles * slab.row_blocks));
     const cudaError_t error = launch.sm90 ? launch_kernel(prefill::prefill_sm90_kernel<Sm90>, blocks, Sm90::kThreads,
                                                           launch.shared_bytes, false, stream, params, slab)
                                           : launch_kernel(prefill::prefill_kernel<Any>, blocks, Any::kThreads,

@@ -1,16 +1,17 @@
 #pragma once
 
 #include <kvq/device/wgmma.cuh>
+#include <kvq/runtime/kernels/prefill/softmax.cuh>
+#include <kvq/runtime/kernels/prefill/traits.cuh>
 #include <kvq/runtime/kernels/prefill/work.cuh>
 
 #include <type_traits>
 
 /// Prefill attention for Hopper, warp-specialized. Two consumer warpgroups attend, 64 rows (queries) each. One thread
-/// of a third warpgroup, the producer, copies keys and values of tiles from the workspace into slots (the stages of a
-/// ring) in shared memory, where the tensor cores read them. Queries stay in registers, as many channels as there is
-/// room for, and leave shared memory to the slots. Tiles go from the last to the first, so that partly masked tiles
-/// come first. Slots are filled in the order in which they are needed: the keys of a tile, then the values of the tile
-/// after it.
+/// of a third warpgroup, the producer, copies keys and values of tiles from the workspace into the entries of a ring in
+/// shared memory, where the tensor cores read them. Queries stay in registers, as many channels as there is room for,
+/// and leave shared memory to the ring. Tiles go from the last to the first, so that partly masked tiles come first.
+/// Entries are filled in the order in which they are needed: the keys of a tile, then the values of the tile after it.
 ///
 /// The warpgroups alternate (ping-pong): while the tensor cores multiply one warpgroup's keys of a tile and values of
 /// the tile before in this order, the other warpgroup computes its exponentials. A warpgroup passes the turn on as soon
@@ -18,26 +19,6 @@
 ///
 ///   thread 4 g + t of warp w    rows 16 w + g and 16 w + g + 8 of the warpgroup    columns 8 i + 2 t, 8 i + 2 t + 1
 namespace kvq::prefill {
-
-template <int kDimArg, typename TArg>
-struct Sm90Traits {
-  using T = TArg;
-  static constexpr int kDim = kDimArg;
-  static constexpr PrefillTiles kTiles{kDim};
-  static constexpr int kTile = kTiles.tokens();
-  static constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kHeldDim = kDim < 192 ? kDim : 192;  ///< channels of the queries in registers
-  static constexpr int kRowPanel = kRows * 128;             ///< bytes of 64 channels of the queries in shared memory
-  static constexpr int kQueryBytes = (kDim - kHeldDim) / 64 * kRowPanel;
-  static constexpr int kSlots = (96 * 1024 - kQueryBytes) / kTiles.side_bytes();
-  static_assert(kDim % 64 == 0 && kSlots >= 3, "two are multiplied by while another one is filled");
-  struct Shared {
-    alignas(1024) unsigned char queries[kQueryBytes > 0 ? kQueryBytes : 1024];
-    alignas(1024) unsigned char slots[kSlots][kTiles.side_bytes()];
-    alignas(8) unsigned long long full[kSlots], empty[kSlots];
-  };
-};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -56,57 +37,25 @@ __device__ __forceinline__ void product(float (&c)[kCount], const unsigned* a, p
   else
     ptx::wgmma_m64k16_fp16<kTransposed>(c, a[0], a[1], a[2], a[3], b, add);
 }
-/// Position in the ring of slots, with the barrier phase.
-template <int kSlots>
+/// Position in the ring, with the barrier phase.
+template <int kEntries>
 struct Ring {
-  int slot = 0;
+  int entry = 0;
   unsigned parity = 0;
   __device__ __forceinline__ void next() {
-    if (++slot == kSlots) slot = 0, parity ^= 1;
-  }
-};
-
-/// One thread's online softmax over its two rows.
-struct Softmax {
-  float max[2] = {kMinusInf, kMinusInf};
-  float sum[2] = {0.0f, 0.0f};  ///< of this thread's columns
-
-  /// Turns scores into weights. @param factor  result: factors for the accumulated values
-  template <int kCount>
-  __device__ __forceinline__ void weigh(float (&scores)[kCount], float unit, float (&factor)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = max[r];
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-      const float top = largest == kMinusInf ? 0.0f : largest * unit;
-      factor[r] = ptx::ex2(fmaf(max[r], unit, -top));
-      max[r] = largest;
-      float total = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores[i + 2 * r + e];
-          score = ptx::ex2(fmaf(score, unit, -top));
-          total += score;
-        }
-      sum[r] = fmaf(sum[r], factor[r], total);
-    }
+    if (++entry == kEntries) entry = 0, parity ^= 1;
   }
 };
 
 #endif
 
-/// Grid: row_blocks of each item of the slab, item by item.
+/// Grid: row_blocks of each work tile of the slab, one after the other.
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_sm90_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ PrefillSlab slab) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = typename Traits::T;
-  constexpr int kDim = Traits::kDim, kTile = Traits::kTile, kSlots = Traits::kSlots;
+  constexpr int kDim = Traits::kDim, kTile = Traits::kTile, kEntries = Traits::kEntries;
   constexpr PrefillTiles kTiles = Traits::kTiles;
   extern __shared__ __align__(1024) unsigned char memory[];
   typename Traits::Shared& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
@@ -114,7 +63,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const Work work(p, slab, static_cast<int>(blockIdx.x), Traits::kRows, kTile, slab.tiles);
   if (work.empty()) return;
 
-  if (thread < kSlots) {
+  if (thread < kEntries) {
     ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), 1);
     ptx::mbarrier_init(ptx::shared_address(&shared.empty[thread]), 4 * Traits::kGroups);
     ptx::fence_mbarrier_init();
@@ -125,13 +74,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     // 1. The producer: copies.
     ptx::setmaxnreg_dec<24>();
     if (thread != 128 * Traits::kGroups) return;
-    const std::byte* from = p.workspace + static_cast<std::int64_t>(work.item) * slab.tiles * kTiles.bytes();
-    Ring<kSlots> ring;
+    const std::byte* from = p.workspace + static_cast<std::int64_t>(work.work_tile) * slab.tiles * kTiles.bytes();
+    Ring<kEntries> ring;
     const auto copy = [&](int tile, int offset) {
-      const unsigned barrier = ptx::shared_address(&shared.full[ring.slot]);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
+      const unsigned barrier = ptx::shared_address(&shared.full[ring.entry]);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[ring.entry]), ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(barrier, kTiles.side_bytes());
-      ptx::cp_async_bulk(ptx::shared_address(shared.slots[ring.slot]),
+      ptx::cp_async_bulk(ptx::shared_address(shared.entries[ring.entry]),
                          from + static_cast<std::int64_t>(tile) * kTiles.bytes() + offset, kTiles.side_bytes(),
                          barrier);
       ring.next();
@@ -168,16 +117,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const ptx::u64 q_panel =
         ptx::wgmma_panel(ptx::shared_address(shared.queries + group * Traits::kGroupRows * 128), 16);
 
-    const ptx::u64 k_panel = ptx::wgmma_panel(ptx::shared_address(shared.slots), 16);
-    const ptx::u64 v_panel = ptx::wgmma_panel(ptx::shared_address(shared.slots), kTiles.panel_bytes());
-    const float unit = p.softmax_scale * kLog2e;
+    const ptx::u64 k_panel = ptx::wgmma_panel(ptx::shared_address(shared.entries), 16);
+    const ptx::u64 v_panel = ptx::wgmma_panel(ptx::shared_address(shared.entries), kTiles.panel_bytes());
+    const float score_scale = p.softmax_scale * kLog2e;
     const int2 see[2] = {work.visible(row), work.visible(row + 8)};
 
-    Softmax softmax;
+    RowSoftmax softmax;
     float scores[kTile / 2], out[kDim / 2], factor[2];
     unsigned weights[kTile / 4];
-    const auto multiply_keys = [&](int slot) {
-      const ptx::u64 k = k_panel + static_cast<ptx::u64>(slot * (kTiles.side_bytes() >> 4));
+    const auto multiply_keys = [&](int entry) {
+      const ptx::u64 k = k_panel + static_cast<ptx::u64>(entry * (kTiles.side_bytes() >> 4));
 #pragma unroll
       for (int s = 0; s < kDim / 16; ++s) {
         const auto at = [s](int first, int panel_bytes) {
@@ -191,8 +140,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       }
       ptx::wgmma_commit_group();
     };
-    const auto multiply_values = [&](int slot, int add) {
-      const ptx::u64 v = v_panel + static_cast<ptx::u64>(slot * (kTiles.side_bytes() >> 4));
+    const auto multiply_values = [&](int entry, int add) {
+      const ptx::u64 v = v_panel + static_cast<ptx::u64>(entry * (kTiles.side_bytes() >> 4));
 #pragma unroll
       for (int s = 0; s < kTile / 16; ++s)
         product<T, 1>(out, weights + 4 * s, v + static_cast<ptx::u64>(s * (2048 >> 4)), s > 0 || add);
@@ -211,17 +160,21 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         }
       }
     };
+    const auto weigh = [&] {
+      softmax.weigh<kTile / 4, true>([&](int r, int i) -> float& { return scores[i / 2 * 4 + 2 * r + i % 2]; },
+                                     score_scale, factor);
+    };
     const auto pack = [&] {
 #pragma unroll
       for (int i = 0; i < kTile / 4; ++i) weights[i] = Pair<T>::pack(scores[2 * i], scores[2 * i + 1]);
     };
-    Ring<kSlots> ring;
-    const auto wait = [&](const Ring<kSlots>& at) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.slot]), at.parity);
+    Ring<kEntries> ring;
+    const auto wait = [&](const Ring<kEntries>& at) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.entry]), at.parity);
     };
-    const auto release = [&](int slot) {
+    const auto release = [&](int entry) {
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[slot]));
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[entry]));
     };
     // The turn to issue products: warpgroup 0 waits for named barrier 3, warpgroup 1 for 4.
     const auto take_turn = [&] { ptx::bar_sync(3 + group, 256); };
@@ -232,38 +185,38 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     wait(ring);
     take_turn();
     ptx::wgmma_fence();
-    multiply_keys(ring.slot);
+    multiply_keys(ring.entry);
     pass_turn();
     ptx::wgmma_wait_group<0>();
     ptx::pin(scores);
-    release(ring.slot);
+    release(ring.entry);
     ring.next();
     hide(work.tile_end - 1);
-    softmax.weigh(scores, unit, factor);
+    weigh();
     pack();
 
     // 4. The scores of each tile, together with the values of the tile after it.
     int add = 0;
     for (int tile = work.tile_end - 2; tile >= work.first_tile; --tile) {
-      const Ring<kSlots> keys = ring;
+      const Ring<kEntries> keys = ring;
       ring.next();
       wait(keys);
       take_turn();
       ptx::wgmma_fence();
-      multiply_keys(keys.slot);
+      multiply_keys(keys.entry);
       wait(ring);
       ptx::wgmma_fence();
-      multiply_values(ring.slot, add);
+      multiply_values(ring.entry, add);
       pass_turn();
       add = 1;
       ptx::wgmma_wait_group<1>();
       ptx::pin(scores);
-      release(keys.slot);
+      release(keys.entry);
       hide(tile);
-      softmax.weigh(scores, unit, factor);
+      weigh();
       ptx::wgmma_wait_group<0>();
       ptx::pin(out);
-      release(ring.slot);
+      release(ring.entry);
       ring.next();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -272,20 +225,18 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (group == 0) take_turn();  // matches the other warpgroup's last pass_turn(), so that no barrier stays incomplete
     wait(ring);
     ptx::wgmma_fence();
-    multiply_values(ring.slot, add);
+    multiply_values(ring.entry, add);
     ptx::wgmma_wait_group<0>();
     ptx::pin(out);
 
     // 5. Results.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[r];
-      sum += __shfl_xor_sync(kAll, sum, 1);
-      sum += __shfl_xor_sync(kAll, sum, 2);
+      const SoftmaxState state = softmax.across_columns(r, score_scale);
       const int mine = row + 8 * r;
       if (mine >= work.rows) continue;
       const int head = work.head * work.heads + mine % work.heads;
-      const Finished finished(softmax.max[r] * unit, sum, p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
+      const Finished finished(state, p.sink_logits ? p.sink_logits[head] * kLog2e : kMinusInf);
       unsigned* to = reinterpret_cast<unsigned*>(static_cast<T*>(p.out) + work.element(mine, p.out_stride, kDim)) + t;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i)

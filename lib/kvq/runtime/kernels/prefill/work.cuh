@@ -1,17 +1,14 @@
 #pragma once
 
-#include <kvq/runtime/kernels/prefill/params.h>
-#include <kvq/runtime/kernels/prefill/tiles.h>
-#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/prefill_params.h>
+#include <kvq/runtime/kernels/common/prefill_tiles.h>
+#include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/common/pair.cuh>
 
-/// Which block attends for which rows. An item (work tile) is a KV head of a sequence; its rows are the queries of all
+/// Which block attends for which rows. A work tile is a KV head of a sequence; its rows are the queries of all
 /// its query heads. Row i is token i / heads and head i mod heads of the group, so that short chunks fill a block, too.
-/// A block takes neighboring rows of an item. The first blocks take the last rows, because these see the most keys.
+/// A block takes neighboring rows of a work tile. The first blocks take the last rows, because these see the most keys.
 namespace kvq::prefill {
-
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kMinusInf = -__builtin_huge_valf();
-constexpr unsigned kAll = ~0u;
 
 /// The chunk (new tokens) of one sequence.
 struct Chunk {
@@ -33,20 +30,20 @@ struct Chunk {
 /// The rows and tiles of one thread block.
 struct Work {
   Chunk chunk;
-  int item, head, heads;     ///< index in the slab; KV head; query heads of a KV head
-  int first_row, rows;       ///< of the item
-  int first_tile, tile_end;  ///< of keys
-  int all_begin, all_end;    ///< positions between which every row of the block sees every key
+  int work_tile, head, heads;  ///< index in the slab; KV head; query heads of a KV head
+  int first_row, rows;         ///< of the work tile
+  int first_tile, tile_end;    ///< of keys
+  int all_begin, all_end;      ///< positions between which every row of the block sees every key
   int window;
 
   /// @param block_rows   rows of a block
   /// @param tile_tokens  tokens of a KV chunk
-  /// @param tile_limit   KV chunks of an item in the workspace
+  /// @param tile_limit   KV chunks of a work tile in the workspace
   __device__ __forceinline__ Work(const PrefillParams& p, const PrefillSlab& slab, int block, int block_rows,
                                   int tile_tokens, int tile_limit)
-      : chunk(p, (slab.first_item + block / slab.row_blocks) / p.cache.num_kv_heads) {
-    item = block / slab.row_blocks;
-    head = (slab.first_item + item) % p.cache.num_kv_heads;
+      : chunk(p, (slab.first_work_tile + block / slab.row_blocks) / p.cache.num_kv_heads) {
+    work_tile = block / slab.row_blocks;
+    head = (slab.first_work_tile + work_tile) % p.cache.num_kv_heads;
     heads = p.num_q_heads / p.cache.num_kv_heads;
     window = p.sliding_window;
     rows = chunk.queries * heads;
@@ -78,39 +75,11 @@ struct Work {
 struct Finished {
   float factor;  ///< 1 / sum of exponentials, the learned sink's included
   float lse;     ///< natural logarithm
-  /// @param top   reference that was subtracted from scores, in base 2
   /// @param sink  logit of the learned sink in base 2, or -infinity
-  __device__ __forceinline__ Finished(float top, float sum, float sink) {
-    const float larger = fmaxf(top, sink), keep = ptx::ex2(top - larger);
-    const float total = fmaf(sum, keep, ptx::ex2(sink - larger));
-    factor = keep / total;
-    lse = (larger + log2f(total)) * kLn2;
-  }
-};
-
-/// Operations on pairs of the two 16-bit types.
-template <typename T>
-struct Pair;
-template <>
-struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&two);
-  }
-  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                             unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
-  }
-};
-template <>
-struct Pair<__half> {
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const __half2 two = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&two);
-  }
-  static __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                             unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_fp16(c, a0, a1, a2, a3, b0, b1);
+  __device__ __forceinline__ Finished(SoftmaxState state, float sink) {
+    const float keep = state.merge({sink, 1.0f}, ptx::ex2).own;
+    factor = keep / state.sum;
+    lse = (state.max + log2f(state.sum)) * kLn2;
   }
 };
 

@@ -1,41 +1,10 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
-#include <kvq/runtime/kernels/quantize_write/encode_rotated.cuh>
-#include <kvq/runtime/kernels/quantize_write/exact.cuh>
-#include <kvq/runtime/kernels/quantize_write/store.cuh>
+#include <kvq/runtime/kernels/common/quantize/quantize_rows.cuh>
 
 /// From rotated rows to stored rows.
 namespace kvq::write {
-
-/// Quantizes one warp's rows and stores them in pages.
-/// @param slots    lane i has page * page_size + slot of token i, i = 0..15; negative: not stored
-/// @param tile_of  slot -> first byte of the slot's tile
-template <typename Side, typename TileOf>
-__device__ __forceinline__ void quantize_rows(Rows<Side>& rows, const WriteSide& from, std::int64_t slots,
-                                              TileOf tile_of, bool value, int lane) {
-  if constexpr (Side::kExact) {
-    std::int64_t slot[2];
-    of_own_tokens(slots, lane, slot);
-    store_exact<Side>(rows, slot, tile_of, false, lane);
-  } else {
-    unsigned words[2][Side::kWords] = {}, group_params[2][Side::kGroups] = {};
-    encode_rows<Side>(rows, from.rule, words, group_params);
-    store_codes<Side>(words, group_params, slots, tile_of, value, lane);
-  }
-}
-
-/// Maps page * page_size + slot to the first byte of the slot's tile, for one head and side.
-struct PageTiles {
-  std::byte* pages;
-  unsigned page_stride;
-  int page_shift, offset, tile_bytes;
-  __device__ __forceinline__ std::byte* operator()(std::int64_t slot) const {
-    const int in_page = static_cast<int>(slot) & ((1 << page_shift) - 1);
-    return pages + ptx::mul_wide(static_cast<unsigned>(slot >> page_shift), page_stride) + offset +
-           in_page / kTileTokens * tile_bytes;
-  }
-};
 
 /// Destinations of the warp's tokens from a mapping: lane i gets that of token i, i = 0..15; negative: not stored. Load
 /// them early to hide the latency.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
-#include <kvq/runtime/kernels/quantize_write/rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
 
 /// Loads rows, rotates them and subtracts the center. A Hadamard transform has one step for each bit of the channel's
 /// index, which is 32 j + 8 t + e. Bits 0 and 2 (of e), 3 and 4 (t) are one product of tensor cores with a matrix of

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/core/status.h>
-#include <kvq/runtime/kernels/plain/format.h>
+#include <kvq/runtime/kernels/common/format.h>
 #include <kvq/runtime/kernels/quantize_write/params.h>
 
 #include <span>
@@ -17,7 +17,7 @@ struct WriteLaunch {
   bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
-/// A tuned variant, one entry of variants.json; or the generic (`plain`) kernel for one format.
+/// A tuned variant, one entry of variants.json; or the generic kernel for one format.
 struct WriteVariant {
   const char* name = "";
   TileSide k, v;
@@ -36,6 +36,9 @@ struct WriteVariant {
 
 /// All tuned variants that are built.
 std::span<const WriteVariant* const> write_variants();
+
+/// The generic variant of one format, for which generic_supports() must be true.
+WriteVariant generic_write(const CacheFormat& format, bool bf16);
 
 /// Checks the preconditions of a launch. Host only; reads no device memory.
 Status check_write(const WriteVariant& variant, const WriteParams& params);

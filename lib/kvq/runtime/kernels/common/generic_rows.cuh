@@ -1,0 +1,212 @@
+#pragma once
+
+#include <kvq/plan/scheme.h>
+#include <kvq/runtime/kernels/common/generic_tiles.cuh>
+#include <kvq/runtime/kernels/common/page_tiles.cuh>
+#include <kvq/runtime/kernels/common/pair.cuh>
+
+/// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
+namespace kvq::generic {
+
+constexpr int kRowFloats = kGenericHeadDim;  ///< from row to row in shared memory
+
+/// A block's 16 rows, one side of one head.
+struct Rows {
+  alignas(16) float x[kTileTokens][kRowFloats];
+  alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
+  std::uint8_t codes[kWarps][kGenericHeadDim];
+  unsigned short params[kWarps][2 * kGenericHeadDim / 32];
+  std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
+};
+
+/// x as bfloat16; saturates at the largest finite number, as the codec does.
+__device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
+  const float most = __uint_as_float(0x7F7F0000u);
+  return __float2bfloat16_rn(x > most ? most : x < -most ? -most : x);
+}
+
+/// stored() of a format that is known at run time.
+__device__ __forceinline__ float stored(float x, bool bfloat, unsigned short& bits) {
+  return bfloat ? kvq::stored<true>(x, bits) : kvq::stored<false>(x, bits);
+}
+
+template <typename Add>
+__device__ __forceinline__ float across_warp(float x, Add add) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) x = add(x, __shfl_xor_sync(kAll, x, step));
+  return x;
+}
+
+/// A lane's channels of a group: `each` neighboring ones, because packing.md sums neighbors first. A group is padded
+/// with zeros to a power of two.
+struct LaneChannels {
+  int first, count;  ///< in the group
+  int each;
+  __device__ __forceinline__ LaneChannels(int group_size, int lane) : each(1) {
+    while (32 * each < group_size) each *= 2;
+    first = lane * each;
+    count = min(each, max(0, group_size - first));
+  }
+};
+constexpr int kMostEach = kGenericHeadDim / 32;
+
+/// tree() of packing.md. @param y  the lane's terms, zeros behind the last one
+__device__ __forceinline__ float tree_sum(const float (&y)[kMostEach]) {
+  return across_warp(kvq::tree_sum(y), [](float a, float b) { return __fadd_rn(a, b); });
+}
+
+/// Clips a row to its largest magnitude of a rank, 1 being the largest (packing.md, "Clip"). That magnitude is the
+/// largest number that `rank` channels reach or exceed; its bits are found one after the other.
+__device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane) {
+  unsigned size[kMostEach];
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i)
+    size[i] = lane + 32 * i < dim ? __float_as_uint(row[lane + 32 * i]) & 0x7FFFFFFFu : 0u;
+  unsigned found = 0;
+  for (unsigned bit = 1u << 30; bit; bit >>= 1) {
+    unsigned count = 0;
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) count += size[i] >= (found | bit);
+    if (__reduce_add_sync(kAll, count) >= static_cast<unsigned>(rank)) found |= bit;
+  }
+  const float threshold = __uint_as_float(found);
+  for (int c = lane; c < dim; c += 32) row[c] = fminf(fmaxf(row[c], -threshold), threshold);
+  __syncwarp();
+}
+
+/// Quantizes a row to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
+__device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
+                                           std::uint8_t* codes, unsigned short* params, int lane) {
+  const LaneChannels own(side.group_size, lane);
+  const int levels = (1 << side.bits) - 1, half = 1 << (side.bits - 1);
+  const float size = static_cast<float>(side.group_size);
+  for (int group = 0; group < side.groups(); ++group) {
+    const int first = group * side.group_size + own.first;
+    float x[kMostEach], y[kMostEach];
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) x[i] = i < own.count ? row[first + i] : 0.0f;
+    unsigned short scale_bits = 0, minimum_bits = 0;
+    float step;
+    if (side.numbers == 2) {
+      float low = row[group * side.group_size], high = low;
+#pragma unroll
+      for (int i = 0; i < kMostEach; ++i)
+        if (i < own.count) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
+      low = across_warp(low, [](float a, float b) { return fminf(a, b); });
+      high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
+      const float range = fminf(__fsub_rn(high, low), 3.40282347e38f);
+      step = stored(__fdiv_rn(range, static_cast<float>(levels)), bfloat, scale_bits);
+      const float minimum = stored(low, bfloat, minimum_bits);
+      if (step == 0.0f) scale_bits = 0;
+      if (minimum == 0.0f) minimum_bits = 0;
+#pragma unroll
+      for (int i = 0; i < kMostEach; ++i) {
+        const float quotient = floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], minimum), step), 0.5f));
+        const int code = static_cast<int>(fminf(fmaxf(quotient, 0.0f), static_cast<float>(levels)));
+        if (i < own.count) codes[first + i] = static_cast<std::uint8_t>(step == 0.0f ? 0 : code);
+      }
+    } else {
+      float energy = 0.0f;
+      if (rule == ScaleRule::absmax) {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kMostEach; ++i) most = fmaxf(most, fabsf(x[i]));
+        most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
+        step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), bfloat, scale_bits);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
+        energy = tree_sum(y);
+        const float gaussian = side.bits == 2 ? 0.9956867f : 0.3352006f;  // step[b] of packing.md (b)
+        step = stored(__fmul_rn(gaussian, __fsqrt_rn(__fdiv_rn(energy, size))), bfloat, scale_bits);
+      }
+      int squares = 0;  // sum of squared levels
+#pragma unroll
+      for (int i = 0; i < kMostEach; ++i) {
+        const float quotient = floorf(__fdiv_rn(x[i], step)), edge = static_cast<float>(half);
+        const int code = step == 0.0f ? half : static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + half;
+        const int level = 2 * code - levels;
+        y[i] = 0.0f;
+        if (i < own.count) {
+          codes[first + i] = static_cast<std::uint8_t>(code);
+          squares += level * level;
+          y[i] = __fmul_rn(x[i], static_cast<float>(level));
+        }
+      }
+      const float n = static_cast<float>(__reduce_add_sync(kAll, squares));
+      if (rule == ScaleRule::norm)
+        stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), bfloat, scale_bits);
+      else if (rule == ScaleRule::least_squares)
+        stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), bfloat, scale_bits);
+      if (step == 0.0f) scale_bits = 0;
+    }
+    if (lane == 0) {
+      params[group * side.numbers] = scale_bits;
+      if (side.numbers == 2) params[group * side.numbers + 1] = minimum_bits;
+    }
+  }
+  __syncwarp();
+}
+
+/// Stores a quantized row as a token of a tile. All lanes of a warp call it.
+__device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* params,
+                                            const TileSide& side, bool value, std::byte* tile, int token, int lane) {
+  const int piece_bytes = side.piece_bytes(), count = side.groups() * side.numbers;
+  for (int i = lane; i < 4 * piece_bytes; i += 32) {
+    const int piece = i / piece_bytes, byte = i % piece_bytes;
+    unsigned all = 0;
+    for (int slice = 0; slice < side.codes_per_byte(); ++slice)
+      all |= static_cast<unsigned>(codes[code_channel(side, {piece, byte, slice})]) << (slice * side.bits);
+    tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)] =
+        static_cast<std::byte>(all);
+  }
+  for (int i = lane; i < count; i += 32)
+    *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, i / side.numbers, i % side.numbers)) =
+        params[i];
+}
+
+/// Stores a row as bfloat16. @param order  format whose value_place() permutes the channels; exact: no permutation
+__device__ __forceinline__ void store_exact(const float* row, int dim, const TileSide& order, std::byte* tile,
+                                            int token, int lane) {
+  for (int c = lane; c < dim; c += 32)
+    *reinterpret_cast<__nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))) = to_bf16(row[c]);
+}
+
+__device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t page_stride, int page_shift,
+                                                const CacheFormat& format, int num_kv_heads, int head, bool value) {
+  const PageLayout layout{format.k, format.v, num_kv_heads, 1 << page_shift};
+  return {pages, static_cast<unsigned>(page_stride), page_shift,
+          value ? layout.value_tile(head, 0) : layout.key_tile(head, 0), format.side(value).bytes()};
+}
+
+/// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
+/// behind a barrier after `x` and `page` are written.
+__device__ __forceinline__ void code_rows(Rows& rows, const CacheFormat& format, bool value, ScaleRule rule,
+                                          int clip_rank, const PageTiles& tile_of) {
+  const TileSide& side = format.side(value);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once.
+  bool whole = rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
+  for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
+  for (int i = warp; i < kTileTokens; i += kWarps) {
+    if (rows.page[i] < 0) continue;
+    std::byte* tile = whole ? rows.tile : tile_of(rows.page[i]);
+    const int token = static_cast<int>(rows.page[i]) % kTileTokens;
+    if (side.exact()) {
+      store_exact(rows.x[i], side.head_dim, side, tile, token, lane);
+      continue;
+    }
+    if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
+    encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.params[warp], lane);
+    store_codes(rows.codes[warp], rows.params[warp], side, value, tile, token, lane);
+    __syncwarp();
+  }
+  __syncthreads();
+  if (!whole) return;
+  std::byte* to = tile_of(rows.page[0]);
+  for (int i = 16 * thread; i < side.bytes(); i += 16 * kThreads)
+    *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(rows.tile + i);
+  __syncthreads();
+}
+
+}  // namespace kvq::generic

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <kvq/runtime/kernels/common/quantize/rows.cuh>
+
+/// Exact tiles: rows of bfloat16 in windows and in pages (formats/pages.md, "Exact tiles"). Lane 4 g + t has eight
+/// neighboring channels of every step: one chunk. Transposed values are in the order of permuted channels
+/// (value_place()); of each chunk of them, the four lanes have two neighboring permuted channels each.
+namespace kvq::write {
+
+/// Which of a lane's channels has the permuted channel 8 * chunk + 2 t + half in transposed values.
+struct TransposedChannel {
+  int step, element;
+};
+template <typename Side>
+__device__ constexpr TransposedChannel transposed_channel(int chunk, int half) {
+  const int channel = value_channel(Side::side(), 8 * chunk + half);  // of lane t = 0; lane t has channel + 8 t
+  return {channel / 32, channel % 32};
+}
+
+/// @param row      destinations of the tokens g and g + 8; negative: not stored
+/// @param tile_of  destination row -> first byte of this side's tile
+/// @param value    values are stored transposed, unless the layer's pages are exact, too
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of,
+                                            bool value, int lane) {
+  constexpr int kDim = Side::kHeadDim;
+  const int t = lane & 3;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row[r] < 0) continue;
+    std::byte* tile = tile_of(row[r]);
+    const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
+    const auto& x = rows.x[r];
+    const auto pack = [&](float low, float high) { return pack_bf16(low * rows.row_scale, high * rows.row_scale); };
+    if (Side::kExact || !value) {
+#pragma unroll
+      for (int j = 0; j < Rows<Side>::kSteps; ++j)
+        *reinterpret_cast<uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t)) =
+            make_uint4(pack(x[j][0], x[j][1]), pack(x[j][2], x[j][3]), pack(x[j][4], x[j][5]), pack(x[j][6], x[j][7]));
+    } else if constexpr (!Side::kExact) {
+#pragma unroll
+      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
+        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
+        *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t)) =
+            pack(x[a.step][a.element], x[b.step][b.element]);
+      }
+    }
+  }
+}
+
+/// The reverse of store_exact(); rows with a negative `row` become zeros.
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of, bool value,
+                                           int lane) {
+  constexpr int kDim = Side::kHeadDim;
+  const int t = lane & 3;
+  const auto unpack = [](unsigned two, float& low, float& high) {
+    low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
+  };
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::byte* tile = row[r] < 0 ? nullptr : tile_of(row[r]);
+    const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
+    auto& x = rows.x[r];
+    if (Side::kExact || !value) {
+#pragma unroll
+      for (int j = 0; j < Rows<Side>::kSteps; ++j) {
+        uint4 eight = make_uint4(0, 0, 0, 0);
+        if (tile) eight = *reinterpret_cast<const uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t));
+        unpack(eight.x, x[j][0], x[j][1]), unpack(eight.y, x[j][2], x[j][3]);
+        unpack(eight.z, x[j][4], x[j][5]), unpack(eight.w, x[j][6], x[j][7]);
+      }
+    } else if constexpr (!Side::kExact) {
+#pragma unroll
+      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
+        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
+        unsigned two = 0;
+        if (tile) two = *reinterpret_cast<const unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t));
+        unpack(two, x[a.step][a.element], x[b.step][b.element]);
+      }
+    }
+  }
+}
+
+}  // namespace kvq::write

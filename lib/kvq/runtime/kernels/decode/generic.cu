@@ -1,0 +1,309 @@
+#include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/common/generic_rotate.cuh>
+#include <kvq/runtime/kernels/decode/generic_tiles.cuh>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+/// Generic decode attention over pages of any format, split-KV in three kernels: the first rotates the queries, the
+/// second attends to splits of the tokens, the third merges the partial results and rotates them back. All arithmetic
+/// is in float.
+namespace kvq {
+
+namespace generic {
+
+constexpr int kLeastTiles = 16;   ///< of a split: four for each warp
+constexpr int kMostSplits = 256;  ///< of a work tile
+
+/// Arguments of all three kernels.
+struct DecodeWork {
+  DecodeParams p;
+  CacheFormat format;
+  int heads = 0;                    ///< query heads of a KV head
+  int head_groups = 0, splits = 0;  ///< of a work tile: groups of kHeads query heads; most splits of its tokens
+  float* queries = nullptr;         ///< [B, Hq, D of K] rotated, times softmax scale and log2(e)
+  /// [B Hkv, splits] partial results: values [heads, D of V] by permuted channel, then largest score and sum
+  float* partials = nullptr;
+  KVQ_HD constexpr int record_floats() const { return heads * (format.v.head_dim + 2); }
+  __device__ __forceinline__ float* record(int work_tile, int split) const {
+    return partials + (static_cast<std::int64_t>(work_tile) * splits + split) * record_floats();
+  }
+  __device__ __forceinline__ int tiles_in_split(int tiles) const {
+    return max(kLeastTiles, (tiles + splits - 1) / splits);
+  }
+};
+
+/// Grid [B Hq].
+template <typename T>
+__global__ void __launch_bounds__(kThreads) generic_queries_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kGenericHeadDim];
+  const DecodeParams& p = work.p;
+  const int dim = work.format.k.head_dim, thread = static_cast<int>(threadIdx.x);
+  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
+            head = static_cast<int>(blockIdx.x) % p.num_q_heads;
+  const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + head * dim;
+  for (int c = thread; c < dim; c += kThreads) row[c] = to_float(q[c]) * (p.softmax_scale * kLog2e);
+  rotate_rows<1>(row, dim, dim, p.cache.rotation_k, head / work.heads, false);
+  for (int c = thread; c < dim; c += kThreads) work.queries[static_cast<std::int64_t>(blockIdx.x) * dim + c] = row[c];
+}
+
+/// Shared memory of a block of the second kernel: queries, then for each warp its stages of coded tiles and the scales
+/// and minima of one side. The warps' results later overwrite the stages.
+constexpr int kStages = 2;
+KVQ_HD constexpr int query_bytes(const CacheFormat& format) { return kHeads * format.k.head_dim * 4; }
+KVQ_HD constexpr int stage_bytes(const CacheFormat& format) {
+  return (format.k.exact() ? 0 : format.k.bytes()) + (format.v.exact() ? 0 : format.v.bytes());
+}
+KVQ_HD constexpr int warp_bytes(const CacheFormat& format) {
+  const int k = format.k.groups(), v = format.v.groups();
+  return kStages * stage_bytes(format) + (k > v ? k : v) * kTileTokens * 8;
+}
+constexpr int attend_shared_bytes(const CacheFormat& format) {
+  return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
+}
+
+/// A block attends to one split of a work tile (a KV head of a sequence), for up to kHeads of its query heads.
+/// Grid: work tiles x splits x head groups, head groups varying fastest. @tparam kMaxDim  D of V at most
+template <int kMaxDim>
+__global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
+    generic_attend_kernel(const __grid_constant__ DecodeWork work) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const DecodeParams& p = work.p;
+  const TileSide &k_side = work.format.k, &v_side = work.format.v;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int head_group = static_cast<int>(blockIdx.x) % work.head_groups,
+            split_index = static_cast<int>(blockIdx.x) / work.head_groups;
+  const int split = split_index % work.splits, work_tile = split_index / work.splits;
+  const int sequence = work_tile / p.cache.num_kv_heads, head = work_tile % p.cache.num_kv_heads;
+  const int first_head = head_group * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
+  const SeenTiles tiles(p, sequence);
+  const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
+  if (begin >= end) return;
+
+  // 1. Queries; those of padding heads are zeros.
+  float* queries = reinterpret_cast<float*>(memory);
+  const float* from =
+      work.queries +
+      (static_cast<std::int64_t>(sequence) * p.num_q_heads + head * work.heads + first_head) * k_side.head_dim;
+  for (int i = thread; i < kHeads * k_side.head_dim; i += kThreads)
+    queries[i] = i < heads * k_side.head_dim ? from[i] : 0.0f;
+  __syncthreads();
+
+  // 2. The warp's tiles. The next coded tile and the page number of the tile after it are always prefetched.
+  const TileReader reader(p, PageLayout{k_side, v_side, p.cache.num_kv_heads, 1 << p.cache.page_shift}, sequence, head);
+  const int bytes = reader.k_bytes + reader.v_bytes;
+  std::byte* stages = memory + query_bytes(work.format) + warp * warp_bytes(work.format);
+  float2* params = reinterpret_cast<float2*>(stages + kStages * bytes);
+  const auto page_of = [&](int i) { return i < end ? reader.page_of(tiles[i]) : 0; };
+  const auto fetch = [&](int i, int page, int stage) {
+    if (i < end) reader.fetch(tiles[i], page, stages + stage * bytes, lane);
+    ptx::cp_async_commit_group();
+  };
+  Softmax<kMaxDim> state;
+  int page = page_of(begin + warp), next_page = page_of(begin + warp + kWarps);
+  fetch(begin + warp, page, 0);
+  for (int i = begin + warp, stage = 0; i < end; i += kWarps, stage ^= 1) {
+    fetch(i + kWarps, next_page, stage ^ 1);
+    const int later_page = page_of(i + 2 * kWarps);
+    ptx::cp_async_wait_group<1>();
+    __syncwarp();
+    const SeenTile tile = tiles[i];
+    const std::byte *k_tile = stages + stage * bytes, *v_tile = k_tile + reader.k_bytes;
+    float scores[2][kHeads] = {}, weights[kHeads][4];
+    if (!tile.coded || k_side.exact()) {
+      score_exact(reader.in_memory(tile, page).k, k_side.head_dim, queries, lane, scores);
+    } else {
+      read_params(k_tile, k_side, work.format.k_bfloat, tile, params, lane);
+      if (k_side.bits == 2)
+        score_codes<2>(k_tile, k_side, params, queries, lane, scores);
+      else
+        score_codes<4>(k_tile, k_side, params, queries, lane, scores);
+    }
+    state.add_scores(scores, tile, lane, weights);
+    if (!tile.coded || v_side.exact()) {
+      add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
+    } else {
+      __syncwarp();  // all lanes have read the keys' factors, which read_params() overwrites
+      read_params(v_tile, v_side, work.format.v_bfloat, tile, params, lane);
+      if (v_side.bits == 2)
+        add_codes<2, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
+      else
+        add_codes<4, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
+    }
+    page = next_page, next_page = later_page;
+    __syncwarp();  // before the next copies overwrite this stage
+  }
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();
+
+  // 3. Results of all warps overwrite the stages: [kWarps, kHeads, D], then largest scores and sums [kWarps, kHeads].
+  const int dim = v_side.head_dim;
+  float* values = reinterpret_cast<float*>(memory + query_bytes(work.format));
+  float2* states = reinterpret_cast<float2*>(values + kWarps * kHeads * dim);
+  state.leave(values + warp * kHeads * dim, states + warp * kHeads, dim, lane);
+  __syncthreads();
+  float* record = work.record(work_tile, split);
+  for (int i = thread; i < heads * dim; i += kThreads) {
+    const int h = i / dim;
+    const auto state_of = [&](int w) {
+      const float2 theirs = states[w * kHeads + h];
+      return SoftmaxState{theirs.x, theirs.y};
+    };
+    SoftmaxState merged;
+    float value = 0.0f;
+    for (int w = 0; w < kWarps; ++w) merged.raise(state_of(w).max);
+    for (int w = 0; w < kWarps; ++w)
+      value = fmaf(merged.add(state_of(w), ptx::ex2), values[w * kHeads * dim + i], value);
+    record[first_head * dim + i] = value;
+    if (i % dim == 0)
+      reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(merged.max, merged.sum);
+  }
+}
+
+/// Grid [B Hq].
+template <typename T>
+__global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_constant__ DecodeWork work) {
+  __shared__ float row[kGenericHeadDim], of_warp[kWarps], weights[kMostSplits];
+  const DecodeParams& p = work.p;
+  const TileSide& side = work.format.v;
+  const int dim = side.head_dim, thread = static_cast<int>(threadIdx.x);
+  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
+            query_head = static_cast<int>(blockIdx.x) % p.num_q_heads;
+  const int head = query_head / work.heads, in_group = query_head % work.heads;
+  T* out = static_cast<T*>(p.out) + sequence * p.out_stride + query_head * dim;
+  const int tiles = SeenTiles(p, sequence).count(), each = work.tiles_in_split(tiles),
+            count = (tiles + each - 1) / each;
+  if (count == 0) {  // no visible token
+    for (int c = thread; c < dim; c += kThreads) from_float(0.0f, out[c]);
+    if (p.lse && thread == 0) p.lse[blockIdx.x] = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;
+    return;
+  }
+
+  // 1. q . center is the same for every key, so it cancels in the softmax, but LSE and sink logits need it.
+  const auto across = [&](float x, auto add) {  // reduction over all threads
+    for (int step = 1; step < 32; step *= 2) x = add(x, __shfl_xor_sync(kAll, x, step));
+    __syncthreads();
+    if (thread % 32 == 0) of_warp[thread / 32] = x;
+    __syncthreads();
+    x = of_warp[0];
+    for (int w = 1; w < kWarps; ++w) x = add(x, of_warp[w]);
+    return x;
+  };
+  const auto sum_of = [](float a, float b) { return a + b; };
+  float shift = 0.0f;
+  if (p.cache.center_k && (p.lse || p.sink_logits)) {
+    const int k_dim = work.format.k.head_dim;
+    const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + query_head * k_dim;
+    for (int c = thread; c < k_dim; c += kThreads)
+      shift = fmaf(to_float(q[c]), p.cache.center_k[head * k_dim + c], shift);
+    shift = across(shift, sum_of) * (p.softmax_scale * kLog2e);
+  }
+
+  // 2. Combine the partial results. They are stored by permuted channel, `row` gets the channels in order.
+  const int work_tile = sequence * p.cache.num_kv_heads + head;
+  const auto state_of = [&](int split) {
+    return reinterpret_cast<const float2*>(work.record(work_tile, split) + work.heads * dim)[in_group];
+  };
+  const float sink = p.sink_logits ? p.sink_logits[query_head] * kLog2e - shift : kMinusInf;
+  float most = kMinusInf, tokens = 0.0f;
+  for (int split = thread; split < count; split += kThreads) most = fmaxf(most, state_of(split).x);
+  most = across(most, [](float a, float b) { return fmaxf(a, b); });
+  const float reference = fmaxf(most, sink);  // a learned sink may be far above all scores
+  for (int split = thread; split < count; split += kThreads) {
+    const float2 state = state_of(split);
+    weights[split] = ptx::ex2(state.x - reference);
+    tokens = fmaf(weights[split], state.y, tokens);
+  }
+  tokens = across(tokens, sum_of);
+  const float sum = tokens + exp2f(sink - reference), inverse = 1.0f / sum;
+  for (int permuted = thread; permuted < dim; permuted += kThreads) {
+    float value = 0.0f;
+#pragma unroll 8
+    for (int split = 0; split < count; ++split)
+      value = fmaf(weights[split], work.record(work_tile, split)[in_group * dim + permuted], value);
+    row[value_channel(side, permuted)] = value * inverse;
+  }
+  if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
+
+  // 3. Back to the model's basis. A learned sink has no value, so only the tokens' share of the center is added.
+  rotate_rows<1>(row, dim, dim, p.cache.rotation_v, head, true);
+  for (int c = thread; c < dim; c += kThreads)
+    from_float(fmaf(tokens * inverse, p.cache.center_v ? p.cache.center_v[head * dim + c] : 0.0f, row[c]), out[c]);
+}
+
+namespace {
+
+auto attend_kernel(const CacheFormat& format) {
+  return format.v.head_dim <= 128 ? generic_attend_kernel<128> : generic_attend_kernel<kGenericHeadDim>;
+}
+
+template <typename T>
+Status plan(DecodeLaunch& launch) {
+  static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
+  const CacheFormat& format = launch.format;
+  launch.shared_bytes = attend_shared_bytes(format);
+  launch.operand_bytes = launch.heads * format.k.head_dim * 4;
+  launch.partial_bytes = launch.heads * (format.v.head_dim + 2) * 4;
+  int device = 0, each = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
+                                                          static_cast<std::size_t>(launch.shared_bytes));
+  if (error == cudaSuccess) error = load_kernel(attend_kernel(format));
+  if (error == cudaSuccess) error = load_kernel(generic_queries_kernel<T>);
+  if (error == cudaSuccess) error = load_kernel(generic_combine_kernel<T>);
+  launch.blocks = each * launch.multiprocessors;
+  launch.shared_partials = launch.blocks;  // see `splits` below
+  return cuda_status(error, "decode: generic: plan");
+}
+
+template <typename T>
+Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
+  const int work_tiles = params.cache.batch * params.cache.num_kv_heads;
+  if (work_tiles == 0) return {};
+  DecodeWork work{.p = params, .format = launch.format};
+  work.heads = params.num_q_heads / params.cache.num_kv_heads;
+  work.head_groups = (work.heads + kHeads - 1) / kHeads;
+  work.splits = std::clamp(launch.blocks / (work_tiles * work.head_groups), 1,
+                           kMostSplits);  // work_tiles * splits <= blocks + work_tiles
+  std::byte* at = static_cast<std::byte*>(params.workspace);
+  work.partials = reinterpret_cast<float*>(at);
+  at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(work_tiles)) *
+        static_cast<std::size_t>(launch.partial_bytes);
+  work.queries = reinterpret_cast<float*>(at);
+  const auto rows = static_cast<unsigned>(params.cache.batch * params.num_q_heads);
+  cudaError_t error = launch_kernel(generic_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
+  if (error == cudaSuccess)
+    error =
+        launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(work_tiles * work.splits * work.head_groups),
+                      kThreads, launch.shared_bytes, false, stream, work);
+  if (error == cudaSuccess) error = launch_kernel(generic_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
+  return cuda_status(error, "decode: generic: launch");
+}
+
+}  // namespace
+
+}  // namespace generic
+
+DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16) {
+  DecodeVariant variant{
+      .name = bf16 ? "decode_generic_bf16" : "decode_generic_fp16",
+      .k = format.k,
+      .v = format.v,
+      .k_bfloat = format.k_bfloat,
+      .v_bfloat = format.v_bfloat,
+      .max_heads = heads,
+      .bf16 = bf16,
+  };
+  variant.plan_kernel = bf16 ? generic::plan<__nv_bfloat16> : generic::plan<__half>;
+  variant.run = bf16 ? generic::run<__nv_bfloat16> : generic::run<__half>;
+  variant.tuned = false;
+  return variant;
+}
+
+}  // namespace kvq

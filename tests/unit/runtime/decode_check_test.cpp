@@ -1,0 +1,93 @@
+#include <kvq/runtime/kernels/decode/variant.h>
+
+#include <catch2/catch.hpp>
+
+#include <set>
+#include <string>
+
+using namespace kvq;
+
+namespace {
+
+const TileSide kInt2{128, 2, 128, 2}, kExact{128, 16, 128, 0};
+
+const DecodeVariant& int2() {
+  const DecodeVariant* row = find_decode_variant({.k = kInt2, .v = kInt2, .heads = 4});
+  REQUIRE(row != nullptr);
+  return *row;
+}
+
+/// Valid parameters; no test follows the pointers.
+DecodeParams good() {
+  alignas(256) static std::byte memory[256];
+  static std::int32_t numbers[4];
+  DecodeParams p;
+  p.cache.batch = 2, p.num_q_heads = 8, p.cache.num_kv_heads = 2, p.softmax_scale = 0.1f;
+  p.q = memory, p.out = memory, p.q_stride = p.out_stride = 8 * 128;
+  p.cache.seq_lens = p.cache.page_table = p.cache.window_slots = numbers;
+  p.cache.pages = p.cache.windows = memory, p.cache.page_stride = 2 * 64 * 72;
+  p.workspace = memory;
+  p.cache.sink_tokens = 64, p.cache.recent_tokens = 256;
+  p.cache.window_layout = {2, kExact, kExact, kInt2, 64, 272};
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("Rows of the table have names of their own and fit the layout", "[runtime]") {
+  std::set<std::string> names;
+  for (const DecodeVariant* row : decode_variants()) {
+    CHECK(names.insert(row->name).second);
+    CHECK(find_decode_variant({row->k, row->v, row->k_bfloat, row->v_bfloat, row->max_heads, row->bf16}) == row);
+  }
+  CHECK(names.size() >= 5);
+}
+
+TEST_CASE("A variant has room for the heads, and the right numbers", "[runtime]") {
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .heads = 1}) == &int2());
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .heads = 17}) == nullptr);
+  CHECK(find_decode_variant({.k = kInt2, .v = kInt2, .k_bfloat = true, .heads = 4}) == nullptr);
+  CHECK(find_decode_variant({.k = {128, 3, 128, 2}, .v = kInt2, .heads = 4}) == nullptr);
+}
+
+TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
+  const auto refusal = [](auto change) {
+    DecodeParams p = good();
+    change(p);
+    const Status status = check_decode(int2(), p);
+    CHECK_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  using Catch::Contains;
+  REQUIRE(std::string(check_decode(int2(), good()).message()) == "");
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.batch = -1; }), Contains("batch is -1"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 7; }), Contains("7 query heads and 2 KV heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = p.cache.num_kv_heads = 32768; }),
+             Contains("decode: 32768 KV heads; supported are at most 32767"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 10; }), Contains("at most 4"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.softmax_scale = 0.0f; }), Contains("softmax_scale"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_shift = 7; }), Contains("16, 32 and 64"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.recent_tokens = -1; }), Contains("recent_tokens"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.q = nullptr; }), Contains("must not be null"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.q_stride = 1; }), Contains("1024 elements apart"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.out_stride = 1000; }), Contains("out_stride is 1000, expected 1024"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.batch = 1 << 29; }),
+             Contains("536870912 sequences of 8 query heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.workspace = static_cast<std::byte*>(p.workspace) + 16; }),
+             Contains("workspace must be aligned to 256 bytes"));
+  const auto dense = [](DeviceRotation& rotation, const std::byte* fragments) {
+    static const float matrix = 1.0f;
+    rotation.matrix = &matrix, rotation.fragments = fragments;
+  };
+  CHECK_THAT(refusal([&](DecodeParams& p) { dense(p.cache.rotation_k, nullptr); }),
+             Contains("k: a dense rotation needs"));
+  CHECK_THAT(refusal([&](DecodeParams& p) { dense(p.cache.rotation_v, p.cache.pages + 8); }),
+             Contains("v: a dense rotation"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_stride -= 16; }), Contains("9216 bytes apart, found 9200"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.pages = static_cast<const std::byte*>(p.cache.pages) + 8; }),
+             Contains("aligned"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.windows = nullptr; }), Contains("window_slots"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.coded_v.bits = 4; }), Contains("window layout"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.ring_rows = 240; }), Contains("240 ring rows"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.sink_rows = 48; }), Contains("48 sink"));
+}
