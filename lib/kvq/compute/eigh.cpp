@@ -23,8 +23,9 @@ EigenPairs eigh(std::span<const double> symmetric, int dim) {
     for (int i = 1; i < dim; ++i)
       if (std::abs(solver.eigenvectors()(i, source)) > std::abs(solver.eigenvectors()(largest, source))) largest = i;
     const double sign = solver.eigenvectors()(largest, source) < 0.0 ? -1.0 : 1.0;
-    for (int i = 0; i < dim; ++i)
-      result.vectors[static_cast<std::size_t>(i * dim + j)] = sign * solver.eigenvectors()(i, source);
+    auto at = static_cast<std::size_t>(j);
+    for (int i = 0; i < dim; ++i, at += static_cast<std::size_t>(dim))
+      result.vectors[at] = sign * solver.eigenvectors()(i, source);
   }
   return result;
 }

@@ -25,7 +25,7 @@ struct Offer {
 };
 
 double gain_of(double score, int bits, const RateLaw& law) {
-  return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits + 1)]);
+  return score * (law[static_cast<std::size_t>(bits)] - law[static_cast<std::size_t>(bits) + 1]);
 }
 
 }  // namespace
@@ -160,6 +160,7 @@ std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const 
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   std::vector<double> sorted;
+  sorted.reserve(order.size());
   for (const std::size_t i : order) sorted.push_back(scores[i]);
   ByteProgram program(std::move(sorted), budget, law);
   const std::vector<int> counts = program.solve();

@@ -185,17 +185,18 @@ HeadTransform balanced_transform(std::span<const double> c, std::span<const doub
                                  int dim, std::int64_t tokens, double most_condition) {
   const Problem p = equal_diagonals(c, w, dim);
   if (p.empty) return identity(dim);
-  for (double more = added_below(tokens, dim); more <= 1e3; more *= 10.0) {
+  double more = added_below(tokens, dim);
+  while (more <= 1e3) {
     const Balanced found = balance(p.c, p.w, p.scale, mean, more);
-    if (found.matrix.size() == 0 || !found.matrix.allFinite() || !found.inverse.allFinite() ||
-        !(condition_of(found.matrix, found.inverse) <= most_condition))
-      continue;
-    return {
-        .scale = {},
-        .matrix = to_vector(found.matrix),
-        .inverse = to_vector(found.inverse),
-        .outlier_gain = gain_of(c, w, dim, found.root_trace),
-    };
+    if (found.matrix.size() > 0 && found.matrix.allFinite() && found.inverse.allFinite() &&
+        condition_of(found.matrix, found.inverse) <= most_condition)
+      return {
+          .scale = {},
+          .matrix = to_vector(found.matrix),
+          .inverse = to_vector(found.inverse),
+          .outlier_gain = gain_of(c, w, dim, found.root_trace),
+      };
+    more *= 10.0;
   }
   throw Error{ErrorKind::numerical, "transform: covariance and metric are too far from positive semidefinite"};
 }

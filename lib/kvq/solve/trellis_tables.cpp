@@ -38,8 +38,8 @@ std::vector<TrellisTaps> trellis_taps(int bits, int memory, int channels) {
   for (const Row& row : kRows)
     if (row.bits == bits && row.memory <= memory && (!best || row.memory > best->memory)) best = &row;
   if (!best) return {};
-  const auto size = static_cast<std::size_t>(best->bits * (best->memory + 1));
-  return {{best->bits, best->memory, {best->theta.begin(), best->theta.begin() + static_cast<std::ptrdiff_t>(size)}}};
+  const std::ptrdiff_t size = std::ptrdiff_t{best->bits} * (best->memory + 1);
+  return {{best->bits, best->memory, {best->theta.begin(), best->theta.begin() + size}}};
 }
 
 }  // namespace kvq
