@@ -38,8 +38,8 @@ Section policy_of(const DecodePolicy& p) {
               {"combine_blocks", "combine blocks of a multiprocessor", p.combine_blocks},
               {"combine_batch", "partial results that a warp loads at once", p.combine_batch},
               {"poll_nanoseconds", "ns between looks at a completion counter", p.poll_nanoseconds},
-              {"long_queue", "KV chunks a block of a long queue", p.rounds.long_queue},
-              {"very_long_queue", "KV chunks a block of a very long queue", p.rounds.very_long_queue},
+              {"long_queue", "KV chunks a block of a long queue", kDecodeRounds.long_queue},
+              {"very_long_queue", "KV chunks a block of a very long queue", kDecodeRounds.very_long_queue},
           }};
 }
 

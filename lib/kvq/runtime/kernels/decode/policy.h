@@ -11,8 +11,8 @@ struct DecodeRounds {
   int very_long_queue = 1024;  ///< ...or very long: shorter last splits would not be worth their partial results
   int ends[3] = {56, 61, 63};  ///< where the rounds but the last end, in parts of the queue
   int parts = 64;              ///< of the queue, which `ends` counts
-  constexpr bool operator==(const DecodeRounds&) const = default;
 };
+/// The same for all policies.
 inline constexpr DecodeRounds kDecodeRounds = {};
 
 /// What was found by measuring, for kernels of one architecture; a new architecture is one more function below.
@@ -45,9 +45,6 @@ struct DecodePolicy {
   /// work tiles, were slower.
   int combine_batch = 0;
   int poll_nanoseconds = 40;  ///< between two looks of the combine kernel at a completion counter
-
-  DecodeRounds rounds =
-      kDecodeRounds;  ///< the same for all, because kernels and host compute splits from kDecodeRounds
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
