@@ -30,7 +30,7 @@ Section policy_of(const DecodePolicy& p) {
               {"multiprocessor_blocks", "decode blocks of a multiprocessor", p.multiprocessor_blocks},
               {"registers", "registers of a thread, decode", p.registers},
               {"rotate_registers", "registers of a thread, queries and combine", p.rotate_registers},
-              {"stage_bytes", "bytes of a block's stages, at most", p.stage_bytes},
+              {"stage_bytes", "bytes of a block's stages, at most", p.ring_bytes},
               {"first_load_divisor", "part of the first work tile that the first load has, 1 /", p.first_load_divisor},
               {"least_first_load", "stages of the first load, at least", p.least_first_load},
               {"loads_at_once", "stages that are issued at once", p.loads_at_once},
@@ -38,8 +38,8 @@ Section policy_of(const DecodePolicy& p) {
               {"combine_blocks", "combine blocks of a multiprocessor", p.combine_blocks},
               {"combine_batch", "partial results that a warp loads at once", p.combine_batch},
               {"poll_nanoseconds", "ns between looks at a completion counter", p.poll_nanoseconds},
-              {"long_queue", "KV chunks a block of a long queue", p.rounds.long_queue},
-              {"very_long_queue", "KV chunks a block of a very long queue", p.rounds.very_long_queue},
+              {"long_queue", "KV chunks a block of a long queue", kDecodeRounds.long_queue},
+              {"very_long_queue", "KV chunks a block of a very long queue", kDecodeRounds.very_long_queue},
           }};
 }
 
@@ -112,10 +112,9 @@ Explanation explain(const DecodeCase& c, int multiprocessors) {
   if (e.schedule.too_long)
     throw Error{ErrorKind::unsupported, fmt::format("batch {}, context {}: {} KV chunks, expected fewer than 2^32",
                                                     c.batch, c.context, e.schedule.chunks)};
-  e.workspace = make_decode_workspace(static_cast<std::size_t>(e.schedule.work_tiles),
-                                      static_cast<std::size_t>(decode::shared_partials(e.device.blocks)),
-                                      static_cast<std::size_t>(e.kernel.partial_bytes),
-                                      static_cast<std::size_t>(e.kernel.operand_bytes));
+  e.workspace = make_decode_workspace(
+      static_cast<std::size_t>(e.schedule.work_tiles), static_cast<std::size_t>(decode::cut_partials(e.device.blocks)),
+      static_cast<std::size_t>(e.kernel.partial_bytes), static_cast<std::size_t>(e.kernel.operand_bytes));
   return e;
 }
 

@@ -19,7 +19,7 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
 }
 
 DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles) {
-  return make_decode_workspace(work_tiles, static_cast<std::size_t>(launch.shared_partials),
+  return make_decode_workspace(work_tiles, static_cast<std::size_t>(launch.cut_partials),
                                static_cast<std::size_t>(launch.partial_bytes),
                                static_cast<std::size_t>(launch.operand_bytes));
 }

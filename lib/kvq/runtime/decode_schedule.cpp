@@ -13,7 +13,7 @@ constexpr std::size_t kAlignment = 256;
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 decode::CombineSchedule make_combine_schedule(const DecodeKernelShape& kernel, const DecodeDevice& device, int batch,
-                                              int num_kv_heads, int group_heads) {
+                                              int num_kv_heads, int heads_per_kv_head) {
   // Few work tiles: one query head in a unit. Many: as many sequences as one product rotates.
   const int work_tiles = batch * num_kv_heads, fill = kernel.policy.combine_blocks * device.multiprocessors;
   const bool many = work_tiles >= device.multiprocessors;
@@ -21,14 +21,14 @@ decode::CombineSchedule make_combine_schedule(const DecodeKernelShape& kernel, c
   units.unit_heads = many ? kernel.heads : 1;
   while (2 * units.unit_sequences * kernel.heads <= kernel.combine_rows && work_tiles / units.unit_sequences > fill)
     units.unit_sequences *= 2;
-  units.tile_units = divide_up(group_heads, units.unit_heads);
+  units.tile_units = divide_up(heads_per_kv_head, units.unit_heads);
   // A round has one split for each block, so at most this many work tiles have more than partials_at_once partial
   // results in the last round. (A few more may have many in the round before, but these are complete early enough.)
   const int long_tiles = many ? device.blocks / kernel.partials_at_once : 0;
   const int last_sequences = divide_up(long_tiles, num_kv_heads);
   units.tail_begin = std::max(0, batch - last_sequences) / units.unit_sequences * units.unit_sequences;
   units.tail_sequences = batch - units.tail_begin;
-  units.tail_units = divide_up(group_heads, kernel.tail_heads);
+  units.tail_units = divide_up(heads_per_kv_head, kernel.tail_heads);
   units.units_before_tail = units.tail_begin / units.unit_sequences * units.tile_units;
   return units;
 }
@@ -52,12 +52,12 @@ void count_partials(DecodeSchedule& s, int num_kv_heads) {
 
 }  // namespace
 
-DecodeWorkspace make_decode_workspace(std::size_t work_tiles, std::size_t shared_partials, std::size_t partial_bytes,
+DecodeWorkspace make_decode_workspace(std::size_t work_tiles, std::size_t cut_partials, std::size_t partial_bytes,
                                       std::size_t operand_bytes) {
   DecodeWorkspace w;
   w.completions = w.work_counter + kAlignment;
   w.partials = w.completions + aligned(sizeof(unsigned long long) * work_tiles);
-  w.operands = w.partials + (shared_partials + work_tiles) * partial_bytes;
+  w.operands = w.partials + (cut_partials + work_tiles) * partial_bytes;
   w.total = w.operands + work_tiles * operand_bytes;
   return w;
 }
@@ -88,7 +88,7 @@ DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevic
   grids.one_round_splits = device.blocks;
   for (const int blocks : {device.blocks, device.blocks - late}) {
     const int whole = blocks - blocks % work_tiles;
-    if (device.blocks - whole <= device.blocks / kernel.policy.most_idle) grids.one_round_splits = whole;
+    if (device.blocks - whole <= device.blocks / kernel.policy.most_idle_divisor) grids.one_round_splits = whole;
   }
   return grids;
 }

@@ -25,7 +25,7 @@ struct PagedCacheView {
   int page_shift = 6;            ///< log2 of page_size
   std::int64_t page_stride = 0;  ///< bytes from page to page, at least PageLayout::page_bytes()
 
-  // exact windows
+  // exact windows: the sinks and recent tokens of each sequence (not the sliding window of queries)
   const std::byte* windows = nullptr;          ///< 16-byte aligned, or null without windows
   const std::int32_t* window_slots = nullptr;  ///< [B] window slot of each sequence
   WindowLayout window_layout = {};

@@ -5,7 +5,8 @@
 namespace kvq {
 
 /// The format of one side of the cache, at compile time.
-/// @tparam kGroupParamsArg  stored for each group: 2 scale and minimum (affine), 1 scale (symmetric), 0 exact rows
+/// @tparam kGroupParamsArg  stored for each group (TileSide::numbers): 2 scale and minimum (affine), 1 scale
+/// (symmetric), 0 exact rows
 /// @tparam kBfloatArg   scales and minima are bfloat16, else fp16
 template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
 struct SideTraits {
@@ -19,6 +20,7 @@ struct SideTraits {
   static constexpr int kWords = kExact ? 0 : side().words();
   static constexpr int kPerByte = kExact ? 1 : 8 / kBits;
   static constexpr unsigned kMask = kBits == 2 ? 0x03030303u : 0x0F0F0F0Fu;
+  /// The largest code: the levels of a group are 0 .. kLevels steps above its lowest one.
   static constexpr float kLevels = static_cast<float>((1 << (kExact ? 1 : kBits)) - 1);
   static_assert(kExact || kBits == 2 || kBits == 4);
   static_assert(kExact || (kGroup % 32 == 0 && kDim % kGroup == 0));

@@ -28,12 +28,12 @@ struct CombineUnit {
 template <typename T>
 struct CombineShared {
   static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows that are rotated at once
-  static constexpr int kTiles = (kRows + 7) / 8;
+  static constexpr int kRowTiles = (kRows + 7) / 8;
   static constexpr int kTailHeads = T::kHeads / 4;  ///< heads of a unit of the tail
   static constexpr int kBatch = T::kPolicy.combine_batch;
   /// Partial results of a work tile that a block loads at once if it has all heads.
   static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
-  alignas(16) PaddedRow<T::kHeadDim> rows[8 * kTiles];
+  alignas(16) PaddedRow<T::kHeadDim> rows[8 * kRowTiles];
   alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
   float2 partial_states[kRotateWarps];
   CompletionCounter completions[kRows / T::kHeads];
@@ -42,8 +42,8 @@ struct CombineShared {
   alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// The partial results of a work tile, in the order of its splits: the first one in a shared entry or in the work
-/// tile's own, each later one in the first shared entry of its split.
+/// The partial results of a work tile, in the order of its splits: the first one in a cut entry or in the work tile's
+/// own, each later one in the first cut entry of its split.
 template <typename T>
 struct Partials {
   int count;
@@ -55,7 +55,7 @@ struct Partials {
       : count(counter.partials()) {
     const auto* all = static_cast<const typename T::Partial*>(p.partials);
     first = all + partial_index(decode_blocks, PartialId{work_tile, counter.first_split(), true, count == 1});
-    others = all + shared_partial(counter.first_split(), false);
+    others = all + cut_partial(counter.first_split(), false);
   }
   __device__ __forceinline__ const typename T::Partial& operator[](int r) const {
     return r == 0 ? *first : others[2 * r];
@@ -79,45 +79,46 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
     const Partials<T> partials = partials_of(row >> log2_of(unit.heads));
-    float max = kMinusInf, sum = 0.0f;  // the sum: of this lane's partial results only
+    float reference = kMinusInf, sum = 0.0f;  // the sum: of this lane's partial results only
     float4 values[kTurns] = {};
 #pragma unroll 1
     for (int first = row_warp; first < partials.count; first += row_warps * kBatch) {
-      const int here = (partials.count - first + row_warps - 1) >> log2_of(row_warps);
+      // Partial results for this warp, of this batch and later ones.
+      const int remaining = (partials.count - first + row_warps - 1) >> log2_of(row_warps);
       float2 state = make_float2(kMinusInf, 0.0f);  // lane i has the state of the batch's partial result i
-      if (lane < min(here, kBatch)) state = __ldcg(&partials[first + lane * row_warps].state[head]);
+      if (lane < min(remaining, kBatch)) state = __ldcg(&partials[first + lane * row_warps].state[head]);
       // Only the first partial result of the batch may be the work tile's first one.
       const auto values_of = [&](const typename T::Partial& partial) {
         return reinterpret_cast<const std::byte*>(partial.value[head]) + lane * 16;
       };
       const std::byte *zeroth = values_of(partials[first]), *others = values_of(partials.others[2 * first]);
-      const unsigned apart = static_cast<unsigned>(2 * row_warps * static_cast<int>(sizeof(typename T::Partial)));
+      const unsigned stride = static_cast<unsigned>(2 * row_warps * static_cast<int>(sizeof(typename T::Partial)));
       float4 v[kBatch][kTurns];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (i >= here) break;
+        if (i >= remaining) break;
         const auto* from =
-            reinterpret_cast<const float4*>(i == 0 ? zeroth : others + ptx::mul_wide(apart, static_cast<unsigned>(i)));
+            reinterpret_cast<const float4*>(i == 0 ? zeroth : others + ptx::mul_wide(stride, static_cast<unsigned>(i)));
 #pragma unroll
         for (int turn = 0; turn < kTurns; ++turn)
           if (has(turn)) v[i][turn] = __ldcg(from + 32 * turn);
       }
-      // Here, not above, because the ballot waits for `state` and would delay the loads of values. The values of
-      // partial results without tokens are undefined.
-      const unsigned with_tokens = __ballot_sync(kAll, state.x != kMinusInf);
-      float larger = fmaxf(max, state.x);
+      // Here, not above, because the ballot waits for `state` and would delay the loads of values. Partial results
+      // whose scores are all -inf, and lanes without a partial result, do not count.
+      const unsigned with_scores = __ballot_sync(kAll, state.x != kMinusInf);
+      float larger = fmaxf(reference, state.x);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) larger = fmaxf(larger, __shfl_xor_sync(kAll, larger, step));
       if (larger == kMinusInf) continue;
-      const float keep = ptx::ex2(max - larger), factor = ptx::ex2(state.x - larger);  // 0 for -inf
-      max = larger, sum = fmaf(sum, keep, with_tokens >> lane & 1 ? factor * state.y : 0.0f);
+      const float keep = ptx::ex2(reference - larger), factor = ptx::ex2(state.x - larger);  // 0 for -inf
+      reference = larger, sum = fmaf(sum, keep, with_scores >> lane & 1 ? factor * state.y : 0.0f);
 #pragma unroll
       for (float4& x : values) x.x *= keep, x.y *= keep, x.z *= keep, x.w *= keep;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (i >= here) break;
+        if (i >= remaining) break;
         const float f = __shfl_sync(kAll, factor, i);
-        if (!(with_tokens >> i & 1)) continue;
+        if (!(with_scores >> i & 1)) continue;
 #pragma unroll
         for (int turn = 0; turn < kTurns; ++turn) add_scaled(values[turn], f, v[i][turn]);
       }
@@ -128,7 +129,7 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
         if (has(turn)) shared.partial_values[warp][lane + 32 * turn] = values[turn];
-      if (lane == 0) shared.partial_states[warp] = make_float2(max, sum);
+      if (lane == 0) shared.partial_states[warp] = make_float2(reference, sum);
       __syncthreads();
       if (row_warp == 0) {
         SoftmaxState state[kRotateWarps], merged;
@@ -150,14 +151,14 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
           for (int turn = 0; turn < kTurns; ++turn)
             if (has(turn)) add_scaled(values[turn], f, shared.partial_values[row + s * at_once][lane + 32 * turn]);
         }
-        max = merged.max, sum = merged.sum;
+        reference = merged.max, sum = merged.sum;
       }
     }
     if (row_warp == 0) {
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
         if (has(turn)) reinterpret_cast<float4*>(shared.rows[row])[lane + 32 * turn] = values[turn];
-      if (lane == 0) shared.weights[row] = weigh(row, make_float2(max, sum));
+      if (lane == 0) shared.weights[row] = weigh(row, make_float2(reference, sum));
     }
   }
   __syncthreads();
@@ -199,40 +200,41 @@ __device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, int sequenc
   return make_float2(weight, p.sink_logits ? state.y * weight : any ? 1.0f : 0.0f);
 }
 
-/// Grid: any number of blocks; if there are more units than blocks, a multiple of the KV heads.
+/// Grid: any number of blocks. If there are more units than blocks, make_decode_grids() takes a multiple of the KV
+/// heads, so that each block opens one rotation only; the kernel does not need that.
 template <typename T>
 __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     combine_kernel(const __grid_constant__ DecodeKernelParams p, int decode_blocks, const CombineSchedule units) {
   using Activation = typename T::Activation;
-  constexpr int kDim = T::kHeadDim, kTiles = CombineShared<T>::kTiles;
+  constexpr int kDim = T::kHeadDim, kRowTiles = CombineShared<T>::kRowTiles;
   extern __shared__ __align__(128) unsigned char memory[];
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.cache.num_kv_heads, count = units.count() * p.cache.num_kv_heads;
+  const int heads_per_kv_head = p.num_q_heads / p.cache.num_kv_heads, count = units.count() * p.cache.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
     const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,
-              in_tail = rest - units.units_before_tail;
+              tail_index = rest - units.units_before_tail;
     CombineUnit unit = {head, 0, 0, units.unit_sequences, units.unit_heads};
-    if (in_tail < 0) {
+    if (tail_index < 0) {
       unit.first_sequence = rest / units.tile_units * units.unit_sequences;
       unit.first_head = rest % units.tile_units * units.unit_heads;
     } else {
-      unit.first_sequence = units.tail_begin + in_tail % units.tail_sequences;
-      unit.first_head = in_tail / units.tail_sequences * CombineShared<T>::kTailHeads;
+      unit.first_sequence = units.tail_begin + tail_index % units.tail_sequences;
+      unit.first_head = tail_index / units.tail_sequences * CombineShared<T>::kTailHeads;
       unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kTailHeads;
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
-    const bool certain = unit.first_head == 0 || in_tail < 0;
+    const bool certain = unit.first_head == 0 || tail_index < 0;
     if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
     // Rows of padding heads are merged and rotated with the others, but not stored.
     const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
     const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
-    const auto query_head_of = [&](int row) { return unit.head * group_heads + head_of(row); };
-    const auto is_row = [&](int row) { return head_of(row) < group_heads; };
+    const auto query_head_of = [&](int row) { return unit.head * heads_per_kv_head + head_of(row); };
+    const auto is_row = [&](int row) { return head_of(row) < heads_per_kv_head; };
     LaneRow<kDim> factors;
     load_factors<kDim>(p.cache.rotation_v, unit.head, lane, factors);
     const bool shifted = p.cache.center_k && (p.lse || p.sink_logits);
@@ -254,7 +256,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       shared.completions[thread] = now;
     }
     __syncthreads();
-    if (in_tail >= 0) {
+    if (tail_index >= 0) {
       if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
         unit.heads = CombineShared<T>::kTailHeads;
         if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
@@ -289,10 +291,10 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
           from_float(finished(row, channel, two.x), out[0]), from_float(finished(row, channel + 1, two.y), out[1]);
         });
       };
-      if (kTiles == 1 || unit.rows() <= 8)
+      if (kRowTiles == 1 || unit.rows() <= 8)
         rotate(std::integral_constant<int, 1>{});
       else
-        rotate(std::integral_constant<int, kTiles>{});
+        rotate(std::integral_constant<int, kRowTiles>{});
     } else {
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
@@ -313,7 +315,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     }
     __syncthreads();
   }
-  ptx::griddepcontrol_wait();  // kernels that wait for this grid rely on the grids before it having ended, too
+  // A later grid that waits for this one assumes that the two kernels before have ended as well, so this block must not
+  // end before they have.
+  ptx::griddepcontrol_wait();
 }
 
 }  // namespace kvq::decode

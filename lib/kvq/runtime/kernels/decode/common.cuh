@@ -14,8 +14,8 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-/// x in bfloat16, or the rounding error, if `low`.
-__device__ __forceinline__ unsigned half_of(float x, bool low) {
+/// The bfloat16 parts of x: x rounded, or the rounding error, if `low`.
+__device__ __forceinline__ unsigned part_of(float x, bool low) {
   const __nv_bfloat16 high = __float2bfloat16_rn(x);
   return __bfloat16_as_ushort(low ? __float2bfloat16_rn(x - __bfloat162float(high)) : high);
 }

@@ -258,7 +258,7 @@ Status plan(DecodeLaunch& launch) {
   if (error == cudaSuccess) error = load_kernel(generic_queries_kernel<T>);
   if (error == cudaSuccess) error = load_kernel(generic_combine_kernel<T>);
   launch.blocks = each * launch.multiprocessors;
-  launch.shared_partials = launch.blocks;  // see `splits` below
+  launch.cut_partials = launch.blocks;  // see `splits` below
   return cuda_status(error, "decode: generic: plan");
 }
 
@@ -273,7 +273,7 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
                            kMostSplits);  // work_tiles * splits <= blocks + work_tiles
   std::byte* at = static_cast<std::byte*>(params.workspace);
   work.partials = reinterpret_cast<float*>(at);
-  at += (static_cast<std::size_t>(launch.shared_partials) + static_cast<std::size_t>(work_tiles)) *
+  at += (static_cast<std::size_t>(launch.cut_partials) + static_cast<std::size_t>(work_tiles)) *
         static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
   const auto rows = static_cast<unsigned>(params.cache.batch * params.num_q_heads);

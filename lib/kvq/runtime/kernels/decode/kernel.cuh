@@ -7,19 +7,30 @@
 /// Decode attention over paged low-bit keys and values, straight from tiles that are laid out as tensor-core fragments
 /// (formats/pages.md). Integer tensor cores multiply codes that were only masked; the float side is folded away:
 ///
-///   key row t, group j:   k_hat = s c + m       q . k_hat = sum_j s (q_j . c_j) + m sum(q_j)
-///   value row t, group j: v_hat = s c + m       out = sum_t (p_t s) c + p_t m
+///   key of token i, group j:    k_hat = s c + m       q . k_hat = sum_j s (q_j . c_j) + m sum(q_j)
+///   value of token i, group j:  v_hat = s c + m       out = sum_i (p_i s) c + p_i m
 ///
-/// q is cut into a 16-bit integer per row, q_int = 256 hi + lo, and hi and lo of four query heads are the eight columns
-/// of the product; so are the two halves of the weights p s, as 16-bit integers of the stage's largest. Both integer
-/// products are exact.
+/// Symmetric groups store no minimum: m = -s (2^bits - 1) / 2, so the terms of m become a correction of the integer
+/// products by half the largest code (Query::sums, finish_share()).
 ///
-///   warp lane 4 g + t      keys: tokens g, g + 8 of a tile x head t      values: rows g, g + 8 of a block x head t
+/// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each query head; hi
+/// and lo of four query heads are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
+/// integer, relative to the largest weight of the stage for this head and group. Both integer products are exact.
 ///
-/// The kernel is warp-specialized. The producer warp (Producer) walks the block's splits of the work queue
-/// (schedule.cuh) and fills a ring of stages, for the consumer groups in turn. A consumer group waits for the barriers
-/// of its stage and of its queries. At the end of a work tile the last consumer warp adds up the shares of all groups
-/// and stores the partial result (share.cuh); the producer warp then signals the combine kernel.
+/// Lane 4 g + t accumulates for head t, in columns 2 t (of hi) and 2 t + 1 (of lo):
+///
+///   keys: tokens g and g + 8 of a tile      values: channels g and g + 8 of a channel block (16 permuted channels)
+///
+/// A call is three kernels, each of which may start before the previous one has ended: queries (queries.cuh), decode,
+/// and combine (combine.cuh). This one is warp-specialized. The producer warp (Producer) walks the block's splits of
+/// the chunk queue (schedule.cuh) and fills a ring of stages, for the consumer groups in turn. The warps of a consumer
+/// group read the same stage, for four query heads each. A consumer group waits for the barriers of its stage and of
+/// its queries. At the end of a work tile the last consumer warp adds up the shares of all groups and stores the
+/// partial result (share.cuh). The producer warp later signals the combine kernel (Producer::signal_partial()).
+///
+/// Results are bitwise reproducible on one device: lengths and grids alone decide where splits begin and which consumer
+/// group has which KV chunk, and shares and partial results are merged in a fixed order. Only which block claims a
+/// split varies.
 namespace kvq::decode {
 
 template <typename T>
@@ -29,46 +40,49 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   // The shuffle tells the compiler that a warp's lanes agree.
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = __shfl_sync(kAll, thread >> 5, 0);
 
-  // 1. Barriers, the work queue, and the role of each warp.
+  // 1. Barriers, the chunk queue, and the role of each warp.
   if (lane == 0) {  // one lane of each warp, because the lanes of one warp would initialize barriers one at a time
 #pragma unroll 1
-    for (int i = warp; i < T::kQueryBuffers; i += T::kWarps + 1) {
+    for (int i = warp; i < T::kQueryBuffers; i += T::kConsumerWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.queries_full[i]), async_copy::kArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.partials_stored[i]),
-                         32 * (T::kConsumerGroups == 1 ? T::kWarps : 1));
-      ptx::mbarrier_init(ptx::shared_address(&shared.shares_reduced[i]), T::kThreads);
-      shared.shares_stored[i] = 0;
+                         32 * (T::kConsumerGroups == 1 ? T::kConsumerWarps : 1));
+      ptx::mbarrier_init(ptx::shared_address(&shared.shares_stored[i]), T::kConsumerThreads);
+      shared.warps_done[i] = 0;
     }
 #pragma unroll 1
-    for (int i = warp; i < T::kStages; i += T::kWarps + 1) {
+    for (int i = warp; i < T::kStages; i += T::kConsumerWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), async_copy::kArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kGroupWarps);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kConsumerGroupWarps);
     }
   }
   ptx::fence_mbarrier_init();
-  count_chunks<T>(p, shared.queue);
-  const Splits splits(ptx::mul_wide(static_cast<unsigned>(shared.queue.chunks_before[T::kThreads]),
+  count_chunks<T>(p, shared.queue);  // ends with __syncthreads(), which publishes the barriers and warps_done, too
+  const Splits splits(ptx::mul_wide(static_cast<unsigned>(shared.queue.chunks_before[T::kConsumerThreads]),
                                     static_cast<unsigned>(p.cache.num_kv_heads)),
                       static_cast<int>(gridDim.x), p.one_round_splits, [] { __trap(); });
   if (static_cast<int>(blockIdx.x) >= splits.per_round) {
-    ptx::griddepcontrol_wait();  // kernels that wait for this grid rely on the grid before it having ended, too
+    // A later grid that waits for this one assumes that the queries kernel has ended as well, so this block must not
+    // end before the queries kernel has.
+    ptx::griddepcontrol_wait();
     return;
   }
-  if (warp == T::kWarps) {
+  if (warp == T::kConsumerWarps) {
     Producer<T>{p, shared, lane}.run(splits);
     return;
   }
 
-  const int consumer_group = warp / T::kGroupWarps, group_warp = warp % T::kGroupWarps;
+  const int consumer_group = warp / T::kConsumerGroupWarps, group_warp = warp % T::kConsumerGroupWarps;
   Query<T> query;
   State<T> state;
-  int stage = consumer_group, next_buffer = 0;  // a buffer: one of the buffers for the queries of a work tile
-  unsigned parity = 0, queries_parity = 0,
-           buffer_parity = 0;  // barrier phases: the ring, the next buffer, this work tile's buffer
+  int stage = consumer_group, next_buffer = 0;  // query buffer of the next work tile
+  // Phases of barriers: of the ring, of next_buffer, of this work tile's query buffer.
+  unsigned parity = 0, next_parity = 0, tile_parity = 0;
   for (;;) {
     // An mbarrier carries one phase bit, and copies complete in any order. If the stage was last used by another
-    // consumer group, this consumer group could be one phase ahead, so it first waits until that consumer group has
-    // released the stage.
+    // consumer group, the copy for that group may not be complete yet. Then a wait for this pass over the ring would
+    // find the phase of two passes ago, which has the same bit, and fall through. So this consumer group first waits
+    // until that consumer group has released the stage.
     if (!T::kOwned) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity ^ 1);
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const typename T::StageInfo info = shared.info[stage];
@@ -77,20 +91,20 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
 
     // 2. A new work tile: its queries.
     if (info.flags & kStageFirst) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), queries_parity);
-      buffer_parity = queries_parity;
-      if (++next_buffer == T::kQueryBuffers) next_buffer = 0, queries_parity ^= 1;
+      ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), next_parity);
+      tile_parity = next_parity;
+      if (++next_buffer == T::kQueryBuffers) next_buffer = 0, next_parity ^= 1;
       query.load(shared.operands[buffer], group_warp, lane);
       state.reset();
     }
 
-    // 3. A KV chunk.
+    // 3. A KV chunk, or none: an empty stage has flags only.
     if (!T::kExact && (info.flags & kStageCoded)) {
       if constexpr (!T::kExact)
         attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
     } else if (info.flags & kStageExact) {
       attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end,
-                      shared.operands[buffer].halves[group_warp], query, state, lane);
+                      shared.operands[buffer].bf16_parts[group_warp], query, state, lane);
     }
 
     // 4. The end of the work tile, or of the split.
@@ -99,7 +113,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       if constexpr (T::kConsumerGroups == 1)
         store_partial<T>(p, shared, buffer, stage, group_warp, lane, state);
       else
-        store_share<T>(p, shared, buffer, stage, consumer_group, group_warp, lane, state, buffer_parity);
+        store_share<T>(p, shared, buffer, stage, consumer_group, group_warp, lane, state, tile_parity);
     } else {
       ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
     }

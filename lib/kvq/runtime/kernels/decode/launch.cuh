@@ -21,7 +21,7 @@ constexpr DecodeKernelShape decode_kernel_shape() {
       .policy = T::kPolicy,
       .heads = T::kHeads,
       .consumer_groups = T::kConsumerGroups,
-      .group_warps = T::kGroupWarps,
+      .group_warps = T::kConsumerGroupWarps,
       .stages = T::kStages,
       .stage_bytes = T::kStageBytes,
       .chunk = {T::kStageTokens, T::kExactTokens},
@@ -68,7 +68,7 @@ Status plan_decode(DecodeLaunch& launch) {
   if (error == cudaSuccess && decode::CompletionCounter::kMost < decode::Splits::kRounds * launch.blocks)
     return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
                         decode::CompletionCounter::kMost / decode::Splits::kRounds);
-  launch.shared_partials = static_cast<int>(decode::shared_partials(launch.blocks));
+  launch.cut_partials = static_cast<int>(decode::cut_partials(launch.blocks));
   return cuda_status(error, "decode: plan");
 }
 

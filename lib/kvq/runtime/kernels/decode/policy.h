@@ -2,7 +2,7 @@
 
 namespace kvq {
 
-/// In how many rounds the queue of KV chunks is split (schedule.h). Later rounds are shorter: they even out blocks that
+/// In how many rounds the chunk queue is split (schedule.h). Later rounds are shorter: they even out blocks that
 /// are faster than others.
 struct DecodeRounds {
   int most = 4;                ///< of any queue
@@ -11,11 +11,12 @@ struct DecodeRounds {
   int very_long_queue = 1024;  ///< ...or very long: shorter last splits would not be worth their partial results
   int ends[3] = {56, 61, 63};  ///< where the rounds but the last end, in parts of the queue
   int parts = 64;              ///< of the queue, which `ends` counts
-  constexpr bool operator==(const DecodeRounds&) const = default;
 };
+/// The same for all policies.
 inline constexpr DecodeRounds kDecodeRounds = {};
 
-/// What was found by measuring, for kernels of one architecture; a new architecture is one more function below.
+/// What was found by measuring, for kernels of one architecture. A new architecture is one more function below, which
+/// decode_policy() chooses; all variants have the policy that decode_policy() returns.
 struct DecodePolicy {
   int multiprocessor_blocks = 0;  ///< decode blocks that a multiprocessor holds at once
   /// Of a thread of the decode kernel: so few that all these blocks fit. With three blocks, a block of the combine
@@ -24,9 +25,9 @@ struct DecodePolicy {
   /// Of a thread of the queries and of the combine kernel: so few that their block fits beside all decode blocks but
   /// one.
   int rotate_registers = 0;
-  int stage_bytes = 0;                    ///< of all stages of a block
+  int ring_bytes = 0;                     ///< of all stages of a block, at most; formats with large stages differ
   int least_stages = 2, most_stages = 4;  ///< of a consumer group
-  int query_buffers = 0;                  ///< work tiles whose queries a block holds
+  int query_buffers = 0;                  ///< work tiles that a block holds the queries and partial results of
 
   /// Of formats with large stages: stages if there are four consumer groups, and query buffers.
   int large_stages = 7, large_query_buffers = 3;
@@ -40,14 +41,11 @@ struct DecodePolicy {
   int loads_at_once = 4;
 
   int query_blocks = 1, combine_blocks = 2;  ///< of the other two kernels, for each multiprocessor
-  int most_idle = 16;                        ///< at most 1 / most_idle of the decode blocks stay idle for even splits
+  int most_idle_divisor = 16;  ///< 1 / most_idle_divisor of the decode blocks, at most, stay idle for even splits
   /// Partial results of a row that a warp of the combine kernel loads at once. 17, which would be enough for almost all
   /// work tiles, were slower.
   int combine_batch = 0;
   int poll_nanoseconds = 40;  ///< between two looks of the combine kernel at a completion counter
-
-  DecodeRounds rounds =
-      kDecodeRounds;  ///< the same for all, because kernels and host compute splits from kDecodeRounds
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
@@ -55,11 +53,11 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim) {
   DecodePolicy policy;
   if (head_dim <= 128) {
     policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
-    policy.stage_bytes = 55296;  // or 61 KB, with the queries of fewer work tiles
+    policy.ring_bytes = 55296;  // formats with large stages: 7 x 9216 at most
     policy.query_buffers = 4, policy.combine_batch = 9;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
-    policy.stage_bytes = 65536;
+    policy.ring_bytes = 65536;
     policy.query_buffers = 3, policy.combine_batch = 6;
   }
   return policy;

@@ -5,39 +5,47 @@
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
-/// The producer warp: it walks the work queue and fills the ring of stages. It also signals the combine kernel
-/// as each partial result reaches global memory.
+/// The producer warp: it walks the block's splits of the chunk queue and fills the ring of stages. It also signals the
+/// combine kernel, but late: when a work tile's query buffer is used again (kQueryBuffers work tiles later) or the
+/// block ends, so that it rarely waits for the partial result to be stored.
 namespace kvq::decode {
 
 template <typename T>
 struct Producer {
   static constexpr int kFirstLoadDivisor = T::kPolicy.first_load_divisor, kLeastFirstLoad = T::kPolicy.least_first_load;
   static constexpr int kStagePages = T::kExact ? 1 : T::kStageTiles;  ///< most pages that a stage's tokens come from
-  /// Bytes of a tile of exact tokens in windows. Constants, because computing them from the layout would delay a
-  /// block's first copy.
-  static constexpr int kTileSide = kTileTokens * T::kHeadDim * 2, kTilePair = 2 * kTileSide;
+  /// Bytes of a tile of exact tokens in windows: of one side, of keys and values. Constants, because computing them
+  /// from the layout would delay a block's first copy.
+  static constexpr int kWindowTileBytes = kTileTokens * T::kHeadDim * 2, kWindowPairBytes = 2 * kWindowTileBytes;
   const DecodeKernelParams& p;
   typename T::DecodeShared& shared;
   int lane;
   int stage = 0;
-  unsigned parity = 1;         ///< phase of the `empty` barriers; in the first round all stages are free
+  unsigned parity = 1;         ///< phase of the `empty` barriers; in the first pass over the ring all stages are free
   int buffer = 0;              ///< query buffer of the next work tile
   unsigned stored_parity = 1;  ///< phase of the partial barrier of that buffer
-  int work_tiles = 0;          ///< work tiles begun so far
+  int work_tiles = 0;          ///< work tiles begun so far; run() counts further ones at its end
 
   /// The source of one stage. Each lane prepares one.
   struct ChunkSource {
     typename T::StageInfo info;
     const std::byte* from[kStagePages];  ///< exact: keys; coded: the head's tiles in each page
-    int values;  ///< exact or whole: bytes from keys to values; 0: values follow keys without a gap
-    bool whole;  ///< all tokens of the stage are coded, visible and in one page
+    int values_offset;  ///< exact or whole: bytes from keys to values; 0: values follow keys without a gap
+    bool whole;         ///< all tokens of the stage are coded, visible and in one page
   };
 
+  __device__ __forceinline__ int page_tiles() const {
+    static_assert(kTileTokens == 1 << 4);
+    return 1 << (p.cache.page_shift - 4);
+  }
+
+  /// The source of KV chunk `chunk` of a work tile.
+  /// @param used  false: an empty stage, which has flags only
   __device__ __forceinline__ ChunkSource describe(const WorkTile& work_tile, int chunk, int flags, bool used) const {
     const TileChunks& chunks = work_tile.chunks;
     ChunkSource source{{flags, 0, 0, 0}, {}, 0, false};
     if (!used) return source;
-    const int page_tiles = 1 << (p.cache.page_shift - 4);
+    const int page_tiles = this->page_tiles();
     if (chunk < chunks.coded_chunks) {
       const int first = (chunks.first_coded_chunk + chunk) * T::kStageTokens;
       source.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, chunks.coded_begin, chunks.coded_end};
@@ -57,7 +65,7 @@ struct Producer {
         if (source.whole && page_tiles > T::kStageTiles) {
           const int in_page = first / kTileTokens & (page_tiles - 1);
           source.from[0] += in_page * T::KSide::side().bytes();
-          source.values =
+          source.values_offset =
               page_tiles * T::KSide::side().bytes() + in_page * (T::VSide::side().bytes() - T::KSide::side().bytes());
         }
       }
@@ -65,29 +73,30 @@ struct Producer {
         constexpr int kKeyBytes = T::KSide::side().bytes();
         const int row = first & ((1 << p.cache.page_shift) - 1);
         source.from[0] += row / kTileTokens * kKeyBytes + row % kTileTokens * (T::kHeadDim * 2);
-        source.values = page_tiles * kKeyBytes;
+        source.values_offset = page_tiles * kKeyBytes;
       }
     } else {
       const WindowLayout& layout = p.cache.window_layout;
       const int index = chunk - chunks.coded_chunks, recent = index - chunks.sink_chunks;
-      const int block = recent < 0 ? chunks.first_sink_chunk + index
-                                   : layout.sink_rows / T::kExactTokens +
-                                         (chunks.first_recent_chunk + recent) % (layout.ring_rows / T::kExactTokens);
+      const int exact_chunk = recent < 0
+                                  ? chunks.first_sink_chunk + index
+                                  : layout.sink_rows / T::kExactTokens +
+                                        (chunks.first_recent_chunk + recent) % (layout.ring_rows / T::kExactTokens);
       if (recent < 0)
-        source.info = {flags | kStageExact, block * T::kExactTokens, chunks.first,
+        source.info = {flags | kStageExact, exact_chunk * T::kExactTokens, chunks.visible_begin,
                        min(p.cache.sink_tokens, chunks.length)};
       else
         source.info = {flags | kStageExact,
                        p.cache.sink_tokens + (chunks.first_recent_chunk + recent) * T::kExactTokens,
                        chunks.recent_begin, chunks.length};
-      source.values = kTileSide;
-      const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kTilePair;
+      source.values_offset = kWindowTileBytes;
+      const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kWindowPairBytes;
       source.from[0] =
           p.cache.windows +
           (static_cast<std::int64_t>(__ldcg(p.cache.window_slots + work_tile.sequence)) * p.cache.num_kv_heads +
            work_tile.head) *
               head_bytes +
-          static_cast<std::int64_t>(block / 2) * kTilePair + block % 2 * T::kExactBytes;
+          static_cast<std::int64_t>(exact_chunk / 2) * kWindowPairBytes + exact_chunk % 2 * T::kExactBytes;
     }
     return source;
   }
@@ -97,22 +106,25 @@ struct Producer {
     // Keys and values are evicted first, so that L2 keeps what all blocks read: page tables, rotations, instructions.
     async_copy::start_evict_first(to, from, bytes, full, lane);
   }
-  __device__ __forceinline__ void announce(const typename T::StageInfo& info, int at, int bytes) {
+  /// Writes the information of stage `at` and arms its barrier for copies of so many bytes.
+  __device__ __forceinline__ void arm(const typename T::StageInfo& info, int at, int bytes) {
     shared.info[at] = info;
     async_copy::expect(ptx::shared_address(&shared.full[at]), bytes);
   }
-  /// Starts the copies of a source into stage `at`. @param announces  the lane that writes the stage's information
-  __device__ __forceinline__ void start(const ChunkSource& source, int at, bool announces) {
+  /// Starts the copies of a source into stage `at`.
+  /// @param arms  this lane writes the stage's information and arms its barrier; one lane does
+  __device__ __forceinline__ void start(const ChunkSource& source, int at, bool arms) {
     unsigned char* to = shared.stages[at];
     const unsigned full = ptx::shared_address(&shared.full[at]);
     if (source.whole) {  // the common case, with few instructions because all consumer warps wait for this warp
-      if (announces) announce(source.info, at, T::kCodedBytes);
-      copy(to, source.from[0], source.values ? T::kValuesAt : T::kCodedBytes, full);
-      if (source.values) copy(to + T::kValuesAt, source.from[0] + source.values, T::kCodedBytes - T::kValuesAt, full);
+      if (arms) arm(source.info, at, T::kCodedBytes);
+      copy(to, source.from[0], source.values_offset ? T::kValuesAt : T::kCodedBytes, full);
+      if (source.values_offset)
+        copy(to + T::kValuesAt, source.from[0] + source.values_offset, T::kCodedBytes - T::kValuesAt, full);
       return;
     }
     constexpr int kKeyBytes = T::KSide::side().bytes(), kValueBytes = T::VSide::side().bytes();
-    const int page_tiles = 1 << (p.cache.page_shift - 4);
+    const int page_tiles = this->page_tiles();
     const bool coded = !T::kExact && (source.info.flags & kStageCoded);
     const int from_tile = coded ? max(0, (source.info.begin - source.info.first) / kTileTokens) : 0;
     const int to_tile =
@@ -120,7 +132,7 @@ struct Producer {
     const int bytes = coded                             ? (to_tile - from_tile) * T::kTileBytes
                       : source.info.flags & kStageExact ? 2 * T::kExactBytes
                                                         : 0;
-    if (announces) announce(source.info, at, bytes);
+    if (arms) arm(source.info, at, bytes);
     if (coded) {
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k) {
@@ -133,7 +145,7 @@ struct Producer {
       }
     } else if (bytes) {
       copy(to, source.from[0], T::kExactBytes, full);
-      copy(to + T::kExactBytes, source.from[0] + source.values, T::kExactBytes, full);
+      copy(to + T::kExactBytes, source.from[0] + source.values_offset, T::kExactBytes, full);
     }
   }
 
@@ -149,7 +161,8 @@ struct Producer {
     constexpr int kIssueAtOnce = T::kStages < T::kPolicy.loads_at_once ? T::kStages : T::kPolicy.loads_at_once;
     for (int base = 0; base < count; base += kIssueAtOnce) {
       const int n = min(kIssueAtOnce, count - base), mine = lane - base;
-      // All lanes wait for each stage, because lanes that wait for different barriers would spin.
+      // All lanes wait for each stage, because lanes that wait for different barriers would diverge, and each would
+      // spin in turn.
       for (int i = 0; i < n; ++i) {
         const bool wraps = stage + i >= T::kStages;
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage + i - (wraps ? T::kStages : 0)]),
@@ -172,7 +185,7 @@ struct Producer {
       ChunkSource theirs;
       theirs.info = {__shfl_sync(kAll, source.info.flags, i), __shfl_sync(kAll, source.info.first, i),
                      __shfl_sync(kAll, source.info.begin, i), __shfl_sync(kAll, source.info.end, i)};
-      theirs.values = __shfl_sync(kAll, source.values, i);
+      theirs.values_offset = __shfl_sync(kAll, source.values_offset, i);
       theirs.whole = __shfl_sync(kAll, static_cast<int>(source.whole), i) != 0;
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k)
@@ -206,7 +219,7 @@ struct Producer {
     ++work_tiles;
     if (++buffer == T::kQueryBuffers) buffer = 0, stored_parity ^= 1;
   }
-  /// The next split of this block, behind the first one: claimed from the work counter.
+  /// The next split of this block after its first one: claimed from the work counter.
   __device__ __forceinline__ int claim(const Splits& splits) const {
     if (splits.rounds == 1) return splits.count();
     int claimed = 0;
@@ -228,8 +241,11 @@ struct Producer {
         if (lane == 0)
           shared.partial_ids[buffer] =
               PartialId{work_tile.sequence * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
-        __syncwarp();  // any lane may announce a stage that refers to this entry of `partial_ids`
+        __syncwarp();  // any lane may arm a stage that refers to this entry of `partial_ids`
         if (!first) load_queries(work_tile);
+        // A work tile takes a multiple of kConsumerGroups stages, so that each consumer group has a first and a last
+        // one, and KV chunk i of a split's part of the work tile always goes to the same group. Stages beyond the
+        // chunks are empty.
         const int label = buffer << kStageBufferShift,
                   padded = (to - from + T::kConsumerGroups - 1) / T::kConsumerGroups * T::kConsumerGroups;
         for (int base = 0, count; base < padded; base += count) {
@@ -251,6 +267,8 @@ struct Producer {
       }
     }
     load(ChunkSource{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kConsumerGroups);
+    // Signals the last partial results, as if further work tiles used the query buffers. `work_tiles` grows on, too, so
+    // that signal_partial() skips a buffer that had no work tile.
     for (int i = 0; i < T::kQueryBuffers; ++i) signal_partial(), next_buffer();
   }
 };

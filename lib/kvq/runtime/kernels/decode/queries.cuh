@@ -10,6 +10,9 @@
 /// It also resets the work counter and the completion counters.
 namespace kvq::decode {
 
+/// The largest 16-bit integer of a query: its high byte, rounded, is at most 127.
+constexpr float kLargestQuery = 127 * 256;
+
 /// Cuts four rotated query rows into 16-bit integers, high and low bytes. All lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int group_warp,
@@ -20,6 +23,8 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
       to.score_scale[4 * group_warp + lane] = softmax_scale * kLog2e,
                                       to.exact_score_ratio[4 * group_warp + lane] = 1.0f;
   } else {
+    static_assert(Side::kGroup * kLargestQuery * Side::kLevels * (1 << Side::kBits) < 0x1p31f,
+                  "integer products of a group (stages.cuh)");
     constexpr int kSteps = T::kSteps;
     const int g = lane >> 2, t = lane & 3;
     const float* row = heads[g >> 1];
@@ -34,7 +39,7 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
       }
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-    const float inverse = 32512.0f / largest;
+    const float inverse = kLargestQuery / largest;
     int sum[Side::kGroups] = {};
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
@@ -61,7 +66,7 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
       const float factor = static_cast<float>(1 << Side::kBits) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
       if (writes) to.sums[j][head] = static_cast<float>(sum[j]) * factor;
     }
-    const float score_scale = largest * (1.0f / 32512.0f / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    const float score_scale = largest * (1.0f / kLargestQuery / (1 << Side::kBits)) * softmax_scale * kLog2e;
     if (writes) to.score_scale[head] = score_scale, to.exact_score_ratio[head] = softmax_scale * kLog2e / score_scale;
   }
 }
@@ -74,8 +79,8 @@ struct QueriesShared {
   typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
-/// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads. Then a block has
-/// one KV head, and prepares the queries of several sequences at once.
+/// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads (required). Then a
+/// block has one KV head, and prepares the queries of several sequences at once.
 template <typename T>
 __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     queries_kernel(const __grid_constant__ DecodeKernelParams p) {
@@ -85,33 +90,34 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int group_heads = p.num_q_heads / p.cache.num_kv_heads, work_tiles = p.cache.batch * p.cache.num_kv_heads;
+  const int heads_per_kv_head = p.num_q_heads / p.cache.num_kv_heads, work_tiles = p.cache.batch * p.cache.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
-  // Behind the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
+  // After the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
   // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
   constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
-  int length = 0;  // of the sequence of work tile `thread`
+  int length = 0;  // of the sequence of this thread's work tile: first + thread * grid
   const auto fetch = [&](int first) {
     const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
     if (thread < n) length = __ldcg(p.cache.seq_lens + (first + thread * grid) / p.cache.num_kv_heads);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int row = warp + turn * kRotateWarps, in_group = row % T::kHeads;
+      const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;
       if (row >= n * T::kHeads) break;
       const int sequence = first / p.cache.num_kv_heads + row / T::kHeads * (grid / p.cache.num_kv_heads);
       const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
-                            static_cast<std::int64_t>(head * group_heads + in_group) * kDim + lane;
+                            static_cast<std::int64_t>(head * heads_per_kv_head + local_head) * kDim + lane;
 #pragma unroll
-      for (int j = 0; j < kDim / 32; ++j) fetched[turn][j] = in_group < group_heads ? __ldcg(q + 32 * j) : Activation{};
+      for (int j = 0; j < kDim / 32; ++j)
+        fetched[turn][j] = local_head < heads_per_kv_head ? __ldcg(q + 32 * j) : Activation{};
     }
     return n;
   };
@@ -144,18 +150,23 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         dense.template apply<2>(rows);
     }
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
-    constexpr int kCutters = kTilesAtOnce * T::kGroupWarps;
+    constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
     static_assert(kCutters < kRotateWarps);
-    if (warp < n * T::kGroupWarps)
-      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kGroupWarps, lane,
-                     operands[first + warp / T::kGroupWarps * grid]);
-    constexpr int kPairs = T::kGroupWarps * T::kBlocks * 32;  // of words: high parts of two channels, low parts
+    if (warp < n * T::kConsumerGroupWarps)
+      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kConsumerGroupWarps, lane,
+                     operands[first + warp / T::kConsumerGroupWarps * grid]);
+    // Pairs of words: the high parts of two channels, their low parts.
+    constexpr int kPairs = T::kConsumerGroupWarps * T::kChannelBlocks * 32;
     for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kRotateThreads - 32 * kCutters) {
-      const int l = i % 16 / 4 * 8 + i % 4, half = i / 16 % 2, block = i / 32 % T::kBlocks, m = i / 32 / T::kBlocks;
-      const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * half + 2 * (l & 3)]);
+      // Columns of the operand: lane l = 8 h + t has column 2 h, the high parts of head h of four; lane l + 4 has
+      // column 2 h + 1, the low parts.
+      const int l = i % 16 / 4 * 8 + i % 4, eight = i / 16 % 2, block = i / 32 % T::kChannelBlocks,
+                m = i / 32 / T::kChannelBlocks;
+      const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * eight + 2 * (l & 3)]);
       unsigned high, low;
       split_bf16(x.x, x.y, high, low);
-      unsigned* to = operands[first + m / T::kGroupWarps * grid].halves[m % T::kGroupWarps][block][half];
+      unsigned* to =
+          operands[first + m / T::kConsumerGroupWarps * grid].bf16_parts[m % T::kConsumerGroupWarps][block][eight];
       to[l] = high, to[l + 4] = low;
     }
     __syncthreads();

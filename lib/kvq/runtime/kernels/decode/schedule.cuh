@@ -5,7 +5,7 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
 
-/// The queue of KV chunks (schedule.h) as the kernels walk it. (Lengths and page tables are read past the L1 cache,
+/// The chunk queue (schedule.h) as the kernels walk it. (Lengths and page tables are read past the L1 cache,
 /// because not the decode kernel but the queries kernel before it has waited for the kernel that wrote them.)
 namespace kvq::decode {
 
@@ -18,10 +18,10 @@ __device__ __forceinline__ TileChunks chunks_of(const DecodeParams& p, int lengt
   return chunks_of(TokenRule{p.cache.tiers(), p.sliding_window}, StageTokens<T>{}, length);
 }
 
-/// The queue in the shared memory of a block; count_chunks() fills it.
+/// The chunk queue in the shared memory of a block; count_chunks() fills it.
 template <int kThreads>
 struct ChunkQueue {
-  int chunks_before[kThreads + 1];  ///< chunks of one head before each run of sequences, and of all
+  int chunks_before[kThreads + 1];  ///< chunks of one head before each run of sequences; last: of all runs
   int lengths[kThreads];            ///< of each sequence, if there are at most kThreads
 
   __device__ __forceinline__ int length(const DecodeParams& p, int sequence) const {
@@ -38,7 +38,7 @@ struct WorkTile {
 
 /// Moves to the next work tile that has chunks. There must be one.
 template <typename T>
-__device__ __forceinline__ void next_work_tile(const DecodeParams& p, const ChunkQueue<T::kThreads>& queue,
+__device__ __forceinline__ void next_work_tile(const DecodeParams& p, const ChunkQueue<T::kConsumerThreads>& queue,
                                                WorkTile& tile) {
   do {
     tile.first_chunk += tile.chunks.count;
@@ -52,29 +52,29 @@ __device__ __forceinline__ void next_work_tile(const DecodeParams& p, const Chun
 /// Fills `queue` by a prefix sum over the chunks of all sequences. All threads of the block call it; it ends with a
 /// barrier. Each thread sums up a run of consecutive sequences, the first warp scans the runs.
 template <typename T>
-__device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T::kThreads>& queue) {
+__device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T::kConsumerThreads>& queue) {
   const int thread = static_cast<int>(threadIdx.x);
   int sum = 0;
-  if (p.cache.batch <= T::kThreads) {
+  if (p.cache.batch <= T::kConsumerThreads) {
     if (thread < p.cache.batch) {
       const int length = __ldcg(p.cache.seq_lens + thread);
       queue.lengths[thread] = length;
       sum = chunks_of<T>(p, length).count;
     }
     if (p.cache.batch == 1) {
-      if (thread == 0) queue.chunks_before[0] = 0, queue.chunks_before[T::kThreads] = sum;
+      if (thread == 0) queue.chunks_before[0] = 0, queue.chunks_before[T::kConsumerThreads] = sum;
       __syncthreads();
       return;
     }
   } else {
-    const int run = (p.cache.batch + T::kThreads - 1) / T::kThreads;
+    const int run = (p.cache.batch + T::kConsumerThreads - 1) / T::kConsumerThreads;
     for (int b = thread * run; b < min(p.cache.batch, (thread + 1) * run); ++b)
       sum += chunks_of<T>(p, __ldcg(p.cache.seq_lens + b)).count;
   }
-  if (thread < T::kThreads) queue.chunks_before[thread] = sum;
+  if (thread < T::kConsumerThreads) queue.chunks_before[thread] = sum;
   __syncthreads();
   if (thread < 32) {
-    constexpr int kEach = T::kThreads / 32;
+    constexpr int kEach = T::kConsumerThreads / 32;
     int mine[kEach], before = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) mine[i] = queue.chunks_before[thread * kEach + i], before += mine[i];
@@ -89,26 +89,26 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
       queue.chunks_before[thread * kEach + i] = before;
       before += mine[i];
     }
-    if (thread == 31) queue.chunks_before[T::kThreads] = before;
+    if (thread == 31) queue.chunks_before[T::kConsumerThreads] = before;
   }
   __syncthreads();
 }
 
-/// The work tile that has a chunk of the queue; all lanes of one warp call it.
+/// The work tile that contains chunk `chunk` of the queue; all lanes of one warp call it.
 template <typename T>
-__device__ __forceinline__ WorkTile find_work_tile(const DecodeParams& p, const ChunkQueue<T::kThreads>& queue,
+__device__ __forceinline__ WorkTile find_work_tile(const DecodeParams& p, const ChunkQueue<T::kConsumerThreads>& queue,
                                                    unsigned chunk, int lane) {
   const auto heads = static_cast<unsigned>(p.cache.num_kv_heads);
   WorkTile tile;
   tile.sequence = 0, tile.first_chunk = 0;
   if (p.cache.batch > 1) {
-    constexpr int kEach = T::kThreads / 32;
+    constexpr int kEach = T::kConsumerThreads / 32;
     int runs = 0;  // number of runs that begin at or before the chunk
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
       runs += __popc(__ballot_sync(kAll, static_cast<unsigned>(queue.chunks_before[i * 32 + lane]) * heads <= chunk));
     // A run without chunks begins where the next run does, so the last run that begins there has the chunk.
-    tile.sequence = (runs - 1) * ((p.cache.batch + T::kThreads - 1) / T::kThreads);
+    tile.sequence = (runs - 1) * ((p.cache.batch + T::kConsumerThreads - 1) / T::kConsumerThreads);
     tile.first_chunk = static_cast<unsigned>(queue.chunks_before[runs - 1]) * heads;
   }
   tile.chunks = chunks_of<T>(p, queue.length(p, tile.sequence));

@@ -9,14 +9,15 @@
 #include <vector>
 
 /// Which block attends to which tokens: stream-K. Each (sequence, KV head) is a work tile. Its tokens are cut into KV
-/// chunks of about equal bytes, one for each stage: first the quantized tokens, then the exact (bfloat16) ones. The
-/// chunks of all work tiles lie end to end in one queue, sequence by sequence, head by head. The queue is cut into
-/// equal splits, one for each block. Where it is cut depends on lengths that are read on the device, so that a captured
-/// graph stays right while sequences grow. Equal splits do not take equal times: the oldest block of a multiprocessor
-/// is served first, and some multiprocessors are nearer to memory. So on a long queue the equal splits leave a rest,
-/// which blocks claim in ever smaller splits from an atomic work counter as they finish. (More than a few such splits
-/// cost more than they gain: each is one more work tile to begin and to end.) On a short queue, blocks that would start
-/// late stay idle (make_decode_grids()).
+/// chunks of similar bytes, one for each stage: first the quantized tokens, then the exact (bfloat16) ones. (A coded
+/// chunk may have up to 2.25 times the bytes of an exact one, see DecodeTraits; splits count both as one. A work tile
+/// of a coded format has few exact chunks.) The chunks of all work tiles lie end to end in one queue, the chunk queue,
+/// sequence by sequence, head by head. The queue is cut into equal splits, one for each block. Where it is cut depends
+/// on lengths that are read on the device, so that a captured graph stays right while sequences grow. Equal splits do
+/// not take equal times: the oldest block of a multiprocessor is served first, and some multiprocessors are nearer to
+/// memory. So on a long queue the equal splits leave a rest, which blocks claim in ever smaller splits from an atomic
+/// work counter as they finish. (More than a few such splits cost more than they gain: each is one more work tile to
+/// begin and to end.) On a short queue, blocks that would start late stay idle (make_decode_grids()).
 ///
 /// This header has the arithmetic, which the kernels (schedule.cuh) and the host share. It needs no CUDA.
 namespace kvq {
@@ -32,11 +33,11 @@ struct TokenRule {
 /// KV chunks of one work tile; equal for all heads of a sequence.
 struct TileChunks {
   int length;                                           ///< tokens
-  int first;                                            ///< first visible position
+  int visible_begin;                                    ///< first visible position
   int coded_begin, coded_end;                           ///< positions
-  int first_coded_chunk, coded_chunks;                  ///< number of the first one, how many
+  int first_coded_chunk, coded_chunks;                  ///< number of the first one, from position 0; how many
   int first_sink_chunk, sink_chunks;                    ///< likewise, of eight exact tokens each
-  int recent_begin, first_recent_chunk, recent_chunks;  ///< position; likewise, counted from the end of the sinks
+  int recent_begin, first_recent_chunk, recent_chunks;  ///< position; likewise, numbered from position `sink_tokens`
   int count;                                            ///< of all kinds
 };
 
@@ -50,16 +51,16 @@ template <typename Tokens>
 KVQ_HD TileChunks chunks_of(const TokenRule& rule, const Tokens& tokens, int length) {
   TileChunks c;
   c.length = larger(0, length);
-  c.first = rule.sliding_window > 0 ? larger(0, c.length - rule.sliding_window) : 0;
+  c.visible_begin = rule.sliding_window > 0 ? larger(0, c.length - rule.sliding_window) : 0;
   const int sinks = smaller(rule.tiers.sink_tokens, c.length);
-  const PositionRange coded = rule.tiers.coded_from(c.first, c.length);
+  const PositionRange coded = rule.tiers.coded_from(c.visible_begin, c.length);
   c.coded_begin = coded.begin;
   c.recent_begin = c.coded_end = coded.end;
   c.first_coded_chunk = c.coded_begin / tokens.coded;
   c.coded_chunks =
       c.coded_begin < c.coded_end ? (c.coded_end + tokens.coded - 1) / tokens.coded - c.first_coded_chunk : 0;
-  c.first_sink_chunk = c.first / tokens.exact;
-  c.sink_chunks = c.first < sinks ? (sinks + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
+  c.first_sink_chunk = c.visible_begin / tokens.exact;
+  c.sink_chunks = c.visible_begin < sinks ? (sinks + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
   c.first_recent_chunk = (c.recent_begin - rule.tiers.sink_tokens) / tokens.exact;
   c.recent_chunks =
       c.recent_begin < c.length ? (c.length - 1 - rule.tiers.sink_tokens) / tokens.exact + 1 - c.first_recent_chunk : 0;
@@ -102,7 +103,7 @@ struct Splits {
     return static_cast<unsigned>(std::uint64_t{chunks} * static_cast<unsigned>(end) /
                                  static_cast<unsigned>(kPolicy.parts));
   }
-  /// First chunk of a split, and the one behind its last.
+  /// First chunk of a split, and one past its last.
   struct Range {
     unsigned begin, end;
   };
@@ -122,34 +123,38 @@ struct Splits {
 };
 
 /// Which partial result: the one that a split gives for a work tile. At most two work tiles of a split lie in other
-/// splits as well: the one that the split begins in, and the one that it ends in; they use the two shared entries that
-/// the split has among the partial results. A work tile that is whole in one split has an entry of its own.
+/// splits as well: the one that the split begins in, and the one that it ends in; for these, the split has two
+/// cut entries among the partial results. A work tile that is whole in one split has an entry of its own.
 struct PartialId {
   int work_tile;  ///< sequence * num_kv_heads + head
   int split;
   bool begins, ends;  ///< the split has the work tile's first chunk, its last one
 };
-/// Shared entries of a device, which lie before those of the work tiles.
-KVQ_HD constexpr long long shared_partials(int blocks) { return 2LL * Splits::kRounds * blocks; }
-KVQ_HD constexpr long long shared_partial(int split, bool begins) { return 2LL * split + begins; }
-KVQ_HD constexpr long long whole_partial(int blocks, int work_tile) { return shared_partials(blocks) + work_tile; }
+/// Cut entries of a device, for work tiles that an edge of a split cuts. They lie before the entries of whole work
+/// tiles.
+KVQ_HD constexpr long long cut_partials(int blocks) { return 2LL * Splits::kRounds * blocks; }
+KVQ_HD constexpr long long cut_partial(int split, bool begins) { return 2LL * split + begins; }
+KVQ_HD constexpr long long whole_partial(int blocks, int work_tile) { return cut_partials(blocks) + work_tile; }
 KVQ_HD constexpr long long partial_index(int blocks, const PartialId& id) {
-  return id.begins && id.ends ? whole_partial(blocks, id.work_tile) : shared_partial(id.split, id.begins);
+  return id.begins && id.ends ? whole_partial(blocks, id.work_tile) : cut_partial(id.split, id.begins);
 }
 
 /// Completion counter of a work tile: one word, to which each stored partial result adds increment(id).
 ///
 ///    63                                 40 39                  20 19                 0
 ///   +-------------------------------------+----------------------+--------------------+
-///   | split behind the last - first split | first split          | partial results    |
+///   | one past last split - first split   | first split          | partial results    |
 ///   | (end - first), modulo 2^24          |                      | stored so far      |
 ///   +-------------------------------------+----------------------+--------------------+
 ///
-/// The first partial result of a work tile adds the first split, the last one adds the split behind. So the work tile
-/// is complete when the difference equals the number of stored partial results.
+/// The first partial result of a work tile adds the first split, the last one adds one past the last split: first and
+/// last in the order of the queue; they arrive in any order. The work tile is complete when the difference equals the
+/// number of stored partial results. Until both have arrived, the upper field is 0, or end (larger than the number of
+/// stored partial results), or -first modulo 2^24 (0 or larger than kMost), so it does not equal that number,
+/// which is 1 or more.
 struct CompletionCounter {
   static constexpr int kMost = (1 << 20) - 1;              ///< of partial results, and of splits
-  static constexpr unsigned long long kNone = 1ull << 20;  ///< a work tile without tokens, which no block attends to
+  static constexpr unsigned long long kNone = 1ull << 20;  ///< a work tile without tokens; not a sum of increments
   unsigned long long bits = 0;
   KVQ_HD static constexpr unsigned long long increment(const PartialId& id) {
     const auto first = static_cast<unsigned long long>(id.begins ? id.split : 0);
@@ -165,10 +170,12 @@ struct CompletionCounter {
 };
 
 /// How work tiles are divided into units of the combine kernel. If work tiles are few, each query head is a unit, so
-/// that all blocks have work. If they are many, a unit has all heads of one sequence, or of several. But the last work
-/// tiles of a queue of several rounds, the tail, may have many partial results, and they are complete last: there a
-/// unit has a quarter of a work tile's heads. If the completion counter then shows few partial results, the work tile's
-/// first unit takes all heads and the others are empty.
+/// that all blocks have work. If they are many, a unit has all heads of one sequence, or of several. But the last
+/// sequences of the batch are the tail, where a unit has a quarter of a work tile's heads. This is for a queue of
+/// several rounds: each of its rounds has the same number of splits, so work tiles in the short last round have many
+/// partial results, and they are complete last. (The host does not know lengths, hence rounds, so each call with many
+/// work tiles has a tail.) If the completion counter then shows few partial results, the work tile's first unit takes
+/// all heads and the others are empty.
 struct CombineSchedule {
   int unit_sequences = 1, unit_heads = 1;  ///< of a unit before the tail; powers of two
   int tile_units = 1;                      ///< units of a work tile before the tail
@@ -241,14 +248,14 @@ struct DecodeSchedule {
   std::uint32_t tile_chunks(std::size_t sequence) const {
     return (first_chunks[sequence + 1] - first_chunks[sequence]) / static_cast<std::uint32_t>(num_kv_heads);
   }
-  /// Splits that have chunks of a work tile, from the first one to the one behind the last one; none if the work tile
+  /// Splits that have chunks of a work tile, from the first one to one past the last one; none if the work tile
   /// has no tokens.
   struct TileSplits {
     int begin, end;
     int count() const { return end - begin; }
   };
   TileSplits splits_of(int sequence, int head) const;
-  /// The split that has a chunk of the queue.
+  /// The split that contains chunk `chunk` of the queue.
   int split_of(std::uint32_t chunk) const;
 };
 DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const DecodeDevice& device,

@@ -4,9 +4,9 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 
-/// The end of a work tile in a block. A share is the sum of one consumer group over its stages. Each
-/// consumer group stores its share in the stage that it read last; the last warp to do so merges all shares and stores
-/// them in global memory as one partial result.
+/// The end of a work tile in a block. A share is the sum of one consumer group over its stages; each warp of the group
+/// has four heads of it. The warps store the share in the stage that their group read last. The last warp of the block
+/// to do so merges all shares and stores them in global memory as one partial result.
 namespace kvq::decode {
 
 /// Sums over lanes, and adds the term that the integer products left out: of the minima (affine), or of the middle of
@@ -18,15 +18,15 @@ __device__ __forceinline__ void finish_share(State<T>& state) {
   for (int step = 4; step < 32; step *= 2) {
     state.sum += __shfl_xor_sync(kAll, state.sum, step);
 #pragma unroll
-    for (float& m : state.minima) m += __shfl_xor_sync(kAll, m, step);
+    for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
   }
   if constexpr (!T::kExact) {
 #pragma unroll
-    for (int block = 0; block < T::kBlocks; ++block)
+    for (int block = 0; block < T::kChannelBlocks; ++block)
 #pragma unroll
       for (float& value : state.out[block])
         value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
-                 state.minima[value_step(Side::side(), block) / Side::kStepsInGroup];
+                 state.offsets[value_step(Side::side(), block) / Side::kStepsInGroup];
   }
 }
 
@@ -44,16 +44,16 @@ __device__ __forceinline__ void store_partial(const DecodeKernelParams& p, typen
   const int g = lane >> 2, head = 4 * group_warp + (lane & 3);
   typename T::Partial& partial = partial_at<T>(p, shared, buffer);
 #pragma unroll
-  for (int block = 0; block < T::kBlocks; ++block)
+  for (int block = 0; block < T::kChannelBlocks; ++block)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       partial.value[head][value_channel(T::VSide::side(), 16 * block + 8 * i + g)] = state.out[block][i];
-  if (g == 0) partial.state[head] = make_float2(state.max, state.sum);
+  if (g == 0) partial.state[head] = make_float2(state.reference, state.sum);
   ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.partials_stored[buffer]));
 }
 
-/// Stores the share of one of several consumer groups; the last warp of the block merges the shares.
+/// Stores a warp's heads of the share of one of several consumer groups; the last warp of the block merges the shares.
 /// @param parity  phase of the work tile's share barrier
 template <typename T>
 __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
@@ -61,34 +61,36 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
                                             const State<T>& state, unsigned parity) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
   const int g = lane >> 2, t = lane & 3;
-  if constexpr (T::kGroupWarps > 1)
-    ptx::bar_sync(1 + consumer_group, 32 * T::kGroupWarps);  // all warps of the consumer group have read the stage
+  if constexpr (T::kConsumerGroupWarps > 1)
+    // All warps of the consumer group have read the stage.
+    ptx::bar_sync(1 + consumer_group, 32 * T::kConsumerGroupWarps);
   __syncwarp();
   // Channels of head t are swizzled by 8 t, because the four heads would otherwise have bank conflicts.
   float* share = reinterpret_cast<float*>(shared.stages[stage]) + group_warp * 4 * kDim;
 #pragma unroll
-  for (int block = 0; block < T::kBlocks; ++block)
+  for (int block = 0; block < T::kChannelBlocks; ++block)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       share[t * kDim + (value_channel(T::VSide::side(), 16 * block + 8 * i + g) ^ (8 * t))] = state.out[block][i];
   if (g == 0)
-    shared.states[buffer][consumer_group * T::kGroupWarps + group_warp][t] = make_float2(state.max, state.sum);
+    shared.states[buffer][consumer_group * T::kConsumerGroupWarps + group_warp][t] =
+        make_float2(state.reference, state.sum);
   if (group_warp == 0 && lane == 0) shared.share_stages[buffer][consumer_group] = stage;
   ptx::fence_proxy_async();  // the stage's next content is written by the async proxy (bulk copy)
-  ptx::mbarrier_arrive(ptx::shared_address(&shared.shares_reduced[buffer]));
+  ptx::mbarrier_arrive(ptx::shared_address(&shared.shares_stored[buffer]));
   __syncwarp();
-  int there = 0;
-  if (lane == 0) there = atomicAdd(&shared.shares_stored[buffer], 1);
-  if (__shfl_sync(kAll, there, 0) != T::kWarps - 1) return;
+  int done_before = 0;
+  if (lane == 0) done_before = atomicAdd(&shared.warps_done[buffer], 1);
+  if (__shfl_sync(kAll, done_before, 0) != T::kConsumerWarps - 1) return;
 
   // Already complete; the wait only acquires what the other warps wrote.
-  ptx::mbarrier_wait(ptx::shared_address(&shared.shares_reduced[buffer]), parity);
+  ptx::mbarrier_wait(ptx::shared_address(&shared.shares_stored[buffer]), parity);
   typename T::Partial& partial = partial_at<T>(p, shared, buffer);
 #pragma unroll 4
   for (int i = lane; i < T::kHeads * kQuads; i += 32) {
     const int head = i / kQuads, m = head / 4, h = head % 4, quad = i % kQuads;
     const auto share_of = [&](int w) {
-      const float2 state = shared.states[buffer][w * T::kGroupWarps + m][h];
+      const float2 state = shared.states[buffer][w * T::kConsumerGroupWarps + m][h];
       return SoftmaxState{state.x, state.y};
     };
     SoftmaxState merged;
@@ -105,10 +107,10 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
     reinterpret_cast<float4*>(partial.value[head])[quad] = values;
     if (quad == 0) partial.state[head] = make_float2(merged.max, merged.sum);
   }
-  if (lane == 0) shared.shares_stored[buffer] = 0;
+  if (lane == 0) shared.warps_done[buffer] = 0;
 #pragma unroll
   for (int w = 0; w < T::kConsumerGroups; ++w)
-    for (int i = 0; i < T::kGroupWarps; ++i)
+    for (int i = 0; i < T::kConsumerGroupWarps; ++i)
       ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[shared.share_stages[buffer][w]]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.partials_stored[buffer]));
 }

@@ -12,45 +12,47 @@ namespace kvq::decode {
 
 template <typename T>
 struct State {
-  float out[T::kBlocks][2];         ///< block of 16 permuted channels, channels g and g + 8
-  float max;                        ///< reference of the exponentials, in base 2: within kSlack of the largest score
+  float out[T::kChannelBlocks][2];  ///< of each channel block, channels g and g + 8
+  float reference;                  ///< of the exponentials, in base 2: the largest score may be kSlack above
   float sum;                        ///< this lane's tokens only
-  float minima[T::VSide::kGroups];  ///< affine: sum of p m; symmetric: sum of p s; this lane's tokens only
+  /// What the products with codes leave out. Affine: sum of p m; symmetric: sum of p s. This lane's tokens only.
+  float offsets[T::VSide::kGroups];
 
   __device__ __forceinline__ void reset() {
     for (auto& block : out) block[0] = block[1] = 0.0f;
-    for (float& m : minima) m = 0.0f;
-    max = kMinusInf;
+    for (float& offset : offsets) offset = 0.0f;
+    reference = kMinusInf;
     sum = 0.0f;
   }
 
   /// How far, in base 2, scores may rise above the reference before the reference follows them. Floats lose no
-  /// precision by that, and lanes need not agree on each stage's largest score.
+  /// precision by that, and lanes need not agree on each stage's largest score. A larger slack would be right, too, as
+  /// long as sums of 2^kSlack stay far below the largest float.
   static constexpr float kSlack = 8.0f;
 
   /// Moves the reference to a stage's largest score and rescales the sums, if a lane's score exceeds it by kSlack.
-  /// @param stage_max    this lane's largest score, times `score_scale` in base 2
-  /// @param score_scale  score scale, Query::score_scale
+  /// @param stage_max    this lane's largest score, not yet multiplied by `score_scale`
+  /// @param score_scale  turns `stage_max` into a base-2 score: Query::score_scale
   /// @return             the reference, to be subtracted from base-2 scores; 0 as long as there is no score
   __device__ __forceinline__ float rescale(float stage_max, float score_scale) {
-    if (__any_sync(kAll, fmaf(stage_max, score_scale, -max) > kSlack)) {  // false where both are infinite
+    if (__any_sync(kAll, fmaf(stage_max, score_scale, -reference) > kSlack)) {  // false where both are infinite
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
       stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
-      const float larger = fmaxf(max, stage_max * score_scale);
-      const float factor = larger > max ? ptx::ex2(max - larger) : 1.0f;
+      const float larger = fmaxf(reference, stage_max * score_scale);
+      const float factor = larger > reference ? ptx::ex2(reference - larger) : 1.0f;
       for (auto& block : out) block[0] *= factor, block[1] *= factor;
-      for (float& m : minima) m *= factor;
+      for (float& offset : offsets) offset *= factor;
       sum *= factor;
-      max = larger;
+      reference = larger;
     }
-    return max == kMinusInf ? 0.0f : max;
+    return reference == kMinusInf ? 0.0f : reference;
   }
 };
 
-/// Sends each lane's two words, the high and low bytes of its head's weights, to the lanes that need them as columns of
-/// the second operand: column 2 t is the high half of head t, 2 t + 1 the low half. Lane 4 g + t gets column g of the
-/// tokens 2 t (`even`) and 2 t + 1 (`odd`).
+/// Sends each lane's two words, the high and the low parts of its head's weights, to the lanes that need them as
+/// columns of the second operand: column 2 t is the high part of head t, 2 t + 1 the low part. Lane 4 g + t gets column
+/// g of the words of lanes with g = 2 t (`even`) and g = 2 t + 1 (`odd`).
 __device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
   const int g = lane >> 2, t = lane & 3;
   // Lanes with even g send the word for even columns first, lanes with odd g the word for odd columns, so that two
@@ -114,7 +116,7 @@ struct Query {
   unsigned fragment[T::kSteps][2];
   float score_scale;          ///< score scale: base-2 score of an integer product of 1, never 0
   float exact_score_ratio;    ///< score of a bfloat16 product of 1, in multiples of `score_scale`
-  float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the levels
+  float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the largest code
 
   __device__ __forceinline__ void load(const typename T::Operand& operand, int group_warp, int lane) {
     const int head = 4 * group_warp + (lane & 3);
@@ -145,13 +147,13 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
 #pragma unroll
     for (int j = group * Side::kStepsInGroup; j < (group + 1) * Side::kStepsInGroup; ++j) {
       const Step<Side> step(j);
-      const bool split = step.slice0 != step.slice1;
+      const bool halves_differ = step.slice0 != step.slice1;
       const unsigned a0 = slice_of<Side>(words[step.word0], step.slice0),
                      a1 = slice_of<Side>(words[Side::kWords + step.word0], step.slice0);
       unsigned a2 = slice_of<Side>(words[step.word1], step.slice1),
                a3 = slice_of<Side>(words[Side::kWords + step.word1], step.slice1);
-      if (split) a2 >>= Side::kBits, a3 >>= Side::kBits;
-      const int kind = split ? 0 : step.slice0 % 2;  // codes, or codes times 2^bits
+      if (halves_differ) a2 >>= Side::kBits, a3 >>= Side::kBits;
+      const int kind = halves_differ ? 0 : step.slice0 % 2;  // codes, or codes times 2^bits
       used[kind] = true;
       ptx::mma_m16n8k32_u8s8(sums[kind], a0, a1, a2, a3, query.fragment[j][0], query.fragment[j][1]);
     }
@@ -226,17 +228,20 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
     }
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
-      state.minima[group] =
-          Side::kAffine ? fmaf(scores[j], minima[j], state.minima[group]) : state.minima[group] + weights[j];
+      state.offsets[group] =
+          Side::kAffine ? fmaf(scores[j], minima[j], state.offsets[group]) : state.offsets[group] + weights[j];
       largest = fmaxf(largest, weights[j]);
     }
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
     largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
     largest = fmaxf(largest, 1e-30f);
-    const float inverse = __fdividef(kLargest, largest), score_scale = largest * (1.0f / kLargest);
+    const float inverse = __fdividef(kLargest, largest), weight_scale = largest * (1.0f / kLargest);
 
-    // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes, four tokens to a word.
+    // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes. p01 and p23: the low
+    // bytes of two tokens, then the high bytes. exchange() sends the high bytes of tokens g, g + 8, g + 16, g + 24 of
+    // two tiles as one word, the low bytes as another. A column has tokens 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of one tile,
+    // the order in which a word of codes has them.
     unsigned columns[kTiles];
 #pragma unroll
     for (int pair = 0; pair < kTiles / 2; ++pair) {
@@ -256,7 +261,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
       return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
     };
 #pragma unroll
-    for (int h = 0; h < T::kBlocks / Side::kPerByte; ++h) {
+    for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
       int above[2] = {0, 0};
 #pragma unroll
       for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
@@ -269,7 +274,7 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
                                  masked(words[2 * pair + 1][2 * h], slice),
                                  masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
                                  columns[2 * pair + 1]);
-        const float factor = score_scale * (1.0f / (1 << (slice * Side::kBits)));
+        const float factor = weight_scale * (1.0f / (1 << (slice * Side::kBits)));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
@@ -285,13 +290,13 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 
 template <typename T>
 __device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
-                                             const unsigned (&fragments)[T::kBlocks][2][32], const Query<T>& query,
-                                             State<T>& state, int lane) {
+                                             const unsigned (&fragments)[T::kChannelBlocks][2][32],
+                                             const Query<T>& query, State<T>& state, int lane) {
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
   float sums[2][4] = {};
 #pragma unroll
-  for (int pair = 0; pair < T::kBlocks / 2; ++pair) {
+  for (int pair = 0; pair < T::kChannelBlocks / 2; ++pair) {
     unsigned a[4];
     ptx::ldmatrix_x4(a, keys + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
     ptx::mma_m16n8k16_bf16(sums[0], a[0], 0, a[1], 0, fragments[2 * pair][0][lane], fragments[2 * pair][1][lane]);
@@ -305,7 +310,7 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
   const float weight = ptx::ex2(fmaf(score, query.score_scale, -reference));
   state.sum += weight;
   unsigned even, odd;
-  exchange(half_of(weight, false), half_of(weight, true), lane, even, odd);
+  exchange(part_of(weight, false), part_of(weight, true), lane, even, odd);
   const unsigned column = __byte_perm(even, odd, 0x5410);
   const int position = first + 2 * t;
   unsigned mask = ~0u;
@@ -313,7 +318,7 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
     mask = (position >= begin && position < end ? 0xFFFFu : 0u) |
            (position + 1 >= begin && position + 1 < end ? 0xFFFF0000u : 0u);
 #pragma unroll
-  for (int pair = 0; pair < T::kBlocks / 2; ++pair) {
+  for (int pair = 0; pair < T::kChannelBlocks / 2; ++pair) {
     unsigned a[4];
     ptx::ldmatrix_x4_trans(a, values + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
 #pragma unroll

@@ -7,8 +7,9 @@
 
 namespace kvq {
 
-/// @tparam kGroupWarpsArg  warps of a consumer group, which share a stage, each with four query heads: 1, 2 or 4
-template <typename KSideArg, typename VSideArg, int kGroupWarpsArg, typename ActivationArg>
+/// @tparam kConsumerGroupWarpsArg  1, 2 or 4 warps of a consumer group, which read the same stage, for four query heads
+///                                 each
+template <typename KSideArg, typename VSideArg, int kConsumerGroupWarpsArg, typename ActivationArg>
 struct DecodeTraits {
   using KSide = KSideArg;
   using VSide = VSideArg;
@@ -17,16 +18,18 @@ struct DecodeTraits {
   static constexpr bool kExact = KSide::kExact;
   static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
 
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  ///< consumer warps; there is one producer warp more
-  static constexpr int kBlockThreads = kThreads + 32;
-  static constexpr int kGroupWarps = kGroupWarpsArg, kConsumerGroups = kWarps / kGroupWarps;
-  static constexpr int kHeads = 4 * kGroupWarps;  ///< query heads of a KV head; the last ones may be padding
-  static constexpr int kBlocks = kHeadDim / 16;
+  static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
+  static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
+  static constexpr int kConsumerGroupWarps = kConsumerGroupWarpsArg,
+                       kConsumerGroups = kConsumerWarps / kConsumerGroupWarps;
+  static constexpr int kHeads = 4 * kConsumerGroupWarps;  ///< query heads of a KV head; the last ones may be padding
+  static constexpr int kChannelBlocks = kHeadDim / 16;    ///< of 16 channels, the rows of a product
 
-  /// Whether all slices of a byte of values are in one group, hence have the same weight. If so, a product may include
-  /// the slices above its own, whose product is subtracted, and a mask is saved.
+  /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
+  /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
+  /// the product of the higher slices, which is known already, is subtracted. So the lowest slice needs no mask.
   static constexpr bool nested() {
-    for (int block = 1; block < (kExact ? 0 : kBlocks); ++block)
+    for (int block = 1; block < (kExact ? 0 : kChannelBlocks); ++block)
       if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
                                               value_step(VSide::side(), block - 1) / VSide::kStepsInGroup)
         return false;
@@ -34,15 +37,18 @@ struct DecodeTraits {
   }
   static constexpr bool kNested = nested();
 
-  // A stage holds eight exact tokens, 4 KB at head_dim 128, or as many coded tokens, 32 or 64, as take about the same
-  // bytes. At head_dim 128 it may take twice as many bytes, so that a warp attends to 64 tokens of four bits at once,
-  // too, with fewer instructions for each. (128 tokens of two bits at once were slower, because the last of them arrive
-  // late.)
+  // A stage holds eight exact tokens, 4 KB at head_dim 128, or as many coded tokens as take about the same bytes: 64,
+  // four tiles, if they exceed an exact stage by 1/4 at most (two bits in groups of 64: 5120 bytes), else 32. At
+  // head_dim 128 four tiles may take kMostLargeBytes (four bits in groups of 64), so that a warp attends to 64 tokens
+  // of four bits at once, too, with fewer instructions for each. Above head_dim 128 the codes of four tiles of two bits
+  // alone take as much as an exact stage, so a stage has two tiles. (128 tokens of two bits at once were slower,
+  // because the last of them arrive late.)
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
-  static constexpr bool kSmall = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
-  static constexpr bool kLarge = !kExact && !kSmall && kHeadDim == 128 && 4 * kTileBytes <= 9216;
-  static constexpr int kStageTiles = kSmall || kLarge ? 4 : 2;
+  static constexpr int kMostLargeBytes = 9216;
+  static constexpr bool kFourTilesFit = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
+  static constexpr bool kLargeStage = !kExact && !kFourTilesFit && kHeadDim == 128 && 4 * kTileBytes <= kMostLargeBytes;
+  static constexpr int kStageTiles = kFourTilesFit || kLargeStage ? 4 : 2;
   static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
   static constexpr int kValuesAt =
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
@@ -52,18 +58,21 @@ struct DecodeTraits {
   static constexpr int kRegisters = kPolicy.registers;
   static_assert(kPolicy.multiprocessor_blocks * kBlockThreads * kRegisters <= 65536, "registers of a multiprocessor");
   static constexpr int kStagesPerGroup =
-      std::clamp(kPolicy.stage_bytes / (kConsumerGroups * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
+      std::clamp(kPolicy.ring_bytes / (kConsumerGroups * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
   /// Consumer groups take stages in turn: load n goes to stage n mod kStages and to group n mod kConsumerGroups.
   static constexpr int kStages =
-      kLarge && kConsumerGroups == 4 ? kPolicy.large_stages : kConsumerGroups * kStagesPerGroup;
+      kLargeStage && kConsumerGroups == 4 ? kPolicy.large_stages : kConsumerGroups * kStagesPerGroup;
   static constexpr bool kOwned = kStages % kConsumerGroups == 0;  ///< a stage is always used by the same group
-  static constexpr int kQueryBuffers = kLarge ? kPolicy.large_query_buffers : kPolicy.query_buffers;
+  /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
+  /// that there is kQueryBuffers of.
+  static constexpr int kQueryBuffers = kLargeStage ? kPolicy.large_query_buffers : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh): four heads a consumer warp.
   static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
   struct alignas(16) Operand {
-    unsigned fragments[kGroupWarps][kSteps][2][32];        ///< of 16-bit integers, for coded keys
-    unsigned halves[kGroupWarps][kBlocks][2][32];          ///< of two bfloat16 halves, for exact ones
+    unsigned fragments[kConsumerGroupWarps][kSteps][2][32];  ///< of 16-bit integers, for coded keys
+    /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh).
+    unsigned bf16_parts[kConsumerGroupWarps][kChannelBlocks][2][32];
     float score_scale[kHeads], exact_score_ratio[kHeads];  ///< score scales, as in Query (stages.cuh)
     float sums[KSide::kGroups][kHeads];                    ///< as in Query
   };
@@ -72,27 +81,27 @@ struct DecodeTraits {
     float value[kHeads][kHeadDim];
     float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
   };
-  /// Description of a stage's KV chunk.
+  /// Description of a stage's KV chunk. An empty stage is neither coded nor exact: it has flags only.
   struct alignas(16) StageInfo {
-    int flags;  ///< kStage... and the work tile's query buffer: index of `operands`, `partial_ids` and their barriers
+    int flags;              ///< kStage... and the work tile's query buffer
     int first, begin, end;  ///< position of the first token; visible positions
   };
   struct DecodeShared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
-    float2 states[kQueryBuffers][kWarps][4];  ///< softmax state of each warp's share of a work tile
+    float2 states[kQueryBuffers][kConsumerWarps][4];  ///< softmax state of each warp's heads in its group's share
     StageInfo info[kStages];
     alignas(8) unsigned long long full[kStages], empty[kStages];
     unsigned long long queries_full[kQueryBuffers];     ///< query barriers: the work tile's queries are in `operands`
     unsigned long long partials_stored[kQueryBuffers];  ///< partial barriers: the partial result is stored
-    /// share barriers: the shares of all consumer warps, summed over lanes, are in shared memory
-    unsigned long long shares_reduced[kQueryBuffers];
+    /// share barriers: all consumer warps have stored their heads of their group's share in shared memory
+    unsigned long long shares_stored[kQueryBuffers];
     decode::PartialId partial_ids[kQueryBuffers];      ///< which work tile and split
     int share_stages[kQueryBuffers][kConsumerGroups];  ///< stage that holds each group's share of the work tile
-    int shares_stored[kQueryBuffers];                  ///< number of warps whose share is stored
-    decode::ChunkQueue<kThreads> queue;
+    int warps_done[kQueryBuffers];  ///< consumer warps that have stored their heads of a share; the last one merges
+    decode::ChunkQueue<kConsumerThreads> queue;
   };
-  static_assert(kConsumerGroups == 1 || kGroupWarps * 4 * kHeadDim * 4 <= kStageBytes,
+  static_assert(kConsumerGroups == 1 || kConsumerGroupWarps * 4 * kHeadDim * 4 <= kStageBytes,
                 "a stage holds its group's share");
 };
 

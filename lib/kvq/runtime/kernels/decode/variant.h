@@ -21,7 +21,7 @@ struct DecodeLaunch {
   int shared_bytes = 0;
   int operand_bytes = 0;     ///< queries of one work tile: one KV head of a sequence
   int partial_bytes = 0;     ///< of a partial result
-  int shared_partials = 0;   ///< partial results in addition to one for each work tile
+  int cut_partials = 0;      ///< partial results in addition to one for each work tile
   bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
 };
 
