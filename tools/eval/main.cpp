@@ -101,6 +101,7 @@ void add_flags(CLI::App& app, EvalFlags& f) {
 
 std::vector<int> choose_layers(const ModelGeometry& model, const std::string& text) {
   std::vector<int> all;
+  all.reserve(model.layers.size());
   for (const LayerEntry& entry : model.layers) all.push_back(entry.layer);
   if (text.empty()) return all;
   const std::vector<int> wanted = parse_int_list(text, "--layers");

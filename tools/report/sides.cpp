@@ -19,6 +19,7 @@ const std::vector<ReportSide>& report_sides() {
 
 std::vector<std::string> layer_names(const Artifact& artifact) {
   std::vector<std::string> names;
+  names.reserve(artifact.layers.size());
   for (const LayerPlan& layer : artifact.layers) names.push_back(std::to_string(layer.layer));
   return names;
 }
@@ -26,6 +27,7 @@ std::vector<std::string> layer_names(const Artifact& artifact) {
 std::vector<double> layer_values(const Artifact& artifact, const ReportSide& side,
                                  const std::function<double(const TensorPlan&)>& of) {
   std::vector<double> values;
+  values.reserve(artifact.layers.size());
   for (const LayerPlan& layer : artifact.layers)
     values.push_back(side.plan(layer) == nullptr ? NAN : of(*side.plan(layer)));
   return values;

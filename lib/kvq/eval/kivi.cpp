@@ -47,8 +47,8 @@ class KiviKeys : public StoredSide {
     if (!with_windows_) {  // a group that is not full has its range, too
       if (context <= 0) return bits_ + kNumberBits / kGroup;
       const auto group = static_cast<std::int64_t>(kGroup);
-      const auto groups = static_cast<double>((context + group - 1) / group);
-      return bits_ + kNumberBits * groups / static_cast<double>(context);
+      const std::int64_t groups = (context + group - 1) / group;
+      return bits_ + kNumberBits * static_cast<double>(groups) / static_cast<double>(context);
     }
     const double coded =
         context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
@@ -100,8 +100,8 @@ class KiviValues : public StoredSide {
   double effective_bits(std::int64_t context) const override {
     const double coded =
         context <= 0 ? 1.0 : static_cast<double>(exact_tokens().coded_end(context - 1)) / static_cast<double>(context);
-    const auto groups = static_cast<double>((dim_ + kGroup - 1) / kGroup);
-    return 16.0 + coded * (bits_ + kNumberBits * groups / static_cast<double>(dim_) - 16.0);
+    const std::size_t groups = (dim_ + kGroup - 1) / kGroup;
+    return 16.0 + coded * (bits_ + kNumberBits * static_cast<double>(groups) / static_cast<double>(dim_) - 16.0);
   }
   double code_bits() const override { return bits_; }
 

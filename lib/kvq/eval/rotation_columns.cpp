@@ -18,6 +18,7 @@ constexpr std::int64_t kMostTokens = 2048;
 std::vector<std::int64_t> spaced_tokens(std::int64_t tokens) {
   const std::int64_t count = std::min(tokens, kMostTokens);
   std::vector<std::int64_t> chosen;
+  chosen.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) chosen.push_back(i * tokens / count);
   return chosen;
 }

@@ -164,10 +164,11 @@ struct Unit {
 /// Mean bits at which a side is tried, around the budget: in steps of 1/4 up to 4, of 1/2 up to 5, then of 1.
 std::vector<double> bit_ladder(const Options& options, double around) {
   std::vector<double> ladder;
-  for (double bits = std::max(1, options.min_bits); bits <= options.max_bits + 1e-9; bits += bits < 4.0   ? 0.25
-                                                                                             : bits < 5.0 ? 0.5
-                                                                                                          : 1.0)
+  double bits = std::max(1, options.min_bits);
+  while (bits <= options.max_bits + 1e-9) {
     if (ladder.empty() ? bits >= around - 1.5 : bits <= around + 2.5) ladder.push_back(bits);
+    bits += bits < 4.0 ? 0.25 : bits < 5.0 ? 0.5 : 1.0;
+  }
   if (ladder.empty()) ladder.push_back(options.max_bits);
   if (options.min_bits == 0) ladder.insert(ladder.begin(), 0.5);
   return ladder;
@@ -417,6 +418,7 @@ class Planner {
 
   std::vector<std::vector<Choice>> own_choices() const {
     std::vector<std::vector<Choice>> all;
+    all.reserve(units_.size());
     for (const Unit& unit : units_) all.push_back(unit.choices);
     return all;
   }

@@ -185,7 +185,7 @@ OptionSpec side_option(OptionSpec spec, Sides sides, SetSide set, const SideMani
 
 /// One value of an enum with a to_string(), for one side or both.
 template <typename Enum>
-OptionSpec side_choice(OptionText text, Sides sides, Enum SideOptions::* field, std::vector<Enum> values,
+OptionSpec side_choice(OptionText text, Sides sides, Enum SideOptions::* field, const std::vector<Enum>& values,
                        const SideManifest& manifest = {}) {
   OptionSpec spec{.text = std::move(text)};
   for (const Enum value : values) spec.choices.push_back({to_string(value)});

@@ -70,6 +70,7 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
   const auto chunks = chunks_of(layer.k.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
   std::vector<std::vector<double>> c_q;
+  c_q.reserve(query.size());
   for (const MomentSum& sum : query) c_q.push_back(mean_moment(sum));
   std::vector<MomentSum> partial(static_cast<std::size_t>(heads * per_head));
   parallel_for(heads * per_head, [&](std::int64_t task) {
