@@ -18,9 +18,9 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @TEAM@
-# stand for the row's. Rows of a kind that does not know the cache's format have neither k nor v; rows need an
-# activation only for @TYPE@.
+# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and
+# @GROUP_WARPS@ stand for the row's. Rows of a kind that does not know the cache's format have neither k nor v; rows
+# need an activation only for @TYPE@.
 function(kvq_variant_kind table kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
   file(READ ${table} json)
@@ -42,10 +42,10 @@ function(kvq_variant_kind table kind out)
       string(APPEND name _${k}_${v})
     endif()
     string(JSON heads ERROR_VARIABLE none GET "${json}" ${kind} ${i} heads)
-    set(team 0)
+    set(group_warps 0)
     if(NOT none)
       string(APPEND name _h${heads})
-      math(EXPR team "${heads} / 4")
+      math(EXPR group_warps "${heads} / 4")
     endif()
     set(activation none)
     if(ARG_ARGUMENTS MATCHES "@TYPE@")
@@ -59,7 +59,7 @@ function(kvq_variant_kind table kind out)
     string(REPLACE "@K@" "${k_side}" arguments "${ARG_ARGUMENTS}")
     string(REPLACE "@V@" "${v_side}" arguments "${arguments}")
     string(REPLACE "@HEAD_DIM@" "${head_dim}" arguments "${arguments}")
-    string(REPLACE "@TEAM@" "${team}" arguments "${arguments}")
+    string(REPLACE "@GROUP_WARPS@" "${group_warps}" arguments "${arguments}")
     string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
     file(
@@ -108,7 +108,7 @@ function(kvq_variants table out warpgroup_out)
     FOLDER decode
     TYPE_NAME DecodeVariant
     MAKER decode_variant
-    ARGUMENTS "DecodeTraits<@K@, @V@, @TEAM@, @TYPE@>"
+    ARGUMENTS "DecodeTraits<@K@, @V@, @GROUP_WARPS@, @TYPE@>"
     FUNCTION decode_variants
   )
   kvq_variant_kind(

@@ -11,7 +11,7 @@ namespace kvq::generic {
 constexpr int kRowFloats = kGenericHeadDim;  ///< from row to row in shared memory
 
 /// A block's 16 rows, one side of one head.
-struct Rows {
+struct GenericRows {
   alignas(16) float x[kTileTokens][kRowFloats];
   alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
   std::uint8_t codes[kWarps][kGenericHeadDim];
@@ -181,7 +181,7 @@ __device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t p
 
 /// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
 /// behind a barrier after `x` and `page` are written.
-__device__ __forceinline__ void code_rows(Rows& rows, const CacheFormat& format, bool value, ScaleRule rule,
+__device__ __forceinline__ void code_rows(GenericRows& rows, const CacheFormat& format, bool value, ScaleRule rule,
                                           int clip_rank, const PageTiles& tile_of) {
   const TileSide& side = format.side(value);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

@@ -17,7 +17,7 @@ constexpr int kMostRuns = 32;  ///< blocks for runs of 16 demotions; few steps h
 /// Grid [runs, 2 Hkv, L]: keys of all heads, then values.
 __global__ void __launch_bounds__(kThreads)
     generic_demote_kernel(const __grid_constant__ DemoteParams p, const __grid_constant__ CacheFormat format) {
-  __shared__ Rows rows;
+  __shared__ GenericRows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
   const int head = static_cast<int>(blockIdx.y) - (value ? p.num_kv_heads : 0), dim = format.side(value).head_dim;

@@ -26,7 +26,7 @@ struct Output {
 
 /// Destination: the caller's rows [T, Hkv, D].
 template <typename T>
-struct ToRows {
+struct GenericToRows {
   static constexpr int kMinBlocks = 4;  ///< resident on a multiprocessor
   DequantizeParams p;
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
@@ -53,7 +53,7 @@ struct ToRows {
 /// tile.
 /// @tparam kTuned  the workspace of a tuned variant (PrefillTiles), else of generic attention (PrefillRows)
 template <typename T, bool kTuned>
-struct ToWorkspace {
+struct GenericToWorkspace {
   static constexpr int kMinBlocks = 0;  ///< as many as the compiler finds room for
   PrefillParams p;
   PrefillSlab slab;
@@ -235,28 +235,29 @@ Status launch(const Destination& destination, const CacheFormat& format, int blo
 
 template <typename T>
 Status plan(DequantizeLaunch& launch) {
-  Status status = count_blocks<T, ToRows<T>>(launch.blocks);
+  Status status = count_blocks<T, GenericToRows<T>>(launch.blocks);
   int blocks = 0;
-  return status.ok() ? count_blocks<T, ToWorkspace<T, true>>(blocks) : status;  // loads the kernel, too
+  return status.ok() ? count_blocks<T, GenericToWorkspace<T, true>>(blocks) : status;  // loads the kernel, too
 }
 
 template <typename T>
 Status run(const DequantizeLaunch& planned, const DequantizeParams& params, CUstream_st* stream) {
-  return launch<T>(ToRows<T>{params}, planned.format, planned.blocks, stream);
+  return launch<T>(GenericToRows<T>{params}, planned.format, planned.blocks, stream);
 }
 
 template <typename T>
 Status to_tiles(const DequantizeLaunch& planned, const PrefillParams& params, const PrefillSlab& slab,
                 CUstream_st* stream) {
   const CacheFormat& format = planned.format;
-  return launch<T>(ToWorkspace<T, true>{params, slab, format.k.head_dim, format.v.head_dim}, format, planned.blocks,
-                   stream);
+  return launch<T>(GenericToWorkspace<T, true>{params, slab, format.k.head_dim, format.v.head_dim}, format,
+                   planned.blocks, stream);
 }
 
 template <typename T>
 Status to_rows(const CacheFormat& format, int blocks, const PrefillParams& params, const PrefillSlab& slab,
                CUstream_st* stream) {
-  return launch<T>(ToWorkspace<T, false>{params, slab, format.k.head_dim, format.v.head_dim}, format, blocks, stream);
+  return launch<T>(GenericToWorkspace<T, false>{params, slab, format.k.head_dim, format.v.head_dim}, format, blocks,
+                   stream);
 }
 
 }  // namespace
@@ -288,8 +289,8 @@ Status generic_prefill_rows(const DequantizeVariant& rows, int blocks, const Pre
 
 Status generic_prefill_rows_blocks(bool bf16, int& blocks) {
   using namespace generic;
-  return bf16 ? count_blocks<__nv_bfloat16, ToWorkspace<__nv_bfloat16, false>>(blocks)
-              : count_blocks<__half, ToWorkspace<__half, false>>(blocks);
+  return bf16 ? count_blocks<__nv_bfloat16, GenericToWorkspace<__nv_bfloat16, false>>(blocks)
+              : count_blocks<__half, GenericToWorkspace<__half, false>>(blocks);
 }
 
 }  // namespace kvq

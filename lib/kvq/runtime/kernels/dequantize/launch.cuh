@@ -62,7 +62,7 @@ Status run_to_tiles(const DequantizeLaunch& launch, const PrefillParams& params,
 
 template <typename K, typename V, typename Activation>
 DequantizeVariant dequantize_variant(const char* name) {
-  using T = dequantize::Traits<K, V, Activation>;
+  using T = dequantize::DequantizeTraits<K, V, Activation>;
   DequantizeVariant variant{name,
                             K::side(),
                             V::side(),

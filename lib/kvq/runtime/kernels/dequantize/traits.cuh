@@ -22,7 +22,7 @@ struct Steps {
 };
 
 template <typename KSideArg, typename VSideArg, typename ActivationArg>
-struct Traits {
+struct DequantizeTraits {
   using KSide = KSideArg;
   using VSide = VSideArg;
   using Activation = ActivationArg;

@@ -31,7 +31,7 @@ cudaError_t prepare_prefill(void (*kernel)(Arguments...), int shared_bytes) {
 template <int kDim, typename T>
 Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   using Sm90 = prefill::Sm90Traits<kDim, T>;
-  using Any = prefill::Traits<kDim, T>;
+  using Any = prefill::PortableTraits<kDim, T>;
   constexpr PrefillTiles kTiles{kDim};
   static_assert(sizeof(typename Any::Shared) <= 99 * 1024, "what a block has on every architecture");
   static_assert(sizeof(typename Sm90::Shared) <= 99 * 1024);
@@ -56,7 +56,7 @@ template <int kDim, typename T>
 Status run_prefill(const DequantizeVariant& rows, const PrefillLaunch& launch, const PrefillParams& params,
                    CUstream_st* stream) {
   using Sm90 = prefill::Sm90Traits<kDim, T>;
-  using Any = prefill::Traits<kDim, T>;
+  using Any = prefill::PortableTraits<kDim, T>;
   const int work_tiles = params.cache.batch * params.cache.num_kv_heads;
   PrefillSlab slab = launch.slab;
   if (slab.row_blocks == 0 || slab.tiles == 0) return {};

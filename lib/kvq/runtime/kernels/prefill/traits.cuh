@@ -6,7 +6,7 @@ namespace kvq::prefill {
 
 /// Of the kernel for every architecture (kernel.cuh).
 template <int kDimArg, typename TArg>
-struct Traits {
+struct PortableTraits {
   using T = TArg;
   static constexpr int kDim = kDimArg;
   static constexpr PrefillTiles kTiles{kDim};

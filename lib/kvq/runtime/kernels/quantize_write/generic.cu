@@ -13,7 +13,7 @@ namespace generic {
 
 /// Rows [16, D] times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit numbers.
 template <typename T>
-__device__ __forceinline__ void multiply_packed(Rows& rows, int dim, const std::byte* rotation) {
+__device__ __forceinline__ void multiply_packed(GenericRows& rows, int dim, const std::byte* rotation) {
   constexpr int kColumns = kGenericHeadDim / kThreads;
   const RotationLayout layout{dim};
   float sums[kColumns][kTileTokens] = {};
@@ -52,7 +52,7 @@ __device__ __forceinline__ void multiply_packed(Rows& rows, int dim, const std::
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format) {
-  __shared__ Rows rows;
+  __shared__ GenericRows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
   const int head = static_cast<int>(blockIdx.y) - (value ? p.num_kv_heads : 0);
