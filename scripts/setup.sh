@@ -55,7 +55,8 @@ for package in "${packages[@]}"; do
 done
 
 venv=.venv
-own_torch() { python3 -c 'import torch' 2>/dev/null; }
+# .venv sees the packages of the system's interpreter, not those of a virtual environment that is active now.
+own_torch() { python3 -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null; }
 # What a part of .venv was made from; it is made again when the interpreter or a pinned version changes.
 recipe() { python3 -c 'import sys; print(sys.version)'; cat "$1"; }
 is_current() {
