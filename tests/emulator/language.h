@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdarg>  // clang 19 loses __builtin_va_list if a precompiled header does not name it
 #include <cstring>
 
 /// CUDA C++ for a C++ compiler: included before every kernel. Only what kvq's kernels use.
