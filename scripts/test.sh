@@ -19,8 +19,8 @@ usage: scripts/test.sh [--only STEP[,STEP]...]... [--list]
   build         the release build, with tests
   ctest         C++ tests of the release build
   python        second reader, dump scripts, tools, commands of all documents; wants the release build
-  sanitizers    build with clang, AddressSanitizer and UBSan (beside python, if both run); C++ tests, kernels on an
-                emulated device, and brief fuzzing of every parser
+  sanitizers    build with clang, AddressSanitizer and UBSan; C++ tests, kernels on an emulated device, and brief
+                fuzzing of every parser (beside python, if both run)
 
 Exit code: 0 all passed, 2 wrong flags, else that of the step that failed.
 TEXT
@@ -51,22 +51,26 @@ done
 [ ${#only[@]} -gt 0 ] || only=("${steps[@]}")
 
 wants() { [[ " ${only[*]} " == *" $1 "* ]]; }
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 
-asan_build=""
-build_with_sanitizers() { cmake --preset asan && cmake --build --preset asan; }
-# The build runs in the background, not the tests: a background process ignores interrupts, and so would the tools that
-# tests start.
-start_asan_build() {
-  asan_log=$(mktemp)
-  build_with_sanitizers >"$asan_log" 2>&1 &
-  asan_build=$!
-  trap 'kill "$asan_build" 2>/dev/null || true; rm -f "$asan_log"' EXIT
+sanitized_log=""
+sanitized_job=""
+run_sanitized() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"; }
+# Under job control (set -m) a background job has its own process group, which one signal ends, and takes interrupts,
+# as the tests of interrupted programs need.
+start_sanitized() {
+  sanitized_log=$(mktemp)
+  set -m
+  run_sanitized >"$sanitized_log" 2>&1 &
+  sanitized_job=$!
+  set +m
+  trap 'kill -- "-$sanitized_job" 2>/dev/null || true; rm -f "$sanitized_log"' EXIT
 }
-finish_asan_build() {
-  [ -n "$asan_build" ] || start_asan_build
-  wait "$asan_build" || { tail -n 50 "$asan_log"; exit 1; }
-  tail -n 1 "$asan_log"
+finish_sanitized() {
+  local code=0
+  wait "$sanitized_job" || code=$?
+  [ "$code" -eq 0 ] || { tail -n 200 "$sanitized_log"; exit "$code"; }
+  sed -n '/^Test project/,$p' "$sanitized_log"
 }
 
 if wants setup; then scripts/setup.sh --with-tests --with-dump; fi
@@ -92,14 +96,23 @@ if wants ctest; then
   ctest --preset release -j "$(nproc)"
 fi
 
+if wants sanitizers; then
+  say "sanitizers: C++ tests under AddressSanitizer and UBSan, kernels on an emulated device, and fuzzing"
+  if wants python; then
+    start_sanitized
+    echo "runs beside the next step"
+  else
+    run_sanitized
+  fi
+fi
+
 if wants python; then
-  if wants sanitizers; then start_asan_build; fi
-  say "python: second reader, dump scripts, tools, README${asan_build:+; beside it the build with sanitizers}"
+  say "python: second reader, dump scripts, tools, README"
   KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
 fi
 
-if wants sanitizers; then
-  say "sanitizers: C++ tests under AddressSanitizer and UBSan, kernels on an emulated device, and fuzzing"
-  finish_asan_build
-  ctest --preset asan -j "$(nproc)"
+if [ -n "$sanitized_job" ]; then
+  say "sanitizers: results"
+  finish_sanitized
 fi
+say "all steps passed"
