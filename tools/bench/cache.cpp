@@ -38,7 +38,8 @@ HostSequence Cache::sequence(int index) const {
   HostSequence host;
   const std::int64_t page_bytes = shape_.pages().page_bytes(), slot_bytes = shape_.windows().slot_bytes();
   for (int i = 0; i < shape_.num_pages(); ++i) {
-    const int page = table_[static_cast<std::size_t>(index * shape_.num_pages() + i)];
+    const int page = table_[static_cast<std::size_t>(index) * static_cast<std::size_t>(shape_.num_pages()) +
+                            static_cast<std::size_t>(i)];
     const std::vector<std::byte> bytes = get(pages_ + page * page_bytes, static_cast<std::size_t>(page_bytes));
     host.pages.insert(host.pages.end(), bytes.begin(), bytes.end());
   }

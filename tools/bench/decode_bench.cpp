@@ -22,7 +22,8 @@ constexpr double kMostError = 5e-3;  // rounding the result to bfloat16 alone gi
 double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k, const HeadRotations& v,
                 const std::uint16_t* q, const std::uint16_t* out, float softmax_scale) {
   const int dim = c.variant->k.head_dim, head = c.num_kv_heads - 1;
-  const auto elements = static_cast<std::size_t>(c.num_q_heads / c.num_kv_heads * dim);
+  const int group_elements = c.num_q_heads / c.num_kv_heads * dim;
+  const auto elements = static_cast<std::size_t>(group_elements);
   const auto all = static_cast<std::size_t>(c.batch * c.num_q_heads) * static_cast<std::size_t>(dim);
   const std::vector<float> found = floats_at(out, all, c.variant->bf16);
   if (!std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
@@ -44,6 +45,7 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   check(variant.plan(launch));
 
   std::vector<std::unique_ptr<Cache>> sets;
+  sets.reserve(static_cast<std::size_t>(num_sets(bytes.total())));
   for (int i = 0; i < num_sets(bytes.total()); ++i)
     sets.push_back(std::make_unique<Cache>(device, cache_of(c), static_cast<unsigned>(2 * i + 1)));
   Memory memory;

@@ -34,7 +34,7 @@ struct Chunk {
     indptr = memory.put(first);
   }
   static std::size_t elements(const PrefillCase& c, int heads) {
-    return static_cast<std::size_t>(heads * c.rows->k.head_dim);
+    return static_cast<std::size_t>(heads) * static_cast<std::size_t>(c.rows->k.head_dim);
   }
 
   Memory memory;
@@ -47,7 +47,7 @@ struct Chunk {
 /// rows of the chunk.
 RowAt rows_of(const PrefillCase& c, StoredRows& stored, const TensorPlan& rotation, const std::uint16_t* chunk) {
   const auto dim = static_cast<std::size_t>(c.rows->k.head_dim), row = dim * static_cast<std::size_t>(c.num_kv_heads),
-             first = static_cast<std::size_t>((c.batch - 1) * c.chunk);
+             first = static_cast<std::size_t>(c.batch - 1) * static_cast<std::size_t>(c.chunk);
   return [&c, &stored, &rotation, row, dim,
           all = floats_at(chunk + first * row, static_cast<std::size_t>(c.chunk) * row, c.rows->bf16),
           rotated = std::vector<float>(dim)](int t) mutable -> std::span<const float> {
@@ -63,7 +63,8 @@ double error_of(const PrefillCase& c, const Cache& cache, const Chunk& chunk, co
                 const HeadRotations& v, float softmax_scale) {
   const int dim = c.rows->k.head_dim, head = c.num_kv_heads - 1;
   const auto all = static_cast<std::size_t>(chunk.tokens) * Chunk::elements(c, c.num_q_heads);
-  const auto elements = static_cast<std::size_t>(c.num_q_heads / c.num_kv_heads * dim);
+  const int group_elements = c.num_q_heads / c.num_kv_heads * dim;
+  const auto elements = static_cast<std::size_t>(group_elements);
   const std::vector<float> found = floats_at(chunk.out, all, c.rows->bf16);
   if (!std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
   const CacheShape shape = cache_of(c);

@@ -87,6 +87,7 @@ std::string prefill_plan(const Run& run) {
 
 std::string decode_explanations(const Run& run) {
   std::vector<std::string> tables;
+  tables.reserve(run.decode.size());
   for (const DecodeRow& row : run.decode) tables.push_back(text_of(row.c, *row.explanation));
   return fmt::format("{}", fmt::join(tables, "\n"));
 }

@@ -41,17 +41,17 @@ constexpr DecodeTarget kDecode[] = {
 /// bandwidth.
 struct WriteTarget {
   const char *name, *cache;
-  int tokens;
   double asked;
+  int tokens;
   bool dense_and_clip = false;
 };
 constexpr WriteTarget kWrite[] = {
-    {"INT4", "u4g128", 8192, 0.75},
-    {"INT4", "u4g128", 32768, 0.75},
-    {"INT2 norm", "s2g128", 8192, 0.70},
-    {"INT2 norm", "s2g128", 32768, 0.70},
-    {"INT2 dense", "u2g128", 8192, 0.50, true},
-    {"INT2 dense", "u2g128", 32768, 0.50, true},
+    {"INT4", "u4g128", 0.75, 8192},
+    {"INT4", "u4g128", 0.75, 32768},
+    {"INT2 norm", "s2g128", 0.70, 8192},
+    {"INT2 norm", "s2g128", 0.70, 32768},
+    {"INT2 dense", "u2g128", 0.50, 8192, true},
+    {"INT2 dense", "u2g128", 0.50, 32768, true},
 };
 
 /// Largest time of a write with a transform (channel scales before the Hadamard, or a matrix that is not orthogonal),

@@ -184,6 +184,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   const WriteVariant& variant = *c.variant;
   const RowBytes bytes = bytes_of(c);
   std::vector<std::unique_ptr<Rows>> sets;
+  sets.reserve(static_cast<std::size_t>(num_sets(bytes.total())));
   for (int i = 0; i < num_sets(bytes.total()); ++i)
     sets.push_back(std::make_unique<Rows>(device, c, static_cast<unsigned>(4 * i + 1)));
   const auto set = [&](int i) -> const Rows& { return *sets[static_cast<std::size_t>(i) % sets.size()]; };

@@ -68,6 +68,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
 std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
   constexpr int kTable10GroupSize = 64;
   std::vector<LayerRotationReport> reports;
+  reports.reserve(origin.size());
   for (std::size_t i = 0; i < origin.size(); ++i)
     reports.push_back(report_rotations(*origin.load(i), kTable10GroupSize));
   return reports;
@@ -143,6 +144,7 @@ int calibrate(const CalibrateFlags& flags) {
                               folder, flags.behavior.resume, flags.outputs.quiet || flags.outputs.json);
     if (!flags.inputs.stats.empty()) {
       std::vector<fs::path> shards;
+      shards.reserve(origin.entries.size());
       for (const auto& entry : origin.entries) shards.push_back(entry.path);
       merge_stats_files(shards, flags.inputs.stats);
     }

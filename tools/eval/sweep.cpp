@@ -282,6 +282,7 @@ Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrati
 void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vector<int>& layers) {
   for (const std::string& name : sweep.schemes) find_scheme(name);
   std::vector<Job> jobs;
+  jobs.reserve(sweep.rows.size());
   for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
   std::map<std::string, Dump> dumps;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
@@ -303,6 +304,7 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
 std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& folders, int threads, bool quiet) {
   const ThreadLimit limit(threads);
   std::vector<Job> jobs;
+  jobs.reserve(sweep.rows.size());
   for (const Row& row : sweep.rows) jobs.push_back(in_row(row, [&] { return parse_row(row); }));
   std::map<std::string, StatsOrigin> origins;
   std::vector<Candidate> candidates;

@@ -20,6 +20,7 @@ struct LayoutRow {
 
 std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
   std::vector<LayoutRow> rows;
+  rows.reserve(artifact.layers.size());
   for (const LayerPlan& layer : artifact.layers) rows.push_back({layer.layer, cache_layout(layer)});
   return rows;
 }

@@ -42,7 +42,7 @@ struct TableSource {
 };
 
 std::string codes_text(const TensorPlan& plan) {
-  const std::string name = std::visit(CoderName{}, plan.coder);
+  std::string name = std::visit(CoderName{}, plan.coder);
   if (is_exact(plan.coder)) return name;
   if (plan.allocation) return fmt::format("mixed {} {:.2f}b", name, mean_code_bits(plan));
   return fmt::format("{}-bit {} g{}", code_bits(plan.coder), name, group_size(plan.coder));

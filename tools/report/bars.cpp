@@ -21,6 +21,7 @@ class Columns {
   double left(std::size_t i) const { return left_ + step_ * static_cast<double>(i); }
   std::vector<double> centers() const {
     std::vector<double> x;
+    x.reserve(count_);
     for (std::size_t i = 0; i < count_; ++i) x.push_back(left(i) + step_ / 2.0);
     return x;
   }
@@ -33,6 +34,7 @@ class Columns {
 template <typename T>
 std::vector<std::string> places_of(const std::vector<T>& entries) {
   std::vector<std::string> names;
+  names.reserve(entries.size());
   for (const T& entry : entries) names.push_back(entry.place);
   return names;
 }

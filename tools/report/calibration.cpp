@@ -41,7 +41,8 @@ Spectrum spectrum_of(const TensorPlan& plan, int layer, int dim) {
   const auto d = static_cast<std::size_t>(dim);
   const std::vector<float>& values = plan.rotation.spectrum;
   Spectrum spectrum{.layer = layer, .low = {}, .mean = {}, .high = {}};
-  const auto heads = static_cast<double>(values.size() / d);
+  const std::size_t num_heads = values.size() / d;
+  const auto heads = static_cast<double>(num_heads);
   std::vector<double> means;
   for (std::size_t start = 0; start < values.size(); start += d)
     means.push_back(std::accumulate(values.data() + start, values.data() + start + d, 0.0) / dim);
@@ -154,7 +155,8 @@ std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
 /// Adds a line for each value; the name of a nested value is its path: "budget.unit".
 void add_facts(const std::string& name, const Json& value, HtmlRows& rows) {
   if (value.is_object() && !value.empty()) {
-    for (const auto& [key, child] : value.items()) add_facts(name.empty() ? key : name + "." + key, child, rows);
+    for (const auto& [key, child] : value.items())
+      add_facts(name.empty() ? key : fmt::format("{}.{}", name, key), child, rows);
   } else if (!value.is_null() && rows.size() < 400) {
     rows.push_back({name, value.is_string() ? value.get<std::string>() : canonical_json(value)});
   }

@@ -206,10 +206,12 @@ std::string context_figure(std::string_view metric, const std::string& title, co
     for (const auto& [first, value] : by_context(*scheme.json, metric))
       if (std::isfinite(value)) firsts[first] = 0;
   std::vector<std::string> places;
+  places.reserve(firsts.size());
   for (const auto& [first, unused] : firsts) places.push_back(fmt::format("{}+", first));
   return scheme_figure(title, "tokens before the query", places, schemes, [&](const EvaluatedScheme& scheme) {
     const std::map<std::int64_t, double> own = by_context(*scheme.json, metric);
     std::vector<double> values;
+    values.reserve(firsts.size());
     for (const auto& [first, unused] : firsts) values.push_back(own.contains(first) ? own.at(first) : NAN);
     return values;
   });

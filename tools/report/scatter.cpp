@@ -44,6 +44,7 @@ constexpr std::array<LabelPlace, 8> kLabelPlaces = {{{"", 8.0, 3.5, 0.0},
 
 std::vector<double> column(const std::vector<ChartPoint>& points, double ChartPoint::* value) {
   std::vector<double> values;
+  values.reserve(points.size());
   for (const ChartPoint& point : points) values.push_back(point.*value);
   return values;
 }

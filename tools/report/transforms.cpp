@@ -40,6 +40,7 @@ std::string gain_chart(const Artifact& artifact, const std::vector<ReportSide>& 
   draw_y_axis(svg, frame, y);
   const double step = frame.plot_width / static_cast<double>(artifact.layers.size());
   std::vector<double> places;
+  places.reserve(artifact.layers.size());
   for (std::size_t i = 0; i < artifact.layers.size(); ++i)
     places.push_back(frame.left + step * (static_cast<double>(i) + 0.5));
   draw_x_places(svg, frame, places, layer_names(artifact), "layer");

@@ -22,6 +22,14 @@ class [[nodiscard]] Status {
   static constexpr int kMessageBytes = 256;
 
   Status() = default;
+#ifdef __clang_analyzer__  // clang's analyzer does not follow variadic functions, and would take the result for ok
+  template <typename... Values>
+  static Status fail(StatusCode code, const char*, const Values&...) {
+    Status status;
+    status.code_ = code;
+    return status;
+  }
+#else
   static Status fail(StatusCode code, const char* format, ...) __attribute__((format(printf, 2, 3))) {
     Status status;
     status.code_ = code;
@@ -31,6 +39,7 @@ class [[nodiscard]] Status {
     va_end(arguments);
     return status;
   }
+#endif
   bool ok() const { return code_ == StatusCode::ok; }
   StatusCode code() const { return code_; }
   const char* message() const { return message_; }

@@ -24,6 +24,7 @@ bool has_source(const MetricSums& sums, MetricSource source) {
 const std::vector<Metric>& all_metrics() {
   static const std::vector<Metric> all = [] {
     std::vector<Metric> metrics;
+    metrics.reserve(std::size(kMetrics));
     for (std::size_t i = 0; i < std::size(kMetrics); ++i) metrics.emplace_back(i);
     return metrics;
   }();

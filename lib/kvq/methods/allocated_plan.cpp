@@ -33,8 +33,9 @@ struct HeadProblem {
 /// Diagonal of a moment along the columns of a basis, or along the channels if the basis is empty.
 std::vector<double> energies(const std::vector<double>& moment, const std::vector<double>& basis, int dim) {
   const std::vector<double> along = basis.empty() ? moment : turned(moment, basis, dim);
-  std::vector<double> diagonal;
-  for (int j = 0; j < dim; ++j) diagonal.push_back(std::max(0.0, along[static_cast<std::size_t>(j * dim + j)]));
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<double> diagonal(d);
+  for (std::size_t j = 0; j < d; ++j) diagonal[j] = std::max(0.0, along[j * d + j]);
   return diagonal;
 }
 
@@ -54,6 +55,7 @@ std::vector<Unit> rope_units(const LayerGeometry& geometry) {
 /// One unit for each channel.
 std::vector<Unit> channel_units(int dim) {
   std::vector<Unit> units;
+  units.reserve(static_cast<std::size_t>(dim));
   for (int j = 0; j < dim; ++j) units.push_back({{j}});
   return units;
 }

@@ -55,7 +55,8 @@ std::vector<float> unrotated(const RotationRequest& request, const Rotation& rot
 /// Sum of squared distances of rows from their mean.
 double spread(const std::vector<float>& rows, int dim) {
   const auto d = static_cast<std::size_t>(dim);
-  const double n = static_cast<double>(rows.size() / d);
+  const std::size_t count = rows.size() / d;
+  const auto n = static_cast<double>(count);
   double total = 0.0;
   for (std::size_t j = 0; j < d; ++j) {
     double sum = 0.0, squares = 0.0;

@@ -158,7 +158,7 @@ OptionSpec integer_option(OptionText text, Field field, IntegerRange range, cons
 /// One value of an enum with a to_string(). `field`: a member of Options, or an OwnOption.
 /// @param values  in the order of the list that an error message shows
 template <typename Enum, typename Field>
-OptionSpec choice_option(OptionText text, Field field, std::vector<Enum> values, const Manifest& manifest = {}) {
+OptionSpec choice_option(OptionText text, Field field, const std::vector<Enum>& values, const Manifest& manifest = {}) {
   OptionSpec spec{.text = std::move(text)};
   for (const Enum value : values) spec.choices.push_back({to_string(value)});
   spec.set = [field, values, spec](Options& o, const OptionValue& word) {

@@ -173,9 +173,9 @@ OptionSpec composition_option() {
   return spec;
 }
 
-OptionSpec target_option(const char* flag, const char* help, Sides side, std::vector<Moment> moments) {
+OptionSpec target_option(const char* flag, const char* help, Sides side, const std::vector<Moment>& moments) {
   return side_choice<Moment>(
-      {flag, option_group::kRotations, help}, side, &SideOptions::target, std::move(moments),
+      {flag, option_group::kRotations, help}, side, &SideOptions::target, moments,
       {.key = "target", .value = [](const SideOptions& s) { return Json(to_string(s.target)); }, .every_method = true});
 }
 

@@ -41,7 +41,7 @@ OptionSpec bits_option(const char* flag, const char* help, Sides sides, const Si
 OptionSpec coder_option(const char* flag, const char* help, Sides sides, const SideManifest& manifest = {}) {
   std::vector<CoderKind> kinds(kCoderKinds.begin(), kCoderKinds.end());
   std::erase(kinds, CoderKind::exact);  // --bits 16
-  return side_choice<CoderKind>({flag, kStorage, help}, sides, &SideOptions::coder, std::move(kinds), manifest);
+  return side_choice<CoderKind>({flag, kStorage, help}, sides, &SideOptions::coder, kinds, manifest);
 }
 
 OptionSpec codebook_option() {

@@ -199,6 +199,7 @@ SideView::SideView(const LayerStats& stats, const Options& options, Side side, s
     throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, name(side), error.what()), error.hint()};
   }
   std::vector<const HeadTransform*> of_head;
+  of_head.reserve(static_cast<std::size_t>(stats.geometry.num_kv_heads));
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h)
     of_head.push_back(&heads_[options.scope == Scope::layer ? 0 : static_cast<std::size_t>(h)]);
   view_ = transformed(stats, side, of_head);

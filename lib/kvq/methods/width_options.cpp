@@ -27,8 +27,8 @@ OptionSpec score_option() {
   return spec;
 }
 
-OptionSpec allocation_option(const char* flag, const char* help, Sides side, std::vector<Allocate> values) {
-  return side_choice<Allocate>({flag, kWidths, help}, side, &SideOptions::allocate, std::move(values),
+OptionSpec allocation_option(const char* flag, const char* help, Sides side, const std::vector<Allocate>& values) {
+  return side_choice<Allocate>({flag, kWidths, help}, side, &SideOptions::allocate, values,
                                {.key = "allocate", .value = [](const SideOptions& s) {
                                   return s.allocate != Allocate::none ? Json(to_string(s.allocate)) : Json();
                                 }});

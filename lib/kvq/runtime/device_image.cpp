@@ -48,6 +48,7 @@ TensorPlan without_scales(TensorPlan plan) {
 /// The values of `entries` [H] for all KV heads, [Hkv].
 std::vector<float> of_heads(const std::vector<float>& entries, const Rotation& rotation, int num_kv_heads) {
   std::vector<float> all;
+  all.reserve(static_cast<std::size_t>(num_kv_heads));
   for (int head = 0; head < num_kv_heads; ++head)
     all.push_back(entries[static_cast<std::size_t>(rotation.head_index(head))]);
   return all;

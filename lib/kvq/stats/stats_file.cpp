@@ -449,6 +449,7 @@ void StatsFile::add_to(SafetensorsWriter& writer, std::size_t index) const {
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
   KVQ_ASSERT(!inputs.empty());
   std::vector<StatsFile> files;
+  files.reserve(inputs.size());
   for (const auto& path : inputs) files.push_back(StatsFile::open(path));
   expect_different_shards(files);
   std::map<int, std::vector<LayerPlace>> layers;

@@ -116,6 +116,7 @@ TokenSample sample_tokens(const LayerActivations& layer, std::uint64_t seed, std
 
 TokenSample merge_samples(const TokenSample& a, const TokenSample& b, std::int64_t token_offset, std::int64_t count) {
   std::vector<std::pair<Candidate, std::size_t>> all;
+  all.reserve(a.key.size() + b.key.size());
   for (std::size_t i = 0; i < a.key.size(); ++i) all.push_back({{a.key[i], a.token[i]}, i});
   for (std::size_t i = 0; i < b.key.size(); ++i)
     all.push_back({{b.key[i], b.token[i] + token_offset}, a.key.size() + i});

@@ -45,6 +45,7 @@ kvq_status kvq_selftest(const kvq_model* model, kvq_selftest_layer* layers, std:
     for (const LoadedLayer& layer : m.layers) unfolded.add(layer.plan, Folded{}, m.claim.bf16);
     const DeviceMemory image = to_device(unfolded.bytes(), stream);
     std::vector<SelftestLayer> results;
+    results.reserve(m.layers.size());
     for (std::size_t i = 0; i < m.layers.size(); ++i)
       results.push_back(selftest(m.layers[i], unfolded.pointers(i, image.get()), stream));
     for (std::size_t i = 0; i < std::min(results.size(), static_cast<std::size_t>(capacity)); ++i) {

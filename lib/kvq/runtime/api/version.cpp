@@ -29,8 +29,8 @@ const char* kvq_status_string(std::int32_t status) {
     case KVQ_IO: return "io";
     case KVQ_CUDA: return "cuda";
     case KVQ_INTERNAL: return "internal";
+    default: return "unknown status";
   }
-  return "unknown status";
 }
 
 const char* kvq_kernel_name(std::int32_t kernel, std::int32_t index) {
@@ -40,6 +40,6 @@ const char* kvq_kernel_name(std::int32_t kernel, std::int32_t index) {
     case KVQ_KERNEL_DEMOTE: return name_of(kvq::demote_variants(), index);
     case KVQ_KERNEL_DEQUANTIZE: return name_of(kvq::dequantize_variants(), index);
     case KVQ_KERNEL_PREFILL: return name_of(kvq::prefill_variants(), index);
+    default: return nullptr;
   }
-  return nullptr;
 }
