@@ -1,5 +1,6 @@
 #include <kvq/container/atomic_file.h>
-
+#include <kvq/container/output_target.h>
+#include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
 
 #include <fcntl.h>
@@ -30,28 +31,41 @@ int sync_descriptor(int descriptor) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), folder_(path_.parent_path()) {
-  if (folder_.empty()) folder_ = ".";
-  // A rename would replace a device or a pipe by a plain file: refuse /dev/null rather than destroy it.
-  struct stat existing;
-  if (::stat(path_.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode))
-    throw Error{ErrorKind::io, fmt::format("{}: cannot write: not a regular file", path_.string())};
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), target_(output_target(path_)), folder_(folder_of(target_)) {
+  create_temporary();
+  take_over_mode();
+}
 
+void AtomicFile::create_temporary() {
   constexpr int kAttempts = 100;  // a name is taken only if a killed process left its file behind
-  for (int attempt = 0; attempt < kAttempts && descriptor_ < 0; ++attempt) {
-    temporary_ = folder_ / temporary_name();
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ < 0 && errno != EEXIST && errno != EINTR) break;
-  }
-  if (descriptor_ >= 0) return;
-  const int error = errno;
-  temporary_.clear();
-  fail("create a temporary file in its folder", error);
+  constexpr mode_t kOwnerOnly = 0600, kByUmask = 0666;
+  const mode_t mode = ::access(target_.c_str(), F_OK) == 0 ? kOwnerOnly : kByUmask;  // until take_over_mode()
+  temporary_ = make_temporary([&] {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const std::filesystem::path name = folder_ / temporary_name();
+      descriptor_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+      if (descriptor_ >= 0) return name;
+      if (errno != EEXIST && errno != EINTR) break;
+    }
+    fail("create a temporary file in its folder", errno);
+  });
+}
+
+void AtomicFile::take_over_mode() const {
+  constexpr mode_t kPermissions = 0777;
+  struct stat old;
+  if (::stat(target_.c_str(), &old) != 0) return;
+  // Only root may give files away. A file whose owner changes keeps no more than its permissions.
+  [[maybe_unused]] const int ignored = ::fchown(descriptor_, old.st_uid, old.st_gid);
+  ::fchmod(descriptor_, old.st_mode & kPermissions);
 }
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (temporary_.empty()) return;
+  ::unlink(temporary_.c_str());
+  forget_temporary(temporary_);
 }
 
 void AtomicFile::fail(const char* action, int error) const {
@@ -86,7 +100,8 @@ void AtomicFile::sync_folder() const {
 
 void AtomicFile::commit() {
   flush_and_close();
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename the temporary file", errno);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("rename the temporary file", errno);
+  forget_temporary(temporary_);
   temporary_.clear();
   sync_folder();
 }
