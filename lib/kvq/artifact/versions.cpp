@@ -71,14 +71,16 @@ Json read_manifest(const SafetensorsFile& file, std::string_view format, int maj
   return manifest;
 }
 
-void write_manifest(SafetensorsWriter& writer, const Json& manifest) {
+std::string write_manifest(SafetensorsWriter& writer, const Json& manifest) {
   const std::string text = canonical_json(manifest);
   const std::string words = joined_words(manifest.at("requires"));
   writer.set_metadata("format", manifest.at("format").get<std::string>());
   writer.set_metadata("version", manifest.at("version").get<std::string>());
   writer.set_metadata("requires", words);
-  writer.set_metadata("kvq.content_hash", writer.content_hash(text));
+  std::string hash = writer.content_hash(text);
+  writer.set_metadata("kvq.content_hash", hash);
   writer.set_metadata("kvq.manifest", text);
+  return hash;
 }
 
 const Json& artifact_schema() {

@@ -16,8 +16,8 @@ namespace kvq {
 Json read_manifest(const SafetensorsFile& file, std::string_view format, int major, const Json& schema,
                    const std::vector<std::string>& known_features = {});
 
-/// Metadata of a new file: format, version, requires, manifest and content hash.
-void write_manifest(SafetensorsWriter& writer, const Json& manifest);
+/// Metadata of a new file: format, version, requires, manifest and content hash. @return  the content hash
+std::string write_manifest(SafetensorsWriter& writer, const Json& manifest);
 
 const Json& artifact_schema();
 const Json& stats_schema();

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <set>
 #include <span>
-#include <system_error>
+#include <utility>
 
 namespace kvq {
 
@@ -40,33 +40,31 @@ bool same_tokens(const LayerStats& stats, const LayerActivations& layer, const S
 }
 
 /// Whether a shard of an earlier run holds the statistics that this run would collect from `layer`.
-bool is_valid_shard(const fs::path& path, const LayerActivations& layer, const StatsHeader& header,
-                    const StatsRequest& request) {
-  if (!fs::exists(path)) return false;
+/// @throws Error if the shard is damaged
+bool is_same_shard(const StatsFile& shard, const LayerActivations& layer, const StatsHeader& header,
+                   const StatsRequest& request) {
+  if (!same_header(shard.header(), header)) return false;
+  if (shard.header().model.layers.size() != 1 || shard.content_hash(0) != layer.content_hash) return false;
+  const LayerStats stats = shard.load(0);
+  const bool has_metric = layer.v && !(layer.o_proj.empty() && layer.o_proj_metric.empty());
+  return stats.layer == layer.layer && stats.geometry == layer.geometry && stats.o_proj_metric.empty() != has_metric &&
+         same_moments(stats, request.moments) && same_tokens(stats, layer, request);
+}
+
+/// The file hash of a shard of an earlier run, if the shard holds what this run would collect from `layer`; else empty.
+std::string hash_of_old_shard(const fs::path& path, const LayerActivations& layer, const StatsHeader& header,
+                              const StatsRequest& request) {
+  if (!fs::exists(path)) return {};
   try {
     const StatsFile shard = StatsFile::open(path);
-    if (!same_header(shard.header(), header)) return false;
-    if (shard.header().model.layers.size() != 1 || shard.content_hash(0) != layer.content_hash) return false;
-    const LayerStats stats = shard.load(0);
-    const bool has_metric = layer.v && !(layer.o_proj.empty() && layer.o_proj_metric.empty());
-    return stats.layer == layer.layer && stats.geometry == layer.geometry &&
-           stats.o_proj_metric.empty() != has_metric && same_moments(stats, request.moments) &&
-           same_tokens(stats, layer, request);
+    return is_same_shard(shard, layer, header, request) ? shard.file_hash() : std::string();
   } catch (const Error&) {
-    return false;  // truncated or foreign: the caller collects the layer again
+    return {};  // truncated or foreign: the caller collects the layer again
   }
 }
 
 double work_of_layer(const CollectRequest& request, const LayerEntry& layer) {
   return collect_flops(layer.geometry, {0, request.tokens.count}, restrict_to_layer(request.stats, layer));
-}
-
-void make_folder(const fs::path& folder, bool keep) {
-  std::error_code failed;
-  if (!keep) fs::remove_all(folder, failed);
-  fs::create_directories(folder, failed);
-  if (failed)
-    throw Error{ErrorKind::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message())};
 }
 
 }  // namespace
@@ -96,9 +94,25 @@ double collect_work(const CollectRequest& request) {
   return work;
 }
 
-StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const fs::path& folder, bool resume,
+std::uintmax_t least_bytes(const CollectRequest& request) {
+  constexpr double kMomentBytes = 8.0, kSampleBytes = 2.0;
+  double bytes = 0.0;
+  for (const LayerEntry& layer : request.layers) {
+    const LayerGeometry& g = layer.geometry;
+    for (const Moment moment : restrict_to_layer(request.stats, layer).moments) {
+      const double dim = g.dim(side_of(moment));
+      bytes += kMomentBytes * g.num_kv_heads * dim * dim;
+    }
+    const double channels =
+        (g.num_q_heads + g.num_kv_heads) * g.head_dim + (layer.has_values ? g.num_kv_heads * g.v_head_dim : 0);
+    const std::int64_t in_statistics = std::max<std::int64_t>(request.tokens.count - request.stats.held_out_tokens, 0);
+    bytes += kSampleBytes * channels * static_cast<double>(std::min(request.stats.sample_tokens, in_statistics));
+  }
+  return static_cast<std::uintmax_t>(bytes);
+}
+
+StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
                            const SayProgress& say) {
-  make_folder(folder, resume);
   StatsOrigin origin;
   origin.header = header_of(dump, request.stats);
   if (request.tokens.count < dump.num_tokens()) origin.header.range = request.tokens;
@@ -107,7 +121,6 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
   double done = 0.0;
   for (std::size_t i = 0; i < request.layers.size(); ++i) {
     const LayerEntry& entry = request.layers[i];
-    const fs::path path = folder / fmt::format("layer-{:04d}.safetensors", entry.layer);
     const StatsRequest layer_request = restrict_to_layer(request.stats, entry);
     const double work = work_of_layer(request, entry);
     /// @param part  of the layer that is done, 0..1
@@ -116,20 +129,23 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
     };
     LayerActivations activations = dump.load_layer(entry.layer);
     keep_tokens(activations, request.tokens.first, request.tokens.count);
+    const fs::path path = parts.part(origin.header, layer_request, activations);
     std::shared_ptr<const LayerStats> last;
-    if (!resume || !is_valid_shard(path, activations, origin.header, layer_request)) {
+    std::string hash = resume ? hash_of_old_shard(path, activations, origin.header, layer_request) : std::string();
+    if (hash.empty()) {
       auto stats = std::make_shared<const LayerStats>(
           collect(activations, layer_request, [&](std::int64_t rows, std::int64_t all) {
             say_part(static_cast<double>(rows) / static_cast<double>(all));
           }));
-      save_stats(origin.header, std::span(stats.get(), 1), path);
+      hash = save_stats(origin.header, std::span(stats.get(), 1), path);
       if (i + 1 == request.layers.size())
         last = std::move(stats);  // keeps the last layer in memory, which holds one layer anyway
     }
     say_part(1.0);
     done += work;
     const auto sequences = static_cast<std::int64_t>(activations.cu_seqlens.size()) - 1;
-    origin.entries.push_back({path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last)});
+    origin.entries.push_back(
+        {path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last), std::move(hash)});
   }
   return origin;
 }

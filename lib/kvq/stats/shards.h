@@ -3,6 +3,7 @@
 #include <kvq/dump/dump_file.h>
 #include <kvq/stats/collect.h>
 #include <kvq/stats/held_out.h>
+#include <kvq/stats/parts_folder.h>
 #include <kvq/stats/stats_origin.h>
 
 #include <cstddef>
@@ -40,13 +41,17 @@ TokenRange choose_tokens(std::int64_t tokens, std::int64_t first, std::optional<
 /// Floating-point operations of collect_shards(), as for one sequence.
 double collect_work(const CollectRequest& request);
 
-/// Collects the statistics of each layer into `<folder>/layer-NNNN.safetensors`, one layer at a time, atomically. With
-/// `resume`, collect_shards() keeps a shard whose dump hash, seed, sample and moments equal those of this run, and
-/// collects all other layers again. Without `resume`, collect_shards() first removes the folder.
-/// @return  shards in layer order; the last layer's statistics stay in memory if they were collected
-/// @throws  Error{io} if the folder cannot be created; errors of Dump::load_layer() and save_stats()
-StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const std::filesystem::path& folder,
-                           bool resume, const SayProgress& say = {});
+/// Bytes that the files of collect_shards() have at the least: moments, and the sample as 16-bit numbers.
+std::uintmax_t least_bytes(const CollectRequest& request);
+
+/// Collects the statistics of each layer into PartsFolder::part(), one layer at a time, atomically. With `resume`,
+/// collect_shards() keeps a shard whose kvq version, dump hash, seed, sample and moments equal those of this run, and
+/// collects all other layers again. Shards of other runs stay as they are.
+/// @return  shards in layer order, with the hashes that load() expects; the last layer's statistics stay in memory if
+///          they were collected
+/// @throws  errors of Dump::load_layer() and save_stats()
+StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
+                           const SayProgress& say = {});
 
 /// The header of statistics and artifact: facts of the dump, and seed and sample of the request.
 StatsHeader header_of(const Dump& dump, const StatsRequest& request);

@@ -1,20 +1,17 @@
 #include <kvq/artifact/geometry_json.h>
 #include <kvq/artifact/golden_tensors.h>
 #include <kvq/artifact/versions.h>
+#include <kvq/container/output_target.h>
 #include <kvq/container/safetensors.h>
+#include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/number_check.h>
 #include <kvq/stats/stats_file.h>
 
-#include <stdlib.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
-#include <system_error>
 
 namespace kvq {
 
@@ -285,6 +282,7 @@ StatsFile::~StatsFile() = default;
 const StatsHeader& StatsFile::header() const { return impl_->header; }
 const std::string& StatsFile::name() const { return impl_->file.name(); }
 const std::string& StatsFile::content_hash(std::size_t index) const { return impl_->rows.at(index).content_hash; }
+const std::string& StatsFile::file_hash() const { return impl_->file.metadata().at("kvq.content_hash"); }
 
 std::int64_t StatsFile::tokens(std::size_t index) const { return impl_->rows.at(index).tokens; }
 std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.at(index).sequences; }
@@ -333,7 +331,9 @@ LayerStats StatsFile::load(std::size_t index) const {
 namespace {
 
 /// Writes the manifest and the tensors that `writer` already has; `rows` are the manifest's layers, ascending.
-void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer, const std::filesystem::path& path) {
+/// @return  the content hash
+std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer,
+                        const std::filesystem::path& path) {
   const auto any_row = [&](const char* key) {
     return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
   };
@@ -352,20 +352,22 @@ void write_stats(const StatsHeader& header, Json rows, SafetensorsWriter& writer
                    {"layers", std::move(rows)}};
   if (header.range) manifest["token_range"] = {{"first", header.range->first}, {"count", header.range->count}};
   check_schema(manifest, stats_schema(), "the new manifest");
-  write_manifest(writer, manifest);
+  std::string hash = write_manifest(writer, manifest);
   writer.write(path);
+  return hash;
 }
 
 }  // namespace
 
-void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path) {
+std::string save_stats(const StatsHeader& header, std::span<const LayerStats> layers,
+                       const std::filesystem::path& path) {
   SafetensorsWriter writer;
   Json rows = Json::array();
   for (const LayerStats& stats : layers) {
     add_layer(writer, stats);
     rows.push_back(layer_row(stats));
   }
-  write_stats(header, std::move(rows), writer, path);
+  return write_stats(header, std::move(rows), writer, path);
 }
 
 namespace {
@@ -406,28 +408,6 @@ struct LayerPlace {
   std::size_t index;
 };
 
-/// Makes a new folder beside a file; the destructor removes the folder.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const std::filesystem::path& neighbor) {
-    std::string name = neighbor.string() + ".XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr)
-      throw Error{ErrorKind::io,
-                  fmt::format("{}: cannot create a folder beside it: {}", neighbor.string(), std::strerror(errno))};
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// The sum of one layer's shards, as a file of its own, so that memory never holds more than one layer.
 StatsFile merge_layer(const std::vector<LayerPlace>& places, const std::filesystem::path& path) {
   const StatsHeader& header = places.front().file->header();
@@ -447,10 +427,14 @@ void StatsFile::add_to(SafetensorsWriter& writer, std::size_t index) const {
 }
 
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
-  KVQ_ASSERT(!inputs.empty());
   std::vector<StatsFile> files;
   files.reserve(inputs.size());
   for (const auto& path : inputs) files.push_back(StatsFile::open(path));
+  merge_open_files(files, output);
+}
+
+void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output) {
+  KVQ_ASSERT(!files.empty());
   expect_different_shards(files);
   std::map<int, std::vector<LayerPlace>> layers;
   for (const StatsFile& file : files) {
@@ -464,7 +448,7 @@ void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const s
   merged.reserve(layers.size());  // places point into it
   for (auto& [layer, places] : layers)
     if (places.size() > 1) {
-      if (!scratch) scratch.emplace(output);
+      if (!scratch) scratch.emplace(folder_of(output_target(output)) / ".kvq-merge-");
       merged.push_back(merge_layer(places, scratch->path() / fmt::format("layer-{:04d}.safetensors", layer)));
       places = {{&merged.back(), 0}};
     }

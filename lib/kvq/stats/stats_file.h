@@ -39,11 +39,13 @@ class StatsFile {
   LayerStats load(std::size_t index) const;
   /// XXH3-128 of the layer's dump data, without reading the layer.
   const std::string& content_hash(std::size_t index) const;
+  /// The hash of everything in this file (formats/stats.md), which open() has checked.
+  const std::string& file_hash() const;
   std::int64_t tokens(std::size_t index) const;
   std::int64_t sequences(std::size_t index) const;
 
  private:
-  friend void merge_stats_files(const std::vector<std::filesystem::path>&, const std::filesystem::path&);
+  friend void merge_open_files(const std::vector<StatsFile>&, const std::filesystem::path&);
   /// Adds views of one layer's tensors, for which this file must stay open.
   void add_to(SafetensorsWriter& writer, std::size_t index) const;
 
@@ -53,11 +55,15 @@ class StatsFile {
 };
 
 /// Writes statistics atomically; header.model.layers is taken from the layers.
-void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, const std::filesystem::path& path);
+/// @return  StatsFile::file_hash() of the new file
+std::string save_stats(const StatsHeader& header, std::span<const LayerStats> layers,
+                       const std::filesystem::path& path);
 
 /// Joins statistics files. A layer of one file is copied; a layer of several files is merged in the order of the files.
 /// The range of tokens is kept if all files have the same range and no layer is merged. Only one layer at a time is in
 /// memory. @throws Error{bad_input} if models, seeds, sample sizes, moments or the layers' numbers of sequences differ
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
+/// merge_stats_files() of files that are open. @param files  at least one
+void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output);
 
 }  // namespace kvq

@@ -7,12 +7,33 @@
 
 namespace kvq {
 
+namespace {
+
+/// Opens a part again. Whoever has replaced the part meanwhile must not decide a layer of this run.
+StatsFile open_part(const StatsOrigin::Entry& entry) {
+  StatsFile file = StatsFile::open(entry.path);
+  if (!entry.file_hash.empty() && file.file_hash() != entry.file_hash)
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: content hash: expected {} as this run collected it, found {}", entry.path.string(),
+                            entry.file_hash, file.file_hash()),
+                "another program has replaced the file: run again with --resume"};
+  return file;
+}
+
+}  // namespace
+
 std::shared_ptr<const LayerStats> StatsOrigin::load(std::size_t index) const {
   const Entry& entry = entries.at(index);
   if (entry.stats) return entry.stats;
-  const StatsFile* file = entry.file.get();
-  return std::make_shared<LayerStats>(file != nullptr ? file->load(entry.index)
-                                                      : StatsFile::open(entry.path).load(entry.index));
+  if (entry.file) return std::make_shared<LayerStats>(entry.file->load(entry.index));
+  return std::make_shared<LayerStats>(open_part(entry).load(entry.index));
+}
+
+void merge_parts(const StatsOrigin& origin, const std::filesystem::path& output) {
+  std::vector<StatsFile> files;
+  files.reserve(origin.entries.size());
+  for (const StatsOrigin::Entry& entry : origin.entries) files.push_back(open_part(entry));
+  merge_open_files(files, output);
 }
 
 std::vector<LayerEntry> choose_layers(const ModelGeometry& model, const std::vector<int>& wanted) {

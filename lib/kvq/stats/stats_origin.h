@@ -21,6 +21,7 @@ class StatsOrigin : public StatsSource {
     std::string content_hash;
     std::shared_ptr<const StatsFile> file;    ///< set if the file is open already
     std::shared_ptr<const LayerStats> stats;  ///< set if the statistics are in memory already
+    std::string file_hash = {};               ///< of a part: the StatsFile::file_hash() that this run knows; or empty
   };
   std::size_t size() const override { return entries.size(); }
   std::shared_ptr<const LayerStats> load(std::size_t index) const override;
@@ -28,6 +29,10 @@ class StatsOrigin : public StatsSource {
   std::vector<Entry> entries;  ///< ascending layers
   StatsHeader header;          ///< its model has the layers of `entries`
 };
+
+/// Writes the statistics of all entries, which are parts of a run, to one file.
+/// @throws Error{bad_input} if a part is not the one that this run knows; the errors of merge_stats_files()
+void merge_parts(const StatsOrigin& origin, const std::filesystem::path& output);
 
 /// The layers of a dump or statistics file that `wanted` names; all layers if `wanted` is empty.
 /// @param wanted  ascending

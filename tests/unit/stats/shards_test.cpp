@@ -43,17 +43,21 @@ std::string bytes_of(const fs::path& path) {
 
 /// The layers whose shards a run with resume writes. A kept shard has its old time of writing.
 std::vector<int> written_again(const Dump& dump, const CollectRequest& request, const fs::path& folder) {
-  std::vector<fs::path> paths;
-  for (const LayerEntry& layer : request.layers)
-    paths.push_back(folder / fmt::format("layer-{:04d}.safetensors", layer.layer));
   const fs::file_time_type old = fs::file_time_type::clock::now() - std::chrono::hours(1);
-  for (const fs::path& path : paths)
-    if (fs::exists(path)) fs::last_write_time(path, old);
-  collect_shards(dump, request, folder, true);
+  for (const fs::directory_entry& part : fs::directory_iterator(folder)) fs::last_write_time(part, old);
+  const StatsOrigin origin = collect_shards(dump, request, PartsFolder(folder), true);
   std::vector<int> layers;
-  for (std::size_t i = 0; i < paths.size(); ++i)
-    if (fs::last_write_time(paths[i]) != old) layers.push_back(request.layers[i].layer);
+  for (std::size_t i = 0; i < origin.size(); ++i)
+    if (fs::last_write_time(origin.entries[i].path) != old) layers.push_back(request.layers[i].layer);
   return layers;
+}
+
+/// The only part of a layer.
+fs::path part_of(const fs::path& folder, int layer) {
+  fs::path found;
+  for (const fs::directory_entry& part : fs::directory_iterator(folder))
+    if (part.path().filename().string().starts_with(fmt::format("layer-{:04d}.", layer))) found = part;
+  return found;
 }
 
 }  // namespace
@@ -62,13 +66,14 @@ TEST_CASE("A run writes one shard for each layer", "[stats]") {
   const TempFolder folder;
   const Dump dump = open_dump(folder);
   const CollectRequest request = request_of(dump);
-  const StatsOrigin origin = collect_shards(dump, request, folder / "parts", false);
+  const StatsOrigin origin = collect_shards(dump, request, PartsFolder(folder / "parts"), false);
   REQUIRE(origin.size() == 3);
   CHECK(!origin.header.range);
   for (std::size_t i = 0; i < 3; ++i) {
     const StatsOrigin::Entry& entry = origin.entries[i];
     const int layer = request.layers[i].layer;
-    CHECK(entry.path == folder / "parts" / fmt::format("layer-{:04d}.safetensors", layer));
+    CHECK(entry.path == part_of(folder / "parts", layer));
+    CHECK(entry.file_hash == StatsFile::open(entry.path).file_hash());
     CHECK(entry.tokens == kTokens);
     CHECK(entry.sequences == 2);
     CHECK(entry.content_hash == dump.load_layer(layer).content_hash);
@@ -84,16 +89,15 @@ TEST_CASE("A run with resume keeps valid shards and collects the others again", 
   const TempFolder folder;
   const Dump dump = open_dump(folder);
   const CollectRequest request = request_of(dump);
-  const fs::path parts = folder / "parts", second = parts / "layer-0002.safetensors";
-  collect_shards(dump, request, parts, false);
+  const fs::path parts = folder / "parts";
+  collect_shards(dump, request, PartsFolder(parts), false);
+  const fs::path second = part_of(parts, 2);
   const std::string bytes = bytes_of(second);
   CHECK(written_again(dump, request, parts).empty());
   SECTION("missing") { fs::remove(second); }
   SECTION("truncated") { fs::resize_file(second, fs::file_size(second) / 2); }
   SECTION("foreign") { std::ofstream(second) << "not a shard"; }
-  SECTION("of another layer") {
-    fs::copy_file(parts / "layer-0003.safetensors", second, fs::copy_options::overwrite_existing);
-  }
+  SECTION("of another layer") { fs::copy_file(part_of(parts, 3), second, fs::copy_options::overwrite_existing); }
   CHECK(written_again(dump, request, parts) == std::vector<int>{2});
   CHECK(bytes_of(second) == bytes);
 }
@@ -102,7 +106,7 @@ TEST_CASE("A shard of another request or another dump is not kept", "[stats]") {
   const TempFolder folder;
   const Dump dump = open_dump(folder);
   const fs::path parts = folder / "parts";
-  collect_shards(dump, request_of(dump), parts, false);
+  collect_shards(dump, request_of(dump), PartsFolder(parts), false);
   const std::vector<int> all = {0, 2, 3};
   CollectRequest request = request_of(dump);
   SECTION("seed") { request.stats.seed = 6; }
@@ -124,22 +128,37 @@ TEST_CASE("Moments that others need are part of a valid shard", "[stats]") {
   const Dump dump = open_dump(folder);
   CollectRequest request = request_of(dump);
   request.stats.moments = {Moment::sst, Moment::scored_query};
-  collect_shards(dump, request, folder / "parts", false);
+  collect_shards(dump, request, PartsFolder(folder / "parts"), false);
   CHECK(written_again(dump, request, folder / "parts").empty());
 }
 
-TEST_CASE("A run without resume removes old shards", "[stats]") {
+TEST_CASE("A shard that was replaced after it was collected is refused", "[stats]") {
+  const TempFolder folder, other;
+  const Dump dump = open_dump(folder);
+  const PartsFolder parts(folder / "parts");
+  const StatsOrigin origin = collect_shards(dump, request_of(dump), parts, false);
+  const StatsOrigin foreign =
+      collect_shards(open_dump(other, 2), request_of(dump), PartsFolder(other / "parts"), false);
+  fs::copy_file(foreign.entries[0].path, origin.entries[0].path, fs::copy_options::overwrite_existing);
+  const auto is_refused = Contains("bad_input: " + origin.entries[0].path.string()) &&
+                          Contains("content hash: expected " + origin.entries[0].file_hash) &&
+                          Contains("found " + foreign.entries[0].file_hash);
+  CHECK_THAT(error_text([&] { origin.load(0); }), is_refused);
+  CHECK_THAT(error_text([&] { merge_parts(origin, folder / "all"); }), is_refused);
+  CHECK(origin.load(1)->layer == 2);
+}
+
+TEST_CASE("Files take at least the bytes that are predicted", "[stats]") {
   const TempFolder folder;
   const Dump dump = open_dump(folder);
-  const CollectRequest request = request_of(dump);
-  const fs::path parts = folder / "parts";
-  fs::create_directories(parts);
-  std::ofstream(parts / "layer-0001.safetensors") << "old";
+  CollectRequest request = request_of(dump);
+  SECTION("few moments") {}
+  SECTION("all moments") { request.stats.moments = test::all_moments(true); }
+  SECTION("held-out tokens") { request.stats.held_out_tokens = 10; }
+  const PartsFolder parts(folder / "parts");
   collect_shards(dump, request, parts, false);
-  CHECK(!fs::exists(parts / "layer-0001.safetensors"));
-  std::ofstream(folder / "file") << "not a folder";
-  CHECK_THAT(error_text([&] { collect_shards(dump, request, folder / "file" / "parts", true); }),
-             Contains("io: ") && Contains("cannot create the folder"));
+  CHECK(least_bytes(request) <= parts.num_bytes());
+  CHECK(least_bytes(request) > parts.num_bytes() / 4);
 }
 
 TEST_CASE("A range of tokens is collected and recorded", "[stats]") {
@@ -147,7 +166,7 @@ TEST_CASE("A range of tokens is collected and recorded", "[stats]") {
   const Dump dump = open_dump(folder);
   CollectRequest request = request_of(dump);
   request.tokens = choose_tokens(kTokens, 3, 20);
-  const StatsOrigin origin = collect_shards(dump, request, folder / "parts", false);
+  const StatsOrigin origin = collect_shards(dump, request, PartsFolder(folder / "parts"), false);
   CHECK(origin.header.range == TokenRange{3, 20});
   CHECK(origin.load(0)->tokens == 20);
   CHECK(origin.entries[0].sequences == 1);
@@ -158,7 +177,7 @@ TEST_CASE("Progress ends at the work of all layers", "[stats]") {
   const Dump dump = open_dump(folder);
   const CollectRequest request = request_of(dump);
   CollectProgress last;
-  collect_shards(dump, request, folder / "parts", false, [&](const CollectProgress& now) {
+  collect_shards(dump, request, PartsFolder(folder / "parts"), false, [&](const CollectProgress& now) {
     if (now.done >= last.done) last = now;
   });
   CHECK(last.done == Approx(collect_work(request)));
@@ -188,7 +207,7 @@ TEST_CASE("Chosen layers must be there", "[stats]") {
 TEST_CASE("A statistics file is opened with the chosen layers", "[stats]") {
   const TempFolder folder;
   const Dump dump = open_dump(folder);
-  const StatsOrigin shards = collect_shards(dump, request_of(dump), folder / "parts", false);
+  const StatsOrigin shards = collect_shards(dump, request_of(dump), PartsFolder(folder / "parts"), false);
   std::vector<fs::path> paths;
   for (const StatsOrigin::Entry& entry : shards.entries) paths.push_back(entry.path);
   merge_stats_files(paths, folder / "all.safetensors");
