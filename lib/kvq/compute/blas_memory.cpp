@@ -1,0 +1,57 @@
+#include <kvq/compute/blas_memory.h>
+#include <kvq/core/error.h>
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace kvq::blas {
+
+namespace {
+
+/// Of OpenBLAS on x86-64; elsewhere its buffers are smaller.
+constexpr std::size_t kBufferBytes = std::size_t{128} << 20;
+
+/// Whether the system gives memory for `count` buffers. Memory that nothing is written to costs nothing.
+bool has_room(int count) {
+  std::vector<void*> blocks;
+  for (int i = 0; i < count; ++i) {
+    void* block = ::mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) break;
+    blocks.push_back(block);
+  }
+  for (void* block : blocks) ::munmap(block, kBufferBytes);
+  return blocks.size() == static_cast<std::size_t>(count);
+}
+
+/// OpenBLAS keeps the buffers that were in use together. Its two functions are found at run time, because other
+/// implementations of BLAS do not have them.
+void map_buffers(int count) {
+  using Allocate = void* (*)(int);
+  using Release = void (*)(void*);
+  const auto allocate = reinterpret_cast<Allocate>(::dlsym(RTLD_DEFAULT, "blas_memory_alloc"));
+  const auto release = reinterpret_cast<Release>(::dlsym(RTLD_DEFAULT, "blas_memory_free"));
+  if (allocate == nullptr || release == nullptr) return;
+  std::vector<void*> buffers;
+  for (int i = 0; i < count; ++i) buffers.push_back(allocate(0));
+  for (void* buffer : buffers) release(buffer);
+}
+
+}  // namespace
+
+void reserve_buffers(int threads) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (!has_room(threads))
+    throw Error{ErrorKind::io,
+                fmt::format("memory: {} threads need {} MB for matrix products, but this process may have only {} MB "
+                            "(ulimit -v)",
+                            threads, static_cast<std::size_t>(threads) * (kBufferBytes >> 20), limit.rlim_cur >> 20),
+                "run with fewer --threads, or with a higher ulimit -v"};
+  map_buffers(threads);
+}
+
+}  // namespace kvq::blas
