@@ -5,15 +5,14 @@
 #include "common/cli.h"
 #include "common/progress.h"
 #include "common/side_format.h"
+#include "common/text_output.h"
 #include "common/version.h"
 
-#include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
 
 #include <fmt/format.h>
 
 #include <map>
-#include <span>
 
 namespace kvq::bench {
 
@@ -43,7 +42,7 @@ void add_shared(CLI::App& app, BenchFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "only say what would be measured, and its bytes; needs no GPU");
   app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/bench.schema.json)");
-  app.add_option("-o,--output", f.output, "also write that document to this file");
+  app.add_option("-o,--output", f.output, "also write that document to this file; - is --json");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
 
@@ -263,18 +262,16 @@ int bench(const BenchFlags& f, Run run, bool with_targets) {
     throw Error{ErrorKind::unsupported,
                 fmt::format("no kernel is built for head_dim {} with {}", f.head_dim, f.activation),
                 "lib/kvq/runtime/variants.json lists what is"};
+  const auto claim = claim_text_output(f.output, "kvq-bench");
   if (!f.dry_run && !f.explain) {
     Progress progress(work_of(run), f.quiet || f.json);
     measure(f.device, f.python, run, [&](double done, const std::string& what) { progress.update(done, what); });
   }
   const std::vector<Target> targets = with_targets ? judge(run) : std::vector<Target>{};
   const std::string document = json_of(run, targets).dump(2) + "\n";
-  if (!f.output.empty()) {
-    AtomicFile file(f.output);
-    file.write(std::as_bytes(std::span(document)));
-    file.commit();
-  }
-  if (f.json)
+  const bool is_document = f.json || f.output == "-";
+  if (!f.output.empty() && f.output != "-") write_text_output(f.output, document);
+  if (is_document)
     fmt::print("{}", document);
   else
     fmt::print("{}{}", text_of(run), targets.empty() ? "" : "\n" + text_of(targets));

@@ -2,12 +2,10 @@
 
 #include <kvq/stats/shards.h>
 
-#include <filesystem>
-
 namespace kvq {
 
 /// collect_shards() with a progress line that shows the run's mean tokens per second.
-StatsOrigin collect_with_progress(const Dump& dump, const CollectRequest& request, const std::filesystem::path& folder,
+StatsOrigin collect_with_progress(const Dump& dump, const CollectRequest& request, const PartsFolder& parts,
                                   bool resume, bool quiet);
 
 }  // namespace kvq

@@ -101,7 +101,8 @@ void refuse_without_dump(const CalibrateFlags& f) {
 void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& behavior) {
   const std::string in = "Input and output";
   app.add_option("-m,--model", inputs.dumps, "dump file (formats/dump.md); may be given several times")->group(in);
-  app.add_option("-o,--output", outputs.artifact, "artifact to write [<dump stem>.kvq.safetensors beside the dump]")
+  app.add_option("-o,--output", outputs.artifact,
+                 "artifact to write [<dump stem>.<method>.safetensors beside the dump]")
       ->group(in);
   app.add_option("--stats", inputs.stats,
                  "with --model: write the collected statistics here; without: decide from them")
@@ -207,7 +208,7 @@ std::filesystem::path resolve_output(const CalibrateFlags& f) {
   if (!f.outputs.artifact.empty()) return f.outputs.artifact;
   if (f.inputs.dumps.empty()) throw Error{ErrorKind::usage, "--output is needed when there is no --model"};
   std::filesystem::path path = f.inputs.dumps.front();
-  return path.replace_extension(".kvq.safetensors");
+  return path.replace_extension(fmt::format(".{}.safetensors", f.method));
 }
 
 }  // namespace kvq

@@ -55,7 +55,7 @@ Options resolve_options(const CalibrateFlags& flags);
 /// Whether a flag names a file to write, a report, or how the process runs: all that a row of a sweep cannot have.
 bool concerns_process(const CalibrateFlags& flags);
 
-/// --output if given, else `<dump stem>.kvq.safetensors` beside the first dump.
+/// --output if given, else `<dump stem>.<method>.safetensors` beside the first dump.
 std::filesystem::path resolve_output(const CalibrateFlags& flags);
 
 }  // namespace kvq

@@ -1,22 +1,24 @@
 #include "calibrate/collect.h"
 #include "calibrate/flags.h"
 #include "calibrate/outliers.h"
+#include "calibrate/outputs.h"
 #include "calibrate/predict.h"
 #include "calibrate/report.h"
 #include "calibrate/run.h"
 #include "common/cli.h"
+#include "common/process.h"
 #include "common/progress.h"
+#include "common/say.h"
 #include "common/table.h"
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/rotated_plan.h>
 
-#include <unistd.h>
+#include <fmt/format.h>
 
-#include <algorithm>
-#include <csignal>
-#include <cstring>
+#include <filesystem>
+#include <optional>
 
 namespace kvq {
 
@@ -24,17 +26,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-extern "C" void say_interrupted(int) {
-  // A signal handler may call only async-signal-safe functions. All outputs are written under temporary names and
-  // renamed, so _exit() leaves no half-written file.
-  constexpr char text[] = "\nkvq-calibrate: interrupted; the same command with --resume continues\n";
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
-  _exit(130);
-}
-
-int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path& output) {
+int dry_run(const CalibrateFlags& flags, const Options& options) {
   if (flags.inputs.dumps.empty())
     throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+  const fs::path output = resolve_output(flags);
+  check_outputs(flags, output);
   const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
@@ -80,7 +76,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
       outputs.report_ablation ? find_method(options.method).ablate(origin, options) : std::vector<AblationRow>{};
   const auto reports = outputs.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
-  if (!outputs.quiet) fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
+  if (!outputs.quiet) say(transform_advice(origin, artifact, options));
   if (outputs.json) {
     Json json = calibrate_json(artifact, output, outputs.context);
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
@@ -102,60 +98,80 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   if (outputs.report_ablation) fmt::print("\n{}", ablation_table(ablations));
 }
 
-void write_artifact(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
-                    const fs::path& output) {
-  const Artifact artifact =
-      decide(origin, flags.behavior.golden_tokens, options, flags.outputs.quiet || flags.outputs.json);
-  save_artifact(artifact, output);
+bool says_nothing(const CalibrateFlags& flags) { return flags.outputs.quiet || flags.outputs.json; }
+
+/// @param claim  of the artifact
+Artifact decide_and_save(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
+                         const OutputClaim& claim) {
+  Artifact artifact = decide(origin, flags.behavior.golden_tokens, options, says_nothing(flags));
+  save_artifact(artifact, claim.path());
+  return artifact;
+}
+
+/// Merges statistics files and decides from statistics, each if the flags say so.
+void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+  const auto stats_claim = claim_stats(flags);
+  std::optional<OutputClaim> claim;
+  const bool only_merges = !flags.inputs.merge_stats.empty() && flags.outputs.artifact.empty();
+  const fs::path output = only_merges ? fs::path() : resolve_output(flags);
+  if (!only_merges) claim.emplace(OutputClaim::of_file(output, "kvq-calibrate"));
+  if (!flags.inputs.merge_stats.empty())
+    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats);
+  if (only_merges) return;
+  check_exact_layers(options, StatsFile::open(flags.inputs.stats).header().model);
+  const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
+  const Artifact artifact = decide_and_save(flags, origin, options, *claim);
+  print_results(flags.outputs, origin, options, artifact, output);
+}
+
+void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
+  if (says_nothing(flags) || flags.behavior.resume || parts.num_parts() == 0) return;
+  say(fmt::format("note: {} has {} layers of an unfinished run; with --resume this run would take them over\n",
+                  parts.path().string(), parts.num_parts()));
+}
+
+void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+  const fs::path output = resolve_output(flags);
+  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
+  check_exact_layers(options, dump.model());
+  const CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
+                               chosen_tokens(flags.inputs, dump)};
+  const OutputClaim claim = OutputClaim::of_file(output, "kvq-calibrate");
+  const auto stats_claim = claim_stats(flags);
+  const PartsFolder parts(claim.path().string() + ".parts");
+  say_parts(flags, parts);
+  set_interruption_advice("; the same command with --resume continues");
+  StatsOrigin origin;
+  Artifact artifact;
+  try {
+    check_disk_space(request, parts, stats_claim ? stats_claim->path() : fs::path());
+    origin = collect_with_progress(dump, request, parts, flags.behavior.resume, says_nothing(flags));
+    if (stats_claim) merge_parts(origin, stats_claim->path());
+    artifact = decide_and_save(flags, origin, options, claim);
+  } catch (...) {
+    rethrow_with_parts(parts);
+  }
+  set_interruption_advice("");
+  const RemoveParts at_end(parts, flags.outputs.quiet);
   print_results(flags.outputs, origin, options, artifact, output);
 }
 
 int calibrate(const CalibrateFlags& flags) {
   const ThreadLimit limit(flags.behavior.threads);
   const Options options = resolve_options(flags);
+  const Inputs& inputs = flags.inputs;
   const std::vector<int> wanted =
-      flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers");
-  if (!flags.inputs.merge_stats.empty()) {
-    if (!flags.inputs.dumps.empty() || flags.inputs.stats.empty())
-      throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
-    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats);
-    if (flags.outputs.artifact.empty()) return 0;
-  }
-  if (flags.inputs.dumps.empty() && flags.inputs.stats.empty())
+      inputs.layers.empty() ? std::vector<int>{} : parse_int_list(inputs.layers, "--layers");
+  if (!inputs.merge_stats.empty() && (!inputs.dumps.empty() || inputs.stats.empty()))
+    throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
+  if (inputs.dumps.empty() && inputs.stats.empty())
     throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
                 "see kvq-calibrate --help"};
-  const fs::path output = resolve_output(flags);
-  if (flags.behavior.dry_run) return dry_run(flags, options, output);
-  if (flags.inputs.dumps.empty()) {
-    check_exact_layers(options, StatsFile::open(flags.inputs.stats).header().model);
-    write_artifact(flags, open_stats(flags.inputs.stats, wanted), options, output);
-    return 0;
-  }
-
-  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
-  check_exact_layers(options, dump.model());
-  const StatsRequest request = make_request(flags.behavior, options);
-  const fs::path folder = output.string() + ".parts";
-  std::signal(SIGINT, say_interrupted);
-  std::signal(SIGTERM, say_interrupted);
-  try {
-    const StatsOrigin origin =
-        collect_with_progress(dump, {choose_layers(dump.model(), wanted), request, chosen_tokens(flags.inputs, dump)},
-                              folder, flags.behavior.resume, flags.outputs.quiet || flags.outputs.json);
-    if (!flags.inputs.stats.empty()) {
-      std::vector<fs::path> shards;
-      shards.reserve(origin.entries.size());
-      for (const auto& entry : origin.entries) shards.push_back(entry.path);
-      merge_stats_files(shards, flags.inputs.stats);
-    }
-    write_artifact(flags, origin, options, output);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(folder, ignored);  // an error, unlike an interruption, leaves no shards behind
-    throw;
-  }
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
+  if (flags.behavior.dry_run) return dry_run(flags, options);
+  if (inputs.dumps.empty())
+    calibrate_statistics(flags, options, wanted);
+  else
+    calibrate_dump(flags, options, wanted);
   return 0;
 }
 

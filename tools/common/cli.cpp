@@ -1,7 +1,12 @@
 #include "common/cli.h"
 
+#include "common/process.h"
+#include "common/say.h"
+
+#include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -18,27 +23,34 @@ namespace {
 int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
   // Each line of a message is one fault, so each line gets the prefix.
   std::istringstream lines(message);
-  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, line);
-  if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
+  for (std::string line; std::getline(lines, line);) say(fmt::format("{}: error: {}\n", tool, line));
+  if (!hint.empty()) say(fmt::format("hint: {}\n", hint));
   return code;
 }
 
-constexpr const char* kNoOutput = "cannot write to standard output";
+/// A reader that wants no more, such as `head`, is no fault that somebody must read about.
+bool reader_is_gone() {
+  pollfd stream{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  return poll(&stream, 1, 0) == 1 && (stream.revents & POLLERR) != 0;
+}
+
+int fail_without_output(const char* tool) {
+  constexpr int kSystemRefused = 3;
+  return reader_is_gone() ? kSystemRefused : fail(tool, "cannot write to standard output", "", kSystemRefused);
+}
 
 /// Returns `code`, or an error code if standard output could not be written (full disk, closed pipe).
 int flushed(const char* tool, int code) {
   std::cout.flush();
   const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  return written ? code : fail(tool, kNoOutput, "", 3);
+  return written ? code : fail_without_output(tool);
 }
 
-}  // namespace
-
-int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
+int run_guarded(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
   try {
+    prepare_process(tool, argv);
     app.parse(argc, argv);
-    const int code = body();
-    return flushed(tool, code);
+    return flushed(tool, body());
   } catch (const CLI::Success& success) {  // --help, --version
     app.exit(success);
     return flushed(tool, 0);
@@ -46,13 +58,23 @@ int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::
     return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
   } catch (const Error& error) {
     return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
-  } catch (const std::system_error&) {  // fmt::print throws it when a stream does not take its text
-    return fail(tool, kNoOutput, "", 3);
+  } catch (const std::system_error& error) {
+    // fmt::print throws it when standard output does not take its text; so do threads and files that the system refuses
+    const bool is_output = std::ferror(stdout) != 0;
+    return is_output ? fail_without_output(tool) : fail(tool, error.what(), "", exit_code(ErrorKind::io));
   } catch (const std::bad_alloc&) {
     return fail(tool, "out of memory", "run with --dry-run to see how much is needed, or with fewer --threads", 3);
   } catch (const std::exception& error) {
     return fail(tool, fmt::format("unexpected: {}", error.what()), "this is a bug in kvq", 1);
   }
+}
+
+}  // namespace
+
+int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
+  const int code = run_guarded(tool, app, argc, argv, body);
+  wait_if_interrupted();
+  return code;
 }
 
 bool wants_color(int stream_fd) { return isatty(stream_fd) == 1 && std::getenv("NO_COLOR") == nullptr; }

@@ -1,12 +1,12 @@
 #include "common/progress.h"
 
+#include "common/say.h"
 #include "common/table.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 namespace kvq {
 
@@ -29,14 +29,13 @@ void Progress::update(double done, const std::string& what) {
   const double part = std::clamp(done / total_, 0.0, 1.0);
   const std::string left = part > 0.01 ? format_seconds(elapsed.count() * (1.0 - part) / part) + " left" : "";
   const std::string line = fmt::format("{:3.0f}%  {}  {}", 100.0 * part, what, left);
-  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  say(fmt::format("{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n"));
   visible_ = terminal_;
 }
 
 void Progress::finish() {
   const std::lock_guard lock(mutex_);
-  if (visible_) fmt::print(stderr, "\r\x1b[K");
+  if (visible_) say("\r\x1b[K");
   visible_ = false;
 }
 

@@ -1,10 +1,10 @@
 #include "common/cli.h"
 #include "common/progress.h"
+#include "common/text_output.h"
 #include "common/version.h"
 #include "diff/report.h"
 
 #include <kvq/compute/parallel.h>
-#include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
 #include <kvq/diff/measured_readings.h>
 #include <kvq/dump/dump_file.h>
@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <span>
 
 namespace kvq {
 
@@ -80,7 +79,8 @@ void add_flags(CLI::App& app, DiffFlags& f) {
       ->allow_extra_args(false);
   app.add_flag("--no-default-rules", f.no_default_rules, "only the rules given with --fail-on");
   app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
-  app.add_option("--junit", f.junit, "also write the checks as JUnit XML to this file");
+  app.add_option("--junit", f.junit,
+                 "also write the checks as JUnit XML to this file; - is standard output, without the text");
   app.add_option("--seed", f.seed, "of pairs of tokens")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
@@ -135,7 +135,11 @@ void refuse_overwriting(const DiffFlags& flags) {
 }
 
 int diff(const DiffFlags& flags) {
+  if (flags.junit == "-" && (flags.json || flags.markdown))
+    throw Error{ErrorKind::usage, "--junit - takes standard output, and so does --json or --markdown",
+                "name a file for one of them"};
   refuse_overwriting(flags);
+  const auto claim = claim_text_output(flags.junit, "kvq-diff");
   const ThreadLimit limit(flags.threads);
   const std::vector<Rule> rules = resolve_rules(flags);
   Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
@@ -145,17 +149,16 @@ int diff(const DiffFlags& flags) {
   if (!flags.dumps.empty() && !geometries_differ(report.diff))
     measure(flags, std::move(before), std::move(after), report);
   report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
+  const int code = report.passed() ? 0 : exit_code(ErrorKind::check_failed);
   if (!flags.junit.empty()) {
-    const std::string xml = diff_junit(report);
-    AtomicFile file(flags.junit);
-    file.write(std::as_bytes(std::span(xml)));
-    file.commit();
+    write_text_output(flags.junit, diff_junit(report));
+    if (flags.junit == "-") return code;
   }
   if (flags.json)
     fmt::print("{}\n", diff_json(report).dump(2));
   else
     fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report));
-  return report.passed() ? 0 : exit_code(ErrorKind::check_failed);
+  return code;
 }
 
 }  // namespace

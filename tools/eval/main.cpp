@@ -6,6 +6,9 @@
 #include "eval/sweep.h"
 
 #include <kvq/compute/parallel.h>
+#include <kvq/container/output_claim.h>
+#include <kvq/container/output_target.h>
+#include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/dump_file.h>
 #include <kvq/eval/rope_logit_error.h>
@@ -142,13 +145,11 @@ void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult
     fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");
 }
 
-/// Creates the folder of --keep and returns its path. @throws Error{io}
-std::filesystem::path made_folder(const std::string& keep) {
-  std::error_code failed;
-  std::filesystem::create_directories(keep, failed);
-  if (failed || !std::filesystem::is_directory(keep, failed))
-    throw Error{ErrorKind::io, fmt::format("--keep {}: cannot create the folder", keep)};
-  return keep;
+/// Makes and claims the folder of --keep. @throws Error{usage, io}
+std::optional<OutputClaim> claim_folder(const std::string& keep) {
+  if (keep.empty()) return std::nullopt;
+  make_output_folder(keep);
+  return OutputClaim::of_folder(keep, "kvq-eval");
 }
 
 int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
@@ -157,13 +158,14 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
   Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
   check_sweep(sweep, dump.model(), request.layers);
-  const TemporaryFolder temporary("kvq-sweep", "kvq-eval");
+  const auto kept = claim_folder(flags.keep);
+  const ScratchFolder temporary(temporary_prefix("kvq-sweep"));
   const SweepFolders folders{
-      .artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
+      .artifacts = kept ? kept->path() : temporary.path() / "artifacts",
       .statistics = temporary.path() / "statistics",
-      .artifacts_stay = !flags.keep.empty(),
+      .artifacts_stay = kept.has_value(),
   };
-  std::filesystem::create_directories(folders.artifacts);
+  for (const auto& folder : {folders.artifacts, folders.statistics}) std::filesystem::create_directories(folder);
   std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   if (!flags.json) {

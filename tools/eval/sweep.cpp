@@ -185,8 +185,8 @@ std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
 
 StatsOrigin collect_for(const Job& job, const StatsRequest& request, const fs::path& shards) {
   const Dump dump = Dump::open({job.flags.inputs.dumps.begin(), job.flags.inputs.dumps.end()});
-  return collect_shards(dump, {calibrated_layers(job, dump), request, chosen_tokens(job.flags.inputs, dump)}, shards,
-                        false);
+  return collect_shards(dump, {calibrated_layers(job, dump), request, chosen_tokens(job.flags.inputs, dump)},
+                        PartsFolder(shards), false);
 }
 
 std::string file_name(std::size_t index, const std::string& name) {

@@ -1,4 +1,5 @@
 #include "common/cli.h"
+#include "common/text_output.h"
 #include "common/version.h"
 #include "inspect/compare.h"
 #include "inspect/details.h"
@@ -56,8 +57,8 @@ void add_flags(CLI::App& app, InspectFlags& f) {
   app.add_flag("--verify", f.verify, "check content hash, schema, orthogonality, finite values, golden rows");
   app.add_option("--compare", f.reference,
                  "reference artifact: how many RoPE blocks have other widths, and what that costs");
-  CLI::Option* html =
-      app.add_option("--html", f.html, "write a report with charts: one HTML file that needs nothing else");
+  CLI::Option* html = app.add_option(
+      "--html", f.html, "write a report with charts: one HTML file that needs nothing else; - is standard output");
   app.add_option("--eval", f.evaluations,
                  "with --html: what kvq-eval --json said of this model; may be given several times")
       ->allow_extra_args(false)
@@ -163,6 +164,7 @@ std::string to_text(const Request& request) {
 
 int inspect(const InspectFlags& flags) {
   if (!flags.html.empty()) {
+    const auto claim = claim_text_output(flags.html, "kvq-inspect");
     write_html_report({flags.artifact, load_artifact(flags.artifact)}, flags.evaluations, flags.context, flags.html);
     return 0;
   }

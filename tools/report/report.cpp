@@ -1,6 +1,7 @@
 #include "report/report.h"
 
 #include "common/table.h"
+#include "common/text_output.h"
 #include "inspect/layout.h"
 #include "inspect/transforms.h"
 #include "report/page.h"
@@ -8,14 +9,12 @@
 #include "report/sides.h"
 #include "report/text.h"
 
-#include <kvq/container/atomic_file.h>
 #include <kvq/core/error.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <span>
 #include <string_view>
 
 namespace kvq {
@@ -151,9 +150,7 @@ void write_html_report(const NamedArtifact& artifact, const std::vector<std::str
   body += context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) +
           provenance_section(own, evaluations);
   const std::string page = html_page(title, body);
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(page)));
-  file.commit();
+  write_text_output(path, page);
 }
 
 }  // namespace kvq
