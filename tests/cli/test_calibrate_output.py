@@ -1,4 +1,5 @@
-"""Disks that are full and folders that cannot be written: nothing half-written is ever left behind."""
+"""Disks that are full and folders that cannot be written: nothing half-written is ever left behind, and no layer that
+was collected is lost."""
 
 import os
 import resource
@@ -24,10 +25,13 @@ def limited(size: int):
 
 
 def expect_failure(result, folder: Path, survivors: set[str], reason: str) -> None:
-    assert result.code == INPUT, result
-    assert result.stdout == "" and result.stderr.count("\n") == 1 and result.stderr.startswith("kvq-calibrate: error: ")
-    assert reason in result.stderr
+    assert result.code == INPUT and result.stdout == "", result
+    error, *rest = result.stderr.splitlines()
+    assert error.startswith("kvq-calibrate: error: ") and reason in error
     assert {path.name for path in folder.iterdir()} == survivors
+    parts = [path for path in survivors if path.endswith(".parts")]
+    assert [line.split()[1] for line in rest if "--resume" in line] == [str(folder / path) for path in parts]
+    assert all(path.name.startswith(("layer-", "kvq-parts")) for part in parts for path in (folder / part).iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +50,18 @@ def sizes(dump, tmp_path_factory) -> dict[str, int]:
     return sizes
 
 
-@pytest.mark.parametrize("what, fraction", [("layer", 0.0), ("layer", 0.5), ("out", 0.999)])
-def test_full_disk_leaves_nothing(dump, sizes, tmp_path, what, fraction):
+@pytest.mark.parametrize(
+    "what, fraction, named, survivors",
+    [
+        ("layer", 0.0, "kvq-parts.txt", set()),
+        ("layer", 0.5, "layer-0000", set()),
+        ("out", 0.999, "out:", {"out.parts"}),
+    ],
+)
+def test_full_disk_leaves_whole_parts_only(dump, sizes, tmp_path, what, fraction, named, survivors):
     result = run("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", **limited(int(sizes[what] * fraction)))
-    expect_failure(result, tmp_path, set(), "cannot write: File too large")
-    assert ("out:" if what == "out" else "layer-0000") in result.stderr, "it names the file"
+    expect_failure(result, tmp_path, survivors, "cannot write: File too large")
+    assert named in result.stderr
 
 
 def test_full_disk_leaves_no_statistics(dump, sizes, tmp_path):
@@ -64,22 +75,24 @@ def test_full_disk_leaves_no_statistics(dump, sizes, tmp_path):
         tmp_path / "stats",
         **limited(sizes["stats"] - 1),
     )
-    expect_failure(result, tmp_path, set(), "cannot write: File too large")
+    expect_failure(result, tmp_path, {"out.parts"}, "cannot write: File too large")
 
 
 def test_full_disk_leaves_the_artifact_that_was_there(dump, sizes, tmp_path):
     old = calibrate(dump, tmp_path / "out", "--bits", 3).read_bytes()
     result = run("kvq-calibrate", "--model", dump, "--output", tmp_path / "out", **limited(sizes["out"] - 1))
-    expect_failure(result, tmp_path, {"out"}, "cannot write")
+    expect_failure(result, tmp_path, {"out", "out.parts"}, "cannot write")
     assert (tmp_path / "out").read_bytes() == old
 
 
 @pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of 256 KiB; skips the test if mounting is not allowed."""
+def tiny_disk(sizes, tmp_path):
+    """A file system that holds the parts of all layers and half of the artifact; skips the test if mounting is not
+    allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    size = 8 * sizes["layer"] + sizes["out"] // 2
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
         mounted = subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
     except OSError:
@@ -90,9 +103,10 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_real_full_disk_leaves_nothing(dump, tiny_disk):
+def test_real_full_disk_leaves_whole_parts_only(dump, tiny_disk):
     result = run("kvq-calibrate", "--model", dump, "--output", tiny_disk / "out")
-    expect_failure(result, tiny_disk, set(), "No space left on device")
+    expect_failure(result, tiny_disk, {"out.parts"}, "No space left on device")
+    assert len(list((tiny_disk / "out.parts").glob("layer-*"))) == 8
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -54,6 +54,11 @@ def old_parts(dump, tmp_path_factory) -> Path:
     return Path(f"{output}.parts")
 
 
+def part_of(parts: Path, layer: int) -> Path:
+    (part,) = parts.glob(f"layer-{layer:04d}.*")
+    return part
+
+
 def resume(dump: Path, output: Path, old_parts: Path, *flags: object) -> bytes:
     """Runs with --resume on a copy of `old_parts`; returns the artifact."""
     shutil.copytree(old_parts, f"{output}.parts")
@@ -105,7 +110,7 @@ def test_resume_keeps_what_was_collected(dump, old_parts, tmp_path):
 def test_without_resume_nothing_is_taken_over(dump, old_parts, fresh, tmp_path):
     parts = Path(f"{tmp_path}/out.parts")
     shutil.copytree(old_parts, parts)
-    (parts / "layer-0000.safetensors").write_bytes((parts / "layer-0001.safetensors").read_bytes())
+    part_of(parts, 0).write_bytes(part_of(parts, 1).read_bytes())
     assert calibrate(dump, tmp_path / "out", *FLAGS).read_bytes() == fresh
     assert not parts.exists()
 
@@ -180,14 +185,14 @@ def spoil_sum(first: Path, _) -> None:
 @pytest.mark.parametrize("spoil", [swap_layers, cut, spoil_text, spoil_sum], ids=lambda f: f.__name__)
 def test_spoiled_parts_are_collected_anew(dump, old_parts, fresh, tmp_path, spoil):
     parts = Path(shutil.copytree(old_parts, tmp_path / "out.parts"))
-    spoil(parts / "layer-0000.safetensors", parts / "layer-0001.safetensors")
+    spoil(part_of(parts, 0), part_of(parts, 1))
     assert calibrate(dump, tmp_path / "out", "--resume", *FLAGS).read_bytes() == fresh
 
 
-def test_files_of_others_in_the_parts_folder_do_not_hurt(dump, old_parts, fresh, tmp_path):
+def test_files_of_a_killed_run_are_removed_after_success(dump, old_parts, fresh, tmp_path):
     parts = Path(shutil.copytree(old_parts, tmp_path / "out.parts"))
-    (parts / "layer-0099.safetensors").write_text("a layer that is not there")
-    (parts / ".kvq-1-0.tmp").write_text("of a run that was killed")
+    (parts / f"layer-0099.{'0' * 16}.safetensors").write_text("of other options")
+    (parts / ".kvq-1-0.tmp").write_text("a file that was being written")
     assert calibrate(dump, tmp_path / "out", "--resume", *FLAGS).read_bytes() == fresh
     assert not parts.exists()
 
