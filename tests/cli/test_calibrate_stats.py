@@ -8,8 +8,9 @@ import pytest
 from dumps import synthetic
 from kvq_tools import calibrate, run, succeed
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from kvq.artifact import content_hash
 from kvq.safetensors_file import SafetensorsFile
 
 LAYERS, SEQUENCES = 4, 3
@@ -204,3 +205,34 @@ def test_damaged_statistics_are_refused(dump, tmp_path):
     content[start + SafetensorsFile(bytes(content), "stats").tensors["layers.1.query.sum"].begin + 6] ^= 64
     stats.write_bytes(content)
     expect_refusal(3, [str(stats)], "--stats", stats, "--output", tmp_path / "out")
+
+
+def with_number(stats: Path, target: Path, tensor: str, value: float) -> Path:
+    """A copy with another number in a tensor, and with the hash of the copy."""
+    with safe_open(stats, "numpy") as file:
+        metadata = file.metadata()
+    tensors = load_file(stats)
+    tensors[tensor].reshape(-1)[5] = value
+    for _ in range(2):  # the hash needs the file, and the file the hash
+        save_file(tensors, target, metadata)
+        metadata["kvq.content_hash"] = content_hash(SafetensorsFile(target.read_bytes(), "stats"))
+    return target
+
+
+@pytest.mark.parametrize("tensor", ["sample.q", "sample.k", "sample.v"])
+@pytest.mark.parametrize("value", [1e20, -3e38])
+def test_numbers_too_large_to_calculate_with_are_named(make_dump, tmp_path, tensor, value):
+    dump = make_dump(tokens=40, layers=2, head_dim=32, dtype="float32")
+    stats = collect([dump], tmp_path / "stats")
+    bad = with_number(stats, tmp_path / "bad", f"layers.1.{tensor}", value)
+    words = [f"{bad}: tensor layers.1.{tensor}: number 5 is {value:g}: expected magnitudes below 1e+14"]
+    expect_refusal(4, words, "--stats", bad, "--output", tmp_path / "out")
+
+
+def test_results_that_overflow_are_no_bug(make_dump, tmp_path):
+    """The mean of keys is used where no check of a single number can know that it is too large."""
+    dump = make_dump(tokens=40, layers=2, head_dim=32)
+    stats = collect([dump], tmp_path / "stats", "--method", "kvq")
+    bad = with_number(stats, tmp_path / "bad", "layers.1.key.first", 1e38)
+    result = run("kvq-calibrate", "--stats", bad, "--method", "kvq", "--output", tmp_path / "out")
+    assert result.code in (0, 3, 4) and "bug" not in result.stderr, result

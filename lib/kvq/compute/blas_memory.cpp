@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstddef>
+#include <fstream>
 #include <vector>
 
 namespace kvq::blas {
@@ -25,6 +27,13 @@ bool has_room(int count) {
   }
   for (void* block : blocks) ::munmap(block, kBufferBytes);
   return blocks.size() == static_cast<std::size_t>(count);
+}
+
+/// Address space that the process has, in MB; 0 if the system does not say.
+std::size_t used_megabytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) >> 20;
 }
 
 /// OpenBLAS keeps the buffers that were in use together. Its two functions are found at run time, because other
@@ -47,9 +56,10 @@ void reserve_buffers(int threads) {
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   if (!has_room(threads))
     throw Error{ErrorKind::io,
-                fmt::format("memory: {} threads need {} MB for matrix products, but this process may have only {} MB "
-                            "(ulimit -v)",
-                            threads, static_cast<std::size_t>(threads) * (kBufferBytes >> 20), limit.rlim_cur >> 20),
+                fmt::format("memory: {} threads need {} MB more for matrix products, but the process has {} of at most "
+                            "{} MB (ulimit -v)",
+                            threads, static_cast<std::size_t>(threads) * (kBufferBytes >> 20), used_megabytes(),
+                            limit.rlim_cur >> 20),
                 "run with fewer --threads, or with a higher ulimit -v"};
   map_buffers(threads);
 }

@@ -46,9 +46,6 @@ std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape)
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-/// Moments and logits of numbers below this bound are finite in float32: (1e14 * 100)^2 * 100 * head_dim 1024 < 2^127.
-constexpr float kMaxMagnitude = 1e14f;
-
 /// The float32 value of one stored element.
 float element_at(DType dtype, std::span<const std::byte> raw, std::size_t index) {
   float value = 0.0f;

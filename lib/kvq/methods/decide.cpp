@@ -1,10 +1,12 @@
 #include <kvq/codec/golden_rows.h>
 #include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/decide.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/stats/golden_tokens.h>
 
+#include <cmath>
 #include <utility>
 
 namespace kvq {
@@ -16,6 +18,29 @@ std::string joint_hash(const std::vector<std::string>& content_hashes) {
   std::string all;
   for (const std::string& hash : content_hashes) all += hash + "\n";
   return content_hash_of(all);
+}
+
+/// Refuses results that numbers of extreme size have made infinite or NaN.
+void expect_finite(const Decision& decision) {
+  const auto expect = [](double value, const std::string& where) {
+    if (!std::isfinite(value))
+      throw Error{ErrorKind::numerical, fmt::format("{}: expected a finite number, found {}", where, value),
+                  "numbers of the dump or of the statistics are too large to calculate with"};
+  };
+  for (const LayerPlan& layer : decision.plans)
+    for (const Side side : kSides) {
+      const TensorPlan* plan = layer.side(side);
+      const std::string where = fmt::format("layer {}: {}", layer.layer, name(side));
+      if (plan != nullptr && plan->error) {
+        expect(plan->error->before, where + ": calibration error before");
+        expect(plan->error->after, where + ": calibration error");
+      }
+      if (plan != nullptr && plan->allocation) expect(plan->allocation->objective, where + ": objective of the widths");
+    }
+  if (decision.budget) {
+    expect(decision.budget->cost, "budget: cost of the chosen plans");
+    expect(decision.budget->gap, "budget: gap of the chosen plans");
+  }
 }
 
 /// Golden rows of all layers, quantized by the plans. golden_rows() loads the tokens of all layers first, which are
@@ -55,6 +80,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   c.options["sample_tokens"] = origin.header.sample_tokens;
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);
+  expect_finite(decision);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);
   artifact.layers = std::move(decision.plans);
   artifact.golden = golden_rows(source, artifact.layers, golden_tokens);

@@ -81,6 +81,21 @@ void add_rows(SafetensorsWriter& writer, int layer, const char* name, const Samp
   writer.add_view(name_of(layer, name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
 }
 
+/// The bound of dumps holds for the rows that statistics keep of a dump.
+void expect_small_numbers(const SafetensorsFile& file, const std::string& tensor, DType type,
+                          std::span<const std::byte> bytes) {
+  NumberCheck check(type, kMaxMagnitude);
+  check.add(bytes);
+  if (!check.first_bad()) return;
+  float value = 0.0f;
+  widen(type, bytes.data() + *check.first_bad() * size_of(type), 1, &value);
+  throw Error{ErrorKind::numerical,
+              std::isfinite(value)
+                  ? fmt::format("{}: tensor {}: number {} is {:g}: expected magnitudes below {:g}", file.name(), tensor,
+                                *check.first_bad(), value, kMaxMagnitude)
+                  : fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+}
+
 SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads,
                       int dim) {
   const std::string tensor = name_of(layer, name);
@@ -90,10 +105,7 @@ SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, 
     throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]",
                                                   file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
-  NumberCheck check(info.dtype);
-  check.add(bytes);
-  if (check.first_bad())
-    throw Error{ErrorKind::numerical, fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+  expect_small_numbers(file, tensor, info.dtype, bytes);
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
 }
 
