@@ -10,6 +10,7 @@
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
+#include <kvq/core/text.h>
 #include <kvq/methods/rotated_plan.h>
 
 #include <unistd.h>
@@ -38,12 +39,13 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
+  for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
   const Prediction p = predict(dump, layers, make_request(flags.behavior, options), options,
                                chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
   if (flags.outputs.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"},
                             {"tool", "kvq-calibrate " KVQ_VERSION},
-                            {"output", output.string()},
+                            {"output", utf8_text(output.string())},
                             {"layers", layers.size()},
                             {"tokens", chosen_tokens(flags.inputs, dump).count},
                             {"threads", p.threads},
@@ -57,7 +59,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
   const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
   fmt::print("{} layers, {} tokens{} in {} sequences; would write {}\n", layers.size(), tokens, of,
-             dump.num_sequences(), output.string());
+             dump.num_sequences(), safe_line(output.string()));
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
              p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes),
@@ -91,7 +93,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (!outputs.quiet) {
     fmt::print("{}", closing_table(artifact, outputs.context));
-    fmt::print("wrote {} ({})\n", output.string(), format_bytes(static_cast<double>(fs::file_size(output))));
+    fmt::print("wrote {} ({})\n", safe_line(output.string()), format_bytes(static_cast<double>(fs::file_size(output))));
     for (const LayerPlan& layer : artifact.layers)
       if (!layer.v)
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
@@ -118,7 +120,8 @@ int calibrate(const CalibrateFlags& flags) {
   if (!flags.inputs.merge_stats.empty()) {
     if (!flags.inputs.dumps.empty() || flags.inputs.stats.empty())
       throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
-    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats);
+    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats,
+                      [](const std::string& text) { fmt::print(stderr, "kvq-calibrate: warning: {}\n", text); });
     if (flags.outputs.artifact.empty()) return 0;
   }
   if (flags.inputs.dumps.empty() && flags.inputs.stats.empty())
