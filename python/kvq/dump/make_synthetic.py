@@ -112,7 +112,7 @@ def check_options(args) -> None:
     for name in ("layers", "tokens", "sequences", "q_heads", "kv_heads", "head_dim", "v_head_dim"):
         if getattr(args, name) < 1:
             raise usage(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(args, name)}")
-    for name in ("sliding_window", "generated", "seed", "rotary_offset"):
+    for name in ("sliding_window", "generated", "rotary_offset"):
         if getattr(args, name) < 0:
             raise usage(f"--{name.replace('_', '-')}: expected 0 or more, found {getattr(args, name)}")
     has_rope = args.rope != "none"
