@@ -13,7 +13,7 @@ NEEDS = {
     "core": [],
     "plan": ["core"],
     "container": ["core"],
-    "dump": ["core"],
+    "dump": ["container"],
     "codec": ["plan"],
     "device": ["plan"],
     "artifact": ["codec", "container"],

@@ -1,17 +1,35 @@
 """What the command lines share: wrong flags and errors end in one line and a fixed exit code."""
 
 import argparse
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from .errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, KvqError, unsupported
+from .text import safe_line, safe_text
 
 
 def program_name(script: str) -> str:
     """The name of the installed command (`kvq-...`) if the user started that, else `script`."""
     started = Path(sys.argv[0]).name
     return started if started.startswith("kvq-") else script
+
+
+def decimal_integer(text: str) -> int:
+    """Decimal digits without leading zeros, so that 010 is neither 8 nor 10 by accident."""
+    if not re.fullmatch(r"-?(0|[1-9][0-9]*)", text):
+        raise argparse.ArgumentTypeError(f"expected a decimal integer without leading zeros, found {safe_line(text)}")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """0 to 2^63 - 1, as in the C++ tools."""
+    value = decimal_integer(text)
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"expected a seed from 0 to 2^63 - 1, found {value}")
+    return value
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,15 +40,48 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.register("type", int, decimal_integer)  # of every `type=int`
 
     def error(self, message: str):
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\nhint: see {self.prog} --help\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {safe_line(message)}\nhint: see {self.prog} --help\n")
+
+
+class SafeStream:
+    """A text stream whose text passes safe_text(): no control character of any file reaches a terminal or a log.
+    Progress on a terminal may rewrite its line."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        start, line, end = "", text, ""
+        if self._stream.isatty() and (
+            rewriting := re.fullmatch(r"(\r(?:\x1b\[K)?)(.*?)((?:\x1b\[K)?)", text, re.DOTALL)
+        ):
+            start, line, end = rewriting.groups()
+        self._stream.write(start + safe_text(line) + end)
+        return len(text)
+
+    def writelines(self, lines) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Standard output and standard error are SafeStreams in the block."""
+    with redirect_stdout(SafeStream(sys.stdout)), redirect_stderr(SafeStream(sys.stderr)):
+        yield
 
 
 def run_script(program: str, main: Callable[[], int | None]) -> int:
     """Runs `main`. Prints what it raises as one line on stderr and returns an exit code; a bug keeps its traceback."""
     try:
-        return main() or EXIT_DONE
+        with safe_output():
+            return main() or EXIT_DONE
     except KvqError as error:
         return report(program, error)
     except ModuleNotFoundError as error:
@@ -45,7 +96,7 @@ def run_script(program: str, main: Callable[[], int | None]) -> int:
 
 def report(program: str, error: KvqError) -> int:
     """Prints the error, and its hint if there is one, on stderr; returns the exit code."""
-    print(f"{program_name(program)}: error: {error}", file=sys.stderr)
+    print(f"{program_name(program)}: error: {safe_line(error)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {safe_line(error.hint)}", file=sys.stderr)
     return error.exit_code

@@ -13,8 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from .cli import Parser, run_script
+from .cli import Parser, run_script, seed
 from .errors import bad_input, unsupported
+from .files import atomic_files
 
 PROGRAM = "outlier_twin.py"
 EPILOG = """\
@@ -36,7 +37,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", metavar="FOLDER", type=Path, required=True, help="folder of the twin, made if it is not there"
     )
-    parser.add_argument("--seed", type=int, default=7, help="of the channels that are drawn (default 7)")
+    parser.add_argument("--seed", type=seed, default=7, help="of the channels that are drawn (default 7)")
     return parser.parse_args(argv)
 
 
@@ -92,10 +93,11 @@ def run(args: argparse.Namespace) -> int:
         )
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
     rescale(model, args.seed)
-    model.save_pretrained(args.output)
-    for name in TOKENIZER_FILES:
-        if (args.model / name).exists():
-            shutil.copy(args.model / name, args.output / name)
+    with atomic_files(args.output) as temporary:
+        model.save_pretrained(temporary)
+        for name in TOKENIZER_FILES:
+            if (args.model / name).exists():
+                shutil.copy(args.model / name, temporary / name)
     print(f"wrote {args.output}")
     return 0
 

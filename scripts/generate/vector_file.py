@@ -11,7 +11,10 @@ EXIT_DONE, EXIT_CHECK_FAILED = 0, 6
 def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        with temporary.open("x") as file:  # not through a link that somebody has put there
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -102,11 +102,40 @@ def with_element(index: tuple[int, ...], value: float) -> Callable[[np.ndarray],
     return function
 
 
+def both_sides(index: tuple[int, int, int], value: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Sets an element of a matrix and its mirror."""
+
+    def function(x):
+        head, i, j = index
+        x[head, i, j] = x[head, j, i] = value
+        return x
+
+    return function
+
+
+def with_curvature(function: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    """Replaces the output_curvature of layer 1 by function(valid curvature)."""
+
+    def edit(file):
+        curvature = np.tile(np.diag(np.arange(1.0, 33.0)).astype(np.float32), (4, 1, 1))
+        file["layers/1/output_curvature"] = function(curvature)
+
+    return edit
+
+
+CURVATURE_FAULTS: dict[str, Edit] = {
+    "curvature_asymmetric": with_curvature(with_element((3, 5, 3), 0.001)),
+    "curvature_diagonal": with_curvature(with_element((3, 5, 5), -0.001)),
+    "curvature_indefinite": with_curvature(both_sides((3, 5, 3), 30.0)),
+    "nan_curvature": with_curvature(with_element((3, 5, 3), np.nan)),
+}
+
 METRIC_FAULTS: dict[str, Edit] = {
     "metric_shape": with_metric(lambda x: x[:1]),
     "metric_double": with_metric(lambda x: x.astype(np.float64)),
     "metric_asymmetric": with_metric(with_element((1, 5, 3), 0.001)),
     "metric_diagonal": with_metric(with_element((1, 5, 5), -0.001)),
+    "metric_indefinite": with_metric(both_sides((1, 5, 3), 30.0)),
     "nan_metric": with_metric(with_element((1, 5, 3), np.nan)),
     "inf_metric": with_metric(with_element((1, 5, 5), np.inf)),
     "zero_metric": with_metric(np.zeros_like),
@@ -122,6 +151,8 @@ ROOT_FAULTS: dict[str, Edit] = {
     "no_model_name": drop_attribute("/", "model_name"),
     "capture_point": set_attribute("/", "capture_point", "mid_rope"),
     "fingerprint": set_attribute("/", "model_fingerprint", "CAFE"),
+    "config_text": set_attribute("/", "model_config", "hidden_size: 64"),
+    "config_list": set_attribute("/", "model_config", "[64]"),
     "num_layers": set_attribute("/", "num_layers", 1),
     "num_layers_large": set_attribute("/", "num_layers", 5000),
     "no_layers": drop("layers"),
@@ -139,6 +170,13 @@ LAYER_FAULTS: dict[str, Edit] = {
     "head_dim": set_attribute("layers/1", "head_dim", 64),
     "head_dim_large": set_attribute("layers/1", "head_dim", 4096),
     "heads": set_attribute("layers/1", "num_kv_heads", 3),
+    "heads_many": set_attribute("layers/1", "num_q_heads", 8192),
+    "angle": set_element("layers/1/rope_inv_freq", (3,), 1e300),
+    "rotary_offset": both(
+        set_attribute("layers/1", "rope_layout", "none"),
+        set_attribute("layers/1", "rotary_dim", 0),
+        set_attribute("layers/1", "rotary_offset", 33),
+    ),
     "scale": set_attribute("layers/1", "softmax_scale", -1.0),
     "scale_large": set_attribute("layers/1", "softmax_scale", 1e30),
     "window_large": set_attribute("layers/1", "sliding_window", 2**31 - 1),
@@ -159,4 +197,4 @@ LAYER_FAULTS: dict[str, Edit] = {
     "two_faults": both(drop("layers/0/k"), set_attribute("layers/1", "head_dim", 64)),
 }
 
-FAULTS: dict[str, Edit] = ROOT_FAULTS | LAYER_FAULTS | METRIC_FAULTS | numbers()
+FAULTS: dict[str, Edit] = ROOT_FAULTS | LAYER_FAULTS | METRIC_FAULTS | CURVATURE_FAULTS | numbers()

@@ -89,6 +89,10 @@ NUMBERS = [
     ("sample_tokens", f"{M} --sample-tokens 3", USAGE),
     ("threads", f"{M} --threads -1", USAGE),
     ("seed", f"{M} --seed -1", USAGE),
+    ("seed_large", f"{M} --seed 9223372036854775808", USAGE),
+    ("seed_octal", f"{M} --seed 010", USAGE),
+    ("threads_hexadecimal", f"{M} --threads 0x10", USAGE),
+    ("eval_seed_octal", "kvq-eval --model dump.h5 --scheme kivi --seed 010", USAGE),
     ("context", f"{M} --context 0", USAGE),
     ("inspect_layer_negative", "kvq-inspect artifact.safetensors --layer -1", USAGE),
     ("inspect_layer_out_of_range", "kvq-inspect artifact.safetensors --layer 2", USAGE),
@@ -113,7 +117,7 @@ CONTRADICTIONS = [
     ("stats_is_dump", f"{C} --model precious_2.h5 --stats precious_2.h5", USAGE),
     ("output_is_stats", f"{C} --stats precious.safetensors --output precious.safetensors", USAGE),
     ("unknown_flag_in_config", f"{M} --config bad.ini", USAGE),
-    ("missing_config", f"{M} --config no.ini", USAGE),
+    ("missing_config", f"{M} --config no.ini", INPUT),
 ]
 
 FILES = [
@@ -276,6 +280,12 @@ def test_tool_says(folder, request, name, command, code):
     if code not in (0, CHECK_FAILED):
         assert is_well_formed(result, tool)
         assert snapshot(folder) == before, "a run that fails leaves no file behind and changes none"
+
+
+@pytest.mark.parametrize("name", workspace.FAULTS)
+def test_a_dry_run_finds_what_a_run_would_refuse(folder, name):
+    dry, real = (run(C, "--model", f"{name}.h5", *flags, cwd=folder) for flags in (["--dry-run"], []))
+    assert (dry.code, dry.stderr) == (real.code, real.stderr) and dry.code == exit_code_of(name)
 
 
 def test_every_expected_file_belongs_to_a_case():

@@ -1,9 +1,10 @@
 // libFuzzer: the manifest of a statistics file, its tensors and their data, as in container_input.h, with the right
 // content hash. Opening and loading every layer either works or ends in a clean Error, and a loaded layer has as many
-// rows as it states. Seeds: make_stats_seeds.
+// rows and tokens as it states. Seeds: make_stats_seeds.
 
 #include <kvq/core/error.h>
 #include <kvq/stats/stats_file.h>
+#include <kvq/stats/token_ranges.h>
 
 #include "container_input.h"
 
@@ -33,6 +34,7 @@ void expect_rows(const SampledRows& rows, std::int64_t count) {
 }
 
 void use(const LayerStats& stats) {
+  if (!stats.ranges.empty() && total_tokens(stats.ranges) != stats.tokens) std::abort();
   for (const SampledRows* rows : {&stats.sample.q, &stats.sample.k, &stats.sample.v})
     expect_rows(*rows, stats.sample.size());
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) stats.sample.weights(h, stats.geometry.num_kv_heads);

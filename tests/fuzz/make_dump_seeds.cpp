@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   };
   auto plain = test::random_dump(small);
   test::write_dump(folder / "plain.h5", plain);
+  plain.model_config = R"({"hidden_size": 8, "rope_scaling": [null, 1e3]})";
   plain.generated = {0, 1, 0};
   plain.layers[0].o_proj = std::vector<float>(3 * 4, 0.5f);
   plain.layers[0].o_proj_metric = {2.0f, 0.5f, 0.5f, 1.0f};

@@ -66,9 +66,14 @@ int main(int argc, char** argv) {
   const std::filesystem::path folder = argv[1];
   std::filesystem::create_directories(folder);
   LayerActivations layer = test::make_layer(spec(true));
-  write_seed({stats_of(layer, 0)}, folder / "version_1_0");
+  LayerStats old = stats_of(layer, 0);
+  old.ranges.clear();
+  write_seed({old}, folder / "version_1_0");
+  layer.ranges = {{std::string("xxh3-128:") + std::string(32, 'a'), 3, 20},
+                  {std::string("xxh3-128:") + std::string(32, 'b'), 0, 6}};  // of two files
   write_seed({stats_of(layer, 8)}, folder / "held_out");
   layer.output_curvature = std::vector<float>(2 * 2 * 2, 0.5f);
+  layer.o_proj_metric = {1.0f, 0.5f, 0.5f, 1.0f};
   LayerActivations keys = test::make_layer(spec(false));
   keys.layer = 1;
   write_seed({stats_of(layer, 8), stats_of(keys, 8)}, folder / "curvature_and_keys_alone");

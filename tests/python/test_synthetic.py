@@ -272,13 +272,20 @@ def test_few_tokens_are_written_but_not_called_exact(tmp_path):
         ["--query-spectrum", "0"],
         ["--layers", "0"],
         ["--outlier-channels", "65"],
-        ["--seed", "-1"],
     ],
 )
 def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, options):
     assert make_synthetic.main([str(tmp_path / "a.h5"), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("make_synthetic_dump.py: error: --") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**63), "010"])
+def test_seeds_are_those_of_the_tools(tmp_path, capsys, seed):
+    with pytest.raises(SystemExit, match="2"):
+        make_synthetic.main([str(tmp_path / "a.h5"), "--seed", seed])
+    assert "error: argument --seed: expected a " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -70,6 +70,7 @@ LayerActivations make_layer(const LayerSpec& spec) {
       .o_proj_metric = {},
       .output_curvature = {},
       .content_hash = made_up_hash(spec.seed * 100 + static_cast<std::uint64_t>(spec.layer)),
+      .ranges = {},
   };
   for (const std::int64_t length : spec.lengths) {
     layer.cu_seqlens.push_back(layer.cu_seqlens.back() + length);
@@ -79,6 +80,7 @@ LayerActivations make_layer(const LayerSpec& spec) {
   layer.q = random_tensor(spec, tokens, spec.num_q_heads, spec.head_dim, 1);
   layer.k = random_tensor(spec, tokens, spec.num_kv_heads, spec.head_dim, 2);
   if (spec.has_values) layer.v = random_tensor(spec, tokens, spec.num_kv_heads, spec.v_head_dim, 3);
+  layer.ranges = {{layer.content_hash, 0, tokens}};
   return layer;
 }
 
@@ -92,6 +94,7 @@ LayerActivations keep_sequences(const LayerActivations& layer, std::size_t first
   kept.k = keep_tokens(layer.k, begin, end - begin);
   if (layer.v) kept.v = keep_tokens(*layer.v, begin, end - begin);
   kept.content_hash = made_up_hash(1000000 + first * 1000 + count);
+  kept.ranges = {{layer.content_hash, begin, end - begin}};
   return kept;
 }
 

@@ -1,5 +1,6 @@
 #include "calibrate/flags.h"
 
+#include "common/config_file.h"
 #include "common/version.h"
 
 #include <kvq/core/error.h>
@@ -177,8 +178,7 @@ void add_flags(CLI::App& app, CalibrateFlags& f) {
       "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
       "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
   app.footer("Methods:" + method_list() + notes());
-  app.set_config("--config", "", "read flags from an INI or TOML file");
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  add_config_flag(app);
   app.set_version_flag("--version", version_line("kvq-calibrate"));
   add_input_flags(app, f.inputs, f.outputs, f.behavior);
   app.add_option("--method", f.method, method_names())->capture_default_str()->group(option_group::kStorage);

@@ -13,6 +13,7 @@
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
+#include <kvq/core/text.h>
 #include <kvq/methods/rotated_plan.h>
 
 #include <fmt/format.h>
@@ -34,12 +35,13 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
+  for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
   const Prediction p = predict(dump, layers, make_request(flags.behavior, options), options,
                                chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
   if (flags.outputs.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"},
                             {"tool", "kvq-calibrate " KVQ_VERSION},
-                            {"output", output.string()},
+                            {"output", utf8_text(output.string())},
                             {"layers", layers.size()},
                             {"tokens", chosen_tokens(flags.inputs, dump).count},
                             {"threads", p.threads},
@@ -53,7 +55,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
   const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
   fmt::print("{} layers, {} tokens{} in {} sequences; would write {}\n", layers.size(), tokens, of,
-             dump.num_sequences(), output.string());
+             dump.num_sequences(), safe_line(output.string()));
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
              p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes),
@@ -87,7 +89,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (!outputs.quiet) {
     fmt::print("{}", closing_table(artifact, outputs.context));
-    fmt::print("wrote {} ({})\n", output.string(), format_bytes(static_cast<double>(fs::file_size(output))));
+    fmt::print("wrote {} ({})\n", safe_line(output.string()), format_bytes(static_cast<double>(fs::file_size(output))));
     for (const LayerPlan& layer : artifact.layers)
       if (!layer.v)
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
@@ -116,7 +118,8 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
   const fs::path output = only_merges ? fs::path() : resolve_output(flags);
   if (!only_merges) claim.emplace(OutputClaim::of_file(output, "kvq-calibrate"));
   if (!flags.inputs.merge_stats.empty())
-    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats);
+    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats,
+                      [](const std::string& text) { say(fmt::format("kvq-calibrate: warning: {}\n", text)); });
   if (only_merges) return;
   check_exact_layers(options, StatsFile::open(flags.inputs.stats).header().model);
   const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);

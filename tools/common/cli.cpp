@@ -1,10 +1,13 @@
 #include "common/cli.h"
 
+#include "common/decimal.h"
 #include "common/process.h"
+#include "common/safe_output.h"
 #include "common/say.h"
 
 #include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
+#include <kvq/core/text.h>
 
 #include <poll.h>
 #include <unistd.h>
@@ -23,8 +26,8 @@ namespace {
 int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
   // Each line of a message is one fault, so each line gets the prefix.
   std::istringstream lines(message);
-  for (std::string line; std::getline(lines, line);) say(fmt::format("{}: error: {}\n", tool, line));
-  if (!hint.empty()) say(fmt::format("hint: {}\n", hint));
+  for (std::string line; std::getline(lines, line);) say(fmt::format("{}: error: {}\n", tool, safe_line(line)));
+  if (!hint.empty()) say(fmt::format("hint: {}\n", safe_line(hint)));
   return code;
 }
 
@@ -42,6 +45,7 @@ int fail_without_output(const char* tool) {
 /// Returns `code`, or an error code if standard output could not be written (full disk, closed pipe).
 int flushed(const char* tool, int code) {
   std::cout.flush();
+  finish_output();
   const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return written ? code : fail_without_output(tool);
 }
@@ -49,6 +53,7 @@ int flushed(const char* tool, int code) {
 int run_guarded(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
   try {
     prepare_process(tool, argv);
+    require_decimal_integers(app);
     app.parse(argc, argv);
     return flushed(tool, body());
   } catch (const CLI::Success& success) {  // --help, --version
@@ -72,6 +77,7 @@ int run_guarded(const char* tool, CLI::App& app, int argc, char** argv, const st
 }  // namespace
 
 int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
+  make_output_safe();
   const int code = run_guarded(tool, app, argc, argv, body);
   wait_if_interrupted();
   return code;

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 
 namespace kvq {
 
@@ -82,7 +83,7 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_option("--junit", f.junit,
                  "also write the checks as JUnit XML to this file; - is standard output, without the text");
   app.add_option("--seed", f.seed, "of pairs of tokens")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
       ->check(CLI::Range(0, 4096));

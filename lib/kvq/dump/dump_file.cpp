@@ -21,8 +21,8 @@ void check_distinct(const std::vector<std::filesystem::path>& files) {
   for (std::size_t i = 0; i < files.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (std::error_code error; std::filesystem::equivalent(files[i], files[j], error))
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: is the same file as {}", files[i].string(), files[j].string())};
+        throw Error{ErrorKind::bad_input, fmt::format("{}: is the same file as {}", safe_line(files[i].string()),
+                                                      safe_line(files[j].string()))};
 }
 
 template <typename T>
@@ -213,6 +213,11 @@ std::int64_t Dump::layer_bytes(int layer) const {
 LayerActivations Dump::load_layer(int layer) const {
   const hdf5::QuietErrors quiet;
   return read_layer(layer, impl_->parts_with(layer), impl_->sequences);
+}
+
+void Dump::check_layer(int layer) const {
+  const hdf5::QuietErrors quiet;
+  kvq::check_layer(layer, impl_->parts_with(layer));
 }
 
 void ActivationTensor::load_head(int head, std::int64_t first, std::int64_t count, float* out) const {

@@ -25,6 +25,13 @@ struct ActivationTensor {
   void load_head(int head, std::int64_t first, std::int64_t count, float* out) const;
 };
 
+/// Tokens [first, first + count) of one file of a dump, known by its content.
+struct DumpRange {
+  std::string dump;  ///< content hash of the file's tokens of the layer, see Dump::load_layer()
+  std::int64_t first = 0, count = 0;
+  bool operator==(const DumpRange&) const = default;
+};
+
 /// Everything one layer's calibration reads. Sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
 struct LayerActivations {
   int layer = 0;
@@ -39,10 +46,12 @@ struct LayerActivations {
   std::vector<float> o_proj_metric;     ///< [Hkv, Dv, Dv] or empty; symmetric
   std::vector<float> output_curvature;  ///< [Hq, Dv, Dv] or empty
   std::string content_hash;             ///< "xxh3-128:...", see load_layer()
+  std::vector<DumpRange> ranges;        ///< where the tokens come from, in order
 };
 
-/// A dump of one or several files (formats/dump.md). open() checks the structure of all files; load_layer() checks the
-/// numbers (finite, not all zero). Not thread-safe: only one thread at a time may call HDF5. open() tries each file in
+/// A dump of one or several files (formats/dump.md). open() checks the structure of all files and the numbers of the
+/// small tensors (frequencies, metrics, curvature); load_layer() checks all numbers (finite, not too large, not all
+/// zero). Not thread-safe: only one thread at a time may call HDF5. open() tries each file in
 /// a child process first, because a damaged file can crash HDF5 (see crash_probe.h).
 class Dump {
  public:
@@ -64,10 +73,14 @@ class Dump {
 
   /// Reads one layer of all files, joined in file order. Of a pre_rope dump it applies RoPE to q and k, which become
   /// float32. content_hash is XXH3-128 over: cu_seqlens and positions (int64 little-endian), then the stored bytes of
-  /// q, k, v of each file in order.
-  /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf or an all-zero tensor;
-  ///         Error{bad_input} if a file ends early, or an o_proj_metric is not symmetric or has a negative diagonal
+  /// q, k, v of each file in order. ranges[i].dump is the same hash of file i alone.
+  /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf, too large numbers or
+  /// an
+  ///         all-zero tensor; Error{bad_input} if a file ends early, or tensors that files share differ
   LayerActivations load_layer(int layer) const;
+
+  /// Finds what load_layer() would refuse, and keeps nothing: memory does not grow with the layer.
+  void check_layer(int layer) const;
 
  private:
   struct Impl;

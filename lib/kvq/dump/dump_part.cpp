@@ -1,9 +1,11 @@
 #include <kvq/dump/dump_part.h>
 
+#include <kvq/container/json.h>
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
 #include <kvq/dump/crash_probe.h>
 #include <kvq/dump/layer_part.h>
+#include <kvq/dump/tensor_numbers.h>
 
 #include <algorithm>
 #include <charconv>
@@ -63,6 +65,15 @@ std::string read_fingerprint(const hdf5::Group& root) {
   return text;
 }
 
+/// Statistics and artifacts keep the configuration as a JSON object.
+std::string read_model_config(const hdf5::Group& root) {
+  const std::string text = root.string_attribute("model_config");
+  const std::string place = root.place() + ": attribute model_config";
+  if (const Json config = parse_json(text, place); !config.is_object())
+    throw Error{ErrorKind::bad_input, fmt::format("{}: expected a JSON object, found {}", place, config.type_name())};
+  return text;
+}
+
 void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
   faults.collect([&] { check_requires(root); });
   faults.collect([&] { part.model_name = root.string_attribute("model_name"); });
@@ -70,8 +81,7 @@ void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
   faults.collect([&] { part.num_layers = read_bounded(root, "num_layers", 1, kMaxLayers); });
   faults.collect([&] { part.producer = root.string_attribute("producer"); });
   if (root.has_attribute("model_fingerprint")) faults.collect([&] { part.model_fingerprint = read_fingerprint(root); });
-  if (root.has_attribute("model_config"))
-    faults.collect([&] { part.model_config = root.string_attribute("model_config"); });
+  if (root.has_attribute("model_config")) faults.collect([&] { part.model_config = read_model_config(root); });
 }
 
 template <typename T>
@@ -153,6 +163,24 @@ std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
   return numbers;
 }
 
+/// Checks that the angle of every pair at every position is a number whose sine float64 can tell.
+void check_angles(const hdf5::Group& layer, const LayerPart& part, const std::vector<std::int64_t>& positions) {
+  constexpr double kMostAngle = 9007199254740992.0;  // 2^53 radians: from there on neighbors are 2 radians apart
+  if (positions.empty()) return;
+  const std::int64_t last = *std::ranges::max_element(positions);
+  const std::vector<double>& frequencies = part.geometry.rope.inv_freq;
+  for (std::size_t j = 0; j < frequencies.size(); ++j)
+    if (const double angle = static_cast<double>(last) * frequencies[j]; !(angle <= kMostAngle))
+      reject(layer, fmt::format("rope_inv_freq: pair {}: expected angles up to {:g}, found {:g} at position {}", j,
+                                kMostAngle, angle, last));
+}
+
+/// The numbers of small tensors; load_layer() checks those of the large ones.
+void check_small_tensors(const LayerPart& layer, Faults& faults) {
+  for (const auto* tensor : {&layer.o_proj_metric, &layer.output_curvature})
+    if (*tensor) faults.collect([&] { check_second_moments(**tensor); });
+}
+
 void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
   const hdf5::Group layers = root.group("layers");
   // If the sequences are at fault, any number of tokens is accepted, because that fault is already reported.
@@ -160,7 +188,9 @@ void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
   for (const int number : layer_numbers(layers, part.num_layers > 0 ? part.num_layers : kMaxLayers)) {
     faults.collect([&] {
       const hdf5::Group layer = layers.group(std::to_string(number).c_str(), fmt::format("layer {}", number));
-      part.layers.emplace(number, read_layer_part(layer, tokens, faults));
+      const LayerPart& facts = part.layers.emplace(number, read_layer_part(layer, tokens, faults)).first->second;
+      check_angles(layer, facts, part.sequences.positions);
+      check_small_tensors(facts, faults);
     });
   }
 }
@@ -213,7 +243,7 @@ std::optional<DumpPart> read_dump_part(const std::filesystem::path& path, Faults
     const auto bytes = std::filesystem::file_size(path, error);
     if (const auto fate = fate_in_child([&] { rehearse(path); }, error ? 0 : bytes))
       throw Error{ErrorKind::bad_input, fmt::format("{}: damaged HDF5 file: the HDF5 library does not survive it ({})",
-                                                    path.string(), *fate)};
+                                                    safe_line(path.string()), *fate)};
   });
   return survived ? read_structure(path, faults) : std::nullopt;
 }

@@ -165,18 +165,19 @@ std::vector<std::string> Group::link_names() const {
 // ---- File
 
 File File::open(const std::filesystem::path& path) {
+  const std::string name = safe_line(path.string());
   // These checks come first, because HDF5 does not distinguish a missing file from a damaged one.
   std::error_code error;
   const bool is_file = std::filesystem::is_regular_file(path, error);
   if (!error && is_file && !std::ifstream(path)) error = {errno, std::generic_category()};
-  if (error) reject(path.string(), "cannot open: " + error.message(), ErrorKind::io);
-  if (!is_file) reject(path.string(), "cannot open: not a regular file", ErrorKind::io);
-  if (H5Fis_hdf5(path.c_str()) <= 0) reject(path.string(), "not an HDF5 file");
+  if (error) reject(name, "cannot open: " + error.message(), ErrorKind::io);
+  if (!is_file) reject(name, "cannot open: not a regular file", ErrorKind::io);
+  if (H5Fis_hdf5(path.c_str()) <= 0) reject(name, "not an HDF5 file");
   const PropertyHandle access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_fapl_sec2(access);  // plain system calls on one descriptor, which Dataset::read() shares
   FileHandle handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access));
-  if (!handle.is_open()) reject(path.string(), "damaged HDF5 file: " + library_reason());
-  return {std::move(handle), path.string()};
+  if (!handle.is_open()) reject(name, "damaged HDF5 file: " + library_reason());
+  return {std::move(handle), name};
 }
 
 File::File(FileHandle handle, std::string name) : handle_(std::move(handle)), name_(std::move(name)) {

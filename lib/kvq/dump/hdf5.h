@@ -95,12 +95,14 @@ class Dataset : public Object {
   Element element() const { return element_; }
   std::string type_text() const { return describe_type(type_); }
   const std::vector<std::int64_t>& shape() const { return shape_; }
-  /// Size of all elements. The constructor has checked that the product does not overflow and that the file holds all
-  /// bytes of the dataset.
+  /// Size of all elements. The constructor has checked that the product does not overflow, that the file holds all
+  /// bytes of the dataset, and that at least a quarter of them is on disk, not holes of a sparse file.
   std::uint64_t bytes() const { return bytes_; }
   bool is_chunked() const { return layout_ == H5D_CHUNKED; }
   /// Reads all elements as stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5.
   void read(std::span<std::byte> target) const;
+  /// Reads bytes [begin, begin + target.size()) of contiguous data.
+  void read_part(std::uint64_t begin, std::span<std::byte> target) const;
 
  private:
   void check_storage();

@@ -56,6 +56,28 @@ std::uint64_t file_size(int descriptor, const std::string& place) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
+/// A dataset may claim this many bytes for each byte that is on disk: memory for reading it stays in proportion to what
+/// somebody stored.
+constexpr std::uint64_t kMostPerStoredByte = 4;
+
+/// Bytes of [begin, end) that are no holes of a sparse file, counted up to `enough`. A file system that does not know
+/// holes has none.
+std::uint64_t stored_bytes(int descriptor, std::uint64_t begin, std::uint64_t end, std::uint64_t enough) {
+  const off_t before = ::lseek(descriptor, 0, SEEK_CUR);  // HDF5 uses the same descriptor
+  std::uint64_t stored = 0, at = begin;
+  while (at < end && stored < enough) {
+    const off_t data = ::lseek(descriptor, static_cast<off_t>(at), SEEK_DATA);
+    if (data < 0 && errno != ENXIO) stored = enough;  // ENXIO: only a hole follows
+    if (data < 0 || static_cast<std::uint64_t>(data) >= end) break;
+    const off_t hole = ::lseek(descriptor, data, SEEK_HOLE);
+    const std::uint64_t stop = hole < 0 ? end : std::min(end, static_cast<std::uint64_t>(hole));
+    stored += stop - static_cast<std::uint64_t>(data);
+    at = stop;
+  }
+  ::lseek(descriptor, before, SEEK_SET);
+  return stored;
+}
+
 void read_exactly(int descriptor, std::uint64_t offset, std::span<std::byte> target, const std::string& place) {
   constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // Linux reads at most 2 GiB - 4 KiB in one call
   while (!target.empty()) {
@@ -92,6 +114,17 @@ void Dataset::check_storage() {
   if (offset == HADDR_UNDEF || stored < bytes_ || stored > file_bytes || offset > file_bytes - stored)
     fail(fmt::format("expected {} bytes of data, but the file does not hold them (never written, or cut off)", bytes_));
   offset_ = offset;
+  // The chunks of chunked data may lie anywhere, so for them the whole file counts.
+  const std::uint64_t begin = layout_ == H5D_CONTIGUOUS ? offset : 0;
+  const std::uint64_t end = layout_ == H5D_CONTIGUOUS ? offset + bytes_ : file_bytes;
+  const std::uint64_t needed = bytes_ / kMostPerStoredByte;
+  if (const std::uint64_t on_disk = stored_bytes(descriptor_, begin, end, needed); on_disk < needed)
+    fail(fmt::format("expected {} bytes of data, found {} on disk and holes (a sparse file)", bytes_, on_disk));
+}
+
+void Dataset::read_part(std::uint64_t begin, std::span<std::byte> target) const {
+  KVQ_ASSERT(layout_ == H5D_CONTIGUOUS && begin <= bytes_ && target.size() <= bytes_ - begin);
+  read_exactly(descriptor_, offset_ + begin, target, place());
 }
 
 void Dataset::read(std::span<std::byte> target) const {

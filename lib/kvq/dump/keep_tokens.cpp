@@ -22,6 +22,19 @@ void keep_rows(ActivationTensor& tensor, std::int64_t first, std::int64_t count)
   tensor.tokens = count;
 }
 
+/// The part of joined ranges that tokens [first, first + count) of their union take.
+std::vector<DumpRange> cut_ranges(const std::vector<DumpRange>& ranges, std::int64_t first, std::int64_t count) {
+  std::vector<DumpRange> kept;
+  std::int64_t begin = 0;  // of the range in the union
+  for (const DumpRange& range : ranges) {
+    const std::int64_t from = std::clamp<std::int64_t>(first - begin, 0, range.count);
+    const std::int64_t to = std::clamp<std::int64_t>(first + count - begin, 0, range.count);
+    if (to > from) kept.push_back({range.dump, range.first + from, to - from});
+    begin += range.count;
+  }
+  return kept;
+}
+
 }  // namespace
 
 void keep_tokens(LayerActivations& layer, std::int64_t first, std::int64_t count) {
@@ -39,6 +52,7 @@ void keep_tokens(LayerActivations& layer, std::int64_t first, std::int64_t count
     if (place > borders.back()) borders.push_back(place);
   }
   layer.cu_seqlens = std::move(borders);
+  layer.ranges = cut_ranges(layer.ranges, first, count);
   layer.content_hash = content_hash_of(fmt::format("{} {} {}", layer.content_hash, first, count));
 }
 

@@ -1,14 +1,14 @@
 #include <kvq/dump/layer_loader.h>
 
 #include <kvq/core/error.h>
-#include <kvq/dump/number_check.h>
 #include <kvq/dump/rope.h>
+#include <kvq/dump/tensor_numbers.h>
 
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -23,6 +23,10 @@ class Hasher {
     XXH3_128bits_reset(state_.get());
   }
   void add(std::span<const std::byte> bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
+  void add(const Sequences& sequences) {
+    add(std::as_bytes(std::span(sequences.cu_seqlens)));
+    add(std::as_bytes(std::span(sequences.positions)));
+  }
   std::string result() const {
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
@@ -34,46 +38,6 @@ class Hasher {
  private:
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
 };
-
-/// "[5, 2, 17]": the index of an element in a row-major tensor.
-std::string index_text(std::size_t flat, const std::vector<std::int64_t>& shape) {
-  std::vector<std::string> numbers(shape.size());
-  for (std::size_t axis = shape.size(); axis-- > 0;) {
-    const auto extent = static_cast<std::size_t>(shape[axis]);
-    numbers[axis] = std::to_string(flat % extent);
-    flat /= extent;
-  }
-  return fmt::format("[{}]", fmt::join(numbers, ", "));
-}
-
-/// The float32 value of one stored element.
-float element_at(DType dtype, std::span<const std::byte> raw, std::size_t index) {
-  float value = 0.0f;
-  widen(dtype, raw.data() + index * size_of(dtype), 1, &value);
-  return value;
-}
-
-/// Reads a tensor as stored; checks its numbers and, given a hasher, hashes its bytes.
-void read_numbers(const StoredTensor& stored, std::span<std::byte> target, Hasher* hasher) {
-  const hdf5::Dataset& dataset = stored.dataset;
-  dataset.read(target);
-  NumberCheck check(stored.dtype, kMaxMagnitude);
-  constexpr std::size_t kBlock = std::size_t{256} << 10;  // small enough to stay in the cache between hash and check
-  for (std::size_t begin = 0; begin < target.size(); begin += kBlock) {
-    const auto block = target.subspan(begin, std::min(kBlock, target.size() - begin));
-    if (hasher != nullptr) hasher->add(block);
-    check.add(block);
-  }
-  if (const auto bad = check.first_bad()) {
-    const float value = element_at(stored.dtype, target, *bad);
-    const std::string where = index_text(*bad, dataset.shape());
-    throw Error{ErrorKind::numerical, std::isfinite(value)
-                                          ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}",
-                                                        dataset.place(), value, where, kMaxMagnitude)
-                                          : fmt::format("{}: NaN or infinity at {}", dataset.place(), where)};
-  }
-  if (check.all_zero()) throw Error{ErrorKind::numerical, fmt::format("{}: all numbers are zero", dataset.place())};
-}
 
 /// Resizes an empty buffer, on large pages if the system has them: the first touch of a memory page costs more than
 /// reading and checking the data on it, and large pages need fewer first touches.
@@ -98,11 +62,14 @@ ActivationTensor make_tensor(DType dtype, std::int64_t tokens, int heads, int di
 }
 
 /// Reads one file's tokens into `tensor`, from token `first` of the tensor on.
-void read_share(const StoredTensor& stored, std::int64_t first, ActivationTensor& tensor, Hasher& hasher) {
+void read_share(const StoredTensor& stored, std::int64_t first, ActivationTensor& tensor,
+                std::span<Hasher* const> hashers) {
   const std::size_t token_bytes = tensor.raw.size() / static_cast<std::size_t>(tensor.tokens);
   const auto share =
       std::span(tensor.raw).subspan(static_cast<std::size_t>(first) * token_bytes, stored.dataset.bytes());
-  read_numbers(stored, share, &hasher);
+  read_numbers(stored, share, [&](std::span<const std::byte> block) {
+    for (Hasher* hasher : hashers) hasher->add(block);
+  });
 }
 
 using OptionalTensor = std::optional<StoredTensor> LayerPart::*;
@@ -115,7 +82,7 @@ std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const 
     const auto& stored = part->layers.at(layer).*which;
     if (!stored) return {};  // then no file has the tensor: Dump::open() checked that all agree
     std::vector<std::byte> raw(stored->dataset.bytes());
-    read_numbers(*stored, raw, nullptr);
+    read_numbers(*stored, raw);
     if (part != parts.front()) {
       if (raw != first)
         throw Error{ErrorKind::bad_input,
@@ -127,30 +94,6 @@ std::vector<float> read_shared(int layer, OptionalTensor which, std::span<const 
     first = std::move(raw);
   }
   return values;
-}
-
-/// Checks that finite matrices [heads, dim, dim] are metrics: symmetric up to kMetricAsymmetry times the head's largest
-/// element, without a negative diagonal element.
-void check_metric(const hdf5::Dataset& dataset, std::span<const float> values) {
-  constexpr float kMetricAsymmetry = 1e-5f;
-  const auto dim = static_cast<std::size_t>(dataset.shape()[1]), size = dim * dim;
-  for (std::size_t first = 0; first < values.size(); first += size) {
-    const auto metric = values.subspan(first, size);
-    float largest = 0.0f;
-    for (const float value : metric) largest = std::max(largest, std::abs(value));
-    for (std::size_t i = 0; i < dim; ++i) {
-      if (metric[i * dim + i] < 0.0f)
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: {:g} at {}: expected a diagonal that is not negative", dataset.place(),
-                                metric[i * dim + i], index_text(first + i * dim + i, dataset.shape()))};
-      for (std::size_t j = 0; j < i; ++j)
-        if (std::abs(metric[i * dim + j] - metric[j * dim + i]) > kMetricAsymmetry * largest)
-          throw Error{ErrorKind::bad_input,
-                      fmt::format("{}: {:g} at {}, {:g} at {}: expected a symmetric matrix", dataset.place(),
-                                  metric[i * dim + j], index_text(first + i * dim + j, dataset.shape()),
-                                  metric[j * dim + i], index_text(first + j * dim + i, dataset.shape()))};
-    }
-  }
 }
 
 /// Widens a tensor to float32 and applies RoPE (formats/dump.md).
@@ -169,7 +112,33 @@ void rotate(const RopeStyle& rope, const std::vector<std::int64_t>& positions, A
   tensor = std::move(rotated);
 }
 
+/// Files of equal content, such as a copy of a file, would count their tokens twice.
+void expect_distinct(int layer, const std::vector<DumpRange>& ranges, std::span<const DumpPart* const> parts) {
+  for (std::size_t i = 0; i < ranges.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (ranges[i].dump == ranges[j].dump)
+        throw Error{ErrorKind::bad_input,
+                    fmt::format("{}: layer {}: the same tokens as in {}", parts[i]->name(), layer, parts[j]->name())};
+}
+
 }  // namespace
+
+void check_layer(int layer, std::span<const DumpPart* const> parts) {
+  std::vector<DumpRange> ranges;
+  for (const DumpPart* part : parts) {
+    const LayerPart& stored = part->layers.at(layer);
+    Hasher hasher;
+    hasher.add(part->sequences);
+    const auto hash = [&](std::span<const std::byte> block) { hasher.add(block); };
+    check_numbers(stored.q, hash);
+    check_numbers(stored.k, hash);
+    if (stored.v) check_numbers(*stored.v, hash);
+    ranges.push_back({.dump = hasher.result(), .first = 0, .count = part->sequences.tokens()});
+  }
+  expect_distinct(layer, ranges, parts);
+  for (const OptionalTensor which : {&LayerPart::o_proj, &LayerPart::o_proj_metric, &LayerPart::output_curvature})
+    read_shared(layer, which, parts);
+}
 
 LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, const Sequences& joined) {
   const LayerPart& facts = parts.front()->layers.at(layer);
@@ -187,26 +156,33 @@ LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, c
       .o_proj_metric = {},
       .output_curvature = {},
       .content_hash = {},
+      .ranges = {},
   };
   if (facts.v) result.v = make_tensor(facts.v->dtype, joined.tokens(), g.num_kv_heads, g.v_head_dim);
 
   Hasher hasher;
-  hasher.add(std::as_bytes(std::span(joined.cu_seqlens)));
-  hasher.add(std::as_bytes(std::span(joined.positions)));
+  std::array<Hasher*, 2> all{&hasher, nullptr};
+  hasher.add(joined);
   std::int64_t first = 0;
   for (const DumpPart* part : parts) {
     const LayerPart& stored = part->layers.at(layer);
-    read_share(stored.q, first, result.q, hasher);
-    read_share(stored.k, first, result.k, hasher);
-    if (result.v && stored.v) read_share(*stored.v, first, *result.v, hasher);
+    Hasher own;  // of this file's tokens alone: the same as of all tokens if there is one file
+    own.add(part->sequences);
+    const std::span<Hasher* const> hashers = std::span(all).first(parts.size() > 1 ? 2 : 1);
+    all[1] = &own;
+    read_share(stored.q, first, result.q, hashers);
+    read_share(stored.k, first, result.k, hashers);
+    if (result.v && stored.v) read_share(*stored.v, first, *result.v, hashers);
+    const std::string dump = parts.size() > 1 ? own.result() : hasher.result();
+    result.ranges.push_back({.dump = dump, .first = 0, .count = part->sequences.tokens()});
     first += part->sequences.tokens();
   }
   result.content_hash = hasher.result();
+  expect_distinct(layer, result.ranges, parts);
 
   result.o_proj = read_shared(layer, &LayerPart::o_proj, parts);
   if (facts.o_proj) result.o_proj_rows = facts.o_proj->dataset.shape()[0];
   result.o_proj_metric = read_shared(layer, &LayerPart::o_proj_metric, parts);
-  if (facts.o_proj_metric) check_metric(facts.o_proj_metric->dataset, result.o_proj_metric);
   result.output_curvature = read_shared(layer, &LayerPart::output_curvature, parts);
   if (parts.front()->capture_point == CapturePoint::pre_rope && g.rope.layout != RopeLayout::none) {
     rotate(g.rope, joined.positions, result.q);

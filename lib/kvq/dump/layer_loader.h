@@ -11,4 +11,7 @@ namespace kvq {
 /// and, for `joined`, Sequences::append().
 LayerActivations read_layer(int layer, std::span<const DumpPart* const> parts, const Sequences& joined);
 
+/// Finds what read_layer() would refuse, in little memory. @throws as Dump::load_layer()
+void check_layer(int layer, std::span<const DumpPart* const> parts);
+
 }  // namespace kvq

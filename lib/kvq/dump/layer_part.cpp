@@ -9,10 +9,10 @@
 namespace kvq {
 namespace {
 
-constexpr std::int64_t kMaxHeads = 65'536;
+constexpr std::int64_t kMaxHeads = 4096;  // the artifact's limit
 constexpr std::int64_t kMaxHeadDim = 1024;
 constexpr std::int64_t kMaxWindow = (std::int64_t{1} << 30) - 1;  // the artifact's limit
-constexpr double kMaxFactor = 100.0;                              // with kMaxMagnitude, keeps every logit finite
+constexpr double kMaxFactor = 100.0;                              // with kMostMagnitude, keeps every logit finite
 
 [[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
   throw Error{kind, fmt::format("{}: {}", object.place(), what)};
@@ -76,15 +76,15 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   rope.dim = read_bounded(layer, "rotary_dim", 0, kMaxHeadDim);
   rope.offset = read_bounded(layer, "rotary_offset", 0, kMaxHeadDim);
   if (layer.has_attribute("rope_attention_factor")) rope.attention_factor = read_factor(layer, "rope_attention_factor");
+  if (head_dim > 0 && rope.offset + rope.dim > head_dim)
+    reject(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset,
+                              rope.offset + rope.dim, head_dim));
   if (rope.layout == RopeLayout::none) {
     if (rope.dim != 0) reject(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
     return rope;
   }
   if (rope.dim == 0 || rope.dim % 2 != 0)
     reject(layer, fmt::format("rotary_dim: expected a positive even number, found {}", rope.dim));
-  if (head_dim > 0 && rope.offset + rope.dim > head_dim)
-    reject(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset,
-                              rope.offset + rope.dim, head_dim));
   rope.inv_freq = read_inv_freq(layer, rope.dim);
   return rope;
 }

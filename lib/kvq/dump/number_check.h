@@ -9,8 +9,9 @@
 
 namespace kvq {
 
-/// Moments and logits of numbers below this bound are finite in float32: (1e14 * 100)^2 * 100 * head_dim 1024 < 2^127.
-inline constexpr float kMaxMagnitude = 1e14f;
+/// Every stored number must be smaller. Moments and logits of such numbers are finite in float32: (1e14 * 100)^2 * 100
+/// * head_dim 1024 < 2^127.
+inline constexpr float kMostMagnitude = 1e14f;
 
 /// Checks raw f16, bf16 or f32 data block by block: whether every number is finite with a magnitude below `limit`, and
 /// whether any number is not zero. For f16, `limit` must exceed 65504. The check compares bits of whole vector

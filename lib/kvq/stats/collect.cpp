@@ -4,6 +4,9 @@
 #include <kvq/core/error.h>
 #include <kvq/stats/collect.h>
 #include <kvq/stats/golden_tokens.h>
+#include <kvq/stats/token_ranges.h>
+
+#include <cmath>
 
 #include <algorithm>
 #include <mutex>
@@ -222,6 +225,18 @@ std::vector<double> o_proj_metric(const LayerActivations& layer) {
   return metric;
 }
 
+/// Numbers below kMostMagnitude give finite sums, but their fourth powers, the weights of some moments, may overflow.
+void expect_finite(int layer, Moment moment, const std::vector<MomentSum>& sums) {
+  const auto is_finite = [](double x) { return std::isfinite(x); };
+  for (std::size_t head = 0; head < sums.size(); ++head)
+    if (const MomentSum& sum = sums[head];
+        !std::ranges::all_of(sum.sum, is_finite) || !std::ranges::all_of(sum.mean, is_finite) || !is_finite(sum.weight))
+      throw Error{ErrorKind::numerical,
+                  fmt::format("layer {}: {} moment of head {}: expected finite sums, found NaN or infinity", layer,
+                              to_string(moment), head),
+                  "the dump holds numbers too large for it: --target-k and --target-v choose moments"};
+}
+
 bool needs_attention(const StatsRequest& request) {
   return request.moments.count(Moment::scored_value) || request.moments.count(Moment::scored_query);
 }
@@ -237,6 +252,7 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   stats.tokens = layer.k.tokens;
   stats.sequences = static_cast<std::int64_t>(layer.cu_seqlens.size()) - 1;
   stats.content_hash = layer.content_hash;
+  append_ranges(stats.ranges, layer.ranges);
   stats.o_proj_metric = o_proj_metric(layer);
   const TokenRange held = request.held_out_tokens > 0 ? choose_held_out(layer, request.held_out_tokens) : TokenRange{};
   if (held.count > 0) stats.held_out = hold_out(layer, held);
@@ -255,6 +271,7 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
   if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1, held);
   if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query], held);
   if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), held, stats).run(on_tokens);
+  for (const auto& [moment, sums] : stats.moments) expect_finite(layer.layer, moment, sums);
   return stats;
 }
 

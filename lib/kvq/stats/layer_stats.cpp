@@ -1,5 +1,6 @@
 #include <kvq/core/error.h>
 #include <kvq/stats/layer_stats.h>
+#include <kvq/stats/token_ranges.h>
 
 #include <xxhash.h>
 
@@ -60,6 +61,9 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
         fmt::format("layer {}: `sst` weights need the joint query moment, so shards by sequences cannot be merged",
                     into.layer),
         "collect `sst` from all files in one run, or use --target-v scored_value"};
+  if (const auto both = find_overlap(into.ranges, other.ranges))
+    throw Error{ErrorKind::bad_input, fmt::format("layer {}: cannot merge statistics: both hold tokens {} to {} of {}",
+                                                  into.layer, both->first, both->first + both->count - 1, both->dump)};
   for (auto& [which, sums] : into.moments) {
     const auto it = other.moments.find(which);
     if (it == other.moments.end() || it->second.size() != sums.size()) refuse("collected moments");
@@ -76,6 +80,12 @@ void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens
     into.golden->first += into.tokens;
   }
   into.sample = merge_samples(into.sample, other.sample, into.tokens, sample_tokens);
+  // Without ranges on one side nothing is known of the sum.
+  if (into.ranges.empty() || other.ranges.empty()) {
+    into.ranges.clear();
+  } else {
+    append_ranges(into.ranges, other.ranges);
+  }
   into.tokens += other.tokens;
   into.sequences += other.sequences;
   into.content_hash = joined_hash(into.content_hash, other.content_hash);

@@ -47,6 +47,7 @@ struct LayerStats {
   std::optional<HeldOut> held_out;
   std::optional<GoldenTokens> golden;  ///< real rows for the artifact; the sums contain their tokens
   std::string content_hash;            ///< of the dump data of this layer
+  std::vector<DumpRange> ranges;       ///< whose tokens these are, in order; empty if a file before 1.5 does not say
 
   /// @throws Error{usage} naming layer and moment if it was not collected
   const std::vector<MomentSum>& moment(Moment which) const;
@@ -54,7 +55,7 @@ struct LayerStats {
 
 /// Adds statistics of other sequences of the same layer. Up to rounding, the result equals the statistics of one run
 /// over all sequences.
-/// @throws Error{bad_input} if layer, geometry or moments differ, Error{unsupported} for `sst`
+/// @throws Error{bad_input} if layer, geometry or moments differ or a token is in both, Error{unsupported} for `sst`
 void merge(LayerStats& into, const LayerStats& other, std::int64_t sample_tokens);
 
 /// Mean of a moment, [D, D] per KV head: sum / weight. With `center` ([Hkv, D] per head, or empty) the moment of x -

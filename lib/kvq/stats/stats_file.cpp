@@ -5,13 +5,17 @@
 #include <kvq/container/safetensors.h>
 #include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
-#include <kvq/dump/number_check.h>
+#include <kvq/dump/tensor_numbers.h>
+#include <kvq/stats/stats_check.h>
 #include <kvq/stats/stats_file.h>
+#include <kvq/stats/stats_overlap.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 
 namespace kvq {
 
@@ -28,6 +32,7 @@ struct LayerRow {
   std::int64_t held_out_tokens = 0, golden_tokens = 0;
   bool curvature = false, o_proj_metric = false;
   std::string content_hash;
+  std::vector<DumpRange> ranges;  ///< empty before 1.5
 };
 
 std::string name_of(int layer, const std::string& what) { return fmt::format("layers.{}.{}", layer, what); }
@@ -81,21 +86,6 @@ void add_rows(SafetensorsWriter& writer, int layer, const char* name, const Samp
   writer.add_view(name_of(layer, name), rows.dtype, {count, rows.heads, rows.dim}, {rows.raw});
 }
 
-/// The bound of dumps holds for the rows that statistics keep of a dump.
-void expect_small_numbers(const SafetensorsFile& file, const std::string& tensor, DType type,
-                          std::span<const std::byte> bytes) {
-  NumberCheck check(type, kMaxMagnitude);
-  check.add(bytes);
-  if (!check.first_bad()) return;
-  float value = 0.0f;
-  widen(type, bytes.data() + *check.first_bad() * size_of(type), 1, &value);
-  throw Error{ErrorKind::numerical,
-              std::isfinite(value)
-                  ? fmt::format("{}: tensor {}: number {} is {:g}: expected magnitudes below {:g}", file.name(), tensor,
-                                *check.first_bad(), value, kMaxMagnitude)
-                  : fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
-}
-
 SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads,
                       int dim) {
   const std::string tensor = name_of(layer, name);
@@ -105,7 +95,8 @@ SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, 
     throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]",
                                                   file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
-  expect_small_numbers(file, tensor, info.dtype, bytes);
+  TensorCheck check(info.dtype, info.shape, fmt::format("{}: tensor {}", file.name(), tensor));
+  check.add(bytes);
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
 }
 
@@ -243,6 +234,8 @@ Json layer_row(const LayerStats& stats) {
   }
   if (stats.golden) row["golden_tokens"] = stats.golden->count;
   if (!stats.o_proj_metric.empty()) row["o_proj_metric"] = true;
+  for (const DumpRange& range : stats.ranges)
+    row["ranges"].push_back({{"dump", range.dump}, {"first", range.first}, {"count", range.count}});
   return row;
 }
 
@@ -258,6 +251,8 @@ LayerRow parse_row(const Json& json, const std::string& file) {
   row.curvature = json.value("curvature", false);
   row.o_proj_metric = json.value("o_proj_metric", false);
   row.golden_tokens = json.value("golden_tokens", std::int64_t{0});
+  for (const Json& range : json.value("ranges", Json::array()))
+    row.ranges.push_back({range.at("dump"), range.at("first"), range.at("count")});
   for (const Json& name : json.at("moments")) {
     const auto moment = moment_from_string(name.get<std::string>());
     if (!moment)
@@ -296,6 +291,10 @@ const std::string& StatsFile::name() const { return impl_->file.name(); }
 const std::string& StatsFile::content_hash(std::size_t index) const { return impl_->rows.at(index).content_hash; }
 const std::string& StatsFile::file_hash() const { return impl_->file.metadata().at("kvq.content_hash"); }
 
+const std::vector<DumpRange>& StatsFile::ranges(std::size_t index) const { return impl_->rows.at(index).ranges; }
+std::vector<std::int64_t> StatsFile::sample_keys(std::size_t index) const {
+  return impl_->file.read<std::int64_t>(name_of(impl_->rows.at(index).layer, "sample.key"), {-1});
+}
 std::int64_t StatsFile::tokens(std::size_t index) const { return impl_->rows.at(index).tokens; }
 std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.at(index).sequences; }
 
@@ -319,7 +318,20 @@ StatsFile StatsFile::open(const std::filesystem::path& path) {
     header.model.layers.push_back({row.layer, row.geometry, row.has_values});
     impl->rows.push_back(std::move(row));
   }
-  return StatsFile(std::move(impl));
+  StatsFile file(std::move(impl));
+  file.check({.sample_tokens = header.sample_tokens, .all_queries = manifest.value("queries", "all") == "all"});
+  return file;
+}
+
+void StatsFile::check(const StatsPromise& promise) const {
+  // A run opens its shards several times. What has been checked is known by its hash.
+  static std::mutex mutex;
+  static std::set<std::string> sound;
+  const std::string& hash = impl_->file.metadata().at("kvq.content_hash");
+  if (const std::lock_guard lock(mutex); sound.contains(hash)) return;
+  for (std::size_t i = 0; i < impl_->rows.size(); ++i) check_stats(load(i), promise, name());
+  const std::lock_guard lock(mutex);
+  sound.insert(hash);
 }
 
 LayerStats StatsFile::load(std::size_t index) const {
@@ -331,6 +343,7 @@ LayerStats StatsFile::load(std::size_t index) const {
   stats.tokens = row.tokens;
   stats.sequences = row.sequences;
   stats.content_hash = row.content_hash;
+  stats.ranges = row.ranges;
   for (const Moment moment : row.moments) stats.moments[moment] = read_moment(impl_->file, row, moment);
   stats.sample = read_sample(impl_->file, row);
   if (row.o_proj_metric)
@@ -349,7 +362,8 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
   const auto any_row = [&](const char* key) {
     return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
   };
-  const char* version = any_row("o_proj_metric")     ? "1.4"
+  const char* version = any_row("ranges")            ? "1.5"
+                        : any_row("o_proj_metric")   ? "1.4"
                         : any_row("golden_tokens")   ? "1.3"
                         : header.range               ? "1.2"
                         : any_row("held_out_tokens") ? "1.1"
@@ -400,26 +414,6 @@ void expect_same_origin(const StatsFile& a, const StatsFile& b) {
     refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
 }
 
-/// Refuses a shard that is named twice, because its tokens would count double.
-void expect_different_shards(const std::vector<StatsFile>& files) {
-  std::map<std::pair<int, std::string>, const StatsFile*> seen;
-  for (const StatsFile& file : files)
-    for (std::size_t i = 0; i < file.header().model.layers.size(); ++i) {
-      const int layer = file.header().model.layers[i].layer;
-      const auto [it, fresh] = seen.try_emplace({layer, file.content_hash(i)}, &file);
-      if (!fresh)
-        throw Error{ErrorKind::bad_input,
-                    fmt::format("{}: layer {}: the same dump data as in {}", file.name(), layer, it->second->name()),
-                    "name each shard once"};
-    }
-}
-
-/// One layer of one file.
-struct LayerPlace {
-  const StatsFile* file;
-  std::size_t index;
-};
-
 /// The sum of one layer's shards, as a file of its own, so that memory never holds more than one layer.
 StatsFile merge_layer(const std::vector<LayerPlace>& places, const std::filesystem::path& path) {
   const StatsHeader& header = places.front().file->header();
@@ -438,22 +432,24 @@ void StatsFile::add_to(SafetensorsWriter& writer, std::size_t index) const {
     if (name.starts_with(prefix)) writer.add_view(name, info.dtype, info.shape, {impl_->file.bytes(name)});
 }
 
-void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output) {
+void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                       const SayWarning& warn) {
   std::vector<StatsFile> files;
   files.reserve(inputs.size());
   for (const auto& path : inputs) files.push_back(StatsFile::open(path));
-  merge_open_files(files, output);
+  merge_open_files(files, output, warn);
 }
 
-void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output) {
+void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output,
+                      const SayWarning& warn) {
   KVQ_ASSERT(!files.empty());
-  expect_different_shards(files);
   std::map<int, std::vector<LayerPlace>> layers;
   for (const StatsFile& file : files) {
     expect_same_origin(files.front(), file);
     for (std::size_t i = 0; i < file.header().model.layers.size(); ++i)
       layers[file.header().model.layers[i].layer].push_back({&file, i});
   }
+  expect_other_tokens(layers, warn);
 
   std::optional<ScratchFolder> scratch;
   std::vector<StatsFile> merged;

@@ -4,6 +4,7 @@
 #include <kvq/stats/layer_stats.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,8 @@
 namespace kvq {
 
 class SafetensorsWriter;
+struct StatsPromise;
+using SayWarning = std::function<void(const std::string&)>;
 
 /// What a statistics file says about its origin.
 struct StatsHeader {
@@ -27,7 +30,8 @@ struct StatsHeader {
 /// A statistics file (formats/stats.md), opened for reading. load() reads one layer.
 class StatsFile {
  public:
-  /// @throws Error{io, bad_input, unsupported}
+  /// Reads everything once: a file that opens is undamaged, and every layer agrees with itself (check_stats()).
+  /// @throws Error{io, bad_input, numerical, unsupported}
   static StatsFile open(const std::filesystem::path& path);
   StatsFile(StatsFile&&) noexcept;
   StatsFile& operator=(StatsFile&&) noexcept;
@@ -41,11 +45,15 @@ class StatsFile {
   const std::string& content_hash(std::size_t index) const;
   /// The hash of everything in this file (formats/stats.md), which open() has checked.
   const std::string& file_hash() const;
+  /// Whose tokens a layer's are; empty if the file does not say (before 1.5).
+  const std::vector<DumpRange>& ranges(std::size_t index) const;
+  std::vector<std::int64_t> sample_keys(std::size_t index) const;  ///< ascending
   std::int64_t tokens(std::size_t index) const;
   std::int64_t sequences(std::size_t index) const;
 
  private:
-  friend void merge_open_files(const std::vector<StatsFile>&, const std::filesystem::path&);
+  friend void merge_open_files(const std::vector<StatsFile>&, const std::filesystem::path&, const SayWarning&);
+  void check(const StatsPromise& promise) const;
   /// Adds views of one layer's tensors, for which this file must stay open.
   void add_to(SafetensorsWriter& writer, std::size_t index) const;
 
@@ -61,9 +69,13 @@ std::string save_stats(const StatsHeader& header, std::span<const LayerStats> la
 
 /// Joins statistics files. A layer of one file is copied; a layer of several files is merged in the order of the files.
 /// The range of tokens is kept if all files have the same range and no layer is merged. Only one layer at a time is in
-/// memory. @throws Error{bad_input} if models, seeds, sample sizes, moments or the layers' numbers of sequences differ
-void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
+/// memory. @throws Error{bad_input} if models, seeds, sample sizes, moments or the layers' numbers of sequences differ,
+/// or if a token is in two files
+/// @param warn  called with a line if files before version 1.5 do not say enough to find every such token
+void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                       const SayWarning& warn = {});
 /// merge_stats_files() of files that are open. @param files  at least one
-void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output);
+void merge_open_files(const std::vector<StatsFile>& files, const std::filesystem::path& output,
+                      const SayWarning& warn = {});
 
 }  // namespace kvq

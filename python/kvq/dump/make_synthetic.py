@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..cli import Parser, run_script
+from ..cli import Parser, run_script, seed
 from ..errors import EXIT_DONE, usage
 
 PROGRAM = "make_synthetic_dump.py"
@@ -51,7 +51,7 @@ def build_parser() -> Parser:
         default="float32",
         help="float16_bits: float16 as uint16 patterns (default float32)",
     )
-    size.add_argument("--seed", metavar="S", type=int, default=0)
+    size.add_argument("--seed", metavar="S", type=seed, default=0)
     kind = parser.add_argument_group("geometry")
     kind.add_argument("--kind", choices=["gqa", "mla_rope"], default="gqa", help="mla_rope: one key head, no values")
     kind.add_argument("--rope", choices=["none", "half", "interleaved"], default="half")
@@ -112,7 +112,7 @@ def check_options(args) -> None:
     for name in ("layers", "tokens", "sequences", "q_heads", "kv_heads", "head_dim", "v_head_dim"):
         if getattr(args, name) < 1:
             raise usage(f"--{name.replace('_', '-')}: expected at least 1, found {getattr(args, name)}")
-    for name in ("sliding_window", "generated", "seed", "rotary_offset"):
+    for name in ("sliding_window", "generated", "rotary_offset"):
         if getattr(args, name) < 0:
             raise usage(f"--{name.replace('_', '-')}: expected 0 or more, found {getattr(args, name)}")
     has_rope = args.rope != "none"

@@ -3,7 +3,7 @@
 import argparse
 import textwrap
 
-from ..cli import Parser, program_name
+from ..cli import Parser, decimal_integer, program_name
 from . import __version__
 from .families import supported_list
 
@@ -31,14 +31,14 @@ exit codes: 0 done, 2 wrong flags, 3 unreadable input, 4 a numerical check faile
 
 
 def positive(text: str) -> int:
-    value = int(text)
+    value = decimal_integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {text}")
     return value
 
 
 def natural(text: str) -> int:
-    value = int(text)
+    value = decimal_integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text}")
     return value

@@ -1,11 +1,10 @@
 """The program: from arguments to a dump that was checked."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli import program_name, report
+from ..cli import program_name, report, safe_output
 from ..errors import (
     EXIT_DONE,
     EXIT_INPUT,
@@ -16,6 +15,7 @@ from ..errors import (
     KvqError,
     one_line,
 )
+from ..files import atomic_path
 from . import __version__
 from .options import PROGRAM, parse_arguments
 from .progress import Progress
@@ -307,25 +307,23 @@ def dump(args) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     job = prepare(args)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        report_checks(args, run(args, job, temporary))
-        os.replace(temporary, output)
+        with atomic_path(output) as temporary:
+            report_checks(args, run(args, job, temporary))
     except torch.OutOfMemoryError as error:
         raise KvqError(
             EXIT_UNSUPPORTED,
             f"{args.device} has too little memory: {one_line(error)}",
             "try a smaller --sequence-length, or --compute-dtype bfloat16",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     print_table(args, job, output)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     try:
-        dump(args)
+        with safe_output():
+            dump(args)
     except KvqError as error:
         return report(PROGRAM, error)
     except ImportError as error:

@@ -39,7 +39,7 @@ class DumpWriter:
         self.layers: dict[int, LayerFacts] = {}
         self._peaks: dict[tuple[int, str], float] = {}
         # The oldest encodings that HDF5 1.10 reads, because h5py may bundle HDF5 2.0.
-        self._file = h5py.File(path, "x", libver=("earliest", "v110"))
+        self._file = h5py.File(path, "w", libver=("earliest", "v110"))
 
     def __enter__(self):
         return self

@@ -32,8 +32,8 @@ std::string open_fault(const Damage& damage) {
 std::string load_fault(const DumpContent& content) {
   const TempFolder folder;
   write_dump(folder / "a.h5", content);
-  const auto dump = Dump::open({folder / "a.h5"});
-  std::string text = error_text([&] { dump.load_layer(0); });
+  std::string text = error_text([&] { Dump::open({folder / "a.h5"}).load_layer(0); });
+  CHECK(error_text([&] { Dump::open({folder / "a.h5"}).check_layer(0); }) == text);
   const std::string prefix = folder.path().string() + "/";
   if (const auto at = text.find(prefix); at != text.npos) text.erase(at, prefix.size());
   return text;
@@ -360,6 +360,56 @@ TEST_CASE("A metric of the output projection that is none is refused, with the p
   DumpContent zeros = random_dump({});
   zeros.layers[0].o_proj_metric.assign(2 * 6 * 6, 0.0f);
   CHECK(load_fault(zeros) == "numerical: a.h5: layer 0: o_proj_metric: all numbers are zero");
+}
+
+TEST_CASE("Matrices that are no second moments are refused when the dump is opened", "[dump]") {
+  const auto fault = [](float off_diagonal, bool curvature) {
+    DumpContent content = random_dump({});
+    DumpLayer& layer = content.layers[0];
+    std::vector<float>& matrices = curvature ? layer.output_curvature : layer.o_proj_metric;
+    matrices.assign((curvature ? 4 : 2) * 6 * 6, 0.0f);
+    for (std::size_t head = 0; head < matrices.size(); head += 36)
+      for (std::size_t i = 0; i < 6; ++i) matrices[head + 7 * i] = 1.0f;
+    matrices[36 + 1] = matrices[36 + 6] = off_diagonal;
+    const TempFolder folder;
+    write_dump(folder / "a.h5", content);
+    return error_text([&] { Dump::open({folder / "a.h5"}); });
+  };
+  CHECK(fault(1.0f, true) == "no error");
+  CHECK(fault(1.00001f, true) == "no error");  // rounding of a matrix of rank 1
+  CHECK_THAT(fault(1.1f, true),
+             Contains("a.h5: layer 0: output_curvature: head 1: expected a second moment, found a matrix with an "
+                      "eigenvalue below -0.0001"));
+  CHECK_THAT(fault(-1.1f, false), Contains("layer 0: o_proj_metric: head 1: expected a second moment"));
+}
+
+TEST_CASE("Everything that statistics would refuse later is refused when the dump is opened", "[dump]") {
+  CHECK_THAT(open_fault(with_attribute("/", "model_config", std::string("not JSON"))),
+             Contains("a.h5: attribute model_config: not valid JSON"));
+  CHECK_THAT(open_fault(with_attribute("/", "model_config", std::string("[1]"))),
+             Contains("attribute model_config: expected a JSON object, found array"));
+  CHECK_THAT(open_fault(with_attribute("/layers/0", "num_q_heads", std::int64_t{4098})),
+             Contains("layer 0: num_q_heads: expected 1 to 4096, found 4098"));
+  const double frequencies[] = {1.0, 0.1, 1e300, 0.001};
+  CHECK_THAT(
+      open_fault([&](hid_t file) { set_dataset(file, "/layers/0/rope_inv_freq", H5T_IEEE_F64LE, {4}, frequencies); }),
+      Contains("layer 0: rope_inv_freq: pair 2: expected angles up to 9.0072e+15, found 1.2e+301 at position 12"));
+}
+
+TEST_CASE("A sparse file that claims more than it stores is refused, by dataset", "[dump]") {
+  const auto never_written = [](hid_t creation) {
+    H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY);
+    H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER);
+  };
+  CHECK_THAT(open_fault(with_empty_q(H5T_IEEE_F32LE, {hsize_t{1} << 22, 4, 8}, never_written)),
+             Contains("layer 0: q: expected 536870912 bytes of data, found 0 on disk and holes (a sparse file)"));
+  const auto chunked = [&](hid_t creation) {
+    const hsize_t chunk[] = {hsize_t{1} << 20, 4, 8};
+    H5Pset_chunk(creation, 3, chunk);
+    never_written(creation);
+  };
+  CHECK_THAT(open_fault(with_empty_q(H5T_IEEE_F32LE, {hsize_t{1} << 22, 4, 8}, chunked)),
+             Contains("layer 0: q: expected 536870912 bytes of data, found ") && Contains("(a sparse file)"));
 }
 
 TEST_CASE("A metric of the output projection is float32", "[dump]") {

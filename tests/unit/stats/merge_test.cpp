@@ -80,7 +80,9 @@ TEST_CASE("Statistics that do not belong together are not merged", "[stats]") {
     LayerStats into = stats;
     return test::error_text([&] { merge(into, other, 5); });
   };
-  CHECK(merged_with(stats) == "no error");
+  CHECK(merged_with(collect(test::make_layer({.layer = 3, .seed = 2}), request)) == "no error");
+  CHECK_THAT(merged_with(stats),
+             StartsWith("bad_input: ") && Contains("layer 3") && Contains("both hold tokens 0 to "));
   CHECK_THAT(merged_with(collect(test::make_layer({.layer = 4}), request)), StartsWith("bad_input: "));
   CHECK_THAT(merged_with(collect(test::make_layer({.layer = 3, .head_dim = 8}), request)),
              StartsWith("bad_input: ") && Contains("layer 3"));

@@ -127,6 +127,17 @@ const FileFault kFaults[] = {
      [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, std::numeric_limits<float>::quiet_NaN()); }},
     {"a negative value weight", "bad_input: ", "layers.2.sample.value_weight",
      [](EditableFile& f) { f.set_float("layers.2.sample.value_weight", 1, -1.0f); }},
+    {"a sample that squares beyond float32",
+     "numerical: ", "layers.2.sample.k: 1e+20 at [0, 0, 1]: expected magnitudes",
+     [](EditableFile& f) { set_half(f, "layers.2.sample.k", 0x60ad); }},
+    {"a weight that is no count", "bad_input: ", "layer 2: tensor key.weight: head 1: expected 18",
+     [](EditableFile& f) { set_double(f, "layers.2.key.weight", 17.0); }},
+    {"a moment without symmetry", "bad_input: ", "layer 2: tensor value.sum: head 0: expected a symmetric matrix",
+     [](EditableFile& f) { set_double(f, "layers.2.value.sum", 1e6); }},
+    {"more tokens than ranges", "bad_input: ", "layer 2: ranges: expected 18 tokens, found 17",
+     [](EditableFile& f) { f.manifest["layers"][0]["ranges"][0]["count"] = 17; }},
+    {"a range of no tokens", "bad_input: ", "count",
+     [](EditableFile& f) { f.manifest["layers"][0]["ranges"][0]["count"] = 0; }},
     {"sampling keys out of order", "bad_input: ", "layers.2.sample.key",
      [](EditableFile& f) { std::memset(f.tensors.at("layers.2.sample.key").data.data() + 8, 0, 8); }},
 };
@@ -268,11 +279,64 @@ TEST_CASE("Statistics files that do not belong together are not merged, and noth
   CHECK_THAT(merging(header(), a), StartsWith("bad_input: ") && Contains("the same dump data"));
   LayerStats other_sequences = a;
   other_sequences.content_hash = "xxh3-128:" + std::string(32, 'e');
+  other_sequences.ranges.front().dump = other_sequences.content_hash;
   CHECK_THAT(merging(header(), other_sequences), StartsWith("unsupported: ") && Contains("sst"));
   LayerStats fewer = b;
   fewer.sequences = 2;
   CHECK_THAT(merging(header(), fewer), StartsWith("bad_input: ") && Contains("sequences"));
   CHECK_FALSE(std::filesystem::exists(folder / "out"));
+}
+
+TEST_CASE("Statistics keep which tokens of which dump they hold, and no token is merged twice", "[stats]") {
+  const TempFolder folder;
+  const LayerActivations layer = make_layer({.layer = 1, .lengths = {13, 7, 31, 9}});
+  const StatsRequest request{.moments = {Moment::query, Moment::key}, .sample_tokens = 17, .seed = 9};
+  const auto save = [&](const char* name, std::size_t first, std::size_t count) {
+    save_stats(header(), std::vector<LayerStats>{collect(keep_sequences(layer, first, count), request)}, folder / name);
+  };
+  save("a", 0, 1);
+  save("b", 1, 2);
+  save("c", 3, 1);
+  save("ab", 0, 3);
+  const auto merging = [&](const char* first, const char* second) {
+    return error_text([&] { merge_stats_files({folder / first, folder / second}, folder / "out"); });
+  };
+  REQUIRE(merging("a", "b") == "no error");
+  CHECK(StatsFile::open(folder / "out").ranges(0) == StatsFile::open(folder / "ab").ranges(0));
+  std::filesystem::rename(folder / "out", folder / "merged");
+  REQUIRE(merging("merged", "c") == "no error");
+  CHECK(StatsFile::open(folder / "out").ranges(0) == std::vector<DumpRange>{{layer.content_hash, 0, 60}});
+  std::filesystem::remove(folder / "out");
+  for (const char* part : {"a", "b", "ab"}) {
+    INFO(part);
+    CHECK_THAT(merging("merged", part), StartsWith("bad_input: " + (folder / part).string() + ": layer 1: tokens ") &&
+                                            Contains("also in " + (folder / "merged").string()));
+  }
+  CHECK_THAT(merging("ab", "b"), Contains("tokens 13 to 50 of dump " + layer.content_hash));
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+}
+
+TEST_CASE("Files before version 1.5 merge with a warning, but not with tokens that both have sampled", "[stats]") {
+  const TempFolder folder;
+  const LayerActivations layer = make_layer({.layer = 1, .lengths = {13, 7, 31}});
+  const StatsRequest request{.moments = {Moment::query, Moment::key}, .sample_tokens = 17, .seed = 9};
+  const auto save_old = [&](const char* name, std::size_t first, std::size_t count) {
+    LayerStats stats = collect(keep_sequences(layer, first, count), request);
+    stats.ranges.clear();
+    save_stats(header(), std::vector<LayerStats>{stats}, folder / name);
+  };
+  save_old("a", 0, 1);
+  save_old("b", 1, 2);
+  save_old("all", 0, 3);
+  std::vector<std::string> warnings;
+  merge_stats_files({folder / "a", folder / "b"}, folder / "out",
+                    [&](const std::string& text) { warnings.push_back(text); });
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], Contains("do not say which tokens they hold"));
+  CHECK(StatsFile::open(folder / "out").ranges(0).empty());
+  CHECK(EditableFile::read(folder / "out").metadata.at("version") == "1.0");
+  CHECK_THAT(error_text([&] { merge_stats_files({folder / "all", folder / "a"}, folder / "bad"); }),
+             StartsWith("bad_input: ") && Contains("sampled tokens are also in"));
 }
 
 TEST_CASE("A statistics file that is not there or no container is refused", "[stats]") {
