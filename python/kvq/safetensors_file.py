@@ -79,6 +79,8 @@ def parse_json(text: str | bytes, where: str) -> object:
             text if isinstance(text, str) else text.decode("utf-8"),
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
         )
         _check_nested(value)
     except (
@@ -99,6 +101,19 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
 
 def _refuse_constant(word: str):
     raise ValueError(f"{word} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _integer(text: str) -> int | float:
+    """An integer of 64 bits, else the nearest floating-point number, as the C++ reader has it."""
+    value = int(text) if len(text) <= 20 else 2**64
+    return value if -(2**63) <= value < 2**64 else _finite(text)
 
 
 def _check_nested(value: object) -> None:

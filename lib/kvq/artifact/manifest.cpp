@@ -1,7 +1,9 @@
 #include <kvq/artifact/manifest.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
 #include <array>
+#include <set>
 
 namespace kvq {
 
@@ -173,6 +175,24 @@ std::vector<std::string> features(const TensorPlan& plan) {
   if (plan.centroids) words.push_back("centroids");
   if (plan.transform) words.push_back("transform");
   return words;
+}
+
+Json required_features(const std::vector<LayerPlan>& layers) {
+  std::set<std::string> used;
+  for (const LayerPlan& plan : layers) {
+    for (const std::string& word : features(plan.k)) used.insert(word);
+    if (!plan.v) continue;
+    for (const std::string& word : features(*plan.v)) used.insert(word);
+  }
+  Json words = Json::array();
+  for (const std::string& word : kFeatures)
+    if (used.count(word)) words.push_back(word);
+  return words;
+}
+
+const char* lowest_version(const Json& required, bool golden) {
+  if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
+  return required.empty() && !golden ? "1.0" : "1.1";
 }
 
 Json plan_to_json(const TensorPlan& plan, int dim) {

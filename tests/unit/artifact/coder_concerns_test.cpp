@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/artifact/verify.h>
 #include <kvq/artifact/manifest.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/container/safetensors.h>
