@@ -119,8 +119,9 @@ def _check_versions(file: SafetensorsFile) -> None:
         raise bad_input(f"{file.name}: version: expected major.minor, found '{file.metadata['version']}'")
     if int(major) != MAJOR:
         raise unsupported(f"{file.name}: {FORMAT} version {major}.{minor}: this reader reads {MAJOR}.x")
-    words = _metadata(file, "requires").removesuffix(",")
-    unknown = [word for word in words.split(",") if words and word not in KNOWN_FEATURES]
+    text = _metadata(file, "requires")
+    words = text.removesuffix(",").split(",") if text else []
+    unknown = [word for word in words if word not in KNOWN_FEATURES]
     if unknown:
         raise unsupported(f"{file.name}: requires the feature '{unknown[0]}', which this reader does not know")
 

@@ -17,21 +17,16 @@ from .errors import bad_input, unsupported
 LENGTH_BYTES = 8
 LARGEST_HEADER = 100_000_000
 DEEPEST_JSON = 64
-# bfloat16 is read as bit patterns, because numpy has no such type.
+# The types that both readers know. bfloat16 is read as bit patterns, because numpy has no such type.
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
     "BF16": "<u2",
     "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
     "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
     "U16": "<u2",
     "U8": "u1",
-    "BOOL": "u1",
 }
 
 

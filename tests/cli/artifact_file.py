@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from kvq.safetensors_file import DTYPES, SafetensorsFile
+from kvq.safetensors_file import SafetensorsFile
 
 
 @dataclass
 class Tensor:
-    dtype: str  # of the safetensors header
+    dtype: str  # in the header
     values: np.ndarray
 
     @property
@@ -88,8 +88,3 @@ class ArtifactFile:
         path.write_bytes(self.to_bytes(fit_hash))
         return path
 
-
-def relabel(tensor: Tensor, dtype: str) -> None:
-    """Gives a tensor another type of the same size, without changing its bytes."""
-    tensor.values = np.ascontiguousarray(tensor.values).view(DTYPES[dtype])
-    tensor.dtype = dtype

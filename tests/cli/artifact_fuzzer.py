@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
-from artifact_file import ArtifactFile, Tensor, relabel
+from artifact_file import ArtifactFile, Tensor
 
 JUNK = (
     *(None, True, False, "", "x", "I", [], {}, [1], {"a": 1}, "1.0", "\u0000", "é", "\U0001f600"),
@@ -19,7 +19,7 @@ JUNK = (
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.77", "2.0", "0.9", "1", "01.0", "1.02", "1.2.3", "1.", ".1", "1.10000", "x")
 FEATURES = ("codebook", "trellis", "mixed_widths", "centroids", "transform")
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 1e-30, 1e30, -1e30, 3e38, np.nan, np.inf, -np.inf, 1 + 2.0**-8)
-SAME_SIZE = {"F32": ("I32", "U32"), "U16": ("I16", "F16", "BF16"), "U8": ("I8", "BOOL"), "I8": ("U8", "BOOL")}
+SAME_SIZE = {"F32": ("I32", "U32"), "U16": ("F16", "BF16"), "U8": ("I8", "BOOL"), "I8": ("U8", "BOOL")}
 
 
 def places(value: object, path: tuple = ()) -> Iterator[tuple]:
@@ -226,11 +226,13 @@ class Fuzzer:
         how = self.random.choice(("reverse", "roll", "swap heads", "swap two", "transpose"))
 
         def change(values):
+            if values.ndim < 2:
+                return values[::-1]
             head = self.random.randrange(len(values))
             if how == "reverse":
-                values[head] = values[head][..., ::-1]
+                values[head] = values[head][..., ::-1].copy()
             elif how == "roll":
-                values[head] = np.roll(values[head], 1, axis=-1) if values[head].ndim else values[head]
+                values[head] = np.roll(values[head], 1, axis=-1)
             elif how == "swap heads":
                 values[[0, head]] = values[[head, 0]]
             elif how == "swap two":
@@ -239,7 +241,7 @@ class Fuzzer:
                 own[[i, j]] = own[[j, i]]
                 values[head] = own.reshape(values[head].shape)
             elif values.ndim == 3 and values.shape[1] == values.shape[2]:
-                values[head] = values[head].T
+                values[head] = values[head].T.copy()
             return values
 
         return self.change_values(file, change, how)
@@ -277,7 +279,7 @@ class Fuzzer:
         name = self.tensor(file)
         if not name:
             return "nothing"
-        relabel(file.tensors[name], self.random.choice(SAME_SIZE.get(file.tensors[name].dtype, ("F32",))))
+        file.tensors[name].dtype = self.random.choice(SAME_SIZE.get(file.tensors[name].dtype, ("F32",)))
         return f"{name}: type {file.tensors[name].dtype}"
 
     def cut_tensor(self, file) -> str:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <string_view>
 
 namespace kvq {
 
@@ -139,6 +140,30 @@ Coder coder_from_json(const Json& json) {
   return coder;
 }
 
+/// Fields of a plan that a kind of coder has beside those of every plan.
+struct CoderFields {
+  std::vector<std::string_view> operator()(const ExactCoder&) const { return {}; }
+  std::vector<std::string_view> operator()(const UniformCoder& coder) const {
+    return with_scales(coder.levels == UniformLevels::affine ? "zero" : "allocation");
+  }
+  std::vector<std::string_view> operator()(const CodebookCoder&) const {
+    return with_scales("codebooks", "allocation");
+  }
+  std::vector<std::string_view> operator()(const TrellisCoder&) const { return with_scales("trellis", "allocation"); }
+  static std::vector<std::string_view> with_scales(std::string_view own, std::string_view other = "centroids") {
+    return {"scale_type", "scale_rule", "group_size", "centroids", own, other};
+  }
+};
+
+/// Refuses fields that belong to other coders.
+void check_fields(const Json& json, const Coder& coder) {
+  const std::vector<std::string_view> own = std::visit(CoderFields{}, coder);
+  for (const char* field :
+       {"scale_type", "scale_rule", "group_size", "zero", "codebooks", "trellis", "allocation", "centroids"})
+    if (json.contains(field) && std::find(own.begin(), own.end(), field) == own.end())
+      throw Error{ErrorKind::bad_input, fmt::format("{}: does not go with the coder {}", field, coder_name(coder))};
+}
+
 /// The word of `requires` that a coder adds, or null for a coder of version 1.0.
 struct CoderFeature {
   const char* operator()(const ExactCoder&) const { return nullptr; }
@@ -214,6 +239,7 @@ TensorPlan plan_from_json(const Json& json) {
   TensorPlan plan;
   plan.rotation = rotation_from_json(json.at("rotation"));
   plan.coder = coder_from_json(json);
+  check_fields(json, plan.coder);
   if (json.contains("allocation")) plan.allocation = allocation_from_json(json.at("allocation"));
   if (json.contains("centroids")) plan.centroids = centroids_from_json(json.at("centroids"));
   if (json.contains("transform")) {
