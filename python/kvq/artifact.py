@@ -252,7 +252,9 @@ def content_hash(file: SafetensorsFile) -> str:
     try:
         import xxhash
     except ModuleNotFoundError as error:
-        raise unsupported(f"{file.name}: the content hash needs the Python package xxhash", "pip install xxhash") from error
+        raise unsupported(
+            f"{file.name}: the content hash needs the Python package xxhash", "pip install xxhash"
+        ) from error
     state = xxhash.xxh3_128(file.metadata["kvq.manifest"].encode())
     state.update(b"\0")
     for name, info in file.tensors.items():

@@ -10,8 +10,8 @@ TYPES: dict[str, Callable[[object], bool]] = {
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: type(value) is int,  # 2.0 is none, as in the C++ reader
-    "number": lambda value: type(value) in (int, float),
+    "integer": lambda value: type(value) is int and value < 2**63,  # 2.0 is none, as in the C++ reader
+    "number": lambda value: type(value) is float or (type(value) is int and value < 2**63),
 }
 
 

@@ -129,7 +129,9 @@ def verify_artifact(artifact: Artifact) -> list[Check]:
     if has_basis:
         fault = first_fault(artifact, lambda plan, _: spectrum_fault(plan))
         checks.append(of_fault("spectra", fault, "descending, not negative"))
-    fault = first_fault(artifact, lambda plan, _: f and f"recipe {plan.recipe}: {f}" if (f := recipe_fault(plan)) else "")
+    fault = first_fault(
+        artifact, lambda plan, _: f and f"recipe {plan.recipe}: {f}" if (f := recipe_fault(plan)) else ""
+    )
     checks.append(of_fault("recipes", fault, "agree with the tensors"))
     if has_widths:
         checks.append(of_fault("widths", first_fault(artifact, widths_fault), "of blocks, channels and sources agree"))

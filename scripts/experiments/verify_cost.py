@@ -46,7 +46,11 @@ def enlarged(path: Path, layers: int, heads: int) -> ArtifactFile:
             prefix = f"layers.{before}."
             for name, tensor in small.tensors.items():
                 if name.startswith(prefix):
-                    axis = 1 if tensor.values.ndim > 1 and name.endswith(("golden.k", "golden.v", "_bytes", "_firm")) else 0
+                    axis = (
+                        1
+                        if tensor.values.ndim > 1 and name.endswith(("golden.k", "golden.v", "_bytes", "_firm"))
+                        else 0
+                    )
                     values = np.concatenate([tensor.values] * heads, axis=axis)
                     large.tensors[f"layers.{entry['layer']}.{name.removeprefix(prefix)}"] = Tensor(tensor.dtype, values)
     large.tree["model"]["num_layers"] = len(large.tree["layers"])

@@ -87,4 +87,3 @@ class ArtifactFile:
     def write(self, path: Path, fit_hash: bool = True) -> Path:
         path.write_bytes(self.to_bytes(fit_hash))
         return path
-

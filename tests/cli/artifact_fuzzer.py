@@ -311,7 +311,9 @@ class Fuzzer:
         kind = self.random.choice(("header byte", "cut", "longer", "length", "space", "any byte"))
         copied = bytearray(content)
         if kind == "header byte":
-            copied[self.random.randrange(8, start)] = self.random.choice(b' {}[]",:0123456789abcdeftrunl\\\n\x00\xff-+.')
+            copied[self.random.randrange(8, start)] = self.random.choice(
+                b' {}[]",:0123456789abcdeftrunl\\\n\x00\xff-+.'
+            )
         elif kind == "any byte":
             copied[self.random.randrange(len(copied))] ^= 1 << self.random.randrange(8)
         elif kind == "cut":

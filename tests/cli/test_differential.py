@@ -1,5 +1,5 @@
-"""The C++ reader and the Python reader decide alike about changed artifacts: each accepts what the other accepts, and both
-refuse a file for the same reason (exit code, failed checks of --verify)."""
+"""The C++ reader and the Python reader decide alike about changed artifacts: each accepts what the other accepts, and
+both refuse a file for the same reason (exit code, failed checks of --verify)."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""No changed artifact passes kvq-diff: wrong hashes, flipped bits, changed words, lost and zeroed golden rows, and facts that
-the file says twice and no longer alike."""
+"""No changed artifact passes kvq-diff: wrong hashes, flipped bits, changed words, lost and zeroed golden rows, and facts
+that the file says twice and no longer alike."""
 
 import json
 import random

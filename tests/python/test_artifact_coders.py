@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
 
-from kvq import packing, read_artifact
+from kvq import packing
 from kvq.artifact_reader import artifact_schema
 from kvq.errors import KvqError
 from kvq.scheme import MixedScheme, Scheme, Tables

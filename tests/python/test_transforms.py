@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
 
-from kvq import read_artifact
 from kvq.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
 from kvq.errors import KvqError
 from kvq.packing import decode
@@ -17,6 +16,7 @@ DIM, KV_HEADS, Q_HEADS = 12, 2, 6
 ORDER = 4
 
 WIDTHS = np.uint8([[4] * 4 + [2] * 6 + [0] * 2])
+
 
 def scales(seed: int, heads: int) -> np.ndarray:
     """float32 [heads, DIM], positive bfloat16 numbers"""

@@ -39,8 +39,10 @@ TensorPlan dense_plan(int dim, std::uint64_t heads, Scope scope, std::uint64_t s
   plan.rotation.target = "query";
   for (std::uint64_t head = 0; head < heads; ++head) {
     append_orthogonal(plan.rotation.eigenbasis, dim, seed + head);
-    const auto basis = std::span(plan.rotation.eigenbasis).last(static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
-    const std::vector<double> matrix = compose(composition_of(CompositionId::uhp), std::vector<double>(basis.begin(), basis.end()), dim, dim);
+    const auto basis =
+        std::span(plan.rotation.eigenbasis).last(static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
+    const std::vector<double> matrix =
+        compose(composition_of(CompositionId::uhp), std::vector<double>(basis.begin(), basis.end()), dim, dim);
     plan.rotation.matrix.insert(plan.rotation.matrix.end(), matrix.begin(), matrix.end());
     for (int j = 0; j < dim; ++j) plan.rotation.spectrum.push_back(static_cast<float>(dim - j) * 0.3f);
     plan.rotation.sign_choice.push_back(head == 0 ? "canonical" : "random 3 of 8");

@@ -95,7 +95,8 @@ Artifact featured_artifact() {
       book.tables[width].insert(book.tables[width].end(), table.begin(), table.end());
     }
   mixed.v->coder = book;
-  mixed.v->allocation = allocation({6, 6, 3, 3, 1, 0, /**/ 6, 3, 3, 3, 3, 1}, {2, 4, 0, 5, 1, 3, /**/ 3, 0, 1, 4, 5, 2});
+  mixed.v->allocation =
+      allocation({6, 6, 3, 3, 1, 0, /**/ 6, 3, 3, 3, 3, 1}, {2, 4, 0, 5, 1, 3, /**/ 3, 0, 1, 4, 5, 2});
   LayerPlan plain{.layer = 1, .geometry = geometry, .k = {}, .v = TensorPlan{}};
   plain.k.coder = codebook_coder(3, 4, ScaleRule::least_squares, ScaleType::fp16, 4);
   plain.v->coder = TrellisCoder{.bits = 2, .group_size = 6, .rule = ScaleRule::norm, .taps = {taps(2, 3, 5)}};

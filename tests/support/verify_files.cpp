@@ -1,6 +1,6 @@
 // Verifies many artifacts in one process, for tests/cli/test_differential.py. Reads a path a line from standard input;
-// prints for each path one line of JSON: the exit code that kvq-inspect --verify would give, and the failed checks or the
-// error.
+// prints for each path one line of JSON: the exit code that kvq-inspect --verify would give, and the failed checks or
+// the error.
 
 #include <kvq/artifact/verify.h>
 #include <kvq/core/error.h>

@@ -159,12 +159,11 @@ DiffReport compare(const DiffFlags& flags, const OpenFile& before, const OpenFil
   return report;
 }
 
-/// Adds the rule about verification if the rules leave it out and a file is damaged: no choice of rules passes a damaged
-/// file.
+/// Adds the rule about verification if the rules leave it out and a file is damaged: no choice of rules passes a
+/// damaged file.
 void demand_sound_files(const DiffReport& report, std::vector<Rule>& rules) {
   constexpr const char* kMetric = "verification";
-  const bool named =
-      std::any_of(rules.begin(), rules.end(), [&](const Rule& rule) { return rule.metric == kMetric; });
+  const bool named = std::any_of(rules.begin(), rules.end(), [&](const Rule& rule) { return rule.metric == kMetric; });
   const bool damaged =
       std::any_of(report.diff.readings.begin(), report.diff.readings.end(),
                   [&](const Reading& reading) { return reading.metric == kMetric && reading.after > 0.0; });

@@ -120,8 +120,8 @@ std::string sameness_text(const Sameness& sameness) {
     text += fmt::format("{}{} {:.1e}{}", i == 0 ? "" : ", ", own.what, own.difference,
                         own.where.empty() ? "" : " at " + own.where);
   }
-  return text + fmt::format("{}{} golden rows coded otherwise", sameness.numbers.empty() ? "" : "; ",
-                            sameness.golden_rows);
+  return text +
+         fmt::format("{}{} golden rows coded otherwise", sameness.numbers.empty() ? "" : "; ", sameness.golden_rows);
 }
 
 Json sameness_json(const Sameness& sameness) {
@@ -131,9 +131,8 @@ Json sameness_json(const Sameness& sameness) {
     if (!own.where.empty()) json["where"] = own.where;
     numbers.push_back(std::move(json));
   }
-  Json json = {{"verdict", to_string(sameness.verdict)},
-               {"numbers", std::move(numbers)},
-               {"golden_rows", sameness.golden_rows}};
+  Json json = {
+      {"verdict", to_string(sameness.verdict)}, {"numbers", std::move(numbers)}, {"golden_rows", sameness.golden_rows}};
   if (!sameness.reason.empty()) json["reason"] = sameness.reason;
   return json;
 }
@@ -192,10 +191,10 @@ std::string diff_text(const DiffReport& report) {
 }
 
 std::string diff_markdown(const DiffReport& report) {
-  std::string text =
-      fmt::format("### kvq-diff: {}\n\n`{}` against `{}`\n\nThe files are {}.\n\n| | rule | worst |\n| --- | --- | --- |\n",
-                  report.passed() ? "passed" : "failed", code_span(report.after), code_span(report.before),
-                  cell(sameness_text(report.sameness)));
+  std::string text = fmt::format(
+      "### kvq-diff: {}\n\n`{}` against `{}`\n\nThe files are {}.\n\n| | rule | worst |\n| --- | --- | --- |\n",
+      report.passed() ? "passed" : "failed", code_span(report.after), code_span(report.before),
+      cell(sameness_text(report.sameness)));
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped)
       text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass",

@@ -55,8 +55,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
   app.add_option("--context", f.context, "context length, for --layout and --html")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
-  app.add_flag("--verify", f.verify,
-               "check schema, content hash, all that the file says twice, and golden rows");
+  app.add_flag("--verify", f.verify, "check schema, content hash, all that the file says twice, and golden rows");
   app.add_option("--compare", f.reference,
                  "reference artifact: how many RoPE blocks have other widths, and what that costs");
   CLI::Option* html =

@@ -28,11 +28,13 @@ Words split(const std::string& text, std::string_view separator) {
   return parts;
 }
 
-bool has(const Words& words, std::string_view word) { return std::find(words.begin(), words.end(), word) != words.end(); }
+bool has(const Words& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
 
 /// A recipe in parts. "B*G*S*H or S*H": heads that differ have one of several lists of factors.
 struct Recipe {
-  std::string transform;           ///< "D", "B" or empty
+  std::string transform;            ///< "D", "B" or empty
   std::vector<Words> alternatives;  ///< without the transform's letter
   bool known = true, residual = false;
 
@@ -47,9 +49,11 @@ Recipe parse_recipe(const std::string& text) {
   for (const std::string& alternative : split(text, " or ")) {
     Words factors = split(alternative, "*");
     for (const std::string& word : factors) {
-      const bool residual = std::find(std::begin(kResidualWords), std::end(kResidualWords), word) != std::end(kResidualWords);
+      const bool residual =
+          std::find(std::begin(kResidualWords), std::end(kResidualWords), word) != std::end(kResidualWords);
       recipe.residual = recipe.residual || residual;
-      recipe.known = recipe.known && (residual || std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords));
+      recipe.known =
+          recipe.known && (residual || std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords));
     }
     if (recipe.alternatives.empty() && (factors.front() == "D" || factors.front() == "B")) {
       recipe.transform = factors.front();

@@ -48,8 +48,8 @@ std::string blocks_fault(const HeadWidths& head, const std::vector<std::size_t>&
   for (std::size_t place = 0; place < head.channels.size(); ++place) {
     const std::size_t block = block_of[head.order[place]];
     if (head.blocks[block] != head.channels[place])
-      return fmt::format("head {}: block_bits of block {}: expected {}, the width of its channel {}, found {}", h, block,
-                         head.channels[place], head.order[place], head.blocks[block]);
+      return fmt::format("head {}: block_bits of block {}: expected {}, the width of its channel {}, found {}", h,
+                         block, head.channels[place], head.order[place], head.blocks[block]);
   }
   return "";
 }
@@ -61,8 +61,8 @@ std::string order_fault(const HeadWidths& head, const std::vector<std::size_t>& 
   for (std::size_t place = 1; place < head.order.size(); ++place) {
     if (head.channels[place] != head.channels[place - 1]) continue;
     const std::size_t before = head.order[place - 1], own = head.order[place];
-    const bool ascends = blocks ? block_of[before] < block_of[own] || (block_of[before] == block_of[own] && before < own)
-                                : before < own;
+    const bool ascends =
+        blocks ? block_of[before] < block_of[own] || (block_of[before] == block_of[own] && before < own) : before < own;
     if (!ascends)
       return fmt::format("head {}: channel_order: expected ascending sources of one width, found {} behind {}", h, own,
                          before);

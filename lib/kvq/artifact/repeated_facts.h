@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/container/safetensors.h>
 #include <kvq/artifact/artifact.h>
+#include <kvq/container/safetensors.h>
 
 #include <string>
 

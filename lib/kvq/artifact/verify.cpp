@@ -124,14 +124,13 @@ Check hash_check(const SafetensorsFile& file) {
 }
 
 void add_transform_checks(const Findings& found, std::vector<Check>& checks) {
-  checks.push_back({"inverses", found.inverse <= kInverseTolerance,
-                    fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", found.inverse,
-                                kInverseTolerance)});
+  checks.push_back(
+      {"inverses", found.inverse <= kInverseTolerance,
+       fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", found.inverse, kInverseTolerance)});
   const bool passed = found.claim.empty() && found.condition <= kMostCondition;
   checks.push_back({"condition", passed,
-                    found.claim.empty()
-                        ? fmt::format("largest {:.3g}, allowed {:.0f}", found.condition, kMostCondition)
-                        : found.claim});
+                    found.claim.empty() ? fmt::format("largest {:.3g}, allowed {:.0f}", found.condition, kMostCondition)
+                                        : found.claim});
 }
 
 }  // namespace

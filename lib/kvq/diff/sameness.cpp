@@ -44,9 +44,9 @@ class Comparer {
     for (auto& [what, number] : numbers_) result_.numbers.push_back(std::move(number));
     std::stable_sort(result_.numbers.begin(), result_.numbers.end(),
                      [](const NumberDifference& a, const NumberDifference& b) { return a.difference > b.difference; });
-    result_.verdict = identical                 ? SamenessVerdict::identical
+    result_.verdict = identical                ? SamenessVerdict::identical
                       : result_.reason.empty() ? SamenessVerdict::equal_but_for_rounding
-                                                : SamenessVerdict::different;
+                                               : SamenessVerdict::different;
     return std::move(result_);
   }
 

@@ -13,8 +13,8 @@ namespace kvq {
 enum class SamenessVerdict { identical, equal_but_for_rounding, different };
 const char* to_string(SamenessVerdict verdict);
 
-/// Largest difference of a floating-point number that rounding explains, relative to the largest magnitude in its tensor,
-/// or of a number of the manifest relative to itself. docs/versioning.md has what was measured.
+/// Largest difference of a floating-point number that rounding explains, relative to the largest magnitude in its
+/// tensor, or of a number of the manifest relative to itself. docs/versioning.md has what was measured.
 inline constexpr double kRounding = 1e-4;
 
 /// The largest difference of one kind of number.

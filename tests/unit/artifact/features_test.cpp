@@ -1,6 +1,6 @@
 #include <kvq/artifact/artifact.h>
-#include <kvq/artifact/verify.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/artifact/verify.h>
 
 #include "support/artifacts.h"
 #include "support/container_edit.h"
