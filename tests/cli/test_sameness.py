@@ -54,7 +54,7 @@ def test_another_processor_gives_the_same_but_for_rounding(own, dump, tmp_path, 
         succeed("kvq-calibrate", *command, env=os.environ | {"OPENBLAS_CORETYPE": core})
         code, sameness = compared(own[name], tmp_path / name)
         assert code == 0 and sameness["verdict"] != "different", sameness
-        assert all(0 < number["difference"] <= 1e-4 for number in sameness["numbers"])
+        assert all(0 < number["difference"] <= 1e-3 for number in sameness["numbers"])
         verdicts.append(sameness["verdict"])
     if platform.machine() == "x86_64":
         assert "equal_but_for_rounding" in verdicts, "OpenBLAS has one kernel only?"

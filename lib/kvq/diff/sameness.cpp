@@ -30,12 +30,13 @@ class Comparer {
   }
 
   /// @param difference  relative
-  void number(const std::string& path, double difference) {
+  /// @param allowed     what rounding explains
+  void number(const std::string& path, double difference, double allowed) {
     if (difference == 0.0) return;
     const auto [what, where] = split_place(path);
     NumberDifference& largest = numbers_[what];
     if (!(difference <= largest.difference)) largest = {what, where, difference};
-    if (!(difference <= kRounding)) differ(fmt::format("{}: a number differs by {:.2g}", path, difference));
+    if (!(difference <= allowed)) differ(fmt::format("{}: a number differs by {:.2g}", path, difference));
   }
 
   void golden_rows(std::int64_t count) { result_.golden_rows += count; }
@@ -79,7 +80,7 @@ void compare_json(const Json& before, const Json& after, const std::string& path
       compare_json(before[i], after[i], of_numbers ? path : below(name.dump()), found);
     }
   } else if (before.is_number_float() && after.is_number_float()) {
-    found.number(path, relative(before.get<double>(), after.get<double>()));
+    found.number(path, relative(before.get<double>(), after.get<double>()), kManifestRounding);
   } else if (before != after) {
     found.differ(fmt::format("{}: {} -> {}", path, printable(before.dump(), 40), printable(after.dump(), 40)));
   }
@@ -134,7 +135,8 @@ void compare_tensors(const SafetensorsFile& before, const SafetensorsFile& after
     } else if (name.ends_with(".golden.out")) {
       continue;  // follows from the rows
     } else if (info.dtype == DType::f32) {
-      found.number(name, tensor_difference(values_of<float>(before, name), values_of<float>(after, name)));
+      found.number(name, tensor_difference(values_of<float>(before, name), values_of<float>(after, name)),
+                   kTensorRounding);
     } else {
       found.differ(name + ": other numbers");
     }
