@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What checking an artifact costs: makes a large artifact from a small one by repeating its heads and layers, then times
-the content hash, opening and --verify in both readers, and kvq-diff of the file with itself.
+"""What checking an artifact costs: makes a large artifact from a small one by repeating its heads and layers, then
+times the content hash, opening and --verify in both readers, and kvq-diff of the file with itself.
 
 Times are processor seconds, the least of --repeat runs. The tools use all cores, so they are done sooner.
 """
@@ -20,10 +20,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/cli")]
 
-from artifact_file import ArtifactFile, Tensor
+from artifact_file import ArtifactFile, Tensor  # noqa: E402
 
-from kvq.artifact import content_hash
-from kvq.safetensors_file import SafetensorsFile
+from kvq.artifact import content_hash  # noqa: E402
+from kvq.safetensors_file import SafetensorsFile  # noqa: E402
 
 
 def enlarged(path: Path, layers: int, heads: int) -> ArtifactFile:

@@ -1,8 +1,9 @@
-"""No changed artifact passes kvq-diff: wrong hashes, flipped bits, changed words, lost and zeroed golden rows, and facts
-that the file says twice and no longer alike."""
+"""No changed artifact passes kvq-diff: wrong hashes, flipped bits, changed words, lost and zeroed golden rows, and
+facts that the file says twice and no longer alike."""
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from artifact_file import ArtifactFile
 from kvq_tools import ROOT, calibrate, run
+from test_gate import gate, git
 
 from kvq import read_artifact
 from kvq.artifact_reader import load_artifact
@@ -264,3 +266,21 @@ def test_the_second_reader_refuses_a_changed_file(made, tmp_path, capsys):
         load_artifact(path)
     assert read_artifact.main([str(path), "--verify"]) == CHECK_FAILED
     assert "content hash: FAILED" in capsys.readouterr().out
+
+
+def test_the_gate_names_what_is_damaged(made, tmp_path):
+    """A flipped bit, and golden rows that are gone, in a repository of artifacts."""
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for name in ("flipped", "lost"):
+        shutil.copy(made["oscar"], repository / f"{name}.safetensors")
+    git(repository, "init", "--initial-branch", "main")
+    git(repository, "add", ".")
+    git(repository, "commit", "-m", "base")
+    for name, change, fits in (("flipped", flip(1), False), ("lost", drop_golden(0), True)):
+        file = ArtifactFile.read(made["oscar"])
+        change(file)
+        file.write(repository / f"{name}.safetensors", fits)
+    assert gate(repository, "main").returncode == CHECK_FAILED
+    summary = (repository / "kvq-gate/summary.md").read_text()
+    assert "new: content hash: expected xxh3-128:" in summary and "golden\\_rows.lost" in summary

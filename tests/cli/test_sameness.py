@@ -16,7 +16,7 @@ METHODS = {
     "blocks": ("--method", "block-gtq", "--bits-k", 2.5, "--v-allocation", "channel"),
     "balanced": ("--method", "quarot", "--transform", "balanced"),
 }
-# Kernels of OpenBLAS that every x86-64 processor with AVX can run. They add in another order than those it would choose.
+# Kernels of OpenBLAS for processors that every x86-64 processor with AVX can stand in for. They add in another order.
 CORES = ("Sandybridge", "Nehalem")
 
 

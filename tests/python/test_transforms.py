@@ -9,6 +9,7 @@ import pytest
 from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
 
 from kvq.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
+from kvq.artifact_reader import artifact_schema
 from kvq.errors import KvqError
 from kvq.packing import decode
 
