@@ -44,6 +44,7 @@ class SidePlan:
     tensors: dict[str, np.ndarray] = field(repr=False)  # by the end of their names, after `layers.<i>.<k|v>.`
     centroid_scope: str = ""  # kv_head, joint; empty without centroids
     transform: Transform | None = None  # None: A is orthogonal
+    features: tuple[str, ...] = ()  # words of `requires`
 
     @property
     def scheme(self) -> AnyScheme:

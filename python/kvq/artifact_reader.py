@@ -29,7 +29,7 @@ from .scheme import (
 )
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids", "transform"})  # 1.0 defines none
+KNOWN_FEATURES = ("codebook", "trellis", "mixed_widths", "centroids", "transform")  # in the order of `requires`
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
@@ -249,6 +249,7 @@ class _SideReader:
         self.coder = node["coder"].word("exact", *SCALE_RULES)
         self.mixed = "allocation" in node
         self.found: dict[str, np.ndarray] = {}  # tensors, by the end of their names
+        self.features: list[str] = []
 
     def read(self) -> SidePlan:
         kind = self.rotation["kind"].word("identity", "block_hadamard", "dense")
@@ -268,6 +269,7 @@ class _SideReader:
             self.found,
             scope,
             self.transform(),
+            tuple(self.features),
         )
 
     def check_parts(self) -> None:
@@ -286,6 +288,7 @@ class _SideReader:
         ):
             if used:
                 self.tensors.use(feature, self.node.where)
+                self.features.append(feature)
 
     def take(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         self.found[name] = self.tensors.take(f"{self.prefix}.{name}", dtype, shape)

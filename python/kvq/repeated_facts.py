@@ -3,20 +3,9 @@
 import numpy as np
 
 from .artifact import Artifact, LayerPlan, SidePlan
+from .artifact_reader import KNOWN_FEATURES
 
-FEATURES = ("codebook", "trellis", "mixed_widths", "centroids", "transform")  # in the order of `requires`
 SPECTRUM_ROUNDING = 1e-6  # of the largest eigenvalue
-
-
-def features_of(plan: SidePlan) -> set[str]:
-    parts = {
-        "codebook": plan.scheme.coder == "codebook",
-        "trellis": plan.scheme.coder == "trellis",
-        "mixed_widths": "channel_bits" in plan.tensors,
-        "centroids": bool(plan.centroid_scope),
-        "transform": plan.transform is not None,
-    }
-    return {word for word, used in parts.items() if used}
 
 
 def lowest_minor(used: list[str], golden: bool) -> int:
@@ -29,8 +18,7 @@ def version_fault(artifact: Artifact) -> str:
     """`requires` against the features of the plans, and `version` against the lowest version that has these
     features."""
     plans = [plan for layer in artifact.layers.values() for plan in layer.sides.values()]
-    found = set().union(*map(features_of, plans))
-    used = [word for word in FEATURES if word in found]
+    used = [word for word in KNOWN_FEATURES if any(word in plan.features for plan in plans)]
     metadata = artifact.file.metadata
     if metadata["requires"] != ",".join(used):
         return f"requires: expected '{','.join(used)}', the features of the plans, found '{metadata['requires']}'"

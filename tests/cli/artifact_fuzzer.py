@@ -4,6 +4,7 @@ Most changed files get a right content hash and right words in the metadata, so 
 checks. Each change is a function of (random, file) that changes the file and returns what it did.
 """
 
+import json
 import random
 import struct
 from collections.abc import Iterator
@@ -308,12 +309,14 @@ class Fuzzer:
 
     def damage(self, content: bytes) -> tuple[str, bytes]:
         start = 8 + struct.unpack_from("<Q", content)[0]
-        kind = self.random.choice(("header byte", "cut", "longer", "length", "space", "any byte"))
+        kind = self.random.choice(("header byte", "cut", "longer", "length", "space", "any byte", "entry", "entry"))
         copied = bytearray(content)
         if kind == "header byte":
             copied[self.random.randrange(8, start)] = self.random.choice(
                 b' {}[]",:0123456789abcdeftrunl\\\n\x00\xff-+.'
             )
+        elif kind == "entry":
+            return self.damage_entry(content, start)
         elif kind == "any byte":
             copied[self.random.randrange(len(copied))] ^= 1 << self.random.randrange(8)
         elif kind == "cut":
@@ -328,3 +331,21 @@ class Fuzzer:
             copied[:8] = struct.pack("<Q", start - 8 + len(space))
             copied[place:place] = space
         return kind, bytes(copied)
+
+    def damage_entry(self, content: bytes, start: int) -> tuple[str, bytes]:
+        """Changes the description of one tensor in the header."""
+        header = json.loads(content[8:start])
+        entry = header[self.random.choice(sorted(header))]
+        field = self.random.choice(("dtype", "shape", "data_offsets", "more"))
+        if "dtype" not in entry:
+            return "nothing", content
+        choices = {
+            "dtype": ("f32", "F32", "BOOL", "F8_E4M3", "", 1, None, ["F32"]),
+            "shape": ([], [-1], [1.0], [True], None, "1", [2**62, 4], [2**64], [1] * 65, entry["shape"][::-1]),
+            "data_offsets": ([0, 0], [4, 0], [0], [0, 4, 8], [0.0, 4], [-4, 0], None, [0, 2**70], {"a": 1}),
+        }
+        entry[field] = self.random.choice(choices.get(field, (1, "x")))
+        if self.random.random() < 0.1:
+            del entry[field]
+        text = json.dumps(header, ensure_ascii=False).encode()
+        return f"entry: {field} {entry.get(field)}", struct.pack("<Q", len(text)) + text + content[start:]
