@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .errors import usage
+from .errors import unsupported, usage
 from .packing import CodedRows, decode, encode, nearest_centroids, pack
 from .safetensors_file import SafetensorsFile
 from .scheme import AnyScheme
@@ -44,6 +44,7 @@ class SidePlan:
     tensors: dict[str, np.ndarray] = field(repr=False)  # by the end of their names, after `layers.<i>.<k|v>.`
     centroid_scope: str = ""  # kv_head, joint; empty without centroids
     transform: Transform | None = None  # None: A is orthogonal
+    features: tuple[str, ...] = ()  # words of `requires`
 
     @property
     def scheme(self) -> AnyScheme:
@@ -212,12 +213,15 @@ def hadamard(order: int) -> np.ndarray:
 
 
 def orthogonality_error(plan: SidePlan) -> float:
-    """Largest |R^T R - I| over the heads, in binary64; 0 for a transform, and for a kind without a matrix in the
-    file."""
-    if plan.kind != "dense" or "inverse" in plan.tensors:
-        return 0.0
-    rotations = plan.tensors["rotation"].astype(np.float64)
-    return float(np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(plan.dim)).max())
+    """Largest |R^T R - I| of rotation and eigenbasis over the heads, in binary64; 0 for a transform, and for a kind
+    without a matrix in the file."""
+    names = ["rotation"] if plan.kind == "dense" and "inverse" not in plan.tensors else []
+    names += ["eigenbasis"] if "eigenbasis" in plan.tensors else []
+    errors = [0.0]
+    for name in names:
+        matrices = plan.tensors[name].astype(np.float64)
+        errors.append(np.abs(matrices.transpose(0, 2, 1) @ matrices - np.eye(plan.dim)).max())
+    return float(np.max(errors))  # NaN if one is
 
 
 def inverse_error(plan: SidePlan) -> np.ndarray:
@@ -239,12 +243,19 @@ def transform_condition(plan: SidePlan) -> np.ndarray:
     return np.maximum(np.sqrt((rows * columns).mean(axis=1)), 1.0)  # each product is at least 1, except for rounding
 
 
-def content_hash(file: SafetensorsFile) -> str | None:
-    """ "xxh3-128:..." over manifest and tensors as formats/artifact.md says; None without the package xxhash."""
+def stated_hash(file: SafetensorsFile) -> str:
+    """The content hash that the file's metadata state, or "none"."""
+    return file.metadata.get("kvq.content_hash", "none")
+
+
+def content_hash(file: SafetensorsFile) -> str:
+    """ "xxh3-128:..." over manifest and tensors as formats/artifact.md says."""
     try:
         import xxhash
-    except ModuleNotFoundError:
-        return None
+    except ModuleNotFoundError as error:
+        raise unsupported(
+            f"{file.name}: the content hash needs the Python package xxhash", "pip install xxhash"
+        ) from error
     state = xxhash.xxh3_128(file.metadata["kvq.manifest"].encode())
     state.update(b"\0")
     for name, info in file.tensors.items():

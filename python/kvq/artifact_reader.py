@@ -1,13 +1,17 @@
 """Reads formats/artifact.md: checks everything that a reader has to refuse, then hands out plans."""
 
+import json
+import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from .artifact import MOST_CONDITION, Artifact, GoldenRows, LayerPlan, SidePlan, Transform
+from .artifact import MOST_CONDITION, Artifact, GoldenRows, LayerPlan, SidePlan, Transform, content_hash, stated_hash
 from .errors import KvqError, bad_input, unsupported
 from .json_node import Node
+from .json_schema import schema_fault
 from .packing import from_bf16_bits
 from .safetensors_file import SafetensorsFile, parse_json
 from .scheme import (
@@ -25,34 +29,57 @@ from .scheme import (
 )
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES = frozenset({"codebook", "trellis", "mixed_widths", "centroids", "transform"})  # 1.0 defines none
+KNOWN_FEATURES = ("codebook", "trellis", "mixed_widths", "centroids", "transform")  # in the order of `requires`
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
 MOST_GOLDEN_TOKENS = 4096
 LARGEST_SCALE_EXPONENT = 24  # of a channel_scale, and of its inverse
+GOLDEN_TENSOR = re.compile(r"layers\.[0-9]+\.golden\.")
+# Parts of a plan that only some coders have.
+PARTS = {
+    "scale_type": tuple(SCALE_RULES),
+    "scale_rule": tuple(SCALE_RULES),
+    "group_size": tuple(SCALE_RULES),
+    "zero": ("affine",),
+    "codebooks": ("codebook",),
+    "trellis": ("trellis",),
+    "allocation": MIXABLE_CODERS,
+    "centroids": tuple(SCALE_RULES),
+}
+SCHEMA = Path(__file__).with_name("artifact.schema.json")
 TRANSFORMS = ("diagonal", "balanced", "klt", "mixed")
 
 
-def load_artifact(path: str | Path) -> Artifact:
-    """Opens and checks an artifact; raises KvqError for every fault that formats/artifact.md tells a reader to
-    refuse."""
-    return parse_artifact(SafetensorsFile.open(Path(path)))
+def load_artifact(path: str | Path, check_hash: bool = True) -> Artifact:
+    """Opens and checks an artifact; raises KvqError for every fault that formats/artifact.md tells a reader to refuse.
+
+    `check_hash` is false only for callers that report a wrong content hash themselves.
+    """
+    return parse_artifact(SafetensorsFile.open(Path(path)), check_hash)
 
 
-def parse_artifact(file: SafetensorsFile) -> Artifact:
+@cache
+def artifact_schema() -> dict:
+    return json.loads(SCHEMA.read_text())
+
+
+def parse_artifact(file: SafetensorsFile, check_hash: bool = True) -> Artifact:
     _check_versions(file)
     where = f"{file.name}: kvq.manifest"
     manifest = parse_json(_metadata(file, "kvq.manifest"), where)
+    if fault := schema_fault(manifest, artifact_schema()):
+        raise bad_input(f"{where}: {fault}")
     root = Node(manifest, where)
-    root["format"].word(FORMAT)
-    outside = (file.metadata["version"], _words(file.metadata["requires"]))
-    if (root["version"].text(), root["requires"].texts()) != outside:
+    outside = (file.metadata["version"], file.metadata["requires"])
+    if (root["version"].text(), ",".join(root["requires"].texts())) != outside:
         raise bad_input(f"{where}: version or requires differ from __metadata__")
+    if check_hash:
+        _check_hash(file)
     num_layers = root["model"]["num_layers"].integer(1, 4096)
     for key in ("calibration", "windows"):
         root[key].object()
-    tensors = _TensorReader(file, frozenset(outside[1]))
+    tensors = _TensorReader(file, frozenset(root["requires"].texts()))
     layers = _read_layers(root["layers"], num_layers, tensors)
     tensors.expect_all_read()
     windows = root["windows"]
@@ -71,19 +98,30 @@ def _metadata(file: SafetensorsFile, key: str) -> str:
     return file.metadata[key]
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+def _check_hash(file: SafetensorsFile) -> None:
+    stated, found = stated_hash(file), content_hash(file)
+    if stated != found:
+        raise bad_input(
+            f"{file.name}: content hash: expected {stated}, found {found}",
+            "the file was changed after it was written; --verify says what else is wrong",
+        )
+
+
+def _is_natural(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 2**31
 
 
 def _check_versions(file: SafetensorsFile) -> None:
     if _metadata(file, "format") != FORMAT:
         raise bad_input(f"{file.name}: expected format {FORMAT}, found '{file.metadata['format']}'")
     major, dot, minor = _metadata(file, "version").partition(".")
-    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+    if not dot or not all(_is_natural(number) for number in (major, minor)):
         raise bad_input(f"{file.name}: version: expected major.minor, found '{file.metadata['version']}'")
     if int(major) != MAJOR:
         raise unsupported(f"{file.name}: {FORMAT} version {major}.{minor}: this reader reads {MAJOR}.x")
-    unknown = [word for word in _words(_metadata(file, "requires")) if word not in KNOWN_FEATURES]
+    text = _metadata(file, "requires")
+    words = text.removesuffix(",").split(",") if text else []
+    unknown = [word for word in words if word not in KNOWN_FEATURES]
     if unknown:
         raise unsupported(f"{file.name}: requires the feature '{unknown[0]}', which this reader does not know")
 
@@ -98,7 +136,7 @@ class _TensorReader:
         self._file = file
         self._features = features
         # Unread golden tensors (layers.<i>.golden.*) are no fault, because a later minor version may add some.
-        self._unread = {name for name in file.tensors if name.split(".")[2:3] != ["golden"]}
+        self._unread = {name for name in file.tensors if not GOLDEN_TENSOR.match(name)}
 
     def use(self, feature: str, where: str) -> None:
         """Called for each use of a feature; raises if the file does not list it, because a reader without the feature
@@ -211,10 +249,12 @@ class _SideReader:
         self.coder = node["coder"].word("exact", *SCALE_RULES)
         self.mixed = "allocation" in node
         self.found: dict[str, np.ndarray] = {}  # tensors, by the end of their names
+        self.features: list[str] = []
 
     def read(self) -> SidePlan:
         kind = self.rotation["kind"].word("identity", "block_hadamard", "dense")
         self.check_parts()
+        self.check_sign_choice()
         self.read_tensors(kind)
         scope = self.read_centroids()
         tables = self.tables()
@@ -229,15 +269,16 @@ class _SideReader:
             self.found,
             scope,
             self.transform(),
+            tuple(self.features),
         )
 
     def check_parts(self) -> None:
         """Refuses parts of the plan that do not fit the coder, and features that the file does not list."""
-        for part, coders in (("codebooks", ("codebook",)), ("trellis", ("trellis",)), ("allocation", MIXABLE_CODERS)):
+        for part, coders in PARTS.items():
             if part in self.node and self.coder not in coders:
                 raise bad_input(f"{self.node.where}/{part}: does not go with the coder {self.coder}")
-        if "group_size" in self.node and (self.mixed or self.coder == "exact"):
-            raise bad_input(f"{self.node.where}: {'mixed' if self.mixed else 'exact'} rows have no group_size")
+        if "group_size" in self.node and self.mixed:
+            raise bad_input(f"{self.node.where}: mixed rows have no group_size")
         for feature, used in (
             ("codebook", self.coder == "codebook"),
             ("trellis", self.coder == "trellis"),
@@ -247,6 +288,7 @@ class _SideReader:
         ):
             if used:
                 self.tensors.use(feature, self.node.where)
+                self.features.append(feature)
 
     def take(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         self.found[name] = self.tensors.take(f"{self.prefix}.{name}", dtype, shape)
@@ -261,9 +303,8 @@ class _SideReader:
         """[H]; one scheme if the heads do not differ."""
         count = self.centroid_count()
         if self.coder == "exact":
-            return (
-                Scheme(self.coder, self.node["bits"].integer(EXACT_BITS, EXACT_BITS), centroids=count),
-            ) * self.heads
+            self.clip_ratio()
+            return (Scheme(self.coder, self.node["bits"].integer(EXACT_BITS, EXACT_BITS)),) * self.heads
         bits, size = self.node["bits"].integer(1, 8), self.node["group_size"].integer(1, LARGEST_DIM)
         if self.dim % size:
             raise bad_input(f"{self.node.where}: group_size {size} does not divide {self.dim} channels")
@@ -312,6 +353,9 @@ class _SideReader:
             )
         except ValueError as error:
             raise bad_input(f"{self.node.where}: {error}") from error
+        mean = int(widths.sum()) / widths.size
+        if self.node["allocation"]["mean_bits"].number() != mean:
+            raise bad_input(f"{self.node.where}/allocation/mean_bits: expected {mean}, the mean of the widths")
         if schemes[0].row_bytes(self.dim) != row_bytes:
             raise bad_input(
                 f"{self.node.where}/allocation/row_bytes: the widths need {schemes[0].row_bytes(self.dim)}, "
@@ -381,7 +425,10 @@ class _SideReader:
         """(memory, theta) by width; the thetas stand one after the other in one tensor."""
         items = self.node["trellis"].items(minimum=1)
         memories = {}
-        for bits, item in zip(self.distinct([item["bits"] for item in items]), items):
+        widths = self.distinct([item["bits"] for item in items])
+        if widths != sorted(widths):
+            raise bad_input(f"{self.node.where}/trellis: expected ascending widths, found {widths}")
+        for bits, item in zip(widths, items):
             memories[bits] = item["memory"].integer(1, LARGEST_MEMORY)
             if fault := trellis_fault(bits, memories[bits]):
                 raise bad_input(f"{item.where}: {fault}")
@@ -417,8 +464,8 @@ class _SideReader:
     # Rotation
 
     def order(self, kind: str) -> int:
-        if kind != "block_hadamard":
-            return self.rotation["order"].integer(1, LARGEST_DIM) if "order" in self.rotation else 0
+        if kind != "block_hadamard" and "order" not in self.rotation:
+            return 0
         order = self.rotation["order"].integer(1, LARGEST_DIM)
         if order & (order - 1) or self.dim % order:
             raise bad_input(f"{self.rotation.where}/order: expected a power of two dividing {self.dim}, found {order}")
@@ -451,6 +498,12 @@ class _SideReader:
         if len(items) != self.heads:
             raise bad_input(f"{node.where}: expected {self.heads} numbers, found {len(items)}")
         return tuple(item.number(**bounds) for item in items)
+
+    def check_sign_choice(self) -> None:
+        """`sign_choice` has one text a head, or none."""
+        choices = self.rotation["sign_choice"].texts() if "sign_choice" in self.rotation else []
+        if choices and len(choices) != self.heads:
+            raise bad_input(f"{self.rotation.where}/sign_choice: expected {self.heads} texts, found {len(choices)}")
 
     def flag(self, name: str) -> bool:
         return name in self.rotation and self.rotation[name].boolean()

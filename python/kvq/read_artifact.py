@@ -10,13 +10,12 @@ from .errors import EXIT_CHECK_FAILED, EXIT_DONE, KvqError, bad_input, usage
 from .files import atomic_path
 
 PROGRAM = "read_artifact.py"
-SCHEMA = Path(__file__).with_name("artifact.schema.json")
 EPILOG = """\
 examples
 
   read_artifact.py out.safetensors                 what is in it, one line per layer and side
-  read_artifact.py out.safetensors --verify        and check schema, shapes, hash, orthogonality, inverses
-                                                   and golden rows
+  read_artifact.py out.safetensors --verify        and check content hash, all that the file says twice, and golden
+                                                   rows
   read_artifact.py out.safetensors --encode-rows k.npy --layer 3 --side k --head 0
                                                    the packed bytes of rows [N, D] of that head, in hex, one a line
 
@@ -169,118 +168,10 @@ def describe_widths(rows: list[dict]) -> list[str]:
     return ["widths"] + lines if lines else []
 
 
-# Checks
+def make_checks(artifact) -> list:
+    from .verify import verify_artifact
 
-
-def check(name: str, passed: bool | None, detail: str) -> dict:
-    """Result of one check; `passed` is None if the check could not run."""
-    return {"name": name, "passed": passed, "detail": detail}
-
-
-def check_schema(artifact) -> dict:
-    name = "schema"
-    try:
-        import jsonschema
-    except ModuleNotFoundError:
-        return check(name, None, "the Python package jsonschema is not installed")
-    if not SCHEMA.is_file():
-        return check(name, None, f"no {SCHEMA.name} in the package")
-    faults = sorted(jsonschema.Draft7Validator(json.loads(SCHEMA.read_text())).iter_errors(artifact.manifest), key=str)
-    if not faults:
-        return check(name, True, SCHEMA.name)
-    place = "/".join(map(str, faults[0].absolute_path)) or "manifest"
-    return check(name, False, f"{place}: {faults[0].message} ({len(faults)} faults)")
-
-
-def check_hash(artifact) -> dict:
-    from .artifact import content_hash
-
-    claimed = artifact.file.metadata.get("kvq.content_hash", "none")
-    found = content_hash(artifact.file)
-    if found is None:
-        return check("content hash", None, "the Python package xxhash is not installed")
-    return check("content hash", found == claimed, found if found == claimed else f"expected {claimed}, found {found}")
-
-
-def check_orthogonality(artifact) -> dict:
-    from .artifact import ORTHOGONALITY_TOLERANCE, orthogonality_error
-
-    errors = {
-        f"layer {layer} {side}": orthogonality_error(plan)
-        for layer, entry in artifact.layers.items()
-        for side, plan in entry.sides.items()
-    }
-    worst = max(errors, key=errors.get)
-    return check(
-        "orthogonality",
-        errors[worst] <= ORTHOGONALITY_TOLERANCE,
-        f"max|R^T R - I| = {errors[worst]:.2e} ({worst}), allowed {ORTHOGONALITY_TOLERANCE:g}",
-    )
-
-
-def check_transforms(artifact) -> list[dict]:
-    """Two checks, A^-1 A = I and the conditions in the manifest; no checks if all rotations are orthogonal."""
-    from .artifact import CLAIM_TOLERANCE, INVERSE_TOLERANCE, MOST_CONDITION, inverse_error, transform_condition
-
-    error, largest, wrong_claim = 0.0, 0.0, ""
-    plans = [
-        (f"layer {layer} {side}", plan)
-        for layer, entry in artifact.layers.items()
-        for side, plan in entry.sides.items()
-        if plan.transform
-    ]
-    for place, plan in plans:
-        found = transform_condition(plan)
-        error = max(error, float((inverse_error(plan) / found).max()))
-        largest = max(largest, float(found.max()))
-        for head, (own, claimed) in enumerate(zip(found.tolist(), plan.transform.condition)):
-            if not wrong_claim and abs(own - claimed) > CLAIM_TOLERANCE * own:
-                wrong_claim = f"{place} head {head}: expected {own:.6g}, found {claimed:.6g}"
-    if not plans:
-        return []
-    return [
-        check(
-            "inverses",
-            error <= INVERSE_TOLERANCE,
-            f"max|A^-1 A - I| / condition = {error:.2e}, allowed {INVERSE_TOLERANCE:g}",
-        ),
-        check(
-            "condition",
-            not wrong_claim and largest <= MOST_CONDITION,
-            wrong_claim or f"largest {largest:.3g}, allowed {MOST_CONDITION:g}",
-        ),
-    ]
-
-
-def check_golden_rows(artifact) -> list[dict]:
-    """One check; none if no layer has golden rows."""
-    from .golden_rows import golden_fault
-
-    layers = [layer for layer in artifact.layers.values() if layer.golden]
-    if not layers:
-        return []
-    fault = next(filter(None, map(golden_fault, layers)), "")
-    flags = [layer.golden.firm[side].ravel() for layer in layers for side in layer.sides]
-    rows, firm = sum(map(len, flags)), sum(int(own.sum()) for own in flags)
-    return [
-        check(
-            "golden rows", not fault, fault or f"{rows} rows in {len(layers)} layers coded alike, {firm} of them firm"
-        )
-    ]
-
-
-def make_checks(artifact) -> list[dict]:
-    # load_artifact() has already checked versions, manifest, tensors, shapes and finite values, and raises for any
-    # fault.
-    read = check("structure", True, f"{len(artifact.layers)} layers, {len(artifact.file.tensors)} tensors")
-    return [
-        read,
-        check_schema(artifact),
-        check_hash(artifact),
-        check_orthogonality(artifact),
-        *check_transforms(artifact),
-        *check_golden_rows(artifact),
-    ]
+    return verify_artifact(artifact)
 
 
 # Encoding rows
@@ -336,7 +227,7 @@ def print_json(args, artifact, checks: list[dict]) -> None:
             name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in artifact.file.tensors.items()
         },
     }
-    print(json.dumps(document | ({"checks": checks} if args.verify else {}), indent=2))
+    print(json.dumps(document | ({"checks": [vars(item) for item in checks]} if args.verify else {}), indent=2))
 
 
 def print_text(artifact, checks: list[dict]) -> None:
@@ -348,22 +239,21 @@ def print_text(artifact, checks: list[dict]) -> None:
     if checks:
         print()
     for item in checks:
-        verdict = {True: "ok", False: "FAILED", None: "skipped"}[item["passed"]]
-        print(f"{item['name']}: {verdict}: {item['detail']}")
+        print(f"{item.name}: {'ok' if item.passed else 'FAILED'}: {item.detail}")
 
 
 def run(args) -> int:
     from .artifact_reader import load_artifact
 
-    artifact = load_artifact(args.artifact)
+    artifact = load_artifact(args.artifact, check_hash=not args.verify)  # --verify reports the hash among its checks
     if args.encode_rows:
         encode_rows(args, artifact)
         return EXIT_DONE
     checks = make_checks(artifact) if args.verify else []
     print_json(args, artifact, checks) if args.json else print_text(artifact, checks)
-    failed = [item for item in checks if item["passed"] is False]
+    failed = [item for item in checks if not item.passed]
     if failed:
-        raise KvqError(EXIT_CHECK_FAILED, f"{args.artifact}: {failed[0]['name']}: {failed[0]['detail']}")
+        raise KvqError(EXIT_CHECK_FAILED, f"{args.artifact}: {failed[0].name}: {failed[0].detail}")
     return EXIT_DONE
 
 

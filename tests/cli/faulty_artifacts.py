@@ -81,7 +81,7 @@ def with_transforms(content: bytes) -> tuple[Tree, Tensors]:
     for layer, kind, condition in zip(tree["layers"], kinds, (1.0, CONDITION)):
         layer["v"] |= {
             "center": False,
-            "rotation": kind | {"scope": "kv_head", "recipe": "I", "signs": False, "eigenbasis": False},
+            "rotation": kind | {"scope": "kv_head", "recipe": "B", "signs": False, "eigenbasis": False},
             "transform": {"kind": "balanced", "outlier_gain": [1.5, 2.0], "condition": [condition] * 2},
         }
     tensors[SCALE] = np.exp2(np.arange(64) % 5 - 2).astype(np.float32).reshape(2, 32)

@@ -34,6 +34,10 @@ METHODS = {
 }
 
 
+# For tests that change a rotation, and with it the bytes of golden rows, which kvq-diff verifies.
+NO_GOLDEN = ("--golden-tokens", 0)
+
+
 @pytest.fixture(scope="module")
 def held_out() -> Path:
     return ROOT / "sample_data/evaluation.h5"
@@ -281,6 +285,8 @@ def test_readings_that_are_no_numbers_fail(artifacts, held_out, tmp_path, side, 
         code, document = diff(old, bad, "--model", held_out, "--no-default-rules", *flags)
         assert code == CHECK_FAILED
         for check in document["checks"]:
+            if check["rule"] == "verification<=0":  # the damaged file does not pass kvq-inspect --verify either
+                continue
             assert (
                 check["outcome"] == "failed"
                 and check["reason"] == "not a finite number"
@@ -341,7 +347,7 @@ def test_equal_artifacts_have_no_distance(artifacts, held_out):
 @pytest.mark.parametrize("method", ["oscar", "kvq"])
 def test_eigenvector_signs_pass(artifacts, held_out, tmp_path, method):
     """U becomes U S. If R is U times fixed factors, R changes with it: R' = U S U^T R."""
-    good, random = artifacts(method), np.random.default_rng(3)
+    good, random = artifacts(method, *NO_GOLDEN), np.random.default_rng(3)
     editor = Editor(good)
     for name in [name for name in editor.file.tensors if name.endswith(".eigenbasis")]:
         basis, rotation = editor.tensor(name), editor.tensor(name.replace("eigenbasis", "rotation"))
@@ -368,7 +374,7 @@ def distances_of(document: dict, metric: str) -> list[float]:
 @pytest.mark.parametrize("method", ["balanced", "klt"])
 def test_orthogonal_maps_inside_a_width_pass(artifacts, held_out, tmp_path, method):
     """The transformed rows differ, but all results agree."""
-    good = artifacts(method)
+    good = artifacts(method, *NO_GOLDEN)
     editor = Editor(good)
     mix(editor, across_widths=False)
     code, document = diff(good, editor.save(tmp_path / "mixed.safetensors"), "--model", held_out)
@@ -405,6 +411,8 @@ def test_a_budget_may_choose_other_transforms(artifacts, tmp_path):
         editor = Editor(artifacts(method))
         kind = editor.side(3, "k")["transform"]["kind"]
         editor.side(3, "k")["transform"]["kind"] = "mixed"
+        rotation = editor.side(3, "k")["rotation"]
+        rotation["recipe"] = "B" + rotation["recipe"][1:]
         code, document = diff(artifacts(method), editor.save(tmp_path / f"{method}.safetensors"))
         assert {"what": "layer 3 k transform", "old": kind, "new": "mixed"} in document["differences"]
         assert distances_of(document, "codes") == [codes] and (code == 0) == (codes == 0)
@@ -517,7 +525,7 @@ def test_inputs_are_not_overwritten(artifacts, tmp_path):
 def test_angles_alone_tell_nothing(artifacts, held_out, tmp_path):
     """Exchanging two eigenvectors with close eigenvalues gives an angle of 90 degrees but no other change, so no
     default rule is about angles."""
-    good = artifacts("oscar")
+    good = artifacts("oscar", *NO_GOLDEN)
     editor = Editor(good)
     basis, rotation = (editor.tensor(f"layers.3.k.{name}")[1] for name in ("eigenbasis", "rotation"))
     u = basis.astype(np.float64)

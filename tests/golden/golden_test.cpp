@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/artifact/verify.h>
 #include <kvq/codec/codec.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/dump/dump_file.h>

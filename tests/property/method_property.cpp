@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/artifact/verify.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/solve/spectral.h>
 

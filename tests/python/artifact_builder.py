@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import safetensors.numpy
+import xxhash
 
 DTYPE_NAMES = {
     np.dtype(np.float32): "F32",
@@ -69,17 +70,28 @@ def trellis_plan(bits: int, group_size: int, memory: int, rule: str = "norm", **
     return symmetric_plan(bits, group_size, rule, **{"coder": "trellis", "trellis": listed} | rest)
 
 
-def mixed(plan: dict, bits: int, row_bytes: int, unit: str = "channel") -> dict:
-    """The plan with mixed rows; `bits` is the largest width."""
+def mixed(plan: dict, widths: np.ndarray, row_bytes: int, unit: str = "channel") -> dict:
+    """The plan with mixed rows; `widths` is its tensor channel_bits."""
     allocation = {
         "unit": unit,
         "score": "energy",
-        "mean_bits": 2.0,
+        "mean_bits": int(widths.sum()) / widths.size,
         "row_bytes": row_bytes,
         "objective": 0.5,
         "free_objective": 0.4,
     }
-    return {key: value for key, value in plan.items() if key != "group_size"} | {"bits": bits, "allocation": allocation}
+    plain = {key: value for key, value in plan.items() if key != "group_size"}
+    return plain | {"bits": int(widths.max()), "allocation": allocation}
+
+
+def sources(seed: int, widths: np.ndarray) -> np.ndarray:
+    """A channel_order for widths [H, D]: random, but ascending among the channels of one width."""
+    rng = np.random.default_rng(seed)
+    orders = []
+    for own in widths:
+        order = rng.permutation(len(own))
+        orders.append(np.concatenate([np.sort(order[own == width]) for width in sorted(set(own.tolist()))[::-1]]))
+    return np.stack(orders).astype(np.uint16)
 
 
 def centroids(count: int, heads: int, scope: str = "kv_head") -> dict:
@@ -109,7 +121,7 @@ def inverse_pair(seed: int, heads: int, dim: int, spread: float = 4.0) -> tuple[
 
 
 def rotation(kind: str, scope: str = "kv_head", **rest) -> dict:
-    recipe = {"identity": "I", "block_hadamard": "H", "dense": "U*H"}[kind]
+    recipe = {"identity": "I", "block_hadamard": "S*H" if rest.get("signs") else "H", "dense": "Haar"}[kind]
     return {"kind": kind, "scope": scope, "recipe": recipe, "signs": False, "eigenbasis": False} | rest
 
 
@@ -164,7 +176,15 @@ def manifest(
 
 
 def layer(index: int, shape: dict, k: dict, v: dict | None = None) -> dict:
-    return {"layer": index, "geometry": shape, "k": k} | ({"v": v} if v else {})
+    return {"layer": index, "geometry": shape, "k": with_letter(k)} | ({"v": with_letter(v)} if v else {})
+
+
+def with_letter(plan: dict) -> dict:
+    """The plan with the letter of its transform in front of its recipe."""
+    if "transform" not in plan:
+        return plan
+    letter, recipe = "D" if plan["transform"]["kind"] == "diagonal" else "B", plan["rotation"]["recipe"]
+    return plan | {"rotation": plan["rotation"] | {"recipe": letter if recipe == "I" else f"{letter}*{recipe}"}}
 
 
 def canonical(value) -> str:
@@ -172,11 +192,7 @@ def canonical(value) -> str:
 
 
 def content_hash(text: str, tensors: dict[str, np.ndarray]) -> str:
-    """A second implementation of the content hash of formats/artifact.md; "" without the package xxhash."""
-    try:
-        import xxhash
-    except ModuleNotFoundError:
-        return ""
+    """A second implementation of the content hash of formats/artifact.md."""
     state = xxhash.xxh3_128(text.encode() + b"\0")
     for name in sorted(tensors):
         array = tensors[name]

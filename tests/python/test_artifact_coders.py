@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
 
-from kvq import packing, read_artifact
+from kvq import packing
+from kvq.artifact_reader import artifact_schema
 from kvq.errors import KvqError
 from kvq.scheme import MixedScheme, Scheme, Tables
 
@@ -22,11 +23,6 @@ def gaussian(seed: int, *shape) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def orders(seed: int, heads: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.permutation(DIM) for _ in range(heads)]).astype(np.uint16)
-
-
 def sample() -> tuple[dict, dict[str, np.ndarray]]:
     """Every feature: (manifest, tensors).
 
@@ -37,7 +33,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     shape = build.geometry(Q_HEADS, KV_HEADS, DIM)
     dense, shared = build.rotation("dense"), build.rotation("dense", "layer")
     both = build.trellis_plan(
-        4, DIM, 1, "rms", rotation=dense, trellis=[{"bits": 2, "memory": 2}, {"bits": 1, "memory": 3}]
+        4, DIM, 1, "rms", rotation=dense, trellis=[{"bits": 1, "memory": 3}, {"bits": 2, "memory": 2}]
     )
     books = {"bits": [1, 2, 4], "per_head": False, "source": "sphere"}
     tree = build.manifest(
@@ -45,7 +41,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
             build.layer(
                 0,
                 shape,
-                build.mixed(both, 4, ROW_BYTES, "rope_block"),
+                build.mixed(both, WIDTHS, ROW_BYTES, "rope_block"),
                 build.codebook_plan(2, 10, "norm", True, **build.centroids(3, KV_HEADS)),
             ),
             build.layer(
@@ -53,7 +49,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
                 shape,
                 build.mixed(
                     build.codebook_plan(4, DIM, rotation=shared, codebooks=books, **build.centroids(5, 1, "joint")),
-                    4,
+                    WIDTHS[:1],
                     ROW_BYTES,
                 ),
                 build.trellis_plan(1, 10, 2, "least_squares", scale_type="bf16"),
@@ -61,7 +57,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
             build.layer(
                 2,
                 shape,
-                build.mixed(build.symmetric_plan(4, DIM, "absmax", center=True), 4, ROW_BYTES),
+                build.mixed(build.symmetric_plan(4, DIM, "absmax", center=True), WIDTHS, ROW_BYTES),
                 build.affine_plan(3, DIM, KV_HEADS, **build.centroids(300, KV_HEADS, "joint")),
             ),
         ],
@@ -70,20 +66,20 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     return tree, {
         "layers.0.k.rotation": build.orthogonal(1, KV_HEADS, DIM),
         "layers.0.k.channel_bits": WIDTHS,
-        "layers.0.k.channel_order": orders(2, KV_HEADS),
+        "layers.0.k.channel_order": np.tile(np.arange(DIM, dtype=np.uint16).reshape(2, -1).T.ravel(), (KV_HEADS, 1)),
         "layers.0.k.block_bits": np.ascontiguousarray(WIDTHS[:, ::2]),
         "layers.0.k.block_energy": np.abs(gaussian(3, KV_HEADS, DIM // 2)),
-        "layers.0.k.trellis": gaussian(4, 2 * 3 + 1 * 4),
+        "layers.0.k.trellis": gaussian(4, 1 * 4 + 2 * 3),
         "layers.0.v.codebook.2": np.sort(gaussian(5, KV_HEADS, 4)),
         "layers.0.v.centroids": gaussian(6, KV_HEADS, 3, DIM),
         "layers.1.k.rotation": build.orthogonal(7, 1, DIM),
         "layers.1.k.channel_bits": WIDTHS[:1].copy(),
-        "layers.1.k.channel_order": orders(8, 1),
+        "layers.1.k.channel_order": build.sources(8, WIDTHS[:1]),
         "layers.1.k.centroids": gaussian(9, 1, 5, DIM),
         **{f"layers.1.k.codebook.{bits}": np.sort(gaussian(bits, 2**bits)) for bits in (1, 2, 4)},
         "layers.1.v.trellis": gaussian(10, 3),
         "layers.2.k.channel_bits": WIDTHS.copy(),
-        "layers.2.k.channel_order": orders(11, KV_HEADS),
+        "layers.2.k.channel_order": build.sources(11, WIDTHS),
         "layers.2.k.center": gaussian(12, KV_HEADS, DIM),
         "layers.2.v.centroids": gaussian(13, KV_HEADS, 300, DIM),
     }
@@ -111,8 +107,8 @@ def test_reads_every_feature():
     theta = tensors["layers.0.k.trellis"].tolist()
     assert [(p.scheme.coder, p.scheme.memory, p.scheme.theta) for p in k.scheme_of(0).parts] == [
         ("symmetric", 0, ()),
-        ("trellis", 2, tuple(theta[:6])),
-        ("trellis", 3, tuple(theta[6:])),
+        ("trellis", 2, tuple(theta[4:])),
+        ("trellis", 3, tuple(theta[:4])),
     ]
     for head in range(KV_HEADS):
         assert plans[0, "v"].scheme_of(head).codebook == tuple(tensors["layers.0.v.codebook.2"][head].tolist())
@@ -147,7 +143,7 @@ def test_a_feature_that_is_not_listed_is_refused(feature):
 
 def test_the_sample_is_what_the_schema_allows():
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(sample()[0], json.loads(read_artifact.SCHEMA.read_text()))
+    jsonschema.validate(sample()[0], artifact_schema())
 
 
 # What is refused
@@ -166,14 +162,14 @@ def mixed_values(unit, *more):
     """Layer 2 with mixed values, whose tensors are those of the keys of layer 0."""
     names = ("channel_bits", "channel_order", *more)
     return both(
-        edit_layers(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), 4, ROW_BYTES, unit)),
+        edit_layers(2, "v", value=build.mixed(build.symmetric_plan(4, DIM), WIDTHS, ROW_BYTES, unit)),
         tensor("layers.2.v.centroids"),
         *(tensor(f"layers.2.v.{name}", TENSORS[f"layers.0.k.{name}"]) for name in names),
     )
 
 
 K0, V0, K1, V1, K2, V2 = ((layer, side) for layer in range(3) for side in "kv")
-MIXED_AFFINE = build.mixed(build.affine_plan(4, DIM, KV_HEADS), 4, ROW_BYTES)
+MIXED_AFFINE = build.mixed(build.affine_plan(4, DIM, KV_HEADS), WIDTHS, ROW_BYTES)
 REFUSED = {
     # mixed widths
     "width of 9": damaged("layers.0.k.channel_bits", 9, 0),
@@ -318,7 +314,7 @@ def test_rows_are_coded_as_the_formula_says():
     plans, tensors = sample_plans(), sample()[1]
     x = gaussian(20, KV_HEADS, 11, DIM)
     theta = tensors["layers.0.k.trellis"].tolist()
-    tables = Tables(trellises={2: (2, tuple(theta[:6])), 1: (3, tuple(theta[6:]))})
+    tables = Tables(trellises={2: (2, tuple(theta[4:])), 1: (3, tuple(theta[:4]))})
     for head in range(KV_HEADS):
         own = MixedScheme.make("trellis", tuple(WIDTHS[head].tolist()), "fp16", "rms", tables)
         rotation = tensors["layers.0.k.rotation"][head].astype(np.float64)
@@ -396,7 +392,7 @@ def test_prints_mixed_plans(tmp_path, capsys):
     code, out, err = run(capsys, write(tmp_path), "--verify")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["0", "k", "trellis", "2m2", "1m3", "1.55", "mixed", "fp16", "rms", "12", "-", "no"] in [
+    assert ["0", "k", "trellis", "1m3", "2m2", "1.55", "mixed", "fp16", "rms", "12", "-", "no"] in [
         line[:12] for line in lines
     ]
     assert ["1", "k", "codebook", "1.60", "mixed", "fp16", "norm", "12", "-", "5", "joint"] in [

@@ -80,4 +80,4 @@ def test_an_installed_package_needs_no_checkout(tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     artifact = sorted((ROOT / "formats/golden").glob("v*/oscar.safetensors"))[-1]
     read = run(sys.executable, "-m", "kvq.read_artifact", artifact, "--verify", cwd=tmp_path / "site")
-    assert read.returncode == 0 and "schema: ok" in read.stdout, read.stdout + read.stderr
+    assert read.returncode == 0 and "schema, tensors, finite values: ok" in read.stdout, read.stdout + read.stderr

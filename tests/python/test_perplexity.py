@@ -236,7 +236,9 @@ def test_unrounded_metadata_is_fp32_metadata(models, text, capsys, tmp_path):
 def test_trellises_codebooks_and_centroids_run(models, text, capsys, tmp_path):
     """Mixed trellis keys and codebook values with joint centroids, in both layers."""
     widths = np.array([[4] * 6 + [1] * 10 + [0] * 4, [2] * 12 + [1] * 8], np.uint8)
-    keys = build.mixed(build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}]), 4, 12)  # 3 + 2 + 1 + 4 bytes
+    keys = build.mixed(
+        build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}]), widths, 12
+    )  # 3 + 2 + 1 + 4 bytes
     values = build.codebook_plan(3, DIM, **build.centroids(4, KV_HEADS, "joint"))
     rng = np.random.default_rng(1)
     tensors = {}

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from artifact_edits import both, check_refused, edit_layers, parse, run, tensor
 
-from kvq import read_artifact
 from kvq.artifact import hadamard, inverse_error, orthogonality_error, transform_condition
+from kvq.artifact_reader import artifact_schema
 from kvq.errors import KvqError
 from kvq.packing import decode
 
 DIM, KV_HEADS, Q_HEADS = 12, 2, 6
 ORDER = 4
+
+WIDTHS = np.uint8([[4] * 4 + [2] * 6 + [0] * 2])
 
 
 def scales(seed: int, heads: int) -> np.ndarray:
@@ -37,7 +39,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
     blocks = build.rotation("block_hadamard", order=ORDER, signs=True, channel_scale=True)
     shared_blocks = build.rotation("block_hadamard", "layer", order=ORDER, channel_scale=True)
     scaled = build.rotation("identity", channel_scale=True)
-    mixed = build.mixed(build.symmetric_plan(4, DIM, rotation=shared_dense), 4, 8)
+    mixed = build.mixed(build.symmetric_plan(4, DIM, rotation=shared_dense), WIDTHS, 8)
     rng = np.random.default_rng(3)
     tree = build.manifest(
         [
@@ -80,7 +82,7 @@ def sample() -> tuple[dict, dict[str, np.ndarray]]:
         "layers.1.v.rotation": shared[0],
         "layers.1.v.inverse": shared[1],
         "layers.1.v.hadamard_signs": rng.choice([-1, 1], (1, DIM)).astype(np.int8),
-        "layers.1.v.channel_bits": np.uint8([[4] * 4 + [2] * 6 + [0] * 2]),
+        "layers.1.v.channel_bits": WIDTHS,
         "layers.1.v.channel_order": np.arange(DIM, dtype=np.uint16)[None],
         "layers.2.k.rotation": build.orthogonal(6, KV_HEADS, DIM),
         "layers.2.v.channel_scale": scales(7, 1),
@@ -277,7 +279,7 @@ def test_reads_what_the_manifest_says():
 
 def test_the_sample_is_what_the_schema_allows():
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(sample()[0], json.loads(read_artifact.SCHEMA.read_text()))
+    jsonschema.validate(sample()[0], artifact_schema())
 
 
 def test_the_largest_and_the_smallest_scale_are_read():
@@ -425,7 +427,7 @@ def test_verify_passes(tmp_path, capsys):
 
 
 def test_orthogonal_artifacts_have_no_such_checks(tmp_path, capsys):
-    tree = build.manifest([build.layer(0, build.geometry(Q_HEADS, KV_HEADS, DIM), build.exact_plan())])
+    tree = build.manifest([build.layer(0, build.geometry(Q_HEADS, KV_HEADS, DIM), *[build.exact_plan()] * 2)])
     code, checks, _ = verify(tmp_path, capsys, tree, {})
     assert code == 0 and not {"inverses", "condition"} & set(checks)
 

@@ -1,9 +1,12 @@
 #include "support/artifacts.h"
 
+#include <kvq/solve/spectral.h>
+
 #include "support/matrix.h"
 #include "support/random_data.h"
 
 #include <cmath>
+#include <span>
 
 namespace kvq::test {
 
@@ -35,8 +38,12 @@ TensorPlan dense_plan(int dim, std::uint64_t heads, Scope scope, std::uint64_t s
   plan.rotation.recipe = "U*H*P";
   plan.rotation.target = "query";
   for (std::uint64_t head = 0; head < heads; ++head) {
-    append_orthogonal(plan.rotation.matrix, dim, seed + head);
-    append_orthogonal(plan.rotation.eigenbasis, dim, seed + 50 + head);
+    append_orthogonal(plan.rotation.eigenbasis, dim, seed + head);
+    const auto basis =
+        std::span(plan.rotation.eigenbasis).last(static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim));
+    const std::vector<double> matrix =
+        compose(composition_of(CompositionId::uhp), std::vector<double>(basis.begin(), basis.end()), dim, dim);
+    plan.rotation.matrix.insert(plan.rotation.matrix.end(), matrix.begin(), matrix.end());
     for (int j = 0; j < dim; ++j) plan.rotation.spectrum.push_back(static_cast<float>(dim - j) * 0.3f);
     plan.rotation.sign_choice.push_back(head == 0 ? "canonical" : "random 3 of 8");
     plan.clip_ratio.push_back(head == 0 ? 0.96 : 1.0);
@@ -51,7 +58,7 @@ TensorPlan hadamard_plan() {
   TensorPlan plan;
   plan.rotation.kind = RotationKind::block_hadamard;
   plan.rotation.order = 2;
-  plan.rotation.recipe = "H";
+  plan.rotation.recipe = "S*H";
   plan.rotation.signs = {1, -1, -1, 1, 1, 1, -1, 1};
   plan.coder = UniformCoder{
       .bits = 3,

@@ -10,19 +10,14 @@ namespace kvq::test {
 
 namespace {
 
-BitAllocation allocation(std::vector<std::uint8_t> channel_bits, int dim) {
-  BitAllocation bits{
+BitAllocation allocation(std::vector<std::uint8_t> channel_bits, std::vector<std::uint16_t> channel_order) {
+  return {
       .score = "energy",
       .channel_bits = std::move(channel_bits),
+      .channel_order = std::move(channel_order),
       .objective = 0.75,
       .free_objective = 0.5,
   };
-  for (std::size_t j = 0; j < bits.channel_bits.size(); ++j) {
-    const auto place = static_cast<int>(j) % dim;
-    bits.channel_order.push_back(
-        static_cast<std::uint16_t>(j < static_cast<std::size_t>(dim) ? dim - 1 - place : (place + 2) % dim));
-  }
-  return bits;
 }
 
 TrellisTaps taps(int bits, int memory, std::uint64_t seed) {
@@ -74,7 +69,8 @@ Artifact featured_artifact() {
       .scale_type = ScaleType::bf16,
       .taps = {taps(2, 2, 1), taps(4, 1, 2)},
   };
-  mixed.k.allocation = allocation({4, 4, 4, 4, 2, 2, 1, 0, /**/ 4, 4, 2, 2, 2, 2, 2, 2}, 8);
+  mixed.k.allocation = allocation({4, 4, 4, 4, 2, 2, 0, 0, /**/ 4, 4, 2, 2, 2, 2, 2, 2},
+                                  {0, 1, 4, 5, 2, 3, 6, 7, /**/ 2, 3, 0, 1, 4, 5, 6, 7});
   mixed.k.allocation->unit = "rope_block";
   mixed.k.allocation->block_bits = {4, 2, 4, 0, /**/ 2, 4, 2, 2};
   mixed.k.allocation->block_energy = {9.5f, 3, 8, 0, /**/ 2, 5, 2.5f, 2};
@@ -99,7 +95,8 @@ Artifact featured_artifact() {
       book.tables[width].insert(book.tables[width].end(), table.begin(), table.end());
     }
   mixed.v->coder = book;
-  mixed.v->allocation = allocation({6, 6, 3, 3, 1, 0, /**/ 6, 3, 3, 3, 3, 1}, 6);
+  mixed.v->allocation =
+      allocation({6, 6, 3, 3, 1, 0, /**/ 6, 3, 3, 3, 3, 1}, {2, 4, 0, 5, 1, 3, /**/ 3, 0, 1, 4, 5, 2});
   LayerPlan plain{.layer = 1, .geometry = geometry, .k = {}, .v = TensorPlan{}};
   plain.k.coder = codebook_coder(3, 4, ScaleRule::least_squares, ScaleType::fp16, 4);
   plain.v->coder = TrellisCoder{.bits = 2, .group_size = 6, .rule = ScaleRule::norm, .taps = {taps(2, 3, 5)}};

@@ -135,6 +135,42 @@ void refuse_overwriting(const DiffFlags& flags) {
   }
 }
 
+/// A file that loads. A wrong content hash is a finding of verify_artifact(), so the file is read although the hash is
+/// wrong.
+struct OpenFile {
+  explicit OpenFile(const std::string& path)
+      : file(SafetensorsFile::open(path)), artifact(load_artifact(file, HashCheck::left_out)) {}
+  SafetensorsFile file;
+  Artifact artifact;
+};
+
+DiffReport compare(const DiffFlags& flags, const OpenFile& before, const OpenFile& after) {
+  DiffReport report{
+      .before = flags.before,
+      .after = flags.after,
+      .sameness = compare_files(before.file, after.file),
+      .verified_before = verify_artifact(before.file, before.artifact, parallel_for),
+      .verified_after = verify_artifact(after.file, after.artifact, parallel_for),
+      .diff = diff_artifacts(before.artifact, after.artifact),
+      .checks = {},
+  };
+  auto& readings = report.diff.readings;
+  const std::vector<Reading> verified = verification_readings(report.verified_before, report.verified_after);
+  readings.insert(readings.begin(), verified.begin(), verified.end());
+  return report;
+}
+
+/// Adds the rule about verification if the rules leave it out and a file is damaged: no choice of rules passes a
+/// damaged file.
+void demand_sound_files(const DiffReport& report, std::vector<Rule>& rules) {
+  constexpr const char* kMetric = "verification";
+  const bool named = std::any_of(rules.begin(), rules.end(), [&](const Rule& rule) { return rule.metric == kMetric; });
+  const bool damaged =
+      std::any_of(report.diff.readings.begin(), report.diff.readings.end(),
+                  [&](const Reading& reading) { return reading.metric == kMetric && reading.after > 0.0; });
+  if (damaged && !named) rules.push_back(parse_rule("verification<=0"));
+}
+
 int diff(const DiffFlags& flags) {
   if (flags.junit == "-" && (flags.json || flags.markdown))
     throw Error{ErrorKind::usage, "--junit - takes standard output, and so does --json or --markdown",
@@ -142,13 +178,14 @@ int diff(const DiffFlags& flags) {
   refuse_overwriting(flags);
   const auto claim = claim_text_output(flags.junit, "kvq-diff");
   const ThreadLimit limit(flags.threads);
-  const std::vector<Rule> rules = resolve_rules(flags);
-  Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
-  DiffReport report{.before = flags.before, .after = flags.after, .diff = diff_artifacts(before, after), .checks = {}};
+  std::vector<Rule> rules = resolve_rules(flags);
+  OpenFile before(flags.before), after(flags.after);
+  DiffReport report = compare(flags, before, after);
+  demand_sound_files(report, rules);
   // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
   // nothing is measured.
   if (!flags.dumps.empty() && !geometries_differ(report.diff))
-    measure(flags, std::move(before), std::move(after), report);
+    measure(flags, std::move(before.artifact), std::move(after.artifact), report);
   report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
   const int code = report.passed() ? 0 : exit_code(ErrorKind::check_failed);
   if (!flags.junit.empty()) {

@@ -109,10 +109,45 @@ std::string detail(const CheckResult& check) {
 
 Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
+/// "identical", "different (layers/0/k/bits: 2 -> 3)", or "equal but for rounding: rotation 8.1e-06 at layer 3 k".
+std::string sameness_text(const Sameness& sameness) {
+  if (sameness.verdict == SamenessVerdict::identical) return "identical";
+  if (sameness.verdict == SamenessVerdict::different) return fmt::format("different ({})", sameness.reason);
+  constexpr std::size_t kMostNumbers = 3;
+  std::string text = "equal but for rounding: ";
+  for (std::size_t i = 0; i < std::min(sameness.numbers.size(), kMostNumbers); ++i) {
+    const NumberDifference& own = sameness.numbers[i];
+    text += fmt::format("{}{} {:.1e}{}", i == 0 ? "" : ", ", own.what, own.difference,
+                        own.where.empty() ? "" : " at " + own.where);
+  }
+  return text +
+         fmt::format("{}{} golden rows coded otherwise", sameness.numbers.empty() ? "" : "; ", sameness.golden_rows);
+}
+
+Json sameness_json(const Sameness& sameness) {
+  Json numbers = Json::array();
+  for (const NumberDifference& own : sameness.numbers) {
+    Json json = {{"what", utf8_text(own.what)}, {"difference", number_json(own.difference)}};
+    if (!own.where.empty()) json["where"] = own.where;
+    numbers.push_back(std::move(json));
+  }
+  Json json = {
+      {"verdict", to_string(sameness.verdict)}, {"numbers", std::move(numbers)}, {"golden_rows", sameness.golden_rows}};
+  if (!sameness.reason.empty()) json["reason"] = sameness.reason;
+  return json;
+}
+
+Json verification_json(const std::vector<Check>& checks) {
+  Json json = Json::array();
+  for (const Check& check : checks)
+    json.push_back({{"name", check.name}, {"passed", check.passed}, {"detail", utf8_text(check.detail)}});
+  return json;
+}
+
 Json reading_json(const Reading& reading) {
   Json json = {{"metric", reading.metric}, {"new", number_json(reading.after)}};
   if (reading.before) json["old"] = number_json(*reading.before);
-  if (!reading.where.empty()) json["where"] = reading.where;
+  if (!reading.where.empty()) json["where"] = utf8_text(reading.where);
   if (reading.resized) json["resized"] = true;
   return json;
 }
@@ -125,9 +160,10 @@ bool DiffReport::passed() const {
 }
 
 std::string diff_text(const DiffReport& report) {
-  std::string text = fmt::format("old  {}\nnew  {}\n", report.before, report.after);
+  std::string text = fmt::format("old  {}\nnew  {}\n\nThe files are {}.\n", report.before, report.after,
+                                 sameness_text(report.sameness));
   const auto& differences = report.diff.differences;
-  if (differences.empty()) text += "\nGeometry, windows, method, options and codes agree.\n";
+  if (differences.empty()) text += "Geometry, windows, method, options and codes agree.\n";
   if (!differences.empty()) {
     text += "\n";
     std::vector<std::vector<std::string>> rows{{"differs", "old", "new"}};
@@ -155,9 +191,10 @@ std::string diff_text(const DiffReport& report) {
 }
 
 std::string diff_markdown(const DiffReport& report) {
-  std::string text =
-      fmt::format("### kvq-diff: {}\n\n`{}` against `{}`\n\n| | rule | worst |\n| --- | --- | --- |\n",
-                  report.passed() ? "passed" : "failed", code_span(report.after), code_span(report.before));
+  std::string text = fmt::format(
+      "### kvq-diff: {}\n\n`{}` against `{}`\n\nThe files are {}.\n\n| | rule | worst |\n| --- | --- | --- |\n",
+      report.passed() ? "passed" : "failed", code_span(report.after), code_span(report.before),
+      cell(sameness_text(report.sameness)));
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped)
       text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass",
@@ -210,9 +247,17 @@ Json diff_json(const DiffReport& report) {
     if (check.readings > 0) json["worst"] = reading_json(check.worst);
     checks.push_back(std::move(json));
   }
-  return {{"schema_version", "1.2"},         {"tool", "kvq-diff " KVQ_VERSION}, {"old", utf8_text(report.before)},
-          {"new", utf8_text(report.after)},  {"passed", report.passed()},       {"differences", std::move(differences)},
-          {"readings", std::move(readings)}, {"checks", std::move(checks)}};
+  return {{"schema_version", "1.3"},
+          {"tool", "kvq-diff " KVQ_VERSION},
+          {"old", utf8_text(report.before)},
+          {"new", utf8_text(report.after)},
+          {"passed", report.passed()},
+          {"sameness", sameness_json(report.sameness)},
+          {"verification",
+           {{"old", verification_json(report.verified_before)}, {"new", verification_json(report.verified_after)}}},
+          {"differences", std::move(differences)},
+          {"readings", std::move(readings)},
+          {"checks", std::move(checks)}};
 }
 
 }  // namespace kvq

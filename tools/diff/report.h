@@ -3,6 +3,8 @@
 #include <kvq/container/json.h>
 #include <kvq/diff/artifact_readings.h>
 #include <kvq/diff/rules.h>
+#include <kvq/diff/sameness.h>
+#include <kvq/diff/verification.h>
 
 #include <string>
 #include <vector>
@@ -11,6 +13,8 @@ namespace kvq {
 
 struct DiffReport {
   std::string before, after;  ///< paths
+  Sameness sameness;
+  std::vector<Check> verified_before, verified_after;  ///< checks of kvq-inspect --verify
   ArtifactDiff diff;
   std::vector<CheckResult> checks;
   bool measured = false,

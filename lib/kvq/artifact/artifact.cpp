@@ -4,8 +4,8 @@
 #include <kvq/artifact/manifest.h>
 #include <kvq/artifact/side_tensors.h>
 #include <kvq/artifact/versions.h>
-#include <kvq/codec/golden_rows.h>
 #include <kvq/core/error.h>
+#include <kvq/core/text.h>
 
 #include <algorithm>
 #include <cmath>
@@ -158,24 +158,25 @@ void check_claims(const TensorPlan& plan, const Json& json, const Json& required
     throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
 }
 
-/// All features of the layers' plans, in the order of kFeatures.
-Json required_features(const std::vector<LayerPlan>& layers) {
-  std::set<std::string> used;
-  for (const LayerPlan& plan : layers) {
-    for (const std::string& word : features(plan.k)) used.insert(word);
-    if (!plan.v) continue;
-    for (const std::string& word : features(*plan.v)) used.insert(word);
-  }
-  Json words = Json::array();
-  for (const std::string& word : kFeatures)
-    if (used.count(word)) words.push_back(word);
-  return words;
+/// @throws Error{bad_input} if the file has no content hash or another one than its content
+void check_hash(const SafetensorsFile& file) {
+  const std::string stated = stated_hash(file), found = content_hash(file, file.metadata().at("kvq.manifest"));
+  if (stated != found)
+    throw Error{ErrorKind::bad_input,
+                fmt::format("{}: content hash: expected {}, found {}", file.name(), printable(stated, 60), found),
+                "the file was changed after it was written; kvq-inspect --verify says what else is wrong"};
 }
 
 }  // namespace
 
-Artifact load_artifact(const SafetensorsFile& file) {
+std::string stated_hash(const SafetensorsFile& file) {
+  const auto stated = file.metadata().find("kvq.content_hash");
+  return stated == file.metadata().end() ? "none" : stated->second;
+}
+
+Artifact load_artifact(const SafetensorsFile& file, HashCheck hash) {
   const Json manifest = read_manifest(file, "kvq-artifact", kMajor, artifact_schema(), kFeatures);
+  if (hash == HashCheck::demanded) check_hash(file);
   Artifact artifact;
   artifact.model = model_from_json(manifest.at("model"));
   artifact.calibration = provenance_from_json(manifest.at("calibration"));
@@ -206,16 +207,6 @@ Artifact load_artifact(const SafetensorsFile& file) {
   return artifact;
 }
 
-namespace {
-
-/// The lowest version that has these features.
-const char* version_of(const Json& required, bool golden) {
-  if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
-  return required.empty() && !golden ? "1.0" : "1.1";
-}
-
-}  // namespace
-
 Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
   Json layers = Json::array();
@@ -240,7 +231,7 @@ Json artifact_manifest(const Artifact& artifact) {
   const Json required = required_features(artifact.layers);
   return {
       {"format", "kvq-artifact"},
-      {"version", version_of(required, !artifact.golden.empty())},
+      {"version", lowest_version(required, !artifact.golden.empty())},
       {"requires", required},
       {"model", model_to_json(artifact.model)},
       {"calibration", std::move(calibration)},
@@ -268,81 +259,5 @@ void save_artifact(const Artifact& artifact, const std::filesystem::path& path) 
 }
 
 Artifact load_artifact(const std::filesystem::path& path) { return load_artifact(SafetensorsFile::open(path)); }
-
-namespace {
-
-Check check_golden_rows(const Artifact& artifact) {
-  const std::string name = "golden rows";
-  std::int64_t rows = 0, firm = 0;
-  for (const LayerPlan& plan : artifact.layers) {
-    const auto it = artifact.golden.find(plan.layer);
-    if (it == artifact.golden.end()) continue;
-    if (const std::string fault = golden_fault(plan, it->second); !fault.empty())
-      return {name, false, fmt::format("layer {}: {}", plan.layer, fault)};
-    for (const GoldenSide* side : {&it->second.k, &it->second.v}) {
-      rows += static_cast<std::int64_t>(side->firm.size());
-      firm += std::count(side->firm.begin(), side->firm.end(), 1);
-    }
-  }
-  return {name, true,
-          fmt::format("{} rows in {} layers coded alike, {} of them firm", rows, artifact.golden.size(), firm)};
-}
-
-/// Checks A^-1 A = I and the manifest's condition numbers for all transforms; adds no check if there is no transform.
-void add_transform_checks(const Artifact& artifact, std::vector<Check>& checks) {
-  constexpr double kClaimTolerance = 1e-3;  // relative
-  double worst = 0.0, largest = 0.0;
-  std::string wrong_claim;
-  bool any = false;
-  for (const LayerPlan& plan : artifact.layers)
-    for (const Side which : kSides) {
-      const TensorPlan* side = plan.side(which);
-      if (side == nullptr || !side->transform) continue;
-      const int dim = plan.geometry.dim(which);
-      any = true;
-      for (int h = 0; h < static_cast<int>(side->transform->condition.size()); ++h) {
-        const double condition = transform_condition(side->rotation, h, dim),
-                     claimed = side->transform->condition[static_cast<std::size_t>(h)];
-        worst = std::max(worst, inverse_error(side->rotation, h, dim) / condition);
-        largest = std::max(largest, condition);
-        if (wrong_claim.empty() && std::abs(condition - claimed) > kClaimTolerance * condition)
-          wrong_claim = fmt::format("layer {} {} head {}: expected {:.6g}, found {:.6g}", plan.layer, name(which), h,
-                                    condition, claimed);
-      }
-    }
-  if (!any) return;
-  checks.push_back({"inverses", worst <= kInverseTolerance,
-                    fmt::format("max |A^-1 A - I| / condition = {:.2e}, allowed {:.0e}", worst, kInverseTolerance)});
-  const bool passed = wrong_claim.empty() && largest <= kMostCondition;
-  checks.push_back(
-      {"condition", passed,
-       wrong_claim.empty() ? fmt::format("largest {:.3g}, allowed {:.0f}", largest, kMostCondition) : wrong_claim});
-}
-
-}  // namespace
-
-std::vector<Check> verify_artifact(const std::filesystem::path& path) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  const Artifact artifact = load_artifact(file);  // structure, schema, shapes and finite values, or an error
-  std::vector<Check> checks;
-  checks.push_back({"schema, tensors, finite values", true,
-                    fmt::format("{} layers, {} tensors", artifact.layers.size(), file.tensors().size())});
-
-  const auto claimed = file.metadata().find("kvq.content_hash");
-  const std::string found = content_hash(file, file.metadata().at("kvq.manifest"));
-  const std::string expected = claimed == file.metadata().end() ? "none" : claimed->second;
-  checks.push_back({"content hash", expected == found,
-                    expected == found ? found : fmt::format("expected {}, found {}", expected, found)});
-
-  double worst = 0.0;
-  for (const LayerPlan& plan : artifact.layers) {
-    worst = std::max(worst, orthogonality_error(plan.k.rotation, plan.geometry.head_dim));
-    if (plan.v) worst = std::max(worst, orthogonality_error(plan.v->rotation, plan.geometry.v_head_dim));
-  }
-  checks.push_back({"orthogonality", worst <= 1e-6, fmt::format("max |R^T R - I| = {:.2e}, allowed 1e-6", worst)});
-  add_transform_checks(artifact, checks);
-  if (!artifact.golden.empty()) checks.push_back(check_golden_rows(artifact));
-  return checks;
-}
 
 }  // namespace kvq

@@ -38,21 +38,18 @@ struct Artifact {
 /// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path);
 
-/// Reads an artifact and checks everything but orthogonality, content hash, inverses and conditions of transforms, and
-/// the expected bytes and outputs of golden rows; verify_artifact() checks the rest.
+/// Whether a reader compares a file's content with its content hash.
+enum class HashCheck { demanded, left_out };
+
+/// Reads an artifact. Checks versions, manifest, tensors, finite numbers and the content hash; verify_artifact()
+/// (kvq/artifact/verify.h) checks what takes longer.
+/// @param hash  left_out only for callers that report a wrong hash themselves
 /// @throws Error{io, bad_input, unsupported}
 Artifact load_artifact(const std::filesystem::path& path);
-Artifact load_artifact(const SafetensorsFile& file);
+Artifact load_artifact(const SafetensorsFile& file, HashCheck hash = HashCheck::demanded);
 
-/// The result of one check.
-struct Check {
-  std::string name;
-  bool passed = false;
-  std::string detail;
-};
-/// Checks a file that loads: content hash, orthogonality to 1e-6, finite values, inverses and conditions of transforms,
-/// and golden rows, which are quantized again.
-std::vector<Check> verify_artifact(const std::filesystem::path& path);
+/// The content hash that the file's metadata state, or "none".
+std::string stated_hash(const SafetensorsFile& file);
 
 /// The manifest as stored, for `--json`.
 Json artifact_manifest(const Artifact& artifact);

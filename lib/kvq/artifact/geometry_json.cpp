@@ -46,6 +46,9 @@ LayerGeometry geometry_from_json(const Json& json, std::string_view where) {
   if (g.rope.dim % 2 != 0 || g.rope.offset + g.rope.dim > g.head_dim)
     fail(fmt::format("rotary slice [{}, {}) does not fit head_dim {}", g.rope.offset, g.rope.offset + g.rope.dim,
                      g.head_dim));
+  if ((g.rope.layout == RopeLayout::none) != (g.rope.dim == 0))
+    fail(fmt::format("rope layout {} and a rotary dim of {}: expected none and 0, or neither", to_string(g.rope.layout),
+                     g.rope.dim));
   if (g.rope.inv_freq.size() != static_cast<std::size_t>(g.rope.dim / 2))
     fail(fmt::format("inv_freq: expected {} values, found {}", g.rope.dim / 2, g.rope.inv_freq.size()));
   return g;

@@ -1,7 +1,10 @@
 #include <kvq/artifact/manifest.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
 #include <array>
+#include <set>
+#include <string_view>
 
 namespace kvq {
 
@@ -137,6 +140,30 @@ Coder coder_from_json(const Json& json) {
   return coder;
 }
 
+/// Fields of a plan that a kind of coder has beside those of every plan.
+struct CoderFields {
+  std::vector<std::string_view> operator()(const ExactCoder&) const { return {}; }
+  std::vector<std::string_view> operator()(const UniformCoder& coder) const {
+    return with_scales(coder.levels == UniformLevels::affine ? "zero" : "allocation");
+  }
+  std::vector<std::string_view> operator()(const CodebookCoder&) const {
+    return with_scales("codebooks", "allocation");
+  }
+  std::vector<std::string_view> operator()(const TrellisCoder&) const { return with_scales("trellis", "allocation"); }
+  static std::vector<std::string_view> with_scales(std::string_view own, std::string_view other = "centroids") {
+    return {"scale_type", "scale_rule", "group_size", "centroids", own, other};
+  }
+};
+
+/// Refuses fields that belong to other coders.
+void check_fields(const Json& json, const Coder& coder) {
+  const std::vector<std::string_view> own = std::visit(CoderFields{}, coder);
+  for (const char* field :
+       {"scale_type", "scale_rule", "group_size", "zero", "codebooks", "trellis", "allocation", "centroids"})
+    if (json.contains(field) && std::find(own.begin(), own.end(), field) == own.end())
+      throw Error{ErrorKind::bad_input, fmt::format("{}: does not go with the coder {}", field, coder_name(coder))};
+}
+
 /// The word of `requires` that a coder adds, or null for a coder of version 1.0.
 struct CoderFeature {
   const char* operator()(const ExactCoder&) const { return nullptr; }
@@ -175,6 +202,24 @@ std::vector<std::string> features(const TensorPlan& plan) {
   return words;
 }
 
+Json required_features(const std::vector<LayerPlan>& layers) {
+  std::set<std::string> used;
+  for (const LayerPlan& plan : layers) {
+    for (const std::string& word : features(plan.k)) used.insert(word);
+    if (!plan.v) continue;
+    for (const std::string& word : features(*plan.v)) used.insert(word);
+  }
+  Json words = Json::array();
+  for (const std::string& word : kFeatures)
+    if (used.count(word)) words.push_back(word);
+  return words;
+}
+
+const char* lowest_version(const Json& required, bool golden) {
+  if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
+  return required.empty() && !golden ? "1.0" : "1.1";
+}
+
 Json plan_to_json(const TensorPlan& plan, int dim) {
   Json json = {{"center", !plan.center.empty()}, {"rotation", rotation_to_json(plan.rotation)}};
   coder_to_json(plan.coder, json);
@@ -194,6 +239,7 @@ TensorPlan plan_from_json(const Json& json) {
   TensorPlan plan;
   plan.rotation = rotation_from_json(json.at("rotation"));
   plan.coder = coder_from_json(json);
+  check_fields(json, plan.coder);
   if (json.contains("allocation")) plan.allocation = allocation_from_json(json.at("allocation"));
   if (json.contains("centroids")) plan.centroids = centroids_from_json(json.at("centroids"));
   if (json.contains("transform")) {

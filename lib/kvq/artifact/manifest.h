@@ -17,4 +17,9 @@ TensorPlan plan_from_json(const Json& json);
 std::vector<std::string> features(const TensorPlan& plan);
 inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed_widths", "centroids", "transform"};
 
+/// All features of the layers' plans, in the order of kFeatures: `requires` of their file.
+Json required_features(const std::vector<LayerPlan>& layers);
+/// The lowest version of the format that has these features, and golden rows if `golden`.
+const char* lowest_version(const Json& required, bool golden);
+
 }  // namespace kvq

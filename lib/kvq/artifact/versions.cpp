@@ -71,6 +71,14 @@ Json read_manifest(const SafetensorsFile& file, std::string_view format, int maj
   return manifest;
 }
 
+int minor_of(std::string_view version) {
+  int minor = 0;
+  const std::size_t dot = version.find('.');
+  KVQ_ASSERT(dot != version.npos);
+  std::from_chars(version.data() + dot + 1, version.data() + version.size(), minor);
+  return minor;
+}
+
 std::string write_manifest(SafetensorsWriter& writer, const Json& manifest) {
   const std::string text = canonical_json(manifest);
   const std::string words = joined_words(manifest.at("requires"));

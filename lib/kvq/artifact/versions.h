@@ -16,6 +16,9 @@ namespace kvq {
 Json read_manifest(const SafetensorsFile& file, std::string_view format, int major, const Json& schema,
                    const std::vector<std::string>& known_features = {});
 
+/// The minor version of "major.minor", the text of a file that was read.
+int minor_of(std::string_view version);
+
 /// Metadata of a new file: format, version, requires, manifest and content hash. @return  the content hash
 std::string write_manifest(SafetensorsWriter& writer, const Json& manifest);
 

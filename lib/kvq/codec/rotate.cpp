@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 
@@ -8,20 +9,6 @@
 namespace kvq {
 
 namespace {
-
-/// Normalized Walsh-Hadamard transform of neighboring blocks, in place: Sylvester's order, OSCAR A.1.
-void block_hadamard(std::vector<double>& x, std::size_t order) {
-  for (std::size_t start = 0; start < x.size(); start += order)
-    for (std::size_t half = 1; half < order; half *= 2)
-      for (std::size_t i = start; i < start + order; i += 2 * half)
-        for (std::size_t j = i; j < i + half; ++j) {
-          const double sum = x[j] + x[j + half];
-          x[j + half] = x[j] - x[j + half];
-          x[j] = sum;
-        }
-  const double norm = 1.0 / std::sqrt(static_cast<double>(order));
-  for (double& value : x) value *= norm;
-}
 
 /// The offset that is subtracted before the rotation: [D] of the center or of a centroid, or empty.
 std::span<const float> offset_of(const TensorPlan& plan, std::size_t entry, std::size_t dim, int centroid) {

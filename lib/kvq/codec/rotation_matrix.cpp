@@ -41,4 +41,17 @@ std::vector<double> inverse_matrix(const Rotation& rotation, int entry, int dim)
   return inverse;
 }
 
+void block_hadamard(std::span<double> x, std::size_t order) {
+  for (std::size_t start = 0; start < x.size(); start += order)
+    for (std::size_t half = 1; half < order; half *= 2)
+      for (std::size_t i = start; i < start + order; i += 2 * half)
+        for (std::size_t j = i; j < i + half; ++j) {
+          const double sum = x[j] + x[j + half];
+          x[j + half] = x[j] - x[j + half];
+          x[j] = sum;
+        }
+  const double norm = 1.0 / std::sqrt(static_cast<double>(order));
+  for (double& value : x) value *= norm;
+}
+
 }  // namespace kvq

@@ -2,6 +2,8 @@
 
 #include <kvq/plan/rotation.h>
 
+#include <cstddef>
+#include <span>
 #include <vector>
 
 namespace kvq {
@@ -10,5 +12,9 @@ namespace kvq {
 /// @param entry  Rotation::head_index() of a KV head
 std::vector<double> rotation_matrix(const Rotation& rotation, int entry, int dim);
 std::vector<double> inverse_matrix(const Rotation& rotation, int entry, int dim);
+
+/// Normalized Walsh-Hadamard transform of neighboring blocks, in place: Sylvester's order, OSCAR A.1.
+/// @param order  power of two that divides the size of x
+void block_hadamard(std::span<double> x, std::size_t order);
 
 }  // namespace kvq

@@ -151,6 +151,8 @@ class HeaderParser {
 
   TensorInfo tensor_info(const std::string& tensor, const Json& value) const {
     if (!value.is_object()) reject_tensor(tensor, fmt::format("expected an object, found {}", value.type_name()));
+    constexpr std::size_t kFields = 3;
+    if (value.size() > kFields) reject_tensor(tensor, "expected dtype, shape and data_offsets alone");
     TensorInfo info;
     info.dtype = dtype(tensor, field(tensor, value, "dtype"));
     info.shape = shape(tensor, field(tensor, value, "shape"));

@@ -1,6 +1,7 @@
 #include <kvq/core/text.h>
 #include <kvq/diff/artifact_readings.h>
 #include <kvq/diff/facts.h>
+#include <kvq/diff/verification.h>
 #include <kvq/eval/plan_distance.h>
 #include <kvq/plan/allocation_stats.h>
 
@@ -221,6 +222,7 @@ void add_allocation(const AllocationDistance& allocation, std::vector<Reading>& 
 
 ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   ArtifactDiff diff;
+  diff.readings = lost_golden_rows(before, after);
   Facts facts(diff.differences);
   compare_models(before, after, facts);
   const std::vector<LayerPair> comparable = compare_layers(before, after, facts);

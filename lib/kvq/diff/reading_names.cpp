@@ -19,6 +19,8 @@ void add_artifact_names(Names& names) {
   const auto level = [&](const char* name, const char* summary) {
     names.push_back({.name = name, .summary = summary});
   };
+  distance("verification", "checks of kvq-inspect --verify that one of the files does not pass");
+  distance("golden_rows.lost", "golden rows of a layer and side that only the old artifact has");
   distance("geometry", "facts of model and layers that differ: heads, dimensions, RoPE, layers that are there");
   distance("windows", "1 if sink or recent tokens differ");
   distance("codes", "sides that are coded or rotated in another way");

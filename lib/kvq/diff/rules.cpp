@@ -62,7 +62,9 @@ Rule parse_rule(const std::string& text) {
 const std::vector<std::string>& default_rules() {
   // Each limit lies above the change that another seed causes and below the change that damage causes, on the sample
   // model (tests/cli/test_diff.py).
-  static const std::vector<std::string> rules = {"geometry<=0",
+  static const std::vector<std::string> rules = {"verification<=0",
+                                                 "golden_rows.lost<=0",
+                                                 "geometry<=0",
                                                  "windows<=0",
                                                  "codes<=0",
                                                  "orthogonality<=0.0001",

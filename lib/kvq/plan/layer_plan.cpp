@@ -44,7 +44,7 @@ struct Checker {
     expect_finite(rotation.inverse, "inverse");
     for (const auto sign : rotation.signs)
       if (sign != 1 && sign != -1) fail(fmt::format("hadamard_signs: expected +1 or -1, found {}", int{sign}));
-    if (rotation.kind == RotationKind::block_hadamard &&
+    if ((rotation.kind == RotationKind::block_hadamard || rotation.order != 0) &&
         (rotation.order < 1 || dim % rotation.order != 0 || (rotation.order & (rotation.order - 1)) != 0))
       fail(fmt::format("rotation order: expected a power of two that divides head_dim {}, found {}", dim,
                        rotation.order));

@@ -1,16 +1,13 @@
 #pragma once
 
+#include <kvq/plan/bit_reversal.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
 
 /// Rotations that need no data. Matrices are [D, D] double, row-major; a row x of activations becomes x R.
 namespace kvq {
-
-/// Order in which bit reversal visits 0 .. n-1: place[k] is the index that the k-th largest gets (OSCAR A.4, P_br). For
-/// a power of two place is the bit reversal; for other n the reversal of the next power of two without indices from n
-/// on (the van der Corput order), so that every prefix is spread evenly.
-std::vector<int> bit_reversal_places(int n);
 
 /// blockdiag(H_n, ..., H_n), n = order, normalized Walsh-Hadamard in Sylvester's order (OSCAR A.1).
 /// @throws Error{usage} unless order is a power of two that divides dim

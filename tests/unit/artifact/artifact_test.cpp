@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/artifact/verify.h>
 
 #include "support/artifacts.h"
 #include "support/container_edit.h"

@@ -1,5 +1,6 @@
 #include <kvq/artifact/artifact.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/artifact/verify.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/container/safetensors.h>
 #include <kvq/methods/make_coder.h>

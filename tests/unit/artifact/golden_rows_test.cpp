@@ -1,4 +1,5 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/artifact/verify.h>
 #include <kvq/codec/codec.h>
 #include <kvq/codec/golden_rows.h>
 #include <kvq/codec/row_codec.h>
