@@ -1,6 +1,9 @@
 #include "common/cli.h"
 
+#include "common/flag_error.h"
+
 #include <kvq/core/error.h>
+#include <kvq/core/exit_code.h>
 
 #include <unistd.h>
 
@@ -43,7 +46,8 @@ int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::
     app.exit(success);
     return flushed(tool, 0);
   } catch (const CLI::ParseError& error) {
-    return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
+    const Error refused = flag_error(app, error);
+    return fail(tool, refused.what(), refused.hint(), to_int(ExitCode::usage));
   } catch (const Error& error) {
     return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
   } catch (const std::system_error&) {  // fmt::print throws it when a stream does not take its text

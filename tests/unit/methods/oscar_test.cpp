@@ -195,7 +195,7 @@ TEST_CASE("The rotation report has the five rows of every head", "[methods]") {
   const LayerActivations layer =
       test::make_layer({.layer = 3, .head_dim = 64, .v_head_dim = 32, .lengths = {90}, .outliers = true});
   const LayerStats stats = collect(layer, {.moments = {Moment::query, Moment::key}, .sample_tokens = 50});
-  const LayerRotationReport report = report_rotations(stats, 16);
+  const LayerRotationReport report = report_rotations(stats, Scope::kv_head, 16);
   CHECK(report.layer == 3);
   REQUIRE(report.heads.size() == 2);
   for (const auto& head : report.heads) {
