@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 #include <kvq/artifact/manifest.h>
+#include <kvq/core/text.h>
 #include <kvq/methods/decide.h>
 
 #include <algorithm>
@@ -161,7 +162,7 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
   Json json = {
       {"schema_version", "1.0"},
       {"tool", "kvq-calibrate " KVQ_VERSION},
-      {"output", output.string()},
+      {"output", utf8_text(output.string())},
       {"method", artifact.calibration.method},
       {"dump_hash", artifact.calibration.dump_hash},
       {"tokens", artifact.calibration.tokens},

@@ -1,9 +1,12 @@
 #include "common/cli.h"
 
+#include "common/decimal.h"
 #include "common/flag_error.h"
+#include "common/safe_output.h"
 
 #include <kvq/core/error.h>
 #include <kvq/core/exit_code.h>
+#include <kvq/core/text.h>
 
 #include <unistd.h>
 
@@ -21,8 +24,8 @@ namespace {
 int fail(const char* tool, const std::string& message, const std::string& hint, int code) {
   // Each line of a message is one fault, so each line gets the prefix.
   std::istringstream lines(message);
-  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, line);
-  if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
+  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: error: {}\n", tool, safe_line(line));
+  if (!hint.empty()) fmt::print(stderr, "hint: {}\n", safe_line(hint));
   return code;
 }
 
@@ -31,6 +34,7 @@ constexpr const char* kNoOutput = "cannot write to standard output";
 /// Returns `code`, or an error code if standard output could not be written (full disk, closed pipe).
 int flushed(const char* tool, int code) {
   std::cout.flush();
+  finish_output();
   const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return written ? code : fail(tool, kNoOutput, "", 3);
 }
@@ -38,7 +42,9 @@ int flushed(const char* tool, int code) {
 }  // namespace
 
 int run_tool(const char* tool, CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
+  make_output_safe();
   try {
+    require_decimal_integers(app);
     app.parse(argc, argv);
     const int code = body();
     return flushed(tool, code);

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <span>
 
 namespace kvq {
@@ -83,7 +84,7 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
   app.add_option("--junit", f.junit, "also write the checks as JUnit XML to this file")->type_name("FILE");
   app.add_option("--seed", f.seed, "of pairs of tokens")
-      ->check(whole_number(0, std::int64_t{1} << 62))
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
       ->check(whole_number(0, 4096));

@@ -5,6 +5,8 @@
 #include "inspect/transforms.h"
 #include "inspect/widths.h"
 
+#include <kvq/core/text.h>
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -159,7 +161,7 @@ Json side_json(const LayerPlan& layer, const TensorPlan& plan, Side side, int he
 }  // namespace
 
 std::string describe_head(const Artifact& artifact, const LayerPlan& layer, int head, bool color) {
-  std::string text = fmt::format("{}, layer {}, head {}\n", artifact.model.name, layer.layer, head) +
+  std::string text = fmt::format("{}, layer {}, head {}\n", safe_line(artifact.model.name), layer.layer, head) +
                      describe_side(layer, layer.k, Side::k, head, color);
   if (layer.v) text += describe_side(layer, *layer.v, Side::v, head, color);
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;

@@ -4,6 +4,8 @@
 #include "inspect/transforms.h"
 #include "inspect/widths.h"
 
+#include <kvq/core/text.h>
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -270,7 +272,7 @@ std::string sparkline(const float* values, int count, int columns) {
 std::string describe(const Artifact& artifact, bool color) {
   const Provenance& c = artifact.calibration;
   const auto bold = [&](const std::string& text) { return color ? "\x1b[1m" + text + "\x1b[0m" : text; };
-  std::string text = fmt::format("{}  {} layers of {}\n", bold(artifact.model.name), artifact.layers.size(),
+  std::string text = fmt::format("{}  {} layers of {}\n", bold(safe_line(artifact.model.name)), artifact.layers.size(),
                                  artifact.model.num_layers);
   text += fmt::format("method       {}, {} tokens in {} sequences, seed {}, {}\n", c.method, c.tokens, c.sequences,
                       c.seed, c.tool);
@@ -283,7 +285,7 @@ std::string describe(const Artifact& artifact, bool color) {
 
 std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, bool color) {
   const LayerGeometry& g = layer.geometry;
-  std::string text = fmt::format("{}, layer {}\n", artifact.model.name, layer.layer);
+  std::string text = fmt::format("{}, layer {}\n", safe_line(artifact.model.name), layer.layer);
   text += fmt::format("heads      {} query, {} key/value ({})\n", g.num_q_heads, g.num_kv_heads, to_string(g.kind));
   text += fmt::format("head_dim   {} keys, {} values; softmax scale {:.6g}, sliding window {}\n", g.head_dim,
                       g.v_head_dim, g.softmax_scale, g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));

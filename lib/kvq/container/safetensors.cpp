@@ -61,7 +61,7 @@ struct Descriptor {
 }
 
 Mapping map_file(const std::filesystem::path& path) {
-  const std::string name = path.string();
+  const std::string name = safe_line(path.string());
   // Without O_NONBLOCK the opening of a named pipe would wait for its writer.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.value < 0) fail_io(name, "open");
@@ -249,7 +249,7 @@ SafetensorsFile::~SafetensorsFile() = default;
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_unique<Impl>();
-  impl->name = path.string();
+  impl->name = safe_line(path.string());
   impl->mapping = map_file(path);
   return SafetensorsFile(std::move(impl));
 }

@@ -60,4 +60,32 @@ inline std::string utf8_text(std::string_view text) {
   return result;
 }
 
+/// Makes text of unknown origin safe to show on a terminal, in a log and in the output of a CI job, chunk by chunk.
+/// Well-formed UTF-8 stays as it is, except for what a terminal or a CI runner would act on: control characters (C0,
+/// DEL, C1), line and paragraph separators, byte order marks and marks that change the direction of text become \xNN
+/// (one byte) or \uNNNN; so do bytes that are not UTF-8. "::" at the start of a line and "##[" are commands to GitHub's
+/// runner, so their first character becomes \uNNNN. In JSON, all of these escapes mean the same character.
+class TextFilter {
+ public:
+  struct Allowed {
+    bool line_feeds = true;
+    bool colors = false;  ///< ESC [ n m, and CR ESC [ K, which rewrites a line of progress
+  };
+  explicit TextFilter(Allowed allowed) : allowed_(allowed) {}
+  /// Holds back the end of the chunk if what it means depends on the next chunk.
+  std::string add(std::string_view chunk);
+  std::string finish();  ///< what add() held back
+
+ private:
+  std::string filter(std::string_view text, bool is_last);
+  Allowed allowed_;
+  std::string pending_;
+  bool at_line_start_ = true;
+};
+
+/// One line: a file's name or a name inside a file, as a part of a message.
+std::string safe_line(std::string_view text);
+/// Several lines: line feeds stay.
+std::string safe_text(std::string_view text);
+
 }  // namespace kvq

@@ -64,3 +64,46 @@ TEST_CASE("Bytes that are no UTF-8 become U+FFFD, each of them", "[core]") {
       if (!is_utf8(utf8_text(std::string{static_cast<char>(first), static_cast<char>(second), 'z'})))
         FAIL(first << " " << second);
 }
+
+TEST_CASE("What a terminal or a CI runner acts on is escaped, and other text is not", "[core]") {
+  const auto both = [](std::string_view text, std::string_view shown) {
+    CHECK(safe_line(text) == shown);
+    CHECK(safe_text(text) == shown);
+  };
+  both("plain ~ \xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80", "plain ~ \xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80");
+  both("a\x1b[31mb\r\t", "a\\x1b[31mb\\x0d\\x09");
+  both(std::string_view("\0", 1), "\\x00");
+  both("\x7f\xc2\x80\xc2\x9b\xc2\x9f\xc2\xa0", "\\u007f\\u0080\\u009b\\u009f\xc2\xa0");
+  both("\xe2\x80\xaa\xe2\x80\xae\xe2\x81\xa6\xe2\x81\xa9", "\\u202a\\u202e\\u2066\\u2069");
+  both("\xe2\x80\x8e\xe2\x80\x8f\xd8\x9c\xe2\x80\xa8\xe2\x80\xa9\xef\xbb\xbf",
+       "\\u200e\\u200f\\u061c\\u2028\\u2029\\ufeff");
+  both("\xff\xe2\x82", "\\xff\\xe2\\x82");
+  both("::error::no", "\\u003a:error::no");
+  both("  ::error::no", "  \\u003a:error::no");
+  both("a ::b :c: #d##", "a ::b :c: #d##");
+  both("x##[error]###[", "x\\u0023#[error]#\\u0023#[");
+  CHECK(safe_text("a\n::b\n") == "a\n\\u003a:b\n");
+  CHECK(safe_line("a\n::b") == "a\\x0a::b");
+}
+
+TEST_CASE("Text is filtered alike in chunks of any size", "[core]") {
+  const std::string text =
+      "::a\n  ::b\x1b[1mc\x1b[0m \x1b[2J\r\x1b[K50%\r\x1b]x ##[d \xe2\x80\xae \xf0\x9f\x98\x80 \xf0\x9f#";
+  for (const bool colors : {false, true}) {
+    TextFilter whole({.line_feeds = true, .colors = colors});
+    const std::string begin = whole.add(text);
+    const std::string expected = begin + whole.finish();
+    for (std::size_t size = 1; size < text.size(); ++size) {
+      TextFilter filter({.line_feeds = true, .colors = colors});
+      std::string shown;
+      for (std::size_t i = 0; i < text.size(); i += size) shown += filter.add(std::string_view(text).substr(i, size));
+      shown += filter.finish();
+      INFO("chunks of " << size);
+      CHECK(shown == expected);
+    }
+    CHECK(expected == (colors ? "\\u003a:a\n  \\u003a:b\x1b[1mc\x1b[0m \\x1b[2J\r\x1b[K50%\\x0d\\x1b]x \\u0023#[d "
+                                "\\u202e \xf0\x9f\x98\x80 \\xf0\\x9f#"
+                              : "\\u003a:a\n  \\u003a:b\\x1b[1mc\\x1b[0m \\x1b[2J\\x0d\\x1b[K50%\\x0d\\x1b]x "
+                                "\\u0023#[d \\u202e \xf0\x9f\x98\x80 \\xf0\\x9f#"));
+  }
+}
