@@ -1,6 +1,8 @@
 #include "common/describe.h"
 
 #include "common/completion.h"
+#include "common/config_file.h"
+#include "common/decimal.h"
 #include "common/flag_facts.h"
 #include "common/help.h"
 #include "common/man_page.h"
@@ -53,15 +55,9 @@ bool parse_number(const std::string& text, Number& number) {
   return failed == std::errc{} && stop == end;
 }
 
-/// Whether `text` is a decimal number that does not begin with a zero which other programs read as octal.
-bool is_decimal(const std::string& text) {
-  const std::size_t first = text.starts_with('-') ? 1 : 0;
-  return text.size() == first + 1 || !text.substr(first).starts_with('0');
-}
-
 }  // namespace
 
-void describe(CLI::App& app, ToolText text) {
+void describe(CLI::App& app, ToolText text, ConfigFlag config) {
   const auto shared = std::make_shared<const ToolText>(std::move(text));
   app.name(shared->name);
   app.description(shared->summary);
@@ -69,10 +65,7 @@ void describe(CLI::App& app, ToolText text) {
   app.set_help_flag("--help", "all flags, with examples")->group(kToolGroup);
   app.set_help_all_flag("-h", "the flags that most runs need")->group(kToolGroup);
   app.set_version_flag("-V,--version", version_line(shared->name))->description("version")->group(kToolGroup);
-  app.set_config("--config", "", "read flags from a TOML file, such as those of examples/recipes")
-      ->type_name("FILE")
-      ->group(kToolGroup);
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  if (config == ConfigFlag::of_tool) add_config_flag(app)->group(kToolGroup);
   app.add_option_function<std::string>("--print-page",
                                        [&app, shared](const std::string& kind) {
                                          std::cout << page(app, *shared, kind);
@@ -89,7 +82,7 @@ CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest) {
   return CLI::Validator(
       [lowest, highest, expected](const std::string& text) {
         std::int64_t value = 0;
-        const bool fits = parse_number(text, value) && is_decimal(text) && value >= lowest && value <= highest;
+        const bool fits = is_decimal(text) && parse_number(text, value) && value >= lowest && value <= highest;
         return fits ? std::string() : fmt::format("{}, found {}", expected, printable(text, 40));
       },
       "");

@@ -10,10 +10,13 @@
 
 namespace kvq {
 
+/// Where --config belongs: tools with commands have one for each command, because that is where their flags are.
+enum class ConfigFlag { of_tool, of_commands };
+
 /// Gives an app what all tools have: -h (short) and --help (long), -V and --version, --config, and the hidden flag
 /// --print-page man|bash|zsh|fish, with which the build makes the files that it installs. Call it before flags and
 /// subcommands are added, because subcommands inherit the help flags. `app` must outlive the parsing.
-void describe(CLI::App& app, ToolText text);
+void describe(CLI::App& app, ToolText text, ConfigFlag config = ConfigFlag::of_tool);
 
 /// A whole number between two limits, as a validator of an option. Numbers have decimal digits only: CLI11 would read
 /// 010 as eight.

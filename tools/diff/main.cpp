@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -161,7 +162,7 @@ int diff(const DiffFlags& flags) {
   if (flags.json)
     fmt::print("{}\n", diff_json(report).dump(2));
   else
-    fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report));
+    fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report, wants_color(STDOUT_FILENO)));
   return report.passed() ? 0 : exit_code(ErrorKind::check_failed);
 }
 
