@@ -1,4 +1,4 @@
-"""What a newcomer types by mistake: the error names the word, and the hint has the word or the command that was meant."""
+"""What newcomers type by mistake: errors name the word, and hints have the word or the command that was meant."""
 
 import json
 import struct
