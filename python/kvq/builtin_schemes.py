@@ -13,9 +13,18 @@ import re
 from .artifact import SidePlan
 from .errors import usage
 from .scheme import Scheme
+from .suggestion import nearest_name
 
 PATTERN = re.compile(r"(hadamard-)?(affine|integer|absmax|least_squares|norm)([1-8])(?:g([1-9]\d*))?")
 EXAMPLES = "exact, affine2, integer4, norm2, hadamard-affine2g64"
+
+
+def scheme_names() -> list[str]:
+    """All names without a group size."""
+    names = [
+        f"{rule}{bits}" for rule in ("affine", "integer", "absmax", "least_squares", "norm") for bits in range(1, 9)
+    ]
+    return ["exact", *names, *(f"hadamard-{name}" for name in names)]
 
 
 class BuiltinPlans:
@@ -24,7 +33,10 @@ class BuiltinPlans:
     def __init__(self, name: str, sides: str = "kv", unrounded_metadata: bool = False):
         match = PATTERN.fullmatch(name)
         if name != "exact" and not match:
-            raise usage(f"--scheme: unknown scheme '{name}'", f"as in {EXAMPLES}")
+            nearest = nearest_name(name, scheme_names())
+            raise usage(
+                f"--scheme: unknown scheme '{name}'", f"did you mean {nearest}?" if nearest else f"as in {EXAMPLES}"
+            )
         self.match, self.sides = match, sides
         self.scale_type = "fp32" if unrounded_metadata else "fp16"
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from .errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, KvqError, unsupported
+from .help_text import HelpFormatter
+from .suggestion import nearest_name
 from .text import safe_line, safe_text
 
 
@@ -38,12 +40,47 @@ class Parser(argparse.ArgumentParser):
             prog=program_name(program),
             description=description,
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         self.register("type", int, decimal_integer)  # of every `type=int`
 
-    def error(self, message: str):
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {safe_line(message)}\nhint: see {self.prog} --help\n")
+    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
+        words = sys.argv[1:] if args is None else [str(word) for word in args]
+        self.refuse_unknown_flags(words)  # first, because other errors often follow from an unknown flag
+        found, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]}")
+        return found
+
+    def refuse_unknown_flags(self, words: list[str]) -> None:
+        flags = [name for action in self._actions for name in action.option_strings]
+        for word in words:
+            if word == "--":
+                return
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and not any(name.startswith(flag) for name in flags):
+                self.refuse_flag(flag)
+
+    def refuse_flag(self, flag: str):
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        names = {name.lstrip("-"): name for name in known}
+        nearest = nearest_name(flag.lstrip("-"), names)
+        self.error(f"unknown flag {flag}", f"did you mean {names[nearest]}?" if nearest else None)
+
+    def _check_value(self, action: argparse.Action, value: object):
+        """Adds the choice that was meant to argparse's message."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        nearest = nearest_name(str(value), choices)
+        raise argparse.ArgumentError(
+            action,
+            f"expected {', '.join(choices)}, found {value}" + (f" (did you mean {nearest}?)" if nearest else ""),
+        )
+
+    def error(self, message: str, hint: str | None = None):
+        lines = [f"{self.prog}: error: {safe_line(message)}", f"hint: {safe_line(hint or f'see {self.prog} --help')}"]
+        self.exit(EXIT_USAGE, "".join(f"{line}\n" for line in lines))
 
 
 class SafeStream:

@@ -1,12 +1,24 @@
 """How the programs fail: one exception, one line, and the exit codes that every kvq program shares."""
 
 EXIT_DONE = 0
+EXIT_BUG = 1
 EXIT_USAGE = 2
 EXIT_INPUT = 3
 EXIT_NUMERICAL = 4
 EXIT_UNSUPPORTED = 5
 EXIT_CHECK_FAILED = 6
 EXIT_INTERRUPTED = 130
+EXIT_CODES = {
+    EXIT_DONE: "done, every check passed",
+    EXIT_BUG: "a bug in kvq",
+    EXIT_USAGE: "wrong flags or arguments",
+    EXIT_INPUT: "a file is unreadable, malformed, inconsistent or of another model, or the system refused "
+    "(disk full, permission)",
+    EXIT_NUMERICAL: "numerical failure: NaN in the data, not converged",
+    EXIT_UNSUPPORTED: "unsupported: a version, feature, model or GPU that this build does not know",
+    EXIT_CHECK_FAILED: "a check failed",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 
 class KvqError(Exception):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from .cli import Parser, run_script
-from .errors import EXIT_CHECK_FAILED, EXIT_DONE, KvqError, bad_input, one_line, usage
+from .errors import EXIT_DONE, bad_input, one_line, usage
 
 PROGRAM = "perplexity.py"
 EPILOG = """\
@@ -29,7 +29,7 @@ examples
   perplexity.py MODEL --text evaluation.txt --scheme exact
   perplexity.py MODEL --text evaluation.txt --scheme hadamard-affine2 --unrounded-metadata --windows 64,256
 
-exit codes: 0 done, 2 wrong flags, 3 unreadable input, 5 unsupported, 6 the artifact is of another model
+exit codes: 0 done, 2 wrong flags, 3 unreadable input or an artifact of another model, 5 unsupported
 """
 
 
@@ -157,8 +157,7 @@ def check_fingerprint(args, manifest: dict) -> None:
 
     claimed = manifest["model"].get("fingerprint", "")
     if claimed and not args.ignore_fingerprint and claimed != (found := model_fingerprint(args.model)):
-        raise KvqError(
-            EXIT_CHECK_FAILED,
+        raise bad_input(
             f"{args.artifact}: expected model {claimed[:16]}, {args.model} is {found[:16]}",
             "--ignore-fingerprint uses it all the same",
         )

@@ -1,6 +1,7 @@
 """Runs the tools as a user does: as programs. KVQ_BIN names their folder, `build/release/tools` if it is not set."""
 
 import os
+import pty
 import subprocess
 import time
 from dataclasses import dataclass
@@ -32,6 +33,21 @@ def succeed(tool: str, *args: object, **options) -> Result:
     result = run(tool, *args, **options)
     assert result.code == 0, f"{tool} {' '.join(map(str, args))}: exit {result.code}\n{result.stderr}"
     return result
+
+
+def on_terminal(tool: str, *args: object, **environment: str) -> Result:
+    """Runs a tool whose standard output is a terminal. `environment` is added to the variables."""
+    mine, its = pty.openpty()
+    result = run(tool, *args, stdout=its, env=os.environ | environment)
+    os.close(its)
+    text = b""
+    try:
+        while chunk := os.read(mine, 65536):
+            text += chunk
+    except OSError:  # the tool has closed the terminal
+        pass
+    os.close(mine)
+    return Result(result.code, text.decode().replace("\r\n", "\n"), result.stderr)
 
 
 def calibrate(dump: Path, output: Path, *flags: object) -> Path:

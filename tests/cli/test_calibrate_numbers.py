@@ -327,3 +327,25 @@ def test_rotation_report(sample, tmp_path):
             assert row["importance_spread"] < 1e-6 or row["rotation"] in ("I", "H", "U")
         key_basis = np.linalg.eigh(c_k)[1][:, ::-1]
         assert head["top8_alignment"] == pytest.approx(np.abs((basis * key_basis).sum(axis=0))[:8].mean(), rel=1e-4)
+
+
+def test_rotation_report_of_a_shared_rotation(sample, tmp_path):
+    """OSCAR Table 10 as published: C_Q is averaged over the KV heads, so U*H makes its diagonal flat for all heads."""
+    flags = ("--layers", 2, "--share", "layer", "--clip", 0.96, "--report-rotations")
+    report = succeed("kvq-calibrate", "--json", "--model", sample, "--output", tmp_path / "out", *flags)
+    layer = reference.read_layer(sample, 2)
+    moments = [reference.moments(layer, index) for index in range(2)]
+    c_q, c_k = (np.mean([reference.mean(own[name]) for own in moments], axis=0) for name in ("query", "key"))
+    basis, key_basis = (np.linalg.eigh(c)[1][:, ::-1] for c in (c_q, c_k))
+    heads = json.loads(report.stdout)["rotations"][0]["heads"]
+    assert len(heads) == 2
+    for head in heads:
+        rows = {row["rotation"]: row for row in head["k"]}
+        for name, row in rows.items():
+            rotation = reference.composed(name, basis)
+            diagonal = np.diag(rotation.T @ c_q @ rotation)
+            assert row["importance_max_over_mean"] == pytest.approx(diagonal.max() / diagonal.mean(), rel=1e-5)
+        assert rows["U*H"]["importance_max_over_mean"] == pytest.approx(1.0, abs=5e-3)
+        assert rows["I"]["importance_max_over_mean"] > 1.1
+        assert head["top8_alignment"] == pytest.approx(np.abs((basis * key_basis).sum(axis=0))[:8].mean(), rel=1e-4)
+    assert heads[0]["k"] != heads[1]["k"], "each head's own keys are rotated"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty_artifacts import data_start, hashed, with_metadata
-from kvq_tools import BIN, ROOT, calibrate, run, succeed
+from kvq_tools import BIN, ROOT, calibrate, on_terminal, run, succeed
 
 from kvq.safetensors_file import SafetensorsFile
 
@@ -730,3 +730,15 @@ def test_threads_change_nothing(artifacts, held_out):
     flags = (artifacts("kvq"), artifacts("kvq", "--seed", 1), "--model", held_out, "--json")
     one, three = (run("kvq-diff", *flags, "--threads", threads).stdout for threads in (1, 3))
     assert one == three
+
+
+def test_a_failure_is_red_on_a_terminal_only(artifacts, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    path, rule = artifacts("fitted"), ("--no-default-rules", "--fail-on", "bytes_per_token<=-1%")
+    plain = run("kvq-diff", path, path, *rule)
+    colored = on_terminal("kvq-diff", path, path, *rule)
+    assert plain.code == colored.code == CHECK_FAILED
+    assert "\x1b[31mFAIL\x1b[0m" in colored.stdout and colored.stdout.endswith("\x1b[31mFAILED\x1b[0m\n")
+    assert colored.stdout.replace("\x1b[31m", "").replace("\x1b[0m", "") == plain.stdout
+    assert on_terminal("kvq-diff", path, path, *rule, NO_COLOR="1").stdout == plain.stdout
+    assert "\x1b" not in on_terminal("kvq-diff", path, path).stdout, "nothing fails"

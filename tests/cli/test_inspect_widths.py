@@ -2,14 +2,12 @@
 tensors hold, and distances between two allocations, worked out here once more."""
 
 import json
-import os
-import pty
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kvq_tools import calibrate, run, succeed
+from kvq_tools import calibrate, on_terminal, run, succeed
 
 from kvq.artifact_reader import load_artifact
 
@@ -140,28 +138,13 @@ def test_overview_of_one_width_has_no_bars(artifact):
     assert bars(text) == {} and "of width" not in text
 
 
-def on_terminal(path: Path, **environment: str) -> str:
-    mine, its = pty.openpty()
-    result = run("kvq-inspect", path, stdout=its, env=os.environ | environment)
-    os.close(its)
-    text = b""
-    try:
-        while chunk := os.read(mine, 65536):
-            text += chunk
-    except OSError:  # the tool has closed the terminal
-        pass
-    os.close(mine)
-    assert result.code == 0
-    return text.decode().replace("\r\n", "\n")
-
-
 def test_color_adds_nothing_but_color(artifact, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     path = artifact("dropped")
-    plain, colored = succeed("kvq-inspect", path).stdout, on_terminal(path)
+    plain, colored = succeed("kvq-inspect", path).stdout, on_terminal("kvq-inspect", path).stdout
     assert re.search(r"\x1b\[[0-9;]+m[0-8]+\x1b\[0m", colored)
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
-    assert on_terminal(path, NO_COLOR="1") == plain
+    assert on_terminal("kvq-inspect", path, NO_COLOR="1").stdout == plain
 
 
 @pytest.mark.parametrize("name", MIXED)

@@ -3,10 +3,12 @@
 #include "bench/rows.h"
 #include "bench/targets.h"
 #include "common/cli.h"
+#include "common/config_file.h"
+#include "common/describe.h"
+#include "common/flag_facts.h"
 #include "common/progress.h"
 #include "common/side_format.h"
 #include "common/text_output.h"
-#include "common/version.h"
 
 #include <kvq/core/error.h>
 
@@ -31,31 +33,57 @@ struct BenchFlags {
 };
 
 constexpr const char* kSides =
-    "\nFormats of K and V in pages:\n"
+    "Formats of K and V in pages:\n"
     "  u2g128   affine codes, 2 or 4 bits, groups of 32, 64, 128, ... channels\n"
     "  s2g128   symmetric codes; either with a trailing b: bfloat16 scales\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";
 
+ToolText bench_text() {
+  return {
+      .name = "kvq-bench",
+      .summary = "times GPU kernels beside what they compare with",
+      .description =
+          "Times kvq's GPU kernels beside what they compare with in the same run: a copy, a plain read of the same "
+          "bytes, bfloat16 kernels. Results are held against the reference codec first. Times are medians over replays "
+          "of a CUDA graph, in which calls take turns on sets of random data that together are larger than the L2 "
+          "cache.",
+      .examples = {{"kvq-bench decode --k u2g128 --batch 1,8,32", "INT2 attention"},
+                   {"kvq-bench decode --batch 8 --sdpa python3", "all, PyTorch beside them"},
+                   {"kvq-bench prefill --k u2g128 --sdpa python3", "2048 tokens over 30k"},
+                   {"kvq-bench write --k u4g128 --tokens 8192", "fused rotation or not"},
+                   {"kvq-bench targets --output bench.json", "targets and results"}},
+      .sections = {{"Flags of a command", "kvq-bench COMMAND --help explains them."}},
+      .words = {{"--page-size", {"16", "32", "64"}},
+                {"--activation", {"bf16", "fp16"}},
+                {"--rotation", {"none", "hadamard", "dense", "scaled", "transform"}},
+                {"--rule", {"absmax", "least_squares", "norm"}}},
+  };
+}
+
 void add_shared(CLI::App& app, BenchFlags& f) {
   app.add_flag("--dry-run", f.dry_run, "only say what would be measured, and its bytes; needs no GPU");
-  app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
+  app.add_option("--device", f.device, "number of the CUDA device")
+      ->check(whole_number(0, 1023))
+      ->capture_default_str();
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/bench.schema.json)");
-  app.add_option("-o,--output", f.output, "also write that document to this file; - is --json");
+  app.add_option("-o,--output", f.output, "also write that document to this file; - is --json")->type_name("FILE");
   app.add_flag("-q,--quiet", f.quiet, "no progress");
+  add_config_flag(app)->group(kToolGroup);
 }
 
 void add_sizes(CLI::App& app, BenchFlags& f) {
-  app.add_option("--k", f.k, "keys in pages, such as u2g128 [those of --v]");
-  app.add_option("--v", f.v, "values in pages [those of --k]");
-  app.add_option("--head-dim", f.head_dim)->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--kv-heads", f.kv_heads)->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--k", f.k, "keys in pages, such as u2g128 [those of --v]")->type_name("FORMAT");
+  app.add_option("--v", f.v, "values in pages [those of --k]")->type_name("FORMAT");
+  app.add_option("--head-dim", f.head_dim, "channels of a head")->check(whole_number(1, 1024))->capture_default_str();
+  app.add_option("--kv-heads", f.kv_heads, "key and value heads")->check(whole_number(1, 1024))->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")
-      ->check(CLI::IsMember({16, 32, 64}))
+      ->check(one_of({"16", "32", "64"}))
       ->capture_default_str();
   app.add_option("--activation", f.activation, "type of queries, rows and results")
-      ->check(CLI::IsMember({"bf16", "fp16"}))
+      ->check(one_of({"bf16", "fp16"}))
+      ->type_name("NAME")
       ->capture_default_str();
 }
 
@@ -63,21 +91,24 @@ void add_sizes(CLI::App& app, BenchFlags& f) {
 void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
   app.footer(kSides);
   add_sizes(app, f);
-  app.add_option("--q-heads", f.q_heads)->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--q-heads", f.q_heads, "query heads")->check(whole_number(1, 4096))->capture_default_str();
   app.add_option("--batch", batch, "sequences; a list, such as 1,8,32")
       ->delimiter(',')
-      ->check(CLI::Range(1, 65536))
+      ->type_name("LIST")
+      ->check(whole_number(1, 65536))
       ->capture_default_str();
   app.add_option("--sinks", f.sinks, "first tokens that stay exact")
-      ->check(CLI::Range(0, 65536))
+      ->check(whole_number(0, 65536))
       ->capture_default_str();
   app.add_option("--recent", f.recent, "last tokens that stay exact")
-      ->check(CLI::Range(0, 65536))
+      ->check(whole_number(0, 65536))
       ->capture_default_str();
   app.add_option("--rotation", f.rotation, "of what is cached")
-      ->check(CLI::IsMember({"none", "hadamard", "dense", "scaled", "transform"}))
+      ->check(one_of({"none", "hadamard", "dense", "scaled", "transform"}))
+      ->type_name("NAME")
       ->capture_default_str();
-  app.add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+  app.add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend")
+      ->type_name("FILE");
 }
 
 CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
@@ -85,13 +116,14 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   add_cache(*decode, f, f.batch);
   decode->add_option("--context", f.context, "tokens of each sequence; a list")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 24))
+      ->type_name("LIST")
+      ->check(whole_number(1, 1 << 24))
       ->capture_default_str();
   auto* explain =
       decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
   decode->add_option("--multiprocessors", f.multiprocessors, "of the device that --explain assumes")
       ->needs(explain)
-      ->check(CLI::Range(1, 1024))
+      ->check(whole_number(1, 1024))
       ->capture_default_str();
   add_shared(*decode, f);
   return decode;
@@ -101,10 +133,10 @@ CLI::App* add_prefill(CLI::App& app, BenchFlags& f) {
   CLI::App* prefill = app.add_subcommand("prefill", "attention of a chunk of new tokens over a packed prefix");
   add_cache(*prefill, f, f.prefill_batch);
   prefill->add_option("--prefix", f.prefix, "tokens of each sequence in the cache")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(whole_number(1, 1 << 24))
       ->capture_default_str();
   prefill->add_option("--chunk", f.chunk, "new tokens of each sequence")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
   add_shared(*prefill, f);
   return prefill;
@@ -117,20 +149,23 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
   add_sizes(*write, f);
   write->add_option("--tokens", f.tokens, "in one call; a list, such as 1,8192")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 22))
+      ->type_name("LIST")
+      ->check(whole_number(1, 1 << 22))
       ->capture_default_str();
   write->add_option("--hadamard", f.hadamard, "orders of the rotation's blocks, 1 = none; a list")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
+      ->type_name("LIST")
+      ->check(whole_number(1, 1024))
       ->capture_default_str();
   write->add_flag("--dense", f.dense, "dense rotations, one for each KV head, in place of Hadamard ones");
   write->add_flag("--transform", f.transform,
                   "each case also with a transform: scales of channels, or a matrix that is not orthogonal");
   write->add_option("--clip", f.clip, "clip ratio of affine codes, 1 = none")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(number_between(0.01, 1.0))
       ->capture_default_str();
   write->add_option("--rule", f.rule, "scales of symmetric codes")
-      ->check(CLI::IsMember({"absmax", "least_squares", "norm"}))
+      ->check(one_of({"absmax", "least_squares", "norm"}))
+      ->type_name("NAME")
       ->capture_default_str();
   add_shared(*write, f);
   return write;
@@ -139,7 +174,8 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
 CLI::App* add_targets(CLI::App& app, BenchFlags& f) {
   CLI::App* targets =
       app.add_subcommand("targets", "what the runtime is asked to reach on one H200, beside what it reaches");
-  targets->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend");
+  targets->add_option("--sdpa", f.python, "Python with PyTorch: also compare with its attention, cuDNN backend")
+      ->type_name("FILE");
   add_shared(*targets, f);
   return targets;
 }
@@ -284,20 +320,8 @@ int bench(const BenchFlags& f, Run run, bool with_targets) {
 
 int main(int argc, char** argv) {
   using namespace kvq::bench;
-  CLI::App app(
-      "Times kvq's GPU kernels beside what they compare with in the same run: a copy,\n"
-      "a plain read of the same bytes, bfloat16 kernels. Results are held against the\n"
-      "reference codec first.\n\n"
-      "  kvq-bench decode --k u2g128 --batch 1,8,32       INT2 attention\n"
-      "  kvq-bench decode --batch 8 --sdpa python3        all, PyTorch beside them\n"
-      "  kvq-bench prefill --k u2g128 --sdpa python3      2048 tokens over 30k packed\n"
-      "  kvq-bench write --k u4g128 --tokens 8192         fused and unfused rotation\n"
-      "  kvq-bench targets --output bench.json            what is asked and reached");
-  app.footer(
-      "kvq-bench COMMAND --help explains its flags. Times are medians over replays of\n"
-      "a CUDA graph, in which calls take turns on sets of random data that together\n"
-      "are larger than the L2 cache.");
-  app.set_version_flag("--version", kvq::version_line("kvq-bench"));
+  CLI::App app;
+  kvq::describe(app, bench_text(), kvq::ConfigFlag::of_commands);
   app.require_subcommand(1);
   BenchFlags flags;
   const CLI::App* decode = add_decode(app, flags);

@@ -1,7 +1,6 @@
 #include "calibrate/flags.h"
 
-#include "common/config_file.h"
-#include "common/version.h"
+#include "common/describe.h"
 
 #include <kvq/core/error.h>
 #include <kvq/plan/golden_rows.h>
@@ -17,36 +16,58 @@ namespace {
 
 std::string method_list() {
   std::string text;
-  for (const Method& row : methods()) text += fmt::format("\n  {:<10} {}", row.name, row.summary);
+  for (const Method& row : methods()) text += fmt::format("  {:<10} {}\n", row.name, row.summary);
   return text;
 }
 
-/// "a, b or c"
-std::string method_names() {
-  std::string text;
-  for (std::size_t i = 0; i < methods().size(); ++i)
-    text += (i == 0 ? "" : i + 1 < methods().size() ? ", " : " or ") + methods()[i].name;
-  return text;
+std::vector<std::string> method_names() {
+  std::vector<std::string> names;
+  for (const Method& row : methods()) names.push_back(row.name);
+  return names;
 }
 
-/// Paragraphs below the flags: those of the options, in the order of the table.
-std::string notes() {
-  std::string text;
-  for (const OptionSpec& row : option_table())
-    if (!row.text.notes.empty()) text += "\n\n" + row.text.notes;
-  return text;
+/// Sections below the flags: those of the options, in the order of the table. The first line of a note is its title.
+std::vector<TextSection> notes() {
+  std::vector<TextSection> sections;
+  for (const OptionSpec& row : option_table()) {
+    const std::string& note = row.text.notes;
+    if (note.empty()) continue;
+    const std::size_t end = note.find(":\n");
+    sections.push_back(end == std::string::npos ? TextSection{"", note}
+                                                : TextSection{note.substr(0, end), note.substr(end + 2)});
+  }
+  return sections;
+}
+
+std::vector<std::string> words_of(const OptionSpec& row) {
+  std::vector<std::string> words;
+  for (const OptionWord& choice : row.choices) words.push_back(choice.word);
+  return words;
+}
+
+std::string value_of(const OptionSpec& row) {
+  if (!row.text.value.empty()) return row.text.value;
+  switch (row.kind) {
+    case OptionKind::integer: return "N";
+    case OptionKind::number: return "X";
+    case OptionKind::text: return row.choices.empty() ? "TEXT" : "NAME";
+    case OptionKind::toggle: break;
+  }
+  return {};
 }
 
 template <typename T>
 CLI::Option* add_value(CLI::App& app, const OptionSpec& row, GivenOptions& given) {
   const std::string& flag = row.text.flag;
-  return app.add_option_function<T>(flag, [&given, flag](const T& value) { given.put(flag, value); }, row.text.help);
+  return app.add_option_function<T>(
+                flag, [&given, flag](const T& value) { given.put(flag, value); }, row.text.help)
+      ->type_name(value_of(row));
 }
 
 CLI::Option* add_row(CLI::App& app, const OptionSpec& row, GivenOptions& given) {
   const std::string& flag = row.text.flag;
   switch (row.kind) {
-    case OptionKind::integer: return add_value<std::int64_t>(app, row, given);
+    case OptionKind::integer: return add_value<std::int64_t>(app, row, given)->check(whole_number());
     case OptionKind::number: return add_value<double>(app, row, given);
     case OptionKind::text: return add_value<std::string>(app, row, given);
     case OptionKind::toggle: break;
@@ -101,23 +122,28 @@ void refuse_without_dump(const CalibrateFlags& f) {
 
 void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& behavior) {
   const std::string in = "Input and output";
-  app.add_option("-m,--model", inputs.dumps, "dump file (formats/dump.md); may be given several times")->group(in);
-  app.add_option("-o,--output", outputs.artifact,
-                 "artifact to write [<dump stem>.<method>.safetensors beside the dump]")
+  app.add_option("dump,-m,--model", inputs.dumps,
+                 "dump of activations (formats/dump.md), with or without --model; may be given several times")
+      ->type_name("FILE")
       ->group(in);
-  app.add_option("--stats", inputs.stats,
-                 "with --model: write the collected statistics here; without: decide from them")
+  app.add_option("-o,--output", outputs.artifact, "artifact to write [<dump stem>.<method>.safetensors beside the dump]")
+      ->type_name("FILE")
+      ->group(in);
+  app.add_option("--stats", inputs.stats, "with a dump: write the collected statistics here; without: decide from them")
+      ->type_name("FILE")
       ->group(in);
   app.add_option("--merge-stats", inputs.merge_stats, "join statistics files into --stats FILE")
       ->expected(1, -1)
+      ->type_name("FILE")
       ->group(in);
-  app.add_option("--layers", inputs.layers, "only these layers, such as 0-3,7")->group(in);
+  app.add_option("--layers", inputs.layers, "only these layers, such as 0-3,7")->type_name("LIST")->group(in);
   app.add_option("--first-token", inputs.first_token, "start at this token of the dump")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->check(whole_number(0, std::int64_t{1} << 40))
       ->capture_default_str()
       ->group(in);
   app.add_option("--num-tokens", inputs.num_tokens, "use this many tokens [all that follow]")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->check(whole_number(1, std::int64_t{1} << 40))
+      ->type_name("N")
       ->group(in);
   app.add_flag("--resume", behavior.resume,
                "continue an interrupted run: layers already collected are taken from <output>.parts")
@@ -128,8 +154,9 @@ void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& 
 void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
   app.add_option("--held-out-tokens", behavior.held_out_tokens,
                  "tokens kept out of all statistics, to compare plans on")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+      ->check(whole_number(0, std::int64_t{1} << 20))
       ->default_str(std::to_string(kHeldOutTokens))
+      ->type_name("N")
       ->group(option_group::kBudgets);
   app.add_flag("--report-ablation", outputs.report_ablation,
                "kvq: also print what each ingredient brings at this budget")
@@ -138,23 +165,24 @@ void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
 
 void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Behavior& behavior) {
   app.add_option("--threads", behavior.threads, "threads [all cores]; results do not depend on it")
-      ->check(CLI::Range(0, 4096))
+      ->check(whole_number(0, 4096))
       ->group(option_group::kRunning);
   add_group(app, option_group::kRunning, given);
   app.add_option("--sample-tokens", behavior.sample_tokens, "tokens a layer kept for clip and sign search")
-      ->check(CLI::Range(16, 1 << 24))
+      ->check(whole_number(16, 1 << 24))
       ->capture_default_str()
       ->group(option_group::kRunning);
   app.add_option("--golden-tokens", behavior.golden_tokens,
                  "tokens a layer kept with their codes, for self-tests of runtimes; 0 = none")
-      ->check(CLI::Range(std::int64_t{0}, kMostGoldenTokens))
+      ->check(whole_number(0, kMostGoldenTokens))
       ->capture_default_str()
       ->group(option_group::kRunning);
   app.add_option("--collect", behavior.collect,
                  "also collect these moments: query key value scored_value scored_query sst, or all")
+      ->type_name("NAME")
       ->group(option_group::kRunning);
   app.add_option("--context", outputs.context, "context length of the effective bits in the table")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(whole_number(1, std::int64_t{1} << 30))
       ->capture_default_str()
       ->group(option_group::kRunning);
   app.add_flag("--report-rotations", outputs.report_rotations, "also print OSCAR Table 10 and Figure 7 for each layer")
@@ -168,20 +196,39 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
 
 }  // namespace
 
+ToolText calibrate_text() {
+  ToolText text{
+      .name = "kvq-calibrate",
+      .summary = "calibrates a low-bit KV cache from the activations of a model",
+      .description =
+          "Reads dumped queries, keys and values and writes a calibration artifact: for each layer and KV head the "
+          "rotations, clip ratios, centers and codes that a low-bit KV cache is stored with. scripts/dump_qkv.py makes "
+          "a dump of a Hugging Face model.",
+      .examples = {{"kvq-calibrate dump.h5", "OSCAR, INT2"},
+                   {"kvq-calibrate dump.h5 --method saw-int4", "INT4"},
+                   {"kvq-calibrate dump.h5 --config recipe.toml", "flags of a file"},
+                   {"kvq-calibrate dump.h5 --dry-run", "predicts time and size"},
+                   {"kvq-calibrate --stats stats.safetensors -o b.safetensors", "no dump"}},
+      .first_flags = {"--output", "--method", "--bits", "--budget-bits", "--exact-layers", "--stats", "--dry-run",
+                      "--resume", "--threads", "--json"},
+      .short_sections = {{"Methods (--method)", method_list()}},
+      .sections = {{"Methods", method_list()}},
+      .words = {{"--method", method_names()},
+                {"--clip", {"search", "none"}},
+                {"--collect", {"query", "key", "value", "scored_value", "scored_query", "sst", "all"}}},
+  };
+  for (TextSection& note : notes()) text.sections.push_back(std::move(note));
+  for (const OptionSpec& row : option_table())
+    if (!row.choices.empty()) text.words[row.text.flag] = words_of(row);
+  return text;
+}
+
 void add_flags(CLI::App& app, CalibrateFlags& f) {
-  app.description(
-      "Reads dumped Q/K/V activations and writes a calibration artifact: per layer and KV head the rotations, clip "
-      "ratios,\n"
-      "centres and codes that a low-bit KV cache is stored with.\n\n"
-      "  kvq-calibrate --model dump.h5                                  OSCAR, INT2, beside the dump\n"
-      "  kvq-calibrate --model dump.h5 --method saw-int4 -o out.safetensors\n"
-      "  kvq-calibrate --model dump.h5 --coder symmetric --center kv    norm-keeping codes, centred\n"
-      "  kvq-calibrate --stats stats.safetensors --bits 3 -o out.safetensors   decide again, no dump");
-  app.footer("Methods:" + method_list() + notes());
-  add_config_flag(app);
-  app.set_version_flag("--version", version_line("kvq-calibrate"));
   add_input_flags(app, f.inputs, f.outputs, f.behavior);
-  app.add_option("--method", f.method, method_names())->capture_default_str()->group(option_group::kStorage);
+  app.add_option("--method", f.method, "how codes are decided: see Methods below")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(option_group::kStorage);
   for (const std::string& group : option_groups()) add_group(app, group, f.given);
   add_budget_flags(app, f.outputs, f.behavior);
   add_running_flags(app, f.given, f.outputs, f.behavior);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/cli.h"
+#include "common/tool_text.h"
 
 #include <kvq/methods/option_table.h>
 
@@ -45,6 +46,9 @@ struct CalibrateFlags {
   Outputs outputs;
   Behavior behavior;
 };
+
+/// What kvq-calibrate says of itself beside its flags.
+ToolText calibrate_text();
 
 /// Binds `app` to `flags`, which must outlive the parsing. Flags of options come from option_table().
 void add_flags(CLI::App& app, CalibrateFlags& flags);

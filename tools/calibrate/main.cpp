@@ -6,10 +6,12 @@
 #include "calibrate/report.h"
 #include "calibrate/run.h"
 #include "common/cli.h"
+#include "common/describe.h"
 #include "common/process.h"
 #include "common/progress.h"
 #include "common/say.h"
 #include "common/table.h"
+#include "common/wrong_file.h"
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
@@ -27,12 +29,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
+Dump open_dump(const Inputs& inputs) {
+  return open_with_hint(inputs.dumps, hint_for_dump,
+                        [&] { return Dump::open({inputs.dumps.begin(), inputs.dumps.end()}); });
+}
+
 int dry_run(const CalibrateFlags& flags, const Options& options) {
   if (flags.inputs.dumps.empty())
     throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
   const fs::path output = resolve_output(flags);
   check_outputs(flags, output);
-  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
+  const Dump dump = open_dump(flags.inputs);
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
   for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
@@ -63,12 +70,12 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   return 0;
 }
 
-std::vector<LayerRotationReport> report_all(const StatsOrigin& origin) {
+std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope scope) {
   constexpr int kTable10GroupSize = 64;
   std::vector<LayerRotationReport> reports;
   reports.reserve(origin.size());
   for (std::size_t i = 0; i < origin.size(); ++i)
-    reports.push_back(report_rotations(*origin.load(i), kTable10GroupSize));
+    reports.push_back(report_rotations(*origin.load(i), scope, kTable10GroupSize));
   return reports;
 }
 
@@ -76,7 +83,8 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
                    const fs::path& output) {
   const auto ablations =
       outputs.report_ablation ? find_method(options.method).ablate(origin, options) : std::vector<AblationRow>{};
-  const auto reports = outputs.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
+  const auto reports =
+      outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
   if (!outputs.quiet) say(transform_advice(origin, artifact, options));
   if (outputs.json) {
@@ -95,7 +103,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
                    to_string(layer.geometry.kind));
   }
-  if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports));
+  if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports, options.scope));
   if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));
   if (outputs.report_ablation) fmt::print("\n{}", ablation_table(ablations));
 }
@@ -135,7 +143,7 @@ void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
 
 void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
   const fs::path output = resolve_output(flags);
-  const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
+  const Dump dump = open_dump(flags.inputs);
   check_exact_layers(options, dump.model());
   const CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
                                chosen_tokens(flags.inputs, dump)};
@@ -185,6 +193,7 @@ int calibrate(const CalibrateFlags& flags) {
 int main(int argc, char** argv) {
   CLI::App app;
   kvq::CalibrateFlags flags;
+  kvq::describe(app, kvq::calibrate_text());
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-calibrate", app, argc, argv, [&] { return kvq::calibrate(flags); });
 }

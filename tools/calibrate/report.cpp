@@ -105,8 +105,10 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   return text;
 }
 
-std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
+std::string rotation_table(const std::vector<LayerRotationReport>& reports, Scope scope) {
   std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads, max|k| is the maximum)\n";
+  text += scope == Scope::layer ? "C_Q is the mean over the KV heads of a layer, which share one rotation\n"
+                                : "each KV head has its own C_Q; --share layer takes the mean, as the paper does\n";
   std::vector<std::vector<std::string>> rows = {
       {"layer", "rotation", "max|k|", "max-min", "importance", "tr(E_K)", "top-8 align"}};
   double spread = 0.0, peak_difference = 0.0;

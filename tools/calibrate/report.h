@@ -15,7 +15,7 @@ std::string closing_table(const Artifact& artifact, std::int64_t context);
 
 /// OSCAR Table 10 and Figure 7 per layer (means over heads; the largest entry is the maximum), with the invariants of
 /// the paper.
-std::string rotation_table(const std::vector<LayerRotationReport>& reports);
+std::string rotation_table(const std::vector<LayerRotationReport>& reports, Scope scope);
 Json rotation_json(const std::vector<LayerRotationReport>& reports);
 
 /// The document of --json.

@@ -1,12 +1,14 @@
 #include "common/cli.h"
 
 #include "common/decimal.h"
+#include "common/flag_error.h"
 #include "common/process.h"
 #include "common/safe_output.h"
 #include "common/say.h"
 
 #include <kvq/container/temporaries.h>
 #include <kvq/core/error.h>
+#include <kvq/core/exit_code.h>
 #include <kvq/core/text.h>
 
 #include <poll.h>
@@ -38,8 +40,8 @@ bool reader_is_gone() {
 }
 
 int fail_without_output(const char* tool) {
-  constexpr int kSystemRefused = 3;
-  return reader_is_gone() ? kSystemRefused : fail(tool, "cannot write to standard output", "", kSystemRefused);
+  const int refused = exit_code(ErrorKind::io);
+  return reader_is_gone() ? refused : fail(tool, "cannot write to standard output", "", refused);
 }
 
 /// Returns `code`, or an error code if standard output could not be written (full disk, closed pipe).
@@ -60,7 +62,8 @@ int run_guarded(const char* tool, CLI::App& app, int argc, char** argv, const st
     app.exit(success);
     return flushed(tool, 0);
   } catch (const CLI::ParseError& error) {
-    return fail(tool, error.what(), fmt::format("see {} --help", tool), 2);
+    const Error refused = flag_error(app, error);
+    return fail(tool, refused.what(), refused.hint(), to_int(ExitCode::usage));
   } catch (const Error& error) {
     return fail(tool, error.what(), error.hint(), exit_code(error.kind()));
   } catch (const std::system_error& error) {

@@ -1,6 +1,7 @@
 #include "common/config_file.h"
 
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/core/text.h>
 
 #include <fcntl.h>
@@ -221,20 +222,38 @@ void give(CLI::Option& option, const ConfigEntry& entry) {
   option.run_callback();
 }
 
+/// Flags that a file may set. A suggestion is one of these, never text of the file.
+std::vector<std::string> names_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_configurable())
+      for (const std::string& name : option->get_lnames()) names.push_back(name);
+  return names;
+}
+
+/// A YAML file would fail in its first line, which says little to users who did not know that TOML is meant.
+void refuse_yaml(const std::string& path, const std::string& file) {
+  if (path.ends_with(".yaml") || path.ends_with(".yml"))
+    throw Error{ErrorKind::usage, fmt::format("--config: {}: expected TOML, found the name of a YAML file", file),
+                "write name = value in place of name: value, as in examples/recipes, and name the file .toml"};
+}
+
 void apply_config(CLI::App& app, const std::string& path) {
   const std::string file = safe_line(path);
-  const auto refuse = [&](const ConfigEntry& entry, const std::string& what) {
-    throw Error{ErrorKind::usage, fmt::format("--config: {}: line {}: {}", file, entry.line, what),
-                "--help lists the flags and what they take"};
+  refuse_yaml(path, file);
+  const auto refuse = [&](const ConfigEntry& entry, const std::string& what, const std::string& nearest) {
+    throw Error{
+        ErrorKind::usage, fmt::format("--config: {}: line {}: {}", file, entry.line, what),
+        nearest.empty() ? "--help lists the flags and what they take" : fmt::format("did you mean {}?", nearest)};
   };
   for (const ConfigEntry& entry : read_config_file(path)) {
     CLI::Option* option = find_option(app, entry.name);
-    if (option == nullptr) refuse(entry, "there is no flag of this name");
+    if (option == nullptr) refuse(entry, "there is no flag of this name", nearest_name(entry.name, names_of(app)));
     if (option->count() > 0) continue;  // the command line wins
     try {
       give(*option, entry);
     } catch (const CLI::ParseError&) {  // its text quotes the value
-      refuse(entry, fmt::format("{} does not take this value", option->get_name()));
+      refuse(entry, fmt::format("{} does not take this value", option->get_name()), "");
     }
   }
 }
@@ -255,7 +274,8 @@ CLI::Option* add_config_flag(CLI::App& app) {
   return app
       .add_option_function<std::string>(
           "--config", [&app](const std::string& path) { apply_config(app, path); },
-          "read flags from a file of lines `name = value` (TOML)")
+          "read flags from a TOML file of lines name = value, such as those of examples/recipes; a flag on the command "
+          "line wins")
       ->type_name("FILE")
       ->configurable(false);
 }

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 namespace kvq {
-
-namespace {
 
 bool is_decimal(std::string_view text) {
   if (text.starts_with('-')) text.remove_prefix(1);
@@ -16,6 +13,8 @@ bool is_decimal(std::string_view text) {
       !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
   return digits && (text.size() == 1 || text[0] != '0');
 }
+
+namespace {
 
 /// CLI11 names the type of an option by the type of its variable.
 bool takes_integers(const CLI::Option& option) {

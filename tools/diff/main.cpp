@@ -1,7 +1,8 @@
 #include "common/cli.h"
+#include "common/describe.h"
 #include "common/progress.h"
 #include "common/text_output.h"
-#include "common/version.h"
+#include "common/wrong_file.h"
 #include "diff/report.h"
 
 #include <kvq/compute/parallel.h>
@@ -10,6 +11,8 @@
 #include <kvq/dump/dump_file.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -28,16 +31,7 @@ struct DiffFlags {
   std::int64_t seed = 0;
 };
 
-std::string rule_list() {
-  std::string text;
-  std::size_t width = 0;
-  for (const std::string& rule : default_rules()) {
-    text += width == 0 || width + rule.size() + 2 > 78 ? "\n  " : "  ";
-    width = (text.ends_with("\n  ") ? 0 : width) + rule.size() + 2;
-    text += rule;
-  }
-  return text;
-}
+std::string rule_list() { return fmt::format("  {}", fmt::join(default_rules(), "  ")); }
 
 /// Names of the parts of a distribution: "mean, median, p95, p99 or max".
 std::string part_list() {
@@ -51,42 +45,51 @@ std::string part_list() {
 std::string metric_list() {
   std::string text;
   for (const ReadingName& row : reading_names())
-    if (!row.summary.empty()) text += fmt::format("\n  {:<28} {}{}", row.name, row.summary, row.measured ? " *" : "");
+    if (!row.summary.empty()) text += fmt::format("  {:<28} {}{}\n", row.name, row.summary, row.measured ? " *" : "");
   for (const Metric metric : all_metrics())
     if (metric->per_query)
-      text += fmt::format("\n  {:<28} {} of {} *", fmt::format("{}.<part>", metric->name), part_list(),
+      text += fmt::format("  {:<28} {} of {} *\n", fmt::format("{}.<part>", metric->name), part_list(),
                           metric->query_summary);
-  return text;
+  return text + "layers.<metric> and heads.<metric> are those of each layer and KV head; a rule holds for all of them.";
+}
+
+ToolText tool_text() {
+  return {
+      .name = "kvq-diff",
+      .summary = "compares two calibration artifacts and judges the new one by rules",
+      .description =
+          "Compares two calibration artifacts of a model, and fails where the new one is worse than rules allow.",
+      .examples = {{"kvq-diff old.safetensors new.safetensors", "what the files say"},
+                   {"kvq-diff old.safetensors new.safetensors --model heldout.h5", "and what they do to attention"},
+                   {"kvq-diff old.safetensors new.safetensors --junit diff.xml", "a report for CI"},
+                   {"kvq-diff old.safetensors new.safetensors --fail-on 'clip<=0.05'", "a rule of one's own"}},
+      .first_flags = {"--model", "--fail-on", "--no-default-rules", "--no-windows", "--markdown", "--json", "--junit",
+                      "--threads", "--quiet"},
+      .sections = {{"Metrics (* needs --model; formats/eval.md)", metric_list()},
+                   {"Default rules", rule_list()},
+                   {"Rules", "A limit is absolute, or with % against the old value."}},
+  };
 }
 
 void add_flags(CLI::App& app, DiffFlags& f) {
-  app.description(
-      "Compares two calibration artifacts of a model, and fails where the new one is worse than rules allow.\n\n"
-      "  kvq-diff old.safetensors new.safetensors                      what the files say\n"
-      "  kvq-diff old.safetensors new.safetensors --model heldout.h5   and what they do to attention\n"
-      "  kvq-diff old.safetensors new.safetensors --model heldout.h5 --fail-on 'attention_kl.p99<=+5%' --junit "
-      "diff.xml");
-  app.footer("Metrics (* needs --model; formats/eval.md):" + metric_list() +
-             "\nlayers.<metric> and heads.<metric> are those of each layer and KV head; a rule holds for all of "
-             "them.\n\nDefault rules:" +
-             rule_list() +
-             "\n\nA limit is absolute, or with % against the old value. Exit code: 0 passed, 6 a rule failed.");
-  app.set_version_flag("--version", version_line("kvq-diff"));
-  app.add_option("old", f.before, "artifact to compare with")->required();
-  app.add_option("new", f.after, "artifact to judge")->required();
+  app.add_option("old", f.before, "artifact to compare with")->required()->type_name("FILE");
+  app.add_option("new", f.after, "artifact to judge")->required()->type_name("FILE");
   app.add_option("-m,--model", f.dumps, "held-out dump to measure both on; may be given several times")
+      ->type_name("FILE")
       ->allow_extra_args(false);
   app.add_option("--fail-on", f.rules, "rule, in place of the default ones of its metric; may be given several times")
+      ->type_name("RULE")
       ->allow_extra_args(false);
   app.add_flag("--no-default-rules", f.no_default_rules, "only the rules given with --fail-on");
   app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
   app.add_option("--junit", f.junit,
-                 "also write the checks as JUnit XML to this file; - is standard output, without the text");
+                 "also write the checks as JUnit XML to this file; - is standard output, without the text")
+      ->type_name("FILE");
   app.add_option("--seed", f.seed, "of pairs of tokens")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
-      ->check(CLI::Range(0, 4096));
+      ->check(whole_number(0, 4096));
   CLI::Option* json = app.add_flag("--json", f.json, "one JSON document on stdout (formats/diff.schema.json)");
   app.add_flag("--markdown", f.markdown, "Markdown, for a comment on a pull request")->excludes(json);
   app.add_flag("-q,--quiet", f.quiet, "no progress");
@@ -108,7 +111,8 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
 
 /// Measures both artifacts on the dump and adds the readings.
 void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport& report) {
-  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const Dump dump =
+      open_with_hint(flags.dumps, hint_for_dump, [&] { return Dump::open({flags.dumps.begin(), flags.dumps.end()}); });
   const EvalRequest request{
       .layers = {},
       .with_windows = !flags.no_windows,
@@ -143,6 +147,10 @@ struct OpenFile {
   SafetensorsFile file;
   Artifact artifact;
 };
+
+OpenFile open_artifact(const std::string& path) {
+  return open_with_hint({path}, hint_for_artifact, [&] { return OpenFile(path); });
+}
 
 DiffReport compare(const DiffFlags& flags, const OpenFile& before, const OpenFile& after) {
   DiffReport report{
@@ -179,7 +187,7 @@ int diff(const DiffFlags& flags) {
   const auto claim = claim_text_output(flags.junit, "kvq-diff");
   const ThreadLimit limit(flags.threads);
   std::vector<Rule> rules = resolve_rules(flags);
-  OpenFile before(flags.before), after(flags.after);
+  OpenFile before = open_artifact(flags.before), after = open_artifact(flags.after);
   DiffReport report = compare(flags, before, after);
   demand_sound_files(report, rules);
   // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
@@ -195,7 +203,7 @@ int diff(const DiffFlags& flags) {
   if (flags.json)
     fmt::print("{}\n", diff_json(report).dump(2));
   else
-    fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report));
+    fmt::print("{}", flags.markdown ? diff_markdown(report) : diff_text(report, wants_color(STDOUT_FILENO)));
   return code;
 }
 
@@ -206,6 +214,7 @@ int diff(const DiffFlags& flags) {
 int main(int argc, char** argv) {
   CLI::App app;
   kvq::DiffFlags flags;
+  kvq::describe(app, kvq::tool_text());
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-diff", app, argc, argv, [&] { return kvq::diff(flags); });
 }

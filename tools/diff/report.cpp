@@ -34,6 +34,9 @@ const char* word_of(Outcome outcome) {
   return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
 }
 
+/// Text in red if the output has colors.
+std::string red(const std::string& text, bool color) { return color ? "\x1b[31m" + text + "\x1b[0m" : text; }
+
 /// Escapes text for XML text and attributes. Bytes that are not UTF-8 and characters that XML 1.0 forbids (control
 /// characters, U+FFFE, U+FFFF) become U+FFFD.
 std::string xml(const std::string& text) {
@@ -159,7 +162,7 @@ bool DiffReport::passed() const {
                       [](const CheckResult& check) { return check.outcome == Outcome::failed; });
 }
 
-std::string diff_text(const DiffReport& report) {
+std::string diff_text(const DiffReport& report, bool color) {
   std::string text = fmt::format("old  {}\nnew  {}\n\nThe files are {}.\n", report.before, report.after,
                                  sameness_text(report.sameness));
   const auto& differences = report.diff.differences;
@@ -179,7 +182,9 @@ std::string diff_text(const DiffReport& report) {
   text += "\n" + format_table(rows, "lrrr");
   rows = {{"", "rule", "worst"}};
   for (const CheckResult& check : report.checks)
-    if (check.outcome != Outcome::skipped) rows.push_back({word_of(check.outcome), check.rule.text, detail(check)});
+    if (check.outcome != Outcome::skipped)
+      rows.push_back({check.outcome == Outcome::failed ? red(word_of(check.outcome), color) : word_of(check.outcome),
+                      check.rule.text, detail(check)});
   text += "\n" + format_table(rows, "lll");
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
                                      [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
@@ -187,7 +192,7 @@ std::string diff_text(const DiffReport& report) {
     text += fmt::format("{} default rules had nothing to judge{}.\n", skipped,
                         report.measured ? "" : "; --model DUMP measures what the artifacts do");
   if (report.nothing_coded) text += fmt::format("Nothing to judge: {}.\n", kNothingCoded);
-  return text + (report.passed() ? "passed\n" : "FAILED\n");
+  return text + (report.passed() ? "passed" : red("FAILED", color)) + "\n";
 }
 
 std::string diff_markdown(const DiffReport& report) {

@@ -22,7 +22,8 @@ struct DiffReport {
   bool passed() const;
 };
 
-std::string diff_text(const DiffReport& report);
+/// @param color  failures in red, for terminals
+std::string diff_text(const DiffReport& report, bool color);
 std::string diff_markdown(const DiffReport& report);
 std::string diff_junit(const DiffReport& report);
 /// formats/diff.schema.json

@@ -1,7 +1,8 @@
 #include "common/cli.h"
+#include "common/describe.h"
 #include "common/progress.h"
 #include "common/temporary_folder.h"
-#include "common/version.h"
+#include "common/wrong_file.h"
 #include "eval/report.h"
 #include "eval/sweep.h"
 
@@ -39,67 +40,92 @@ struct EvalFlags {
 std::string scheme_list() {
   std::string text;
   for (const SchemeFamily& family : scheme_families())
-    text += fmt::format("\n  {:<19} {}", family.pattern, family.summary);
+    text += fmt::format("  {:<19} {}\n", family.pattern, family.summary);
   return text;
 }
 
 std::string metric_list() {
   std::string text;
-  for (const Metric metric : all_metrics()) text += fmt::format("\n  {:<15} {}", metric->name, metric->summary);
+  for (const Metric metric : all_metrics()) text += fmt::format("  {:<15} {}\n", metric->name, metric->summary);
   return text;
 }
 
+std::vector<std::string> metric_names() {
+  std::vector<std::string> names;
+  for (const Metric metric : all_metrics()) names.emplace_back(metric->name);
+  return names;
+}
+
+ToolText eval_text() {
+  return {
+      .name = "kvq-eval",
+      .summary = "measures what codes of a KV cache do to attention",
+      .description = "Measures on a held-out dump what calibration artifacts and built-in schemes do to attention.",
+      .examples = {{"kvq-eval --model heldout.h5 a.safetensors b.safetensors", "all metrics, b against a"},
+                   {"kvq-eval --model heldout.h5 a.safetensors --scheme kivi-2",
+                    "beside a scheme that needs no artifact"},
+                   {"kvq-eval --model heldout.h5 a.safetensors --metric attention_kl", "layer by layer"},
+                   {"kvq-eval --model heldout.h5 a.safetensors --json", "everything, also by KV head and context"},
+                   {"kvq-eval --model heldout.h5 --calibration dump.h5 --sweep grid.json",
+                    "a grid of methods; scripts/sweeps has those of the papers"}},
+      .first_flags = {"--model", "--scheme", "--metric", "--no-windows", "--by-context", "--layers", "--context",
+                      "--threads", "--json", "--quiet"},
+      .sections = {{"Schemes (<b>: 1 to 8 bits; the suffix -k leaves values exact)", scheme_list()},
+                   {"Metrics (formats/eval.md)", metric_list()},
+                   {"Reading the tables",
+                    "Every query reads codes where the artifact's windows have no exact token. Each line of the last "
+                    "table is a change against the first candidate, with a 95% bootstrap interval over layers and KV "
+                    "heads."}},
+      .words = {{"--scheme", scheme_names()}, {"--metric", metric_names()}},
+  };
+}
+
 void add_flags(CLI::App& app, EvalFlags& f) {
-  app.description(
-      "Measures on a held-out dump what calibration artifacts and schemes do to attention.\n\n"
-      "  kvq-eval --model heldout.h5 a.safetensors b.safetensors     all metrics, b against a\n"
-      "  kvq-eval --model heldout.h5 a.safetensors --scheme kivi-2   beside a scheme that needs no artifact\n"
-      "  kvq-eval --model heldout.h5 a.safetensors --metric attention_kl   layer by layer\n"
-      "  kvq-eval --model heldout.h5 a.safetensors --json            everything, also by KV head and context\n"
-      "  kvq-eval --model heldout.h5 --calibration dump.h5 --sweep scripts/sweeps/oscar-table4.json   a grid of "
-      "methods");
-  app.footer("Schemes (<b>: 1 to 8 bits; the suffix -k leaves values exact):" + scheme_list() +
-             "\n\nMetrics (formats/eval.md):" + metric_list() +
-             "\n\nEvery query reads codes where the artifact's windows have no exact token. Each line of the last "
-             "table is a change\n"
-             "against the first candidate, with a 95% bootstrap interval over layers and KV heads.");
-  app.set_version_flag("--version", version_line("kvq-eval"));
   app.add_option("artifacts,--artifact", f.artifacts,
-                 "artifact files; later ones, and schemes, are compared with the first");
+                 "artifact files; later ones, and schemes, are compared with the first")
+      ->type_name("FILE");
   app.add_option("--scheme", f.schemes, "built-in scheme, see below; may be given several times")
+      ->type_name("NAME")
       ->allow_extra_args(false);
   app.add_option("-m,--model", f.dumps, "held-out dump (formats/dump.md); may be given several times")
       ->required()
+      ->type_name("FILE")
       ->allow_extra_args(false);
-  app.add_option("--metric", f.metric, "print this one layer by layer; rope_logit_mae alone is quick");
+  app.add_option("--metric", f.metric, "print this one layer by layer; rope_logit_mae alone is quick")
+      ->type_name("NAME");
   app.add_flag("--by-context", f.by_context, "also print the KL by the context that queries have");
   app.add_flag("--rotations", f.rotations, "also print the columns of OSCAR Table 10");
   app.add_flag("--no-windows", f.no_windows,
                "every key and value is read as codes, also those of sink and recent tokens");
   app.add_option("--context", f.context,
                  "context length of the effective bits [32768; in a sweep the longest sequence]")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
-  app.add_option("--layers", f.layers, "only these layers, such as 0-3,7");
+      ->type_name("N")
+      ->check(whole_number(1, std::int64_t{1} << 30));
+  app.add_option("--layers", f.layers, "only these layers, such as 0-3,7")->type_name("LIST");
   app.add_option("--pairs", f.pairs, "rope_logit_mae: most pairs of a query and a key token, for each query head")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+      ->check(whole_number(1, std::int64_t{1} << 24))
       ->capture_default_str();
   app.add_option("--seed", f.seed, "of pairs, random rotations of schemes and bootstrap samples")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
-      ->check(CLI::Range(0, 4096));
+      ->check(whole_number(0, 4096));
+  app.add_flag("--json", f.json, "one JSON document on stdout");
+  app.add_flag("-q,--quiet", f.quiet, "no progress");
   const std::string sweeps = "Sweeps";
   app.add_option("--sweep", f.sweep,
                  "calibrate and measure a grid of methods and options (formats/eval.md); scripts/sweeps has those of "
                  "the papers")
+      ->type_name("FILE")
       ->group(sweeps);
   app.add_option("--calibration", f.calibrations,
                  "dump to calibrate the rows on, as FILE or NAME=FILE (formats/eval.md); several are one more axis")
+      ->type_name("FILE")
       ->allow_extra_args(false)
       ->group(sweeps);
-  app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")->group(sweeps);
-  app.add_flag("--json", f.json, "one JSON document on stdout");
-  app.add_flag("-q,--quiet", f.quiet, "no progress");
+  app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")
+      ->type_name("FOLDER")
+      ->group(sweeps);
 }
 
 std::vector<int> choose_layers(const ModelGeometry& model, const std::string& text) {
@@ -183,7 +209,8 @@ int evaluate_files(const EvalFlags& flags) {
   const ThreadLimit limit(flags.threads);
   const bool by_layer = !flags.metric.empty();
   const Metric metric = by_layer ? find_metric(flags.metric) : Metric("output_rel_mse");
-  const Dump dump = Dump::open({flags.dumps.begin(), flags.dumps.end()});
+  const Dump dump =
+      open_with_hint(flags.dumps, hint_for_dump, [&] { return Dump::open({flags.dumps.begin(), flags.dumps.end()}); });
   const EvalRequest request{
       .layers = choose_layers(dump.model(), flags.layers),
       .with_windows = !flags.no_windows,
@@ -198,7 +225,8 @@ int evaluate_files(const EvalFlags& flags) {
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
   if (flags.artifacts.empty() && flags.schemes.empty())
     throw Error{ErrorKind::usage, "an artifact or --scheme is needed", "see kvq-eval --help"};
-  std::vector<Candidate> candidates = load_candidates(flags.artifacts, flags.schemes);
+  std::vector<Candidate> candidates = open_with_hint(flags.artifacts, hint_for_artifact,
+                                                     [&] { return load_candidates(flags.artifacts, flags.schemes); });
   for (const Candidate& candidate : candidates)
     if (candidate.artifact) check_model(candidate, dump.model(), request.layers);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
@@ -222,6 +250,7 @@ int evaluate_files(const EvalFlags& flags) {
 int main(int argc, char** argv) {
   CLI::App app;
   kvq::EvalFlags flags;
+  kvq::describe(app, kvq::eval_text());
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-eval", app, argc, argv, [&] { return kvq::evaluate_files(flags); });
 }

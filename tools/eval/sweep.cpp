@@ -1,6 +1,7 @@
 #include "eval/sweep.h"
 
 #include "calibrate/run.h"
+#include "common/flag_error.h"
 #include "common/progress.h"
 #include "common/table.h"
 #include "eval/report.h"
@@ -137,8 +138,6 @@ auto in_row(const Row& row, const Step& step) {
   };
   try {
     return step();
-  } catch (const CLI::ParseError& error) {
-    throw Error{ErrorKind::usage, named(error.what())};
   } catch (const Error& error) {
     throw Error{error.kind(), named(error.what()), error.hint()};
   }
@@ -154,9 +153,13 @@ Job parse_row(const Row& row) {
   CLI::App app;
   Job job;
   add_flags(app, job.flags);
+  app.name("kvq-calibrate");
   app.set_help_flag();
-  app.set_version_flag();
-  app.parse(row.flags, false);
+  try {
+    app.parse(row.flags, false);
+  } catch (const CLI::ParseError& error) {
+    throw flag_error(app, error);
+  }
   if (!row.dump.empty()) job.flags.inputs.dumps.push_back(row.dump);
   if (concerns_process(job.flags))
     throw Error{ErrorKind::usage, "flags of files, reports and threads have no meaning in a sweep"};

@@ -1,6 +1,7 @@
 #include "common/cli.h"
+#include "common/describe.h"
 #include "common/text_output.h"
-#include "common/version.h"
+#include "common/wrong_file.h"
 #include "inspect/compare.h"
 #include "inspect/details.h"
 #include "inspect/head.h"
@@ -30,39 +31,55 @@ struct InspectFlags {
   bool json = false, layout = false, verify = false;
 };
 
+ToolText inspect_text() {
+  return {
+      .name = "kvq-inspect",
+      .summary = "prints what a calibration artifact says",
+      .description =
+          "Prints how an artifact stores the keys and values of each layer, and where the artifact came from.",
+      .examples = {{"kvq-inspect out.safetensors", "the allocation, one line a layer and side"},
+                   {"kvq-inspect out.safetensors --layer 3", "one layer, every head"},
+                   {"kvq-inspect out.safetensors --layer 3 --head 0",
+                    "one head: what its channels are worth, and their widths"},
+                   {"kvq-inspect out.safetensors --layout --page-size 64", "bytes per token and page"},
+                   {"kvq-inspect out.safetensors --compare b.safetensors",
+                    "distance of the keys' widths from those of b"},
+                   {"kvq-inspect out.safetensors --html report.html --eval eval.json",
+                    "all of it in one page, with results of kvq-eval --json"},
+                   {"kvq-inspect out.safetensors --verify",
+                    "hash, schema, rotations, golden rows; exit code 6 if a check fails"}},
+      .first_flags = {"--verify", "--layout", "--layer", "--head", "--context", "--page-size", "--compare", "--html",
+                      "--eval", "--json"},
+  };
+}
+
 void add_flags(CLI::App& app, InspectFlags& f) {
-  app.description(
-      "Prints what a calibration artifact says: per layer how keys and values are stored, and where it came from.\n\n"
-      "  kvq-inspect out.safetensors                         the allocation, one line a layer and side\n"
-      "  kvq-inspect out.safetensors --layer 3               one layer, every head\n"
-      "  kvq-inspect out.safetensors --layer 3 --head 0      one head: what its channels are worth, and their widths\n"
-      "  kvq-inspect out.safetensors --layout --page-size 64 bytes per token and page\n"
-      "  kvq-inspect out.safetensors --compare b.safetensors distance of the keys' widths from those of b\n"
-      "  kvq-inspect out.safetensors --html report.html --eval eval.json   all of it in one page, with results of "
-      "kvq-eval\n"
-      "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one "
-      "fails");
-  app.set_version_flag("--version", version_line("kvq-inspect"));
-  app.add_option("artifact", f.artifact, "artifact file")->required();
-  CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
+  app.add_option("artifact", f.artifact, "artifact of kvq-calibrate (formats/artifact.md)")
+      ->required()
+      ->type_name("FILE");
+  CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(whole_number(0, 4095));
   app.add_option("--head", f.head, "with --layer: one KV head's energies and widths, or with --layout its row")
-      ->check(CLI::Range(0, 4095))
+      ->check(whole_number(0, 4095))
       ->needs(layer);
   app.add_flag("--json", f.json, "one JSON document: the manifest, with what was asked for beside it");
   app.add_flag("--layout", f.layout, "bytes per token, per page, alignment; with --layer also the parts of its rows");
   app.add_option("--page-size", f.page_size, "tokens of a page, for --layout")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--context", f.context, "context length, for --layout and --html")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(whole_number(1, std::int64_t{1} << 30))
       ->capture_default_str();
   app.add_flag("--verify", f.verify, "check schema, content hash, all that the file says twice, and golden rows");
   app.add_option("--compare", f.reference,
-                 "reference artifact: how many RoPE blocks have other widths, and what that costs");
-  CLI::Option* html = app.add_option(
-      "--html", f.html, "write a report with charts: one HTML file that needs nothing else; - is standard output");
+                 "reference artifact: how many RoPE blocks have other widths, and what that costs")
+      ->type_name("FILE");
+  CLI::Option* html =
+      app.add_option("--html", f.html,
+                     "write a report with charts: one HTML file that needs nothing else; - is standard output")
+          ->type_name("FILE");
   app.add_option("--eval", f.evaluations,
                  "with --html: what kvq-eval --json said of this model; may be given several times")
+      ->type_name("FILE")
       ->allow_extra_args(false)
       ->needs(html);
   for (const char* view : {"--layer", "--json", "--layout", "--verify", "--compare"})
@@ -105,14 +122,20 @@ struct Request {
   }
 };
 
+Artifact load_with_hint(const std::string& path) {
+  return open_with_hint({path}, hint_for_artifact, [&] { return load_artifact(path); });
+}
+
 /// Loads the artifact of the command line. --verify reports a wrong content hash among its checks, so the file is read
 /// although the hash is wrong.
 Request open(const InspectFlags& flags) {
-  const SafetensorsFile file = SafetensorsFile::open(flags.artifact);
-  const HashCheck hash = flags.verify ? HashCheck::left_out : HashCheck::demanded;
-  Request request{.flags = flags, .own = {flags.artifact, load_artifact(file, hash)}};
-  if (flags.verify) request.checks = verify_artifact(file, request.own.artifact, parallel_for);
-  return request;
+  return open_with_hint({flags.artifact}, hint_for_artifact, [&] {
+    const SafetensorsFile file = SafetensorsFile::open(flags.artifact);
+    const HashCheck hash = flags.verify ? HashCheck::left_out : HashCheck::demanded;
+    Request request{.flags = flags, .own = {flags.artifact, load_artifact(file, hash)}};
+    if (flags.verify) request.checks = verify_artifact(file, request.own.artifact, parallel_for);
+    return request;
+  });
 }
 
 Request load(const InspectFlags& flags) {
@@ -122,7 +145,7 @@ Request load(const InspectFlags& flags) {
   if (flags.layer >= 0) request.layer = &find_layer(request.own.artifact, flags.layer);
   if (request.layer) check_head(*request.layer, flags.head);
   if (!flags.reference.empty())
-    request.comparison = compare_allocations(request.own, {flags.reference, load_artifact(flags.reference)});
+    request.comparison = compare_allocations(request.own, {flags.reference, load_with_hint(flags.reference)});
   return request;
 }
 
@@ -176,12 +199,12 @@ std::string to_text(const Request& request) {
 int inspect(const InspectFlags& flags) {
   if (!flags.html.empty()) {
     const auto claim = claim_text_output(flags.html, "kvq-inspect");
-    write_html_report({flags.artifact, load_artifact(flags.artifact)}, flags.evaluations, flags.context, flags.html);
+    write_html_report({flags.artifact, load_with_hint(flags.artifact)}, flags.evaluations, flags.context, flags.html);
     return 0;
   }
   const Request request = load(flags);
   fmt::print("{}", flags.json ? to_json(request).dump(2) + "\n" : to_text(request));
-  return request.passed() ? 0 : 6;
+  return request.passed() ? 0 : exit_code(ErrorKind::check_failed);
 }
 
 }  // namespace
@@ -191,6 +214,7 @@ int inspect(const InspectFlags& flags) {
 int main(int argc, char** argv) {
   CLI::App app;
   kvq::InspectFlags flags;
+  kvq::describe(app, kvq::inspect_text());
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-inspect", app, argc, argv, [&] { return kvq::inspect(flags); });
 }

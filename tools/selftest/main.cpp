@@ -1,6 +1,7 @@
 #include "common/cli.h"
+#include "common/describe.h"
 #include "common/side_format.h"
-#include "common/version.h"
+#include "common/wrong_file.h"
 #include "selftest/report.h"
 
 #include <kvq/artifact/artifact.h>
@@ -24,26 +25,34 @@ struct SelftestFlags {
   bool json = false;
 };
 
+ToolText selftest_text() {
+  return {
+      .name = "kvq-selftest",
+      .summary = "replays the golden rows of an artifact on a GPU",
+      .description =
+          "Replays an artifact's golden rows through the interface that engines use: writes the rows and compares the "
+          "bytes of the pages, then attends over the expected bytes and compares the result. Exit code 5 also means "
+          "that no layer failed but some could not be run: no GPU, no golden rows, a format without kernel. Without a "
+          "GPU, kvq-inspect --verify codes the golden rows anew.",
+      .examples = {{"kvq-selftest out.safetensors", "on the first GPU"},
+                   {"kvq-selftest out.safetensors --device 3 --json", "another GPU, for programs"},
+                   {"kvq-selftest out.safetensors --activation fp16", "a model in fp16"}},
+      .first_flags = {"--device", "--page-size", "--activation", "--json"},
+      .words = {{"--page-size", {"16", "32", "64"}}, {"--activation", {"bf16", "fp16"}}},
+  };
+}
+
 void add_flags(CLI::App& app, SelftestFlags& f) {
-  app.description(
-      "Replays an artifact's golden rows on a GPU, through the interface that engines\n"
-      "use: writes the rows and compares the bytes of the pages, then attends over the\n"
-      "expected bytes and compares the result.\n\n"
-      "  kvq-selftest out.safetensors                     on the first GPU\n"
-      "  kvq-selftest out.safetensors --device 3 --json   on another, for machines\n"
-      "  kvq-selftest out.safetensors --activation fp16   for a model that computes in fp16");
-  app.footer(
-      "Exit codes: 0 every layer passed, 6 a layer failed, 5 none failed but some\n"
-      "could not be run: no GPU, no golden rows, a format without kernel. Without a\n"
-      "GPU, kvq-inspect --verify codes the golden rows anew.");
-  app.set_version_flag("--version", version_line("kvq-selftest"));
-  app.add_option("artifact", f.artifact, "artifact file")->required();
-  app.add_option("--device", f.device, "number of the CUDA device")->check(CLI::Range(0, 1023))->capture_default_str();
+  app.add_option("artifact", f.artifact, "artifact of kvq-calibrate")->required()->type_name("FILE");
+  app.add_option("--device", f.device, "number of the CUDA device")
+      ->check(whole_number(0, 1023))
+      ->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")
-      ->check(CLI::IsMember({16, 32, 64}))
+      ->check(one_of({"16", "32", "64"}))
       ->capture_default_str();
   app.add_option("--activation", f.activation, "type of queries, rows and results")
-      ->check(CLI::IsMember({"bf16", "fp16"}))
+      ->check(one_of({"bf16", "fp16"}))
+      ->type_name("NAME")
       ->capture_default_str();
   app.add_flag("--json", f.json, "one JSON document on stdout (formats/selftest.schema.json)");
 }
@@ -152,7 +161,8 @@ SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
 }
 
 int selftest(const SelftestFlags& flags) {
-  const SelftestReport report = test(flags, load_artifact(flags.artifact));
+  const SelftestReport report =
+      test(flags, open_with_hint({flags.artifact}, hint_for_artifact, [&] { return load_artifact(flags.artifact); }));
   fmt::print("{}", flags.json ? json_of(report).dump(2) + "\n" : text_of(report));
   const kvq_status status = report.status();
   return status == KVQ_OK ? 0 : exit_code(status == KVQ_MISMATCH ? ErrorKind::check_failed : ErrorKind::unsupported);
@@ -165,6 +175,7 @@ int selftest(const SelftestFlags& flags) {
 int main(int argc, char** argv) {
   CLI::App app;
   kvq::SelftestFlags flags;
+  kvq::describe(app, kvq::selftest_text());
   kvq::add_flags(app, flags);
   return kvq::run_tool("kvq-selftest", app, argc, argv, [&] { return kvq::selftest(flags); });
 }

@@ -124,9 +124,11 @@ class HeaderParser {
       reject(fmt::format("not a safetensors file: expected at least 8 bytes, found {}", file_.size()));
     std::uint64_t length;
     std::memcpy(&length, file_.data(), sizeof length);
+    // Bytes that no header follows are the text of another kind of file, not a length.
+    const bool has_header = file_.size() > detail::kLengthBytes && file_[detail::kLengthBytes] == std::byte{'{'};
+    if (length > detail::kMaxHeaderBytes && !has_header) reject("not a safetensors file");
     if (length > detail::kMaxHeaderBytes)
-      reject(fmt::format("header of {} bytes, expected at most {}; not a safetensors file?", length,
-                         detail::kMaxHeaderBytes));
+      reject(fmt::format("header of {} bytes, expected at most {}", length, detail::kMaxHeaderBytes));
     const std::uint64_t rest = file_.size() - detail::kLengthBytes;
     if (length > rest) reject(fmt::format("header of {} bytes, but only {} bytes follow", length, rest));
     const std::string_view text(reinterpret_cast<const char*>(file_.data()) + detail::kLengthBytes, length);

@@ -1,19 +1,26 @@
 #include <kvq/core/error.h>
+#include <kvq/core/exit_code.h>
 
 namespace kvq {
 
-int exit_code(ErrorKind kind) noexcept {
+namespace {
+
+ExitCode code_of(ErrorKind kind) noexcept {
   switch (kind) {
-    case ErrorKind::internal: return 1;
-    case ErrorKind::usage: return 2;
+    case ErrorKind::internal: return ExitCode::bug;
+    case ErrorKind::usage: return ExitCode::usage;
     case ErrorKind::bad_input:
-    case ErrorKind::io: return 3;
-    case ErrorKind::numerical: return 4;
-    case ErrorKind::unsupported: return 5;
-    case ErrorKind::check_failed: return 6;
+    case ErrorKind::io: return ExitCode::input;
+    case ErrorKind::numerical: return ExitCode::numerical;
+    case ErrorKind::unsupported: return ExitCode::unsupported;
+    case ErrorKind::check_failed: return ExitCode::check_failed;
   }
-  return 1;
+  return ExitCode::bug;
 }
+
+}  // namespace
+
+int exit_code(ErrorKind kind) noexcept { return to_int(code_of(kind)); }
 
 void detail::assertion_failed(const char* expression, const char* file, int line) {
   throw Error{ErrorKind::internal, fmt::format("bug: {} does not hold at {}:{}", expression, file, line)};

@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/core/text.h>
 #include <kvq/diff/rules.h>
 
@@ -52,7 +53,13 @@ Rule parse_rule(const std::string& text) {
   if (rule.relative) limit.pop_back();
   rule.limit = parse_number(limit, text) / (rule.relative ? 100.0 : 1.0);
   const ReadingName* row = find_reading_name(rule.metric);
-  if (row == nullptr) refuse(text, fmt::format("there is no metric \"{}\"", printable(rule.metric, 40)));
+  if (row == nullptr) {
+    std::vector<std::string> names;
+    for (const ReadingName& known : reading_names()) names.push_back(known.name);
+    const std::string nearest = nearest_name(rule.metric, names);
+    refuse(text, fmt::format("there is no metric \"{}\"{}", printable(rule.metric, 40),
+                             nearest.empty() ? "" : fmt::format(", did you mean {}?", nearest)));
+  }
   if (rule.relative && row->distance)
     refuse(text, fmt::format("{0} is a distance, which has no old value; write {0}{1}{2}", rule.metric,
                              rule.at_most ? "<=" : ">=", rule.limit));

@@ -25,25 +25,42 @@ void check_distinct(const std::vector<std::filesystem::path>& files) {
                                                       safe_line(files[j].string()))};
 }
 
-template <typename T>
-void require_equal(const DumpPart& part, const DumpPart& first, const std::string& what, const T& found,
-                   const T& expected) {
-  if (found != expected)
-    reject(part, fmt::format("{}: expected '{}' as in {}, found '{}'", what, expected, first.name(), found));
-}
+/// Differences of one part from another. Parts of different models differ everywhere, so one line names the first
+/// difference and the number of the others.
+class Differences {
+ public:
+  Differences(const DumpPart& part, const DumpPart& first) : part_(part), first_(first) {}
 
-void check_same_model(const DumpPart& part, const DumpPart& first, Faults& faults) {
-  const auto same = [&](const char* what, const auto& found, const auto& expected) {
-    faults.collect([&] { require_equal(part, first, what, found, expected); });
-  };
-  same("model_name", printable(part.model_name), printable(first.model_name));
-  same("model_fingerprint", part.model_fingerprint, first.model_fingerprint);
-  same("num_layers", part.num_layers, first.num_layers);
-  same("capture_point", std::string(to_string(part.capture_point)), std::string(to_string(first.capture_point)));
+  template <typename T>
+  void compare(const std::string& what, const T& found, const T& expected) {
+    if (found != expected)
+      add(fmt::format("{}: expected '{}' as in {}, found '{}'", what, expected, first_.name(), found));
+  }
+  void add(const std::string& what) {
+    if (count_++ == 0) line_ = what;
+  }
+  /// @throws Error{bad_input} if there is a difference
+  void throw_if_any() const {
+    if (count_ == 1) reject(part_, line_);
+    if (count_ > 1) reject(part_, fmt::format("{} ({} further differences)", line_, count_ - 1));
+  }
+
+ private:
+  const DumpPart &part_, &first_;
+  std::string line_;
+  std::size_t count_ = 0;
+};
+
+void compare_model(const DumpPart& part, const DumpPart& first, Differences& differences) {
+  differences.compare("model_name", printable(part.model_name), printable(first.model_name));
+  differences.compare("model_fingerprint", part.model_fingerprint, first.model_fingerprint);
+  differences.compare("num_layers", part.num_layers, first.num_layers);
+  differences.compare("capture_point", std::string(to_string(part.capture_point)),
+                      std::string(to_string(first.capture_point)));
   const auto word = [](const DumpPart& any) {
     return std::string(any.sequences.generated.empty() ? "missing" : "there");
   };
-  same("generated", word(part), word(first));
+  differences.compare("generated", word(part), word(first));
 }
 
 std::string dtype_word(const StoredTensor& tensor) { return std::string(activation_name(tensor.dtype)); }
@@ -51,12 +68,12 @@ std::string dtype_word(const std::optional<StoredTensor>& tensor) { return tenso
 
 std::int64_t num_rows(const std::optional<StoredTensor>& tensor) { return tensor ? tensor->dataset.shape()[0] : 0; }
 
-/// Checks that `part` and `first` agree on a layer of which both hold different sequences.
-void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Faults& faults) {
+/// Compares a layer of which both parts hold different sequences.
+void compare_layer(int layer, const DumpPart& part, const DumpPart& first, Differences& differences) {
   const LayerPart& found = part.layers.at(layer);
   const LayerPart& expected = first.layers.at(layer);
   const auto same = [&](const char* what, const auto& a, const auto& b) {
-    faults.collect([&] { require_equal(part, first, fmt::format("layer {}: {}", layer, what), a, b); });
+    differences.compare(fmt::format("layer {}: {}", layer, what), a, b);
   };
   const LayerGeometry &g = found.geometry, &h = expected.geometry;
   same("num_q_heads", g.num_q_heads, h.num_q_heads);
@@ -77,7 +94,7 @@ void check_same_layer(int layer, const DumpPart& part, const DumpPart& first, Fa
   same("o_proj_metric: heads", num_rows(found.o_proj_metric), num_rows(expected.o_proj_metric));
   same("output_curvature: heads", num_rows(found.output_curvature), num_rows(expected.output_curvature));
   if (g.rope.inv_freq != h.rope.inv_freq)
-    faults.collect([&] { reject(part, fmt::format("layer {}: rope_inv_freq differs from {}", layer, first.name())); });
+    differences.add(fmt::format("layer {}: rope_inv_freq differs from {}", layer, first.name()));
 }
 
 using PartList = std::vector<const DumpPart*>;
@@ -117,11 +134,16 @@ void Dump::Impl::open_parts(const std::vector<std::filesystem::path>& files, Fau
 }
 
 void Dump::Impl::check_agreement(Faults& faults) const {
+  std::map<std::pair<const DumpPart*, const DumpPart*>, Differences> found;  // in the order of the files
+  const auto differences = [&](const DumpPart& part, const DumpPart& first) -> Differences& {
+    return found.try_emplace({&part, &first}, part, first).first->second;
+  };
   for (const DumpPart& part : parts)
-    if (&part != &parts.front()) check_same_model(part, parts.front(), faults);
+    if (&part != &parts.front()) compare_model(part, parts.front(), differences(part, parts.front()));
   for (const auto& [layer, list] : parts_of_layer)
     for (const DumpPart* part : list)
-      if (part != list.front()) check_same_layer(layer, *part, *list.front(), faults);
+      if (part != list.front()) compare_layer(layer, *part, *list.front(), differences(*part, *list.front()));
+  for (const auto& [pair, own] : found) faults.collect([&own = own] { own.throw_if_any(); });
 }
 
 /// Checks that every layer has the same sequences in the same order, whichever files they come from.

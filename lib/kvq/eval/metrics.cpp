@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/eval/metrics.h>
 
 #include <fmt/format.h>
@@ -32,12 +33,12 @@ const std::vector<Metric>& all_metrics() {
 }
 
 Metric find_metric(std::string_view name) {
-  std::string names;
+  std::vector<std::string> names;
   for (const Metric metric : all_metrics()) {
     if (name == metric->name) return metric;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", metric->name);
+    names.emplace_back(metric->name);
   }
-  throw Error{ErrorKind::usage, fmt::format("--metric: unknown \"{}\"", name), "choose one of " + names};
+  throw Error{ErrorKind::usage, fmt::format("--metric: unknown \"{}\"", name), hint_of_names(name, names)};
 }
 
 Values no_values() {

@@ -1,5 +1,6 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/eval/kivi.h>
 #include <kvq/eval/scheme.h>
 #include <kvq/eval/turboquant_qjl.h>
@@ -175,6 +176,18 @@ const std::vector<SchemeFamily>& scheme_families() {
   return described;
 }
 
+std::vector<std::string> scheme_names() {
+  std::vector<std::string> names;
+  for (const Family& family : families()) {
+    const std::string pattern(family.described.pattern);
+    const std::size_t bits = pattern.find("<b>");
+    if (bits == std::string::npos) names.push_back(pattern);
+    for (int b = 1; bits != std::string::npos && b <= 8; ++b)
+      names.push_back(pattern.substr(0, bits) + std::to_string(b));
+  }
+  return names;
+}
+
 Scheme find_scheme(std::string_view name) {
   const bool keys_only = name.ends_with("-k");
   const std::string_view stem = keys_only ? name.substr(0, name.size() - 2) : name;
@@ -191,8 +204,9 @@ Scheme find_scheme(std::string_view name) {
               return stored;
             }};
   }
-  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
-              fmt::format("choose one of {}; <b> is 1 to 8, the suffix -k codes keys only", names)};
+  throw Error{
+      ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
+      hint_of_names(stem, scheme_names(), fmt::format("{}; <b> is 1 to 8, the suffix -k codes keys only", names))};
 }
 
 }  // namespace kvq

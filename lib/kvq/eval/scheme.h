@@ -28,6 +28,8 @@ struct SchemeFamily {
   std::string_view pattern, summary;
 };
 const std::vector<SchemeFamily>& scheme_families();
+/// All names that find_scheme() takes, the suffix -k left out: "kivi-2" of the family kivi-<b>.
+std::vector<std::string> scheme_names();
 
 /// The scheme of a name, such as naive-int2, tq-mse-3 or kivi-k; the suffix -k leaves values exact.
 /// @throws Error{usage} listing the names

@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/methods/option_spec.h>
 
 #include <fmt/format.h>
@@ -44,13 +45,13 @@ void check_value(const OptionSpec& spec, const OptionValue& value) {
 }
 
 std::size_t choice_index(const OptionSpec& spec, const std::string& word) {
-  std::string words;
+  std::vector<std::string> words;
   for (std::size_t i = 0; i < spec.choices.size(); ++i) {
     const OptionWord& choice = spec.choices[i];
     if (word == choice.word || (!choice.alias.empty() && word == choice.alias)) return i;
-    words += (i == 0 ? "" : ", ") + choice.word;
+    words.push_back(choice.word);
   }
-  throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", spec.text.flag, word), "choose one of " + words};
+  throw Error{ErrorKind::usage, fmt::format("{}: unknown \"{}\"", spec.text.flag, word), hint_of_names(word, words)};
 }
 
 void write_in_manifest(OptionSpec& spec, const Manifest& manifest, std::function<Json(const Options&)> to_json) {
@@ -79,15 +80,13 @@ OptionSpec side_option(OptionSpec spec, Sides sides, SetSide set, const SideMani
 }
 
 OptionSpec named_sides(OptionText text, bool SideOptions::* field, const char* key, bool every_method) {
-  OptionSpec spec{.text = std::move(text)};
-  const std::string flag = spec.text.flag;
+  OptionSpec spec{.text = std::move(text), .choices = {{"none"}, {"k"}, {"v"}, {"kv"}}};
+  spec.text.value = "SIDES";
   spec = side_option(
       std::move(spec), Sides::kv, {},
       {.key = key, .value = [field](const SideOptions& s) { return Json(s.*field); }, .every_method = every_method});
-  spec.set = [flag, field](Options& options, const OptionValue& value) {
+  spec.set = [field](Options& options, const OptionValue& value) {
     const auto& word = std::get<std::string>(value);
-    if (word != "none" && word != "k" && word != "v" && word != "kv")
-      throw Error{ErrorKind::usage, fmt::format("{}: expected none, k, v or kv, found \"{}\"", flag, word)};
     options.k.*field = word == "k" || word == "kv";
     options.v.*field = word == "v" || word == "kv";
   };

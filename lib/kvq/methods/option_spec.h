@@ -57,6 +57,7 @@ struct OptionText {
   std::string group;  ///< heading of the flag in --help
   std::string help;
   std::string notes = {};  ///< a paragraph below all flags of --help, or empty
+  std::string value = {};  ///< name of the value in help texts, such as "RATIO"; empty: by the kind of the option
 };
 
 /// One option: all that flags, help, refusals, range errors and the manifest say of it. The functions option() below

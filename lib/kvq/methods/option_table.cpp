@@ -36,6 +36,12 @@ void refuse_foreign_flags(const Method& method, const GivenOptions& given) {
     }
 }
 
+/// The flag that set a value of one side: the side's own flag, such as --bits-k, if it was typed, or if no flag was.
+std::string typed_flag(const GivenOptions& given, const char* flag, Side side) {
+  const std::string own = own_side_flag(flag, side);
+  return given.has(flag) && !given.has(own) ? flag : own;
+}
+
 }  // namespace
 
 const std::vector<OptionSpec>& option_table() {
@@ -71,12 +77,12 @@ Options resolve_options(const Method& method, const GivenOptions& given) {
     if (const OptionValue* value = given.find(row.text.flag); value && row.set) row.set(options, *value);
   settle_shared(options, defaults, given);
   if (method.settle) method.settle(method, options, given);
-  check_options(method, options);
+  check_options(method, options, [&given](const char* flag, Side side) { return typed_flag(given, flag, side); });
   return options;
 }
 
-void check_options(const Method& method, const Options& options) {
-  check_contradictions(options);
+void check_options(const Method& method, const Options& options, const SideFlag& flag_of) {
+  check_contradictions(options, flag_of);
   for (const OptionSpec& row : options_of(method))
     if (row.check) row.check(options);
 }

@@ -25,8 +25,10 @@ Options resolve_options(const Method& method, const GivenOptions& given);
 [[noreturn]] void refuse_flag(const std::string& flag, const Method& method,
                               const std::function<bool(const Method&)>& has);
 
-/// Refuses values outside their ranges, and options that contradict each other. @throws Error{usage}
-void check_options(const Method& method, const Options& options);
+/// Refuses values outside their ranges, and options that contradict each other.
+/// @param flag_of  names the flags of a side in errors
+/// @throws Error{usage}
+void check_options(const Method& method, const Options& options, const SideFlag& flag_of = own_side_flag);
 /// The same for a method of the registry.
 void check_options(const Options& options);
 

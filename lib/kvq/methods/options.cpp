@@ -20,6 +20,12 @@ int resolve_group_size(int asked, int preferred, int dim, int layer, Side side) 
               fmt::format("choose one of {}", divisors)};
 }
 
+bool is_bit_width(double bits) { return bits == 16 || (bits >= 1 && bits <= 8); }
+
+bool is_clip_ratio(double ratio) { return ratio > 0.0 && ratio <= 1.0; }
+
+std::string own_side_flag(const char* flag, Side side) { return fmt::format("{}-{}", flag, name(side)); }
+
 namespace {
 
 /// "a, b or c"
@@ -32,39 +38,40 @@ std::string coders_with_mixed_widths() {
   return fmt::format("{} or {}", fmt::join(words, ", "), last);
 }
 
-void check_side(const SideOptions& side, Side which) {
-  if (side.bits != 16 && !(side.bits >= 1 && side.bits <= 8))
+void check_side(const SideOptions& side, Side which, const SideFlag& flag_of) {
+  if (!is_bit_width(side.bits))
     throw Error{ErrorKind::usage,
-                fmt::format("--bits-{}: expected 1 to 8, or 16 for exact, found {}", name(which), side.bits)};
+                fmt::format("{}: expected 1 to 8, or 16 for exact, found {}", flag_of("--bits", which), side.bits)};
   if (side.bits != std::floor(side.bits) && side.allocate == Allocate::none)
     throw Error{ErrorKind::usage,
-                fmt::format("--bits-{}: {} is no whole number, and this side has one width for all channels",
-                            name(which), side.bits),
+                fmt::format("{}: {} is no whole number, and this side has one width for all channels",
+                            flag_of("--bits", which), side.bits),
                 "fractions go with allocated widths, such as --method block-gtq"};
   const bool affine = side.coder == CoderKind::affine, symmetric = side.coder == CoderKind::symmetric;
   if (affine && side.rule != ScaleRule::minmax)
-    throw Error{ErrorKind::usage, fmt::format("--scale-rule {} needs --coder symmetric", to_string(side.rule)),
+    throw Error{ErrorKind::usage,
+                fmt::format("--scale-rule {} needs {} symmetric", to_string(side.rule), flag_of("--coder", which)),
                 "affine codes use minmax"};
   if (!affine && side.rule == ScaleRule::minmax)
-    throw Error{ErrorKind::usage, "--scale-rule minmax needs --coder affine",
+    throw Error{ErrorKind::usage, fmt::format("--scale-rule minmax needs {} affine", flag_of("--coder", which)),
                 "symmetric codes use absmax, least_squares or norm"};
   if (!affine && side.clip != 1.0)
     throw Error{ErrorKind::usage,
-                fmt::format("--clip-{} has no meaning for --coder {}: clipping belongs to min-max ranges", name(which),
-                            to_string(side.coder))};
+                fmt::format("{} has no meaning for {} {}: clipping belongs to min-max ranges", flag_of("--clip", which),
+                            flag_of("--coder", which), to_string(side.coder))};
   if ((side.rule == ScaleRule::absmax && !symmetric) || (side.rule == ScaleRule::rms && symmetric))
-    throw Error{
-        ErrorKind::usage,
-        fmt::format("--scale-rule {} has no meaning for --coder {}", to_string(side.rule), to_string(side.coder)),
-        symmetric ? "symmetric codes use absmax, least_squares or norm"
-                  : "codebook and trellis codes use norm, least_squares or rms"};
+    throw Error{ErrorKind::usage,
+                fmt::format("--scale-rule {} has no meaning for {} {}", to_string(side.rule), flag_of("--coder", which),
+                            to_string(side.coder)),
+                symmetric ? "symmetric codes use absmax, least_squares or norm"
+                          : "codebook and trellis codes use norm, least_squares or rms"};
   const CoderTraits& coder = traits_of(side.coder);
   if (side.allocate == Allocate::none && side.bits != 16 && side.bits > coder.most_bits)
-    throw Error{ErrorKind::usage, fmt::format("--bits-{}: {} codes have 1 to {} bits, found {}", name(which),
+    throw Error{ErrorKind::usage, fmt::format("{}: {} codes have 1 to {} bits, found {}", flag_of("--bits", which),
                                               to_string(side.coder), coder.most_bits, side.bits)};
   if (side.allocate != Allocate::none && !coder.has_mixed_widths)
-    throw Error{ErrorKind::usage,
-                fmt::format("mixed widths of {} need --coder {}", plural(which), coders_with_mixed_widths())};
+    throw Error{ErrorKind::usage, fmt::format("mixed widths of {} need {} {}", plural(which), flag_of("--coder", which),
+                                              coders_with_mixed_widths())};
   if (side.allocate != Allocate::none && side.group_size != 0)
     throw Error{ErrorKind::usage, "--group-size has no meaning for mixed widths: channels of one width are one group"};
   if (side.kmeans < 0 || side.kmeans > 4096)
@@ -82,21 +89,21 @@ void check_side(const SideOptions& side, Side which) {
                   "--center goes with transforms"};
     if (mixes && side.allocate == Allocate::rope_block)
       throw Error{ErrorKind::usage,
-                  fmt::format("--transform-{} {} mixes channels, and RoPE blocks with it", name(which),
+                  fmt::format("{} {} mixes channels, and RoPE blocks with it", flag_of("--transform", which),
                               to_string(side.transform)),
                   "use --transform diagonal, or --k-allocation channel"};
     if (side.transform == TransformKind::klt && side.allocate != Allocate::channel)
       throw Error{ErrorKind::usage,
-                  fmt::format("--transform-{} klt gives channels widths of their own, and this side has one width",
-                              name(which)),
+                  fmt::format("{} klt gives channels widths of their own, and this side has one width",
+                              flag_of("--transform", which)),
                   "use --transform balanced, or --method block-gtq or kvq"};
   }
   if (side.kmeans > 0 && side.center)
     throw Error{ErrorKind::usage, "--kmeans and --center: centroids take the place of the centre",
                 "--kmeans 1 is --center"};
-  if (side.clip && !(*side.clip > 0.0 && *side.clip <= 1.0))
+  if (side.clip && !is_clip_ratio(*side.clip))
     throw Error{ErrorKind::usage,
-                fmt::format("--clip-{}: expected a ratio in (0, 1], found {}", name(which), *side.clip)};
+                fmt::format("{}: expected a ratio in (0, 1], found {}", flag_of("--clip", which), *side.clip)};
 }
 
 }  // namespace
@@ -126,9 +133,9 @@ const char* to_string(Mixing mixing) { return mixing == Mixing::haar ? "haar" : 
 
 const char* to_string(CompositionId composition) { return composition_of(composition).name.c_str(); }
 
-void check_contradictions(const Options& options) {
-  check_side(options.k, Side::k);
-  check_side(options.v, Side::v);
+void check_contradictions(const Options& options, const SideFlag& flag_of) {
+  check_side(options.k, Side::k, flag_of);
+  check_side(options.v, Side::v, flag_of);
   if ((options.budget_bits || options.budget_bytes) && (options.k.kmeans > 0 || options.v.kmeans > 0))
     throw Error{ErrorKind::usage, "--kmeans does not go with one budget over layers and sides",
                 "use a method without --budget-bits, --budget-bytes and --joint"};

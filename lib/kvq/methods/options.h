@@ -81,13 +81,23 @@ struct Options {
   SideOptions& side(Side which) { return which == Side::k ? k : v; }
 };
 
+/// Widths and clip ratios that one side can have.
+bool is_bit_width(double bits);
+bool is_clip_ratio(double ratio);
+
 /// Group size of a side: `asked` if not 0, else `preferred` if it divides dim, else dim.
 /// @throws Error{usage} naming the divisors if `asked` does not divide dim
 int resolve_group_size(int asked, int preferred, int dim, int layer, Side side);
 
+/// The flag that an error about one side names, such as "--bits" or "--bits-k": the one that the user typed.
+using SideFlag = std::function<std::string(const char* flag, Side side)>;
+/// The side's own flag: "--bits-k".
+std::string own_side_flag(const char* flag, Side side);
+
 /// Refuses options that contradict each other, whatever the method.
+/// @param flag_of  names the flags in errors
 /// @throws Error{usage}
-void check_contradictions(const Options& options);
+void check_contradictions(const Options& options, const SideFlag& flag_of = own_side_flag);
 
 const char* to_string(Allocate allocate);
 const char* to_string(BlockScore score);

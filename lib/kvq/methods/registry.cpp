@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/methods/recipes.h>
 
 #include <array>
@@ -12,12 +13,12 @@ std::span<const Method> methods() {
 }
 
 const Method& find_method(const std::string& name) {
-  std::string names;
+  std::vector<std::string> names;
   for (const Method& row : methods()) {
     if (row.name == name) return row;
-    names += (names.empty() ? "" : ", ") + row.name;
+    names.push_back(row.name);
   }
-  throw Error{ErrorKind::usage, fmt::format("--method: unknown \"{}\"", name), "choose one of " + names};
+  throw Error{ErrorKind::usage, fmt::format("--method: unknown \"{}\"", name), hint_of_names(name, names)};
 }
 
 }  // namespace kvq

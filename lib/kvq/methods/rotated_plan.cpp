@@ -9,17 +9,24 @@
 
 namespace kvq {
 
+namespace {
+
+/// Replaces matrices or vectors by their mean, as the only entry.
+void average(std::vector<std::vector<double>>& entries) {
+  for (std::size_t h = 1; h < entries.size(); ++h)
+    for (std::size_t i = 0; i < entries[0].size(); ++i) entries[0][i] += entries[h][i];
+  for (double& value : entries[0]) value /= static_cast<double>(entries.size());
+  entries.resize(1);
+}
+
+}  // namespace
+
 std::vector<float> make_center(const LayerStats& stats, const Options& options, Side side) {
   const auto& sums = stats.moment(side == Side::k ? Moment::key : Moment::value);
   std::vector<std::vector<double>> means;
   means.reserve(sums.size());
   for (const MomentSum& sum : sums) means.push_back(mean_vector(sum));
-  if (options.scope == Scope::layer) {
-    for (std::size_t h = 1; h < means.size(); ++h)
-      for (std::size_t j = 0; j < means[0].size(); ++j) means[0][j] += means[h][j];
-    for (double& value : means[0]) value /= static_cast<double>(means.size());
-    means.resize(1);
-  }
+  if (options.scope == Scope::layer) average(means);
   std::vector<float> center;
   for (const auto& mean : means) center.insert(center.end(), mean.begin(), mean.end());
   return center;
@@ -175,11 +182,7 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
     const auto c = centered ? center_of(request.center, entry, sums[h].dim) : std::span<const float>{};
     means.push_back(mean_moment(sums[h], std::vector<double>(c.begin(), c.end())));
   }
-  if (request.options.scope == Scope::kv_head) return means;
-  for (std::size_t h = 1; h < means.size(); ++h)
-    for (std::size_t i = 0; i < means[0].size(); ++i) means[0][i] += means[h][i];
-  for (double& value : means[0]) value /= static_cast<double>(means.size());
-  means.resize(1);
+  if (request.options.scope == Scope::layer) average(means);
   return means;
 }
 
@@ -254,17 +257,25 @@ Decision decide_by_rotation(const StatsSource& source, const Options& options, c
   return decision;
 }
 
-LayerRotationReport report_rotations(const LayerStats& stats, int group_size) {
+LayerRotationReport report_rotations(const LayerStats& stats, Scope scope, int group_size) {
   LayerRotationReport report{.layer = stats.layer, .heads = {}};
   const std::vector<FitData> data = fit_data(stats, Side::k);
   const int dim = stats.geometry.head_dim;
   const int group = dim % group_size == 0 ? group_size : dim;
+  std::vector<std::vector<double>> c_q, c_k;
+  for (std::size_t h = 0; h < data.size(); ++h) {
+    c_q.push_back(mean_moment(stats.moment(Moment::query)[h]));
+    c_k.push_back(mean_moment(stats.moment(Moment::key)[h]));
+  }
+  if (scope == Scope::layer) {
+    average(c_q);
+    average(c_k);
+  }
   report.heads.resize(data.size());
   parallel_for(static_cast<std::int64_t>(data.size()), [&](std::int64_t index) {
-    const auto h = static_cast<std::size_t>(index);
-    const std::vector<double> c_q = mean_moment(stats.moment(Moment::query)[h]);
-    report.heads[h].k = rotation_rows(data[h], c_q, group);
-    report.heads[h].alignment = top8_alignment(c_q, mean_moment(stats.moment(Moment::key)[h]), dim);
+    const auto h = static_cast<std::size_t>(index), entry = scope == Scope::layer ? 0 : h;
+    report.heads[h].k = rotation_rows(data[h], c_q[entry], group);
+    report.heads[h].alignment = top8_alignment(c_q[entry], c_k[entry], dim);
   });
   return report;
 }

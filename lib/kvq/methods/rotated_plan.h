@@ -56,7 +56,8 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
 /// @param output_metric  errors of values in o_proj's metric, if the statistics have it
 std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric = false);
 
-/// OSCAR Table 10 and Figure 7 of one layer.
+/// OSCAR Table 10 and Figure 7 of one layer. With Scope::layer, as in the paper, C_Q and K^T K are averaged over the KV
+/// heads and one rotation serves all heads.
 struct LayerRotationReport {
   struct Head {
     std::vector<RotationRow> k;
@@ -65,6 +66,6 @@ struct LayerRotationReport {
   int layer = 0;
   std::vector<Head> heads;
 };
-LayerRotationReport report_rotations(const LayerStats& stats, int group_size);
+LayerRotationReport report_rotations(const LayerStats& stats, Scope scope, int group_size);
 
 }  // namespace kvq

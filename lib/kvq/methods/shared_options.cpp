@@ -34,8 +34,15 @@ bool has_trellis(const Options& o) { return o.k.coder == CoderKind::trellis || o
 
 OptionSpec bits_option(const char* flag, const char* help, Sides sides, const SideManifest& manifest = {}) {
   return side_option(
-      {.text = {flag, kStorage, help}, .kind = OptionKind::number}, sides,
-      [](SideOptions& side, const OptionValue& value) { side.bits = std::get<double>(value); }, manifest);
+      {.text = {.flag = flag, .group = kStorage, .help = help, .notes = {}, .value = "N"}, .kind = OptionKind::number},
+      sides,
+      [flag](SideOptions& side, const OptionValue& value) {
+        const double bits = std::get<double>(value);
+        if (!is_bit_width(bits))
+          throw Error{ErrorKind::usage, fmt::format("{}: expected 1 to 8, or 16 for exact, found {}", flag, bits)};
+        side.bits = bits;
+      },
+      manifest);
 }
 
 OptionSpec coder_option(const char* flag, const char* help, Sides sides, const SideManifest& manifest = {}) {
@@ -65,12 +72,14 @@ std::optional<double> parse_clip(const std::string& flag, const std::string& tex
   const double ratio = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || errno == ERANGE)
     throw Error{ErrorKind::usage, fmt::format("{}: expected search, none or a ratio, found \"{}\"", flag, text)};
+  if (!is_clip_ratio(ratio))
+    throw Error{ErrorKind::usage, fmt::format("{}: expected a ratio in (0, 1], found {}", flag, ratio)};
   return ratio;
 }
 
 OptionSpec clip_option(const char* flag, const char* help, Sides sides, const SideManifest& manifest = {}) {
   return side_option(
-      {.text = {flag, kStorage, help}}, sides,
+      {.text = {.flag = flag, .group = kStorage, .help = help, .notes = {}, .value = "RATIO"}}, sides,
       [flag](SideOptions& side, const OptionValue& value) {
         side.clip = parse_clip(flag, std::get<std::string>(value));
       },
@@ -100,7 +109,11 @@ OptionSpec window_option(const char* flag, const char* help, int Windows::* fiel
 }
 
 OptionSpec exact_layers_option() {
-  OptionSpec spec{.text = {"--exact-layers", kStorage, "layers to keep in 16 bit, such as 0,35"}};
+  OptionSpec spec{.text = {.flag = "--exact-layers",
+                           .group = kStorage,
+                           .help = "layers to keep in 16 bit, such as 0,35",
+                           .notes = {},
+                           .value = "LIST"}};
   spec.set = [](Options& o, const OptionValue& value) {
     const auto& text = std::get<std::string>(value);
     if (!text.empty()) o.exact_layers = parse_int_list(text, "--exact-layers");

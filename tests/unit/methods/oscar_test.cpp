@@ -195,7 +195,7 @@ TEST_CASE("The rotation report has the five rows of every head", "[methods]") {
   const LayerActivations layer =
       test::make_layer({.layer = 3, .head_dim = 64, .v_head_dim = 32, .lengths = {90}, .outliers = true});
   const LayerStats stats = collect(layer, {.moments = {Moment::query, Moment::key}, .sample_tokens = 50});
-  const LayerRotationReport report = report_rotations(stats, 16);
+  const LayerRotationReport report = report_rotations(stats, Scope::kv_head, 16);
   CHECK(report.layer == 3);
   REQUIRE(report.heads.size() == 2);
   for (const auto& head : report.heads) {
@@ -205,4 +205,18 @@ TEST_CASE("The rotation report has the five rows of every head", "[methods]") {
     CHECK(head.alignment >= 0.0);
     CHECK(head.alignment <= 1.0);
   }
+}
+
+TEST_CASE("The rotation report of a shared rotation has one C_Q for all heads", "[methods]") {
+  const LayerActivations layer =
+      test::make_layer({.layer = 3, .head_dim = 64, .v_head_dim = 32, .lengths = {90}, .outliers = true});
+  const LayerStats stats = collect(layer, {.moments = {Moment::query, Moment::key}, .sample_tokens = 50});
+  const LayerRotationReport shared = report_rotations(stats, Scope::layer, 16);
+  const LayerRotationReport own = report_rotations(stats, Scope::kv_head, 16);
+  REQUIRE(shared.heads.size() == 2);
+  CHECK(shared.heads[0].alignment == shared.heads[1].alignment);
+  CHECK(own.heads[0].alignment != own.heads[1].alignment);
+  for (const auto& head : shared.heads) CHECK(head.k[3].importance_peak == Approx(1.0).epsilon(1e-5));
+  CHECK(shared.heads[0].k[2].importance_peak == shared.heads[1].k[2].importance_peak);
+  CHECK(own.heads[0].k[2].importance_peak != own.heads[1].k[2].importance_peak);
 }
