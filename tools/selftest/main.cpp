@@ -1,5 +1,4 @@
 #include "common/cli.h"
-#include "common/side_format.h"
 #include "common/version.h"
 #include "selftest/report.h"
 
@@ -76,8 +75,7 @@ Error as_error(const runtime::Error& error) {
 }
 
 std::string format_of(const TensorPlan& plan, const TileSide& side) {
-  const bool bfloat = !side.exact() && scale_type(plan.coder) == ScaleType::bf16;
-  return bench::side_name(side, bfloat);
+  return side_name(side, has_bfloat_scales(plan));
 }
 
 kvq_layer_geometry claim_of(const LayerPlan& plan) {
