@@ -4,7 +4,9 @@
 #include "inspect/details.h"
 #include "inspect/head.h"
 #include "inspect/layout.h"
+#include "inspect/legend.h"
 #include "inspect/report.h"
+#include "inspect/serving.h"
 #include "report/report.h"
 
 #include <kvq/core/error.h>
@@ -39,6 +41,7 @@ void add_flags(CLI::App& app, InspectFlags& f) {
       "kvq-eval\n"
       "  kvq-inspect out.safetensors --verify                hash, schema, rotations, golden rows; exit 6 if one "
       "fails");
+  app.footer(letters_help());
   app.set_version_flag("--version", version_line("kvq-inspect"));
   app.add_option("artifact", f.artifact, "artifact file")->required();
   CLI::Option* layer = app.add_option("--layer", f.layer, "show one layer in detail")->check(CLI::Range(0, 4095));
@@ -117,10 +120,9 @@ Request load(const InspectFlags& flags) {
 Json to_json(const Request& request) {
   const InspectFlags& flags = request.flags;
   const Artifact& artifact = request.own.artifact;
-  Json json = {{"schema_version", "1.1"},
-               {"tool", "kvq-inspect " KVQ_VERSION},
-               {"artifact", flags.artifact},
-               {"manifest", artifact_manifest(artifact)}};
+  Json json = {{"schema_version", "1.2"},           {"tool", "kvq-inspect " KVQ_VERSION},
+               {"artifact", flags.artifact},        {"manifest", artifact_manifest(artifact)},
+               {"serving", serving_json(artifact)}, {"missing_layers", missing_layers(artifact)}};
   if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null())
     json["layers"] = std::move(details);
   if (request.layer)

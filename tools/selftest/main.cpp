@@ -74,9 +74,7 @@ Error as_error(const runtime::Error& error) {
   }
 }
 
-std::string format_of(const TensorPlan& plan, const TileSide& side) {
-  return side_name(side, has_bfloat_scales(plan));
-}
+std::string format_of(const TensorPlan& plan, const TileSide& side) { return side_name(side, has_bfloat_scales(plan)); }
 
 kvq_layer_geometry claim_of(const LayerPlan& plan) {
   auto claim = runtime::init<kvq_layer_geometry>();

@@ -140,6 +140,7 @@ Provenance provenance_from_json(const Json& json) {
   p.seed = json.at("seed");
   p.options = json.at("options");
   if (json.contains("budget")) p.budget = json.at("budget");
+  if (json.contains("held_out")) p.held_out = json.at("held_out");
   return p;
 }
 
@@ -208,8 +209,17 @@ Artifact load_artifact(const SafetensorsFile& file) {
 
 namespace {
 
+/// Whether an error has its baseline, or errors on held-out tokens are there: both since 1.3.
+bool has_baseline(const Artifact& artifact) {
+  const auto has = [](const TensorPlan& plan) { return plan.error && plan.error->baseline; };
+  return !artifact.calibration.held_out.is_null() ||
+         std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                     [&](const LayerPlan& plan) { return has(plan.k) || (plan.v && has(*plan.v)); });
+}
+
 /// The lowest version that has these features.
-const char* version_of(const Json& required, bool golden) {
+const char* version_of(const Json& required, bool golden, bool baseline) {
+  if (baseline) return "1.3";
   if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
   return required.empty() && !golden ? "1.0" : "1.1";
 }
@@ -237,10 +247,11 @@ Json artifact_manifest(const Artifact& artifact) {
       {"seed", c.seed},
       {"options", c.options}};
   if (!c.budget.is_null()) calibration["budget"] = c.budget;
+  if (!c.held_out.is_null()) calibration["held_out"] = c.held_out;
   const Json required = required_features(artifact.layers);
   return {
       {"format", "kvq-artifact"},
-      {"version", version_of(required, !artifact.golden.empty())},
+      {"version", version_of(required, !artifact.golden.empty(), has_baseline(artifact))},
       {"requires", required},
       {"model", model_to_json(artifact.model)},
       {"calibration", std::move(calibration)},

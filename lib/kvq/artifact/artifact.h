@@ -23,7 +23,8 @@ struct Provenance {
   std::int64_t sequences = 0;
   std::uint64_t seed = 0;
   Json options = Json::object();
-  Json budget;  ///< null, or the report of a budget over layers (formats/artifact.md)
+  Json budget;    ///< null, or the report of a budget over layers (formats/artifact.md)
+  Json held_out;  ///< null, or the error on held-out tokens (formats/artifact.md)
 };
 
 /// The whole artifact in memory.

@@ -2,6 +2,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/decide.h>
+#include <kvq/methods/held_out_error.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/stats/golden_tokens.h>
 
@@ -10,13 +11,6 @@
 namespace kvq {
 
 namespace {
-
-/// Hash of all layers' dump data, in layer order.
-std::string joint_hash(const std::vector<std::string>& content_hashes) {
-  std::string all;
-  for (const std::string& hash : content_hashes) all += hash + "\n";
-  return content_hash_of(all);
-}
 
 /// Golden rows of all layers, quantized by the plans. golden_rows() loads the tokens of all layers first, which are
 /// few, and then quantizes in parallel.
@@ -45,7 +39,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   artifact.windows = options.windows;
   Provenance& c = artifact.calibration;
   c.method = method.name;
-  c.dump_hash = joint_hash(origin.content_hashes);
+  c.dump_hash = joint_hash_of(origin.content_hashes);
   c.dump_producer = origin.header.producer;
   c.capture_point = origin.header.capture_point;
   c.seed = options.seed;
@@ -56,6 +50,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);
+  if (const auto report = held_out_report(source, decision.plans)) c.held_out = held_out_to_json(*report);
   artifact.layers = std::move(decision.plans);
   artifact.golden = golden_rows(source, artifact.layers, golden_tokens);
   return artifact;

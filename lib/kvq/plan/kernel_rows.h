@@ -23,9 +23,9 @@ const char* to_string(KernelVerb verb);
 /// One tuned kernel. An empty text or 0 means: the kernel is for all.
 struct KernelRow {
   KernelVerb verb = KernelVerb::decode;
-  int head_dim = 0;                 ///< of keys and values
-  std::string_view k = {}, v = {};  ///< formats of the sides, see side_name()
-  int heads = 0;                    ///< most query heads of a KV head
+  int head_dim = 0;                  ///< of keys and values
+  std::string_view k = {}, v = {};   ///< formats of the sides, see side_name()
+  int heads = 0;                     ///< most query heads of a KV head
   std::string_view activation = {};  ///< "bf16" or "fp16"
 };
 

@@ -79,8 +79,8 @@ ServedBy served_by(const LayerPlan& plan, Activation activation) {
   }
   for (const KernelVerb verb : kKernelVerbs) served.kernels[index(verb)] = kernel_of(verb, format);
   if (served.by(KernelVerb::decode) == KernelKind::none)
-    served.no_kernel = fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim,
-                                   std::max(format.k_dim, format.v_dim));
+    served.no_kernel =
+        fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));
   return served;
 }
 

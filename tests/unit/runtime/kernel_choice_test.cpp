@@ -1,8 +1,8 @@
 #include <kvq/plan/serving.h>
 #include <kvq/runtime/kernel_choice.h>
 
-#include <catch2/catch.hpp>
 #include <fmt/format.h>
+#include <catch2/catch.hpp>
 
 #include <vector>
 
