@@ -84,7 +84,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
   const std::string few = too_few_tokens(origin.header.model, artifact.calibration.tokens);
   if (!outputs.quiet) {
-    if (!few.empty()) fmt::print(stderr, "kvq-calibrate: warning: {}\n", few);
+    if (!few.empty() && !outputs.json) fmt::print(stderr, "kvq-calibrate: warning: {}\n", few);
     fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
   }
   if (outputs.json) {

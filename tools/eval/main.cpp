@@ -168,7 +168,7 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
   std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
-  fmt::print(stderr, "{}", notes_text(notes));
+  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));
     explain_zeros(request, results);
@@ -206,7 +206,7 @@ int evaluate_files(const EvalFlags& flags) {
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<Comparison> comparisons = compare_all(results, request.seed);
   const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
-  fmt::print(stderr, "{}", notes_text(notes));
+  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
   if (flags.json) {
     Json json = evaluation_json(candidates, results, comparisons);
     json["notes"] = notes_json(notes);

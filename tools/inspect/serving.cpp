@@ -32,10 +32,6 @@ std::string refusal_text(const std::vector<PageFault>& faults) {
   return text;
 }
 
-bool has(const ServedBy& served, KernelKind kind) {
-  return std::find(served.kernels.begin(), served.kernels.end(), kind) != served.kernels.end();
-}
-
 Json kernels_json(const ServedBy& served) {
   Json json;
   for (const KernelVerb verb : kKernelVerbs) json[to_string(verb)] = to_string(served.by(verb));
@@ -77,9 +73,8 @@ std::string serving_word(const std::vector<ServingGroup>& groups) {
   bool none = false, tuned = false, generic = false;
   for (const ServingGroup& group : groups) {
     none = none || !group.served.is_served();
-    if (!group.served.is_served()) continue;
-    tuned = tuned || has(group.served, KernelKind::tuned);
-    generic = generic || has(group.served, KernelKind::generic);
+    tuned = tuned || group.served.by(KernelVerb::decode) == KernelKind::tuned;
+    generic = generic || group.served.by(KernelVerb::decode) == KernelKind::generic;
   }
   if (none) return tuned || generic ? "in part" : "not served";
   return tuned && generic ? "tuned and generic" : tuned ? "tuned" : "generic";
@@ -88,16 +83,13 @@ std::string serving_word(const std::vector<ServingGroup>& groups) {
 std::string serving_text(const ServingGroup& group) {
   const ServedBy& served = group.served;
   if (!served.refused.empty()) return "not served: " + refusal_text(served.refused);
-  if (!served.no_kernel.empty()) return "not served: no kernels: " + served.no_kernel;
-  const std::string tuned = verbs_with(served, KernelKind::tuned), generic = verbs_with(served, KernelKind::generic),
-                    none = verbs_with(served, KernelKind::none);
-  std::string text;
-  if (generic.empty())
-    text = fmt::format("tuned kernels for {}", group.format);
-  else if (tuned.empty())
-    text = fmt::format("generic kernels, which are slower: no tuned ones for {}", group.format);
-  else
-    text = fmt::format("{}: tuned {}; generic, slower: {}", group.format, tuned, generic);
+  if (!served.no_kernel.empty()) return "not served: " + served.no_kernel;
+  const KernelKind own = served.by(KernelVerb::decode),
+                   other = own == KernelKind::tuned ? KernelKind::generic : KernelKind::tuned;
+  std::string text = fmt::format("{} kernels for {}", own == KernelKind::tuned ? "tuned" : "generic, slower", group.format);
+  if (const std::string verbs = verbs_with(served, other); !verbs.empty())
+    text += fmt::format(" ({}: {})", to_string(other), verbs);
+  const std::string none = verbs_with(served, KernelKind::none);
   return none.empty() ? text : text + "; no kernel: " + none;
 }
 

@@ -17,11 +17,11 @@ struct ServingGroup {
 /// In the order of the first layer of each group.
 std::vector<ServingGroup> serving_groups(const Artifact& artifact);
 
-/// "tuned", "generic", "tuned and generic" (by layer or verb), "not served", or "in part" if only some layers are
-/// served.
+/// By the kernel of decode: "tuned", "generic", "tuned and generic" if layers differ, "not served", or "in part" if only
+/// some layers are served.
 std::string serving_word(const std::vector<ServingGroup>& groups);
 
-/// One sentence about a group: "generic kernels: no tuned ones for u2g64", "not served: k, v: coder: ...".
+/// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: k and v: coder: ...".
 std::string serving_text(const ServingGroup& group);
 
 /// Paragraphs about all layers, behind a label of the first line: one sentence if all layers are alike, else one for
