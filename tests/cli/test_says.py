@@ -122,6 +122,20 @@ def test_mixed_rows_show_mean_bits(said):
     assert shown == pytest.approx(means, abs=0.006)
 
 
+def test_reports_fit_the_page(sample, tmp_path):
+    flags = ("--layers", "1,5", "--report-rotations", "--report-outliers")
+    text = succeed("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", *flags).stdout
+    assert "Lemma 1" in text and wide_lines(text) == []
+
+
+def test_evaluations_fit_the_page(said):
+    paths = [said[name][1] for name in ("oscar", "symmetric", "kvq")]
+    flags = ("--model", ROOT / "sample_data/evaluation.h5", "--layers", 5, "--no-windows", "--scheme", "kivi-2")
+    text = succeed("kvq-eval", *flags, "--by-context", "--rotations", *paths).stdout
+    text += succeed("kvq-eval", *flags, "--metric", "attention_kl", *paths).stdout
+    assert wide_lines(text) == []
+
+
 # Verdict
 
 
@@ -287,10 +301,10 @@ def test_few_tokens_are_warned_of(make_dump, tmp_path):
         json_said = json.loads(succeed("kvq-calibrate", *flags, "--json").stdout)["warnings"]
         return succeed("kvq-calibrate", *flags).stderr, json_said
 
-    text, listed = warnings(255)
-    assert "kvq-calibrate: warning: calibrated on 255 tokens: with fewer than 256 (16 for each channel" in text
+    text, listed = warnings(63)
+    assert "kvq-calibrate: warning: calibrated on 63 tokens: with fewer than 64 (4 for each channel" in text
     assert len(listed) == 1 and listed[0] in text
-    text, listed = warnings(256)
+    text, listed = warnings(64)
     assert "warning" not in text and listed == []
 
 

@@ -105,7 +105,7 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
 }
 
 std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
-  std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads, max|k| is the maximum)\n";
+  std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads; max|k|: maximum)\n";
   std::vector<std::vector<std::string>> rows = {
       {"layer", "rotation", "max|k|", "max-min", "importance", "tr(E_K)", "top-8 align"}};
   double spread = 0.0, peak_difference = 0.0;
@@ -124,7 +124,8 @@ std::string rotation_table(const std::vector<LayerRotationReport>& reports) {
     }
   }
   text += format_table(rows, "rlrrrrr");
-  text += fmt::format("Lemma 1: diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}\n", spread);
+  text += wrapped("Lemma 1: ", fmt::format("diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}",
+                                           spread));
   text += fmt::format("P only permutes: max|k| of U*H and U*H*P differ by {:.1e}\n", peak_difference);
   return text;
 }

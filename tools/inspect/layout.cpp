@@ -80,7 +80,7 @@ std::vector<RowPart> row_parts(const TensorPlan& plan, int head, int dim) {
   return parts;
 }
 
-std::string range_text(int first, int count) {
+std::string span_text(int first, int count) {
   return count == 0 ? "" : fmt::format("{}..{}", first, first + count - 1);
 }
 
@@ -174,8 +174,8 @@ std::string describe_segments(const LayerPlan& layer, int head) {
   for_each_side(layer, [&](Side side, const TensorPlan& plan, int dim) {
     std::string shown = name(side);  // only in the first line of a side
     for (const RowPart& part : row_parts(plan, head, dim)) {
-      rows.push_back({shown, part.name, bits_text(part), range_text(part.first_channel, part.channels),
-                      range_text(part.byte_offset, part.bytes)});
+      rows.push_back({shown, part.name, bits_text(part), span_text(part.first_channel, part.channels),
+                      span_text(part.byte_offset, part.bytes)});
       shown.clear();
     }
   });

@@ -8,7 +8,7 @@
 namespace kvq {
 
 /// Tokens for each channel of a head below which a calibration is warned of (docs/methods.md, "How much data").
-inline constexpr int kEnoughTokensPerChannel = 16;
+inline constexpr int kEnoughTokensPerChannel = 4;
 /// Tokens below which a calibration is refused.
 inline constexpr int kLeastTokens = 16;
 

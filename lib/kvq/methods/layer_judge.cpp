@@ -1,3 +1,4 @@
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
