@@ -12,6 +12,7 @@ import numpy as np
 
 from kvq.artifact import SidePlan, hadamard
 from kvq.packing import decode, encode, from_bf16_bits
+from kvq.scheme import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +164,24 @@ def clip_cost(error: np.ndarray, x: np.ndarray, metric: np.ndarray, weights: np.
     return cost(error + a * x, metric, weights) + shrink_weight * a**2 * length
 
 
+def baseline(row_bytes: int, dim: int) -> Scheme:
+    """The plain min-max codes that a plan of so many bytes is compared with (formats/artifact.md, "The baseline")."""
+    schemes = [
+        Scheme("affine", bits, group, "fp16", "minmax", "float")
+        for bits in range(1, 9)
+        for group in range(min(16, dim), dim + 1)
+        if dim % group == 0
+    ]
+    large = [scheme for scheme in schemes if scheme.row_bytes(dim) >= row_bytes]
+    if not large:
+        return max(schemes, key=lambda scheme: (scheme.row_bytes(dim), scheme.bits))
+    return min(large, key=lambda scheme: (scheme.row_bytes(dim), -scheme.bits))
+
+
 def plain_error(plan: SidePlan, x: np.ndarray) -> np.ndarray:
-    """Error of the plan's coder on rows without center, rotation and clip."""
+    """Error of the baseline of the plan on rows without center, rotation and clip."""
     rows = x.astype(np.float32)
-    scheme = replace(plan.scheme, clip_ratio=1.0)
+    scheme = baseline(plan.row_bytes, rows.shape[1])
     return np.float64(decode(encode(rows, scheme), scheme)) - rows
 
 

@@ -106,6 +106,10 @@ def test_json_is_one_document(make_dump, tmp_path):
         "context",
         "windows",
         "layers",
+        "missing_layers",
+        "serving",
+        "verdict",
+        "warnings",
         "rotations",
     }
     assert result.stderr == "" and document["output"] == str(tmp_path / "out") and document["tokens"] == 512
@@ -119,7 +123,7 @@ def test_inspect_json_is_the_manifest_and_what_was_asked_for(make_dump, tmp_path
     artifact = calibrate(make_dump(), tmp_path / "out")
     plain = json.loads(succeed("kvq-inspect", artifact, "--json").stdout)
     full = json.loads(succeed("kvq-inspect", artifact, "--json", "--verify", "--layout", "--layer", 1).stdout)
-    assert plain.keys() == {"schema_version", "tool", "artifact", "manifest"}
+    assert plain.keys() == {"schema_version", "tool", "artifact", "manifest", "serving", "missing_layers"}
     assert full.keys() == plain.keys() | {"verify", "layout", "layer"} and full["manifest"] == plain["manifest"]
     assert all(check["passed"] for check in full["verify"]) and full["layer"]["layer"] == 1
     # 2 KV heads, 64 channels of 2 bits with scale and minimum in fp16, keys and values

@@ -10,7 +10,6 @@ from calibrations import GTQ, KVQ, SMALL, TQ, real, rows_of, verified
 from kvq_tools import BIN
 
 from kvq.artifact import SidePlan
-from kvq.packing import fake_quantize
 
 
 def sphere_means(entries: np.ndarray, dim: int) -> np.ndarray:
@@ -111,12 +110,18 @@ def test_widths_that_have_no_trellis(layered, tmp_path, flags):
     verified(layered, tmp_path / "out", *flags)
 
 
-def test_fitted_tables_before(sample, tmp_path):
-    artifact = verified(sample, tmp_path / "out", "--method", "random", "--codebook", "fitted", "--layers", 4)
+def test_errors_before_are_of_one_baseline(sample, tmp_path):
+    """Methods with rows of as many bytes are compared with the same plain codes, whatever their own coder is."""
+    before = {}
+    for flags in [("--method", "tq-mse"), ("--method", "random", "--codebook", "fitted"), ("--method", "quarot")]:
+        artifact = verified(sample, tmp_path / "out", *flags, "--layers", 4, "--group-size", 128)
+        errors = [artifact.manifest["layers"][0][side]["error"] for side in "kv"]
+        assert [error["baseline"] for error in errors] == [{"bits": 2, "group_size": 128}] * 2
+        before[flags] = [error["before"] for error in errors]
+    assert len({tuple(values) for values in before.values()}) == 1
     plan, layer, lost, energy = artifact.layers[4].sides["k"], real(4), 0.0, 0.0
     for head, x in enumerate(rows_of(layer, "k")):
-        error = np.float64(fake_quantize(x, plan.scheme_of(head))) - x
         metric = reference.mean(reference.weighted(layer.queries(head).reshape(-1, 128)))
-        lost += reference.cost(error, metric, np.ones(len(x)))
+        lost += reference.cost(reference.plain_error(plan, x), metric, np.ones(len(x)))
         energy += reference.cost(np.float64(x), metric, np.ones(len(x)))
-    assert artifact.manifest["layers"][0]["k"]["error"]["before"] == pytest.approx(lost / energy, rel=1e-3)
+    assert before[flags][0] == pytest.approx(lost / energy, rel=1e-3)

@@ -306,7 +306,7 @@ def test_summary(held_out, artifacts):
 
 def test_json_is_one_document(held_out, artifacts):
     document = evaluate("--model", held_out, "--layers", "2,4", *(artifacts[method, 2] for method in METHODS))
-    assert document.keys() == {"schema_version", "tool", "dump", "settings", "schemes", "comparisons"}
+    assert document.keys() == {"schema_version", "tool", "dump", "settings", "schemes", "comparisons", "notes"}
     assert document["dump"]["tokens"] == 447 and document["dump"]["sequences"] == 3
     assert document["settings"]["pairs"] == 447, "a query token has one pair"
     assert document["settings"]["rope_offsets"] == pytest.approx(np.linspace(-1024, 1024, 50))

@@ -26,6 +26,7 @@ void check_equal_sides(const TensorPlan& a, const TensorPlan& b) {
   CHECK(a.error->metric == b.error->metric);
   CHECK(a.error->before == b.error->before);
   CHECK(a.error->after == b.error->after);
+  CHECK(a.error->baseline == b.error->baseline);
 }
 
 }  // namespace

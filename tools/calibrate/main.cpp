@@ -5,6 +5,7 @@
 #include "calibrate/predict.h"
 #include "calibrate/report.h"
 #include "calibrate/run.h"
+#include "calibrate/verdict.h"
 #include "common/cli.h"
 #include "common/describe.h"
 #include "common/process.h"
@@ -16,6 +17,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
+#include <kvq/methods/data_size.h>
 #include <kvq/methods/rotated_plan.h>
 
 #include <fmt/format.h>
@@ -86,9 +88,14 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   const auto reports =
       outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
-  if (!outputs.quiet) say(transform_advice(origin, artifact, options));
+  const std::string few = too_few_tokens(origin.header.model, artifact.calibration.tokens);
+  if (!outputs.quiet) {
+    if (!few.empty() && !outputs.json) say(fmt::format("kvq-calibrate: warning: {}\n", few));
+    say(transform_advice(origin, artifact, options));
+  }
   if (outputs.json) {
     Json json = calibrate_json(artifact, output, outputs.context);
+    json["warnings"] = few.empty() ? Json::array() : Json::array({few});
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
     if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
     if (outputs.report_ablation) json["ablation"] = ablation_json(ablations);
@@ -102,6 +109,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
       if (!layer.v)
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
                    to_string(layer.geometry.kind));
+    fmt::print("\n{}", verdict_text(artifact, verdict_of(artifact, output, outputs.context)));
   }
   if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports, options.scope));
   if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));

@@ -59,7 +59,7 @@ std::vector<LayerOutliers> find_outliers(const StatsSource& source, const Option
 std::string outlier_table(const std::vector<LayerOutliers>& layers) {
   std::size_t heads = 0;
   for (const LayerOutliers& layer : layers) heads = std::max(heads, layer.k.size());
-  std::string text = "Outlier gain: squared error of rows rotated orthogonally over that of balanced ones\n";
+  std::string text = "Outlier gain: squared error of rows rotated orthogonally over that of balanced\nones\n";
   for (std::size_t first = 0; first < heads; first += kMostColumns) {
     const std::size_t end = std::min(heads, first + kMostColumns);
     std::vector<std::vector<std::string>> rows = {{"layer", "side"}};

@@ -1,6 +1,11 @@
 #include "calibrate/report.h"
 
+#include "calibrate/verdict.h"
 #include "common/table.h"
+#include "common/wrap.h"
+#include "inspect/legend.h"
+#include "inspect/report.h"
+#include "inspect/serving.h"
 
 #include <fmt/core.h>
 #include <kvq/artifact/manifest.h>
@@ -21,10 +26,10 @@ std::string clip_text(const TensorPlan& plan) {
   return fmt::format("{:.2f}-{:.2f}", *lo, *hi);
 }
 
-std::string bits_text(const Coder& coder) { return is_exact(coder) ? "exact" : std::to_string(code_bits(coder)); }
-
-std::string recipe_text(const TensorPlan& plan) {
-  return plan.center.empty() ? plan.rotation.recipe : "c " + plan.rotation.recipe;
+/// Bits of a code; of mixed widths the mean.
+std::string bits_text(const TensorPlan& plan) {
+  if (is_exact(plan.coder)) return "exact";
+  return plan.allocation ? fmt::format("{:.2f}", mean_code_bits(plan)) : std::to_string(code_bits(plan.coder));
 }
 
 bool has_transform(const LayerPlan& layer) { return layer.k.transform || (layer.v && layer.v->transform); }
@@ -35,12 +40,11 @@ std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& pla
   const int dim = layer.geometry.dim(side);
   std::vector<std::string> row = {side == Side::k ? std::to_string(layer.layer) : "",
                                   name(side),
-                                  recipe_text(plan),
+                                  rotation_text(plan),
                                   clip_text(plan),
-                                  bits_text(plan.coder),
+                                  bits_text(plan),
                                   fmt::format("{:.2f}", effective_bits(plan, dim, windows, context))};
-  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->before) : "");
-  row.push_back(plan.error ? fmt::format("{:.4f}", plan.error->after) : "");
+  row.push_back(plan.error ? change_text(plan.error->before, plan.error->after, 4) : "");
   if (!gains) return row;
   const double largest =
       plan.transform ? *std::max_element(plan.transform->outlier_gain.begin(), plan.transform->outlier_gain.end())
@@ -52,6 +56,7 @@ std::vector<std::string> table_row(const LayerPlan& layer, const TensorPlan& pla
 Json side_json(const TensorPlan& plan, int dim, const Windows& windows, std::int64_t context) {
   Json json = plan_to_json(plan, dim);
   json["effective_bits"] = effective_bits(plan, dim, windows, context);
+  json["mean_code_bits"] = mean_code_bits(plan);
   return json;
 }
 
@@ -73,27 +78,22 @@ RotationRow mean_row(const LayerRotationReport& report, std::size_t index) {
 
 std::string closing_table(const Artifact& artifact, std::int64_t context) {
   std::vector<std::vector<std::string>> rows = {
-      {"layer", "side", "rotation", "clip", "bits", "eff.bits", "error before", "after"}};
+      {"layer", "side", "rotation", "clip", "bits", "eff.bits", "in-sample error"}};
   const bool gains = std::any_of(artifact.layers.begin(), artifact.layers.end(), has_transform);
   if (gains) rows.front().push_back("gain");
   for (const LayerPlan& layer : artifact.layers) {
     rows.push_back(table_row(layer, layer.k, Side::k, artifact.windows, context, gains));
     if (layer.v) rows.push_back(table_row(layer, *layer.v, Side::v, artifact.windows, context, gains));
   }
-  std::string text = format_table(rows, gains ? "rlllrrrrr" : "rlllrrrr");
-  text += fmt::format("eff.bits: codes, scales and exact windows ({} sink, {} recent) at {} tokens.\n",
-                      artifact.windows.sink_tokens, artifact.windows.recent_tokens, context);
-  text +=
-      "error: keys e C_Q e^T, values attention-weighted |e|^2, relative; before = the same\ncodes without rotation, "
-      "centre (c) and clip.\n";
-  const bool behind_o_proj = std::any_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& layer) {
-    return layer.v && layer.v->error && layer.v->error->metric == "output_weighted";
-  });
-  if (behind_o_proj) text += "Values with a transform: attention-weighted e W e^T, W the metric of o_proj.\n";
+  std::string text = format_table(rows, gains ? "rlllrrlr" : "rlllrrl");
+  text += rotation_legend(recipes_of(artifact));
+  text += wrapped("eff.bits: ", fmt::format("codes, scales and exact windows ({} sink, {} recent) at {} tokens.",
+                                            artifact.windows.sink_tokens, artifact.windows.recent_tokens, context));
+  text += error_legend(artifact);
   if (gains)
-    text +=
-        "gain: largest outlier gain of the heads, squared error of rows rotated orthogonally\nover that of balanced "
-        "ones.\n";
+    text += wrapped("gain: ",
+                    "largest outlier gain of the heads, squared error of rows rotated orthogonally over that of "
+                    "balanced ones.");
   if (!artifact.calibration.budget.is_null()) text += budget_text(artifact.calibration.budget);
   const auto permutes_for_nothing = [](const TensorPlan& plan, int dim) {
     const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
@@ -106,7 +106,7 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
 }
 
 std::string rotation_table(const std::vector<LayerRotationReport>& reports, Scope scope) {
-  std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads, max|k| is the maximum)\n";
+  std::string text = "OSCAR Table 10 on the sampled keys, INT2 (means over KV heads; max|k|: maximum)\n";
   text += scope == Scope::layer ? "C_Q is the mean over the KV heads of a layer, which share one rotation\n"
                                 : "each KV head has its own C_Q; --share layer takes the mean, as the paper does\n";
   std::vector<std::vector<std::string>> rows = {
@@ -127,7 +127,8 @@ std::string rotation_table(const std::vector<LayerRotationReport>& reports, Scop
     }
   }
   text += format_table(rows, "rlrrrrr");
-  text += fmt::format("Lemma 1: diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}\n", spread);
+  text += wrapped("Lemma 1: ", fmt::format("diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}",
+                                           spread));
   text += fmt::format("P only permutes: max|k| of U*H and U*H*P differ by {:.1e}\n", peak_difference);
   return text;
 }
@@ -160,7 +161,7 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
     layers.push_back(std::move(row));
   }
   Json json = {
-      {"schema_version", "1.0"},
+      {"schema_version", "1.1"},
       {"tool", "kvq-calibrate " KVQ_VERSION},
       {"output", utf8_text(output.string())},
       {"method", artifact.calibration.method},
@@ -168,7 +169,10 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
       {"tokens", artifact.calibration.tokens},
       {"context", context},
       {"windows", {{"sink_tokens", artifact.windows.sink_tokens}, {"recent_tokens", artifact.windows.recent_tokens}}},
-      {"layers", std::move(layers)}};
+      {"layers", std::move(layers)},
+      {"serving", serving_json(artifact)},
+      {"missing_layers", missing_layers(artifact)},
+      {"verdict", verdict_json(verdict_of(artifact, output, context))}};
   if (!artifact.calibration.budget.is_null()) json["budget"] = artifact.calibration.budget;
   return json;
 }
@@ -177,16 +181,18 @@ std::string budget_text(const Json& b) {
   const bool nll = b.at("metric") == "nll";
   const double cost = b.at("cost"), gap = b.at("gap");
   std::string text =
-      fmt::format("budget: {:.4g} {} wanted, {:.4g} spent; {:.3f} code bits,\n{:.1f} bytes a token and layer\n",
-                  b.at("budget").get<double>(), b.at("unit").get<std::string>(), b.at("spent").get<double>(),
-                  b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>());
-  text += fmt::format("expected cost on {} held-out tokens: {:.5g} {};\nthe choice is within {:.1f}% of the best\n",
-                      b.at("held_out_tokens").get<std::int64_t>(), cost,
-                      nll ? "nats a token" : "(relative output error)", 100.0 * gap);
+      wrapped("budget: ",
+              fmt::format("{:.4g} {} wanted, {:.4g} spent; {:.3f} code bits, {:.1f} bytes a token and layer.",
+                          b.at("budget").get<double>(), b.at("unit").get<std::string>(), b.at("spent").get<double>(),
+                          b.at("mean_bits").get<double>(), b.at("mean_bytes").get<double>()));
+  text += wrapped("cost: ", fmt::format("expected {:.4g} {} on {} held-out tokens; the choice is within {:.1f}% of the "
+                                        "best.",
+                                        cost, nll ? "nats a token" : "(relative output error)",
+                                        b.at("held_out_tokens").get<std::int64_t>(), 100.0 * gap));
   if (!nll)
-    text +=
-        "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their\nrelative output "
-        "error, which says little about which layer matters.\n";
+    text += wrapped("",
+                    "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their relative "
+                    "output error, which says little about which layer matters.");
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include "common/progress.h"
 
 #include <kvq/core/error.h>
+#include <kvq/methods/data_size.h>
 #include <kvq/methods/decide.h>
 
 #include <fmt/format.h>
@@ -40,7 +41,9 @@ StatsRequest make_request(const Behavior& behavior, const Options& options) {
 }
 
 TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump) {
-  return choose_tokens(dump.num_tokens(), inputs.first_token, inputs.num_tokens);
+  const TokenRange range = choose_tokens(dump.num_tokens(), inputs.first_token, inputs.num_tokens);
+  check_tokens(range.count);
+  return range;
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {
@@ -57,6 +60,7 @@ Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Opt
                       .content_hashes = {},
                       .tokens = origin.entries.front().tokens,
                       .sequences = origin.entries.front().sequences};
+  check_tokens(from.tokens);
   for (const auto& entry : origin.entries) from.content_hashes.push_back(entry.content_hash);
   Progress progress(static_cast<double>(origin.size()), quiet);
   return decide(find_method(options.method), origin, from, options, golden_tokens, [&](std::size_t i) {

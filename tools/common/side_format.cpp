@@ -1,6 +1,7 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/plan/layer_pages.h>
 
 #include <fmt/format.h>
 
@@ -18,11 +19,6 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
                     "\"{}\"",
                     flag, text)};
   return {{head_dim, std::stoi(part[2]), std::stoi(part[3]), part[1] == "u" ? 2 : 1}, part[4].length() > 0};
-}
-
-std::string side_name(const TileSide& side, bool bfloat) {
-  if (side.exact()) return "bf16";
-  return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
 }
 
 std::string cache_name(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat) {

@@ -15,7 +15,6 @@ struct SideFormat {
 
 /// @throws Error{usage} that names `flag` if `text` is no side format
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag);
-std::string side_name(const TileSide& side, bool bfloat);
 /// "u2g128", or "u4g128/u2g128" where K and V differ.
 std::string cache_name(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat);
 

@@ -3,6 +3,7 @@
 #include "common/progress.h"
 #include "common/temporary_folder.h"
 #include "common/wrong_file.h"
+#include "eval/notes.h"
 #include "eval/report.h"
 #include "eval/sweep.h"
 
@@ -194,12 +195,15 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
   for (const auto& folder : {folders.artifacts, folders.statistics}) std::filesystem::create_directories(folder);
   std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
+  const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
+  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));
     explain_zeros(request, results);
     return 0;
   }
   Json json = evaluation_json(candidates, results, compare_all(results, request.seed));
+  json["notes"] = notes_json(notes);
   add_sweep(sweep, candidates, results, json);
   print_json(flags, dump, request, std::move(json));
   return 0;
@@ -231,8 +235,12 @@ int evaluate_files(const EvalFlags& flags) {
     if (candidate.artifact) check_model(candidate, dump.model(), request.layers);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<Comparison> comparisons = compare_all(results, request.seed);
+  const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
+  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
   if (flags.json) {
-    print_json(flags, dump, request, evaluation_json(candidates, results, comparisons));
+    Json json = evaluation_json(candidates, results, comparisons);
+    json["notes"] = notes_json(notes);
+    print_json(flags, dump, request, std::move(json));
     return 0;
   }
   fmt::print("{}",

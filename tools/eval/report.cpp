@@ -268,6 +268,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
                    {"mean", std::move(mean)},
                    {"layers", std::move(layers)}};
     if (!candidates[c].scheme) scheme["method"] = candidates[c].method;
+    if (results[c].calibrated_on) scheme["calibration_dump"] = to_string(*results[c].calibrated_on);
     if (!candidates[c].scheme && !candidates[c].temporary) scheme["path"] = candidates[c].path;
     schemes.push_back(std::move(scheme));
   }
@@ -280,7 +281,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
                        {"wins", own.wins},
                        {"losses", own.losses},
                        {"layers", own.layers}});
-  return {{"schema_version", "1.0"}, {"schemes", std::move(schemes)}, {"comparisons", std::move(against)}};
+  return {{"schema_version", "1.1"}, {"schemes", std::move(schemes)}, {"comparisons", std::move(against)}};
 }
 
 }  // namespace kvq

@@ -1,10 +1,14 @@
 #include "inspect/layout.h"
 
+#include "common/layers.h"
 #include "common/table.h"
+#include "common/wrap.h"
+#include "inspect/serving.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace kvq {
 
@@ -13,35 +17,21 @@ namespace {
 struct LayoutRow {
   int layer;
   CacheLayout cache;
-  std::int64_t head_page_bytes(int page_size) const {
-    return std::int64_t{page_size} * (cache.k_row_bytes + cache.v_row_bytes);
-  }
+  std::optional<PageLayout> pages;  ///< missing: pages do not hold the layer, or have no such size
 };
 
-std::vector<LayoutRow> layout_rows(const Artifact& artifact) {
+std::vector<LayoutRow> layout_rows(const Artifact& artifact, int page_size) {
   std::vector<LayoutRow> rows;
   rows.reserve(artifact.layers.size());
-  for (const LayerPlan& layer : artifact.layers) rows.push_back({layer.layer, cache_layout(layer)});
+  for (const LayerPlan& layer : artifact.layers) {
+    rows.push_back({layer.layer, cache_layout(layer), {}});
+    if (is_page_size(page_size) && page_faults(layer).empty()) rows.back().pages = page_layout_of(layer, page_size);
+  }
   return rows;
 }
 
 /// The largest power of two up to 256 that divides `bytes`, the size of one head's page.
 std::int64_t alignment_of(std::int64_t bytes) { return bytes == 0 ? 256 : std::min<std::int64_t>(256, bytes & -bytes); }
-
-double bf16_bytes(const Artifact& artifact) {
-  double bytes = 0.0;
-  for (const LayerPlan& layer : artifact.layers)
-    bytes += 2.0 * layer.geometry.num_kv_heads * (layer.geometry.head_dim + (layer.v ? layer.geometry.v_head_dim : 0));
-  return bytes;
-}
-
-double cache_bytes(const Artifact& artifact, std::int64_t context) {
-  const auto exact = static_cast<double>(
-      std::min<std::int64_t>(context, artifact.windows.sink_tokens + artifact.windows.recent_tokens));
-  double coded = 0.0;
-  for (const LayoutRow& row : layout_rows(artifact)) coded += static_cast<double>(row.cache.token_bytes());
-  return exact * bf16_bytes(artifact) + (static_cast<double>(context) - exact) * coded;
-}
 
 /// A part of a row. Dropped channels have width 0 and no bytes; scales, index and padding have no channels.
 struct RowPart {
@@ -90,7 +80,7 @@ std::vector<RowPart> row_parts(const TensorPlan& plan, int head, int dim) {
   return parts;
 }
 
-std::string range_text(int first, int count) {
+std::string span_text(int first, int count) {
   return count == 0 ? "" : fmt::format("{}..{}", first, first + count - 1);
 }
 
@@ -98,6 +88,17 @@ std::string bits_text(const RowPart& part) {
   if (part.channels == 0) return "";
   return part.stored_bits == part.bits ? std::to_string(part.bits)
                                        : fmt::format("{} in {}", part.bits, part.stored_bits);
+}
+
+/// Why layers have no bytes of pages, one paragraph for each reason.
+std::string page_refusals(const Artifact& artifact, int page_size) {
+  std::string text;
+  if (!is_page_size(page_size))
+    text += wrapped("pages: ", fmt::format("page_size: supported 16, 32, 64, found {}", page_size));
+  for (const ServingGroup& group : serving_groups(artifact))
+    if (!group.served.refused.empty())
+      text += wrapped("pages: ", fmt::format("layers {}: {}", range_text(group.layers), serving_text(group)));
+  return text;
 }
 
 /// Calls `visit(side, plan, dim)` for keys and, if there are any, values.
@@ -109,18 +110,43 @@ void for_each_side(const LayerPlan& layer, Visit visit) {
 
 }  // namespace
 
+double token_bytes(const Artifact& artifact) {
+  double bytes = 0.0;
+  for (const LayerPlan& layer : artifact.layers) bytes += static_cast<double>(cache_layout(layer).token_bytes());
+  return bytes;
+}
+
+double bf16_token_bytes(const Artifact& artifact) {
+  double bytes = 0.0;
+  for (const LayerPlan& layer : artifact.layers)
+    bytes += 2.0 * layer.geometry.num_kv_heads * (layer.geometry.head_dim + (layer.v ? layer.geometry.v_head_dim : 0));
+  return bytes;
+}
+
+double cache_bytes(const Artifact& artifact, std::int64_t context) {
+  const auto exact = static_cast<double>(
+      std::min<std::int64_t>(context, artifact.windows.sink_tokens + artifact.windows.recent_tokens));
+  return exact * bf16_token_bytes(artifact) + (static_cast<double>(context) - exact) * token_bytes(artifact);
+}
+
 std::string describe_layout(const Artifact& artifact, int page_size, std::int64_t context) {
   std::vector<std::vector<std::string>> rows = {{"layer", "k row", "v row", "bytes/token", "bytes/page", "align"}};
-  for (const auto& [layer, cache] : layout_rows(artifact))
+  bool any_pages = false;
+  for (const auto& [layer, cache, pages] : layout_rows(artifact, page_size)) {
     rows.push_back({std::to_string(layer), std::to_string(cache.k_row_bytes), std::to_string(cache.v_row_bytes),
-                    std::to_string(cache.token_bytes()), std::to_string(cache.page_bytes(page_size)),
-                    std::to_string(alignment_of(LayoutRow{layer, cache}.head_page_bytes(page_size)))});
+                    std::to_string(cache.token_bytes()), pages ? std::to_string(pages->page_bytes()) : "-",
+                    pages ? std::to_string(alignment_of(pages->head_bytes())) : "-"});
+    any_pages = any_pages || pages;
+  }
   std::string text = format_table(rows, "rrrrrr");
-  const double coded = cache_bytes(artifact, context), exact = bf16_bytes(artifact) * static_cast<double>(context);
-  text += fmt::format(
-      "row: one token and head, codes and scales. page: {} tokens, all KV heads. align: of one\nhead's page, when "
-      "pages follow each other.\n",
-      page_size);
+  text +=
+      wrapped("", any_pages ? fmt::format("row: one token and head, codes and scales. page: {} tokens, all KV heads. "
+                                          "align: of one head's page, when pages follow each other.",
+                                          page_size)
+                            : "row: one token and head, codes and scales.");
+  text += page_refusals(artifact, page_size);
+  const double coded = cache_bytes(artifact, context),
+               exact = bf16_token_bytes(artifact) * static_cast<double>(context);
   text += fmt::format("{} tokens, windows included: {} instead of {} in bf16 ({:.2f}x)\n", context, format_bytes(coded),
                       format_bytes(exact), exact / coded);
   return text;
@@ -128,17 +154,18 @@ std::string describe_layout(const Artifact& artifact, int page_size, std::int64_
 
 Json layout_json(const Artifact& artifact, int page_size, std::int64_t context) {
   Json layers = Json::array();
-  for (const LayoutRow& row : layout_rows(artifact))
+  for (const LayoutRow& row : layout_rows(artifact, page_size)) {
     layers.push_back({{"layer", row.layer},
                       {"k_row_bytes", row.cache.k_row_bytes},
                       {"v_row_bytes", row.cache.v_row_bytes},
-                      {"bytes_per_token", row.cache.token_bytes()},
-                      {"bytes_per_page", row.cache.page_bytes(page_size)},
-                      {"alignment", alignment_of(row.head_page_bytes(page_size))}});
+                      {"bytes_per_token", row.cache.token_bytes()}});
+    layers.back()["bytes_per_page"] = row.pages ? Json(row.pages->page_bytes()) : Json();
+    layers.back()["alignment"] = row.pages ? Json(alignment_of(row.pages->head_bytes())) : Json();
+  }
   return {{"page_size", page_size},
           {"context", context},
           {"cache_bytes", cache_bytes(artifact, context)},
-          {"bf16_bytes", bf16_bytes(artifact) * static_cast<double>(context)},
+          {"bf16_bytes", bf16_token_bytes(artifact) * static_cast<double>(context)},
           {"layers", std::move(layers)}};
 }
 
@@ -147,8 +174,8 @@ std::string describe_segments(const LayerPlan& layer, int head) {
   for_each_side(layer, [&](Side side, const TensorPlan& plan, int dim) {
     std::string shown = name(side);  // only in the first line of a side
     for (const RowPart& part : row_parts(plan, head, dim)) {
-      rows.push_back({shown, part.name, bits_text(part), range_text(part.first_channel, part.channels),
-                      range_text(part.byte_offset, part.bytes)});
+      rows.push_back({shown, part.name, bits_text(part), span_text(part.first_channel, part.channels),
+                      span_text(part.byte_offset, part.bytes)});
       shown.clear();
     }
   });

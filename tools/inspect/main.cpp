@@ -6,7 +6,9 @@
 #include "inspect/details.h"
 #include "inspect/head.h"
 #include "inspect/layout.h"
+#include "inspect/legend.h"
 #include "inspect/report.h"
+#include "inspect/serving.h"
 #include "report/report.h"
 
 #include <kvq/artifact/verify.h>
@@ -50,6 +52,7 @@ ToolText inspect_text() {
                     "hash, schema, rotations, golden rows; exit code 6 if a check fails"}},
       .first_flags = {"--verify", "--layout", "--layer", "--head", "--context", "--page-size", "--compare", "--html",
                       "--eval", "--json"},
+      .sections = {{"Letters of a rotation", letters_help()}},
   };
 }
 
@@ -152,10 +155,9 @@ Request load(const InspectFlags& flags) {
 Json to_json(const Request& request) {
   const InspectFlags& flags = request.flags;
   const Artifact& artifact = request.own.artifact;
-  Json json = {{"schema_version", "1.1"},
-               {"tool", "kvq-inspect " KVQ_VERSION},
-               {"artifact", flags.artifact},
-               {"manifest", artifact_manifest(artifact)}};
+  Json json = {{"schema_version", "1.2"},           {"tool", "kvq-inspect " KVQ_VERSION},
+               {"artifact", flags.artifact},        {"manifest", artifact_manifest(artifact)},
+               {"serving", serving_json(artifact)}, {"missing_layers", missing_layers(artifact)}};
   if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null())
     json["layers"] = std::move(details);
   if (request.layer)

@@ -1,6 +1,9 @@
 #include "inspect/report.h"
 
 #include "common/table.h"
+#include "common/wrap.h"
+#include "inspect/legend.h"
+#include "inspect/serving.h"
 #include "inspect/transforms.h"
 #include "inspect/widths.h"
 
@@ -18,7 +21,6 @@ namespace kvq {
 
 namespace {
 
-constexpr std::size_t kPageColumns = 80;
 constexpr int kSpectrumColumns = 12, kLeastSpectrumColumns = 8;
 
 /// A coder's name, as the text shows it between width and group size.
@@ -78,7 +80,7 @@ struct Columns {
 
 std::vector<std::string> side_row(const LayerPlan& layer, const TensorPlan& plan, Side side, const Columns& columns) {
   const int dim = layer.geometry.dim(side);
-  const std::string error = plan.error ? fmt::format("{:.3f} > {:.3f}", plan.error->before, plan.error->after) : "";
+  const std::string error = plan.error ? change_text(plan.error->before, plan.error->after, 3) : "";
   std::vector<std::string> row = {side == Side::k ? std::to_string(layer.layer) : "", name(side), coder_text(plan),
                                   rotation_text(plan)};
   if (columns.transform) row.push_back(transform_text(plan, columns.largest_gain_only));
@@ -144,14 +146,23 @@ std::string overview_table(const Artifact& artifact) {
     rows = overview_rows(artifact, columns);
   }
   shorten_rotations(rows);
-  std::string text =
-      format_table(rows, "r" + std::string(rows.front().size() - 1, 'l')) + "error: relative, plain codes > this plan.";
-  text += columns.spectrum > 0 ? " spectrum: eigenvalues of the target, log scale.\n" : "\n";
+  std::string text = format_table(rows, "r" + std::string(rows.front().size() - 1, 'l'));
+  text += rotation_legend(recipes_of(artifact)) + error_legend(artifact);
+  if (columns.spectrum > 0) text += "spectrum: eigenvalues of the target, log scale.\n";
   if (!columns.transform) return text;
   return text +
          fmt::format("transform: its kind, and the {} of the heads.\n",
                      columns.largest_gain_only ? "largest outlier gain" : "outlier gains") +
          kOutlierGainMeans;
+}
+
+/// The error on held-out tokens; empty if there are none.
+std::string held_out_line(const Json& held_out) {
+  if (held_out.is_null()) return "";
+  return wrapped("held out     ",
+                 fmt::format("output error {} on {} tokens",
+                             change_text(held_out.at("baseline_error"), held_out.at("output_error"), 3),
+                             held_out.at("tokens").get<std::int64_t>()));
 }
 
 std::span<const float> row_of(const std::vector<float>& values, int head, int dim) {
@@ -225,12 +236,16 @@ std::string centroids_text(const Centroids& c) {
 
 std::string describe_side(const LayerPlan& layer, const TensorPlan& plan, Side side, bool color) {
   const int dim = layer.geometry.dim(side);
-  std::string text = fmt::format("\n{:<6}  {}, rotation {}", plural(side), coder_text(plan), rotation_text(plan));
+  std::string text = fmt::format("{}, rotation {}", coder_text(plan), rotation_text(plan));
   if (!plan.rotation.target.empty()) text += fmt::format(" of {}", plan.rotation.target);
   if (plan.transform) text += fmt::format(", transform {}", plan.transform->kind);
-  if (plan.error)
-    text += fmt::format(", {} error {:.4f} > {:.4f}", plan.error->metric, plan.error->before, plan.error->after);
-  text += "\n";
+  text = "\n" + wrapped(fmt::format("{:<6}  ", plural(side)), text);
+  if (plan.error) {
+    const std::string baseline = baseline_text(*plan.error);
+    text += wrapped("error   ", fmt::format("{}, in sample: {}{}", plan.error->metric,
+                                            change_text(plan.error->before, plan.error->after, 4),
+                                            baseline.empty() ? "" : fmt::format(" (from plain {})", baseline)));
+  }
   if (plan.allocation) text += widths_summary(plan, dim) + "\n";
   if (plan.centroids) text += centroids_text(*plan.centroids) + "\n";
   const int heads = plan.rotation.scope == Scope::layer ? 1 : layer.geometry.num_kv_heads;
@@ -272,14 +287,14 @@ std::string sparkline(const float* values, int count, int columns) {
 std::string describe(const Artifact& artifact, bool color) {
   const Provenance& c = artifact.calibration;
   const auto bold = [&](const std::string& text) { return color ? "\x1b[1m" + text + "\x1b[0m" : text; };
-  std::string text = fmt::format("{}  {} layers of {}\n", bold(safe_line(artifact.model.name)), artifact.layers.size(),
-                                 artifact.model.num_layers);
+  std::string text = fmt::format("{}  {}\n", bold(safe_line(artifact.model.name)), layers_text(artifact));
   text += fmt::format("method       {}, {} tokens in {} sequences, seed {}, {}\n", c.method, c.tokens, c.sequences,
                       c.seed, c.tool);
   text += fmt::format("dump         {} ({})\n", c.dump_hash, c.capture_point);
   text += fmt::format("fingerprint  {}\n", artifact.model.fingerprint.empty() ? "none" : artifact.model.fingerprint);
-  text += fmt::format("windows      {} sink and {} recent tokens stay exact\n\n", artifact.windows.sink_tokens,
+  text += fmt::format("windows      {} sink and {} recent tokens stay exact\n", artifact.windows.sink_tokens,
                       artifact.windows.recent_tokens);
+  text += held_out_line(c.held_out) + serving_lines(artifact, "serving      ") + "\n";
   return text + overview_table(artifact) + describe_widths(artifact, color);
 }
 
@@ -291,8 +306,12 @@ std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, boo
                       g.v_head_dim, g.softmax_scale, g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
   text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset,
                       g.rope.offset + g.rope.dim, g.rope.attention_factor);
+  Artifact alone;
+  alone.layers = {layer};
+  text += serving_lines(alone, "serving    ");
   text += describe_side(layer, layer.k, Side::k, color);
   if (layer.v) text += describe_side(layer, *layer.v, Side::v, color);
+  text += "\n" + rotation_legend(recipes_of(alone));
   return layer.k.transform || (layer.v && layer.v->transform) ? text + kOutlierGainMeans : text;
 }
 

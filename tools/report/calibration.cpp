@@ -5,6 +5,7 @@
 #include "report/text.h"
 
 #include <fmt/format.h>
+#include <kvq/methods/option_table.h>
 
 #include <algorithm>
 #include <cmath>
@@ -152,13 +153,23 @@ std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
                      html_numbers(rows, "lrrr"));
 }
 
+/// A number that is smaller than this is 0 up to rounding.
+constexpr double kRounding = 1e-12;
+
+std::string fact_text(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_number_float()) return canonical_json(value);
+  const double number = value;
+  return html_number(std::abs(number) < kRounding ? 0.0 : number);
+}
+
 /// Adds a line for each value; the name of a nested value is its path: "budget.unit".
 void add_facts(const std::string& name, const Json& value, HtmlRows& rows) {
   if (value.is_object() && !value.empty()) {
     for (const auto& [key, child] : value.items())
       add_facts(name.empty() ? key : fmt::format("{}.{}", name, key), child, rows);
   } else if (!value.is_null() && rows.size() < 400) {
-    rows.push_back({name, value.is_string() ? value.get<std::string>() : canonical_json(value)});
+    rows.push_back({name, fact_text(value)});
   }
 }
 
@@ -197,8 +208,9 @@ std::string provenance_section(const Artifact& artifact, const std::vector<Evalu
                 {"sequences", std::to_string(c.sequences)},
                 {"seed", std::to_string(c.seed)}};
   add_facts("budget", c.budget, rows);
+  add_facts("held_out", c.held_out, rows);
   HtmlRows options{{"option", "value"}};
-  add_facts("", c.options, options);
+  add_facts("", used_options(c.method, c.options), options);
   const auto block = [](const HtmlRows& facts) { return "<div>" + html_table(facts, "lt") + "</div>\n"; };
   std::string body = block(rows) + block(options);
   for (const Evaluation& evaluation : evaluations) {

@@ -3,6 +3,7 @@
 #include "common/table.h"
 #include "common/text_output.h"
 #include "inspect/layout.h"
+#include "inspect/serving.h"
 #include "inspect/transforms.h"
 #include "report/page.h"
 #include "report/sections.h"
@@ -97,6 +98,7 @@ std::string navigation(bool transforms) {
                                  {"front", "Error against size"},
                                  {"spectra", "Spectra"},
                                  {"bytes", "Bytes"},
+                                 {"serving", "Serving"},
                                  {"provenance", "Provenance"}})
     if (transforms || id != std::string_view{"transforms"}) html += fmt::format("<a href=\"#{}\">{}</a> ", id, name);
   return html + "</nav>\n";
@@ -130,6 +132,7 @@ std::string headline_section(const Artifact& artifact, const std::vector<Evaluat
                 fmt::format("windows included; {} in bf16, {:.2f} times as much", format_bytes(exact), exact / coded));
   tiles += tile("Windows", w == Windows{} ? "none" : fmt::format("{} + {}", w.sink_tokens, w.recent_tokens),
                 "first and last tokens of a sequence that stay exact");
+  tiles += tile("Serving", serving_word(serving_groups(artifact)), "kernels of libkvq_runtime; see below");
   return "<dl class=\"tiles\">\n" + tiles + error_tile(artifact, schemes) + "</dl>\n";
 }
 
@@ -148,7 +151,7 @@ void write_html_report(const NamedArtifact& artifact, const std::vector<std::str
   body += headline_section(own, schemes, context) + navigation(has_transforms(own)) + allocation_section(own) +
           transform_section(own) + error_section(own, evaluations, schemes);
   body += context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) +
-          provenance_section(own, evaluations);
+          serving_section(own) + provenance_section(own, evaluations);
   const std::string page = html_page(title, body);
   write_text_output(path, page);
 }

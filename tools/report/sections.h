@@ -30,6 +30,8 @@ std::string pareto_section(const std::vector<EvaluatedScheme>& schemes);
 std::string spectrum_section(const Artifact& artifact);
 /// Bytes per token and bits per element.
 std::string bytes_section(const Artifact& artifact, std::int64_t context);
+/// How the runtime serves the layers, or why not.
+std::string serving_section(const Artifact& artifact);
 std::string provenance_section(const Artifact& artifact, const std::vector<Evaluation>& evaluations);
 
 }  // namespace kvq

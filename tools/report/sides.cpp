@@ -43,15 +43,4 @@ double exact_bytes(const LayerPlan& layer) {
   return 2.0 * g.num_kv_heads * (g.head_dim + (layer.v ? g.v_head_dim : 0));
 }
 
-std::string range_text(const std::vector<int>& layers) {
-  std::string text;
-  for (std::size_t begin = 0, end = 0; begin < layers.size(); begin = end) {
-    end = begin + 1;
-    while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", layers[begin],
-                        end - begin > 1 ? fmt::format("-{}", layers[end - 1]) : "");
-  }
-  return text;
-}
-
 }  // namespace kvq

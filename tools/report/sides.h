@@ -1,5 +1,7 @@
 #pragma once
 
+#include "common/layers.h"
+
 #include <kvq/artifact/artifact.h>
 
 #include <functional>
@@ -32,8 +34,5 @@ double mean_over_channels(const LayerPlan& layer, double keys, double values);
 
 /// Bytes of a token in bfloat16, for all KV heads.
 double exact_bytes(const LayerPlan& layer);
-
-/// Sorted layer numbers as ranges: "0-3, 7".
-std::string range_text(const std::vector<int>& layers);
 
 }  // namespace kvq

@@ -1,6 +1,5 @@
 #include "common/cli.h"
 #include "common/describe.h"
-#include "common/side_format.h"
 #include "common/wrong_file.h"
 #include "selftest/report.h"
 
@@ -84,10 +83,7 @@ Error as_error(const runtime::Error& error) {
   }
 }
 
-std::string format_of(const TensorPlan& plan, const TileSide& side) {
-  const bool bfloat = !side.exact() && scale_type(plan.coder) == ScaleType::bf16;
-  return bench::side_name(side, bfloat);
-}
+std::string format_of(const TensorPlan& plan, const TileSide& side) { return side_name(side, has_bfloat_scales(plan)); }
 
 kvq_layer_geometry claim_of(const LayerPlan& plan) {
   auto claim = runtime::init<kvq_layer_geometry>();

@@ -140,6 +140,7 @@ Provenance provenance_from_json(const Json& json) {
   p.seed = json.at("seed");
   p.options = json.at("options");
   if (json.contains("budget")) p.budget = json.at("budget");
+  if (json.contains("held_out")) p.held_out = json.at("held_out");
   return p;
 }
 
@@ -207,6 +208,13 @@ Artifact load_artifact(const SafetensorsFile& file, HashCheck hash) {
   return artifact;
 }
 
+bool has_baseline(const Artifact& artifact) {
+  const auto has = [](const TensorPlan& plan) { return plan.error && plan.error->baseline; };
+  return !artifact.calibration.held_out.is_null() ||
+         std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                     [&](const LayerPlan& plan) { return has(plan.k) || (plan.v && has(*plan.v)); });
+}
+
 Json artifact_manifest(const Artifact& artifact) {
   const Provenance& c = artifact.calibration;
   Json layers = Json::array();
@@ -228,10 +236,11 @@ Json artifact_manifest(const Artifact& artifact) {
       {"seed", c.seed},
       {"options", c.options}};
   if (!c.budget.is_null()) calibration["budget"] = c.budget;
+  if (!c.held_out.is_null()) calibration["held_out"] = c.held_out;
   const Json required = required_features(artifact.layers);
   return {
       {"format", "kvq-artifact"},
-      {"version", lowest_version(required, !artifact.golden.empty())},
+      {"version", lowest_version(required, !artifact.golden.empty(), has_baseline(artifact))},
       {"requires", required},
       {"model", model_to_json(artifact.model)},
       {"calibration", std::move(calibration)},

@@ -23,7 +23,8 @@ struct Provenance {
   std::int64_t sequences = 0;
   std::uint64_t seed = 0;
   Json options = Json::object();
-  Json budget;  ///< null, or the report of a budget over layers (formats/artifact.md)
+  Json budget;    ///< null, or the report of a budget over layers (formats/artifact.md)
+  Json held_out;  ///< null, or the error on held-out tokens (formats/artifact.md)
 };
 
 /// The whole artifact in memory.
@@ -34,6 +35,9 @@ struct Artifact {
   std::vector<LayerPlan> layers;          ///< ascending
   std::map<int, GoldenRows> golden = {};  ///< by layer; only layers that have golden rows
 };
+
+/// Whether the artifact states errors as format 1.3 does: beside their baseline, or on held-out tokens.
+bool has_baseline(const Artifact& artifact);
 
 /// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path);

@@ -191,6 +191,21 @@ Centroids centroids_from_json(const Json& json) {
   };
 }
 
+Json error_to_json(const FitError& error) {
+  Json json = {{"metric", error.metric}, {"before", error.before}, {"after", error.after}};
+  if (error.baseline) json["baseline"] = {{"bits", error.baseline->bits}, {"group_size", error.baseline->group_size}};
+  return json;
+}
+
+FitError error_from_json(const Json& json) {
+  FitError error{json.at("metric"), json.at("before"), json.at("after"), {}};
+  if (json.contains("baseline")) {
+    const Json& baseline = json.at("baseline");
+    error.baseline = BaselineCodes{baseline.at("bits"), baseline.at("group_size")};
+  }
+  return error;
+}
+
 }  // namespace
 
 std::vector<std::string> features(const TensorPlan& plan) {
@@ -215,7 +230,8 @@ Json required_features(const std::vector<LayerPlan>& layers) {
   return words;
 }
 
-const char* lowest_version(const Json& required, bool golden) {
+const char* lowest_version(const Json& required, bool golden, bool baseline) {
+  if (baseline) return "1.3";
   if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
   return required.empty() && !golden ? "1.0" : "1.1";
 }
@@ -230,8 +246,7 @@ Json plan_to_json(const TensorPlan& plan, int dim) {
                          {"outlier_gain", plan.transform->outlier_gain},
                          {"condition", plan.transform->condition}};
   if (!plan.clip_ratio.empty()) json["clip_ratio"] = plan.clip_ratio;
-  if (plan.error)
-    json["error"] = {{"metric", plan.error->metric}, {"before", plan.error->before}, {"after", plan.error->after}};
+  if (plan.error) json["error"] = error_to_json(*plan.error);
   return json;
 }
 
@@ -247,10 +262,7 @@ TensorPlan plan_from_json(const Json& json) {
     plan.transform = MetricTransform{transform.at("kind"), transform.at("outlier_gain"), transform.at("condition")};
   }
   plan.clip_ratio = json.value("clip_ratio", std::vector<double>{});
-  if (json.contains("error")) {
-    const Json& error = json.at("error");
-    plan.error = FitError{error.at("metric"), error.at("before"), error.at("after")};
-  }
+  if (json.contains("error")) plan.error = error_from_json(json.at("error"));
   return plan;
 }
 

@@ -19,7 +19,8 @@ inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed
 
 /// All features of the layers' plans, in the order of kFeatures: `requires` of their file.
 Json required_features(const std::vector<LayerPlan>& layers);
-/// The lowest version of the format that has these features, and golden rows if `golden`.
-const char* lowest_version(const Json& required, bool golden);
+/// The lowest version of the format that has these features, golden rows if `golden`, and errors beside their baseline
+/// if `baseline`.
+const char* lowest_version(const Json& required, bool golden, bool baseline);
 
 }  // namespace kvq

@@ -13,4 +13,14 @@ std::string content_hash_of(std::string_view text) {
   return hash;
 }
 
+std::string range_hash_of(const std::string& layer_hash, std::int64_t first, std::int64_t count) {
+  return content_hash_of(fmt::format("{} {} {}", layer_hash, first, count));
+}
+
+std::string joint_hash_of(const std::vector<std::string>& layer_hashes) {
+  std::string all;
+  for (const std::string& hash : layer_hashes) all += hash + "\n";
+  return content_hash_of(all);
+}
+
 }  // namespace kvq

@@ -53,7 +53,7 @@ void keep_tokens(LayerActivations& layer, std::int64_t first, std::int64_t count
   }
   layer.cu_seqlens = std::move(borders);
   layer.ranges = cut_ranges(layer.ranges, first, count);
-  layer.content_hash = content_hash_of(fmt::format("{} {} {}", layer.content_hash, first, count));
+  layer.content_hash = range_hash_of(layer.content_hash, first, count);
 }
 
 }  // namespace kvq

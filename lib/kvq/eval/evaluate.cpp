@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 
 namespace kvq {
@@ -189,6 +190,7 @@ std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& 
   std::vector<CandidateResult> results(candidates.size());
   const double work = static_cast<double>(candidates.size() * request.layers.size());
   double done = 0.0;
+  std::map<int, std::string> layer_hashes;
   for (std::size_t first = 0; first < candidates.size(); first += kAtOnce) {
     const std::size_t count = std::min(kAtOnce, candidates.size() - first);
     const auto some = std::span(candidates).subspan(first, count);
@@ -203,9 +205,13 @@ std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& 
       const std::string what = fmt::format("layer {} ({}/{})", request.layers[l], l + 1, request.layers.size());
       const auto tell = [&](double part) { say((done + part * static_cast<double>(count)) / work, what); };
       tell(0.0);
-      evaluate_layer(dump.load_layer(request.layers[l]), some, request, tell, std::span(results).subspan(first, count));
+      const LayerActivations layer = dump.load_layer(request.layers[l]);
+      layer_hashes[layer.layer] = layer.content_hash;
+      evaluate_layer(layer, some, request, tell, std::span(results).subspan(first, count));
       done += static_cast<double>(count);
     }
+    for (std::size_t c = 0; c < count; ++c)
+      if (some[c].artifact) results[first + c].calibrated_on = relation_to(*some[c].artifact, layer_hashes);
     for (Candidate* candidate : loaded) candidate->artifact.reset();
   }
   for (CandidateResult& result : results) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/dump/dump_file.h>
+#include <kvq/eval/calibration_dump.h>
 #include <kvq/eval/candidate.h>
 #include <kvq/eval/metrics.h>
 #include <kvq/eval/rotation_columns.h>
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,10 +39,11 @@ struct LayerResult {
 
 struct CandidateResult {
   std::vector<LayerResult> layers;
-  Values mean;                  ///< over the layers that have the metric
-  Distributions distributions;  ///< mean over layers of each field, but the maximum of `max`
-  double bits = 0.0;            ///< mean over all elements of both sides
-  double k_code_bits = 0.0;     ///< mean over elements of keys
+  Values mean;                                     ///< over the layers that have the metric
+  Distributions distributions;                     ///< mean over layers of each field, but the maximum of `max`
+  double bits = 0.0;                               ///< mean over all elements of both sides
+  double k_code_bits = 0.0;                        ///< mean over elements of keys
+  std::optional<DumpRelation> calibrated_on = {};  ///< missing for a scheme
 };
 
 struct EvalRequest {

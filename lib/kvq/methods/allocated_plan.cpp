@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/allocated_plan.h>
 #include <kvq/methods/make_coder.h>
+#include <kvq/plan/baseline.h>
 #include <kvq/solve/bit_budget.h>
 #include <kvq/solve/spectral.h>
 #include <kvq/solve/structured.h>
@@ -275,8 +276,7 @@ class SidePlanner {
     if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
     const std::vector<FitData> plain_data = view_.is_orthogonal() ? data_ : fit_data(view_.original(), side_, true);
-    const Options plain = plain_options(plan);
-    const Coder uniform = make_coder(plain, side_, dim());
+    const UniformCoder uniform = plain_baseline(row_bytes(plan, dim()), dim());
     parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
       const auto h = static_cast<std::size_t>(index);
       const RowCodec codec(plan, static_cast<int>(h), dim());
@@ -302,16 +302,8 @@ class SidePlanner {
       throw Error{ErrorKind::numerical,
                   fmt::format("layer {} {}: the sampled rows have no energy under the error metric", stats_.layer,
                               name(side_))};
-    plan.error = FitError{metric_name(view_), before / total, after / total};
-  }
-
-  /// Options of the coder behind FitError::before: the same coder without map, center and allocation, at the mean width
-  /// rounded down.
-  Options plain_options(const TensorPlan& plan) const {
-    Options plain = options_;
-    SideOptions& side = side_ == Side::k ? plain.k : plain.v;
-    side.bits = std::clamp(std::floor(mean_code_bits(plan) + 1e-9), 1.0, traits_of(side.coder).most_bits);
-    return plain;
+    plan.error =
+        FitError{metric_name(view_), before / total, after / total, BaselineCodes{uniform.bits, uniform.group_size}};
   }
 
   const SideView& view_;

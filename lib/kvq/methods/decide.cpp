@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/decide.h>
+#include <kvq/methods/held_out_error.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/stats/golden_tokens.h>
 
@@ -12,13 +13,6 @@
 namespace kvq {
 
 namespace {
-
-/// Hash of all layers' dump data, in layer order.
-std::string joint_hash(const std::vector<std::string>& content_hashes) {
-  std::string all;
-  for (const std::string& hash : content_hashes) all += hash + "\n";
-  return content_hash_of(all);
-}
 
 /// Refuses results that numbers of extreme size have made infinite or NaN.
 void expect_finite(const Decision& decision) {
@@ -70,7 +64,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   artifact.windows = options.windows;
   Provenance& c = artifact.calibration;
   c.method = method.name;
-  c.dump_hash = joint_hash(origin.content_hashes);
+  c.dump_hash = joint_hash_of(origin.content_hashes);
   c.dump_producer = origin.header.producer;
   c.capture_point = origin.header.capture_point;
   c.seed = options.seed;
@@ -82,6 +76,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   Decision decision = method.decide(source, options, done);
   expect_finite(decision);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);
+  if (const auto report = held_out_report(source, decision.plans)) c.held_out = held_out_to_json(*report);
   artifact.layers = std::move(decision.plans);
   artifact.golden = golden_rows(source, artifact.layers, golden_tokens);
   return artifact;

@@ -1,11 +1,8 @@
-#include <kvq/codec/row_codec.h>
-#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
+#include <kvq/methods/layer_judge.h>
 #include <kvq/plan/cache_layout.h>
 #include <kvq/solve/budget_search.h>
-#include <kvq/solve/output_error.h>
-#include <kvq/solve/spectral.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,107 +12,6 @@
 namespace kvq {
 
 namespace {
-
-/// Whether squared errors of outputs are measured in o_proj's metric. With transforms they are, because scaling a model
-/// does not change this measure.
-bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
-  const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal ||
-                          options.v.transform != TransformKind::orthogonal;
-  return transforms && stats.has_values && !stats.o_proj_metric.empty();
-}
-
-/// One layer's attention over the held-out tokens, head by head. For a layer without values (mla_rope) the keys take
-/// the place of the values: the error is that of the average of the keys under the changed weights.
-class LayerJudge {
- public:
-  LayerJudge(const LayerStats& stats, const Options& options) : stats_(stats) {
-    if (!stats.held_out)
-      throw Error{
-          ErrorKind::usage,
-          fmt::format("layer {}: the statistics hold no held-out tokens to compare plans on", stats.layer),
-          "collect from the dump with this method (--model), or with --held-out-tokens; a dump needs 24 tokens"};
-    const HeldOut& held = *stats.held_out;
-    const LayerGeometry& g = stats.geometry;
-    std::vector<AttentionCase> cases;
-    for (int h = 0; h < g.num_kv_heads; ++h) {
-      AttentionCase one{
-          .dim = g.head_dim,
-          .v_dim = stats.has_values ? g.v_head_dim : g.head_dim,
-          .queries_per_head = g.queries_per_kv_head(),
-          .scale = g.softmax_scale,
-          .window = g.sliding_window,
-          .sink_tokens = options.windows.sink_tokens,
-          .recent_tokens = options.windows.recent_tokens,
-          .query = held.query,
-          .q = {},
-          .k = held.k.head(h),
-          .v = (stats.has_values ? held.v : held.k).head(h),
-          .curvature = {},
-          .output_metric = {},
-      };
-      if (measures_behind_o_proj(stats, options)) {
-        const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
-        const auto start =
-            stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * size);
-        one.output_metric.assign(start, start + static_cast<std::ptrdiff_t>(size));
-      }
-      for (int i = 0; i < one.queries_per_head; ++i) {
-        const int q_head = h * one.queries_per_head + i;
-        const std::vector<float> q = held.q.head(q_head);
-        one.q.insert(one.q.end(), q.begin(), q.end());
-        if (held.curvature.empty() || !stats.has_values) continue;
-        const auto size = static_cast<std::size_t>(g.v_head_dim) * static_cast<std::size_t>(g.v_head_dim);
-        const auto start =
-            held.curvature.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(q_head) * size);
-        one.curvature.insert(one.curvature.end(), start, start + static_cast<std::ptrdiff_t>(size));
-      }
-      cases.push_back(std::move(one));
-    }
-    heads_.resize(cases.size());
-    parallel_for(static_cast<std::int64_t>(cases.size()), [&](std::int64_t h) {
-      heads_[static_cast<std::size_t>(h)] =
-          std::make_unique<OutputError>(std::move(cases[static_cast<std::size_t>(h)]));
-    });
-    for (const auto& head : heads_) energy_ += head->energy();
-  }
-
-  /// Change of the outputs caused by each KV head's rows under a plan: nats per token, and the square relative to the
-  /// layer's outputs.
-  std::vector<OutputChange> changes(const TensorPlan& plan, Side side) const {
-    std::vector<OutputChange> result(heads_.size());
-    const int dim = stats_.geometry.dim(side);
-    parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
-      const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
-      const std::vector<float> rows =
-          coded(plan, static_cast<int>(h), side == Side::k ? judge.data().k : judge.data().v, dim);
-      result[static_cast<std::size_t>(h)] = side == Side::k ? judge.of_keys(rows) : judge.of_values(rows);
-    });
-    for (OutputChange& change : result) change.squared /= std::max(energy_.squared, 1e-300);
-    return result;
-  }
-  bool has_curvature() const { return stats_.has_values && !stats_.held_out->curvature.empty(); }
-
- private:
-  /// reconstruct() with products in float instead of double: faster, and equal up to rounding.
-  static std::vector<float> coded(const TensorPlan& plan, int h, const std::vector<float>& rows, int dim) {
-    const auto d = static_cast<std::size_t>(dim);
-    const int entry = plan.rotation.head_index(h);
-    const std::vector<double> matrix = rotation_matrix(plan.rotation, entry, dim);
-    const auto center = plan.center.empty() ? std::span<const float>{}
-                                            : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
-    std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
-    const RowCodec codec(plan, h, dim);
-    for (std::size_t start = 0; start < x.size(); start += d) codec.quantize(std::span(x).subspan(start, d));
-    if (!matrix.empty())
-      x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
-    for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];
-    return x;
-  }
-
-  const LayerStats& stats_;
-  std::vector<std::unique_ptr<OutputError>> heads_;
-  OutputChange energy_;
-};
 
 /// Basis in which a head's channels get widths: its coordinates (`transform`), and what has one width (`allocate`).
 struct Basis {
@@ -311,7 +207,7 @@ class Planner {
           exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
       exact_bytes_ += exact_bytes_of_.back();
       if (!all_exact) {
-        const LayerJudge judge(*stats, options_);
+        const LayerJudge judge(*stats, measures_behind_o_proj(*stats, options_), options_.windows);
         report_.metric = judge.has_curvature()                      ? "nll"
                          : measures_behind_o_proj(*stats, options_) ? "relative_residual"
                                                                     : "relative_output";

@@ -98,6 +98,46 @@ Json options_to_json(const Method& method, const Options& options) {
   return json;
 }
 
+namespace {
+
+/// Removes from `options` what `surplus` has, inside of sides, too.
+void remove_keys(const Json& surplus, Json& options) {
+  for (const auto& [key, value] : surplus.items()) {
+    if (!options.contains(key)) continue;
+    if (value.is_object() && options[key].is_object())
+      remove_keys(value, options[key]);
+    else
+      options.erase(key);
+  }
+}
+
+/// What options of a side do not decide anything beside its coder.
+void remove_unused(Json& side, bool has_budget) {
+  if (side.value("coder", "") != "affine") side.erase("zero");
+  if (side.value("scale_rule", "") != "minmax") side.erase("clip");
+  if (side.value("group_size", 0) == 0) side.erase("group_size");
+  if (has_budget) side.erase("bits");
+}
+
+}  // namespace
+
+Json used_options(const std::string& method_name, Json options) {
+  const auto method =
+      std::find_if(methods().begin(), methods().end(), [&](const Method& row) { return row.name == method_name; });
+  if (method == methods().end()) return options;
+  const std::vector<OptionSpec> own = options_of(*method);
+  for (const OptionSpec& row : option_table()) {
+    if (!row.write || !row.every_method || has_flag(own, row.text.flag)) continue;
+    Json surplus = Json::object();
+    row.write(Options{}, surplus);
+    remove_keys(surplus, options);
+  }
+  const bool has_budget = options.contains("budget_bits") || options.contains("budget_bytes");
+  for (const Side side : kSides)
+    if (options.contains(name(side)) && options[name(side)].is_object()) remove_unused(options[name(side)], has_budget);
+  return options;
+}
+
 Json options_to_json(const Options& options) { return options_to_json(find_method(options.method), options); }
 
 }  // namespace kvq

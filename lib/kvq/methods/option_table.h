@@ -37,4 +37,9 @@ Json options_to_json(const Method& method, const Options& options);
 /// The same for a method of the registry.
 Json options_to_json(const Options& options);
 
+/// The options of a manifest that its method and coders use, for people. Version 1.0 states some options of other
+/// methods, clip ratios of coders that take none, and group sizes of 0; they are left out here. All options of a method
+/// that is not in the registry.
+Json used_options(const std::string& method, Json options);
+
 }  // namespace kvq

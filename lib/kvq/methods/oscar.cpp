@@ -2,6 +2,7 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/methods/rotated_plan.h>
+#include <kvq/plan/recipe_letters.h>
 #include <kvq/solve/spectral.h>
 
 #include <algorithm>
@@ -157,6 +158,9 @@ std::string composition_notes() {
     const std::string official = row.official.empty() ? "" : fmt::format(" [{}]", row.official);
     text += fmt::format("\n  {:<18} {:<10} {}{}", row.name, row.recipe, row.summary, official);
   }
+  text += "\n\nLetters of rotations in tables:";
+  for (const RecipeLetter& letter : recipe_letters())
+    text += fmt::format("\n  {:<18} {}", letter.letter, letter.meaning);
   return text;
 }
 

@@ -3,6 +3,7 @@
 #include <kvq/methods/centroids.h>
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
+#include <kvq/plan/baseline.h>
 #include <kvq/solve/spectral.h>
 
 #include <algorithm>
@@ -104,10 +105,7 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
                       bool transformed, const std::vector<RotatedData>& rotated, int h) {
   const SideOptions& side = request.options.side(request.side);
   EntryResult result;
-  TensorPlan unclipped = plan;
-  if (scale_rule(plan.coder) == ScaleRule::minmax)
-    unclipped.clip_ratio.assign(static_cast<std::size_t>(request.heads()), 1.0);
-  const RowCodec plain_codec(unclipped, h, request.dim());
+  const RowCodec plain_codec(plain_baseline(row_bytes(plan, request.dim()), request.dim()), 1.0, request.dim());
   for (const std::size_t member : request.members(h)) {
     if (transformed) {
       result.plain_cost += coding_cost(plain[member], plain_codec);
@@ -232,7 +230,9 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
   if (!(total.energy > 0.0))
     throw Error{ErrorKind::numerical, fmt::format("layer {} {}: the sampled rows have no energy under the error metric",
                                                   stats.layer, name(which))};
-  plan.error = FitError{metric_name(view), total.plain_cost / total.energy, total.cost / total.energy};
+  const UniformCoder baseline = plain_baseline(row_bytes(plan, dim), dim);
+  plan.error = FitError{metric_name(view), total.plain_cost / total.energy, total.cost / total.energy,
+                        BaselineCodes{baseline.bits, baseline.group_size}};
   view.compose(plan, options);
   return plan;
 }

@@ -13,13 +13,12 @@ namespace {
 
 /// Collects everything in one side's plan that pages do not support.
 struct SideCheck {
-  int layer;
   Side side;
-  std::vector<std::string>& faults;
+  std::vector<PageFault>& faults;
 
   template <typename Found>
   void fail(const char* what, const std::string& supported, const Found& found) const {
-    faults.push_back(fmt::format("layer {} {}: {}: supported {}, found {}", layer, name(side), what, supported, found));
+    faults.push_back({side, what, supported, fmt::format("{}", found)});
   }
 
   void check(const TensorPlan& plan, int dim) const {
@@ -62,20 +61,40 @@ TileSide tile_side(const TensorPlan& plan, int dim) {
 
 }  // namespace
 
-PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
-  std::vector<std::string> faults;
-  if (page_size != 16 && page_size != 32 && page_size != 64)
-    faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
-  SideCheck{plan.layer, Side::k, faults}.check(plan.k, plan.geometry.head_dim);
-  const SideCheck values{plan.layer, Side::v, faults};
+std::string PageFault::text() const { return fmt::format("{}: supported {}, found {}", what, supported, found); }
+
+std::vector<PageFault> page_faults(const LayerPlan& plan) {
+  std::vector<PageFault> faults;
+  SideCheck{Side::k, faults}.check(plan.k, plan.geometry.head_dim);
+  const SideCheck values{Side::v, faults};
   if (plan.v)
     values.check(*plan.v, plan.geometry.v_head_dim);
   else
     values.fail("values", "layers that have them", "none");
+  return faults;
+}
+
+bool is_page_size(int tokens) { return tokens == 16 || tokens == 32 || tokens == 64; }
+
+PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
+  std::vector<std::string> faults;
+  if (!is_page_size(page_size))
+    faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
+  for (const PageFault& fault : page_faults(plan))
+    faults.push_back(fmt::format("layer {} {}: {}", plan.layer, name(fault.side), fault.text()));
   if (!faults.empty() || !plan.v)
     throw Error{ErrorKind::unsupported, fmt::format("pages: {}", fmt::join(faults, "; "))};
   return {tile_side(plan.k, plan.geometry.head_dim), tile_side(*plan.v, plan.geometry.v_head_dim),
           plan.geometry.num_kv_heads, page_size};
+}
+
+bool has_bfloat_scales(const TensorPlan& plan) {
+  return !is_exact(plan.coder) && scale_type(plan.coder) == ScaleType::bf16;
+}
+
+std::string side_name(const TileSide& side, bool bfloat) {
+  if (side.exact()) return "bf16";
+  return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
 }
 
 WindowLayout window_layout_of(const PageLayout& pages, const Windows& windows, int step_tokens) {

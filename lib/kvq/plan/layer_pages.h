@@ -3,13 +3,41 @@
 #include <kvq/plan/layer_plan.h>
 #include <kvq/plan/page_layout.h>
 
+#include <string>
+#include <vector>
+
 namespace kvq {
+
+/// One thing in a side's plan that pages do not hold.
+struct PageFault {
+  Side side = Side::k;
+  std::string what;              ///< "coder", "bits", "group_size", ...
+  std::string supported, found;  ///< "affine, symmetric, exact" and "trellis"
+  /// "coder: supported affine, symmetric, exact, found trellis"
+  std::string text() const;
+  bool operator==(const PageFault&) const = default;
+};
+
+/// Everything in a layer's plan that pages do not hold (formats/pages.md, "Parameters, and what fits"); empty: pages
+/// hold the layer.
+/// @param plan  valid
+std::vector<PageFault> page_faults(const LayerPlan& plan);
+
+/// Whether pages may have so many tokens: 16, 32 or 64.
+bool is_page_size(int tokens);
 
 /// Layout of the pages for a layer's plan (formats/pages.md, "Parameters, and what fits").
 /// @param plan       valid
 /// @param page_size  tokens: 16, 32 or 64
 /// @throws           Error{unsupported} naming layer, side, what is supported and what was found, all faults at once
 PageLayout page_layout_of(const LayerPlan& plan, int page_size);
+
+/// Whether a side's scales and minima are bfloat16.
+bool has_bfloat_scales(const TensorPlan& plan);
+
+/// Format of a side as runtime/variants.json writes it: "u2g128"; "bf16" for exact rows.
+/// @param bfloat  scales and minima are bfloat16
+std::string side_name(const TileSide& side, bool bfloat);
 
 /// Layout of the exact windows of a layer with these pages. sink_rows is 0 without sink tokens, ring_rows is 0 without
 /// recent tokens.

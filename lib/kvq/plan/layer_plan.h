@@ -11,12 +11,19 @@
 
 namespace kvq {
 
-/// The error that the calibration minimized, relative to the energy of the exact quantity.
+/// The codes behind FitError::before: affine, fp16 scales and minima (plain_baseline()).
+struct BaselineCodes {
+  int bits = 0, group_size = 0;
+  bool operator==(const BaselineCodes&) const = default;
+};
+
+/// The error that the calibration minimized, on the tokens that it saw, relative to the energy of the exact quantity.
 struct FitError {
   std::string metric;  ///< "query_weighted" (keys), "attention_weighted", "output_weighted" (and by o_proj's metric) or
                        ///< "unweighted" (values)
-  double before = 0.0;  ///< the same coder without map, center and clip
+  double before = 0.0;  ///< plain codes: the baseline, or in files before 1.3 the same coder without map, center, clip
   double after = 0.0;   ///< this plan
+  std::optional<BaselineCodes> baseline = {};  ///< missing in files before 1.3
 };
 
 /// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed

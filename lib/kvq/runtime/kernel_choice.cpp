@@ -56,25 +56,17 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
 
 }  // namespace
 
-std::string side_name(const TileSide& side, bool bfloat) {
-  if (side.exact()) return "bf16";
-  return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
-}
-
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
          v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
-  const auto bfloat = [](const TensorPlan& side) {
-    return !is_exact(side.coder) && scale_type(side.coder) == ScaleType::bf16;
-  };
   return {
       .k = pages.k,
       .v = pages.v,
-      .k_bfloat = bfloat(plan.k),
-      .v_bfloat = bfloat(*plan.v),
+      .k_bfloat = has_bfloat_scales(plan.k),
+      .v_bfloat = has_bfloat_scales(*plan.v),
       .heads = plan.geometry.queries_per_kv_head(),
       .bf16 = bf16,
   };

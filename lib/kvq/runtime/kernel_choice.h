@@ -1,20 +1,15 @@
 #pragma once
 
 #include <kvq/core/status.h>
-#include <kvq/plan/layer_plan.h>
+#include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
-#include <string>
-
 /// Which kernel a layer's plan needs, and the error message if there is none.
 namespace kvq {
-
-/// "u2g128", as in variants.json. @param bfloat  scales and minima are bfloat16
-std::string side_name(const TileSide& side, bool bfloat);
 
 /// A layer's format, to be compared with variants.
 struct KernelKey {

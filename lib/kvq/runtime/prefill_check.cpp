@@ -1,3 +1,4 @@
+#include <kvq/plan/kernel_limits.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
@@ -10,7 +11,6 @@ namespace kvq {
 
 namespace {
 
-constexpr int kMostHeads = 16;       ///< query heads of a KV head that are tested
 constexpr int kLeastBlockRows = 64;  ///< rows of a block in the kernel with the smallest blocks
 
 /// Checks an array of rows of 16-bit numbers, one row for each token.
@@ -57,9 +57,9 @@ Status check_prefill_shape(const PrefillVariant& variant, const DequantizeVarian
                         s.num_kv_heads);
   const Status heads = check_kv_heads("prefill", s.num_kv_heads);
   if (!heads.ok()) return heads;
-  if (s.num_q_heads / s.num_kv_heads > kMostHeads)
+  if (s.num_q_heads / s.num_kv_heads > kMostPrefillHeads)
     return Status::fail(StatusCode::unsupported, "prefill: %d query heads for each KV head, supported are at most %d",
-                        s.num_q_heads / s.num_kv_heads, kMostHeads);
+                        s.num_q_heads / s.num_kv_heads, kMostPrefillHeads);
   // Rows of a work tile, and blocks of a launch, are counted in int.
   constexpr std::int64_t kMost = std::numeric_limits<int>::max();
   const std::int64_t item_rows = std::int64_t{s.max_queries} * (s.num_q_heads / s.num_kv_heads),

@@ -308,3 +308,31 @@ TEST_CASE("A plan of 1.1 that is not valid is never written", "[artifact]") {
   CHECK_THAT(saving([](LayerPlan& p) { p.k.centroids->inertia[0] = HUGE_VAL; }), StartsWith("internal: "));
   CHECK_FALSE(std::filesystem::exists(folder / "a"));
 }
+
+TEST_CASE("The baseline of errors and errors on held-out tokens make a file of 1.3", "[artifact]") {
+  const TempFolder folder;
+  Artifact artifact = example_artifact();
+  artifact.layers[0].k.error = FitError{"query_weighted", 0.25, 0.1, BaselineCodes{.bits = 2, .group_size = 8}};
+  save_artifact(artifact, folder / "baseline");
+  const EditableFile file = EditableFile::read(folder / "baseline");
+  CHECK(file.metadata.at("version") == "1.3");
+  CHECK(file.metadata.at("requires").empty());
+  CHECK(file.manifest.at("layers").at(0).at("k").at("error").at("baseline") == Json{{"bits", 2}, {"group_size", 8}});
+  CHECK(load_artifact(folder / "baseline").layers[0].k.error->baseline == BaselineCodes{.bits = 2, .group_size = 8});
+  artifact = example_artifact();
+  artifact.calibration.held_out = {{"tokens", 100}, {"output_error", 0.125}, {"baseline_error", 0.25}};
+  save_artifact(artifact, folder / "held_out");
+  CHECK(EditableFile::read(folder / "held_out").metadata.at("version") == "1.3");
+  CHECK(load_artifact(folder / "held_out").calibration.held_out == artifact.calibration.held_out);
+}
+
+TEST_CASE("A baseline outside its ranges is refused", "[artifact]") {
+  const TempFolder folder;
+  Artifact artifact = example_artifact();
+  artifact.layers[0].k.error = FitError{"query_weighted", 0.25, 0.1, BaselineCodes{.bits = 2, .group_size = 8}};
+  save_artifact(artifact, folder / "a");
+  EditableFile file = EditableFile::read(folder / "a");
+  file.manifest["layers"][0]["k"]["error"]["baseline"]["bits"] = 9;
+  file.write(folder / "b");
+  CHECK_THAT(error_text([&] { load_artifact(folder / "b"); }), StartsWith("bad_input: "));
+}

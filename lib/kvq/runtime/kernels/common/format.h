@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/page_layout.h>
 
 namespace kvq {
@@ -12,9 +13,6 @@ struct CacheFormat {
   KVQ_HD constexpr const TileSide& side(bool value) const { return value ? v : k; }
   KVQ_HD constexpr bool bfloat(bool value) const { return value ? v_bfloat : k_bfloat; }
 };
-
-/// The largest head_dim of either side that the generic kernels support: they keep rows in arrays of this size.
-constexpr int kGenericHeadDim = 256;
 
 /// Do the generic kernels support this format? The sides must be results of page_layout_of().
 constexpr bool generic_supports(const CacheFormat& format) {

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+/// The rows of runtime/variants.json as plain data, made by the build (scripts/cmake/KvqKernelRows.cmake).
+namespace kvq {
+
+/// What a kernel does: attend to a paged cache, store new rows, store rows that leave the recent window, write a prefix
+/// as 16-bit rows, attend with many queries.
+enum class KernelVerb : std::uint8_t { decode, quantize_write, demote, dequantize, prefill };
+
+inline constexpr std::array kKernelVerbs = {KernelVerb::decode, KernelVerb::quantize_write, KernelVerb::demote,
+                                            KernelVerb::dequantize, KernelVerb::prefill};
+
+/// Index in an array of all verbs.
+constexpr std::size_t index(KernelVerb verb) { return static_cast<std::size_t>(verb); }
+/// The word of variants.json: "decode", "quantize_write", ...
+const char* to_string(KernelVerb verb);
+
+/// One tuned kernel. An empty text or 0 means: the kernel is for all.
+struct KernelRow {
+  KernelVerb verb = KernelVerb::decode;
+  int head_dim = 0;                  ///< of keys and values
+  std::string_view k = {}, v = {};   ///< formats of the sides, see side_name()
+  int heads = 0;                     ///< most query heads of a KV head
+  std::string_view activation = {};  ///< "bf16" or "fp16"
+};
+
+/// All rows, in the order of variants.json.
+std::span<const KernelRow> kernel_rows();
+
+}  // namespace kvq

@@ -1,0 +1,92 @@
+#include <kvq/plan/kernel_limits.h>
+#include <kvq/plan/serving.h>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvq {
+
+namespace {
+
+/// What rows of variants.json are compared with.
+struct LayerFormat {
+  std::string k, v;
+  int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
+  Activation activation = Activation::bf16;
+};
+
+LayerFormat format_of(const LayerPlan& plan, Activation activation) {
+  const PageLayout pages = page_layout_of(plan, kTileTokens);
+  return {
+      .k = side_name(pages.k, has_bfloat_scales(plan.k)),
+      .v = side_name(pages.v, has_bfloat_scales(*plan.v)),
+      .k_dim = plan.geometry.head_dim,
+      .v_dim = plan.geometry.v_head_dim,
+      .heads = plan.geometry.queries_per_kv_head(),
+      .activation = activation,
+  };
+}
+
+bool fits(const KernelRow& row, const LayerFormat& format) {
+  const auto is = [](std::string_view wanted, std::string_view found) { return wanted.empty() || wanted == found; };
+  return row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k) && is(row.v, format.v) &&
+         (row.heads == 0 || format.heads <= row.heads) && is(row.activation, to_string(format.activation));
+}
+
+KernelKind kernel_of(KernelVerb verb, const LayerFormat& format) {
+  if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
+  for (const KernelRow& row : kernel_rows())
+    if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
+  return std::max(format.k_dim, format.v_dim) <= kGenericHeadDim ? KernelKind::generic : KernelKind::none;
+}
+
+/// A dense map of a side is stored in slabs of 32 rows.
+bool maps_fit(const LayerPlan& plan) {
+  const auto fits_slabs = [](const TensorPlan& side, int dim) {
+    return side.rotation.kind != RotationKind::dense || dim % 32 == 0;
+  };
+  return fits_slabs(plan.k, plan.geometry.head_dim) && fits_slabs(*plan.v, plan.geometry.v_head_dim);
+}
+
+}  // namespace
+
+const char* to_string(KernelVerb verb) {
+  constexpr std::array names = {"decode", "quantize_write", "demote", "dequantize", "prefill"};
+  static_assert(names.size() == kKernelVerbs.size());
+  return names[index(verb)];
+}
+
+const char* to_string(KernelKind kind) {
+  switch (kind) {
+    case KernelKind::none: return "none";
+    case KernelKind::generic: return "generic";
+    case KernelKind::tuned: return "tuned";
+  }
+  return "";
+}
+
+const char* to_string(Activation activation) { return activation == Activation::bf16 ? "bf16" : "fp16"; }
+
+ServedBy served_by(const LayerPlan& plan, Activation activation) {
+  ServedBy served{.refused = page_faults(plan)};
+  if (!served.refused.empty()) return served;
+  const LayerFormat format = format_of(plan, activation);
+  if (!maps_fit(plan)) {
+    served.no_kernel = "head_dim of a dense rotation: supported multiples of 32, found another";
+    return served;
+  }
+  for (const KernelVerb verb : kKernelVerbs) served.kernels[index(verb)] = kernel_of(verb, format);
+  if (served.by(KernelVerb::decode) == KernelKind::none)
+    served.no_kernel =
+        fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));
+  return served;
+}
+
+std::string cache_format_name(const LayerPlan& plan) {
+  const LayerFormat format = format_of(plan, Activation::bf16);
+  return format.k == format.v ? format.k : format.k + "/" + format.v;
+}
+
+}  // namespace kvq

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <kvq/plan/kernel_rows.h>
+#include <kvq/plan/layer_pages.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace kvq {
+
+/// The kernel that the runtime takes for a verb: a tuned one (a row of variants.json), a generic one, or none.
+enum class KernelKind : std::uint8_t { none, generic, tuned };
+const char* to_string(KernelKind kind);
+
+/// 16-bit type of queries, new rows and results.
+enum class Activation : std::uint8_t { bf16, fp16 };
+inline constexpr std::array kActivations = {Activation::bf16, Activation::fp16};
+const char* to_string(Activation activation);
+
+/// Whether and how the runtime serves a layer. `libkvq_runtime` decides the same when it loads an artifact.
+struct ServedBy {
+  std::vector<PageFault> refused = {};  ///< why pages do not hold the layer; empty: pages hold it
+  std::string no_kernel = {};  ///< why no kernel takes the layer although pages hold it; empty: kernels take it
+  std::array<KernelKind, kKernelVerbs.size()> kernels = {};  ///< by index(KernelVerb); of a served layer prefill may
+                                                             ///< have none
+
+  KernelKind by(KernelVerb verb) const { return kernels[index(verb)]; }
+  bool is_served() const { return refused.empty() && no_kernel.empty(); }
+  bool operator==(const ServedBy&) const = default;
+};
+
+/// @param plan  valid
+ServedBy served_by(const LayerPlan& plan, Activation activation);
+
+/// Format of a layer as the rows of variants.json name it: "u2g128", or "u4g128/u2g128" where keys and values differ.
+/// @param plan  pages hold it
+std::string cache_format_name(const LayerPlan& plan);
+
+}  // namespace kvq

@@ -1,0 +1,96 @@
+#include <kvq/plan/kernel_limits.h>
+#include <kvq/plan/serving.h>
+
+#include <catch2/catch.hpp>
+
+#include <array>
+#include <string>
+
+using namespace kvq;
+
+namespace {
+
+TensorPlan affine(int bits, int group, ScaleType type = ScaleType::fp16) {
+  TensorPlan plan;
+  plan.coder = UniformCoder{.bits = bits, .group_size = group, .scale_type = type};
+  return plan;
+}
+
+LayerPlan layer(const TensorPlan& k, const TensorPlan& v, int dim = 128, int heads_of_each = 4) {
+  return {
+      .layer = 1,
+      .geometry = {.num_q_heads = 2 * heads_of_each,
+                   .num_kv_heads = 2,
+                   .head_dim = dim,
+                   .v_head_dim = dim,
+                   .softmax_scale = 1.0},
+      .k = k,
+      .v = v,
+  };
+}
+
+/// Kinds of all verbs in the order of kKernelVerbs: 't'uned, 'g'eneric, '-' none.
+std::string kinds(const LayerPlan& plan, Activation activation = Activation::bf16) {
+  std::string text;
+  for (const KernelVerb verb : kKernelVerbs) {
+    const KernelKind kind = served_by(plan, activation).by(verb);
+    text += kind == KernelKind::tuned ? 't' : kind == KernelKind::generic ? 'g' : '-';
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("The build knows rows of each verb", "[plan]") {
+  for (const KernelVerb verb : kKernelVerbs) {
+    int rows = 0;
+    for (const KernelRow& row : kernel_rows()) {
+      rows += row.verb == verb ? 1 : 0;
+      CHECK(row.head_dim > 0);
+      CHECK(row.k.empty() == (row.verb == KernelVerb::prefill));
+      CHECK((row.heads > 0) == (row.verb == KernelVerb::decode));
+      CHECK(row.activation.empty() == (row.verb == KernelVerb::demote));
+    }
+    INFO(to_string(verb));
+    CHECK(rows > 0);
+  }
+}
+
+TEST_CASE("A format with rows is tuned, another one generic", "[plan]") {
+  CHECK(kinds(layer(affine(2, 128), affine(2, 128))) == "ttttt");
+  CHECK(kinds(layer(affine(2, 64), affine(2, 64))) == "ggggt");
+  CHECK(cache_format_name(layer(affine(2, 128), affine(2, 128))) == "u2g128");
+  CHECK(cache_format_name(layer(affine(4, 128), affine(2, 64, ScaleType::bf16))) == "u4g128/u2g64b");
+  CHECK(kinds(layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 8)) == "ttttt");
+  CHECK(kinds(layer(affine(4, 32), affine(4, 96), 96)) == "ttttg");
+}
+
+TEST_CASE("Verbs, heads and activations are told apart", "[plan]") {
+  const LayerPlan many = layer(affine(4, 128), affine(2, 128), 128, 16);
+  CHECK(kinds(many) == "gtttt");  // decode has rows of 4 and 8 heads
+  CHECK(kinds(layer(affine(2, 128), affine(2, 128), 128, 4), Activation::fp16) == "ttttt");
+  CHECK(kinds(layer(affine(4, 128), affine(4, 128), 128, 4), Activation::fp16) == "ggtgt");
+  LayerPlan wide = layer(affine(2, 128), affine(2, 128), 128, kMostPrefillHeads + 1);
+  CHECK(kinds(wide) == "gttt-");
+  CHECK(served_by(wide, Activation::bf16).is_served());
+}
+
+TEST_CASE("Sides of different head_dim have generic kernels", "[plan]") {
+  LayerPlan plan = layer(affine(2, 128), affine(2, 128));
+  plan.geometry.v_head_dim = 256;
+  CHECK(kinds(plan) == "ggggg");
+}
+
+TEST_CASE("A layer that is not served says why", "[plan]") {
+  LayerPlan plan = layer(affine(3, 128), affine(2, 128));
+  plan.v->coder = TrellisCoder{};
+  const ServedBy served = served_by(plan, Activation::bf16);
+  CHECK_FALSE(served.is_served());
+  CHECK(kinds(plan) == "-----");
+  REQUIRE(served.refused.size() == 2);
+  CHECK(served.refused[0] == PageFault{Side::k, "bits", "2, 4 and 16 (exact)", "3"});
+  CHECK(served.refused[1].text() == "coder: supported affine, symmetric, exact, found trellis");
+  const ServedBy large = served_by(layer(affine(2, 64), affine(2, 64), 512), Activation::bf16);
+  CHECK_FALSE(large.is_served());
+  CHECK(large.no_kernel == "head_dim: supported up to 256, found 512");
+}

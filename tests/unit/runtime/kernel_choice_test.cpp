@@ -1,0 +1,87 @@
+#include <kvq/plan/serving.h>
+#include <kvq/runtime/kernel_choice.h>
+
+#include <fmt/format.h>
+#include <catch2/catch.hpp>
+
+#include <vector>
+
+using namespace kvq;
+
+namespace {
+
+TensorPlan side_of(const TileSide& side, bool bfloat) {
+  TensorPlan plan;
+  if (side.exact()) return plan;
+  plan.coder = UniformCoder{
+      .bits = side.bits,
+      .group_size = side.group_size,
+      .levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric,
+      .rule = side.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm,
+      .scale_type = bfloat ? ScaleType::bf16 : ScaleType::fp16,
+  };
+  return plan;
+}
+
+LayerPlan plan_of(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat, int heads) {
+  return {
+      .layer = 0,
+      .geometry = {.num_q_heads = heads,
+                   .num_kv_heads = 1,
+                   .head_dim = k.head_dim,
+                   .v_head_dim = v.head_dim,
+                   .softmax_scale = 1.0},
+      .k = side_of(k, k_bfloat),
+      .v = side_of(v, v_bfloat),
+  };
+}
+
+KernelKind kind_of(bool tuned) { return tuned ? KernelKind::tuned : KernelKind::generic; }
+
+/// The runtime's choice and served_by() must say the same of each verb.
+void expect_agreement(const LayerPlan& plan, bool bf16) {
+  const ServedBy said = served_by(plan, bf16 ? Activation::bf16 : Activation::fp16);
+  const KernelKey key = kernel_key(plan, page_layout_of(plan, 64), bf16);
+  INFO(cache_format_name(plan) << " head_dim " << plan.geometry.head_dim << " and " << plan.geometry.v_head_dim << ", "
+                               << key.heads << " heads, " << (bf16 ? "bf16" : "fp16"));
+  REQUIRE(said.is_served());
+  CHECK(said.by(KernelVerb::decode) == kind_of(choose_decode(key).tuned));
+  CHECK(said.by(KernelVerb::quantize_write) == kind_of(choose_write(key).tuned));
+  CHECK(said.by(KernelVerb::demote) == kind_of(choose_demote(key).tuned));
+  const DequantizeVariant rows = choose_dequantize(key);
+  CHECK(said.by(KernelVerb::dequantize) == kind_of(rows.tuned));
+  if (key.heads <= 16) CHECK(said.by(KernelVerb::prefill) == kind_of(choose_prefill(rows).tuned));
+}
+
+}  // namespace
+
+TEST_CASE("Tools without CUDA say of each variant what the runtime chooses", "[runtime]") {
+  for (const bool bf16 : {true, false})
+    for (const int heads : {1, 4, 5, 8, 9, 16, 17}) {
+      for (const DecodeVariant* row : decode_variants())
+        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
+      for (const WriteVariant* row : write_variants())
+        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
+      for (const DemoteVariant* row : demote_variants())
+        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
+      for (const DequantizeVariant* row : dequantize_variants())
+        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
+    }
+}
+
+TEST_CASE("Tools without CUDA say of every format of pages what the runtime chooses", "[runtime]") {
+  std::vector<TileSide> sides;
+  for (const int dim : {64, 96, 128, 192, 256})
+    for (const int bits : {2, 4, 16}) {
+      if (bits == 16) sides.push_back({dim, 16, dim, 0});
+      for (int group = 32; group <= dim && bits != 16 && dim * bits % 128 == 0; group += 32)
+        if (dim % group == 0)
+          for (const int numbers : {1, 2}) sides.push_back({dim, bits, group, numbers});
+    }
+  for (const TileSide& k : sides)
+    for (const TileSide& v : sides)
+      for (const bool bf16 : {true, false}) {
+        if (k.head_dim != v.head_dim && (k.bits != 2 || v.bits != 2)) continue;  // a few pairs of different dimensions
+        expect_agreement(plan_of(k, false, v, !v.exact() && v.bits == 2, 4), bf16);
+      }
+}
