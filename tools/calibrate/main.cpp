@@ -38,8 +38,10 @@ int dry_run(const CalibrateFlags& flags, const Options& options, const fs::path&
   const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
-  const Prediction p = predict(dump, layers, make_request(flags.behavior, options), options,
-                               chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
+  const StatsRequest request = make_request(flags.behavior, options);
+  check_queries(request, flags.inputs, dump);
+  const Prediction p =
+      predict(dump, layers, request, options, chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
   if (flags.outputs.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"},
                             {"tool", "kvq-calibrate " KVQ_VERSION},
@@ -135,6 +137,7 @@ int calibrate(const CalibrateFlags& flags) {
   const Dump dump = Dump::open({flags.inputs.dumps.begin(), flags.inputs.dumps.end()});
   check_exact_layers(options, dump.model());
   const StatsRequest request = make_request(flags.behavior, options);
+  check_queries(request, flags.inputs, dump);
   const fs::path folder = output.string() + ".parts";
   std::signal(SIGINT, say_interrupted);
   std::signal(SIGTERM, say_interrupted);

@@ -2,6 +2,7 @@
 #include "common/progress.h"
 #include "common/temporary_folder.h"
 #include "common/version.h"
+#include "eval/csv.h"
 #include "eval/report.h"
 #include "eval/sweep.h"
 
@@ -30,7 +31,7 @@ struct EvalFlags {
   std::int64_t pairs = 2048, seed = 0;
   std::optional<std::int64_t> context;
   int threads = 0;
-  bool no_windows = false, by_context = false, rotations = false, json = false, quiet = false;
+  bool no_windows = false, by_context = false, rotations = false, json = false, csv = false, quiet = false;
 };
 
 std::string scheme_list() {
@@ -42,7 +43,7 @@ std::string scheme_list() {
 
 std::string metric_list() {
   std::string text;
-  for (const Metric metric : all_metrics()) text += fmt::format("\n  {:<15} {}", metric->name, metric->summary);
+  for (const Metric metric : all_metrics()) text += fmt::format("\n  {:<16} {}", metric->name, metric->summary);
   return text;
 }
 
@@ -95,7 +96,9 @@ void add_flags(CLI::App& app, EvalFlags& f) {
       ->allow_extra_args(false)
       ->group(sweeps);
   app.add_option("--keep", f.keep, "leave the artifacts of all rows in this folder")->group(sweeps);
-  app.add_flag("--json", f.json, "one JSON document on stdout");
+  CLI::Option* json = app.add_flag("--json", f.json, "one JSON document on stdout");
+  app.add_flag("--csv", f.csv, "the table as CSV with all digits; of --metric, --by-context and --rotations that one")
+      ->excludes(json);
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
 
@@ -129,7 +132,7 @@ void print_json(const EvalFlags& flags, const Dump& dump, const EvalRequest& req
 
 std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, const Dump& dump,
                                                     std::vector<Candidate>& candidates, const EvalRequest& request) {
-  Progress progress(1.0, flags.quiet || flags.json);
+  Progress progress(1.0, flags.quiet || flags.json || flags.csv);
   return evaluate(dump, candidates, request,
                   [&](double done, const std::string& what) { progress.update(done, what); });
 }
@@ -151,12 +154,25 @@ std::filesystem::path made_folder(const std::string& keep) {
   return keep;
 }
 
-int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
+/// Prints the one table that the flags name.
+void print_csv(const EvalFlags& flags, Metric metric, const std::vector<Candidate>& candidates,
+               const std::vector<CandidateResult>& results) {
+  if (flags.rotations)
+    fmt::print("{}", rotations_csv(candidates, results));
+  else if (flags.by_context)
+    fmt::print("{}", context_csv(Metric("attention_kl"), candidates, results));
+  else
+    fmt::print("{}", flags.metric.empty() ? summary_csv(candidates, results) : layer_csv(metric, candidates, results));
+}
+
+int evaluate_sweep(const EvalFlags& flags, const Dump& dump, EvalRequest request) {
   if (!flags.artifacts.empty() || !flags.metric.empty() || flags.by_context || flags.rotations)
     throw Error{ErrorKind::usage, "--sweep goes without artifacts, --metric, --by-context and --rotations"};
   Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
   check_sweep(sweep, dump.model(), request.layers);
+  request.with_context =
+      std::any_of(sweep.metrics.begin(), sweep.metrics.end(), [](Metric metric) { return metric->on_request; });
   const TemporaryFolder temporary("kvq-sweep", "kvq-eval");
   const SweepFolders folders{
       .artifacts = flags.keep.empty() ? temporary.path() / "artifacts" : made_folder(flags.keep),
@@ -164,8 +180,13 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
       .artifacts_stay = !flags.keep.empty(),
   };
   std::filesystem::create_directories(folders.artifacts);
-  std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
+  std::vector<Candidate> candidates =
+      calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json || flags.csv);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
+  if (flags.csv) {
+    fmt::print("{}", sweep_csv(sweep, candidates, results));
+    return 0;
+  }
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));
     explain_zeros(request, results);
@@ -186,11 +207,14 @@ int evaluate_files(const EvalFlags& flags) {
       .layers = choose_layers(dump.model(), flags.layers),
       .with_windows = !flags.no_windows,
       .with_attention = !by_layer || metric->source != MetricSource::rope_logits || flags.by_context,
+      .with_context = by_layer && metric->on_request,
       .rotations = flags.rotations,
       .pairs = flags.pairs,
       .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
       .seed = static_cast<std::uint64_t>(flags.seed),
   };
+  if (flags.csv && (by_layer ? 1 : 0) + (flags.by_context ? 1 : 0) + (flags.rotations ? 1 : 0) > 1)
+    throw Error{ErrorKind::usage, "--csv prints one table: give one of --metric, --by-context and --rotations"};
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty()))
     throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
@@ -203,6 +227,10 @@ int evaluate_files(const EvalFlags& flags) {
   const std::vector<Comparison> comparisons = compare_all(results, request.seed);
   if (flags.json) {
     print_json(flags, dump, request, evaluation_json(candidates, results, comparisons));
+    return 0;
+  }
+  if (flags.csv) {
+    print_csv(flags, metric, candidates, results);
     return 0;
   }
   fmt::print("{}",

@@ -117,12 +117,13 @@ Request load(const InspectFlags& flags) {
 Json to_json(const Request& request) {
   const InspectFlags& flags = request.flags;
   const Artifact& artifact = request.own.artifact;
-  Json json = {{"schema_version", "1.1"},
+  Json json = {{"schema_version", "1.2"},
                {"tool", "kvq-inspect " KVQ_VERSION},
                {"artifact", flags.artifact},
                {"manifest", artifact_manifest(artifact)}};
   if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null())
     json["layers"] = std::move(details);
+  if (Json widths = model_widths_json(artifact); !widths.is_null()) json["widths"] = std::move(widths);
   if (request.layer)
     json["layer"] = json["manifest"]["layers"][static_cast<std::size_t>(request.layer - artifact.layers.data())];
   if (flags.head >= 0) json["head"] = head_json(*request.layer, flags.head);

@@ -23,13 +23,13 @@ struct Scheme {
 };
 
 /// An entry of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl have 2
-/// bits if the name omits `<b>`.
+/// bits if the name omits `<b>`. kivi-<b>-r<n> has a residual of n tokens, a multiple of 32.
 struct SchemeFamily {
   std::string_view pattern, summary;
 };
 const std::vector<SchemeFamily>& scheme_families();
 
-/// The scheme of a name, such as naive-int2, tq-mse-3 or kivi-k; the suffix -k leaves values exact.
+/// The scheme of a name, such as naive-int2, tq-mse-3, kivi-2-r32 or kivi-k; the suffix -k leaves values exact.
 /// @throws Error{usage} listing the names
 Scheme find_scheme(std::string_view name);
 

@@ -53,6 +53,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   c.sequences = origin.sequences;
   c.options = options_to_json(method, options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
+  if (origin.header.queries != Queries::all) c.options["queries"] = to_string(origin.header.queries);
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);

@@ -21,6 +21,7 @@ struct StatsHeader {
   std::string capture_point;
   std::uint64_t seed = 0;
   std::int64_t sample_tokens = 0;
+  Queries queries = Queries::all;        ///< whose queries count in the moments
   std::optional<TokenRange> range = {};  ///< the dump's tokens that were used, if not all
 };
 
@@ -57,7 +58,8 @@ void save_stats(const StatsHeader& header, std::span<const LayerStats> layers, c
 
 /// Joins statistics files. A layer of one file is copied; a layer of several files is merged in the order of the files.
 /// The range of tokens is kept if all files have the same range and no layer is merged. Only one layer at a time is in
-/// memory. @throws Error{bad_input} if models, seeds, sample sizes, moments or the layers' numbers of sequences differ
+/// memory. @throws Error{bad_input} if models, seeds, sample sizes, choices of queries, moments or the
+/// layers' numbers of sequences differ
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output);
 
 }  // namespace kvq
