@@ -280,7 +280,7 @@ Json evaluation_json(const std::vector<Candidate>& candidates, const std::vector
                        {"wins", own.wins},
                        {"losses", own.losses},
                        {"layers", own.layers}});
-  return {{"schema_version", "1.0"}, {"schemes", std::move(schemes)}, {"comparisons", std::move(against)}};
+  return {{"schema_version", "1.1"}, {"schemes", std::move(schemes)}, {"comparisons", std::move(against)}};
 }
 
 }  // namespace kvq

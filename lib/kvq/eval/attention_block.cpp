@@ -127,7 +127,7 @@ std::int64_t AttentionBlock::context_of(std::int64_t row) const {
   return visible_end(row) - 1 - visible_begin(row);
 }
 
-double AttentionBlock::top_hits(const float* logits, const float* change, std::int64_t count) {
+double AttentionBlock::kept_places(const float* logits, const float* change, std::int64_t count) {
   for (std::int64_t t = 0; t < count; ++t) shifted_[static_cast<std::size_t>(t)] = logits[t] + change[t];
   const Places exact = top_places(logits, count), changed = top_places(shifted_.data(), count);
   return static_cast<double>(std::count_if(changed.begin(), changed.end(), [&](std::int64_t place) {
@@ -136,7 +136,7 @@ double AttentionBlock::top_hits(const float* logits, const float* change, std::i
 }
 
 void AttentionBlock::compare_context(const float* logits, const float* change, std::int64_t count, ContextSums& sums) {
-  if (count > static_cast<std::int64_t>(kTop)) sums.top_hits += top_hits(logits, change, count);
+  if (count > static_cast<std::int64_t>(kTop)) sums.top_hits += kept_places(logits, change, count);
   // The weights are computed anew: a query that looks at its own key has no digits left for the others in p_.
   context_p_.assign(logits, logits + count);
   context_d_.assign(change, change + count);

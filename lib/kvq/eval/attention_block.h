@@ -64,7 +64,7 @@ class AttentionBlock {
   /// Adds a query to the sums of a context of `count` keys. @param change  of the logits
   void compare_context(const float* logits, const float* change, std::int64_t count, ContextSums& sums);
   /// Of the largest logits, how many stay among the largest.
-  double top_hits(const float* logits, const float* change, std::int64_t count);
+  double kept_places(const float* logits, const float* change, std::int64_t count);
   void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
   void change_outputs(const ExactRows& rows, const StoredRows& stored);
   void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values,
