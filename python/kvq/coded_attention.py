@@ -26,8 +26,17 @@ QUERY_BLOCK = 512
 
 @dataclass(frozen=True)
 class Windows:
+    """Tokens that a query reads exactly. Tokens are coded `granule` at a time."""
+
     sink_tokens: int = 0
     recent_tokens: int = 0
+    granule: int = 1
+
+    def coded_end(self, query):
+        """Query `query`, an index or a tensor of them, reads the tokens from sink_tokens up to the result as codes."""
+        rest = query + 1 - self.recent_tokens
+        rest = rest.clamp(min=0) if isinstance(rest, torch.Tensor) else max(0, rest)
+        return rest // self.granule * self.granule
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,11 @@ class Span:
 def spans(first: int, last: int, windows: Windows) -> list[Span]:
     """The spans of keys for queries [first, last), without empty spans."""
     sink = min(windows.sink_tokens, last)
-    # With recent_tokens = 0 no query has a recent window, so there is no mixed span; the general formula would start
-    # one at first + 1.
-    mixed = last if windows.recent_tokens == 0 else min(max(first - windows.recent_tokens + 1, sink), last)
-    exact = min(max(last - windows.recent_tokens, mixed), last)
+    # Without recent tokens no query reads an exact key after the sink, so there is no mixed span; the general formula
+    # would start one at first + 1.
+    plain = windows.recent_tokens == 0 and windows.granule == 1
+    mixed = last if plain else min(max(windows.coded_end(first), sink), last)
+    exact = min(max(windows.coded_end(last - 1), mixed), last)
     found = (
         Span(0, sink, "exact"),
         Span(sink, mixed, "decoded"),
@@ -74,10 +84,11 @@ def attend(
     scale: float,
     windows: Windows,
     sliding_window: int = 0,
+    value_windows: Windows | None = None,
 ) -> torch.Tensor:
     """Causal attention of one sequence.
 
-    q: [Hq, T, D]; decoded: None if everything is exact
+    q: [Hq, T, D]; decoded: None if everything is exact; value_windows: None if values have the windows of keys
     returns [T, Hq, Dv]
     """
     heads, tokens, _ = q.shape
@@ -86,26 +97,28 @@ def attend(
     out = q.new_empty(tokens, heads, exact.v.shape[2])
     for first in range(0, tokens, QUERY_BLOCK):
         last = min(first + QUERY_BLOCK, tokens)
-        parts = [Span(0, last, "exact")] if decoded is None else spans(first, last, windows)
-        block = _Block(grouped[:, :, first:last], first, scale, windows.recent_tokens)
-        weights = block.weights(parts, exact, decoded, sliding_window)
-        out[first:last] = block.output(weights, parts, exact, decoded)
+        of_values = value_windows or windows
+        all_exact = [Span(0, last, "exact")]
+        keys, values = (all_exact if decoded is None else spans(first, last, own) for own in (windows, of_values))
+        block = _Block(grouped[:, :, first:last], first, scale, windows, of_values)
+        weights = block.weights(keys, exact, decoded, sliding_window)
+        out[first:last] = block.output(weights, values, exact, decoded)
     return out
 
 
 class _Block:
     """Attention of queries [first, first + n) of every head. `queries` is [Hkv, Hq / Hkv, n, D]."""
 
-    def __init__(self, queries: torch.Tensor, first: int, scale: float, recent_tokens: int):
+    def __init__(self, queries: torch.Tensor, first: int, scale: float, key_windows: Windows, value_windows: Windows):
         self.kv_heads, self.group, self.count, _ = queries.shape
         self.queries = queries.reshape(self.kv_heads, self.group * self.count, -1) * scale
         self.index = torch.arange(first, first + self.count, device=queries.device)[:, None]
-        self.recent_tokens = recent_tokens
+        self.key_windows, self.value_windows = key_windows, value_windows
 
-    def is_recent(self, span: Span) -> torch.Tensor:
+    def is_recent(self, span: Span, windows: Windows) -> torch.Tensor:
         """[Hq / Hkv * n, keys]: whether the key is in the query's recent window."""
         keys = torch.arange(span.begin, span.end, device=self.index.device)
-        return (keys > self.index - self.recent_tokens).repeat(self.group, 1)
+        return (keys >= windows.coded_end(self.index)).repeat(self.group, 1)
 
     def weights(
         self, parts: list[Span], exact: KeysValues, decoded: KeysValues | None, sliding_window: int
@@ -133,7 +146,7 @@ class _Block:
             return self.queries @ source.span(span.begin, span.end).k.transpose(1, 2)
 
         if span.kind == "mixed":
-            return torch.where(self.is_recent(span), product(exact), product(decoded))
+            return torch.where(self.is_recent(span, self.key_windows), product(exact), product(decoded))
         return product(exact if span.kind == "exact" else decoded)
 
     def output(
@@ -148,16 +161,18 @@ class _Block:
         for span in parts:
             weight = weights[:, :, span.begin : span.end]
             if span.kind == "mixed":
-                recent = self.is_recent(span)
+                recent = self.is_recent(span, self.value_windows)
                 products += [product(span, weight * recent, exact), product(span, weight * ~recent, decoded)]
             else:
                 products.append(product(span, weight, exact if span.kind == "exact" else decoded))
         return sum(products[1:], start=products[0]).reshape(self.kv_heads * self.group, self.count, -1).transpose(0, 1)
 
 
-def reconstruct(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
+def reconstruct(plan, x: torch.Tensor) -> torch.Tensor:
     """x [Hkv, T, D] after encoding and decoding. Rotations are computed in binary64 and rounded once, as in the
-    codec."""
+    codec. plan: a SidePlan, or a coder of torch_schemes.py, which does it alone"""
+    if not isinstance(plan, SidePlan):
+        return plan.reconstruct(x)
     matrices, inverses = (
         [torch.from_numpy(of(head)).to(x.device) for head in range(len(x))] for of in (plan.matrix, plan.inverse)
     )
@@ -241,7 +256,13 @@ class CodedAttention:
         if k is not None or v is not None:
             decoded = KeysValues(exact.k if k is None else k, exact.v if v is None else v)
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        return attend(query[0], exact, decoded, scale, self.windows, sliding_window or 0)[None], None
+        k_windows, v_windows = (self._windows(side) for side in "kv")
+        return attend(query[0], exact, decoded, scale, k_windows, sliding_window or 0, v_windows)[None], None
+
+    def _windows(self, side: str) -> Windows:
+        """The windows that were asked for, else those that the scheme itself has."""
+        own = getattr(self.plan_of, "own_windows", None)
+        return own[side] if own and self.windows == Windows() else self.windows
 
     def _decoded(self, layer: int, side: str, x: torch.Tensor) -> torch.Tensor | None:
         plan = self.plan_of(layer, side, x.shape[0], x.shape[2])

@@ -144,7 +144,8 @@ def choose_coding(args):
     sides = args.only or "kv"
     if args.artifact is None:
         windows = args.windows if isinstance(args.windows, tuple) else (0, 0)
-        return BuiltinPlans(args.scheme, sides, args.unrounded_metadata), Windows(*windows), None
+        plans = BuiltinPlans(args.scheme, sides, args.unrounded_metadata, with_windows=args.windows == "artifact")
+        return plans, Windows(*windows), None
     artifact = load_artifact(args.artifact)
     check_fingerprint(args, artifact.manifest)
     own = (artifact.sink_tokens, artifact.recent_tokens)

@@ -8,10 +8,18 @@ from .artifact_reader import KNOWN_FEATURES
 SPECTRUM_ROUNDING = 1e-6  # of the largest eigenvalue
 
 
-def lowest_minor(used: list[str], golden: bool) -> int:
+def lowest_minor(used: list[str], golden: bool, baseline: bool) -> int:
+    if baseline:
+        return 3
     if "transform" in used:
         return 2
     return 1 if used or golden else 0
+
+
+def has_baseline(manifest: dict) -> bool:
+    """Whether errors stand as format 1.3 has them: beside their baseline, or on held-out tokens."""
+    sides = [layer[side] for layer in manifest["layers"] for side in ("k", "v") if side in layer]
+    return "held_out" in manifest["calibration"] or any("baseline" in side.get("error", {}) for side in sides)
 
 
 def version_fault(artifact: Artifact) -> str:
@@ -22,7 +30,7 @@ def version_fault(artifact: Artifact) -> str:
     metadata = artifact.file.metadata
     if metadata["requires"] != ",".join(used):
         return f"requires: expected '{','.join(used)}', the features of the plans, found '{metadata['requires']}'"
-    lowest = lowest_minor(used, any(layer.golden for layer in artifact.layers.values()))
+    lowest = lowest_minor(used, any(layer.golden for layer in artifact.layers.values()), has_baseline(artifact.manifest))
     if int(metadata["version"].partition(".")[2]) < lowest:
         return f"version: expected 1.{lowest} or higher for these features, found {metadata['version']}"
     return ""

@@ -357,8 +357,50 @@ def test_windows_of_kivi(held_out):
         evaluate("--model", held_out, "--scheme", "kivi-2", "--context", 1024, *flags)["schemes"][0]
         for flags in ((), ("--no-windows",))
     )
-    assert outside["effective_bits"] == 3 and inside["effective_bits"] == pytest.approx(3 + 13 * 32 / 1024)
+    # The query of token 1023 reads 128 keys and 129 values exactly: its own token, and what the residual holds.
+    assert outside["effective_bits"] == 3
+    assert inside["effective_bits"] == pytest.approx(3 + 13 * (128 + 129) / 2 / 1024)
     assert inside["mean"]["output_rel_mse"] < outside["mean"]["output_rel_mse"]
+
+
+def test_residual_of_kivi(held_out):
+    document = evaluate("--model", held_out, "--scheme", "kivi-2", "--scheme", "kivi-2-r128", "--scheme", "kivi-2-r32")
+    published, same, short = document["schemes"]
+    assert published["mean"] == same["mean"] and published["effective_bits"] == same["effective_bits"]
+    assert short["effective_bits"] < published["effective_bits"]
+    assert short["mean"]["output_rel_mse"] > published["mean"]["output_rel_mse"]
+
+
+B4 = ("attention_kl_b4", "top10_overlap_b4")
+
+
+def test_weights_as_block_gtq_b4_defines_them(make_dump, tmp_path):
+    """Queries of the second half, softmax over the keys before the query's own; here by numpy."""
+    dump = make_dump(tokens=101, sequences=1, layers=2, head_dim=16, q_heads=4, kv_heads=2)
+    artifact = calibrate(dump, tmp_path / "out", "--method", "plain", "--bits-v", 16, "--sink-tokens", 0)
+    documents = [evaluate("--model", dump, "--no-windows", "--metric", name, artifact) for name in B4]
+    assert documents[0]["schemes"] == documents[1]["schemes"]
+    for layer, said in enumerate(documents[0]["schemes"][0]["layers"]):
+        with h5py.File(dump) as file:
+            group = file[f"layers/{layer}"]
+            q, k = (group[name][:].transpose(1, 0, 2).astype(np.float64) for name in "qk")
+            scale = float(group.attrs["softmax_scale"])
+        k_hat = load_artifact(artifact).layers[layer].sides["k"].reconstruct_heads(k.astype(np.float32))
+        divergence, overlap = [], []
+        for head, queries in enumerate(q):
+            for i in range(51, 101):
+                s, s_hat = (scale * own[head // 2, :i] @ queries[i] for own in (k, k_hat.astype(np.float64)))
+                p, p_hat = (np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in (s, s_hat))
+                divergence.append((p * np.log(p / p_hat)).sum())
+                overlap.append(len(set(np.argsort(-s)[:10]) & set(np.argsort(-s_hat)[:10])) / 10)
+        assert said["attention_kl_b4"] == pytest.approx(np.mean(divergence), rel=1e-5)
+        assert said["top10_overlap_b4"] == pytest.approx(np.mean(overlap), abs=1e-3)
+        assert said["attention_kl_b4"] != said["attention_kl"]["mean"]
+
+
+def test_weights_of_b4_are_measured_only_if_asked_for(held_out):
+    said = evaluate("--model", held_out, "--layers", 0, "--scheme", "tq-mse-2-k")
+    assert not set(B4) & said["schemes"][0]["mean"].keys()
 
 
 def test_losses_are_no_wins(held_out, artifacts):

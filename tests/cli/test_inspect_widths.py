@@ -123,7 +123,7 @@ def test_overview_draws_the_widths(artifact, name):
 @pytest.mark.parametrize("name", MIXED)
 def test_overview_counts_the_widths(artifact, name):
     text = succeed("kvq-inspect", artifact(name)).stdout
-    header, *rows = text[text.index("layer  side  of width") :].splitlines()
+    header, *rows = text[text.index("layer  side  of width") :].split("\n\n")[0].splitlines()
     columns = [int(word) for word in header.split()[4:]]
     assert columns == sorted(columns, reverse=True)
     for row, (layer, side, said, _) in zip(rows, mixed_sides(artifact(name)), strict=True):
@@ -133,9 +133,52 @@ def test_overview_counts_the_widths(artifact, name):
         assert [counts.get(width, 0) for width in range(9)] == said["histogram"]
 
 
+def widths_of_model(path: Path, side: str) -> list[tuple[int, np.ndarray]] | None:
+    """Layer, and the widths that Block-GTQ's tables count; None if the side is not mixed."""
+    held = [(layer, own) for layer, which, _, own in mixed_sides(path) if which == side]
+    key = "block_bits" if all("block_bits" in own for _, own in held) else "channel_bits"
+    return [(layer, own[key].ravel()) for layer, own in held] or None
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_widths_of_all_layers_together(artifact, name):
+    """Block-GTQ Tables 8 to 10, in numbers and in text."""
+    said = inspected(artifact(name))["widths"]
+    text = succeed("kvq-inspect", artifact(name)).stdout
+    shares = text[text.index("widths of all layers together") :].splitlines()[1:]
+    entropies = shares[shares.index("") + 1 :]
+    columns = [int(word) for word in shares[0].split()[3:]]
+    for side in "kv":
+        known = widths_of_model(artifact(name), side)
+        assert (side in said) == (known is not None)
+        if known is None:
+            continue
+        own, everything = said[side], np.concatenate([widths for _, widths in known])
+        counts = np.bincount(everything, minlength=9)
+        assert own["histogram"] == counts.tolist() and own["layers"] == len(known)
+        assert own["shares"] == pytest.approx((counts / counts.sum()).tolist())
+        by_layer = [entropy(widths) for _, widths in known]
+        assert own["entropy"] == pytest.approx(np.mean(by_layer))
+        assert own["entropy_deviation"] == pytest.approx(np.std(by_layer), abs=1e-12)
+        assert own["distinct_widths"] == np.mean([len(np.unique(widths)) for _, widths in known])
+        for key, of in (("highest", max), ("lowest", min)):
+            assert own[key]["entropy"] == pytest.approx(of(by_layer))
+            assert own[key]["layer"] == known[by_layer.index(of(by_layer))][0]
+        words = next(line.split() for line in shares[1:] if line.startswith(side))
+        assert words[1] == own["histogram_of"]
+        found = dict(zip(columns, map(float, words[2:]), strict=True))
+        assert [found.get(width, 0.0) for width in range(9)] == pytest.approx(
+            [100 * share for share in own["shares"]], abs=0.051
+        )
+        words = next(line.split() for line in entropies[1:] if line.startswith(side))
+        assert float(words[3]) == pytest.approx(own["entropy"], abs=0.0051)
+        assert words[6] == f"({own['highest']['layer']})" and words[8] == f"({own['lowest']['layer']})"
+
+
 def test_overview_of_one_width_has_no_bars(artifact):
     text = succeed("kvq-inspect", artifact("fitted")).stdout
-    assert bars(text) == {} and "of width" not in text
+    assert bars(text) == {} and "of width" not in text and "all layers together" not in text
+    assert "widths" not in inspected(artifact("fitted"))
 
 
 def test_color_adds_nothing_but_color(artifact, monkeypatch):

@@ -4,6 +4,7 @@ refusals. No run leaves anything in the folder for temporary files."""
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -607,7 +608,7 @@ LONG = {
     "block-gtq-table17",
     "oscar-table7",
 }  # these calibrate on more tokens than the sample has
-MANY_CENTROIDS = "saw-int4-table9"
+MANY_CENTROIDS = {"saw-int4-table2", "saw-int4-table9"}  # these need 2048 tokens
 
 
 def rows_of(grid: dict) -> list[tuple[str, list[str]]]:
@@ -646,7 +647,113 @@ def sample_layer(sample, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def test_there_are_grids():
-    assert {path.stem for path in SCRIPTS} >= LONG | {MANY_CENTROIDS, "methods", "transforms"} and len(SCRIPTS) == 12
+    assert {path.stem for path in SCRIPTS} >= LONG | MANY_CENTROIDS | {"methods", "transforms"} and len(SCRIPTS) == 17
+
+
+# What the labels of the grids mean. A part of a label between commas or plus signs gives the row exactly these flags.
+MEANINGS = {
+    "block-gtq": {
+        r"K([23])V\1": r"--bits \1",
+        r"Block-GTQ": "",
+        r"([234]) bits": r"--bits-k \1",
+        r"(\d+) tokens": r"--num-tokens \1",
+        r"text 0": "--first-token 0",
+        r"text 1": "--first-token 4096",
+        r"text 2": "--first-token 8192",
+        r"from (\d+)": r"--first-token \1",
+        r"(qk_avg|qk_max|qk_product|k_only|q_only|qk_energy_product)": r"--score \1",
+        r"centred": "--center kv",
+    },
+    "saw-int4": {
+        r"INT4": "--hadamard none",
+        r"K|(BDR\d+) \(K\)": "--hadamard k",
+        r"K&V|(BDR\d+) \(K&V\)": "--hadamard kv",
+        r"BDR(\d+)( \(.*\))?": r"--hadamard-order \1",
+        r"C = (\d+)": r"--kmeans \1",
+        r"Hessian": "--hessian paper",
+        r"consistent Hessian": "--hessian consistent",
+    },
+    "oscar": {
+        r"group (\d+)": r"--group-size \1",
+        r"\((\d+); (\d+)\)": r"--sink-tokens \1 --recent-tokens \2",
+        r"searched": "--clip search",
+        r"([KV]) ([01]\.\d\d)": lambda found: f"--clip-{found[1].lower()} {found[2]}",
+        r"(\d+) tokens": r"--num-tokens \1",
+    },
+}
+# Flags of all rows of a grid.
+COMMON = {
+    "block-gtq-table1": "--method block-gtq --bits-v 16 --sink-tokens 0 --recent-tokens 0",
+    "block-gtq-table12": "--method block-gtq --bits-v 16 --sink-tokens 0 --recent-tokens 0",
+    "block-gtq-table15": "--method block-gtq --bits 2",
+    "block-gtq-table17": "--method block-gtq --bits 3",
+    "block-gtq-table2": "--method block-gtq",
+    "block-gtq-table3": "--method block-gtq",
+    "oscar-table12": "--method oscar --bits 2 --clip search --sink-tokens 64 --recent-tokens 256",
+    "oscar-table5": "--method oscar --bits 2",
+    "oscar-table6": "--method oscar --bits 2",
+    "oscar-table7": "--method oscar --bits 2",
+    "saw-int4-table2": "--method saw-int4 --sample-tokens 20000",
+    "saw-int4-table5": "--method saw-int4",
+    "saw-int4-table8": "--method saw-int4",
+    "saw-int4-table9": "--method saw-int4 --sample-tokens 20000",
+}
+# Grids whose labels are words: each flag of a row by its label, without those of all rows.
+BY_WORDS = {
+    "oscar-table4": {
+        "U H P": "--method oscar --composition uhp",
+        "U H P of K^T K, V^T V": "--method oscar --composition uhp --target-k key --target-v value",
+        "U H P of C_SQ, C_S": "--method oscar --composition uhp --target-k scored_query",
+        "without P: U H": "--method oscar --composition uh",
+        "without H: U P": "--method oscar --composition up",
+        "without U: H P": "--method oscar --composition hp",
+        "random Hadamard": "--method quarot --random-signs",
+        "random orthogonal": "--method random",
+        "no rotation": "--method oscar --composition i",
+    },
+}
+
+
+def pairs(flags: list[str]) -> list[tuple[str, ...]]:
+    """Flags with their values, sorted."""
+    found: list[tuple[str, ...]] = []
+    for word in flags:
+        found = [*found, (word,)] if word.startswith("--") else [*found[:-1], (*found[-1], word)]
+    return sorted(found)
+
+
+def meaning(family: str, label: str) -> list[tuple[str, ...]]:
+    """The flags that a label stands for."""
+    flags: list[str] = []
+    for part in re.split(r", | \+ ", re.sub(r"\((\d+), (\d+)\)", r"(\1; \2)", label)):
+        known = [
+            (re.fullmatch(pattern, part), template)
+            for pattern, template in MEANINGS[family].items()
+            if re.fullmatch(pattern, part)
+        ]
+        assert known, f"nothing says what '{part}' of '{label}' means"
+        for found, template in known:
+            flags += (template(found) if callable(template) else found.expand(template)).split()
+    if family == "saw-int4" and "BDR" not in label and "--hadamard" not in flags:
+        flags += ["--hadamard", "none"]  # centroids alone
+    return pairs(flags)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SCRIPTS if path.stem not in ("methods", "transforms")])
+def test_labels_of_the_papers_grids_mean_what_they_say(name):
+    """A row whose flags say anything else than its label, or nothing, fails: "C = 1" is one centroid."""
+    grid = json.loads((ROOT / f"scripts/sweeps/{name}.json").read_text())
+    family = next(family for family in MEANINGS if name.startswith(family))
+    common = pairs(grid["flags"].split())
+    if name in COMMON:
+        assert common == pairs(COMMON[name].split())
+    for label, flags in rows_of(grid):
+        own = sorted(set(pairs(flags)) - set(common))
+        if name in BY_WORDS:
+            assert own == pairs(BY_WORDS[name][label].split()), label
+        else:
+            assert own == meaning(family, label), label
+    assert name in COMMON or name in BY_WORDS
 
 
 def test_grids_have_the_rows_of_the_papers():
@@ -740,7 +847,7 @@ def test_noise_of_a_sweep_is_the_spread_over_its_last_axis(make_dump, tiny, tmp_
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in SCRIPTS if path.stem not in LONG | {MANY_CENTROIDS}], ids=lambda path: path.stem
+    "path", [path for path in SCRIPTS if path.stem not in LONG | MANY_CENTROIDS], ids=lambda path: path.stem
 )
 def test_grids_of_the_papers_run_on_the_sample(sample_layer, tmp_path, path):
     check_script(path, tmp_path, *sample_layer)
@@ -769,16 +876,19 @@ def test_grids_for_long_texts_name_the_row_that_the_sample_is_too_short_for(samp
     )
 
 
-def test_grid_of_centroids_needs_as_many_tokens(sample_layer, make_dump, tmp_path):
-    """2048 centroids need as many tokens; the error comes after three rows are calibrated."""
-    path = ROOT / f"scripts/sweeps/{MANY_CENTROIDS}.json"
+@pytest.mark.parametrize("name, row", [("saw-int4-table2", "C = 2048"), ("saw-int4-table9", "BDR16, C = 2048")])
+def test_grids_of_centroids_need_as_many_tokens(sample_layer, tmp_path, name, row):
+    """2048 centroids need as many tokens; the error comes after other rows are calibrated."""
+    path = ROOT / f"scripts/sweeps/{name}.json"
     result = sweep(tmp_path, path, sample_layer[1], "--calibration", sample_layer[0])
-    assert (
-        result.code == USAGE and result.stdout == "" and '"BDR16, C = 2048"' in result.stderr and "447" in result.stderr
-    )
+    assert result.code == USAGE and result.stdout == "" and f'"{row}"' in result.stderr and "447" in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(MANY_CENTROIDS))
+def test_grids_of_centroids_run_on_enough_tokens(make_dump, tmp_path, name):
     shape = {"layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 128}
     check_script(
-        path,
+        ROOT / f"scripts/sweeps/{name}.json",
         tmp_path,
         make_dump(tokens=2060, sequences=20, **shape),
         make_dump(tokens=64, sequences=1, seed=1, **shape),

@@ -59,6 +59,31 @@ TEST_CASE("Statistics of any two parts merge into those of the whole", "[stats][
   });
 }
 
+TEST_CASE("Moments of all queries are those of generated and of prompt queries together", "[stats][property]") {
+  rc::prop("any layer, any marks", [] {
+    const test::LayerSpec spec = any_spec();
+    LayerActivations layer = test::make_layer(spec);
+    layer.generated = *rc::gen::container<std::vector<std::uint8_t>>(static_cast<std::size_t>(layer.k.tokens),
+                                                                     rc::gen::inRange<std::uint8_t>(0, 2));
+    layer.generated.front() = 0, layer.generated.back() = 1;
+    StatsRequest request = request_for(spec.has_values);
+    const LayerStats all = collect(layer, request);
+    request.queries = Queries::generated;
+    const LayerStats generated = collect(layer, request);
+    request.queries = Queries::prompt;
+    const LayerStats prompt = collect(layer, request);
+    for (const Moment which : request.moments) {
+      const bool of_queries = which == Moment::query || which == Moment::scored_value || which == Moment::scored_query;
+      for (std::size_t head = 0; head < all.moment(which).size(); ++head) {
+        MomentSum sum = generated.moment(which)[head];
+        if (of_queries) sum.add(prompt.moment(which)[head]);
+        RC_ASSERT(test::relative_difference(sum.sum, all.moment(which)[head].sum) < 1e-5);
+        RC_ASSERT(sum.weight == all.moment(which)[head].weight);
+      }
+    }
+  });
+}
+
 TEST_CASE("Any statistics survive their file, byte for byte", "[stats][property]") {
   rc::prop("any layer", [] {
     const test::TempFolder folder;

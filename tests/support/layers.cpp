@@ -90,6 +90,7 @@ LayerActivations keep_sequences(const LayerActivations& layer, std::size_t first
   kept.cu_seqlens.clear();
   for (std::size_t s = first; s <= first + count; ++s) kept.cu_seqlens.push_back(layer.cu_seqlens[s] - begin);
   kept.positions.assign(layer.positions.begin() + begin, layer.positions.begin() + end);
+  if (!layer.generated.empty()) kept.generated.assign(layer.generated.begin() + begin, layer.generated.begin() + end);
   kept.q = keep_tokens(layer.q, begin, end - begin);
   kept.k = keep_tokens(layer.k, begin, end - begin);
   if (layer.v) kept.v = keep_tokens(*layer.v, begin, end - begin);

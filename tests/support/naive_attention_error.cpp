@@ -22,7 +22,11 @@ enum Sum {
   kCurvedError,
   kDivergence,
   kTopHits,
-  kTopQueries
+  kTopQueries,
+  kContextQueries,
+  kContextDivergence,
+  kContextTopHits,
+  kContextTopQueries
 };
 
 using Row = std::vector<double>;
@@ -116,6 +120,44 @@ std::vector<bool> top_ten(const Row& logits, double margin, double& near) {
   return chosen;
 }
 
+/// The logits that a query has, exact and with stored keys, and their rounding.
+struct Logits {
+  Row exact, changed, delta;
+  double logit_rounding = 0.0, delta_rounding = 0.0;
+};
+
+/// KL(p || p^) of the weights, which become `p`, with their changes.
+NaiveNumber divergence_of(const Logits& logits, Row& p, Row& p_change) {
+  // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r), because p and p^ both sum to 1. No term of the last
+  // sum is negative.
+  const double log_z = log_sum_exp(logits.exact), log_z_changed = log_sum_exp(logits.changed);
+  double divergence = 0.0, plain_divergence = 0.0, largest = 0.0;
+  for (std::size_t a = 0; a < logits.exact.size(); ++a) {
+    const double log_p = logits.exact[a] - log_z, r = logits.delta[a] - (log_z_changed - log_z);
+    p.push_back(std::exp(log_p));
+    p_change.push_back(r < 1.0 ? p[a] * std::expm1(r) : std::exp(log_p + r) - p[a]);
+    divergence += p_change[a] - p[a] * r;
+    plain_divergence += p[a] * (log_p - (logits.changed[a] - log_z_changed));
+    largest = std::max({largest, std::abs(logits.exact[a]), std::abs(logits.changed[a])});
+  }
+  if (std::abs(divergence - plain_divergence) > 1e-13 * (1.0 + largest))
+    throw std::logic_error("the naive attention contradicts itself");
+  // d KL = sum (p^ - p) d delta, where sum |p^ - p| <= sqrt(2 KL), and = sum (p^ - p (1 + log(p^ / p)) - p KL) d l,
+  // where the first part is positive and its sum is KL.
+  return {divergence, std::sqrt(2.0 * std::max(0.0, divergence)) * logits.delta_rounding +
+                          logits.delta_rounding * logits.delta_rounding +
+                          2.0 * divergence * (logits.logit_rounding + kUnit) + 1e-18};
+}
+
+/// How many of the ten largest stay. @param near  see top_ten()
+double top_hits(const Logits& logits, double& near) {
+  const std::vector<bool> best = top_ten(logits.exact, 2.0 * logits.logit_rounding, near),
+                          found = top_ten(logits.changed, 2.0 * (logits.logit_rounding + logits.delta_rounding), near);
+  double hits = 0.0;
+  for (std::size_t a = 0; a < best.size(); ++a) hits += best[a] && found[a] ? 1.0 : 0.0;
+  return hits;
+}
+
 class NaiveMeter {
  public:
   NaiveMeter(const LayerActivations& layer, const StoredLayer& stored, bool with_windows)
@@ -163,7 +205,7 @@ class NaiveMeter {
         const auto token = static_cast<std::size_t>(first + i);
         auto& bucket = bucket_of(i, result);
         result.divergence[static_cast<std::size_t>(group) * tokens() + token] =
-            add_query(q[static_cast<std::size_t>(i)], i, token, q_head, k, v, bucket);
+            add_query(q[static_cast<std::size_t>(i)], i, count, token, q_head, k, v, bucket);
       }
     }
   }
@@ -181,8 +223,24 @@ class NaiveMeter {
     sum.bound += bound * bound;
   }
 
-  NaiveNumber add_query(const Row& q, std::int64_t i, std::size_t token, int q_head, const SideRows& k,
-                        const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
+  /// Block-GTQ B.4: the query's own key, the last, is left out.
+  static void add_context(Logits logits, std::array<NaiveNumber, kAttentionSums>& sums) {
+    for (Row* row : {&logits.exact, &logits.changed, &logits.delta}) row->pop_back();
+    if (logits.exact.empty()) return;
+    Row p, p_change;
+    const NaiveNumber divergence = divergence_of(logits, p, p_change);
+    add(sums[kContextQueries], 1.0, 0.0);
+    add(sums[kContextDivergence], divergence.value, divergence.bound);
+    if (logits.exact.size() <= 10) return;
+    double near = 0.0;
+    const double hits = top_hits(logits, near);
+    add(sums[kContextTopQueries], 1.0, 0.0);
+    add(sums[kContextTopHits], hits, near);
+  }
+
+  /// @param count  tokens of the sequence
+  NaiveNumber add_query(const Row& q, std::int64_t i, std::int64_t count, std::size_t token, int q_head,
+                        const SideRows& k, const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
     const std::int64_t begin = g_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, i - g_.sliding_window + 1);
     Row exact, changed, delta;
     double logit_size = 0.0, delta_size = 0.0;  // sizes of the terms of a product; the terms round
@@ -199,38 +257,19 @@ class NaiveMeter {
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));
 
-    // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r), because p and p^ both sum to 1. No term of the last
-    // sum is negative.
-    const double log_z = log_sum_exp(exact), log_z_changed = log_sum_exp(changed);
+    Logits logits{exact, changed, delta, logit_rounding, delta_rounding};
     Row p, p_change;
-    double divergence = 0.0, plain_divergence = 0.0, largest = 0.0;
-    for (std::size_t a = 0; a < exact.size(); ++a) {
-      const double log_p = exact[a] - log_z, r = delta[a] - (log_z_changed - log_z);
-      p.push_back(std::exp(log_p));
-      p_change.push_back(r < 1.0 ? p[a] * std::expm1(r) : std::exp(log_p + r) - p[a]);
-      divergence += p_change[a] - p[a] * r;
-      plain_divergence += p[a] * (log_p - (changed[a] - log_z_changed));
-      largest = std::max({largest, std::abs(exact[a]), std::abs(changed[a])});
-    }
-    if (std::abs(divergence - plain_divergence) > 1e-13 * (1.0 + largest))
-      throw std::logic_error("the naive attention contradicts itself");
-    // d KL = sum (p^ - p) d delta, where sum |p^ - p| <= sqrt(2 KL), and = sum (p^ - p (1 + log(p^ / p)) - p KL) d l,
-    // where the first part is positive and its sum is KL.
-    const double divergence_rounding = std::sqrt(2.0 * std::max(0.0, divergence)) * delta_rounding +
-                                       delta_rounding * delta_rounding + 2.0 * divergence * (logit_rounding + kUnit) +
-                                       1e-18;
-    add(sums[kDivergence], divergence, divergence_rounding);
+    const NaiveNumber divergence = divergence_of(logits, p, p_change);
+    add(sums[kDivergence], divergence.value, divergence.bound);
     if (exact.size() > 10) {
       double near = 0.0;
-      const std::vector<bool> best = top_ten(exact, 2.0 * logit_rounding, near),
-                              found = top_ten(changed, 2.0 * (logit_rounding + delta_rounding), near);
-      double hits = 0.0;
-      for (std::size_t a = 0; a < best.size(); ++a) hits += best[a] && found[a] ? 1.0 : 0.0;
+      const double hits = top_hits(logits, near);
       add(sums[kTopQueries], 1.0, 0.0);
       add(sums[kTopHits], hits, near);
     }
+    if (2 * i >= count) add_context(std::move(logits), sums);
     if (layer_.v) add_outputs(i, begin, token, q_head, v, p, p_change, logit_rounding, delta_rounding, sums);
-    return {divergence, divergence_rounding};
+    return divergence;
   }
 
   void add_outputs(std::int64_t i, std::int64_t begin, std::size_t token, int q_head, const SideRows& v, const Row& p,
@@ -299,12 +338,14 @@ class NaiveMeter {
 }  // namespace
 
 const std::array<const char*, kAttentionSums> kAttentionSumNames = {
-    "queries",       "logit_error",  "logit_energy", "sv_error", "output_error",
-    "output_energy", "curved_error", "divergence",   "top_hits", "top_queries"};
+    "queries",         "logit_error",        "logit_energy",     "sv_error",           "output_error",
+    "output_energy",   "curved_error",       "divergence",       "top_hits",           "top_queries",
+    "context.queries", "context.divergence", "context.top_hits", "context.top_queries"};
 
 std::array<double, kAttentionSums> numbers_of(const AttentionSums& s) {
-  return {s.queries,       s.logit_error,  s.logit_energy, s.sv_error, s.output_error,
-          s.output_energy, s.curved_error, s.divergence,   s.top_hits, s.top_queries};
+  return {s.queries,         s.logit_error,        s.logit_energy,     s.sv_error,           s.output_error,
+          s.output_energy,   s.curved_error,       s.divergence,       s.top_hits,           s.top_queries,
+          s.context.queries, s.context.divergence, s.context.top_hits, s.context.top_queries};
 }
 
 NaiveErrors naive_attention_errors(const LayerActivations& layer, const StoredLayer& stored, bool with_windows) {
@@ -336,7 +377,8 @@ std::string first_disagreement(const LayerError& found, const NaiveErrors& naive
       const auto sums = numbers_of(head.buckets[b]);
       const auto expected = b < want.buckets.size() ? want.buckets[b] : std::array<NaiveNumber, kAttentionSums>{};
       for (std::size_t i = 0; i < kAttentionSums; ++i) {
-        const bool is_count = i == kQueries || i == kTopHits || i == kTopQueries;
+        const bool is_count = i == kQueries || i == kTopHits || i == kTopQueries || i == kContextQueries ||
+                              i == kContextTopHits || i == kContextTopQueries;
         compare(sums[i], expected[i], is_count ? 0.0 : kRelative,
                 fmt::format("head {}, bucket {}: {}", h, b, kAttentionSumNames[i]));
       }

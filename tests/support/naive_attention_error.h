@@ -11,7 +11,7 @@
 /// conditioned.
 namespace kvq::test {
 
-constexpr std::size_t kAttentionSums = 10;
+constexpr std::size_t kAttentionSums = 14;
 extern const std::array<const char*, kAttentionSums> kAttentionSumNames;
 std::array<double, kAttentionSums> numbers_of(const AttentionSums& sums);
 

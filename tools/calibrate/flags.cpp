@@ -116,6 +116,9 @@ void refuse_overwriting(const CalibrateFlags& f) {
 }
 
 void refuse_without_dump(const CalibrateFlags& f) {
+  if (f.inputs.dumps.empty() && f.behavior.queries)
+    throw Error{ErrorKind::usage, "--queries chooses queries of a dump: --model is needed",
+                "statistics keep the queries that they were collected with"};
   if (f.inputs.dumps.empty() && (f.inputs.num_tokens || f.inputs.first_token > 0))
     throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
 }
@@ -168,7 +171,8 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
       ->check(whole_number(0, 4096))
       ->group(option_group::kRunning);
   add_group(app, option_group::kRunning, given);
-  app.add_option("--sample-tokens", behavior.sample_tokens, "tokens a layer kept for clip and sign search")
+  app.add_option("--sample-tokens", behavior.sample_tokens,
+                 "tokens a layer kept for clip and sign search, k-means and fitted codebooks")
       ->check(whole_number(16, 1 << 24))
       ->capture_default_str()
       ->group(option_group::kRunning);
@@ -180,6 +184,9 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
   app.add_option("--collect", behavior.collect,
                  "also collect these moments: query key value scored_value scored_query sst, or all")
       ->type_name("NAME")
+      ->group(option_group::kRunning);
+  app.add_option("--queries", behavior.queries,
+                 "whose queries count in statistics: all, generated (decode-time) or prompt; needs /generated [all]")
       ->group(option_group::kRunning);
   app.add_option("--context", outputs.context, "context length of the effective bits in the table")
       ->check(whole_number(1, std::int64_t{1} << 30))

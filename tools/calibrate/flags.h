@@ -35,6 +35,7 @@ struct Behavior {
   std::int64_t sample_tokens = 2048, golden_tokens = 32;
   std::optional<std::int64_t> held_out_tokens;  ///< empty: kHeldOutTokens if the method spends a budget, else none
   std::vector<std::string> collect;
+  std::optional<std::string> queries;  ///< empty: all
 };
 inline constexpr std::int64_t kHeldOutTokens = 1024;
 

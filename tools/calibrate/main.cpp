@@ -45,8 +45,10 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
   for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
-  const Prediction p = predict(dump, layers, make_request(flags.behavior, options), options,
-                               chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
+  const StatsRequest request = make_request(flags.behavior, options);
+  check_queries(request, flags.inputs, dump);
+  const Prediction p =
+      predict(dump, layers, request, options, chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
   if (flags.outputs.json) {
     fmt::print("{}\n", Json{{"schema_version", "1.0"},
                             {"tool", "kvq-calibrate " KVQ_VERSION},
@@ -155,6 +157,7 @@ void calibrate_dump(const CalibrateFlags& flags, const Options& options, const s
   check_exact_layers(options, dump.model());
   const CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
                                chosen_tokens(flags.inputs, dump)};
+  check_queries(request.stats, flags.inputs, dump);
   const OutputClaim claim = OutputClaim::of_file(output, "kvq-calibrate");
   const auto stats_claim = claim_stats(flags);
   const PartsFolder parts(claim.path().string() + ".parts");

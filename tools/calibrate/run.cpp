@@ -15,12 +15,25 @@
 
 namespace kvq {
 
+namespace {
+
+Queries chosen_queries(const Behavior& behavior) {
+  const std::string word = behavior.queries.value_or("all");
+  const auto queries = queries_from_string(word);
+  if (!queries)
+    throw Error{ErrorKind::usage, fmt::format("--queries: expected all, generated or prompt, found \"{}\"", word)};
+  return *queries;
+}
+
+}  // namespace
+
 StatsRequest make_request(const Behavior& behavior, const Options& options) {
   StatsRequest request{
       .moments = find_method(options.method).needs(options),
       .sample_tokens = behavior.sample_tokens,
       .seed = options.seed,
   };
+  request.queries = chosen_queries(behavior);
   // Only budget methods hold out tokens by default. For other methods statistics cover the whole dump unless
   // --held-out-tokens is given.
   const bool budget = options.budget_bits || options.budget_bytes;
@@ -44,6 +57,14 @@ TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump) {
   const TokenRange range = choose_tokens(dump.num_tokens(), inputs.first_token, inputs.num_tokens);
   check_tokens(range.count);
   return range;
+}
+
+void check_queries(const StatsRequest& request, const Inputs& inputs, const Dump& dump) {
+  if (request.queries == Queries::all || dump.marks_generated()) return;
+  throw Error{ErrorKind::usage,
+              fmt::format("--queries {}: {} has no /generated, which marks the tokens that a model produced",
+                          to_string(request.queries), inputs.dumps.front()),
+              "dump_qkv.py --generate marks them"};
 }
 
 void check_exact_layers(const Options& options, const ModelGeometry& model) {

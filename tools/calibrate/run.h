@@ -13,6 +13,9 @@ StatsRequest make_request(const Behavior& behavior, const Options& options);
 /// The token range of --first-token and --num-tokens; without these flags all tokens of the dump.
 TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump);
 
+/// @throws Error{usage} if --queries needs marks of generated tokens that the dump does not have
+void check_queries(const StatsRequest& request, const Inputs& inputs, const Dump& dump);
+
 /// @throws Error{usage} if --exact-layers names a layer that `model` does not have
 void check_exact_layers(const Options& options, const ModelGeometry& model);
 

@@ -1,8 +1,10 @@
 #include "common/cli.h"
 #include "common/describe.h"
 #include "common/progress.h"
+#include "common/say.h"
 #include "common/temporary_folder.h"
 #include "common/wrong_file.h"
+#include "eval/csv.h"
 #include "eval/notes.h"
 #include "eval/report.h"
 #include "eval/sweep.h"
@@ -35,7 +37,7 @@ struct EvalFlags {
   std::int64_t pairs = 2048, seed = 0;
   std::optional<std::int64_t> context;
   int threads = 0;
-  bool no_windows = false, by_context = false, rotations = false, json = false, quiet = false;
+  bool no_windows = false, by_context = false, rotations = false, json = false, csv = false, quiet = false;
 };
 
 std::string scheme_list() {
@@ -47,7 +49,7 @@ std::string scheme_list() {
 
 std::string metric_list() {
   std::string text;
-  for (const Metric metric : all_metrics()) text += fmt::format("  {:<15} {}\n", metric->name, metric->summary);
+  for (const Metric metric : all_metrics()) text += fmt::format("  {:<16} {}\n", metric->name, metric->summary);
   return text;
 }
 
@@ -111,7 +113,9 @@ void add_flags(CLI::App& app, EvalFlags& f) {
       ->capture_default_str();
   app.add_option("--threads", f.threads, "threads [all cores]; results do not depend on it")
       ->check(whole_number(0, 4096));
-  app.add_flag("--json", f.json, "one JSON document on stdout");
+  CLI::Option* json = app.add_flag("--json", f.json, "one JSON document on stdout");
+  app.add_flag("--csv", f.csv, "the table as CSV with all digits; of --metric, --by-context and --rotations that one")
+      ->excludes(json);
   app.add_flag("-q,--quiet", f.quiet, "no progress");
   const std::string sweeps = "Sweeps";
   app.add_option("--sweep", f.sweep,
@@ -159,7 +163,7 @@ void print_json(const EvalFlags& flags, const Dump& dump, const EvalRequest& req
 
 std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, const Dump& dump,
                                                     std::vector<Candidate>& candidates, const EvalRequest& request) {
-  Progress progress(1.0, flags.quiet || flags.json);
+  Progress progress(1.0, flags.quiet || flags.json || flags.csv);
   return evaluate(dump, candidates, request,
                   [&](double done, const std::string& what) { progress.update(done, what); });
 }
@@ -179,12 +183,25 @@ std::optional<OutputClaim> claim_folder(const std::string& keep) {
   return OutputClaim::of_folder(keep, "kvq-eval");
 }
 
-int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& request) {
+/// Prints the one table that the flags name.
+void print_csv(const EvalFlags& flags, Metric metric, const std::vector<Candidate>& candidates,
+               const std::vector<CandidateResult>& results) {
+  if (flags.rotations)
+    fmt::print("{}", rotations_csv(candidates, results));
+  else if (flags.by_context)
+    fmt::print("{}", context_csv(Metric("attention_kl"), candidates, results));
+  else
+    fmt::print("{}", flags.metric.empty() ? summary_csv(candidates, results) : layer_csv(metric, candidates, results));
+}
+
+int evaluate_sweep(const EvalFlags& flags, const Dump& dump, EvalRequest request) {
   if (!flags.artifacts.empty() || !flags.metric.empty() || flags.by_context || flags.rotations)
     throw Error{ErrorKind::usage, "--sweep goes without artifacts, --metric, --by-context and --rotations"};
   Sweep sweep = load_sweep(flags.sweep, flags.calibrations);
   sweep.schemes.insert(sweep.schemes.end(), flags.schemes.begin(), flags.schemes.end());
   check_sweep(sweep, dump.model(), request.layers);
+  request.with_context =
+      std::any_of(sweep.metrics.begin(), sweep.metrics.end(), [](Metric metric) { return metric->on_request; });
   const auto kept = claim_folder(flags.keep);
   const ScratchFolder temporary(temporary_prefix("kvq-sweep"));
   const SweepFolders folders{
@@ -193,10 +210,15 @@ int evaluate_sweep(const EvalFlags& flags, const Dump& dump, const EvalRequest& 
       .artifacts_stay = kept.has_value(),
   };
   for (const auto& folder : {folders.artifacts, folders.statistics}) std::filesystem::create_directories(folder);
-  std::vector<Candidate> candidates = calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json);
+  std::vector<Candidate> candidates =
+      calibrate_sweep(sweep, folders, flags.threads, flags.quiet || flags.json || flags.csv);
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
-  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
+  if (!flags.json) say(notes_text(notes));
+  if (flags.csv) {
+    fmt::print("{}", sweep_csv(sweep, candidates, results));
+    return 0;
+  }
   if (!flags.json) {
     fmt::print("{}", sweep_table(sweep, candidates, results));
     explain_zeros(request, results);
@@ -219,11 +241,14 @@ int evaluate_files(const EvalFlags& flags) {
       .layers = choose_layers(dump.model(), flags.layers),
       .with_windows = !flags.no_windows,
       .with_attention = !by_layer || metric->source != MetricSource::rope_logits || flags.by_context,
+      .with_context = by_layer && metric->on_request,
       .rotations = flags.rotations,
       .pairs = flags.pairs,
       .context = flags.context.value_or(flags.sweep.empty() ? kContext : dump.longest_sequence()),
       .seed = static_cast<std::uint64_t>(flags.seed),
   };
+  if (flags.csv && (by_layer ? 1 : 0) + (flags.by_context ? 1 : 0) + (flags.rotations ? 1 : 0) > 1)
+    throw Error{ErrorKind::usage, "--csv prints one table: give one of --metric, --by-context and --rotations"};
   if (flags.sweep.empty() && (!flags.calibrations.empty() || !flags.keep.empty()))
     throw Error{ErrorKind::usage, "--calibration and --keep belong to --sweep"};
   if (!flags.sweep.empty()) return evaluate_sweep(flags, dump, request);
@@ -236,11 +261,15 @@ int evaluate_files(const EvalFlags& flags) {
   const std::vector<CandidateResult> results = evaluate_with_progress(flags, dump, candidates, request);
   const std::vector<Comparison> comparisons = compare_all(results, request.seed);
   const std::vector<EvalNote> notes = notes_of(dump.model(), request, candidates, results);
-  if (!flags.json) fmt::print(stderr, "{}", notes_text(notes));
+  if (!flags.json) say(notes_text(notes));
   if (flags.json) {
     Json json = evaluation_json(candidates, results, comparisons);
     json["notes"] = notes_json(notes);
     print_json(flags, dump, request, std::move(json));
+    return 0;
+  }
+  if (flags.csv) {
+    print_csv(flags, metric, candidates, results);
     return 0;
   }
   fmt::print("{}",

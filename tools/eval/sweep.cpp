@@ -56,8 +56,8 @@ class SweepReader {
     json_ = parse_json(text.str(), path_);
     if (!json_.is_object()) refuse("", "an object", json_.type_name());
     for (const auto& [key, value] : json_.items())
-      if (key != "title" && key != "flags" && key != "axes" && key != "rows" && key != "schemes")
-        refuse("", "title, flags, axes, rows, schemes", printable(key, 40));
+      if (key != "title" && key != "flags" && key != "axes" && key != "rows" && key != "schemes" && key != "metrics")
+        refuse("", "title, flags, axes, rows, schemes, metrics", printable(key, 40));
   }
 
   std::string text(const char* key) const {
@@ -101,6 +101,20 @@ class SweepReader {
     if (!json_.contains("schemes")) return names;
     for (const Row& row : rows(json_.at("schemes"), "schemes")) names.push_back(row.flags);
     return names;
+  }
+
+  std::vector<Metric> metrics() const {
+    std::vector<Metric> found;
+    if (!json_.contains("metrics")) return found;
+    if (!json_.at("metrics").is_array()) refuse("metrics", "a list", json_.at("metrics").type_name());
+    for (const Json& entry : json_.at("metrics")) {
+      const std::string name = string_of(entry, "metrics");
+      const auto it =
+          std::find_if(all_metrics().begin(), all_metrics().end(), [&](Metric metric) { return metric->name == name; });
+      if (it == all_metrics().end()) refuse("metrics", "names that kvq-eval --help lists", printable(name, 40));
+      found.push_back(*it);
+    }
+    return found;
   }
 
   [[noreturn]] void refuse(const std::string& where, const std::string& expected, const std::string& found) const {
@@ -175,9 +189,10 @@ std::string collection_key(const Job& job) {
   const StatsRequest request = make_request(job.flags.behavior, job.options);
   std::string moments;
   for (const Moment moment : request.moments) moments += std::string(to_string(moment)) + " ";
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}", moments, fmt::join(job.flags.inputs.dumps, "\n"),
-                     job.flags.inputs.layers, job.flags.inputs.first_token, job.flags.inputs.num_tokens.value_or(-1),
-                     request.seed, request.sample_tokens, request.held_out_tokens, request.golden_tokens);
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", moments, to_string(request.queries),
+                     fmt::join(job.flags.inputs.dumps, "\n"), job.flags.inputs.layers, job.flags.inputs.first_token,
+                     job.flags.inputs.num_tokens.value_or(-1), request.seed, request.sample_tokens,
+                     request.held_out_tokens, request.golden_tokens);
 }
 
 std::vector<LayerEntry> calibrated_layers(const Job& job, const Dump& dump) {
@@ -205,39 +220,6 @@ std::string file_name(std::size_t index, const std::string& name) {
   return fmt::format("{:04d}{}{}.safetensors", index, slug.empty() ? "" : "-", slug.substr(0, 80));
 }
 
-/// The row's flags as on a command line, with its dump.
-std::string typed(const Row& row) {
-  if (row.dump.empty()) return row.flags;
-  const char* quote = row.dump.find('"') == std::string::npos ? "\"" : "'";
-  return fmt::format("{}{}--model {}{}{}", row.flags, row.flags.empty() ? "" : " ", quote, row.dump, quote);
-}
-
-/// Distances of the key widths from those of the first row; none where either row has no RoPE-block widths.
-std::vector<std::optional<AllocationDistance>> distances(const Sweep& sweep, const std::vector<Candidate>& candidates) {
-  std::vector<std::optional<AllocationDistance>> all(candidates.size());
-  if (sweep.rows.size() < 2) return all;
-  const auto has_blocks = [](const Artifact& artifact) {
-    return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) {
-      return plan.k.allocation && !plan.k.allocation->block_bits.empty();
-    });
-  };
-  const auto has_same_slots = [](const Artifact& a, const Artifact& b) {
-    return std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(),
-                      [](const LayerPlan& one, const LayerPlan& other) {
-                        return one.layer == other.layer && one.geometry == other.geometry &&
-                               one.k.rotation.scope == other.k.rotation.scope;
-                      });
-  };
-  const NamedArtifact first{candidates[0].path, load_artifact(candidates[0].path)};
-  if (!has_blocks(first.artifact)) return all;
-  for (std::size_t c = 0; c < sweep.rows.size(); ++c) {
-    const NamedArtifact own{candidates[c].path, load_artifact(candidates[c].path)};
-    if (!has_blocks(own.artifact) || !has_same_slots(own.artifact, first.artifact)) continue;
-    all[c] = compare_allocations(own, first).total;
-  }
-  return all;
-}
-
 /// Position of the = in NAME=FILE; npos if the text is only a FILE.
 std::size_t end_of_name(const std::string& text) {
   std::error_code failed;
@@ -250,7 +232,12 @@ std::size_t end_of_name(const std::string& text) {
 
 Sweep load_sweep(const fs::path& path, const std::vector<std::string>& calibrations) {
   const SweepReader reader(path);
-  Sweep sweep{.title = printable(reader.text("title"), 200), .rows = reader.rows("rows"), .schemes = reader.schemes()};
+  Sweep sweep{
+      .title = printable(reader.text("title"), 200),
+      .rows = reader.rows("rows"),
+      .schemes = reader.schemes(),
+      .metrics = reader.metrics(),
+  };
   if (const auto axes = reader.axes(); !axes.empty()) {
     std::vector<Row> grid{{"", ""}};
     for (const std::vector<Row>& axis : axes) {
@@ -297,6 +284,7 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
       const Dump& dump = dumps.at(key);
       check_exact_layers(job.options, dump.model());
       chosen_tokens(job.flags.inputs, dump);
+      check_queries(make_request(job.flags.behavior, job.options), job.flags.inputs, dump);
       ModelGeometry own = dump.model();
       own.layers = calibrated_layers(job, dump);
       check_same_model("", own, model, layers);
@@ -340,20 +328,56 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
   return candidates;
 }
 
+std::string typed_flags(const Row& row) {
+  if (row.dump.empty()) return row.flags;
+  const char* quote = row.dump.find('"') == std::string::npos ? "\"" : "'";
+  return fmt::format("{}{}--model {}{}{}", row.flags, row.flags.empty() ? "" : " ", quote, row.dump, quote);
+}
+
+std::vector<std::optional<AllocationDistance>> sweep_distances(const Sweep& sweep,
+                                                               const std::vector<Candidate>& candidates) {
+  std::vector<std::optional<AllocationDistance>> all(candidates.size());
+  if (sweep.rows.size() < 2) return all;
+  const auto has_blocks = [](const Artifact& artifact) {
+    return std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerPlan& plan) {
+      return plan.k.allocation && !plan.k.allocation->block_bits.empty();
+    });
+  };
+  const auto has_same_slots = [](const Artifact& a, const Artifact& b) {
+    return std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(),
+                      [](const LayerPlan& one, const LayerPlan& other) {
+                        return one.layer == other.layer && one.geometry == other.geometry &&
+                               one.k.rotation.scope == other.k.rotation.scope;
+                      });
+  };
+  const NamedArtifact first{candidates[0].path, load_artifact(candidates[0].path)};
+  if (!has_blocks(first.artifact)) return all;
+  for (std::size_t c = 0; c < sweep.rows.size(); ++c) {
+    const NamedArtifact own{candidates[c].path, load_artifact(candidates[c].path)};
+    if (!has_blocks(own.artifact) || !has_same_slots(own.artifact, first.artifact)) continue;
+    all[c] = compare_allocations(own, first).total;
+  }
+  return all;
+}
+
 std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates,
                         const std::vector<CandidateResult>& results) {
-  constexpr Metric kColumns[] = {Metric("logit_rel_mse"), kOutput, kKl};
-  const std::vector<bool> front = on_front(results, kOutput);
-  const auto apart = distances(sweep, candidates);
+  const bool usual = sweep.metrics.empty();
+  const std::vector<Metric> columns = usual ? std::vector{Metric("logit_rel_mse"), kOutput, kKl} : sweep.metrics;
+  const Metric judge = usual ? kOutput : columns.front();
+  const std::vector<bool> front = on_front(results, judge);
+  const auto apart = sweep_distances(sweep, candidates);
   const bool mixed = std::any_of(apart.begin(), apart.end(), [](const auto& own) { return own.has_value(); });
   std::vector<std::vector<std::string>> rows{{"row", "bits"}};
-  for (const Metric metric : kColumns) rows[0].emplace_back(metric->header);
-  rows[0].insert(rows[0].end(), {fmt::format("{} p99", kKl->header), ""});
+  for (const Metric metric : columns) rows[0].emplace_back(metric->header);
+  if (usual) rows[0].push_back(fmt::format("{} p99", kKl->header));
+  rows[0].emplace_back();
   if (mixed) rows[0].insert(rows[0].end(), {"Hamming", "HB@4", "regret"});
   for (std::size_t c = 0; c < results.size(); ++c) {
     rows.push_back({printable(candidates[c].name, 60), fmt::format("{:.2f}", results[c].bits)});
-    for (const Metric metric : kColumns) rows.back().push_back(number_text(results[c].mean[metric]));
-    rows.back().insert(rows.back().end(), {number_text(results[c].distributions[kKl].p99), front[c] ? "*" : ""});
+    for (const Metric metric : columns) rows.back().push_back(number_text(results[c].mean[metric]));
+    if (usual) rows.back().push_back(number_text(results[c].distributions[kKl].p99));
+    rows.back().emplace_back(front[c] ? "*" : "");
     if (!mixed) continue;
     if (apart[c])
       rows.back().insert(rows.back().end(),
@@ -364,20 +388,22 @@ std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candid
   }
   std::string text = sweep.title.empty() ? "" : sweep.title + "\n";
   text += format_table(rows, "l" + std::string(rows[0].size() - 1, 'r'));
-  text += "*: on the front, nothing else has both fewer bits and less output error.\n";
+  text += usual ? "*: on the front, nothing else has both fewer bits and less output error.\n"
+                : fmt::format("*: on the front, nothing else has both fewer bits and {} {}.\n",
+                              judge->more_is_better ? "more" : "less", judge->name);
   if (mixed) text += "Hamming, HB@4, regret: widths of keys against those of the first row (Block-GTQ C.4).\n";
   return text;
 }
 
 void add_sweep(const Sweep& sweep, const std::vector<Candidate>& candidates,
                const std::vector<CandidateResult>& results, Json& document) {
-  const auto apart = distances(sweep, candidates);
+  const auto apart = sweep_distances(sweep, candidates);
   const std::vector<bool> output = on_front(results, kOutput), kl = on_front(results, kKl);
   document["title"] = sweep.title;
   for (std::size_t c = 0; c < results.size(); ++c) {
     Json& scheme = document["schemes"][c];
     scheme["pareto"] = {{kOutput->name, static_cast<bool>(output[c])}, {kKl->name, static_cast<bool>(kl[c])}};
-    if (c < sweep.rows.size()) scheme["flags"] = typed(sweep.rows[c]);
+    if (c < sweep.rows.size()) scheme["flags"] = typed_flags(sweep.rows[c]);
     if (apart[c])
       scheme["allocation"] = {{"hamming", apart[c]->hamming()},
                               {"high_bit_jaccard", apart[c]->high_bit_jaccard()},

@@ -2,8 +2,10 @@
 
 #include <kvq/container/json.h>
 #include <kvq/eval/evaluate.h>
+#include <kvq/plan/allocation_stats.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,7 @@ struct Sweep {
   std::string title;
   std::vector<Row> rows;
   std::vector<std::string> schemes;
+  std::vector<Metric> metrics;  ///< columns of the table, the first of which makes the front; empty: the usual ones
 };
 
 /// @param calibrations  [NAME=]DUMP of each dump to calibrate on; several dumps form one more axis. NAME ends at the
@@ -41,8 +44,15 @@ struct SweepFolders {
 /// @return  candidates with paths but no artifact loaded, then the schemes; equal names get numbers
 std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& folders, int threads, bool quiet);
 
-/// A line for each row: bits, errors, whether the row is on the Pareto front of output error against effective bits,
-/// and, for mixed widths, the distance from the first row's widths.
+/// The row's flags as on a command line, with its dump.
+std::string typed_flags(const Sweep::Row& row);
+
+/// Distances of the key widths from those of the first row; none where either row has no RoPE-block widths.
+std::vector<std::optional<AllocationDistance>> sweep_distances(const Sweep& sweep,
+                                                               const std::vector<Candidate>& candidates);
+
+/// A line for each row: bits, errors, whether the row is on the Pareto front of the first metric (output error if the
+/// sweep names none) against effective bits, and, for mixed widths, the distance from the first row's widths.
 std::string sweep_table(const Sweep& sweep, const std::vector<Candidate>& candidates,
                         const std::vector<CandidateResult>& results);
 /// Adds `title`, and `flags`, `pareto` and `allocation` to each scheme.

@@ -160,6 +160,7 @@ Json to_json(const Request& request) {
                {"serving", serving_json(artifact)}, {"missing_layers", missing_layers(artifact)}};
   if (Json details = details_json(artifact, json["manifest"], flags.layer); !details.is_null())
     json["layers"] = std::move(details);
+  if (Json widths = model_widths_json(artifact); !widths.is_null()) json["widths"] = std::move(widths);
   if (request.layer)
     json["layer"] = json["manifest"]["layers"][static_cast<std::size_t>(request.layer - artifact.layers.data())];
   if (flags.head >= 0) json["head"] = head_json(*request.layer, flags.head);

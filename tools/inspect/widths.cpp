@@ -6,6 +6,11 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
 namespace kvq {
 
 namespace {
@@ -68,6 +73,47 @@ std::string count_table(const std::vector<MixedSide>& sides) {
   return format_table(rows, "rll" + std::string(rows.front().size() - 3, 'r'));
 }
 
+/// The widths of all layers, if any layer of the side is mixed.
+std::optional<ModelWidths> widths_of_all(const std::vector<MixedSide>& sides, Side which) {
+  std::vector<LayerWidths> layers;
+  for (const MixedSide& side : sides)
+    if (side.side == which) layers.push_back({side.layer, &side.allocation()});
+  return layers.empty() ? std::nullopt : std::optional(model_widths(layers));
+}
+
+/// Block-GTQ Tables 8 and 9, then Table 10. A width that no side has gets no column.
+std::string model_tables(const std::vector<MixedSide>& sides) {
+  std::vector<std::pair<const char*, ModelWidths>> all;
+  for (const Side which : {Side::k, Side::v})
+    if (const auto own = widths_of_all(sides, which)) all.emplace_back(name(which), *own);
+  std::vector<std::vector<std::string>> shares = {{"side", "% of"}},
+                                        entropies = {{"side", "layers", "kinds", "entropy", "sigma", "highest (layer)",
+                                                      "lowest (layer)"}};
+  const auto occurs = [&](int width) {
+    return std::any_of(all.begin(), all.end(), [&](const auto& own) { return own.second.share(width) > 0.0; });
+  };
+  for (int width = kWidest; width >= 0; --width)
+    if (occurs(width)) shares.front().push_back(std::to_string(width));
+  const auto extreme = [](const ModelWidths::Extreme& own) {
+    return fmt::format("{:.2f} ({})", own.entropy, own.layer);
+  };
+  for (const auto& [side, own] : all) {
+    shares.push_back({side, own.of_blocks ? "blocks" : "channels"});
+    for (int width = kWidest; width >= 0; --width)
+      if (occurs(width)) shares.back().push_back(fmt::format("{:.1f}", 100.0 * own.share(width)));
+    entropies.push_back({side, std::to_string(own.layers), fmt::format("{:.2f}", own.mean_kinds),
+                         fmt::format("{:.2f}", own.mean_entropy), fmt::format("{:.2f}", own.entropy_deviation),
+                         extreme(own.highest), extreme(own.lowest)});
+  }
+  return "\nwidths of all layers together (Block-GTQ Tables 8 to 10)\n" +
+         format_table(shares, "ll" + std::string(shares.front().size() - 2, 'r')) + "\n" +
+         format_table(entropies, "lrrrrrr") + "kinds, entropy: means over layers; sigma: deviation of the entropy.\n";
+}
+
+Json extreme_json(const ModelWidths::Extreme& extreme) {
+  return {{"entropy", extreme.entropy}, {"layer", extreme.layer}};
+}
+
 }  // namespace
 
 std::string width_cells(int width, int count, bool color) {
@@ -105,7 +151,28 @@ std::string describe_widths(const Artifact& artifact, bool color) {
       "digit: width of 1/{} of the channels of all heads. entropy: bits, of the counts\n"
       "below. bytes: one row. over free: cost over the best widths of as many bits.\n\n",
       kBarCells);
-  return text + count_table(sides);
+  return text + count_table(sides) + model_tables(sides);
+}
+
+Json model_widths_json(const Artifact& artifact) {
+  Json json;
+  const std::vector<MixedSide> sides = mixed_sides(artifact);
+  for (const Side which : {Side::k, Side::v}) {
+    const auto own = widths_of_all(sides, which);
+    if (!own) continue;
+    Json shares = Json::array();
+    for (int width = 0; width <= kWidest; ++width) shares.push_back(own->share(width));
+    json[name(which)] = {{"layers", own->layers},
+                         {"histogram", own->histogram},
+                         {"histogram_of", own->of_blocks ? "blocks" : "channels"},
+                         {"shares", std::move(shares)},
+                         {"distinct_widths", own->mean_kinds},
+                         {"entropy", own->mean_entropy},
+                         {"entropy_deviation", own->entropy_deviation},
+                         {"highest", extreme_json(own->highest)},
+                         {"lowest", extreme_json(own->lowest)}};
+  }
+  return json;
 }
 
 std::string widths_summary(const TensorPlan& plan, int dim) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/artifact/artifact.h>
+#include <kvq/container/json.h>
 
 #include <span>
 #include <string>
@@ -16,8 +17,11 @@ std::string width_bar(std::span<const std::uint8_t> widths, int cells, bool colo
 /// optimum costs 0.
 std::string over_free_text(const BitAllocation& allocation);
 
-/// Two tables for the overview: a bar with statistics, and how often each width occurs. Empty if no side is mixed.
+/// Tables for the overview: a bar with statistics, how often each width occurs, and both of all layers together. Empty
+/// if no side is mixed.
 std::string describe_widths(const Artifact& artifact, bool color);
+/// The same of all layers together: an object with `k`, `v` or both. Null if no side is mixed.
+Json model_widths_json(const Artifact& artifact);
 /// Two lines about a mixed side: score, entropy, bytes of a row, cost.
 std::string widths_summary(const TensorPlan& plan, int dim);
 

@@ -54,18 +54,31 @@ class Panel {
 
   /// Tokens [first, first + count) of all query heads of the group.
   void run(std::int64_t first, std::int64_t count, Partial& into) {
+    if (in_.counts != nullptr && std::none_of(in_.counts + first, in_.counts + first + count, is_set)) return;
     first_ = first;
     rows_ = count * in_.queries;
     key_begin_ = in_.window > 0 ? std::max<std::int64_t>(0, first - in_.window + 1) : 0;
     keys_ = first + count - key_begin_;
     gather_queries(count);
     attend();
-    into.outputs.add(std::span<const float>{o_.data(), static_cast<std::size_t>(rows_ * in_.v_dim)});
+    into.outputs.add(std::span<const float>{o_.data(), static_cast<std::size_t>(rows_ * in_.v_dim)},
+                     counting_weights());
     add_column_energies(into);
     if (scored_query_) score_queries(into);
   }
 
  private:
+  static bool is_set(std::uint8_t flag) { return flag != 0; }
+  bool counts(std::int64_t row) const {
+    return in_.counts == nullptr || is_set(in_.counts[first_ + row / in_.queries]);
+  }
+  /// [rows] 1 for the queries that count, else 0; empty if all count.
+  std::vector<float> counting_weights() const {
+    if (in_.counts == nullptr) return {};
+    std::vector<float> weights(static_cast<std::size_t>(rows_));
+    for (std::int64_t r = 0; r < rows_; ++r) weights[static_cast<std::size_t>(r)] = counts(r) ? 1.0f : 0.0f;
+    return weights;
+  }
   std::int64_t num_blocks() const { return (keys_ + kBlockKeys - 1) / kBlockKeys; }
   std::int64_t block_size(std::int64_t b) const { return std::min(kBlockKeys, keys_ - b * kBlockKeys); }
   /// Block b of the panel, [rows, block_size(b)].
@@ -137,8 +150,9 @@ class Panel {
     std::fill(columns_.begin(), columns_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)
       for (std::int64_t r = 0; r < rows_; ++r)
-        row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalization(b, r),
-                             columns_.data() + b * kBlockKeys);
+        if (counts(r))
+          row_ops::add_squares(block(b) + r * block_size(b), block_size(b), normalization(b, r),
+                               columns_.data() + b * kBlockKeys);
     for (std::int64_t t = 0; t < keys_; ++t)
       into.columns[static_cast<std::size_t>(key_begin_ + t)] += columns_[static_cast<std::size_t>(t)];
   }
@@ -158,6 +172,7 @@ class Panel {
                     squared_o_.data(), in_.v_dim);
     std::vector<float> weights(static_cast<std::size_t>(rows_));
     for (std::int64_t r = 0; r < rows_; ++r) {
+      if (!counts(r)) continue;
       double a = 0.0, c = 0.0, bo = 0.0, oo = 0.0;
       for (std::int64_t t = 0; t < keys_; ++t) {
         const std::int64_t b = t / kBlockKeys;

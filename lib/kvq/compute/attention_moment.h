@@ -13,15 +13,16 @@ struct AttentionInput {
   std::int64_t tokens = 0;
   int queries = 1;  ///< query heads that read this KV head
   int dim = 0, v_dim = 0;
-  double scale = 1.0;        ///< softmax_scale
-  int window = 0;            ///< 0 = all keys before and at the query, else the last `window`
-  const float* q = nullptr;  ///< [queries, T, D]
-  const float* k = nullptr;  ///< [T, D]
-  const float* v = nullptr;  ///< [T, Dv]
+  double scale = 1.0;                    ///< softmax_scale
+  int window = 0;                        ///< 0 = all keys before and at the query, else the last `window`
+  const float* q = nullptr;              ///< [queries, T, D]
+  const float* k = nullptr;              ///< [T, D]
+  const float* v = nullptr;              ///< [T, Dv]
+  const std::uint8_t* counts = nullptr;  ///< [T] 0: the token's queries are in no sum; null: all queries count
 };
 
-/// Statistics of the exact causal softmax S of one KV head that weigh errors. Sums over tokens and the group's query
-/// heads.
+/// Statistics of the exact causal softmax S of one KV head that weigh errors. Sums over the tokens whose queries count,
+/// and over the group's query heads.
 ///   outputs       sum_i o_i o_i^T with o = S V: N times OSCAR's C_S = (1/N) V^T S^T S V (section 3)
 ///   column_energy [T] a_t = sum_i S_it^2: squared output error per unit error of value t, if errors of different
 ///                 tokens are uncorrelated (the diagonal of S^T S)

@@ -19,7 +19,7 @@ struct Measured {
 void add_values(const std::string& scope, const std::string& where, const Measured& values, bool of_heads,
                 std::vector<Reading>& readings) {
   for (const Metric metric : all_metrics()) {
-    if ((metric->per_query && !of_heads) || std::isnan(values.exact[metric])) continue;
+    if (metric->on_request || (metric->per_query && !of_heads) || std::isnan(values.exact[metric])) continue;
     readings.push_back({fmt::format("{}{}{}", scope, metric->name, metric->per_query ? ".mean" : ""), where,
                         values.before[metric], values.after[metric]});
   }

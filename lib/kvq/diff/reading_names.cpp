@@ -49,7 +49,7 @@ void add_measured_names(const std::string& scope, Names& names) {
     });
   };
   for (const Metric metric : all_metrics())
-    if (!metric->per_query && !(of_heads && metric->source == MetricSource::projection))
+    if (!metric->per_query && !metric->on_request && !(of_heads && metric->source == MetricSource::projection))
       add(metric, "", metric->summary);
   for (const Metric metric : all_metrics()) {
     if (!metric->per_query) continue;

@@ -210,6 +210,7 @@ Dump Dump::open(const std::vector<std::filesystem::path>& files) {
 const ModelGeometry& Dump::model() const { return impl_->model; }
 CapturePoint Dump::capture_point() const { return impl_->parts.front().capture_point; }
 const std::string& Dump::producer() const { return impl_->parts.front().producer; }
+bool Dump::marks_generated() const { return !impl_->sequences.generated.empty(); }
 std::int64_t Dump::num_tokens() const { return impl_->sequences.tokens(); }
 std::int64_t Dump::num_sequences() const { return static_cast<std::int64_t>(impl_->sequences.cu_seqlens.size()) - 1; }
 

@@ -66,6 +66,7 @@ class Dump {
   const ModelGeometry& model() const;  ///< geometry of the layers that are there
   CapturePoint capture_point() const;
   const std::string& producer() const;
+  bool marks_generated() const;     ///< whether it has /generated
   std::int64_t num_tokens() const;  ///< T, all files
   std::int64_t num_sequences() const;
   std::int64_t longest_sequence() const;      ///< in tokens

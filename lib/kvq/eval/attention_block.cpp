@@ -97,10 +97,15 @@ void AttentionBlock::compare(const ExactRows& rows, const StoredRows& stored, st
     const std::int64_t from = visible_begin(row), to = visible_end(row);
     sums.logit_energy += sum_of_squares(s_.data() + row * keys_ + from, to - from);
     if (to - from > static_cast<std::int64_t>(kTop)) sums.top_queries += 1.0;
+    if (const std::int64_t context = context_of(row); context > 0) {
+      sums.context.queries += 1.0;
+      if (context > static_cast<std::int64_t>(kTop)) sums.context.top_queries += 1.0;
+    }
   }
   if (stored.k_change.empty()) {
     std::fill(divergence.begin(), divergence.end(), 0.0f);
     sums.top_hits = static_cast<double>(kTop) * sums.top_queries;
+    sums.context.top_hits = static_cast<double>(kTop) * sums.context.top_queries;
   } else {
     change_logits(stored, sums, divergence);
   }
@@ -115,6 +120,29 @@ void AttentionBlock::compare(const ExactRows& rows, const StoredRows& stored, st
   blas::gemm_nn(block_.count, v_dim, v_dim, o_change_.data(), v_dim, curvature.data(), v_dim, false, turned_.data(),
                 v_dim);
   sums.curved_error += 0.5 * dot_product(o_change_.data(), turned_.data(), static_cast<std::int64_t>(turned_.size()));
+}
+
+std::int64_t AttentionBlock::context_of(std::int64_t row) const {
+  if (!with_context_ || 2 * position(row) < block_.end - block_.begin) return 0;
+  return visible_end(row) - 1 - visible_begin(row);
+}
+
+double AttentionBlock::kept_places(const float* logits, const float* change, std::int64_t count) {
+  for (std::int64_t t = 0; t < count; ++t) shifted_[static_cast<std::size_t>(t)] = logits[t] + change[t];
+  const Places exact = top_places(logits, count), changed = top_places(shifted_.data(), count);
+  return static_cast<double>(std::count_if(changed.begin(), changed.end(), [&](std::int64_t place) {
+    return std::binary_search(exact.begin(), exact.end(), place);
+  }));
+}
+
+void AttentionBlock::compare_context(const float* logits, const float* change, std::int64_t count, ContextSums& sums) {
+  if (count > static_cast<std::int64_t>(kTop)) sums.top_hits += kept_places(logits, change, count);
+  // The weights are computed anew: a query that looks at its own key has no digits left for the others in p_.
+  context_p_.assign(logits, logits + count);
+  context_d_.assign(change, change + count);
+  const float factor = 1.0f / row_ops::exponentiate(context_p_.data(), count, row_ops::largest(logits, count));
+  for (float& p : context_p_) p *= factor;
+  sums.divergence += change_weights(context_p_.data(), logits, context_d_.data(), count);
 }
 
 /// d_ becomes the change of the weights.
@@ -140,6 +168,8 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
       for (const std::int64_t place : changed)
         sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
     }
+    if (const std::int64_t context = context_of(row); context > 0)
+      compare_context(s + from, d + from, context, sums.context);
     const double kl = change_weights(p_.data() + row * keys_ + from, s + from, d + from, to - from);
     divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
     sums.divergence += kl;

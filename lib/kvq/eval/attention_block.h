@@ -24,6 +24,7 @@ struct StoredRows {
 struct QueryBlock {
   std::int64_t begin = 0, first = 0, count = 0;
   int q_head = 0;
+  std::int64_t end = 0;
 };
 
 /// Attention of one block, with exact and with stored rows. Threads must not share an object; calls reuse its memory.
@@ -31,7 +32,8 @@ class AttentionBlock {
  public:
   static constexpr std::int64_t kQueries = 32;
 
-  explicit AttentionBlock(const LayerGeometry& geometry) : geometry_(geometry) {}
+  /// @param with_context  whether compare() measures AttentionSums::context, too
+  AttentionBlock(const LayerGeometry& geometry, bool with_context) : geometry_(geometry), with_context_(with_context) {}
 
   /// Exact logits, weights and outputs.
   /// @param q  [count, D]
@@ -57,6 +59,12 @@ class AttentionBlock {
   std::int64_t all_stored_end(const ExactTokens& exact) const;
   Places top_places(const float* row, std::int64_t count) const;
 
+  /// How many keys before its own query `row` sees if AttentionSums::context counts the query, else 0.
+  std::int64_t context_of(std::int64_t row) const;
+  /// Adds a query to the sums of a context of `count` keys. @param change  of the logits
+  void compare_context(const float* logits, const float* change, std::int64_t count, ContextSums& sums);
+  /// Of the largest logits, how many stay among the largest.
+  double kept_places(const float* logits, const float* change, std::int64_t count);
   void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
   void change_outputs(const ExactRows& rows, const StoredRows& stored);
   void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values,
@@ -65,11 +73,12 @@ class AttentionBlock {
                                    std::int64_t to);
 
   const LayerGeometry& geometry_;
+  bool with_context_;
   QueryBlock block_;
   std::span<const float> q_;
   std::int64_t key_begin_ = 0, keys_ = 0;  ///< token of column 0, and number of columns
   std::vector<float> s_, p_, d_;           ///< [count, keys] logits, weights, change of logits and then of weights
-  std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_;
+  std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_, context_p_, context_d_;
   std::vector<Places> top_;
 };
 

@@ -49,7 +49,7 @@ std::vector<QueryBlock> query_blocks(const std::vector<std::int64_t>& borders, c
   for (std::size_t s = pass.first_sequence; s < pass.end_sequence; ++s) {
     const std::int64_t end = std::min(borders[s + 1], pass.end);
     for (std::int64_t first = std::max(borders[s], pass.begin); first < end; first += AttentionBlock::kQueries)
-      blocks.push_back({borders[s], first, std::min(AttentionBlock::kQueries, end - first), 0});
+      blocks.push_back({borders[s], first, std::min(AttentionBlock::kQueries, end - first), 0, borders[s + 1]});
   }
   return blocks;
 }
@@ -74,10 +74,11 @@ std::int64_t tokens_at_once(const LayerActivations& layer, std::size_t schemes) 
 class LayerMeter {
  public:
   LayerMeter(const LayerActivations& layer, std::span<const StoredLayer> schemes, bool with_windows,
-             const std::function<void(double)>& done)
+             const std::function<void(double)>& done, bool with_context)
       : layer_(layer),
         schemes_(schemes),
         with_windows_(with_windows),
+        with_context_(with_context),
         projects_(layer.v && !layer.o_proj.empty()),
         done_(done),
         results_(schemes.size()),
@@ -189,12 +190,13 @@ class LayerMeter {
     parallel_for(static_cast<std::int64_t>(blocks_.size()), [&](std::int64_t task) {
       const std::size_t index = blocks_.size() - 1 - static_cast<std::size_t>(task);  // the longest rows first
       const std::int64_t first = blocks_[index].first, count = blocks_[index].count;
-      AttentionBlock attention(layer_.geometry);
+      AttentionBlock attention(layer_.geometry, with_context_);
       std::vector<float> q(static_cast<std::size_t>(count * layer_.geometry.head_dim));
       for (int g = 0; g < group; ++g) {
         const int q_head = head * group + g;
         layer_.q.load_head(q_head, first, count, q.data());
-        attention.look({blocks_[index].begin - base(), first - base(), count, q_head}, q, rows);
+        attention.look({blocks_[index].begin - base(), first - base(), count, q_head, blocks_[index].end - base()}, q,
+                       rows);
         project(q_head, first, attention.outputs(), projected_);
         for (std::size_t c = 0; c < schemes_.size(); ++c) {
           const auto place = static_cast<std::size_t>(g * layer_.k.tokens + first);
@@ -252,7 +254,7 @@ class LayerMeter {
 
   const LayerActivations& layer_;
   std::span<const StoredLayer> schemes_;
-  bool with_windows_, projects_;
+  bool with_windows_, with_context_, projects_;
   const std::function<void(double)>& done_;
   Pass pass_;
   std::vector<QueryBlock> blocks_;  ///< of the pass
@@ -274,6 +276,15 @@ AttentionSums& AttentionSums::operator+=(const AttentionSums& other) {
   divergence += other.divergence;
   top_hits += other.top_hits;
   top_queries += other.top_queries;
+  context += other.context;
+  return *this;
+}
+
+ContextSums& ContextSums::operator+=(const ContextSums& other) {
+  queries += other.queries;
+  divergence += other.divergence;
+  top_hits += other.top_hits;
+  top_queries += other.top_queries;
   return *this;
 }
 
@@ -286,8 +297,9 @@ AttentionSums HeadError::total() const {
 }
 
 std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
-                                         bool with_windows, const std::function<void(double)>& done) {
-  return LayerMeter(layer, schemes, with_windows, done).measure();
+                                         bool with_windows, const std::function<void(double)>& done,
+                                         bool with_context) {
+  return LayerMeter(layer, schemes, with_windows, done, with_context).measure();
 }
 
 }  // namespace kvq

@@ -10,6 +10,14 @@
 
 namespace kvq {
 
+/// Weights as in Block-GTQ B.4, only if they are asked for: queries of the second half of their sequence, softmax over
+/// the keys before the query's own. A query that sees no other key does not count.
+struct ContextSums {
+  double queries = 0.0, divergence = 0.0;    ///< how many, and sum KL(p || p^) in nats
+  double top_hits = 0.0, top_queries = 0.0;  ///< as those of AttentionSums
+  ContextSums& operator+=(const ContextSums& other);
+};
+
 /// Sums over queries (i, of all query heads of a KV head) and the keys j that they see, exact beside stored. With
 /// logits l = scale q k, weights p = softmax(l), outputs o = sum_j p_j v_j, and a hat on what comes from stored rows:
 struct AttentionSums {
@@ -22,6 +30,7 @@ struct AttentionSums {
   /// Of the 10 largest p, how many are among the 10 largest p^ (by l + (l^ - l); the first of equal ones), and how many
   /// queries were counted: those of more than 10 keys.
   double top_hits = 0.0, top_queries = 0.0;
+  ContextSums context;
   AttentionSums& operator+=(const AttentionSums& other);
 };
 
@@ -55,8 +64,10 @@ struct LayerError {
 /// @param schemes       all measured in one pass over the exact attention
 /// @param with_windows  false: every token counts as quantized, without regard to the schemes' ExactTokens
 /// @param done          called with the finished part of the work, 0..1, from one thread
+/// @param with_context  whether to measure AttentionSums::context, too
 /// @throws Error{numerical} for rows that a coder refuses
 std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
-                                         bool with_windows, const std::function<void(double)>& done = {});
+                                         bool with_windows, const std::function<void(double)>& done = {},
+                                         bool with_context = false);
 
 }  // namespace kvq

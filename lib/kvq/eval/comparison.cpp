@@ -57,7 +57,7 @@ std::vector<bool> on_front(const std::vector<CandidateResult>& results, Metric m
   for (std::size_t c = 0; c < results.size(); ++c) {
     const double y = results[c].mean[metric];
     if (std::isnan(y)) continue;
-    points.push_back({results[c].bits, y});
+    points.push_back({results[c].bits, metric->more_is_better ? -y : y});
     places.push_back(c);
   }
   std::vector<bool> front(results.size(), false);

@@ -170,7 +170,8 @@ void evaluate_layer(const LayerActivations& layer, std::span<const Candidate> ca
   for (const Candidate& candidate : candidates)
     stored.push_back(candidate.of_layer(layer.geometry, layer.layer, request.seed, request.with_windows));
   std::vector<LayerError> errors;
-  if (request.with_attention) errors = attention_errors(layer, stored, request.with_windows, tell);
+  if (request.with_attention)
+    errors = attention_errors(layer, stored, request.with_windows, tell, request.with_context);
   const RopeLogitError rope(layer, {.pairs = request.pairs, .seed = request.seed});
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     LayerResult own = start(layer, stored[c], request.context);

@@ -50,6 +50,7 @@ struct EvalRequest {
   std::vector<int> layers;
   bool with_windows = true;      ///< false: every token counts as quantized
   bool with_attention = true;    ///< false: only metrics of MetricSource::rope_logits
+  bool with_context = false;     ///< also MetricRow::on_request
   bool rotations = false;        ///< also RotationColumns
   std::int64_t pairs = 2048;     ///< see RopeLogitRequest
   std::int64_t context = 32768;  ///< of effective bits, in tokens

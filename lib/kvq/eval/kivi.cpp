@@ -32,19 +32,20 @@ struct Range {
 
 class KiviKeys : public StoredSide {
  public:
-  KiviKeys(int dim, int bits, bool with_windows, bool scale_only)
-      : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows), scale_only_(scale_only) {}
+  /// @param residual  0: no token is exact
+  KiviKeys(int dim, int bits, int residual, bool scale_only)
+      : dim_(static_cast<std::size_t>(dim)), bits_(bits), residual_(residual), scale_only_(scale_only) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(dim_),
                  [&](std::int64_t channel) { restore_channel(rows, static_cast<std::size_t>(channel)); });
   }
   ExactTokens exact_tokens() const override {
-    if (!with_windows_) return {};
-    return {.sink = 0, .recent = kGroup, .granule = kGroup};
+    if (residual_ == 0) return {};
+    return {.sink = 0, .recent = 1, .granule = residual_};
   }
   double effective_bits(std::int64_t context) const override {
-    if (!with_windows_) {  // a group that is not full has its range, too
+    if (residual_ == 0) {  // a group that is not full has its range, too
       if (context <= 0) return bits_ + kNumberBits / kGroup;
       const auto group = static_cast<std::int64_t>(kGroup);
       const std::int64_t groups = (context + group - 1) / group;
@@ -76,13 +77,14 @@ class KiviKeys : public StoredSide {
 
   std::size_t dim_;
   int bits_;
-  bool with_windows_, scale_only_;
+  int residual_;
+  bool scale_only_;
 };
 
 class KiviValues : public StoredSide {
  public:
-  KiviValues(int dim, int bits, bool with_windows)
-      : dim_(static_cast<std::size_t>(dim)), bits_(bits), with_windows_(with_windows) {}
+  /// @param residual  0: no token is exact
+  KiviValues(int dim, int bits, int residual) : dim_(static_cast<std::size_t>(dim)), bits_(bits), residual_(residual) {}
 
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(rows.size() / dim_), [&](std::int64_t token) {
@@ -94,8 +96,8 @@ class KiviValues : public StoredSide {
     });
   }
   ExactTokens exact_tokens() const override {
-    if (!with_windows_) return {};
-    return {.sink = 0, .recent = kGroup, .granule = 1};
+    if (residual_ == 0) return {};
+    return {.sink = 0, .recent = residual_ + 1, .granule = 1};
   }
   double effective_bits(std::int64_t context) const override {
     const double coded =
@@ -108,19 +110,19 @@ class KiviValues : public StoredSide {
  private:
   std::size_t dim_;
   int bits_;
-  bool with_windows_;
+  int residual_;
 };
 
 }  // namespace
 
-std::unique_ptr<StoredSide> kivi_keys(int dim, int bits, bool with_windows) {
-  return std::make_unique<KiviKeys>(dim, bits, with_windows, false);
+std::unique_ptr<StoredSide> kivi_keys(int dim, int bits, int residual, bool with_windows) {
+  return std::make_unique<KiviKeys>(dim, bits, with_windows ? residual : 0, false);
 }
-std::unique_ptr<StoredSide> kivi_values(int dim, int bits, bool with_windows) {
-  return std::make_unique<KiviValues>(dim, bits, with_windows);
+std::unique_ptr<StoredSide> kivi_values(int dim, int bits, int residual, bool with_windows) {
+  return std::make_unique<KiviValues>(dim, bits, with_windows ? residual : 0);
 }
 std::unique_ptr<StoredSide> kivi_scale_only_keys(int dim, int bits) {
-  return std::make_unique<KiviKeys>(dim, bits, false, true);
+  return std::make_unique<KiviKeys>(dim, bits, 0, true);
 }
 
 }  // namespace kvq

@@ -50,6 +50,8 @@ struct MetricRow {
   bool more_is_better = false;
   /// Compares attention weights, which mean nothing if logits are not finite.
   bool of_weights = false;
+  /// Measured only if asked for by name (EvalRequest::with_context), because it costs time.
+  bool on_request = false;
   MetricSource source = MetricSource::rows;
   /// Reads the metric from sums that have its source. kNoValue if the metric does not apply to the layer.
   double (*read)(const MetricSums&) = nullptr;
@@ -94,13 +96,32 @@ inline constexpr MetricRow kMetrics[] = {
      .per_query = &HeadError::divergence,
      .query_summary = "KL(p || p^)"},
     {.name = "top10_overlap", .header = "top-10", .unit = "",
-     .summary = "part of the 10 largest weights that stay so (Block-GTQ B.4)",
+     .summary = "part of the 10 largest weights that stay so",
      .more_is_better = true,
      .of_weights = true,
      .source = MetricSource::queries,
      .read = [](const MetricSums& sums) {
        const AttentionSums& a = *sums.attention;
        return a.top_queries > 0.0 ? a.top_hits / (10.0 * a.top_queries) : kNoValue;
+     }},
+    {.name = "attention_kl_b4", .header = "KL B.4", .unit = "nats",
+     .summary = "KL without the query's own key, queries of the second half of a sequence (Block-GTQ B.4)",
+     .of_weights = true,
+     .on_request = true,
+     .source = MetricSource::queries,
+     .read = [](const MetricSums& sums) {
+       const ContextSums& c = sums.attention->context;
+       return c.queries > 0.0 ? c.divergence / c.queries : kNoValue;
+     }},
+    {.name = "top10_overlap_b4", .header = "top-10 B.4", .unit = "",
+     .summary = "top10_overlap of the same queries and keys (Block-GTQ B.4)",
+     .more_is_better = true,
+     .of_weights = true,
+     .on_request = true,
+     .source = MetricSource::queries,
+     .read = [](const MetricSums& sums) {
+       const ContextSums& c = sums.attention->context;
+       return c.top_queries > 0.0 ? c.top_hits / (10.0 * c.top_queries) : kNoValue;
      }},
     {.name = "output_rel_mse", .header = "output", .unit = "",
      .summary = "sum |o^ - o|^2 / sum |o|^2 of attention's outputs",

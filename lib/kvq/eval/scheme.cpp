@@ -1,6 +1,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/core/suggestion.h>
+#include <kvq/eval/float_schemes.h>
 #include <kvq/eval/kivi.h>
 #include <kvq/eval/scheme.h>
 #include <kvq/eval/turboquant_qjl.h>
@@ -8,6 +9,7 @@
 #include <kvq/solve/structured.h>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 
 namespace kvq {
@@ -25,7 +27,11 @@ struct Place {
   /// Each head and side has its own random stream.
   int stream(int head) const { return kvq::stream(head, side); }
 };
-using MakeSide = std::unique_ptr<StoredSide> (*)(const Place&, int bits);
+/// The numbers in a name.
+struct Numbers {
+  int bits = 0, residual = kKiviResidual;
+};
+using MakeSide = std::unique_ptr<StoredSide> (*)(const Place&, const Numbers&);
 
 /// A plan that needs no data, and its storage.
 class PlannedSide : public StoredSide {
@@ -56,24 +62,24 @@ Rotation hadamard(const Place& place, int largest) {
   return {.kind = RotationKind::block_hadamard, .order = std::min(largest, hadamard_order(place.dim())), .recipe = "H"};
 }
 
-std::unique_ptr<StoredSide> bf16(const Place& place, int) { return planned(place, {}); }
+std::unique_ptr<StoredSide> bf16(const Place& place, const Numbers&) { return planned(place, {}); }
 
-std::unique_ptr<StoredSide> naive(const Place& place, int bits) {
-  return planned(place, {.coder = affine(place, bits)});
+std::unique_ptr<StoredSide> naive(const Place& place, const Numbers& of) {
+  return planned(place, {.coder = affine(place, of.bits)});
 }
 
-std::unique_ptr<StoredSide> quarot(const Place& place, int bits) {
-  return planned(place, {.rotation = hadamard(place, place.dim()), .coder = affine(place, bits)});
+std::unique_ptr<StoredSide> quarot(const Place& place, const Numbers& of) {
+  return planned(place, {.rotation = hadamard(place, place.dim()), .coder = affine(place, of.bits)});
 }
 
-std::unique_ptr<StoredSide> saw_int4(const Place& place, int) {
-  if (place.side == Side::v) return naive(place, 4);
+std::unique_ptr<StoredSide> saw_int4(const Place& place, const Numbers& of) {
+  if (place.side == Side::v) return naive(place, of);
   return planned(place, {.rotation = hadamard(place, 128), .coder = affine(place, 4)});
 }
 
-std::unique_ptr<StoredSide> symmetric_norm(const Place& place, int bits) {
+std::unique_ptr<StoredSide> symmetric_norm(const Place& place, const Numbers& of) {
   const UniformCoder coder{
-      .bits = bits,
+      .bits = of.bits,
       .group_size = place.dim(),
       .levels = UniformLevels::symmetric,
       .rule = ScaleRule::norm,
@@ -81,10 +87,10 @@ std::unique_ptr<StoredSide> symmetric_norm(const Place& place, int bits) {
   return planned(place, {.rotation = hadamard(place, place.dim()), .coder = coder});
 }
 
-std::unique_ptr<StoredSide> tq_mse(const Place& place, int bits) {
-  const ScalarCodebook& sphere = sphere_codebook(bits, place.dim());
-  CodebookCoder coder{.bits = bits, .group_size = place.dim()};
-  coder.tables[bits].assign(sphere.entries.begin(), sphere.entries.end());
+std::unique_ptr<StoredSide> tq_mse(const Place& place, const Numbers& of) {
+  const ScalarCodebook& sphere = sphere_codebook(of.bits, place.dim());
+  CodebookCoder coder{.bits = of.bits, .group_size = place.dim()};
+  coder.tables[of.bits].assign(sphere.entries.begin(), sphere.entries.end());
   const std::vector<double> matrix = haar_matrix(place.dim(), place.seed, place.layer, place.stream(0));
   Rotation rotation{.kind = RotationKind::dense, .recipe = "Haar"};
   rotation.matrix.assign(matrix.begin(), matrix.end());
@@ -115,38 +121,52 @@ class QjlSide : public StoredSide {
   std::vector<TurboQuantQjl> heads_;
 };
 
-std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, int bits) {
-  if (place.side == Side::v) return tq_mse(place, bits);
-  return std::make_unique<QjlSide>(place, bits);
+std::unique_ptr<StoredSide> turboquant_qjl(const Place& place, const Numbers& of) {
+  if (place.side == Side::v) return tq_mse(place, of);
+  return std::make_unique<QjlSide>(place, of.bits);
 }
 
-std::unique_ptr<StoredSide> kivi(const Place& place, int bits) {
-  return place.side == Side::k ? kivi_keys(place.dim(), bits, place.with_windows)
-                               : kivi_values(place.dim(), bits, place.with_windows);
+std::unique_ptr<StoredSide> kivi(const Place& place, const Numbers& of) {
+  return place.side == Side::k ? kivi_keys(place.dim(), of.bits, of.residual, place.with_windows)
+                               : kivi_values(place.dim(), of.bits, of.residual, place.with_windows);
 }
 
-std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, int bits) {
-  return place.side == Side::k ? kivi_scale_only_keys(place.dim(), bits) : tq_mse(place, bits);
+std::unique_ptr<StoredSide> kivi_scale_only(const Place& place, const Numbers& of) {
+  return place.side == Side::k ? kivi_scale_only_keys(place.dim(), of.bits) : tq_mse(place, of);
 }
+
+std::unique_ptr<StoredSide> fp8(const Place&, const Numbers&) { return fp8_side(Fp8Scale::tensor); }
+std::unique_ptr<StoredSide> fp8_head(const Place&, const Numbers&) { return fp8_side(Fp8Scale::head); }
+std::unique_ptr<StoredSide> fp8_unscaled(const Place&, const Numbers&) { return fp8_side(Fp8Scale::one); }
+std::unique_ptr<StoredSide> nvfp4(const Place& place, const Numbers&) { return nvfp4_side(place.dim()); }
 
 struct Family {
   SchemeFamily described;
   MakeSide make;
-  int fixed_bits = 0;    ///< 0: in the name
-  int default_bits = 0;  ///< if the name omits the bits; 0: the name must have them
+  int fixed_bits = 0;         ///< 0: in the name
+  int default_bits = 0;       ///< if the name omits the bits; 0: the name must have them
+  bool has_residual = false;  ///< whether -r<n> may follow the bits
 };
 
 /// All schemes. A new scheme is one entry.
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
       {{"bf16", "rows in bfloat16"}, bf16, 16},
+      {{"fp8", "e4m3, a scale for each layer and side: max |x| / 448"}, fp8, 8},
+      {{"fp8-head", "the same with a scale for each KV head"}, fp8_head, 8},
+      {{"fp8-unscaled", "e4m3 with scale 1, as served without scales"}, fp8_unscaled, 8},
+      {{"nvfp4", "e2m1, an e4m3 scale for 16 channels"}, nvfp4, 4},
       {{"naive-int<b>", "affine codes, one scale and minimum a row"}, naive},
       {{"quarot-int<b>", "the same after a Hadamard rotation of the head"}, quarot},
       {{"saw-int4", "INT4, keys in Hadamard blocks of at most 128 channels"}, saw_int4, 4},
       {{"symmetric-norm-<b>", "Hadamard, symmetric codes whose scale keeps the norm"}, symmetric_norm},
       {{"tq-mse-<b>", "TurboQuant-MSE: Haar, Lloyd-Max codes, norm kept"}, tq_mse},
       {{"turboquant-qjl-<b>", "keys: TurboQuant with a QJL bit; values: tq-mse-<b>"}, turboquant_qjl, 0, 2},
-      {{"kivi-<b>", "keys by channel in 32 tokens, values by token in 32 channels, 32 recent exact"}, kivi, 0, 2},
+      {{"kivi-<b>", "keys by channel in 32 tokens, values by token in 32 channels, 128 recent exact"},
+       kivi,
+       0,
+       2,
+       true},
       {{"kivi-scale-only-<b>", "Block-GTQ's KIVI without buffer: scales of the 32 tokens before"},
        kivi_scale_only,
        0,
@@ -154,15 +174,32 @@ const std::vector<Family>& families() {
   return all;
 }
 
-/// Bits that `name` has in place of <b> in the pattern; empty if `name` does not match.
-std::optional<int> match(const Family& family, std::string_view name) {
+/// Cuts "-r<n>" off a name. Empty if there is none, or if n is not 32, 64, 96, ... up to 65536.
+std::optional<int> cut_residual(std::string_view& name) {
+  constexpr int kGroup = 32, kMost = 65536;
+  const std::size_t at = name.rfind("-r");
+  if (at == std::string_view::npos) return std::nullopt;
+  const char *first = name.data() + at + 2, *end = name.data() + name.size();
+  int residual = 0;
+  const auto [stop, failed] = std::from_chars(first, end, residual);
+  if (failed != std::errc{} || stop != end || *first == '0' || residual < kGroup || residual > kMost ||
+      residual % kGroup != 0)
+    return std::nullopt;
+  name = name.substr(0, at);
+  return residual;
+}
+
+/// The numbers that `name` has in place of those of the pattern; empty if `name` does not match.
+std::optional<Numbers> match(const Family& family, std::string_view name) {
   const std::string_view pattern = family.described.pattern;
-  if (family.fixed_bits > 0) return name == pattern ? std::optional(family.fixed_bits) : std::nullopt;
+  if (family.fixed_bits > 0) return name == pattern ? std::optional(Numbers{family.fixed_bits}) : std::nullopt;
+  Numbers numbers{.bits = family.default_bits};
+  if (family.has_residual) numbers.residual = cut_residual(name).value_or(numbers.residual);
   const std::string_view stem = pattern.substr(0, pattern.size() - 3);
-  if (family.default_bits > 0 && name.size() + 1 == stem.size() && stem.starts_with(name)) return family.default_bits;
+  if (family.default_bits > 0 && name.size() + 1 == stem.size() && stem.starts_with(name)) return numbers;
   if (name.size() != stem.size() + 1 || !name.starts_with(stem)) return std::nullopt;
-  const int bits = name.back() - '0';
-  return bits >= 1 && bits <= 8 ? std::optional(bits) : std::nullopt;
+  numbers.bits = name.back() - '0';
+  return numbers.bits >= 1 && numbers.bits <= 8 ? std::optional(numbers) : std::nullopt;
 }
 
 }  // namespace
@@ -194,19 +231,21 @@ Scheme find_scheme(std::string_view name) {
   std::string names;
   for (const Family& family : families()) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", family.described.pattern);
-    const std::optional<int> bits = match(family, stem);
-    if (!bits) continue;
-    return {std::string(name), [make = family.make, bits = *bits, keys_only](const LayerGeometry& geometry, int layer,
-                                                                             std::uint64_t seed, bool with_windows) {
-              StoredLayer stored{make({geometry, layer, Side::k, seed, with_windows}, bits), nullptr};
+    const std::optional<Numbers> numbers = match(family, stem);
+    if (!numbers) continue;
+    return {std::string(name), [make = family.make, numbers = *numbers, keys_only](
+                                   const LayerGeometry& geometry, int layer, std::uint64_t seed, bool with_windows) {
+              StoredLayer stored{make({geometry, layer, Side::k, seed, with_windows}, numbers), nullptr};
               if (geometry.v_head_dim > 0 && !keys_only)
-                stored.v = make({geometry, layer, Side::v, seed, with_windows}, bits);
+                stored.v = make({geometry, layer, Side::v, seed, with_windows}, numbers);
               return stored;
             }};
   }
-  throw Error{
-      ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
-      hint_of_names(stem, scheme_names(), fmt::format("{}; <b> is 1 to 8, the suffix -k codes keys only", names))};
+  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
+              hint_of_names(stem, scheme_names(),
+                            fmt::format("{}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a multiple of 32), "
+                                        "the suffix -k codes keys only",
+                                        names))};
 }
 
 }  // namespace kvq

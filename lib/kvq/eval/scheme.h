@@ -23,7 +23,7 @@ struct Scheme {
 };
 
 /// An entry of the registry. `<b>` in a name stands for 1 to 8 bits; kivi, kivi-scale-only and turboquant-qjl have 2
-/// bits if the name omits `<b>`.
+/// bits if the name omits `<b>`. kivi-<b>-r<n> has a residual of n tokens, a multiple of 32.
 struct SchemeFamily {
   std::string_view pattern, summary;
 };
@@ -31,7 +31,7 @@ const std::vector<SchemeFamily>& scheme_families();
 /// All names that find_scheme() takes, the suffix -k left out: "kivi-2" of the family kivi-<b>.
 std::vector<std::string> scheme_names();
 
-/// The scheme of a name, such as naive-int2, tq-mse-3 or kivi-k; the suffix -k leaves values exact.
+/// The scheme of a name, such as naive-int2, tq-mse-3, kivi-2-r32 or kivi-k; the suffix -k leaves values exact.
 /// @throws Error{usage} listing the names
 Scheme find_scheme(std::string_view name);
 

@@ -72,6 +72,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   c.sequences = origin.sequences;
   c.options = options_to_json(method, options);
   c.options["sample_tokens"] = origin.header.sample_tokens;
+  if (origin.header.queries != Queries::all) c.options["queries"] = to_string(origin.header.queries);
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);
   expect_finite(decision);

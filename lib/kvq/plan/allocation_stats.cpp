@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace kvq {
 
@@ -31,6 +32,37 @@ double width_entropy(const WidthHistogram& histogram) {
   for (const std::int64_t count : histogram)
     if (count > 0) entropy += static_cast<double>(count) / total * std::log2(total / static_cast<double>(count));
   return entropy;
+}
+
+double ModelWidths::share(int width) const {
+  double total = 0.0;
+  for (const std::int64_t count : histogram) total += static_cast<double>(count);
+  return static_cast<double>(histogram.at(static_cast<std::size_t>(width))) / total;
+}
+
+ModelWidths model_widths(std::span<const LayerWidths> layers) {
+  KVQ_ASSERT(!layers.empty());
+  ModelWidths all;
+  all.layers = static_cast<int>(layers.size());
+  all.of_blocks = std::none_of(layers.begin(), layers.end(),
+                               [](const LayerWidths& layer) { return layer.allocation->block_bits.empty(); });
+  std::vector<double> entropies;
+  const auto count = static_cast<double>(layers.size());
+  for (const LayerWidths& layer : layers) {
+    const WidthHistogram own =
+        width_histogram(all.of_blocks ? layer.allocation->block_bits : layer.allocation->channel_bits);
+    for (std::size_t width = 0; width < own.size(); ++width) all.histogram[width] += own[width];
+    const double entropy = width_entropy(own);
+    if (entropies.empty() || entropy > all.highest.entropy) all.highest = {entropy, layer.layer};
+    if (entropies.empty() || entropy < all.lowest.entropy) all.lowest = {entropy, layer.layer};
+    entropies.push_back(entropy);
+    all.mean_kinds += distinct_widths(own) / count;
+    all.mean_entropy += entropy / count;
+  }
+  double squares = 0.0;
+  for (const double entropy : entropies) squares += (entropy - all.mean_entropy) * (entropy - all.mean_entropy);
+  all.entropy_deviation = std::sqrt(squares / count);
+  return all;
 }
 
 void AllocationDistance::add(std::span<const std::uint8_t> bits, std::span<const std::uint8_t> reference_bits,

@@ -25,6 +25,36 @@ int distinct_widths(const WidthHistogram& histogram);
 /// Shannon entropy of the widths in bits; 0 if at most one width occurs.
 double width_entropy(const WidthHistogram& histogram);
 
+/// The widths of one layer's keys or values.
+struct LayerWidths {
+  int layer = 0;
+  const BitAllocation* allocation = nullptr;
+};
+
+/// The widths of all layers of one side (Block-GTQ Tables 8 to 10).
+struct ModelWidths {
+  /// An entropy, and the layer that has it.
+  struct Extreme {
+    double entropy = 0.0;
+    int layer = 0;
+  };
+
+  int layers = 0;
+  /// Whether all numbers count RoPE blocks. They count channels if any layer gave widths to single channels.
+  bool of_blocks = true;
+  WidthHistogram histogram{};      ///< over all layers and heads
+  double mean_kinds = 0.0;         ///< mean over layers of distinct_widths(), "grps"
+  double mean_entropy = 0.0;       ///< mean over layers of width_entropy()
+  double entropy_deviation = 0.0;  ///< root of the mean square of a layer's difference from it
+  Extreme highest, lowest;         ///< the first layer of equal ones
+
+  /// Part of all slots that have this width, 0..1.
+  double share(int width) const;
+};
+
+/// @param layers  each with an allocation, of one side; at least one
+ModelWidths model_widths(std::span<const LayerWidths> layers);
+
 /// Distance of an allocation from a reference allocation. A slot is a (layer, KV head, RoPE block) triple that both
 /// have. All fields are sums over slots, so every split of the slots into add() and merge() calls gives the same result
 /// up to rounding.

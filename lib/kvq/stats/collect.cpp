@@ -8,8 +8,10 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <mutex>
+#include <span>
 
 namespace kvq {
 
@@ -30,8 +32,28 @@ std::vector<Chunk> chunks_of(std::int64_t tokens, const TokenRange& held) {
   return chunks;
 }
 
+/// Which tokens' queries count, [T] of 0 and 1; empty if all do. @throws Error{usage}
+std::vector<std::uint8_t> counted_queries(const LayerActivations& layer, Queries queries, const TokenRange& held) {
+  if (queries == Queries::all) return {};
+  const auto refuse = [&](const std::string& why) {
+    throw Error{ErrorKind::usage, fmt::format("layer {}: --queries {}: {}", layer.layer, to_string(queries), why),
+                "dump_qkv.py --generate marks the tokens that the model produces"};
+  };
+  if (layer.generated.empty()) refuse("the dump has no /generated");
+  std::vector<std::uint8_t> counts = layer.generated;
+  if (queries == Queries::prompt)
+    for (std::uint8_t& flag : counts) flag = flag == 0 ? 1 : 0;
+  bool any = false;
+  for (std::int64_t t = 0; t < layer.k.tokens; ++t)
+    any = any || (counts[static_cast<std::size_t>(t)] != 0 && !held.contains(t));
+  if (!any) refuse(fmt::format("none of the {} tokens in the sums is one", layer.k.tokens - held.count));
+  return counts;
+}
+
 /// Uncentered moment of each head of a tensor; the moments of the heads of one group are added.
-std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group, const TokenRange& held) {
+/// @param counts  [T] 0: the token is in no sum; empty: all tokens count
+std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group, const TokenRange& held,
+                                    std::span<const std::uint8_t> counts = {}) {
   const auto chunks = chunks_of(tensor.tokens, held);
   const auto per_head = static_cast<std::int64_t>(chunks.size());
   std::vector<MomentSum> partial(static_cast<std::size_t>(tensor.heads * per_head));
@@ -40,7 +62,10 @@ std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_pe
     std::vector<float> rows(static_cast<std::size_t>(chunk.count * tensor.dim));
     tensor.load_head(static_cast<int>(task / per_head), chunk.first, chunk.count, rows.data());
     MomentSum sum(tensor.dim);
-    sum.add(rows);
+    const auto own = counts.empty()
+                         ? counts
+                         : counts.subspan(static_cast<std::size_t>(chunk.first), static_cast<std::size_t>(chunk.count));
+    sum.add(rows, std::vector<float>(own.begin(), own.end()));
     partial[static_cast<std::size_t>(task)] = std::move(sum);
   });
   std::vector<MomentSum> result(static_cast<std::size_t>(tensor.heads / heads_per_group), MomentSum{tensor.dim});
@@ -97,8 +122,15 @@ std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vect
 /// Softmax-weighted moments of all heads and sequences. The same pass fills the sample's value weights.
 class AttentionPass {
  public:
-  AttentionPass(const LayerActivations& layer, bool scored_query, const TokenRange& held, LayerStats& stats)
-      : layer_(layer), geometry_(layer.geometry), scored_query_(scored_query), held_(held), stats_(stats) {
+  /// @param counts  [T] whose queries count; empty: all
+  AttentionPass(const LayerActivations& layer, bool scored_query, const TokenRange& held,
+                std::span<const std::uint8_t> counts, LayerStats& stats)
+      : layer_(layer),
+        geometry_(layer.geometry),
+        scored_query_(scored_query),
+        held_(held),
+        counts_(counts),
+        stats_(stats) {
     stats.sample.value_weight.assign(static_cast<std::size_t>(stats.sample.size() * geometry_.num_kv_heads), 0.0f);
   }
 
@@ -119,7 +151,7 @@ class AttentionPass {
       outputs.push_back(std::move(sums.outputs));
       if (scored_query_) {
         // The moment is not divided by the sum of its weights: C_SQ is a mean over queries (formats/stats.md).
-        sums.scored_query.weight = static_cast<double>(layer_.k.tokens - held_.count) * geometry_.queries_per_kv_head();
+        sums.scored_query.weight = static_cast<double>(counted_tokens()) * geometry_.queries_per_kv_head();
         sums.scored_query.symmetrize();
         scored.push_back(std::move(sums.scored_query));
       }
@@ -129,6 +161,15 @@ class AttentionPass {
   }
 
  private:
+  /// Tokens whose queries are in the sums.
+  std::int64_t counted_tokens() const {
+    if (counts_.empty()) return layer_.k.tokens - held_.count;
+    std::int64_t count = 0;
+    for (std::int64_t t = 0; t < layer_.k.tokens; ++t)
+      count += counts_[static_cast<std::size_t>(t)] != 0 && !held_.contains(t) ? 1 : 0;
+    return count;
+  }
+
   /// Subtracts what the held-out tokens added to the sums. Attention is causal, so the first tokens of a sequence add
   /// the same with and without later tokens.
   void subtract_held_out(int kv_head, AttentionMoments& sums) {
@@ -166,6 +207,7 @@ class AttentionPass {
         .q = loaded.q.data(),
         .k = loaded.k.data(),
         .v = loaded.v.data(),
+        .counts = counts_.empty() ? nullptr : counts_.data() + first,
     };
     return loaded;
   }
@@ -186,6 +228,7 @@ class AttentionPass {
   const LayerGeometry& geometry_;
   bool scored_query_;
   TokenRange held_;
+  std::span<const std::uint8_t> counts_;
   LayerStats& stats_;
 };
 
@@ -264,13 +307,14 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
       throw Error{ErrorKind::usage, fmt::format("layer {}: the dump has no values, so there is no {} moment",
                                                 layer.layer, to_string(moment))};
 
+  const std::vector<std::uint8_t> counts = counted_queries(layer, request.queries, held);
   const auto wants = [&](Moment moment) { return request.moments.count(moment) != 0; };
   if (wants(Moment::query) || wants(Moment::sst))
-    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head(), held);
+    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head(), held, counts);
   if (wants(Moment::key)) stats.moments[Moment::key] = plain_moment(layer.k, 1, held);
   if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1, held);
   if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query], held);
-  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), held, stats).run(on_tokens);
+  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), held, counts, stats).run(on_tokens);
   for (const auto& [moment, sums] : stats.moments) expect_finite(layer.layer, moment, sums);
   return stats;
 }

@@ -11,7 +11,8 @@ namespace kvq {
 /// so the result does not depend on the number of threads.
 /// @param on_tokens  called from time to time, from any thread, with two numbers of (token, KV head) rows: those that
 ///                   the attention pass has finished, and all
-/// @throws           Error{usage} if a value moment is requested for a layer without values
+/// @throws           Error{usage} if a value moment is requested for a layer without values, if the dump does not mark
+///                   generated tokens although the request chooses queries by them, or if no query is left
 LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
                    const std::function<void(std::int64_t, std::int64_t)>& on_tokens = {});
 

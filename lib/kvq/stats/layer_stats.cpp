@@ -29,6 +29,21 @@ Side side_of(Moment moment) {
   return of_values ? Side::v : Side::k;
 }
 
+const char* to_string(Queries queries) {
+  switch (queries) {
+    case Queries::all: return "all";
+    case Queries::generated: return "generated";
+    case Queries::prompt: return "prompt";
+  }
+  return "?";
+}
+
+std::optional<Queries> queries_from_string(std::string_view name) {
+  for (const Queries queries : kAllQueries)
+    if (name == to_string(queries)) return queries;
+  return std::nullopt;
+}
+
 const std::vector<MomentSum>& LayerStats::moment(Moment which) const {
   const auto it = moments.find(which);
   if (it == moments.end())

@@ -24,9 +24,22 @@ const char* to_string(Moment moment);
 std::optional<Moment> moment_from_string(std::string_view name);
 Side side_of(Moment moment);  ///< the side whose channels the moment's matrix has
 
+/// The tokens whose queries count in moments over queries (query, scored_value, scored_query, the C_Q of sst) and in
+/// the weights of sampled values. Keys and values of all tokens count.
+enum class Queries {
+  all,
+  generated,  ///< of tokens that the model produced (decode-time queries, SAW-INT4 A.3)
+  prompt,     ///< of the other tokens
+};
+inline constexpr Queries kAllQueries[] = {Queries::all, Queries::generated, Queries::prompt};
+
+const char* to_string(Queries queries);
+std::optional<Queries> queries_from_string(std::string_view name);
+
 /// What to collect.
 struct StatsRequest {
   std::set<Moment> moments;
+  Queries queries = Queries::all;
   std::int64_t sample_tokens = 2048;
   std::uint64_t seed = 0;
   std::int64_t held_out_tokens = 0;  ///< 0 = none

@@ -19,8 +19,9 @@ namespace {
 bool same_header(const StatsHeader& found, const StatsHeader& wanted) {
   const ModelGeometry &a = found.model, &b = wanted.model;
   return found.seed == wanted.seed && found.sample_tokens == wanted.sample_tokens && found.range == wanted.range &&
-         a.fingerprint == b.fingerprint && a.name == b.name && found.producer == wanted.producer &&
-         found.capture_point == wanted.capture_point && a.num_layers == b.num_layers && a.config_json == b.config_json;
+         found.queries == wanted.queries && a.fingerprint == b.fingerprint && a.name == b.name &&
+         found.producer == wanted.producer && found.capture_point == wanted.capture_point &&
+         a.num_layers == b.num_layers && a.config_json == b.config_json;
 }
 
 /// Whether the statistics have the moments that collect() would compute for the request.
@@ -78,7 +79,8 @@ TokenRange choose_tokens(std::int64_t tokens, std::int64_t first, std::optional<
 }
 
 StatsHeader header_of(const Dump& dump, const StatsRequest& request) {
-  return {dump.model(), dump.producer(), to_string(dump.capture_point()), request.seed, request.sample_tokens};
+  return {dump.model(), dump.producer(),       to_string(dump.capture_point()),
+          request.seed, request.sample_tokens, request.queries};
 }
 
 StatsRequest restrict_to_layer(StatsRequest request, const LayerEntry& layer) {

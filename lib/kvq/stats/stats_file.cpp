@@ -22,6 +22,8 @@ namespace kvq {
 namespace {
 
 constexpr int kMajor = 1;
+/// In `requires` of statistics of some queries only: a reader that ignored `queries` would add them to those of all.
+constexpr const char* kQueriesFeature = "queries";
 
 struct LayerRow {
   int layer = 0;
@@ -300,7 +302,7 @@ std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.
 
 StatsFile StatsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_unique<Impl>(Impl{SafetensorsFile::open(path), {}, {}});
-  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema());
+  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema(), {kQueriesFeature});
   expect_content_hash(impl->file);
   StatsHeader& header = impl->header;
   header.model = model_from_json(manifest.at("model"));
@@ -308,6 +310,7 @@ StatsFile StatsFile::open(const std::filesystem::path& path) {
   header.capture_point = manifest.at("dump").at("capture_point");
   header.seed = manifest.at("seed");
   header.sample_tokens = manifest.at("sample_tokens");
+  header.queries = queries_from_string(manifest.value("queries", "all")).value_or(Queries::all);
   if (manifest.contains("token_range"))
     header.range = TokenRange{manifest.at("token_range").at("first"), manifest.at("token_range").at("count")};
   for (const Json& json : manifest.at("layers")) {
@@ -362,7 +365,8 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
   const auto any_row = [&](const char* key) {
     return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
   };
-  const char* version = any_row("ranges")            ? "1.5"
+  const bool some_queries = header.queries != Queries::all;
+  const char* version = some_queries || any_row("ranges") ? "1.5"
                         : any_row("o_proj_metric")   ? "1.4"
                         : any_row("golden_tokens")   ? "1.3"
                         : header.range               ? "1.2"
@@ -370,12 +374,13 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
                                                      : "1.0";
   Json manifest = {{"format", "kvq-stats"},
                    {"version", version},
-                   {"requires", Json::array()},
+                   {"requires", some_queries ? Json::array({kQueriesFeature}) : Json::array()},
                    {"model", model_to_json(header.model)},
                    {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
                    {"seed", header.seed},
                    {"sample_tokens", header.sample_tokens},
                    {"layers", std::move(rows)}};
+  if (some_queries) manifest["queries"] = to_string(header.queries);
   if (header.range) manifest["token_range"] = {{"first", header.range->first}, {"count", header.range->count}};
   check_schema(manifest, stats_schema(), "the new manifest");
   std::string hash = write_manifest(writer, manifest);
@@ -410,6 +415,7 @@ void expect_same_origin(const StatsFile& a, const StatsFile& b) {
     refuse("num_layers", std::to_string(x.model.num_layers), std::to_string(y.model.num_layers));
   if (x.capture_point != y.capture_point) refuse("capture_point", x.capture_point, y.capture_point);
   if (x.seed != y.seed) refuse("seed", std::to_string(x.seed), std::to_string(y.seed));
+  if (x.queries != y.queries) refuse("queries", to_string(x.queries), to_string(y.queries));
   if (x.sample_tokens != y.sample_tokens)
     refuse("sample_tokens", std::to_string(x.sample_tokens), std::to_string(y.sample_tokens));
 }

@@ -142,8 +142,8 @@ Way plan_way(const LayerActivations& layer, const std::string& name,
 
 std::vector<Way> all_ways(const LayerActivations& layer) {
   std::vector<Way> ways;
-  for (const char* name : {"naive-int2", "naive-int3-k", "bf16", "tq-mse-4", "turboquant-qjl-3", "kivi-2", "kivi-4-k",
-                           "kivi-scale-only-2"})
+  for (const char* name : {"naive-int2", "naive-int3-k", "bf16", "tq-mse-4", "turboquant-qjl-3", "kivi-2", "kivi-4-r32",
+                           "kivi-4-r32-k", "kivi-scale-only-2", "fp8", "fp8-head-k", "nvfp4"})
     ways.push_back(scheme_way(layer, name));
   ways.push_back({"none", StoredLayer{}});
   Way values = scheme_way(layer, "naive-int2");
@@ -199,7 +199,7 @@ void add_projection(LayerActivations& layer, int rows) {
 std::vector<LayerError> measure(const LayerActivations& layer, std::vector<Way>& ways, bool with_windows = true) {
   std::vector<StoredLayer> stored;
   for (Way& way : ways) stored.push_back(std::move(way.stored));
-  std::vector<LayerError> found = attention_errors(layer, stored, with_windows);
+  std::vector<LayerError> found = attention_errors(layer, stored, with_windows, {}, true);
   for (std::size_t i = 0; i < ways.size(); ++i) ways[i].stored = std::move(stored[i]);
   return found;
 }

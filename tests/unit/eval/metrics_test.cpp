@@ -61,6 +61,7 @@ MetricSums all_sums() {
   attention.sv_error = 1.0, attention.output_error = 3.0, attention.output_energy = 4.0;
   attention.curved_error = 6.0, attention.divergence = 8.0;
   attention.top_hits = 27.0, attention.top_queries = 3.0;
+  attention.context = {.queries = 2.0, .divergence = 3.0, .top_hits = 7.0, .top_queries = 1.0};
   return {
       .k = ErrorSum{1.0, 10.0},
       .v = ErrorSum{1.0, 5.0},
@@ -145,6 +146,8 @@ TEST_CASE("Metrics are read from sums", "[eval]") {
   CHECK(values[Metric("sv_rel_mse")] == 0.25);
   CHECK(values[Metric("attention_kl")] == 2.0);
   CHECK(values[Metric("top10_overlap")] == 0.9);
+  CHECK(values[Metric("attention_kl_b4")] == 1.5);
+  CHECK(values[Metric("top10_overlap_b4")] == 0.7);
   CHECK(values[Metric("output_rel_mse")] == 0.75);
   CHECK(values[Metric("o_proj_rel_mse")] == 0.125);
   CHECK(values[Metric("output_nats")] == 3.0);
@@ -164,7 +167,9 @@ TEST_CASE("A metric without its source has no value", "[eval]") {
   CHECK(absent(sums) == "k_rel_mse v_rel_mse ");
   sums = all_sums();
   sums.attention = std::nullopt;
-  CHECK(absent(sums) == "logit_rel_mse sv_rel_mse attention_kl top10_overlap output_rel_mse output_nats ");
+  CHECK(absent(sums) ==
+        "logit_rel_mse sv_rel_mse attention_kl top10_overlap attention_kl_b4 top10_overlap_b4 "
+        "output_rel_mse output_nats ");
   sums = all_sums();
   sums.projected = std::nullopt;
   sums.rope_logit_mae = std::nullopt;
@@ -177,6 +182,9 @@ TEST_CASE("A metric without its source has no value", "[eval]") {
   sums.has_curvature = false;
   sums.attention->top_queries = 0.0;
   CHECK(absent(sums) == "top10_overlap output_nats ");
+  sums = all_sums();
+  sums.attention->context = {};
+  CHECK(absent(sums) == "attention_kl_b4 top10_overlap_b4 ");
 }
 
 TEST_CASE("A name that no metric has is refused with all names", "[eval]") {
@@ -219,4 +227,13 @@ TEST_CASE("A candidate without the metric is not on the front", "[eval]") {
   results[1].bits = 3.0, results[1].mean[metric] = 0.6;
   results[2].bits = 1.0;
   CHECK(on_front(results, metric) == std::vector<bool>{true, false, false});
+}
+
+TEST_CASE("More is better on the front of a metric of which more is better", "[eval]") {
+  const Metric metric("top10_overlap");
+  std::vector<CandidateResult> results(3, CandidateResult{.layers = {}, .mean = no_values(), .distributions = {}});
+  results[0].bits = 2.0, results[0].mean[metric] = 0.5;
+  results[1].bits = 3.0, results[1].mean[metric] = 0.9;
+  results[2].bits = 4.0, results[2].mean[metric] = 0.8;
+  CHECK(on_front(results, metric) == std::vector<bool>{true, true, false});
 }

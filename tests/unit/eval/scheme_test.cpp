@@ -19,7 +19,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 using namespace kvq;
 
@@ -45,6 +48,26 @@ StoredLayer store(const std::string& name, int dim, int layer = 0, std::uint64_t
 
 Rows restored(const StoredSide& side, Rows rows, int head = 0) {
   side.restore({}, 0, head, rows);
+  return rows;
+}
+
+/// A tensor whose heads all have the rows [T, dim].
+ActivationTensor tensor_of(const Rows& rows, int dim, int heads) {
+  ActivationTensor tensor{
+      .tokens = static_cast<std::int64_t>(rows.size()) / dim, .heads = heads, .dim = dim, .raw = {}};
+  for (std::int64_t t = 0; t < tensor.tokens; ++t)
+    for (int head = 0; head < heads; ++head) {
+      const auto bytes =
+          std::as_bytes(std::span(rows).subspan(static_cast<std::size_t>(t * dim), static_cast<std::size_t>(dim)));
+      tensor.raw.insert(tensor.raw.end(), bytes.begin(), bytes.end());
+    }
+  return tensor;
+}
+
+/// Rows [T, dim] of one of two equal heads.
+Rows restored_of_two(const StoredSide& side, Rows rows, int dim, int head = 0) {
+  const ActivationTensor tensor = tensor_of(rows, dim, 2);
+  side.restore(tensor, 0, head, rows);
   return rows;
 }
 
@@ -94,7 +117,7 @@ UniformCoder symmetric_norm(int bits, int dim) {
 /// The names that a pattern stands for, with the code bits of each name.
 std::vector<std::pair<std::string, double>> names_of(const std::string& pattern) {
   const auto at = pattern.find("<b>");
-  if (at == std::string::npos) return {{pattern, pattern == "bf16" ? 16.0 : 4.0}};
+  if (at == std::string::npos) return {{pattern, pattern == "bf16" ? 16.0 : pattern.starts_with("fp8") ? 8.0 : 4.0}};
   std::vector<std::pair<std::string, double>> names;
   for (int bits = 1; bits <= 8; ++bits) names.emplace_back(pattern.substr(0, at) + std::to_string(bits), bits);
   return names;
@@ -122,7 +145,8 @@ TEST_CASE("The registry lists every family once", "[eval][scheme]") {
     CHECK(!family.summary.empty());
   }
   std::sort(patterns.begin(), patterns.end());
-  CHECK(patterns == std::vector<std::string>{"bf16", "kivi-<b>", "kivi-scale-only-<b>", "naive-int<b>", "quarot-int<b>",
+  CHECK(patterns == std::vector<std::string>{"bf16", "fp8", "fp8-head", "fp8-unscaled", "kivi-<b>",
+                                             "kivi-scale-only-<b>", "naive-int<b>", "nvfp4", "quarot-int<b>",
                                              "saw-int4", "symmetric-norm-<b>", "tq-mse-<b>", "turboquant-qjl-<b>"});
 }
 
@@ -145,8 +169,9 @@ TEST_CASE("Every name of the registry makes both sides, and keys alone with -k",
         CHECK(stored.v->code_bits() == bits);
         const Rows k = test_rows(70, dim), v = test_rows(70, v_dim);
         for (const int head : {0, 1}) {
-          const Rows k_changed = restored(*stored.k, k, head), v_changed = restored(*stored.v, v, head);
-          CHECK(test::first_bit_difference(k_changed, restored(*stored_keys.k, k, head)) == "");
+          const Rows k_changed = restored_of_two(*stored.k, k, dim, head),
+                     v_changed = restored_of_two(*stored.v, v, v_dim, head);
+          CHECK(test::first_bit_difference(k_changed, restored_of_two(*stored_keys.k, k, dim, head)) == "");
           for (const double error :
                {test::relative_difference(k_changed, k), test::relative_difference(v_changed, v)}) {
             CHECK(error > 0.0);
@@ -165,7 +190,7 @@ TEST_CASE("A layer of rotary keys without values stores keys alone", "[eval][sch
       CHECK(!stored.v);
       CHECK(stored.k->code_bits() == bits);
       const Rows rows = test_rows(64, 64);
-      CHECK(test::relative_difference(restored(*stored.k, rows), rows) < most_error(bits));
+      CHECK(test::relative_difference(restored_of_two(*stored.k, rows, 64), rows) < most_error(bits));
     }
 }
 
@@ -212,6 +237,21 @@ TEST_CASE("Other names are refused with the list of names", "[eval][scheme]") {
                                  "kivi-k-k",
                                  "kivi-k-2",
                                  "kivi-10",
+                                 "kivi-2-r",
+                                 "kivi-2-r0",
+                                 "kivi-2-r33",
+                                 "kivi-2-r032",
+                                 "kivi-2-r+32",
+                                 "kivi-2-r32-r32",
+                                 "kivi-2-r65568",
+                                 "kivi-2-k-r32",
+                                 "kivi-scale-only-2-r32",
+                                 "naive-int2-r32",
+                                 "fp8-2",
+                                 "fp8-",
+                                 "fp8-head-8",
+                                 "nvfp4-16",
+                                 "nvfp",
                                  "kiv",
                                  "kivi-scale-only-",
                                  "kivi-scale-only-0",
@@ -508,20 +548,30 @@ TEST_CASE("Codes end before the recent tokens, at a whole granule", "[eval][sche
   CHECK(ExactTokens{.sink = 3, .recent = 2, .granule = 1}.coded_end(5) == 4);
 }
 
-TEST_CASE("KIVI keeps the last 32 values exact, of keys the last 32 to 63", "[eval][scheme]") {
-  const StoredLayer kivi = store("kivi", 64);
-  for (std::int64_t context = 1; context < 300; ++context) {
-    const std::int64_t keys = context - kivi.k->exact_tokens().coded_end(context - 1),
-                       values = context - kivi.v->exact_tokens().coded_end(context - 1);
-    if (values != std::min<std::int64_t>(context, 32))
-      FAIL_CHECK(fmt::format("{} exact values of {}", values, context));
-    if (keys < std::min<std::int64_t>(context, 32) || keys > 63 || (context - keys) % 32 != 0)
-      FAIL_CHECK(fmt::format("{} exact keys of {}", keys, context));
+TEST_CASE("KIVI keeps a query's own token and its residual exact: keys i mod R, values R", "[eval][scheme]") {
+  for (const auto& [name, residual] : std::vector<std::pair<std::string, int>>{
+           {"kivi", 128}, {"kivi-3", 128}, {"kivi-2-r32", 32}, {"kivi-r64", 64}, {"kivi-2-r160-k", 160}}) {
+    CAPTURE(name, residual);
+    const StoredLayer stored = store(name, 64);
+    // The loop of KIVI's decoding step: the query reads the cache, then a full residual is quantized.
+    std::int64_t coded_keys = 0, coded_values = 0;
+    for (std::int64_t query = 0; query < 700; ++query) {
+      const std::int64_t keys = stored.k->exact_tokens().coded_end(query);
+      if (keys != coded_keys) FAIL_CHECK(fmt::format("query {}: {} coded keys, expected {}", query, keys, coded_keys));
+      if (query + 1 - coded_keys == residual) coded_keys += residual;
+      if (!stored.v) continue;
+      const std::int64_t values = stored.v->exact_tokens().coded_end(query);
+      if (values != coded_values)
+        FAIL_CHECK(fmt::format("query {}: {} coded values, expected {}", query, values, coded_values));
+      if (query + 1 - coded_values > residual) ++coded_values;
+    }
+    CHECK(coded_keys > 0);
   }
+  const StoredLayer kivi = store("kivi", 64);
   CHECK(kivi.k->exact_tokens().sink == 0);
   CHECK(kivi.v->exact_tokens().sink == 0);
   for (const char* name : {"bf16", "naive-int2", "quarot-int2", "saw-int4", "symmetric-norm-2", "tq-mse-2",
-                           "turboquant-qjl-2", "kivi-scale-only-2"}) {
+                           "turboquant-qjl-2", "kivi-scale-only-2", "fp8", "fp8-head", "fp8-unscaled", "nvfp4"}) {
     CAPTURE(name);
     const StoredLayer stored = store(name, 64);
     CHECK(stored.k->exact_tokens() == ExactTokens{});
@@ -549,9 +599,13 @@ TEST_CASE("Effective bits count codes, numbers beside them and exact tokens", "[
       check(fmt::format("symmetric-norm-{}", bits), codes + 16.0 / d, codes + 16.0 / d);
       check(fmt::format("tq-mse-{}", bits), codes + 16.0 / d, codes + 16.0 / d);
       check(fmt::format("turboquant-qjl-{}", bits), bits + 32.0 / d, codes + 16.0 / d);
+      check(fmt::format("kivi-{}-r32", bits), bits + 32.0 / 32.0, bits + 32.0 * std::ceil(d / 32.0) / d);
       check(fmt::format("kivi-{}", bits), bits + 32.0 / 32.0, bits + 32.0 * std::ceil(d / 32.0) / d);
       if (bits == 4) check("saw-int4", 4.0 + 32.0 / d, 4.0 + 32.0 / d);
       if (bits == 4) check("bf16", 16.0, 16.0);
+      if (bits == 8) check("fp8", 8.0, 8.0);
+      if (bits == 8) check("fp8-head", 8.0, 8.0);
+      if (bits == 4) check("nvfp4", 4.0 + 8.0 * std::ceil(d / 16.0) / d, 4.0 + 8.0 * std::ceil(d / 16.0) / d);
     }
 }
 

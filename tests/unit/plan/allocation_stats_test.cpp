@@ -50,6 +50,40 @@ TEST_CASE("statistics count blocks where blocks got the bits, else channels", "[
   CHECK(allocated_widths(allocation).size() == 2);
 }
 
+TEST_CASE("the widths of a model: shares of all slots, entropies over layers", "[plan]") {
+  // Entropies 1, 0, 1.75 and 1 bits: mean 0.9375, and the mean square of the differences from it is 0.38671875.
+  BitAllocation layers[] = {{.unit = "rope_block", .channel_bits = {}, .block_bits = {1, 4}},
+                            {.unit = "rope_block", .channel_bits = {}, .block_bits = {3, 3}},
+                            {.unit = "rope_block", .channel_bits = {}, .block_bits = {2, 2, 2, 2, 3, 3, 1, 4}},
+                            {.unit = "rope_block", .channel_bits = {}, .block_bits = {8, 1, 8, 1}}};
+  const std::vector<LayerWidths> all = {{2, &layers[0]}, {5, &layers[1]}, {7, &layers[2]}, {9, &layers[3]}};
+  const ModelWidths model = model_widths(all);
+  CHECK(model.layers == 4);
+  CHECK(model.of_blocks);
+  CHECK(model.histogram == WidthHistogram{0, 4, 4, 4, 2, 0, 0, 0, 2});
+  CHECK(model.share(2) == 0.25);
+  CHECK(model.share(8) == 0.125);
+  CHECK(model.share(5) == 0.0);
+  CHECK(model.mean_kinds == 2.25);
+  CHECK(model.mean_entropy == 0.9375);
+  CHECK(model.entropy_deviation == Approx(std::sqrt(0.38671875)));
+  CHECK(model.highest.layer == 7);
+  CHECK(model.highest.entropy == 1.75);
+  CHECK(model.lowest.layer == 5);
+  CHECK(model.lowest.entropy == 0.0);
+}
+
+TEST_CASE("the widths of a model count channels if any layer has no blocks", "[plan]") {
+  const BitAllocation blocks{.unit = "rope_block", .channel_bits = {1, 1, 4, 4}, .block_bits = {1, 4}};
+  const BitAllocation channels{.unit = "channel", .channel_bits = {2, 2, 2, 2}};
+  const std::vector<LayerWidths> all = {{0, &blocks}, {1, &channels}};
+  const ModelWidths model = model_widths(all);
+  CHECK(!model.of_blocks);
+  CHECK(model.histogram == WidthHistogram{0, 2, 4, 0, 2, 0, 0, 0, 0});
+  CHECK(model.highest.layer == 0);
+  CHECK_THROWS(model_widths({}));
+}
+
 TEST_CASE("an allocation has no distance from itself", "[plan]") {
   const Widths bits = {8, 3, 0, 5};
   const AllocationDistance d = distance(bits, bits, {1e30f, 3.0f, 0.1f, 0.0f});
