@@ -143,11 +143,14 @@ Provenance provenance_from_json(const Json& json) {
   return p;
 }
 
+void expect_listed(const std::string& word, const Json& required) {
+  if (std::find(required.begin(), required.end(), word) == required.end())
+    throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
+}
+
 /// Checks values of the manifest that the plan implies: features in `requires`, mean bits and bytes of a mixed row.
 void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
-  for (const std::string& word : features(plan))
-    if (std::find(required.begin(), required.end(), word) == required.end())
-      throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
+  for (const std::string& word : features(plan)) expect_listed(word, required);
   if (!plan.allocation) return;
   const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
   const double mean = json.at("allocation").at("mean_bits");
@@ -158,11 +161,12 @@ void check_claims(const TensorPlan& plan, const Json& json, const Json& required
     throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
 }
 
-/// All features of the layers' plans, in the order of kFeatures.
+/// All features of the layers, in the order of kFeatures.
 Json required_features(const std::vector<LayerPlan>& layers) {
   std::set<std::string> used;
   for (const LayerPlan& plan : layers) {
     for (const std::string& word : features(plan.k)) used.insert(word);
+    if (plan.geometry.logit_softcap > 0.0) used.insert(kSoftcapFeature);
     if (!plan.v) continue;
     for (const std::string& word : features(*plan.v)) used.insert(word);
   }
@@ -194,6 +198,7 @@ Artifact load_artifact(const SafetensorsFile& file) {
     if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, Side::v);
     try {
       validate(plan);
+      if (plan.geometry.logit_softcap > 0.0) expect_listed(kSoftcapFeature, manifest.at("requires"));
       check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
       if (plan.v) check_claims(*plan.v, json.at("v"), manifest.at("requires"), plan.geometry.v_head_dim);
     } catch (const Error& error) {
@@ -208,10 +213,14 @@ Artifact load_artifact(const SafetensorsFile& file) {
 
 namespace {
 
-/// The lowest version that has these features.
-const char* version_of(const Json& required, bool golden) {
+bool has_fields_of_1_3(const LayerGeometry& g) { return g.logit_softcap > 0.0 || !g.sink_logits.empty(); }
+
+/// The lowest version that has the artifact's fields.
+const char* version_of(const Artifact& artifact, const Json& required) {
+  if (std::ranges::any_of(artifact.layers, [](const LayerPlan& plan) { return has_fields_of_1_3(plan.geometry); }))
+    return "1.3";
   if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
-  return required.empty() && !golden ? "1.0" : "1.1";
+  return required.empty() && artifact.golden.empty() ? "1.0" : "1.1";
 }
 
 }  // namespace
@@ -240,7 +249,7 @@ Json artifact_manifest(const Artifact& artifact) {
   const Json required = required_features(artifact.layers);
   return {
       {"format", "kvq-artifact"},
-      {"version", version_of(required, !artifact.golden.empty())},
+      {"version", version_of(artifact, required)},
       {"requires", required},
       {"model", model_to_json(artifact.model)},
       {"calibration", std::move(calibration)},

@@ -13,8 +13,15 @@ Json plan_to_json(const TensorPlan& plan, int dim);
 /// @param json  fits the schema
 TensorPlan plan_from_json(const Json& json);
 
+/// The word of `requires` for layers with capped logits, in artifacts and statistics.
+inline const std::string kSoftcapFeature = "logit_softcapping";
+/// The word of `requires` for statistics of layers with learned sinks. An artifact does not need it, because the caller
+/// of decode names the sinks.
+inline const std::string kSinkFeature = "sink_logits";
+
 /// Features since 1.1 that a plan uses: words of `requires`, in the order of kFeatures.
 std::vector<std::string> features(const TensorPlan& plan);
-inline const std::vector<std::string> kFeatures = {"codebook", "trellis", "mixed_widths", "centroids", "transform"};
+inline const std::vector<std::string> kFeatures = {"codebook",  "trellis",   "mixed_widths",
+                                                   "centroids", "transform", kSoftcapFeature};
 
 }  // namespace kvq

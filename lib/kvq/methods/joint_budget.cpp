@@ -44,6 +44,8 @@ class LayerJudge {
           .queries_per_head = g.queries_per_kv_head(),
           .scale = g.softmax_scale,
           .window = g.sliding_window,
+          .cap = g.logit_softcap,
+          .sinks = {g.sinks_of(h).begin(), g.sinks_of(h).end()},
           .sink_tokens = options.windows.sink_tokens,
           .recent_tokens = options.windows.recent_tokens,
           .query = held.query,

@@ -66,6 +66,9 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
   std::vector<std::string> faults;
   if (page_size != 16 && page_size != 32 && page_size != 64)
     faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
+  if (plan.geometry.logit_softcap > 0.0)  // pages could hold the codes, but no kernel that reads pages caps logits
+    faults.push_back(fmt::format("layer {}: logit_softcapping: supported none, found {:g}", plan.layer,
+                                 plan.geometry.logit_softcap));
   SideCheck{plan.layer, Side::k, faults}.check(plan.k, plan.geometry.head_dim);
   const SideCheck values{plan.layer, Side::v, faults};
   if (plan.v)
