@@ -91,7 +91,9 @@ ARCHITECTURES = {
     "mixtral": Architecture("MixtralConfig", EXPERTS),
     "ministral": Architecture("MinistralConfig", SLIDING_THEN_FULL),
     "ministral3": Architecture("Ministral3Config"),
-    "mistral3": Architecture("Mistral3Config", {"model_type": "mistral"}, {"vision_config": {**VISION, "model_type": "pixtral"}}),
+    "mistral3": Architecture(
+        "Mistral3Config", {"model_type": "mistral"}, {"vision_config": {**VISION, "model_type": "pixtral"}}
+    ),
     "qwen2": Architecture("Qwen2Config"),
     "qwen2_moe": Architecture("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3": Architecture("Qwen3Config"),
@@ -101,7 +103,9 @@ ARCHITECTURES = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}},
         {"vision_config": VISION},
     ),
-    "qwen3_next": Architecture("Qwen3NextConfig", {**LINEAR, **LINEAR_THEN_FULL, "shared_expert_intermediate_size": 16}),
+    "qwen3_next": Architecture(
+        "Qwen3NextConfig", {**LINEAR, **LINEAR_THEN_FULL, "shared_expert_intermediate_size": 16}
+    ),
     "qwen3_5_text": Architecture("Qwen3_5TextConfig", {**LINEAR, **LINEAR_THEN_FULL}),
     "glm": Architecture("GlmConfig"),
     "glm4": Architecture("Glm4Config"),
@@ -148,7 +152,9 @@ ARCHITECTURES = {
     "minimax_m2": Architecture("MiniMaxM2Config", EXPERTS),
     "minimax": Architecture("MiniMaxConfig", {**EXPERTS, **LINEAR_THEN_FULL, "block_size": 8}),
     "lfm2": Architecture("Lfm2Config", {**NO_HEAD_DIM, "layer_types": ["conv", "full_attention"]}),
-    "jamba": Architecture("JambaConfig", {**MAMBA, **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}),
+    "jamba": Architecture(
+        "JambaConfig", {**MAMBA, **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+    ),
     "bamba": Architecture("BambaConfig", {**MAMBA, **NO_HEAD_DIM, "attn_layer_indices": [1]}),
     "falcon_h1": Architecture("FalconH1Config", {**MAMBA, "key_multiplier": 0.7}),
     "gpt2": Architecture("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}),

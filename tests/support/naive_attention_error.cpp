@@ -181,6 +181,10 @@ class NaiveMeter {
     sum.bound += bound * bound;
   }
 
+  double capped(double logit) const {
+    return g_.logit_softcap > 0.0 ? g_.logit_softcap * std::tanh(logit / g_.logit_softcap) : logit;
+  }
+
   NaiveNumber add_query(const Row& q, std::int64_t i, std::size_t token, int q_head, const SideRows& k,
                         const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
     const std::int64_t begin = g_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, i - g_.sliding_window + 1);
@@ -188,19 +192,25 @@ class NaiveMeter {
     double logit_size = 0.0, delta_size = 0.0;  // sizes of the terms of a product; the terms round
     for (std::int64_t j = begin; j <= i; ++j) {
       const Row &key = k.exact[static_cast<std::size_t>(j)], &change = k.changed(i, j);
-      exact.push_back(g_.softmax_scale * dot(q, key));
-      delta.push_back(g_.softmax_scale * dot(q, change));
-      changed.push_back(g_.softmax_scale * dot(q, k.read(i, j)));
+      exact.push_back(capped(g_.softmax_scale * dot(q, key)));
+      changed.push_back(capped(g_.softmax_scale * dot(q, k.read(i, j))));
+      delta.push_back(g_.logit_softcap > 0.0 ? changed.back() - exact.back() : g_.softmax_scale * dot(q, change));
       logit_size = std::max(logit_size, g_.softmax_scale * magnitude_dot(q, key));
       delta_size = std::max(delta_size, g_.softmax_scale * magnitude_dot(q, change));
     }
-    const double logit_rounding = kUnit * (logit_size + 1.0), delta_rounding = kUnit * delta_size;
+    const double logit_rounding = kUnit * (logit_size + 1.0 + g_.logit_softcap),
+                 delta_rounding = (g_.logit_softcap > 0.0 ? 3.0 : 1.0) * kUnit * delta_size;
     add(sums[kQueries], 1.0, 0.0);
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));
 
     // With r = log(p^ / p), KL = -sum p r = sum p (exp(r) - 1 - r), because p and p^ both sum to 1. No term of the last
     // sum is negative.
+    // A learned sink is one more logit, which does not change and has no value.
+    const std::size_t keys = exact.size();
+    if (!g_.sink_logits.empty())
+      for (Row* row : {&exact, &changed}) row->push_back(g_.sink_logits[static_cast<std::size_t>(q_head)]);
+    delta.resize(exact.size(), 0.0);
     const double log_z = log_sum_exp(exact), log_z_changed = log_sum_exp(changed);
     Row p, p_change;
     double divergence = 0.0, plain_divergence = 0.0, largest = 0.0;
@@ -220,6 +230,7 @@ class NaiveMeter {
                                        delta_rounding * delta_rounding + 2.0 * divergence * (logit_rounding + kUnit) +
                                        1e-18;
     add(sums[kDivergence], divergence, divergence_rounding);
+    for (Row* row : {&exact, &changed, &p, &p_change}) row->resize(keys);
     if (exact.size() > 10) {
       double near = 0.0;
       const std::vector<bool> best = top_ten(exact, 2.0 * logit_rounding, near),

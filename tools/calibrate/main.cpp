@@ -80,7 +80,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
       outputs.report_ablation ? find_method(options.method).ablate(origin, options) : std::vector<AblationRow>{};
   const auto reports = outputs.report_rotations ? report_all(origin) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
-  if (!outputs.quiet) fmt::print(stderr, "{}", transform_advice(origin, artifact, options));
+  if (!outputs.quiet) fmt::print(stderr, "{}{}", layout_warning(artifact), transform_advice(origin, artifact, options));
   if (outputs.json) {
     Json json = calibrate_json(artifact, output, outputs.context);
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);

@@ -110,6 +110,7 @@ class Anatomy:
     layout        of rotary pairs in q and k; "none": the layer has no RoPE
     moved_from    layout in the projections' output, if RoPE moves the pairs; None: they stay in place
     rope          where the frequencies are; None for "none"
+    gains         "q"/"k" -> a constant factor behind the projection (the key multiplier of Falcon-H1), if it is not 1
     plain_output  the output projection takes attention's output as it is, without a gate or a norm between
     """
 
@@ -121,11 +122,12 @@ class Anatomy:
     layout: str = "none"
     moved_from: str | None = None
     rope: RopeSource | None = None
+    gains: dict[str, float] = field(default_factory=dict)
     plain_output: bool = True
 
     def before_rope(self, tensor: str, projected: np.ndarray, heads: tuple[int, int], dim: int) -> np.ndarray:
         """q or k [n, H, dim] in front of RoPE, behind a norm that stands there, from the projection's output [n, C]."""
-        x = cut_heads(self.cuts[tensor], tensor, projected, heads, dim)
+        x = self.gains.get(tensor, 1.0) * cut_heads(self.cuts[tensor], tensor, projected, heads, dim)
         return self.norms[tensor](x) if tensor in self.norms and not self.norm_is_last else x
 
     def behind_rope(

@@ -57,22 +57,69 @@ FAMILIES = {
     **_gqa(
         llama="Llama",
         mistral="Mistral",
+        mistral3="Mistral 3, text half",
+        mixtral="Mixtral",
+        ministral="Ministral",
+        ministral3="Ministral 3",
         qwen2="Qwen2",
+        qwen2_moe="Qwen2-MoE",
         qwen3="Qwen3",
         qwen3_moe="Qwen3-MoE",
+        qwen3_vl="Qwen3-VL, text half",
+        qwen3_next="Qwen3-Next, attention layers",
+        qwen3_5="Qwen3.5, attention layers of the text half",
+        qwen3_5_text="Qwen3.5 text, attention layers",
         glm4_moe="GLM-4.5",
         gemma="Gemma",
         gemma2="Gemma 2",
+        gemma3="Gemma 3, text half",
         gemma3_text="Gemma 3 text",
+        gemma4_text="Gemma 4 text",
+        gpt_oss="GPT-OSS",
+        gpt_neox="GPT-NeoX",
+        gpt2="GPT-2",
+        phi="Phi",
+        phi3="Phi-3",
+        olmo2="OLMo 2",
+        olmo3="OLMo 3",
+        olmoe="OLMoE",
+        granite="Granite",
+        granitemoe="Granite-MoE",
+        smollm3="SmolLM3",
+        exaone4="EXAONE 4",
+        seed_oss="Seed-OSS",
+        arcee="Arcee",
+        nemotron="Nemotron",
+        starcoder2="StarCoder2",
+        stablelm="StableLM",
+        apertus="Apertus",
+        bitnet="BitNet",
+        hunyuan_v1_dense="Hunyuan",
+        minimax="MiniMax, attention layers",
+        minimax_m2="MiniMax-M2",
+        lfm2="LFM2, attention layers",
+        jamba="Jamba, attention layers",
+        bamba="Bamba, attention layers",
+        falcon_h1="Falcon-H1, attention",
     ),
-    **_interleaved(glm="GLM", glm4="GLM-4"),
+    **_interleaved(
+        glm="GLM",
+        glm4="GLM-4",
+        cohere="Command R",
+        cohere2="Command R7B",
+        ernie4_5="ERNIE 4.5",
+        ernie4_5_moe="ERNIE 4.5-MoE",
+        helium="Helium",
+        llama4_text="Llama 4 text",
+    ),
     "deepseek_v2": Family("DeepSeek-V2", kind="mla_rope", rope_layout="interleaved"),
     "deepseek_v3": Family("DeepSeek-V3", kind="mla_rope", projection_layout="interleaved"),
+    "glm4_moe_lite": Family("GLM-4.7-Flash", kind="mla_rope", projection_layout="interleaved"),
 }
 
 
 def supported_list() -> str:
-    return ", ".join(f"{family.label} ({model_type})" for model_type, family in FAMILIES.items())
+    return f"{', '.join(sorted(FAMILIES))}; other models are tried, and refused if q, k or attention cannot be redone"
 
 
 def family_of(config: dict, where: str) -> Family:
@@ -80,7 +127,9 @@ def family_of(config: dict, where: str) -> Family:
     table, a Family that is not known."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise KvqError(EXIT_INPUT, f"{where}: expected a 'model_type', found {'none' if model_type is None else 'no text'}")
+        raise KvqError(
+            EXIT_INPUT, f"{where}: expected a 'model_type', found {'none' if model_type is None else 'no text'}"
+        )
     text = config.get("text_config")
     text_type = text.get("model_type") if isinstance(text, dict) else None
     return FAMILIES.get(model_type) or FAMILIES.get(text_type) or Family(model_type, is_known=False)

@@ -64,9 +64,7 @@ def distance(
     pairs, difference = len(inv_freq), found - expected
     size = pair_norms(expected, layout, pairs)
     angle = positions[:, None, None] * inv_freq
-    error = pair_norms(difference, layout, pairs) / (
-        rounding.bound(size, expected) + angle * EPSILON["float32"] * size
-    )
+    error = pair_norms(difference, layout, pairs) / (rounding.bound(size, expected) + angle * EPSILON["float32"] * size)
     outside = slice(2 * pairs, None)
     rest = np.abs(difference[..., outside]) / rounding.bound(np.abs(expected[..., outside]), expected)
     return float(max(error.max(initial=0.0), rest.max(initial=0.0)))

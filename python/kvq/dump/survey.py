@@ -6,7 +6,7 @@ output; it fits if q and k, redone by it in float64, are those of the model up t
 bounds). So a model that no table knows is taken if it does what some try says, and refused with findings otherwise.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -178,16 +178,26 @@ def _takes_output(seen: Seen, rounding: Rounding) -> bool:
 def _with_cuts(anatomy: Anatomy, seen: Seen, rounding: Rounding) -> Try:
     """The anatomy with the cut that fits best, for q and for k."""
     heads, dim = (seen.captured["q"].shape[1], seen.captured["k"].shape[1]), seen.captured["k"].shape[2]
-    cuts, errors = {}, {}
+    cuts, gains, errors = {}, {}, {}
     for tensor in "qk":
         found = {}
         for cut in CUTS:
-            if cut_heads(cut, tensor, seen.projected[tensor], heads, dim) is not None:
-                one = Anatomy(**{**vars(anatomy), "cuts": {tensor: cut}})
-                found[cut] = _error(one, tensor, seen, heads, dim, rounding)
-        cuts[tensor] = min(found, key=found.get, default="first")
-        errors[tensor] = found.get(cuts[tensor], np.inf)
-    return Try(Anatomy(**{**vars(anatomy), "cuts": cuts}), errors)
+            heads_before = cut_heads(cut, tensor, seen.projected[tensor], heads, dim)
+            if heads_before is None:
+                continue
+            for gain in (1.0, _gain(heads_before, seen.captured[tensor])) if not anatomy.norms else (1.0,):
+                one = replace(anatomy, cuts={tensor: cut}, gains={tensor: gain})
+                found[cut, gain] = _error(one, tensor, seen, heads, dim, rounding)
+                if found[cut, gain] <= 1.0:
+                    break
+        cuts[tensor], gains[tensor] = min(found, key=found.get, default=("first", 1.0))
+        errors[tensor] = min(found.values(), default=np.inf)
+    return Try(replace(anatomy, cuts=cuts, gains=gains), errors)
+
+
+def _gain(before: np.ndarray, captured: np.ndarray) -> float:
+    """The constant factor between heads that RoPE only rotates: the ratio of their sizes."""
+    return float(np.linalg.norm(captured) / max(np.linalg.norm(before), 1e-30))
 
 
 def _error(anatomy: Anatomy, tensor: str, seen: Seen, heads, dim: int, rounding: Rounding) -> float:

@@ -95,7 +95,9 @@ class Validator:
             captured = rotate(captured, view.positions[rows], view.inv_freq, layout, factor, inverse=True)
             expected = self._before_rope(layer, tensor)
         error = np.abs(_rms(captured) - _rms(expected))
-        return float(np.max(error / np.maximum(_rms(expected), self.rounding.floor)))  # a padding token may be all zeros
+        return float(
+            np.max(error / np.maximum(_rms(expected), self.rounding.floor))
+        )  # a padding token may be all zeros
 
     # --- RoPE: the projections' output, rotated here, gives the captured tensors ---
 
@@ -155,7 +157,9 @@ class Validator:
         error, layer, where = max(errors)
         bound = OUTPUT_BOUND[self._coarsest_dtype()]
         detail = f"recomputed from the dump, off by {error:.1e} of its norm (allowed {bound:.0e})"
-        return self._verdict(name, error <= bound, detail, layer, where, "softmax scale, cap, window, GQA order or borders")
+        return self._verdict(
+            name, error <= bound, detail, layer, where, "softmax scale, cap, window, GQA order or borders"
+        )
 
     def _output_error(self, layer: int, row: int, expected: np.ndarray) -> float:
         found = attention_of_token(self.layers[layer], row, self._sequence_start(row))
