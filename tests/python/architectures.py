@@ -4,10 +4,16 @@ Nothing is special about the numbers but that heads are of 16 to 32 channels, la
 occur, windows are shorter than the sequences, and random norms and large projections make every mistake show.
 """
 
+import contextlib
+import io
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import h5py
 import torch
 import transformers
+
+from kvq.dump import program
 
 COMMON = dict(
     vocab_size=64,
@@ -61,16 +67,11 @@ VISION = dict(
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of docs/models.md. `options` go over COMMON, into `text_config` if `multimodal`.
-
-    refusal   None, or a part of the message of an architecture that is refused by what the survey or a check found
-    """
+    """A row of docs/models.md. `options` go over COMMON, into `text_config` if `multimodal`."""
 
     config_class: str
     options: dict = field(default_factory=dict)
     multimodal: dict | None = None
-    refusal: str | None = None
-    note: str = ""
 
     def config(self):
         """The configuration; None if the installed transformers has no such class."""
@@ -165,6 +166,31 @@ ARCHITECTURES = {
 }
 
 
+# Why an architecture is refused; the test expects this in the message.
+REFUSALS = {"falcon": "no layer calls the attention interface"}
+ATTENTION_LAYERS = "only the layers with attention"
+TEXT_HALF = "the text half of a multimodal model"
+ROTARY_PART = "MLA: the rotary part of the key, not the latent"
+NOTES = {
+    "bitnet": "a norm follows attention: no o_proj metric",
+    "qwen3_next": f"{ATTENTION_LAYERS}; gated: no o_proj metric",
+    "qwen3_5_text": f"{ATTENTION_LAYERS}; gated: no o_proj metric",
+    "minimax": ATTENTION_LAYERS,
+    "lfm2": ATTENTION_LAYERS,
+    "jamba": ATTENTION_LAYERS,
+    "bamba": ATTENTION_LAYERS,
+    "falcon_h1": "keys times a constant; the state-space half has no keys",
+    "llama4_text": "sequences of up to 8192 tokens: the checks refuse chunks",
+    "mistral3": TEXT_HALF,
+    "gemma3": TEXT_HALF,
+    "qwen3_vl": TEXT_HALF,
+    "glm4_moe_lite": ROTARY_PART,
+    "deepseek_v2": ROTARY_PART,
+    "deepseek_v3": ROTARY_PART,
+    "internlm2": "remote code, which dump_qkv.py does not run",
+}
+
+
 def make_model(config, seed: int = 1):
     """A model with random weights, its norms and biases too, and projections that make attention far from uniform."""
     torch.manual_seed(seed)
@@ -179,3 +205,60 @@ def make_model(config, seed: int = 1):
             elif any(part in name for part in ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "qkv", "query_key")):
                 parameter *= 2
     return model
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one architecture."""
+
+    name: str
+    code: int | None  # exit code of dump_qkv.py; None: no such class in transformers
+    errors: str = ""
+    rope: str = ""
+    terms: str = ""  # windows, caps, sinks
+    checked: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.code == 0
+
+    def line(self) -> str:
+        """A line of the table in docs/models.md."""
+        result = "yes" if self.works else "not in transformers" if self.code is None else "refused"
+        note = REFUSALS.get(self.name) or NOTES.get(self.name, "")
+        return f"| `{self.name}` | {result} | {self.rope} | {self.terms} | {self.checked} | {note} |"
+
+
+def dump_architecture(name: str, folder: Path, tokens: int = 60, length: int = 23) -> Row:
+    """Saves the tiny model in `folder` / "model" and dumps it to `folder` / "dump.h5"."""
+    config = ARCHITECTURES[name].config()
+    if config is None:
+        return Row(name, None)
+    make_model(config).save_pretrained(folder / "model")
+    said = io.StringIO()
+    argv = [folder / "model", "--output", folder / "dump.h5", "--sequence-length", length, "--threads", 1]
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = program.main([*map(str, argv), "--synthetic-tokens", str(tokens)])
+    if code != 0:
+        return Row(name, code, said.getvalue())
+    with h5py.File(folder / "dump.h5") as file:
+        layers = [file[f"layers/{layer}"] for layer in sorted(file["layers"], key=int)]
+        rope = ", ".join(dict.fromkeys(str(layer.attrs["rope_layout"]) for layer in layers))
+        terms = {
+            "window": any(layer.attrs["sliding_window"] for layer in layers),
+            "soft cap": any("logit_softcapping" in layer.attrs for layer in layers),
+            "sinks": any("sink_logits" in layer for layer in layers),
+        }
+    return Row(name, 0, "", rope, ", ".join(term for term, has in terms.items() if has), _checked(said.getvalue()))
+
+
+def _checked(said: str) -> str:
+    """The checks that had something to check."""
+    names = {"QK-norm": "QK-norm", "RoPE": "RoPE", "attention output": "attention"}
+    lines = [line for line in said.splitlines() if "the model has none" not in line and "not tested" not in line]
+    return ", ".join(short for name, short in names.items() if any(f"check: {name}: ok" in line for line in lines))
+
+
+def table(rows: list[Row]) -> str:
+    head = "| architecture | dump | RoPE pairs | beside it | checked | note |\n|---|---|---|---|---|---|\n"
+    return head + "".join(f"{row.line()}\n" for row in rows)

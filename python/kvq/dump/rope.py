@@ -15,7 +15,7 @@ class RopeSource:
 
 
 def find_rope_sources(text, attention, layer_type: str | None) -> list[RopeSource]:
-    """All sets of frequencies that a layer may use, the most probable first: its own, that of its layer type, others."""
+    """All sets of frequencies that a layer may use: its own and that of its layer type, then the others."""
     modules = [m for m in attention.modules()] + [m for m in text.modules()]
     found = {}
     for module in modules:

@@ -237,8 +237,8 @@ def _findings(failed: dict[int, Try], seen: dict[int, Seen]) -> str:
     tensor = max(failed[layer].errors, key=failed[layer].errors.get)
     norms = "with QK-norm before or after RoPE" if seen[layer].norm_shapes else "without QK-norm"
     return (
-        f"RoPE: in {len(failed)} layers neither half nor interleaved pairs nor no RoPE give q and k, {norms}; the first: "
-        f"layer {layer} {tensor}, at best off by {failed[layer].errors[tensor]:.3g} times the allowed rounding"
+        f"RoPE: in {len(failed)} layers neither half nor interleaved pairs nor no RoPE give q and k, {norms}; the "
+        f"first: layer {layer} {tensor}, at best off by {failed[layer].errors[tensor]:.3g} times the allowed rounding"
     )
 
 
