@@ -180,7 +180,7 @@ NOTES = {
     "jamba": ATTENTION_LAYERS,
     "bamba": ATTENTION_LAYERS,
     "falcon_h1": "keys times a constant; the state-space half has no keys",
-    "llama4_text": "sequences of up to 8192 tokens: the checks refuse chunks",
+    "llama4_text": "up to 8192 tokens; chunks fail the checks",
     "mistral3": TEXT_HALF,
     "gemma3": TEXT_HALF,
     "qwen3_vl": TEXT_HALF,
