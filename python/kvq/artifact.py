@@ -180,6 +180,7 @@ class GoldenRows:
     out: np.ndarray | None = field(repr=False)  # float32 [Hq, Dv]
     softmax_scale: float = 1.0
     sliding_window: int = 0
+    logit_softcapping: float = 0.0  # 0: none
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,15 @@ from .scheme import (
 )
 
 FORMAT, MAJOR = "kvq-artifact", 1
-KNOWN_FEATURES = ("codebook", "trellis", "mixed_widths", "centroids", "transform")  # in the order of `requires`
+KNOWN_FEATURES = (  # in the order of `requires`
+    "codebook",
+    "trellis",
+    "mixed_widths",
+    "centroids",
+    "transform",
+    "logit_softcapping",
+)
+LARGEST_LOGIT = 1e6  # of caps and sinks
 LARGEST_DIM = 1024
 LARGEST_CENTROIDS = 4096
 LARGEST_ROW = 4096
@@ -188,6 +196,8 @@ def _read_layer(node: Node, index: int, tensors: _TensorReader) -> LayerPlan:
     if q_heads % kv_heads:
         raise bad_input(f"{geometry.where}: {q_heads} query heads are no multiple of {kv_heads} KV heads")
     _check_geometry(geometry)
+    if "logit_softcapping" in geometry:
+        tensors.use("logit_softcapping", geometry.where)
     sides = {}
     for side, dim_name in (("k", "head_dim"), ("v", "v_head_dim")):
         if side == "k" or side in node:
@@ -220,6 +230,7 @@ def _read_golden(
         out,
         geometry["softmax_scale"].number(above=0),
         geometry["sliding_window"].integer(0, 2**30 - 1),
+        geometry["logit_softcapping"].number(above=0) if "logit_softcapping" in geometry else 0.0,
     )
 
 
@@ -227,6 +238,13 @@ def _check_geometry(geometry: Node) -> None:
     geometry["softmax_scale"].number(above=0)
     geometry["sliding_window"].integer(0, 2**30 - 1)
     geometry["kind"].word("gqa", "mla_rope")
+    if "logit_softcapping" in geometry:
+        geometry["logit_softcapping"].number(above=0, most=LARGEST_LOGIT)
+    if "sink_logits" in geometry:
+        sinks = [item.number(least=-LARGEST_LOGIT, most=LARGEST_LOGIT) for item in geometry["sink_logits"].items()]
+        expected = geometry["num_q_heads"].integer(1, 4096)
+        if len(sinks) != expected:
+            raise bad_input(f"{geometry.where}: sink_logits: expected {expected} values, found {len(sinks)}")
     rope = geometry["rope"]
     layout = rope["layout"].word("none", "half", "interleaved")
     dim, offset = rope["dim"].integer(0, LARGEST_DIM), rope["offset"].integer(0, LARGEST_DIM)

@@ -91,6 +91,8 @@ def attend_last(rows: GoldenRows, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     out = []
     for head, query in enumerate(q):
         scores = rows.softmax_scale * (k[:, head // group] @ query)
+        if rows.logit_softcapping:
+            scores = rows.logit_softcapping * np.tanh(scores / rows.logit_softcapping)
         weights = np.exp(scores - scores.max())
         out.append(weights / weights.sum() @ v[:, head // group])
     return np.stack(out).astype(np.float32)

@@ -8,29 +8,39 @@ from .artifact_reader import KNOWN_FEATURES
 SPECTRUM_ROUNDING = 1e-6  # of the largest eigenvalue
 
 
-def lowest_minor(used: list[str], golden: bool, baseline: bool) -> int:
-    if baseline:
+def lowest_minor(used: list[str], golden: bool, newest: bool) -> int:
+    """`newest`: whether there are fields that 1.3 added."""
+    if newest:
         return 3
     if "transform" in used:
         return 2
     return 1 if used or golden else 0
 
 
-def has_baseline(manifest: dict) -> bool:
-    """Whether errors stand as format 1.3 has them: beside their baseline, or on held-out tokens."""
+def has_fields_of_1_3(manifest: dict) -> bool:
+    """Whether there are baselines of errors, errors on held-out tokens, soft caps or learned sinks."""
     sides = [layer[side] for layer in manifest["layers"] for side in ("k", "v") if side in layer]
-    return "held_out" in manifest["calibration"] or any("baseline" in side.get("error", {}) for side in sides)
+    geometries = [layer["geometry"] for layer in manifest["layers"]]
+    return (
+        "held_out" in manifest["calibration"]
+        or any("baseline" in side.get("error", {}) for side in sides)
+        or any(name in geometry for geometry in geometries for name in ("logit_softcapping", "sink_logits"))
+    )
 
 
 def version_fault(artifact: Artifact) -> str:
     """`requires` against the features of the plans, and `version` against the lowest version that has these
     features."""
     plans = [plan for layer in artifact.layers.values() for plan in layer.sides.values()]
-    used = [word for word in KNOWN_FEATURES if any(word in plan.features for plan in plans)]
+    words = {word for plan in plans for word in plan.features}
+    if any(layer.geometry.logit_softcapping for layer in artifact.layers.values()):
+        words.add("logit_softcapping")
+    used = [word for word in KNOWN_FEATURES if word in words]
     metadata = artifact.file.metadata
     if metadata["requires"] != ",".join(used):
         return f"requires: expected '{','.join(used)}', the features of the plans, found '{metadata['requires']}'"
-    lowest = lowest_minor(used, any(layer.golden for layer in artifact.layers.values()), has_baseline(artifact.manifest))
+    golden = any(layer.golden for layer in artifact.layers.values())
+    lowest = lowest_minor(used, golden, has_fields_of_1_3(artifact.manifest))
     if int(metadata["version"].partition(".")[2]) < lowest:
         return f"version: expected 1.{lowest} or higher for these features, found {metadata['version']}"
     return ""

@@ -132,6 +132,18 @@ def test_a_feature_may_be_listed_without_use():
     assert parse(build.to_bytes(tree)).layers
 
 
+def test_a_soft_cap_is_read_only_if_it_is_listed():
+    shape = {**build.geometry(Q_HEADS, KV_HEADS, DIM), "logit_softcapping": 30.0, "sink_logits": [0.5] * Q_HEADS}
+    layer = build.layer(0, shape, build.exact_plan(), build.exact_plan())
+    assert parse(build.to_bytes(build.manifest([layer], requires=["logit_softcapping"]))).layers
+    with pytest.raises(KvqError, match="'logit_softcapping', which requires does not list"):
+        parse(build.to_bytes(build.manifest([layer], requires=[])))
+    for name, value in {"logit_softcapping": 0, "sink_logits": [0.5]}.items():
+        wrong = build.layer(0, {**shape, name: value}, build.exact_plan(), build.exact_plan())
+        with pytest.raises(KvqError, match=name):
+            parse(build.to_bytes(build.manifest([wrong], requires=["logit_softcapping"])))
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_that_is_not_listed_is_refused(feature):
     tree, tensors = sample()

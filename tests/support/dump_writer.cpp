@@ -106,6 +106,7 @@ class LayerWriter {
     integer("rotary_dim", g.rope.dim);
     integer("rotary_offset", g.rope.offset);
     write_attribute(group_, "softmax_scale", H5T_IEEE_F64LE, &g.softmax_scale);
+    if (g.logit_softcap > 0.0) write_attribute(group_, "logit_softcapping", H5T_IEEE_F64LE, &g.logit_softcap);
     write_string(group_, "kind", to_string(g.kind), content_.fixed_strings);
     write_string(group_, "rope_layout", to_string(g.rope.layout), content_.fixed_strings);
     if (g.rope.attention_factor != 1.0)
@@ -131,6 +132,8 @@ class LayerWriter {
     const auto width = static_cast<hsize_t>(g.num_q_heads) * static_cast<hsize_t>(g.v_head_dim);
     if (g.rope.layout != RopeLayout::none)
       set_dataset(group_, "rope_inv_freq", H5T_IEEE_F64LE, {g.rope.inv_freq.size()}, g.rope.inv_freq.data());
+    if (!g.sink_logits.empty())
+      set_dataset(group_, "sink_logits", H5T_IEEE_F64LE, {g.sink_logits.size()}, g.sink_logits.data());
     if (!layer_.o_proj.empty()) {
       const Id half(half_type(), "make the half type");
       set_dataset(group_, "o_proj", half, {layer_.o_proj.size() / width, width},
@@ -167,6 +170,7 @@ void write_root(hid_t file, const DumpContent& content) {
   string("capture_point", to_string(content.capture_point));
   if (!content.model_fingerprint.empty()) string("model_fingerprint", content.model_fingerprint);
   if (!content.model_config.empty()) string("model_config", content.model_config);
+  if (!content.required.empty()) string("requires", content.required);
   write_integer(file, "num_layers", content.num_layers, content.small_integers);
   set_dataset(file, "/cu_seqlens", H5T_STD_I64LE, {content.cu_seqlens.size()}, content.cu_seqlens.data());
   set_dataset(file, "/positions", H5T_STD_I64LE, {content.positions.size()}, content.positions.data());

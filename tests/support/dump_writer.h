@@ -30,6 +30,7 @@ struct DumpContent {
   std::string model_name = "test-model";
   std::string model_fingerprint = {};  ///< empty = not written
   std::string model_config = {};       ///< empty = not written
+  std::string required = {};           ///< words of `requires`; empty = not written
   std::string producer = "kvq tests";
   CapturePoint capture_point = CapturePoint::post_rope;
   int num_layers = 1;

@@ -109,6 +109,8 @@ AttentionCase attention_case(const LayerActivations& layer, std::size_t sequence
       .v_dim = geometry.v_head_dim,
       .scale = geometry.softmax_scale,
       .window = geometry.sliding_window,
+      .cap = geometry.logit_softcap,
+      .sinks = {geometry.sinks_of(kv_head).begin(), geometry.sinks_of(kv_head).end()},
   };
   const auto key_size = static_cast<std::size_t>(tokens * geometry.head_dim);
   input.q.resize(static_cast<std::size_t>(input.queries) * key_size);

@@ -21,6 +21,12 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
+double logit_of(const AttentionCase& input, int query, std::int64_t i, std::int64_t t) {
+  const double logit =
+      input.scale * dot(row_of(input.q, query * input.tokens + i, input.dim), row_of(input.k, t, input.dim));
+  return input.cap > 0.0 ? input.cap * std::tanh(logit / input.cap) : logit;
+}
+
 }  // namespace
 
 AttentionCase random_case(AttentionCase input, std::uint64_t seed, double logit_size) {
@@ -40,12 +46,10 @@ std::vector<double> softmax_scores(const AttentionCase& input, int query) {
   for (std::int64_t i = 0; i < input.tokens; ++i) {
     double* row = scores.data() + i * input.tokens;
     const std::int64_t first = input.window == 0 ? 0 : std::max<std::int64_t>(0, i - input.window + 1);
-    const std::vector<double> q = row_of(input.q, query * input.tokens + i, input.dim);
-    double largest = -HUGE_VAL, sum = 0.0;
-    for (std::int64_t t = first; t <= i; ++t) {
-      row[t] = input.scale * dot(q, row_of(input.k, t, input.dim));
-      largest = std::max(largest, row[t]);
-    }
+    const double sink = input.sinks.empty() ? -HUGE_VAL : input.sinks[static_cast<std::size_t>(query)];
+    double largest = sink;
+    for (std::int64_t t = first; t <= i; ++t) largest = std::max(largest, row[t] = logit_of(input, query, i, t));
+    double sum = std::exp(sink - largest);
     for (std::int64_t t = first; t <= i; ++t) sum += row[t] = std::exp(row[t] - largest);
     for (std::int64_t t = first; t <= i; ++t) row[t] /= sum;
   }
@@ -95,7 +99,11 @@ NaiveMoments naive_moments(const AttentionCase& input) {
         double distance = 0.0;
         for (std::size_t c = 0; c < v_dim; ++c)
           distance += std::pow(static_cast<double>(input.v[t * v_dim + c]) - o[c], 2);
-        weight += s * s * distance;
+        const double part =
+            input.cap > 0.0 && s > 0.0
+                ? logit_of(input, query, static_cast<std::int64_t>(i), static_cast<std::int64_t>(t)) / input.cap
+                : 0.0;
+        weight += std::pow(s * (1.0 - part * part), 2) * distance;
       }
       const std::vector<double> q = row_of(input.q, query * input.tokens + static_cast<std::int64_t>(i), input.dim);
       weight *= input.scale * input.scale;

@@ -12,7 +12,9 @@ struct AttentionCase {
   std::int64_t tokens = 1;
   int queries = 1, dim = 4, v_dim = 4;
   double scale = 0.5;
-  int window = 0;  ///< 0: all keys up to the query
+  int window = 0;                  ///< 0: all keys up to the query
+  double cap = 0.0;                ///< 0: logits as they are
+  std::vector<double> sinks = {};  ///< [queries] learned sinks, or empty
   std::vector<float> q = {}, k = {}, v = {};
 };
 

@@ -238,6 +238,10 @@ class NaiveMeter {
     add(sums[kContextTopHits], hits, near);
   }
 
+  double capped(double logit) const {
+    return g_.logit_softcap > 0.0 ? g_.logit_softcap * std::tanh(logit / g_.logit_softcap) : logit;
+  }
+
   /// @param count  tokens of the sequence
   NaiveNumber add_query(const Row& q, std::int64_t i, std::int64_t count, std::size_t token, int q_head,
                         const SideRows& k, const SideRows& v, std::array<NaiveNumber, kAttentionSums>& sums) {
@@ -246,21 +250,30 @@ class NaiveMeter {
     double logit_size = 0.0, delta_size = 0.0;  // sizes of the terms of a product; the terms round
     for (std::int64_t j = begin; j <= i; ++j) {
       const Row &key = k.exact[static_cast<std::size_t>(j)], &change = k.changed(i, j);
-      exact.push_back(g_.softmax_scale * dot(q, key));
-      delta.push_back(g_.softmax_scale * dot(q, change));
-      changed.push_back(g_.softmax_scale * dot(q, k.read(i, j)));
+      exact.push_back(capped(g_.softmax_scale * dot(q, key)));
+      changed.push_back(capped(g_.softmax_scale * dot(q, k.read(i, j))));
+      delta.push_back(g_.logit_softcap > 0.0 ? changed.back() - exact.back() : g_.softmax_scale * dot(q, change));
       logit_size = std::max(logit_size, g_.softmax_scale * magnitude_dot(q, key));
       delta_size = std::max(delta_size, g_.softmax_scale * magnitude_dot(q, change));
     }
-    const double logit_rounding = kUnit * (logit_size + 1.0), delta_rounding = kUnit * delta_size;
+    const double logit_rounding = kUnit * (logit_size + 1.0 + g_.logit_softcap),
+                 delta_rounding = (g_.logit_softcap > 0.0 ? 3.0 : 1.0) * kUnit * delta_size;
     add(sums[kQueries], 1.0, 0.0);
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));
 
-    Logits logits{exact, changed, delta, logit_rounding, delta_rounding};
+    const Logits of_keys{exact, changed, delta, logit_rounding, delta_rounding};
+    const std::size_t keys = exact.size();
+    Logits logits = of_keys;
+    if (!g_.sink_logits.empty()) {  // a learned sink is one more logit, which does not change and has no value
+      for (Row* row : {&logits.exact, &logits.changed})
+        row->push_back(g_.sink_logits[static_cast<std::size_t>(q_head)]);
+      logits.delta.push_back(0.0);
+    }
     Row p, p_change;
     const NaiveNumber divergence = divergence_of(logits, p, p_change);
     add(sums[kDivergence], divergence.value, divergence.bound);
+    for (Row* row : {&p, &p_change}) row->resize(keys);
     if (exact.size() > 10) {
       double near = 0.0;
       const double hits = top_hits(logits, near);

@@ -93,6 +93,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   const std::string few = too_few_tokens(origin.header.model, artifact.calibration.tokens);
   if (!outputs.quiet) {
     if (!few.empty() && !outputs.json) say(fmt::format("kvq-calibrate: warning: {}\n", few));
+    say(layout_warning(artifact));
     say(transform_advice(origin, artifact, options));
   }
   if (outputs.json) {

@@ -3,6 +3,7 @@
 #include "common/table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <kvq/methods/side_view.h>
 
 #include <algorithm>
@@ -83,6 +84,19 @@ Json outlier_json(const std::vector<LayerOutliers>& layers) {
     if (!layer.v.empty()) all.back()["v"] = layer.v;
   }
   return all;
+}
+
+std::string layout_warning(const Artifact& artifact) {
+  std::vector<int> layers;
+  for (const LayerPlan& layer : artifact.layers)
+    if (layer.geometry.rope.layout == RopeLayout::none && layer.k.allocation &&
+        layer.k.allocation->unit == "rope_block")
+      layers.push_back(layer.layer);
+  if (layers.empty()) return "";
+  return fmt::format(
+      "warning: {} without RoPE ({}): the blocks that share a width are neighboring channels there, which no rotation "
+      "pairs\n",
+      layers.size() == 1 ? "a layer" : "layers", fmt::join(layers, ", "));
 }
 
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options) {

@@ -20,6 +20,9 @@ std::vector<LayerOutliers> find_outliers(const StatsSource& source, const Option
 std::string outlier_table(const std::vector<LayerOutliers>& layers);
 Json outlier_json(const std::vector<LayerOutliers>& layers);
 
+/// A line that names the layers without RoPE whose keys have widths for each RoPE block; empty if there are none.
+std::string layout_warning(const Artifact& artifact);
+
 /// At most two lines of hints: the head with the largest outlier gain that lacks a transform, and transforms of values
 /// that used the identity because the statistics have no o_proj metric.
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options);

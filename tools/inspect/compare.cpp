@@ -20,7 +20,7 @@ struct Fact {
   std::string value;
 };
 
-std::array<Fact, 11> facts(const LayerGeometry& g) {
+std::array<Fact, 12> facts(const LayerGeometry& g) {
   return {{{"num_q_heads", std::to_string(g.num_q_heads)},
            {"num_kv_heads", std::to_string(g.num_kv_heads)},
            {"head_dim", std::to_string(g.head_dim)},
@@ -28,6 +28,7 @@ std::array<Fact, 11> facts(const LayerGeometry& g) {
            {"kind", to_string(g.kind)},
            {"softmax_scale", fmt::format("{}", g.softmax_scale)},
            {"sliding_window", std::to_string(g.sliding_window)},
+           {"logit_softcapping", fmt::format("{}", g.logit_softcap)},
            {"rope layout", to_string(g.rope.layout)},
            {"rope dim", std::to_string(g.rope.dim)},
            {"rope offset", std::to_string(g.rope.offset)},

@@ -304,6 +304,9 @@ std::string describe_layer(const Artifact& artifact, const LayerPlan& layer, boo
   text += fmt::format("heads      {} query, {} key/value ({})\n", g.num_q_heads, g.num_kv_heads, to_string(g.kind));
   text += fmt::format("head_dim   {} keys, {} values; softmax scale {:.6g}, sliding window {}\n", g.head_dim,
                       g.v_head_dim, g.softmax_scale, g.sliding_window == 0 ? "none" : std::to_string(g.sliding_window));
+  if (g.logit_softcap > 0.0)
+    text += fmt::format("soft cap   logits become {0:g} tanh(logit / {0:g})\n", g.logit_softcap);
+  if (!g.sink_logits.empty()) text += fmt::format("sinks      a learned logit for each query head\n");
   text += fmt::format("rope       {}, channels {} to {}, factor {}\n", to_string(g.rope.layout), g.rope.offset,
                       g.rope.offset + g.rope.dim, g.rope.attention_factor);
   Artifact alone;

@@ -144,11 +144,14 @@ Provenance provenance_from_json(const Json& json) {
   return p;
 }
 
+void expect_listed(const std::string& word, const Json& required) {
+  if (std::find(required.begin(), required.end(), word) == required.end())
+    throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
+}
+
 /// Checks values of the manifest that the plan implies: features in `requires`, mean bits and bytes of a mixed row.
 void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
-  for (const std::string& word : features(plan))
-    if (std::find(required.begin(), required.end(), word) == required.end())
-      throw Error{ErrorKind::bad_input, fmt::format("uses the feature \"{}\", which `requires` does not list", word)};
+  for (const std::string& word : features(plan)) expect_listed(word, required);
   if (!plan.allocation) return;
   const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
   const double mean = json.at("allocation").at("mean_bits");
@@ -158,6 +161,9 @@ void check_claims(const TensorPlan& plan, const Json& json, const Json& required
   if (claimed != found)
     throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
 }
+
+/// Fields of a geometry that 1.3 added.
+bool has_softmax_fields(const LayerGeometry& g) { return g.logit_softcap > 0.0 || !g.sink_logits.empty(); }
 
 /// @throws Error{bad_input} if the file has no content hash or another one than its content
 void check_hash(const SafetensorsFile& file) {
@@ -196,6 +202,7 @@ Artifact load_artifact(const SafetensorsFile& file, HashCheck hash) {
     if (json.contains("v")) plan.v = reader.side(json.at("v"), plan.layer, plan.geometry, Side::v);
     try {
       validate(plan);
+      if (plan.geometry.logit_softcap > 0.0) expect_listed(kSoftcapFeature, manifest.at("requires"));
       check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
       if (plan.v) check_claims(*plan.v, json.at("v"), manifest.at("requires"), plan.geometry.v_head_dim);
     } catch (const Error& error) {
@@ -208,11 +215,12 @@ Artifact load_artifact(const SafetensorsFile& file, HashCheck hash) {
   return artifact;
 }
 
-bool has_baseline(const Artifact& artifact) {
+bool has_fields_of_1_3(const Artifact& artifact) {
   const auto has = [](const TensorPlan& plan) { return plan.error && plan.error->baseline; };
   return !artifact.calibration.held_out.is_null() ||
-         std::any_of(artifact.layers.begin(), artifact.layers.end(),
-                     [&](const LayerPlan& plan) { return has(plan.k) || (plan.v && has(*plan.v)); });
+         std::any_of(artifact.layers.begin(), artifact.layers.end(), [&](const LayerPlan& plan) {
+           return has_softmax_fields(plan.geometry) || has(plan.k) || (plan.v && has(*plan.v));
+         });
 }
 
 Json artifact_manifest(const Artifact& artifact) {
@@ -240,7 +248,7 @@ Json artifact_manifest(const Artifact& artifact) {
   const Json required = required_features(artifact.layers);
   return {
       {"format", "kvq-artifact"},
-      {"version", lowest_version(required, !artifact.golden.empty(), has_baseline(artifact))},
+      {"version", lowest_version(required, !artifact.golden.empty(), has_fields_of_1_3(artifact))},
       {"requires", required},
       {"model", model_to_json(artifact.model)},
       {"calibration", std::move(calibration)},

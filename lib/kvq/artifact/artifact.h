@@ -36,8 +36,9 @@ struct Artifact {
   std::map<int, GoldenRows> golden = {};  ///< by layer; only layers that have golden rows
 };
 
-/// Whether the artifact states errors as format 1.3 does: beside their baseline, or on held-out tokens.
-bool has_baseline(const Artifact& artifact);
+/// Whether the artifact has fields of format 1.3: baselines of errors, errors on held-out tokens, soft caps, learned
+/// sinks.
+bool has_fields_of_1_3(const Artifact& artifact);
 
 /// Writes atomically; equal artifacts give equal bytes. @throws Error{io}, Error{internal} for an invalid plan
 void save_artifact(const Artifact& artifact, const std::filesystem::path& path);

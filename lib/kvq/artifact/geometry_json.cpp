@@ -4,19 +4,22 @@
 namespace kvq {
 
 Json geometry_to_json(const LayerGeometry& g) {
-  return {{"num_q_heads", g.num_q_heads},
-          {"num_kv_heads", g.num_kv_heads},
-          {"head_dim", g.head_dim},
-          {"v_head_dim", g.v_head_dim},
-          {"softmax_scale", g.softmax_scale},
-          {"sliding_window", g.sliding_window},
-          {"kind", to_string(g.kind)},
-          {"rope",
-           {{"layout", to_string(g.rope.layout)},
-            {"dim", g.rope.dim},
-            {"offset", g.rope.offset},
-            {"attention_factor", g.rope.attention_factor},
-            {"inv_freq", g.rope.inv_freq}}}};
+  Json json = {{"num_q_heads", g.num_q_heads},
+               {"num_kv_heads", g.num_kv_heads},
+               {"head_dim", g.head_dim},
+               {"v_head_dim", g.v_head_dim},
+               {"softmax_scale", g.softmax_scale},
+               {"sliding_window", g.sliding_window},
+               {"kind", to_string(g.kind)},
+               {"rope",
+                {{"layout", to_string(g.rope.layout)},
+                 {"dim", g.rope.dim},
+                 {"offset", g.rope.offset},
+                 {"attention_factor", g.rope.attention_factor},
+                 {"inv_freq", g.rope.inv_freq}}}};
+  if (g.logit_softcap > 0.0) json["logit_softcapping"] = g.logit_softcap;
+  if (!g.sink_logits.empty()) json["sink_logits"] = g.sink_logits;
+  return json;
 }
 
 LayerGeometry geometry_from_json(const Json& json, std::string_view where) {
@@ -37,6 +40,8 @@ LayerGeometry geometry_from_json(const Json& json, std::string_view where) {
   g.rope.offset = rope.at("offset");
   g.rope.attention_factor = rope.at("attention_factor");
   g.rope.inv_freq = rope.at("inv_freq").get<std::vector<double>>();
+  g.logit_softcap = json.value("logit_softcapping", 0.0);
+  g.sink_logits = json.value("sink_logits", std::vector<double>{});
   const auto fail = [&](const std::string& what) {
     throw Error{ErrorKind::bad_input, fmt::format("{}: {}", where, what)};
   };
@@ -51,6 +56,8 @@ LayerGeometry geometry_from_json(const Json& json, std::string_view where) {
                      g.rope.dim));
   if (g.rope.inv_freq.size() != static_cast<std::size_t>(g.rope.dim / 2))
     fail(fmt::format("inv_freq: expected {} values, found {}", g.rope.dim / 2, g.rope.inv_freq.size()));
+  if (!g.sink_logits.empty() && g.sink_logits.size() != static_cast<std::size_t>(g.num_q_heads))
+    fail(fmt::format("sink_logits: expected {} values, found {}", g.num_q_heads, g.sink_logits.size()));
   return g;
 }
 

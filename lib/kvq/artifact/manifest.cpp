@@ -221,6 +221,7 @@ Json required_features(const std::vector<LayerPlan>& layers) {
   std::set<std::string> used;
   for (const LayerPlan& plan : layers) {
     for (const std::string& word : features(plan.k)) used.insert(word);
+    if (plan.geometry.logit_softcap > 0.0) used.insert(kSoftcapFeature);
     if (!plan.v) continue;
     for (const std::string& word : features(*plan.v)) used.insert(word);
   }
@@ -230,8 +231,8 @@ Json required_features(const std::vector<LayerPlan>& layers) {
   return words;
 }
 
-const char* lowest_version(const Json& required, bool golden, bool baseline) {
-  if (baseline) return "1.3";
+const char* lowest_version(const Json& required, bool golden, bool newest) {
+  if (newest) return "1.3";
   if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
   return required.empty() && !golden ? "1.0" : "1.1";
 }

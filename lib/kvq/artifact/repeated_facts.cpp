@@ -77,7 +77,7 @@ std::string version_fault(const SafetensorsFile& file, const Artifact& artifact)
   const std::string words = file.metadata().at("requires");
   if (joined(used) != words)
     return fmt::format("requires: expected \"{}\", the features of the plans, found \"{}\"", joined(used), words);
-  const std::string lowest = lowest_version(used, !artifact.golden.empty(), has_baseline(artifact));
+  const std::string lowest = lowest_version(used, !artifact.golden.empty(), has_fields_of_1_3(artifact));
   const std::string& version = file.metadata().at("version");
   if (minor_of(version) < minor_of(lowest))
     return fmt::format("version: expected {} or higher for these features, found {}", lowest, version);

@@ -149,7 +149,8 @@ class SideCoder {
   std::vector<float> numbers_;
 };
 
-/// [Hq, Dv] in double over rows k [N, Hkv, D] and v [N, Hkv, Dv], rounded to float once.
+/// [Hq, Dv] in double over rows k [N, Hkv, D] and v [N, Hkv, Dv], rounded to float once. Without learned sinks, which
+/// are no part of the cache.
 std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& tokens, std::span<const float> k,
                                std::span<const float> v) {
   const auto n = static_cast<std::size_t>(tokens.count), heads = static_cast<std::size_t>(g.num_kv_heads),
@@ -167,6 +168,7 @@ std::vector<float> attend_last(const LayerGeometry& g, const GoldenTokens& token
       for (std::size_t j = 0; j < d; ++j)
         dot += double{bf16_to_float(tokens.q[hq * d + j])} * double{k[(t * heads + h) * d + j]};
       weights[t] = g.softmax_scale * dot;
+      if (g.logit_softcap > 0.0) weights[t] = g.logit_softcap * std::tanh(weights[t] / g.logit_softcap);
       largest = std::max(largest, weights[t]);
     }
     for (std::size_t t = first; t < n; ++t) total += weights[t] = std::exp(weights[t] - largest);

@@ -95,8 +95,7 @@ class Panel {
 
   /// Unnormalized S block by block, then O = S V and the row sums.
   void attend() {
-    largest_.assign(static_cast<std::size_t>(rows_), -HUGE_VALF);
-    sum_.assign(static_cast<std::size_t>(rows_), 0.0);
+    begin_rows();
     std::fill(o_.begin(), o_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b) {
       const std::int64_t n = block_size(b);
@@ -107,6 +106,15 @@ class Panel {
     }
     for (std::int64_t r = 0; r < rows_; ++r)
       scale_output(r, static_cast<float>(1.0 / sum_[static_cast<std::size_t>(r)]));
+  }
+
+  /// A learned sink enters as a key that was seen before all others and has no value.
+  void begin_rows() {
+    largest_.assign(static_cast<std::size_t>(rows_), -HUGE_VALF);
+    sum_.assign(static_cast<std::size_t>(rows_), in_.sinks.empty() ? 0.0 : 1.0);
+    if (in_.sinks.empty()) return;
+    for (std::int64_t r = 0; r < rows_; ++r)
+      largest_[static_cast<std::size_t>(r)] = static_cast<float>(in_.sinks[static_cast<std::size_t>(r % in_.queries)]);
   }
 
   /// Exponentials of one row of block b, zeros where the mask forbids; rescales the row's output to a new largest
@@ -120,8 +128,9 @@ class Panel {
     float& largest = largest_[static_cast<std::size_t>(r)];
     double& sum = sum_[static_cast<std::size_t>(r)];
     if (begin < end) {
+      if (in_.cap > 0.0) row_ops::soft_cap(row + begin, end - begin, static_cast<float>(in_.cap));
       const float now = std::max(largest, row_ops::largest(row + begin, end - begin));
-      if (now > largest && b > 0) {
+      if (now > largest && largest > -HUGE_VALF) {
         const float factor = std::exp(largest - now);
         sum *= factor;
         scale_output(r, factor);
@@ -157,14 +166,26 @@ class Panel {
       into.columns[static_cast<std::size_t>(key_begin_ + t)] += columns_[static_cast<std::size_t>(t)];
   }
 
+  /// Multiplies unnormalized weights exp(logit - top) by the slope of the cap at their logits.
+  void apply_slopes(float* row, std::int64_t count, float top) const {
+    const auto cap = static_cast<float>(in_.cap);
+    for (std::int64_t t = 0; t < count; ++t) {
+      if (!(row[t] > 0.0f)) continue;
+      const float part = (std::log(row[t]) + top) / cap;
+      row[t] *= std::max(0.0f, 1.0f - part * part);
+    }
+  }
+
   /// w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2, expanded: A - 2 B.o + C |o|^2 with A = sum S^2 |v|^2, B = sum S^2 v, C =
-  /// sum S^2. No later step reads S, so the panel is squared in place.
+  /// sum S^2; with a cap, S times its slope takes the place of S. No later step reads S, so the panel is squared in
+  /// place.
   void score_queries(Partial& into) {
     std::fill(squared_o_.begin(), squared_o_.end(), 0.0f);
     for (std::int64_t b = 0; b < num_blocks(); ++b)
       for (std::int64_t r = 0; r < rows_; ++r) {
         const float factor = normalization(b, r);
         float* row = block(b) + r * block_size(b);
+        if (in_.cap > 0.0) apply_slopes(row, block_size(b), block_largest_[static_cast<std::size_t>(b * rows_ + r)]);
         for (std::int64_t t = 0; t < block_size(b); ++t) row[t] = (factor * row[t]) * (factor * row[t]);
       }
     for (std::int64_t b = 0; b < num_blocks(); ++b)

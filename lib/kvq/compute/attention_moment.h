@@ -15,6 +15,8 @@ struct AttentionInput {
   int dim = 0, v_dim = 0;
   double scale = 1.0;                    ///< softmax_scale
   int window = 0;                        ///< 0 = all keys before and at the query, else the last `window`
+  double cap = 0.0;                      ///< logit_softcap; 0 = none
+  std::span<const double> sinks = {};    ///< [queries] learned sinks, which take weight and have no value; or empty
   const float* q = nullptr;              ///< [queries, T, D]
   const float* k = nullptr;              ///< [T, D]
   const float* v = nullptr;              ///< [T, Dv]
@@ -26,7 +28,8 @@ struct AttentionInput {
 ///   outputs       sum_i o_i o_i^T with o = S V: N times OSCAR's C_S = (1/N) V^T S^T S V (section 3)
 ///   column_energy [T] a_t = sum_i S_it^2: squared output error per unit error of value t, if errors of different
 ///                 tokens are uncorrelated (the diagonal of S^T S)
-///   scored_query  sum_i w_i q_i q_i^T, w_i = scale^2 sum_t S_it^2 |v_t - o_i|^2: see collect.h, C_SQ
+///   scored_query  sum_i w_i q_i q_i^T, w_i = scale^2 sum_t (S_it c_it)^2 |v_t - o_i|^2: see collect.h, C_SQ. c_it is
+///                 the slope of the logit's cap, 1 - (logit / cap)^2 at the capped logit; 1 without a cap
 struct AttentionMoments {
   MomentSum outputs;
   MomentSum scored_query;  ///< only if with_scored_query

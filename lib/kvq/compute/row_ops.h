@@ -13,6 +13,9 @@ float largest(const float* row, std::int64_t count);
 /// below top - 87. The sum is exact to a few ulp for rows up to some thousands of entries.
 float exponentiate(float* row, std::int64_t count, float top);
 
+/// row[t] = cap tanh(row[t] / cap) in place; the error is below 2e-7 cap. cap > 0.
+void soft_cap(float* row, std::int64_t count, float cap);
+
 /// columns[t] += (factor * row[t])^2.
 void add_squares(const float* row, std::int64_t count, float factor, float* columns);
 

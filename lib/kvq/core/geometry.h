@@ -3,6 +3,7 @@
 #include <kvq/core/side.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,17 @@ struct LayerGeometry {
   int sliding_window = 0;  ///< keys a query sees, itself included; 0 = all
   AttentionKind kind = AttentionKind::gqa;
   RopeStyle rope = {};
+  double logit_softcap = 0.0;            ///< c: the softmax takes c tanh(logit / c); 0 = the logits as they are
+  std::vector<double> sink_logits = {};  ///< [num_q_heads] learned sinks, not capped; empty = none
   bool operator==(const LayerGeometry&) const = default;
   int dim(Side side) const { return side == Side::k ? head_dim : v_head_dim; }
   int queries_per_kv_head() const { return num_q_heads / num_kv_heads; }
+  /// The learned sinks of the query heads that read a KV head; empty = none.
+  std::span<const double> sinks_of(int kv_head) const {
+    if (sink_logits.empty()) return {};
+    const auto group = static_cast<std::size_t>(queries_per_kv_head());
+    return std::span(sink_logits).subspan(static_cast<std::size_t>(kv_head) * group, group);
+  }
 };
 
 /// Two channels that RoPE rotates together, or two neighboring channels outside the rotary slice. `second` is -1 for

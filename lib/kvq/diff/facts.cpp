@@ -26,6 +26,8 @@ void Facts::compare_geometry(const std::string& where, const LayerGeometry& a, c
   compare<std::string>(where + " kind", to_string(a.kind), to_string(b.kind));
   compare(where + " softmax_scale", a.softmax_scale, b.softmax_scale);
   compare(where + " sliding_window", a.sliding_window, b.sliding_window);
+  compare(where + " logit_softcapping", a.logit_softcap, b.logit_softcap);
+  if (a.sink_logits != b.sink_logits) compare<std::string>(where + " sink_logits", "one", "another");
   compare<std::string>(where + " rope layout", to_string(a.rope.layout), to_string(b.rope.layout));
   compare(where + " rotary_dim", a.rope.dim, b.rope.dim);
   compare(where + " rotary_offset", a.rope.offset, b.rope.offset);

@@ -82,6 +82,7 @@ void compare_layer(int layer, const DumpPart& part, const DumpPart& first, Diffe
   same("v_head_dim", g.v_head_dim, h.v_head_dim);
   same("softmax_scale", g.softmax_scale, h.softmax_scale);
   same("sliding_window", g.sliding_window, h.sliding_window);
+  same("logit_softcapping", g.logit_softcap, h.logit_softcap);
   same("kind", std::string(to_string(g.kind)), std::string(to_string(h.kind)));
   same("rope_layout", std::string(to_string(g.rope.layout)), std::string(to_string(h.rope.layout)));
   same("rotary_dim", g.rope.dim, h.rope.dim);
@@ -93,6 +94,8 @@ void compare_layer(int layer, const DumpPart& part, const DumpPart& first, Diffe
   same("o_proj: rows", num_rows(found.o_proj), num_rows(expected.o_proj));
   same("o_proj_metric: heads", num_rows(found.o_proj_metric), num_rows(expected.o_proj_metric));
   same("output_curvature: heads", num_rows(found.output_curvature), num_rows(expected.output_curvature));
+  if (g.sink_logits != h.sink_logits)
+    faults.collect([&] { reject(part, fmt::format("layer {}: sink_logits differs from {}", layer, first.name())); });
   if (g.rope.inv_freq != h.rope.inv_freq)
     differences.add(fmt::format("layer {}: rope_inv_freq differs from {}", layer, first.name()));
 }

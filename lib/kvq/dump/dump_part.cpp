@@ -7,8 +7,13 @@
 #include <kvq/dump/layer_part.h>
 #include <kvq/dump/tensor_numbers.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -42,12 +47,35 @@ void check_format(const hdf5::Group& root) {
     reject(root, fmt::format("kvq-dump version {} is not supported, expected 1.x", version), ErrorKind::unsupported);
 }
 
-void check_requires(const hdf5::Group& root) {
-  if (!root.has_attribute("requires")) return;
-  const std::string features = root.string_attribute("requires");
-  if (features.find_first_not_of(", ") != features.npos)
-    reject(root, fmt::format("requires '{}', and this reader knows no features beyond 1.0", printable(features)),
-           ErrorKind::unsupported);
+/// The words of `requires`. A layer that has an attribute or dataset of this name needs the word.
+constexpr std::array<std::string_view, 2> kFeatures = {"logit_softcapping", "sink_logits"};
+
+/// @throws Error{unsupported} for a word that this reader does not know
+std::set<std::string> read_requires(const hdf5::Group& root) {
+  std::set<std::string> words;
+  if (!root.has_attribute("requires")) return words;
+  const std::string text = root.string_attribute("requires");
+  for (std::size_t begin = text.find_first_not_of(", "); begin != text.npos;) {
+    const std::size_t end = std::min(text.find_first_of(", ", begin), text.size());
+    const auto word = text.substr(begin, end - begin);
+    if (std::ranges::find(kFeatures, word) == kFeatures.end())
+      reject(root,
+             fmt::format("requires '{}', which this reader does not know; it knows {}", printable(word),
+                         fmt::join(kFeatures, ", ")),
+             ErrorKind::unsupported);
+    words.insert(word);
+    begin = text.find_first_not_of(", ", end);
+  }
+  return words;
+}
+
+/// A reader that does not know a layer's cap or sinks must not read the file, so `requires` has to name them.
+void check_listed(const hdf5::Group& layer, const std::set<std::string>& words) {
+  for (const std::string_view feature : kFeatures) {
+    const std::string word(feature);
+    if ((layer.has_attribute(word.c_str()) || layer.has(word.c_str())) && !words.contains(word))
+      reject(layer, fmt::format("has {}, which `requires` does not list", word));
+  }
 }
 
 CapturePoint read_capture_point(const hdf5::Group& root) {
@@ -75,7 +103,7 @@ std::string read_model_config(const hdf5::Group& root) {
 }
 
 void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
-  faults.collect([&] { check_requires(root); });
+  faults.collect([&] { part.features = read_requires(root); });
   faults.collect([&] { part.model_name = root.string_attribute("model_name"); });
   faults.collect([&] { part.capture_point = read_capture_point(root); });
   faults.collect([&] { part.num_layers = read_bounded(root, "num_layers", 1, kMaxLayers); });
@@ -188,6 +216,7 @@ void read_layers(DumpPart& part, const hdf5::Group& root, Faults& faults) {
   for (const int number : layer_numbers(layers, part.num_layers > 0 ? part.num_layers : kMaxLayers)) {
     faults.collect([&] {
       const hdf5::Group layer = layers.group(std::to_string(number).c_str(), fmt::format("layer {}", number));
+      check_listed(layer, part.features);
       const LayerPart& facts = part.layers.emplace(number, read_layer_part(layer, tokens, faults)).first->second;
       check_angles(layer, facts, part.sequences.positions);
       check_small_tensors(facts, faults);

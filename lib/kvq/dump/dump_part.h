@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct DumpPart {
   std::string model_name = {}, model_fingerprint = {}, model_config = {}, producer = {};
   CapturePoint capture_point = CapturePoint::post_rope;
   int num_layers = 0;
+  std::set<std::string> features = {};  ///< words of `requires`
   Sequences sequences = {};
   std::map<int, LayerPart> layers = {};
 

@@ -14,6 +14,8 @@ constexpr std::int64_t kMaxHeadDim = 1024;
 constexpr std::int64_t kMaxWindow = (std::int64_t{1} << 30) - 1;  // the artifact's limit
 constexpr double kMaxFactor = 100.0;                              // with kMostMagnitude, keeps every logit finite
 
+constexpr double kMaxLogit = 1e6;  // of caps and sinks
+
 [[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
   throw Error{kind, fmt::format("{}: {}", object.place(), what)};
 }
@@ -38,6 +40,25 @@ double read_factor(const hdf5::Object& object, const char* name) {
   if (!(value > 0.0 && value <= kMaxFactor))
     reject(object, fmt::format("{}: expected a positive number up to {:g}, found {}", name, kMaxFactor, value));
   return value;
+}
+
+double read_cap(const hdf5::Group& layer) {
+  const double value = layer.float_attribute("logit_softcapping");
+  if (!(value > 0.0 && value <= kMaxLogit))
+    reject(layer, fmt::format("logit_softcapping: expected a positive number up to {:g}, found {}", kMaxLogit, value));
+  return value;
+}
+
+std::vector<double> read_sinks(const hdf5::Group& layer, int num_q_heads) {
+  const hdf5::Dataset dataset = layer.dataset("sink_logits");
+  if (dataset.element() != hdf5::Element::f64) reject(dataset, "expected float64, found " + dataset.type_text());
+  expect_shape(dataset, {num_q_heads});
+  std::vector<double> values(static_cast<std::size_t>(num_q_heads));
+  dataset.read(std::as_writable_bytes(std::span(values)));
+  for (std::size_t h = 0; h < values.size(); ++h)
+    if (!(std::abs(values[h]) <= kMaxLogit))
+      reject(dataset, fmt::format("query head {}: expected a magnitude up to {:g}, found {}", h, kMaxLogit, values[h]));
+  return values;
 }
 
 AttentionKind read_kind(const hdf5::Group& layer) {
@@ -106,9 +127,12 @@ LayerGeometry read_geometry(const hdf5::Group& layer, Faults& faults) {
   faults.collect([&] { geometry.v_head_dim = read_bounded(layer, "v_head_dim", 1, kMaxHeadDim); });
   faults.collect([&] { geometry.softmax_scale = read_factor(layer, "softmax_scale"); });
   faults.collect([&] { geometry.sliding_window = read_bounded(layer, "sliding_window", 0, kMaxWindow); });
+  if (layer.has_attribute("logit_softcapping")) faults.collect([&] { geometry.logit_softcap = read_cap(layer); });
   faults.collect([&] { geometry.kind = read_kind(layer); });
   faults.collect([&] { geometry.rope = read_rope(layer, geometry.head_dim); });
   if (faults.count() == count) faults.collect([&] { check_heads(layer, geometry); });
+  if (faults.count() == count && layer.has("sink_logits"))
+    faults.collect([&] { geometry.sink_logits = read_sinks(layer, geometry.num_q_heads); });
   return geometry;
 }
 

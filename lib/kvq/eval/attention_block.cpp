@@ -4,6 +4,7 @@
 #include <kvq/eval/attention_block.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 // Five products with all keys of a block are nearly all of the work: Q K^T and P V once, then for each scheme Q (K^ -
@@ -25,6 +26,12 @@ std::int64_t AttentionBlock::stored_end(const ExactTokens& exact, std::int64_t r
 
 std::int64_t AttentionBlock::all_stored_end(const ExactTokens& exact) const {
   return exact.recent == 0 && exact.granule == 1 ? keys_ : stored_end(exact, 0);  // no query sees a key after its own
+}
+
+float AttentionBlock::sink() const {
+  return geometry_.sink_logits.empty()
+             ? -std::numeric_limits<float>::infinity()
+             : static_cast<float>(geometry_.sink_logits[static_cast<std::size_t>(block_.q_head)]);
 }
 
 /// Columns of the `kTop` largest values of a row, the first of equal ones.
@@ -63,15 +70,20 @@ void AttentionBlock::look(const QueryBlock& block, std::span<const float> q, con
   blas::gemm_nt(block.count, keys_, dim, static_cast<float>(geometry_.softmax_scale), q.data(), dim,
                 rows.k.data() + key_begin_ * dim, dim, s_.data(), keys_);
   top_.resize(static_cast<std::size_t>(block.count));
+  sink_p_.resize(static_cast<std::size_t>(block.count));
   for (std::int64_t row = 0; row < block.count; ++row) {
     const std::int64_t from = visible_begin(row), to = visible_end(row);
-    const float* s = s_.data() + row * keys_;
+    float* s = s_.data() + row * keys_;
     float* p = p_.data() + row * keys_;
+    if (geometry_.logit_softcap > 0.0)
+      row_ops::soft_cap(s + from, to - from, static_cast<float>(geometry_.logit_softcap));
     std::fill(p, p + from, 0.0f);
     std::copy(s + from, s + to, p + from);
     std::fill(p + to, p + keys_, 0.0f);
-    const float top = row_ops::largest(p + from, to - from);
-    const float factor = 1.0f / row_ops::exponentiate(p + from, to - from, top);
+    const float top = std::max(sink(), row_ops::largest(p + from, to - from));
+    const float of_sink = std::exp(sink() - top);
+    const float factor = 1.0f / (row_ops::exponentiate(p + from, to - from, top) + of_sink);
+    sink_p_[static_cast<std::size_t>(row)] = factor * of_sink;
     for (std::int64_t t = from; t < to; ++t) p[t] *= factor;
     if (to - from > static_cast<std::int64_t>(kTop))
       top_[static_cast<std::size_t>(row)] = top_places(s + from, to - from);
@@ -143,6 +155,31 @@ void AttentionBlock::compare_context(const float* logits, const float* change, s
   const float factor = 1.0f / row_ops::exponentiate(context_p_.data(), count, row_ops::largest(logits, count));
   for (float& p : context_p_) p *= factor;
   sums.divergence += change_weights(context_p_.data(), logits, context_d_.data(), count);
+/// The change of capped logits c tanh(a / c) whose a changes by `delta`. With s the capped logit, x = s / c and y =
+/// tanh(delta / c) it is c y (1 - x^2) / (1 + x y), which has no difference of nearly equal numbers.
+void AttentionBlock::cap_change(const float* capped, float* delta, std::int64_t count, double cap) {
+  for (std::int64_t t = 0; t < count; ++t) {
+    const double x = capped[t] / cap, y = std::tanh(delta[t] / cap);
+    delta[t] = static_cast<float>(cap * y * (1.0 - x * x) / (1.0 + x * y));
+  }
+}
+
+/// The change of one row's weights, from that of its logits in d_; returns KL(p || p'). A learned sink is one more
+/// weight of the row, whose logit never changes.
+double AttentionBlock::change_row(std::int64_t row, std::int64_t from, std::int64_t to) {
+  const std::int64_t start = row * keys_ + from, count = to - from;
+  if (geometry_.sink_logits.empty())
+    return change_weights(p_.data() + start, s_.data() + start, d_.data() + start, count);
+  auto& [p, logits, delta] = with_sink_;
+  p.assign(p_.data() + start, p_.data() + start + count);
+  logits.assign(s_.data() + start, s_.data() + start + count);
+  delta.assign(d_.data() + start, d_.data() + start + count);
+  p.push_back(sink_p_[static_cast<std::size_t>(row)]);
+  logits.push_back(sink());
+  delta.push_back(0.0f);
+  const double kl = change_weights(p.data(), logits.data(), delta.data(), count + 1);
+  std::copy_n(delta.data(), count, d_.data() + start);
+  return kl;
 }
 
 /// d_ becomes the change of the weights.
@@ -160,6 +197,7 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
     const float* s = s_.data() + row * keys_;
     std::fill(d, d + from, 0.0f);
     std::fill(d + end, d + keys_, 0.0f);
+    if (geometry_.logit_softcap > 0.0) cap_change(s + from, d + from, end - from, geometry_.logit_softcap);
     sums.logit_error += sum_of_squares(d + from, end - from);
     if (to - from > static_cast<std::int64_t>(kTop)) {
       for (std::int64_t t = from; t < to; ++t) shifted_[static_cast<std::size_t>(t - from)] = s[t] + d[t];
@@ -170,7 +208,7 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
     }
     if (const std::int64_t context = context_of(row); context > 0)
       compare_context(s + from, d + from, context, sums.context);
-    const double kl = change_weights(p_.data() + row * keys_ + from, s + from, d + from, to - from);
+    const double kl = change_row(row, from, to);
     divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
     sums.divergence += kl;
   }

@@ -35,7 +35,8 @@ class AttentionBlock {
   /// @param with_context  whether compare() measures AttentionSums::context, too
   AttentionBlock(const LayerGeometry& geometry, bool with_context) : geometry_(geometry), with_context_(with_context) {}
 
-  /// Exact logits, weights and outputs.
+  /// Exact logits, weights and outputs. Logits are capped if the layer has a cap. A learned sink takes its part of the
+  /// weights.
   /// @param q  [count, D]
   void look(const QueryBlock& block, std::span<const float> q, const ExactRows& rows);
   /// Adds the errors of stored rows to `sums`. outputs() of look() and change() stay valid until the next call.
@@ -65,6 +66,9 @@ class AttentionBlock {
   void compare_context(const float* logits, const float* change, std::int64_t count, ContextSums& sums);
   /// Of the largest logits, how many stay among the largest.
   double kept_places(const float* logits, const float* change, std::int64_t count);
+  float sink() const;  ///< the query head's learned sink, -infinity if there is none
+  static void cap_change(const float* capped, float* delta, std::int64_t count, double cap);
+  double change_row(std::int64_t row, std::int64_t from, std::int64_t to);
   void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
   void change_outputs(const ExactRows& rows, const StoredRows& stored);
   void weigh(const std::vector<float>& weights, std::int64_t from, std::int64_t to, const float* values,
@@ -79,6 +83,8 @@ class AttentionBlock {
   std::int64_t key_begin_ = 0, keys_ = 0;  ///< token of column 0, and number of columns
   std::vector<float> s_, p_, d_;           ///< [count, keys] logits, weights, change of logits and then of weights
   std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_, context_p_, context_d_;
+  std::vector<float> sink_p_;        ///< [count] weights of the learned sink
+  std::vector<float> with_sink_[3];  ///< p, logits and change of one row and its sink
   std::vector<Places> top_;
 };
 

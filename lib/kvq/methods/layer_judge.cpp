@@ -51,6 +51,8 @@ LayerJudge::LayerJudge(const LayerStats& stats, bool behind_o_proj, const Window
         .queries_per_head = g.queries_per_kv_head(),
         .scale = g.softmax_scale,
         .window = g.sliding_window,
+        .cap = g.logit_softcap,
+        .sinks = {g.sinks_of(h).begin(), g.sinks_of(h).end()},
         .sink_tokens = windows.sink_tokens,
         .recent_tokens = windows.recent_tokens,
         .query = held.query,

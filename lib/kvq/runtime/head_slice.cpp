@@ -73,6 +73,7 @@ HeadSlice slice_of(const LayerGeometry& g, int rank, int size) {
 
 LayerPlan slice(const LayerPlan& plan, const HeadSlice& heads) {
   LayerPlan some{.layer = plan.layer, .geometry = plan.geometry, .k = {}, .v = {}};
+  some.geometry.sink_logits = part(plan.geometry.sink_logits, 1, plan.geometry.num_q_heads, heads.first_q, heads.num_q);
   some.geometry.num_q_heads = heads.num_q, some.geometry.num_kv_heads = heads.num_kv;
   some.k = slice_side(plan.k, plan.geometry.num_kv_heads, heads);
   if (plan.v) some.v = slice_side(*plan.v, plan.geometry.num_kv_heads, heads);

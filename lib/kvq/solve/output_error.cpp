@@ -3,6 +3,7 @@
 #include <kvq/solve/output_error.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvq {
 
@@ -50,8 +51,11 @@ std::vector<float> OutputError::weights(int head, std::span<const float> k) cons
       for (std::int64_t t = seen.first; t < seen.end; ++t)
         if (t < data_.sink_tokens || t >= seen.end - data_.recent_tokens)
           row[t] = exact[static_cast<std::size_t>(i * n + t)];
-    const float top = row_ops::largest(row + seen.first, seen.end - seen.first);
-    const float sum = row_ops::exponentiate(row + seen.first, seen.end - seen.first, top);
+    if (data_.cap > 0.0) row_ops::soft_cap(row + seen.first, seen.end - seen.first, static_cast<float>(data_.cap));
+    const float sink =
+        data_.sinks.empty() ? -HUGE_VALF : static_cast<float>(data_.sinks[static_cast<std::size_t>(head)]);
+    const float top = std::max(sink, row_ops::largest(row + seen.first, seen.end - seen.first));
+    const float sum = row_ops::exponentiate(row + seen.first, seen.end - seen.first, top) + std::exp(sink - top);
     std::fill(row, row + seen.first, 0.0f);
     std::fill(row + seen.end, row + n, 0.0f);
     for (std::int64_t t = seen.first; t < seen.end; ++t) row[t] /= sum;

@@ -11,6 +11,8 @@ struct AttentionCase {
   int dim = 0, v_dim = 0, queries_per_head = 1;
   double scale = 1.0;
   int window = 0;                          ///< 0 = all keys before and at the query, else the last `window`
+  double cap = 0.0;                        ///< logit_softcap; 0 = none
+  std::vector<double> sinks = {};          ///< [queries_per_head] learned sinks, or empty
   int sink_tokens = 0, recent_tokens = 0;  ///< keys and values that stay exact, seen from each query
   std::vector<std::int64_t> query;         ///< [m] positions
   std::vector<float> q;                    ///< [queries_per_head, m, D]

@@ -204,6 +204,8 @@ class AttentionPass {
         .v_dim = geometry_.v_head_dim,
         .scale = geometry_.softmax_scale,
         .window = geometry_.sliding_window,
+        .cap = geometry_.logit_softcap,
+        .sinks = geometry_.sinks_of(kv_head),
         .q = loaded.q.data(),
         .k = loaded.k.data(),
         .v = loaded.v.data(),

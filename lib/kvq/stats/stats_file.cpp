@@ -1,5 +1,6 @@
 #include <kvq/artifact/geometry_json.h>
 #include <kvq/artifact/golden_tensors.h>
+#include <kvq/artifact/manifest.h>
 #include <kvq/artifact/versions.h>
 #include <kvq/container/output_target.h>
 #include <kvq/container/safetensors.h>
@@ -302,7 +303,8 @@ std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.
 
 StatsFile StatsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_unique<Impl>(Impl{SafetensorsFile::open(path), {}, {}});
-  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema(), {kQueriesFeature});
+  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema(),
+                                      {kSoftcapFeature, kSinkFeature, kQueriesFeature});
   expect_content_hash(impl->file);
   StatsHeader& header = impl->header;
   header.model = model_from_json(manifest.at("model"));
@@ -365,8 +367,15 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
   const auto any_row = [&](const char* key) {
     return std::any_of(rows.begin(), rows.end(), [key](const Json& row) { return row.contains(key); });
   };
+  // A reader that ignores the cap or the sinks would decide by the weights of another softmax; one that ignores the
+  // choice of queries would add sums of different queries.
+  Json required = Json::array();
+  for (const std::string& word : {kSoftcapFeature, kSinkFeature})
+    if (std::any_of(rows.begin(), rows.end(), [&](const Json& row) { return row.at("geometry").contains(word); }))
+      required.push_back(word);
   const bool some_queries = header.queries != Queries::all;
-  const char* version = some_queries || any_row("ranges") ? "1.5"
+  if (some_queries) required.push_back(kQueriesFeature);
+  const char* version = !required.empty() || any_row("ranges") ? "1.5"
                         : any_row("o_proj_metric")   ? "1.4"
                         : any_row("golden_tokens")   ? "1.3"
                         : header.range               ? "1.2"
@@ -374,7 +383,7 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
                                                      : "1.0";
   Json manifest = {{"format", "kvq-stats"},
                    {"version", version},
-                   {"requires", some_queries ? Json::array({kQueriesFeature}) : Json::array()},
+                   {"requires", std::move(required)},
                    {"model", model_to_json(header.model)},
                    {"dump", {{"producer", header.producer}, {"capture_point", header.capture_point}}},
                    {"seed", header.seed},

@@ -4,9 +4,13 @@ Read in this order:
 
     options.py     the command line
     program.py     from arguments to a dump that was checked
-    families.py    which models, and what each one's RoPE does to its channels
+    families.py    which models are known, and what each one's RoPE does to its channels
     prompts.py     text -> tokens -> sequences
     model.py       folder or hub id -> model, tokenizer, fingerprint
+    survey.py      one short pass -> the anatomy of each attention layer
+    anatomy.py     how a layer makes q and k from the output of its projections
+    rounding.py    how far redone numbers may be from a model's
+    softmax.py     attention with soft caps and learned sinks
     capture.py     a forward pass -> the q, k, v that enter attention
     writer.py      q, k, v -> HDF5
     validators.py  the finished file -> one line per check

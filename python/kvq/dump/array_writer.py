@@ -10,13 +10,16 @@ from ..packing import to_bf16_bits
 
 FORMAT, VERSION = "kvq-dump", "1.0"
 METRIC_VERSION = "1.1"  # of a file that has o_proj_metric
+FEATURES_VERSION = "1.2"  # of a file that has one of FEATURES
+FEATURES = ("logit_softcapping", "sink_logits")  # a reader that ignored them would compute another softmax
+DATASETS = ("rope_inv_freq", "sink_logits")
 # float16_bits: float16 as bit patterns in uint16, as other writers of HDF5 store it.
 DTYPES = ("float32", "float16", "float16_bits", "bfloat16")
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """The attributes of one layer group; `rope_inv_freq` is a dataset beside them."""
+    """The attributes of one layer group; those of DATASETS are datasets beside them."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -30,9 +33,31 @@ class LayerFacts:
     rotary_offset: int = 0
     rope_attention_factor: float = 1.0
     rope_inv_freq: tuple[float, ...] = ()
+    logit_softcapping: float | None = None
+    sink_logits: tuple[float, ...] = ()
 
     def attributes(self) -> dict[str, object]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rope_inv_freq"}
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in DATASETS}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @property
+    def features(self) -> set[str]:
+        """Words of `requires`."""
+        return {name for name in FEATURES if getattr(self, name)}
+
+
+def write_layer_facts(file: h5py.File, index: int, facts: LayerFacts) -> h5py.Group:
+    """Makes the group of a layer with its attributes and small datasets; the root's `requires` and `version` follow."""
+    group = file.create_group(f"layers/{index}")
+    group.attrs.update(facts.attributes())
+    for name in DATASETS:
+        if getattr(facts, name):
+            group.create_dataset(name, data=np.array(getattr(facts, name), dtype="<f8"))
+    if facts.features:
+        known = set(file.attrs.get("requires", "").split(",")) - {""}
+        file.attrs["requires"] = ",".join(sorted(known | facts.features))
+        raise_version(file, FEATURES_VERSION)
+    return group
 
 
 def output_metric(o_proj: np.ndarray, kv_heads: int, v_head_dim: int) -> np.ndarray:
@@ -57,6 +82,11 @@ def to_stored(x: np.ndarray, dtype: str) -> tuple[np.ndarray, str]:
     if dtype == "float16_bits":
         return x.astype("<f2").view("<u2"), "float16"
     return x.astype("<f2" if dtype == "float16" else "<f4"), dtype
+
+
+def raise_version(file: h5py.File, version: str) -> None:
+    """Versions are compared as text, because 1.x has one digit."""
+    file.attrs["version"] = max(version, str(file.attrs["version"]))
 
 
 class ArrayWriter:
@@ -88,10 +118,7 @@ class ArrayWriter:
 
     def layer(self, index: int, facts: LayerFacts, tensors: dict[str, np.ndarray], dtypes: dict[str, str]) -> None:
         """tensors: q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv] (not for mla_rope); dtypes: one of DTYPES for each."""
-        group = self.file.create_group(f"layers/{index}")
-        group.attrs.update(facts.attributes())
-        if facts.rotary_dim:
-            group["rope_inv_freq"] = np.array(facts.rope_inv_freq, "<f8")
+        group = write_layer_facts(self.file, index, facts)
         for name, x in tensors.items():
             stored, kvq_dtype = to_stored(x, dtypes[name])
             group.create_dataset(name, data=stored).attrs["kvq_dtype"] = kvq_dtype
@@ -99,4 +126,4 @@ class ArrayWriter:
     def metric(self, index: int, metric: np.ndarray) -> None:
         """o_proj_metric [Hkv, Dv, Dv] of a layer. Call it after root() and after layer()."""
         self.file[f"layers/{index}"].create_dataset("o_proj_metric", data=metric.astype("<f4"))
-        self.file.attrs["version"] = METRIC_VERSION
+        raise_version(self.file, METRIC_VERSION)

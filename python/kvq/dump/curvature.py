@@ -7,6 +7,8 @@ token t. `output_curvature` is the mean of g g^T over tokens: to second order, a
 import numpy as np
 import torch
 
+from .anatomy import OUTPUT_PROJECTIONS, part_of
+from .forward import decoder_of
 from .progress import Progress
 
 # Number of tokens whose logits exist at once: with a vocabulary of 150k, logits of 4096 tokens take 2.4 GB.
@@ -26,7 +28,7 @@ class OutputCurvature:
     def add(self, tokens: list[int], stride: int) -> None:
         """Adds one whole sequence, generated tokens included."""
         hooks = [
-            module.o_proj.register_forward_pre_hook(self._watch_input(layer))
+            part_of(module, OUTPUT_PROJECTIONS).register_forward_pre_hook(self._watch_input(layer))
             for layer, module in self.attention_modules.items()
         ]
         try:
@@ -59,7 +61,7 @@ class OutputCurvature:
         # The weights do not require gradients. The embeddings do, so that autograd has a graph from the first layer on.
         embeddings = self.model.get_input_embeddings()(ids).detach().requires_grad_()
         positions = (torch.arange(ids.shape[1], device=ids.device) * stride).unsqueeze(0)
-        hidden = self.model.base_model(
+        hidden = decoder_of(self.model)(
             inputs_embeds=embeddings, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False
         ).last_hidden_state
         hidden.backward(self._loss_gradient(hidden.detach(), ids))
@@ -76,5 +78,5 @@ class OutputCurvature:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.model.get_output_embeddings()(hidden)
-        softcap = getattr(self.model.config, "final_logit_softcapping", None)
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return softcap * torch.tanh(logits / softcap) if softcap else logits

@@ -1,9 +1,11 @@
-"""The models `dump_qkv.py` knows, and what no tensor shape can tell about them.
+"""The models that `dump_qkv.py` was tried on, and what it assumes of the others.
 
-Head counts, dimensions, softmax scale and sliding window are read from what the attention interface receives; the
-rotary frequencies from the model's rotary embedding. What is left are facts of the code that rotates: which two
-channels form a pair *in the tensors that enter attention*, and whether the layer is MLA. They were read off
-`apply_rotary_pos_emb` of each model in transformers 5; the RoPE check (validators.py) proves them again on every dump.
+Head counts, dimensions, softmax scale, soft cap, learned sinks and sliding window are read from what the attention
+interface receives; the rotary frequencies from the model's rotary embedding; projections, norms and layers without RoPE
+are found by their parts (survey.py). What is left is a fact of the code that rotates: which two channels form a pair
+*in the tensors that enter attention*. For the models of the table it was read off `apply_rotary_pos_emb` in
+transformers 5; other models are tried with every layout. The RoPE check (validators.py) proves the layout again on
+every dump.
 
 Three cases need care:
 
@@ -20,7 +22,7 @@ from ..errors import EXIT_INPUT, EXIT_UNSUPPORTED, KvqError
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table below.
+    """One row of the table below, or a model that the table does not know.
 
     `rope_layout` is the layout of rotary pairs in the captured tensors. `projection_layout` is the layout in the
     projections' output, if a model with `rope_interleave` has another layout there.
@@ -30,77 +32,113 @@ class Family:
     kind: str = "gqa"
     rope_layout: str = "half"
     projection_layout: str | None = None
-    query_projections: tuple[str, ...] = ("q_proj",)
-    key_projection: str = "k_proj"
+    is_known: bool = True
 
-    def layout_before_rope(self, config) -> str | None:
-        """Layout of the rotary pairs in the projections' output if RoPE moves the pairs; None if the pairs stay in
-        place."""
-        return self.projection_layout if getattr(config, "rope_interleave", False) else None
-
-    def projections(self, attention) -> dict[str, object]:
-        """{"q": module, "k": module}: the modules whose output becomes q and k through QK-norm, if any, and RoPE."""
-        candidates = [getattr(attention, name, None) for name in self.query_projections]
-        query = next(module for module in candidates if module is not None)
-        return {"q": query, "k": getattr(attention, self.key_projection)}
+    def layouts(self) -> list[tuple[str, str | None]]:
+        """(layout in q and k, layout in the projections' output if it is another) of all tries, the first that fits
+        counts."""
+        if self.is_known:
+            moved = [(self.rope_layout, self.projection_layout)] if self.projection_layout else []
+            return [("none", None), *moved, (self.rope_layout, None)]
+        plain = [("none", None), ("half", None), ("interleaved", None)]
+        return [*plain, ("half", "interleaved"), ("interleaved", "half")]
 
 
-def _mla(label: str, **layouts: str) -> Family:
-    """MLA: queries come from `q_b_proj` if the projection is low-rank; the projection to the latent gives the shared
-    rotary key."""
-    return Family(
-        label, kind="mla_rope", query_projections=("q_b_proj", "q_proj"), key_projection="kv_a_proj_with_mqa", **layouts
-    )
+def _gqa(**labels: str) -> dict[str, Family]:
+    return {model_type: Family(label) for model_type, label in labels.items()}
 
 
+def _interleaved(**labels: str) -> dict[str, Family]:
+    return {model_type: Family(label, rope_layout="interleaved") for model_type, label in labels.items()}
+
+
+# Labels of a multimodal model name its text half, because a dump is made of that.
 FAMILIES = {
-    "llama": Family("Llama"),
-    "mistral": Family("Mistral"),
-    "qwen2": Family("Qwen2"),
-    "qwen3": Family("Qwen3"),
-    "qwen3_moe": Family("Qwen3-MoE"),
-    "glm": Family("GLM", rope_layout="interleaved"),
-    "glm4": Family("GLM-4", rope_layout="interleaved"),
-    "glm4_moe": Family("GLM-4.5"),
-    "gemma": Family("Gemma"),
-    "gemma2": Family("Gemma 2"),
-    "gemma3_text": Family("Gemma 3 text"),
-    "deepseek_v2": _mla("DeepSeek-V2", rope_layout="interleaved"),
-    "deepseek_v3": _mla("DeepSeek-V3", rope_layout="half", projection_layout="interleaved"),
+    **_gqa(
+        llama="Llama",
+        mistral="Mistral",
+        mistral3="Mistral 3, text half",
+        mixtral="Mixtral",
+        ministral="Ministral",
+        ministral3="Ministral 3",
+        qwen2="Qwen2",
+        qwen2_moe="Qwen2-MoE",
+        qwen3="Qwen3",
+        qwen3_moe="Qwen3-MoE",
+        qwen3_vl="Qwen3-VL, text half",
+        qwen3_next="Qwen3-Next, attention layers",
+        qwen3_5="Qwen3.5, attention layers of the text half",
+        qwen3_5_text="Qwen3.5 text, attention layers",
+        glm4_moe="GLM-4.5",
+        gemma="Gemma",
+        gemma2="Gemma 2",
+        gemma3="Gemma 3, text half",
+        gemma3_text="Gemma 3 text",
+        gemma4_text="Gemma 4 text",
+        gpt_oss="GPT-OSS",
+        gpt_neox="GPT-NeoX",
+        gpt2="GPT-2",
+        phi="Phi",
+        phi3="Phi-3",
+        olmo2="OLMo 2",
+        olmo3="OLMo 3",
+        olmoe="OLMoE",
+        granite="Granite",
+        granitemoe="Granite-MoE",
+        smollm3="SmolLM3",
+        exaone4="EXAONE 4",
+        seed_oss="Seed-OSS",
+        arcee="Arcee",
+        nemotron="Nemotron",
+        starcoder2="StarCoder2",
+        stablelm="StableLM",
+        apertus="Apertus",
+        bitnet="BitNet",
+        hunyuan_v1_dense="Hunyuan",
+        minimax="MiniMax, attention layers",
+        minimax_m2="MiniMax-M2",
+        lfm2="LFM2, attention layers",
+        jamba="Jamba, attention layers",
+        bamba="Bamba, attention layers",
+        falcon_h1="Falcon-H1, attention",
+    ),
+    **_interleaved(
+        glm="GLM",
+        glm4="GLM-4",
+        cohere="Command R",
+        cohere2="Command R7B",
+        ernie4_5="ERNIE 4.5",
+        ernie4_5_moe="ERNIE 4.5-MoE",
+        helium="Helium",
+        llama4_text="Llama 4 text",
+    ),
+    "deepseek_v2": Family("DeepSeek-V2", kind="mla_rope", rope_layout="interleaved"),
+    "deepseek_v3": Family("DeepSeek-V3", kind="mla_rope", projection_layout="interleaved"),
+    "glm4_moe_lite": Family("GLM-4.7-Flash", kind="mla_rope", projection_layout="interleaved"),
 }
 
 
 def supported_list() -> str:
-    return ", ".join(f"{family.label} ({model_type})" for model_type, family in FAMILIES.items())
+    return f"{', '.join(sorted(FAMILIES))}; other models are tried, and refused if q, k or attention cannot be redone"
 
 
 def family_of(config: dict, where: str) -> Family:
-    """The family of a parsed `config.json`; raises a KvqError that lists the supported families if there is none."""
+    """The family of a parsed `config.json`, by its own type or that of its text half; for a type that is not in the
+    table, a Family that is not known."""
     model_type = config.get("model_type")
-    if model_type is None:
-        raise KvqError(EXIT_INPUT, f"{where}: expected a 'model_type', found none")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str):
         raise KvqError(
-            EXIT_UNSUPPORTED, f"{where}: model type '{model_type}' is not supported", f"supported: {supported_list()}"
+            EXIT_INPUT, f"{where}: expected a 'model_type', found {'none' if model_type is None else 'no text'}"
         )
-    return FAMILIES[model_type]
+    text = config.get("text_config")
+    text_type = text.get("model_type") if isinstance(text, dict) else None
+    return FAMILIES.get(model_type) or FAMILIES.get(text_type) or Family(model_type, is_known=False)
 
 
 def refuse_inexpressible(config, family: Family) -> None:
-    """Refuses models that a dump cannot describe: logits other than `softmax_scale * q.k`, attention that is not
-    causal.
-
-    Takes the transformers configuration, not the JSON, because the softcap of Gemma 2 is a default that a file need not
-    mention.
-    """
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap is not None:
-        raise KvqError(
-            EXIT_UNSUPPORTED,
-            f"{family.label} with attention logit soft-capping ({softcap}) is not supported: a dump cannot express it",
-            'a model trained without it has "attn_logit_softcapping": null in config.json',
-        )
-    if getattr(config, "use_bidirectional_attention", None):
+    """Refuses models whose attention is not causal, because a dump is. Takes the transformers configuration of the text
+    half."""
+    if getattr(config, "use_bidirectional_attention", None) is True:
         raise KvqError(
             EXIT_UNSUPPORTED,
             f"{family.label} with bidirectional attention is not supported: a dump is causal",

@@ -4,22 +4,26 @@ import torch
 from transformers import DynamicCache
 
 
-@torch.no_grad()
-def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) -> None:
-    """One forward pass over one sequence. Without a cache and without logits, memory does not grow with the number of
-    layers.
+def decoder_of(model):
+    """The decoder of a causal language model, which for a multimodal model is that of its text half."""
+    return model.get_decoder()
+
+
+def run_text(text, ids: torch.Tensor, positions: torch.Tensor):
+    """One forward pass of a model's decoder over ids [1, n] without a cache and without logits.
 
     The mask of ones is necessary: without a mask, transformers takes jumping positions for several packed sequences,
     and a stretched prompt would see none of its past.
     """
-    ids = torch.tensor([tokens], device=model.device)
+    return text(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+@torch.no_grad()
+def run_prompt(text, recorder, tokens: list[int], first_row: int, stride: int) -> None:
+    """One forward pass over one sequence. Without a cache and without logits, memory does not grow with the number of
+    layers."""
     recorder.row = first_row
-    model.base_model(
-        input_ids=ids,
-        position_ids=positions_of(0, len(tokens), stride, model.device),
-        attention_mask=torch.ones_like(ids),
-        use_cache=False,
-    )
+    run_text(text, torch.tensor([tokens], device=text.device), positions_of(0, len(tokens), stride, text.device))
     recorder.row = None
 
 
@@ -31,20 +35,21 @@ def run_and_generate(
 
     `banned` (end of text) is never chosen, so that each sequence has exactly the length for which the dump has room.
     """
-    cache = DynamicCache(config=model.config)
+    text = decoder_of(model)
+    cache = DynamicCache(config=text.config)
     chosen, step = [], torch.tensor([tokens], device=model.device)
     for _ in range(count + 1):
         start = len(tokens) + len(chosen) - step.shape[1]
         recorder.row = first_row + start
-        logits = model(
+        hidden = text(
             input_ids=step,
             position_ids=positions_of(start, step.shape[1], stride, model.device),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[0, -1]
+        ).last_hidden_state[0, -1]
         if len(chosen) == count:
             break
+        logits = model.get_output_embeddings()(hidden)  # a cap or a scale of the logits does not change the largest one
         logits[banned] = -torch.inf
         chosen.append(int(logits.argmax()))
         step = torch.tensor([chosen[-1:]], device=model.device)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 
 from ..errors import EXIT_INPUT, EXIT_UNSUPPORTED, KvqError, one_line
@@ -21,13 +27,18 @@ SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model on disk: everything that is known before the weights are loaded."""
+    """A model on disk: everything that is known before the weights are loaded.
+
+    `config` is the configuration of the text half, `whole_config` that of the whole model: the same object unless the
+    model is multimodal.
+    """
 
     path: Path
     name: str
     family: Family
     config: object
     config_json: str
+    whole_config: object
 
     @property
     def weight_files(self) -> list[Path]:
@@ -80,13 +91,14 @@ def _read_folder(path: Path, name: str) -> ModelFolder:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # each configuration class has checks of its own
         raise KvqError(EXIT_INPUT, f"{path / 'config.json'}: {one_line(error)}") from error
-    refuse_inexpressible(config, family)
-    return ModelFolder(path, name, family, config, (path / "config.json").read_text(encoding="utf-8"))
+    text_config = config.get_text_config()
+    refuse_inexpressible(text_config, family)
+    return ModelFolder(path, name, family, text_config, (path / "config.json").read_text(encoding="utf-8"), config)
 
 
 def stored_dtype(folder: ModelFolder) -> str:
     """Name of the weights' type: from the configuration, else from the first tensor of the weight files."""
-    declared = getattr(folder.config, "dtype", None)
+    declared = getattr(folder.config, "dtype", None) or getattr(folder.whole_config, "dtype", None)
     names = {dtype: name for name, dtype in DTYPES.items()}
     if declared in names:
         return names[declared]
@@ -100,11 +112,13 @@ def stored_dtype(folder: ModelFolder) -> str:
 
 
 def load_model(folder: ModelFolder, compute_dtype: str, device: str):
-    """The causal language model in evaluation mode, without gradients for its weights."""
+    """The causal language model, or the multimodal model around it, in evaluation mode, without gradients for its
+    weights."""
+    is_causal = type(folder.whole_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = (AutoModelForCausalLM if is_causal else AutoModelForImageTextToText).from_pretrained(
             folder.path,
-            config=folder.config,
+            config=folder.whole_config,
             dtype=DTYPES[compute_dtype],
             local_files_only=True,
             output_loading_info=True,

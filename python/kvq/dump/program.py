@@ -140,8 +140,7 @@ def run(args, job: Job, temporary: Path) -> list:
         recorder = capture_all(args, job, writer, num_tokens)
         peaks = writer.largest_magnitudes()
     with h5py.File(temporary, "r") as file:
-        moved_from = job.folder.family.layout_before_rope(job.model.config)
-        redone = Validator(file, recorder.witnesses, recorder.rows, job.compute_dtype, moved_from).run()
+        redone = Validator(file, recorder.witnesses, recorder.rows, job.compute_dtype).run()
     magnitudes = ", ".join(f"|{name}| {peak:.4g}" for name, peak in peaks.items())
     return [
         Check("sequences", True, describe_duplicates(job.sequences)),
@@ -193,50 +192,75 @@ def capture_all(args, job: Job, writer, num_tokens: int):
     import numpy as np
 
     from .capture import Recorder, choose_witness_rows
-    from .forward import run_and_generate, run_prompt
+    from .forward import decoder_of, run_and_generate, run_prompt
     from .model import eos_tokens
 
     lengths = [len(sequence) + args.generate for sequence in job.sequences]
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    progress = Progress("capture", num_tokens * job.model.config.num_hidden_layers, args.quiet)
-    with Recorder(job.model, job.folder.family, writer, job.layers, choose_witness_rows(starts), progress) as recorder:
+    progress = Progress("capture", num_tokens * job.folder.config.num_hidden_layers, args.quiet)
+    text = decoder_of(job.model)
+    with Recorder(text, job.folder.family, writer, job.layers, choose_witness_rows(starts), progress) as recorder:
         for index, sequence in enumerate(job.sequences):
             first_row = int(starts[index])
             if args.generate:
                 chosen = run_and_generate(
-                    job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.model.config)
+                    job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.folder.config)
                 )
                 job.sequences[index] = sequence + chosen
             else:
-                run_prompt(job.model, recorder, sequence, first_row, args.stride)
+                run_prompt(text, recorder, sequence, first_row, args.stride)
         progress.close()
-        modules = {layer: recorder.attention_module(layer) for layer in job.layers}
-    add_extras(args, job, writer, modules)
+    report_left_out(args, recorder)
+    add_extras(args, job, writer, {layer: witness.anatomy for layer, witness in recorder.witnesses.items()})
     return recorder
 
 
-def add_extras(args, job: Job, writer, modules: dict) -> None:
+def report_left_out(args, recorder) -> None:
+    missing = recorder.layers_left_out
+    if missing:
+        listed = ", ".join(map(str, missing))
+        say(args, f"left out: layers {listed}, which have no attention, or attention to the keys of another layer")
+
+
+def add_extras(args, job: Job, writer, anatomies: dict) -> None:
+    """Writes what lies behind attention: the output projection and its metric, and the curvature."""
     import torch
 
+    from .anatomy import output_weight
     from .array_writer import output_metric
     from .curvature import OutputCurvature
 
-    for layer, facts in writer.layers.items():
+    plain = {layer: anatomy for layer, anatomy in anatomies.items() if anatomy.plain_output}
+    if len(plain) < len(anatomies):
+        say(args, "no o_proj_metric: a gate or a norm stands between attention and its output projection")
+        refuse_behind_gate(args, job)
+    for layer, anatomy in plain.items():
+        facts = writer.layers[layer]
         if facts.kind != "mla_rope":  # mla_rope: a dump without values
-            weight = modules[layer].o_proj.weight.detach().float().cpu().numpy()
+            weight = output_weight(anatomy.attention)
             writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
-    if args.o_proj:
-        for layer, module in modules.items():
-            writer.write_extra(layer, "o_proj", module.o_proj.weight.detach().to(torch.float16).cpu().numpy())
+            if args.o_proj:
+                writer.write_extra(layer, "o_proj", torch.from_numpy(weight).to(torch.float16).numpy())
     if args.curvature:
         progress = Progress("curvature", sum(map(len, job.sequences)), args.quiet)
         heads = {layer: facts.num_q_heads for layer, facts in writer.layers.items()}
+        modules = {layer: anatomy.attention for layer, anatomy in anatomies.items()}
         curvature = OutputCurvature(job.model, modules, heads, progress)
         for sequence in job.sequences:
             curvature.add(sequence, args.stride)
         progress.close()
         for layer, moment in curvature.result().items():
             writer.write_extra(layer, "output_curvature", moment, source="nll")
+
+
+def refuse_behind_gate(args, job: Job) -> None:
+    if args.curvature or args.o_proj:
+        raise KvqError(
+            EXIT_UNSUPPORTED,
+            f"{job.folder.family.label}: a gate or a norm stands between attention and its output projection, so "
+            "--curvature and --o-proj are not supported",
+            "dump without them",
+        )
 
 
 def say(args, line: str) -> None:

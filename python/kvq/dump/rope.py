@@ -1,21 +1,38 @@
 """Rotary embeddings: read from the model, and applied by hand in float64 as formats/dump.md writes them."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ..errors import EXIT_UNSUPPORTED, KvqError
+
+@dataclass(frozen=True)
+class RopeSource:
+    """Where a model keeps the frequencies of a layer: a rotary embedding module, and the prefix of its attributes'
+    names. Gemma 3 has one set for each layer type (`full_attention_inv_freq`); most models have one (`inv_freq`)."""
+
+    module: object
+    prefix: str = ""
 
 
-def read_rope(rotary, layer_type: str | None) -> tuple[np.ndarray, float]:
+def find_rope_sources(text, attention, layer_type: str | None) -> list[RopeSource]:
+    """All sets of frequencies that a layer may use: its own and that of its layer type, then the others."""
+    modules = [m for m in attention.modules()] + [m for m in text.modules()]
+    found = {}
+    for module in modules:
+        for name, _ in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name:
+                found.setdefault((id(module), name), RopeSource(module, name.removesuffix("inv_freq")))
+    return sorted(found.values(), key=lambda source: source.prefix not in ("", f"{layer_type}_"))
+
+
+def read_rope(source: RopeSource) -> tuple[np.ndarray, float]:
     """(inv_freq float64 [rotary_dim / 2], attention factor) as the model's rotary embedding holds them now.
 
-    Gemma 3 has one set for each layer type (local and global); other models have one set. Dynamic and long-range RoPE
-    change their frequencies with the sequence length, so the recorder calls read_rope at every capture.
+    Dynamic and long-range RoPE change their frequencies with the sequence length, so the recorder calls read_rope at
+    every capture.
     """
-    prefix = "" if hasattr(rotary, "inv_freq") else f"{layer_type}_"
-    inv_freq = getattr(rotary, f"{prefix}inv_freq", None)
-    if inv_freq is None:
-        raise KvqError(EXIT_UNSUPPORTED, f"{type(rotary).__name__} has no frequencies for layer type '{layer_type}'")
-    factor = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+    inv_freq = getattr(source.module, f"{source.prefix}inv_freq")
+    factor = float(getattr(source.module, f"{source.prefix}attention_scaling", 1.0))
     return inv_freq.detach().double().cpu().numpy(), factor
 
 

@@ -9,6 +9,22 @@ import numpy as np
 from ..errors import bad_input, unsupported
 from .families import FAMILIES
 
+# Models whose config.json alone tells how every layer rotates: no layers without RoPE, no defaults in the code for the
+# size of the rotary slice.
+PLAIN_FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+)
+
 
 @dataclass(frozen=True)
 class RopeFacts:
@@ -54,10 +70,10 @@ class ModelConfig:
 
     @property
     def rope_layout(self) -> str | None:
-        """Layout of the rotary pairs; None if the table does not know the model, or if the layout depends on the
-        inference engine."""
-        family = FAMILIES.get(self.values.get("model_type"))
-        return family.rope_layout if family and family.kind == "gqa" else None
+        """Layout of the rotary pairs; None if config.json does not tell it, or if the layout depends on the inference
+        engine."""
+        model_type = self.values.get("model_type")
+        return FAMILIES[model_type].rope_layout if model_type in PLAIN_FAMILIES else None
 
     def sliding_window(self, layer: int) -> int:
         """The sliding window of a layer; 0: none."""

@@ -1,11 +1,9 @@
 """Checks of the finished file, before it gets its name. Each is one line of output; one failure and there is no dump.
 
 They read the bytes that were written and redo the model's work on a few tokens in float64, from the projections' output
-(capture.py) and what the file itself says of positions, layout, frequencies, scale and window. So a wrong layout in
-families.py, a row written to the wrong place or a window that is not applied does not reach calibration.
-
-Bounds: a value may be off by the rounding of the file, by a few roundings of the model's arithmetic, and by the angle:
-the model computes position * frequency in float32, so a late position is rotated by a slightly different angle.
+(capture.py), the anatomy of the layer (survey.py) and what the file itself says of positions, layout, frequencies,
+scale, cap, sinks and window. So a wrong layout, a row written to the wrong place or a window that is not applied does
+not reach calibration. A QK-norm is redone by the model's own module in float64. Bounds: rounding.py.
 """
 
 from dataclasses import dataclass
@@ -13,17 +11,11 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from .capture import NormFacts, Witness, WitnessRows
-from .rope import change_layout, pair_channels, rotate
+from .capture import Witness, WitnessRows
+from .rope import rotate
+from .rounding import EPSILON, Rounding, distance, pair_norms
 from .writer import decode
 
-# Relative rounding error of one element.
-EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-# Smallest error that counts: below it float16 is subnormal and has no relative precision.
-FLOOR = {"float32": 1e-37, "float16": 2.0**-20, "bfloat16": 1e-37}
-# Roundings from the projections' output through norm and rotation, with room for fused or reordered arithmetic of a
-# device.
-ROUNDINGS = 16
 # Largest relative error of a layer's whole attention output. The bound is wide because exp(logit) amplifies the error
 # of an element. A wrong scale, window or head order gives errors of tens of percent.
 OUTPUT_BOUND = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
@@ -51,7 +43,11 @@ class LayerView:
 
     @property
     def inv_freq(self) -> np.ndarray:
-        return self.group["rope_inv_freq"][:]
+        return self.group["rope_inv_freq"][:] if "rope_inv_freq" in self.group else np.zeros(0)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        return int(self["num_q_heads"]), int(self["num_kv_heads"])
 
     @property
     def stored_dtype(self) -> str:
@@ -63,54 +59,45 @@ class LayerView:
 
 
 class Validator:
-    """Runs the checks on a file that is complete but not yet renamed.
+    """Runs the checks on a file that is complete but not yet renamed."""
 
-    @param moved_from  layout of the rotary pairs in the projections' output; None: RoPE leaves the pairs in place
-    """
-
-    def __init__(
-        self,
-        file: h5py.File,
-        witnesses: dict[int, Witness],
-        rows: WitnessRows,
-        compute_dtype: str,
-        moved_from: str | None,
-    ):
+    def __init__(self, file: h5py.File, witnesses: dict[int, Witness], rows: WitnessRows, compute_dtype: str):
         self.file, self.witnesses, self.rows = file, witnesses, rows
-        self.compute_dtype, self.moved_from = compute_dtype, moved_from
         positions = file["positions"][:]
         self.layers = {layer: LayerView(file[f"layers/{layer}"], positions) for layer in witnesses}
+        self.rounding = Rounding(compute_dtype, next(iter(self.layers.values())).stored_dtype)
 
     def run(self) -> list[Check]:
         return [self.check_qk_norm(), self.check_rope(), self.check_attention_output()]
 
-    # --- QK-norm: before RoPE, every head has the RMS that the norm and its weight give ---
+    # --- QK-norm: every head has the RMS that the norm gives; RoPE does not change it ---
 
     def check_qk_norm(self) -> Check:
         name, errors = "QK-norm", []
         for layer, witness in self.witnesses.items():
-            errors += [(self._qk_norm_error(layer, tensor), layer, tensor) for tensor in witness.norms]
+            errors += [(self._qk_norm_error(layer, tensor), layer, tensor) for tensor in witness.anatomy.norms]
         if not errors:
             return Check(name, True, "the model has none")
         error, layer, tensor = max(errors)
-        detail = f"RMS of un-rotated heads off by {error:.1e} (allowed {self._rounding():.1e})"
-        return self._verdict(name, error <= self._rounding(), detail, layer, tensor, "captured without the norm?")
+        allowed = self.rounding.relative
+        detail = f"RMS of un-rotated heads off by {error:.1e} (allowed {allowed:.1e})"
+        return self._verdict(name, error <= allowed, detail, layer, tensor, "captured without the norm?")
 
     def _qk_norm_error(self, layer: int, tensor: str) -> float:
         """Largest relative error of a head's RMS. The RMS ignores angles, so the check tells a missing norm from a
         wrong rotation."""
-        view = self.layers[layer]
-        rows = self.rows.projected
-        captured = rotate(
-            view.rows(tensor, rows),
-            view.positions[rows],
-            view.inv_freq,
-            view["rope_layout"],
-            view["rope_attention_factor"],
-            inverse=True,
-        )
-        expected = _rms(self._before_rope(layer, tensor, view["rope_layout"]))
-        return float(np.max(np.abs(_rms(captured) - expected) / expected))
+        view, rows = self.layers[layer], self.rows.projected
+        captured = view.rows(tensor, rows)
+        if self.witnesses[layer].anatomy.norm_is_last:
+            expected = self._redone(layer, tensor, view["rope_layout"])
+        else:
+            layout, factor = view["rope_layout"], view["rope_attention_factor"]
+            captured = rotate(captured, view.positions[rows], view.inv_freq, layout, factor, inverse=True)
+            expected = self._before_rope(layer, tensor)
+        error = np.abs(_rms(captured) - _rms(expected))
+        return float(
+            np.max(error / np.maximum(_rms(expected), self.rounding.floor))
+        )  # a padding token may be all zeros
 
     # --- RoPE: the projections' output, rotated here, gives the captured tensors ---
 
@@ -121,8 +108,11 @@ class Validator:
             for layer, tensor in tensors
         )
         blocks = max(self._block_norm_error(layer, tensor) for layer, tensor in tensors)
+        still = [layer for layer, view in self.layers.items() if view["rope_layout"] == "none"]
+        without = f"; {len(still)} layers have no RoPE and equal the projections' output" if still else ""
         detail = (
             f"rotated by hand, pairs off by at most {error:.2g} and pair norms by {blocks:.2g} of the allowed rounding"
+            f"{without}"
         )
         passed = max(error, blocks) <= 1.0
         return self._verdict("RoPE", passed, detail, layer, tensor, "" if passed else self._rope_suspect(layer, tensor))
@@ -130,31 +120,19 @@ class Validator:
     def _rope_error(self, layer: int, tensor: str, layout: str) -> float:
         """Largest distance of a captured pair from the pair rotated here, in units of the pair's bound."""
         view, rows = self.layers[layer], self.rows.projected
-        rotated = rotate(
-            self._before_rope(layer, tensor, layout),
-            view.positions[rows],
-            view.inv_freq,
-            layout,
-            view["rope_attention_factor"],
-        )
-        difference = view.rows(tensor, rows) - rotated
-        bound = self._pair_bound(view, rows) * _pair_norms(rotated, layout, len(view.inv_freq))
-        error = _pair_norms(difference, layout, len(view.inv_freq)) / np.maximum(bound, self._floor())
-        # RoPE does not touch channels outside the rotary slice, so their bound has no room for angle errors.
-        outside = slice(2 * len(view.inv_freq), None)
-        bound = np.maximum(self._rounding() * np.abs(rotated[..., outside]), self._floor())
-        return float(max(error.max(), (np.abs(difference[..., outside]) / bound).max(initial=0.0)))
+        redone = self._redone(layer, tensor, layout)
+        positions = view.positions[rows]
+        return distance(view.rows(tensor, rows), redone, positions, view.inv_freq, layout, self.rounding)
 
     def _block_norm_error(self, layer: int, tensor: str) -> float:
-        """Largest change of a pair's norm, which rotation keeps (but for the attention factor), in units of the pair's
-        bound."""
+        """Largest difference of a pair's norm from that of the pair redone here, in units of the pair's bound, which
+        has no room for errors of the angle."""
         view = self.layers[layer]
-        layout = view["rope_layout"]
-        before = self._before_rope(layer, tensor, layout)
-        expected = _pair_norms(before, layout, len(view.inv_freq)) * view["rope_attention_factor"]
-        found = _pair_norms(view.rows(tensor, self.rows.projected), layout, len(view.inv_freq))
-        bound = np.maximum(self._rounding() * expected, self._floor())
-        return float((np.abs(found - expected) / bound).max())
+        layout, pairs = view["rope_layout"], len(view.inv_freq)
+        redone = self._redone(layer, tensor, layout)
+        expected = pair_norms(redone, layout, pairs)
+        found = pair_norms(view.rows(tensor, self.rows.projected), layout, pairs)
+        return float((np.abs(found - expected) / self.rounding.bound(expected, redone)).max(initial=0.0))
 
     def _rope_suspect(self, layer: int, tensor: str) -> str:
         recorded = self.layers[layer]["rope_layout"]
@@ -179,7 +157,9 @@ class Validator:
         error, layer, where = max(errors)
         bound = OUTPUT_BOUND[self._coarsest_dtype()]
         detail = f"recomputed from the dump, off by {error:.1e} of its norm (allowed {bound:.0e})"
-        return self._verdict(name, error <= bound, detail, layer, where, "softmax scale, window, GQA order or borders")
+        return self._verdict(
+            name, error <= bound, detail, layer, where, "softmax scale, cap, window, GQA order or borders"
+        )
 
     def _output_error(self, layer: int, row: int, expected: np.ndarray) -> float:
         found = attention_of_token(self.layers[layer], row, self._sequence_start(row))
@@ -190,39 +170,24 @@ class Validator:
     def _verdict(self, name: str, passed: bool, detail: str, layer: int, where: str, suspect: str) -> Check:
         return Check(name, passed, detail if passed else f"{detail}; worst in layer {layer} {where}: {suspect}")
 
-    def _stored_dtype(self) -> str:
-        return next(iter(self.layers.values())).stored_dtype
-
     def _coarsest_dtype(self) -> str:
-        return max(self._stored_dtype(), self.compute_dtype, key=EPSILON.get)
-
-    def _rounding(self) -> float:
-        return ROUNDINGS * EPSILON[self.compute_dtype] + EPSILON[self._stored_dtype()]
-
-    def _floor(self) -> float:
-        return max(FLOOR[self.compute_dtype], FLOOR[self._stored_dtype()])
-
-    def _pair_bound(self, view: LayerView, rows: np.ndarray) -> np.ndarray:
-        """Allowed error of a pair relative to its norm, [n, 1, pairs]."""
-        angle = view.positions[rows, None, None] * view.inv_freq
-        return self._rounding() + angle * EPSILON["float32"]
+        return max(self.rounding.stored, self.rounding.compute, key=EPSILON.get)
 
     def _sequence_start(self, row: int) -> int:
         cu_seqlens = self.file["cu_seqlens"][:]
         return int(cu_seqlens[np.searchsorted(cu_seqlens, row, side="right") - 1])
 
-    def _before_rope(self, layer: int, tensor: str, layout: str) -> np.ndarray:
-        """q or k directly before RoPE, float64 [n, heads, D], with pairs in `layout`.
+    def _before_rope(self, layer: int, tensor: str) -> np.ndarray:
+        """q or k directly before RoPE, float64 [n, heads, D], with pairs where the projection puts them."""
+        view, witness = self.layers[layer], self.witnesses[layer]
+        return witness.anatomy.before_rope(tensor, witness.kept[tensor], view.heads, int(view["head_dim"]))
 
-        In the output of an MLA projection the rotary part is the last channels (for a query: of each head).
-        """
-        view, norm = self.layers[layer], self.witnesses[layer].norms.get(tensor)
-        num_heads = view["num_q_heads"] if tensor == "q" else view["num_kv_heads"]
-        projected = self.witnesses[layer].kept[tensor]
-        heads = projected.reshape(len(projected), num_heads, -1)[..., -view["head_dim"] :]
-        if norm is not None:
-            heads = _normalize(heads, norm)
-        return change_layout(heads, 2 * len(view.inv_freq), 0, self.moved_from or layout, layout)
+    def _redone(self, layer: int, tensor: str, layout: str) -> np.ndarray:
+        """q or k as it should enter attention if pairs lie as `layout` says, float64 [n, heads, D]."""
+        view, anatomy = self.layers[layer], self.witnesses[layer].anatomy
+        positions, factor = view.positions[self.rows.projected], view["rope_attention_factor"]
+        before = self._before_rope(layer, tensor)
+        return anatomy.behind_rope(tensor, before, positions, view.inv_freq, factor, layout)
 
 
 def attention_of_token(view: LayerView, row: int, start: int) -> np.ndarray:
@@ -234,20 +199,14 @@ def attention_of_token(view: LayerView, row: int, start: int) -> np.ndarray:
     key, value = view.rows("k", slice(first, row + 1)), view.rows("v", slice(first, row + 1))
     shared = len(query) // key.shape[1]
     logits = np.einsum("hd,thd->ht", query, np.repeat(key, shared, axis=1)) * view["softmax_scale"]
+    if "logit_softcapping" in view.group.attrs:
+        logits = view["logit_softcapping"] * np.tanh(logits / view["logit_softcapping"])
+    if "sink_logits" in view.group:
+        logits = np.concatenate([logits, view.group["sink_logits"][:][:, None]], axis=1)
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
-    return np.einsum("ht,thd->hd", weights, np.repeat(value, shared, axis=1))
-
-
-def _normalize(x: np.ndarray, norm: NormFacts) -> np.ndarray:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * norm.weight
+    return np.einsum("ht,thd->hd", weights[:, : len(value)], np.repeat(value, shared, axis=1))
 
 
 def _rms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean(x * x, axis=-1))
-
-
-def _pair_norms(x: np.ndarray, layout: str, pairs: int) -> np.ndarray:
-    """Norm of every rotary pair of x [n, H, D]: [n, H, pairs]."""
-    first, second = pair_channels(layout, 2 * pairs, 0)
-    return np.hypot(x[..., first], x[..., second])

@@ -1,4 +1,4 @@
-"""Writes formats/dump.md, version 1.1 if there is an o_proj_metric, else 1.0.
+"""Writes formats/dump.md, version 1.2 for capped logits or learned sinks, 1.1 with an o_proj_metric, else 1.0.
 
 The number of tokens is known before the first forward pass, so every dataset is allocated whole and contiguous, and
 each layer of each prompt goes straight to its rows: memory does not grow with the dump. Values are checked on their way
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import EXIT_NUMERICAL, EXIT_UNSUPPORTED, KvqError
-from .array_writer import FORMAT, METRIC_VERSION, VERSION, LayerFacts
+from .array_writer import FORMAT, METRIC_VERSION, VERSION, LayerFacts, raise_version, write_layer_facts
 
 
 def encode(x: torch.Tensor, dtype: str) -> tuple[np.ndarray, bool]:
@@ -93,7 +93,7 @@ class DumpWriter:
                 "the weights of o_proj may be damaged",
             )
         self._file[f"layers/{layer}"].create_dataset("o_proj_metric", data=metric)
-        self._file.attrs["version"] = METRIC_VERSION
+        raise_version(self._file, METRIC_VERSION)
 
     def largest_magnitudes(self) -> dict[str, float]:
         """{"q": ..., "k": ..., "v": ...} over all layers. Raises for a tensor of zeros, because every reader refuses
@@ -119,11 +119,7 @@ class DumpWriter:
             )
 
     def _create_layer(self, layer: int, facts: LayerFacts) -> None:
-        group = self._file.create_group(f"layers/{layer}")
-        for name, value in facts.attributes().items():
-            group.attrs[name] = value
-        if facts.rotary_dim:
-            group.create_dataset("rope_inv_freq", data=np.array(facts.rope_inv_freq, dtype="<f8"))
+        write_layer_facts(self._file, layer, facts)
 
     def _dataset(self, layer: int, name: str, stored: np.ndarray) -> h5py.Dataset:
         group = self._file[f"layers/{layer}"]

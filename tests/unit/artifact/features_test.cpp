@@ -70,6 +70,12 @@ const FileFault kFaults[] = {
      [](EditableFile& f) { f.metadata["requires"] = ""; }},
     {"metadata and manifest that disagree", "bad_input: ", "requires",
      [](EditableFile& f) { f.manifest["requires"] = {"codebook", "trellis", "centroids"}; }},
+    {"capped logits that are not listed", "bad_input: ", "logit_softcapping",
+     [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["logit_softcapping"] = 50.0; }},
+    {"a cap of zero", "bad_input: ", "logit_softcapping",
+     [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["logit_softcapping"] = 0.0; }},
+    {"a sink too few", "bad_input: ", "sink_logits",
+     [](EditableFile& f) { f.manifest["layers"][0]["geometry"]["sink_logits"] = {1.0}; }},
     // Mixed widths.
     {"another row size", "bad_input: ", "row_bytes", [](EditableFile& f) { keys(f)["allocation"]["row_bytes"] = 16; }},
     {"a row size too small", "bad_input: ", "row_bytes",
@@ -213,6 +219,19 @@ TEST_CASE("The tensors of 1.1 have the names, shapes and types of the format, an
   CHECK(file.metadata.at("requires") == "codebook,trellis,mixed_widths,centroids");
   CHECK(file.manifest.at("version") == "1.1");
   CHECK(file.manifest.at("requires") == Json{"codebook", "trellis", "mixed_widths", "centroids"});
+}
+
+TEST_CASE("Caps and sinks make an artifact 1.3, and a cap is required of readers", "[artifact]") {
+  Artifact artifact = featured_artifact();
+  LayerGeometry& g = artifact.layers[0].geometry;
+  g.sink_logits.assign(static_cast<std::size_t>(g.num_q_heads), 0.25);
+  CHECK(artifact_manifest(artifact).at("version") == "1.3");
+  CHECK(artifact_manifest(artifact).at("requires") == artifact_manifest(featured_artifact()).at("requires"));
+  g.logit_softcap = 50.0;
+  CHECK(artifact_manifest(artifact).at("requires").back() == "logit_softcapping");
+  const TempFolder folder;
+  save_artifact(artifact, folder / "a.safetensors");
+  CHECK(load_artifact(folder / "a.safetensors").layers[0].geometry == g);
 }
 
 TEST_CASE("The manifest of 1.1 says in the words of the format what the plan says", "[artifact]") {

@@ -25,6 +25,8 @@ void add(const test::AttentionCase& input, bool scored, AttentionMoments& into) 
           .v_dim = input.v_dim,
           .scale = input.scale,
           .window = input.window,
+          .cap = input.cap,
+          .sinks = input.sinks,
           .q = input.q.data(),
           .k = input.k.data(),
           .v = input.v.data(),
@@ -100,6 +102,23 @@ TEST_CASE("Attention moments hold for large logits", "[compute]") {
       check(test::random_case({.tokens = 129, .queries = 4, .dim = 64, .v_dim = 32, .scale = 0.125, .window = window},
                               8, logits),
             1e-5);
+}
+
+TEST_CASE("Attention moments are those of capped logits and of learned sinks", "[compute]") {
+  const std::vector<std::vector<double>> all_sinks = {{}, {-3.0, 1.5}, {15.0, -200.0}};
+  for (const double cap : {0.0, 2.0, 30.0})
+    for (const std::vector<double>& sinks : all_sinks)
+      for (const int window : {0, 40})
+        check(test::random_case({.tokens = 129,
+                                 .queries = 2,
+                                 .dim = 8,
+                                 .v_dim = 5,
+                                 .scale = 0.35,
+                                 .window = window,
+                                 .cap = cap,
+                                 .sinks = sinks},
+                                9, 5.0),
+              cap > 0.0 ? 2e-4 : 1e-5);  // the slope of a cap is the difference of nearly equal numbers
 }
 
 TEST_CASE("Attention moments hold for keys and values of other sizes, wide ones too", "[compute]") {

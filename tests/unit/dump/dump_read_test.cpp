@@ -111,6 +111,9 @@ TEST_CASE("The facts of a dump are read", "[dump]") {
       .inv_freq = {0.5, 0.0},
   };
   content.layers[2].geometry.rope = {};
+  content.layers[1].geometry.logit_softcap = 30.0;
+  content.layers[2].geometry.sink_logits = {0.5, -2.0, 0.0, 7.0};
+  content.required = "logit_softcapping,sink_logits";
   write_dump(folder / "a.h5", content);
 
   const auto dump = Dump::open({folder / "a.h5"});

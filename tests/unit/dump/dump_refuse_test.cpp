@@ -83,6 +83,30 @@ TEST_CASE("Another format or a newer version is refused", "[dump]") {
                Contains("bad_input: a.h5: version: expected major.minor"));
 }
 
+TEST_CASE("Caps and sinks are refused unless `requires` names them and they are numbers", "[dump]") {
+  const auto with_cap = [](double cap) {
+    return [cap](hid_t file) {
+      set_attribute(file, "/", "requires", "logit_softcapping");
+      set_attribute(file, kLayer, "logit_softcapping", cap);
+    };
+  };
+  CHECK(open_fault(with_cap(50.0)) == "no error");
+  for (const double cap : {0.0, -1.0, 1e7, std::numeric_limits<double>::quiet_NaN()})
+    CHECK_THAT(open_fault(with_cap(cap)),
+               Contains("layer 0: logit_softcapping: expected a positive number up to 1e+06"));
+  CHECK_THAT(open_fault([](hid_t file) { set_attribute(file, kLayer, "logit_softcapping", 50.0); }),
+             Contains("layer 0: has logit_softcapping, which `requires` does not list"));
+  const auto with_sinks = [](const std::vector<double>& sinks) {
+    return [sinks](hid_t file) {
+      set_attribute(file, "/", "requires", "sink_logits");
+      set_dataset(file, "/layers/0/sink_logits", H5T_IEEE_F64LE, {sinks.size()}, sinks.data());
+    };
+  };
+  CHECK(open_fault(with_sinks({0.0, 1.0, -2.0, 3.0})) == "no error");
+  CHECK_THAT(open_fault(with_sinks({0.0})), Contains("sink_logits: expected shape [4], found [1]"));
+  CHECK_THAT(open_fault(with_sinks({0.0, 1e7, 0.0, 0.0})), Contains("query head 1: expected a magnitude up to 1e+06"));
+}
+
 TEST_CASE("Every missing root attribute is named", "[dump]") {
   for (const char* name : {"format", "version", "model_name", "capture_point", "num_layers", "producer"})
     CHECK(open_fault([&](hid_t file) { remove_attribute(file, "/", name); }) ==

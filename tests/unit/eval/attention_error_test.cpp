@@ -264,6 +264,19 @@ TEST_CASE("Attention errors are their definitions: many sequences, every way to 
   check_ways(layer, all_ways(layer));
 }
 
+TEST_CASE("Attention errors are their definitions: capped logits and learned sinks", "[eval]") {
+  for (const double cap : {0.0, 1.5, 20.0})
+    for (const bool sinks : {false, true}) {
+      if (cap == 0.0 && !sinks) continue;
+      INFO("cap " << cap << ", sinks " << sinks);
+      LayerActivations layer = test::make_layer({.lengths = {1, 65, 130}, .softmax_scale = 1.0, .seed = 5});
+      layer.geometry.logit_softcap = cap;
+      if (sinks) layer.geometry.sink_logits = {0.5, -4.0, 3.0, 9.0};
+      add_curvature(layer);
+      check_ways(layer, all_ways(layer));
+    }
+}
+
 TEST_CASE("Attention errors are their definitions: outputs projected in several passes", "[eval]") {
   // A pass takes 512 tokens: the first sequence takes three passes, two sequences share a pass, the last takes two
   // passes.

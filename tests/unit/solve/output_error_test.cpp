@@ -15,6 +15,8 @@ struct Sizes {
   int tokens = 24, dim = 6, v_dim = 5, queries = 2;
   int window = 0, sink = 0, recent = 0;
   bool curvature = false;
+  double cap = 0.0;
+  std::vector<double> sinks = {};
   std::vector<std::int64_t> query = {};  ///< empty: all
 };
 
@@ -25,6 +27,8 @@ AttentionCase random_case(const Sizes& sizes, std::uint64_t seed) {
       .queries_per_head = sizes.queries,
       .scale = 0.4,
       .window = sizes.window,
+      .cap = sizes.cap,
+      .sinks = sizes.sinks,
       .sink_tokens = sizes.sink,
       .recent_tokens = sizes.recent,
       .query = sizes.query,
@@ -66,7 +70,7 @@ std::vector<double> naive_outputs(const AttentionCase& data, const std::vector<f
     for (std::size_t i = 0; i < m; ++i) {
       const std::int64_t at = data.query[i];
       std::vector<double> weights, out(v_dim, 0.0);
-      double sum = 0.0;
+      double sum = data.sinks.empty() ? 0.0 : std::exp(data.sinks[head]);
       for (std::int64_t t = 0; t <= at; ++t) {
         const bool seen = data.window == 0 || at - t < data.window,
                    exact = t < data.sink_tokens || at - t < data.recent_tokens;
@@ -75,7 +79,9 @@ std::vector<double> naive_outputs(const AttentionCase& data, const std::vector<f
         for (std::size_t c = 0; c < dim; ++c)
           logit += static_cast<double>(data.q[(head * m + i) * dim + c]) *
                    static_cast<double>(keys[static_cast<std::size_t>(t) * dim + c]);
-        weights.push_back(seen ? std::exp(data.scale * logit) : 0.0);
+        logit *= data.scale;
+        if (data.cap > 0.0) logit = data.cap * std::tanh(logit / data.cap);
+        weights.push_back(seen ? std::exp(logit) : 0.0);
         sum += weights.back();
       }
       for (std::int64_t t = 0; t <= at; ++t) {
@@ -130,6 +136,10 @@ const Sizes kCases[] = {
     {},
     {.queries = 1},
     {.queries = 4, .curvature = true},
+    {.cap = 0.8},
+    {.recent = 4, .cap = 5.0},
+    {.sinks = {0.5, -1.0}},
+    {.window = 5, .cap = 1.5, .sinks = {2.0, 0.0}},
     {.window = 5},
     {.window = 1},
     {.window = 100, .curvature = true},

@@ -202,6 +202,18 @@ TEST_CASE("A statistics file with a flipped bit is refused: sums would not show 
   CHECK_THAT(reading(folder / "bad"), StartsWith("bad_input: ") && Contains("content hash"));
 }
 
+TEST_CASE("Statistics of capped logits and learned sinks require that a reader knows them", "[stats]") {
+  const TempFolder folder;
+  LayerStats stats = layer_stats(2);
+  stats.geometry.logit_softcap = 50.0;
+  stats.geometry.sink_logits.assign(static_cast<std::size_t>(stats.geometry.num_q_heads), -0.5);
+  save_stats(header(), std::vector<LayerStats>{stats}, folder / "a");
+  const EditableFile file = EditableFile::read(folder / "a");
+  CHECK(file.metadata.at("version") == "1.5");
+  CHECK(file.metadata.at("requires") == "logit_softcapping,sink_logits");
+  CHECK(StatsFile::open(folder / "a").load(0).geometry == stats.geometry);
+}
+
 TEST_CASE("A statistics file of a newer minor version is read if it requires nothing unknown", "[stats]") {
   const TempFolder folder;
   save_stats(header(), std::vector<LayerStats>{layer_stats(2)}, folder / "good");
