@@ -33,7 +33,7 @@ def version_fault(artifact: Artifact) -> str:
     features."""
     plans = [plan for layer in artifact.layers.values() for plan in layer.sides.values()]
     words = {word for plan in plans for word in plan.features}
-    if any(layer.geometry.logit_softcapping for layer in artifact.layers.values()):
+    if any("logit_softcapping" in layer["geometry"] for layer in artifact.manifest["layers"]):
         words.add("logit_softcapping")
     used = [word for word in KNOWN_FEATURES if word in words]
     metadata = artifact.file.metadata

@@ -276,11 +276,11 @@ class NaiveMeter {
     for (Row* row : {&p, &p_change}) row->resize(keys);
     if (exact.size() > 10) {
       double near = 0.0;
-      const double hits = top_hits(logits, near);
+      const double hits = top_hits(of_keys, near);
       add(sums[kTopQueries], 1.0, 0.0);
       add(sums[kTopHits], hits, near);
     }
-    if (2 * i >= count) add_context(std::move(logits), sums);
+    if (2 * i >= count) add_context(of_keys, sums);
     if (layer_.v) add_outputs(i, begin, token, q_head, v, p, p_change, logit_rounding, delta_rounding, sums);
     return divergence;
   }
