@@ -14,6 +14,16 @@ def program_name(script: str) -> str:
     return started if started.startswith("kvq-") else script
 
 
+class StoreOnce(argparse.Action):
+    """Stores one value and refuses a second, which argparse would let replace the first without a word."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if option_string and self.dest in parser.given:
+            raise argparse.ArgumentError(self, "given twice, but it takes one value")
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     def __init__(self, program: str, description: str, epilog: str):
         super().__init__(
@@ -22,6 +32,13 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.given: set[str] = set()  # destinations of StoreOnce that have their value
+        for name in (None, "store"):
+            self.register("action", name, StoreOnce)
+
+    def parse_known_args(self, *arguments, **options):
+        self.given = set()
+        return super().parse_known_args(*arguments, **options)
 
     def error(self, message: str):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\nhint: see {self.prog} --help\n")

@@ -20,7 +20,7 @@ def native():
     return codec
 
 
-@pytest.mark.parametrize("bits, memory", TRELLISES)
+@pytest.mark.parametrize("bits, memory", TRELLISES[:-1])  # PyTorch needs seconds for the largest
 @pytest.mark.parametrize("size, groups", [(8, 3), (70, 2)])
 def test_codes_are_those_of_pytorch(native, bits, memory, size, groups):
     scheme = trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16")
@@ -31,7 +31,7 @@ def test_codes_are_those_of_pytorch(native, bits, memory, size, groups):
 
 def test_ties_and_infinite_costs_are_those_of_pytorch(native):
     rng = np.random.default_rng(15)
-    for bits, memory in TRELLISES:
+    for bits, memory in TRELLISES[:7]:
         scheme = trellis_scheme(bits, rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist(), 9)
         y = torch.from_numpy(rng.integers(-1, 2, (20, 1, 9)).astype(np.float32))
         assert torch.equal(native.best_paths(y, scheme), torch_codec.best_paths(y, scheme))

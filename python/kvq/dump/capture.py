@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from ..errors import EXIT_UNSUPPORTED, KvqError
 from .array_writer import LayerFacts
 from .families import Family
+from .placement import execution_device
 from .progress import Progress
 from .rope import read_rope
 from .writer import DumpWriter
@@ -171,7 +172,8 @@ def norm_facts(norm: torch.nn.Module) -> NormFacts:
     minus one."""
     epsilon = float(getattr(norm, "variance_epsilon", None) or norm.eps)
     with torch.no_grad():
-        answer = norm(torch.ones_like(norm.weight)).double().cpu().numpy()
+        ones = torch.ones(norm.weight.shape, dtype=norm.weight.dtype, device=execution_device(norm))
+        answer = norm(ones).double().cpu().numpy()
     return NormFacts(answer * np.sqrt(1.0 + epsilon), epsilon)
 
 

@@ -3,6 +3,8 @@
 import torch
 from transformers import DynamicCache
 
+from .placement import input_device
+
 
 @torch.no_grad()
 def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) -> None:
@@ -12,11 +14,12 @@ def run_prompt(model, recorder, tokens: list[int], first_row: int, stride: int) 
     The mask of ones is necessary: without a mask, transformers takes jumping positions for several packed sequences,
     and a stretched prompt would see none of its past.
     """
-    ids = torch.tensor([tokens], device=model.device)
+    device = input_device(model)
+    ids = torch.tensor([tokens], device=device)
     recorder.row = first_row
     model.base_model(
         input_ids=ids,
-        position_ids=positions_of(0, len(tokens), stride, model.device),
+        position_ids=positions_of(0, len(tokens), stride, device),
         attention_mask=torch.ones_like(ids),
         use_cache=False,
     )
@@ -32,13 +35,14 @@ def run_and_generate(
     `banned` (end of text) is never chosen, so that each sequence has exactly the length for which the dump has room.
     """
     cache = DynamicCache(config=model.config)
-    chosen, step = [], torch.tensor([tokens], device=model.device)
+    device = input_device(model)
+    chosen, step = [], torch.tensor([tokens], device=device)
     for _ in range(count + 1):
         start = len(tokens) + len(chosen) - step.shape[1]
         recorder.row = first_row + start
         logits = model(
             input_ids=step,
-            position_ids=positions_of(start, step.shape[1], stride, model.device),
+            position_ids=positions_of(start, step.shape[1], stride, device),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -47,7 +51,7 @@ def run_and_generate(
             break
         logits[banned] = -torch.inf
         chosen.append(int(logits.argmax()))
-        step = torch.tensor([chosen[-1:]], device=model.device)
+        step = torch.tensor([chosen[-1:]], device=device)
     recorder.row = None
     return chosen
 
