@@ -2,7 +2,7 @@
 
 from .bootstrap import SAMPLES
 
-NAME_WIDTH = 24
+NAME_WIDTH = 23
 
 
 def shortened(name: str) -> str:

@@ -153,13 +153,11 @@ def nearest_entries(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def trellis_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """v of the codes [..., g], by the definition."""
-    value = None
-    for q, half in enumerate(binary32(scheme.theta, codes) * 0.5):
-        k, i = divmod(q, scheme.bits)
-        term = torch.where((codes.roll(k, -1) >> i) & 1 == 1, half, -half)
-        value = term if value is None else value + term
-    return value
+    """v of the codes [..., g]: each window's place in the table of all windows."""
+    place = codes.int()
+    for k in range(1, scheme.memory + 1):
+        place = place | codes.roll(k, -1).int() << k * scheme.bits
+    return trellis_table(scheme, binary32((0.0,), codes))[place]
 
 
 def trellis_table(scheme: Scheme, like: torch.Tensor) -> torch.Tensor:

@@ -175,7 +175,9 @@ def measure_all(capsys, model, text, *arguments) -> dict:
 
 
 def fails(capsys, code, model, text, *arguments) -> str:
-    found = perplexity.main([str(a) for a in (model, "--text", text, "--window-tokens", WINDOW, *arguments)])
+    if "--window-tokens" not in arguments:
+        arguments = ("--window-tokens", WINDOW, *arguments)
+    found = perplexity.main([str(a) for a in (model, "--text", text, *arguments)])
     captured = capsys.readouterr()
     assert (found, captured.out) == (code, ""), captured.err
     assert captured.err.startswith("perplexity.py: error: ")

@@ -67,9 +67,6 @@ def make_plan(args) -> Plan:
 
 def announce(args, plan: Plan, output: Path) -> None:
     """Says what the run is and how large its dump becomes; refuses a dump that has no room."""
-    from .disk import free_bytes, refuse_too_little_space
-    from .estimate import Work, estimate, forecast_lines, measured_rate, outline_of, size_line
-
     tell = print if args.dry_run else lambda line: say(args, line)
     tell(
         f"model: {args.model_name or plan.folder.name} ({plan.folder.family.label}), {len(plan.layers)} of "
@@ -77,6 +74,20 @@ def announce(args, plan: Plan, output: Path) -> None:
     )
     lengths = [len(sequence) + args.generate for sequence in plan.sequences]
     tell(f"sequences: {len(lengths)} of at most {max(lengths)} tokens, {sum(lengths)} tokens in all")
+    try:
+        announce_size(args, plan, output, lengths, tell)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        # The shapes of an unusual model are not known before it runs. Its dump is possible all the same.
+        if args.dry_run:
+            raise KvqError(EXIT_UNSUPPORTED, f"{args.model}: cannot predict its size: {one_line(error)}") from error
+        tell(f"note: the size is not known beforehand: {one_line(error)}")
+
+
+def announce_size(args, plan: Plan, output: Path, lengths: list[int], tell) -> None:
+    """Tells the size, and for --dry-run time and memory. @param lengths  of the sequences with generated tokens"""
+    from .disk import free_bytes, refuse_too_little_space
+    from .estimate import Work, estimate, forecast_lines, measured_rate, outline_of, size_line
+
     work = Work(lengths, plan.layers, plan.stored_dtype, plan.compute_dtype, args.o_proj, args.curvature, args.generate)
     outline = outline_of(plan.folder)
     found = estimate(outline, work)
