@@ -22,7 +22,7 @@ def candidate_paths() -> list[Path]:
     tools.append(CHECKOUT / "build/release/tools")
     if found := shutil.which("kvq-calibrate"):
         tools.append(Path(found).resolve().parent)
-    return [folder.parent / "lib" / FILE for folder in tools]
+    return [folder.resolve().parent / "lib" / FILE for folder in tools]
 
 
 class NativeCodec:

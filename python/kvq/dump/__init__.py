@@ -5,8 +5,12 @@ Read in this order:
     options.py     the command line
     program.py     from arguments to a dump that was checked
     families.py    which models, and what each one's RoPE does to its channels
-    prompts.py     text -> tokens -> sequences
+    records.py     files, JSONL, chats, data sets -> tokens
+    prompts.py     tokens -> sequences
     model.py       folder or hub id -> model, tokenizer, fingerprint
+    placement.py   devices, and what quantized checkpoints need
+    estimate.py    size, time and memory before the run
+    disk.py        room on the disk
     capture.py     a forward pass -> the q, k, v that enter attention
     writer.py      q, k, v -> HDF5
     validators.py  the finished file -> one line per check
