@@ -212,7 +212,8 @@ def scheme_names() -> list[str]:
             names.append(pattern)
         else:
             names += [pattern.replace("<b>", str(bits)) for bits in range(1, 9)]
-    rules = [f"{rule}{bits}" for rule in ("affine", "integer", "absmax", "least_squares", "norm") for bits in range(1, 9)]
+    words = ("affine", "integer", "absmax", "least_squares", "norm")
+    rules = [f"{rule}{bits}" for rule in words for bits in range(1, 9)]
     return names + rules + [f"hadamard-{rule}" for rule in rules]
 
 

@@ -34,6 +34,16 @@ def seed(text: str) -> int:
     return value
 
 
+class StoreOnce(argparse.Action):
+    """Stores one value and refuses a second, which argparse would let replace the first without a word."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if option_string and self.dest in parser.given:
+            raise argparse.ArgumentError(self, "given twice, but it takes one value")
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     def __init__(self, program: str, description: str, epilog: str):
         super().__init__(
@@ -77,6 +87,13 @@ class Parser(argparse.ArgumentParser):
             action,
             f"expected {', '.join(choices)}, found {value}" + (f" (did you mean {nearest}?)" if nearest else ""),
         )
+        self.given: set[str] = set()  # destinations of StoreOnce that have their value
+        for name in (None, "store"):
+            self.register("action", name, StoreOnce)
+
+    def parse_known_args(self, *arguments, **options):
+        self.given = set()
+        return super().parse_known_args(*arguments, **options)
 
     def error(self, message: str, hint: str | None = None):
         lines = [f"{self.prog}: error: {safe_line(message)}", f"hint: {safe_line(hint or f'see {self.prog} --help')}"]

@@ -40,6 +40,15 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What some models add to softmax(q k): logits become cap * tanh(logits / cap), and each query head has a learned
+    sink [Hq], a logit that takes weight and has no value."""
+
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class KeysValues:
     """k [Hkv, T, D], v [Hkv, T, Dv]"""
 
@@ -85,6 +94,7 @@ def attend(
     windows: Windows,
     sliding_window: int = 0,
     value_windows: Windows | None = None,
+    extras: Extras = Extras(),
 ) -> torch.Tensor:
     """Causal attention of one sequence.
 
@@ -100,7 +110,7 @@ def attend(
         of_values = value_windows or windows
         all_exact = [Span(0, last, "exact")]
         keys, values = (all_exact if decoded is None else spans(first, last, own) for own in (windows, of_values))
-        block = _Block(grouped[:, :, first:last], first, scale, windows, of_values)
+        block = _Block(grouped[:, :, first:last], first, scale, windows, of_values, extras)
         weights = block.weights(keys, exact, decoded, sliding_window)
         out[first:last] = block.output(weights, values, exact, decoded)
     return out
@@ -109,11 +119,19 @@ def attend(
 class _Block:
     """Attention of queries [first, first + n) of every head. `queries` is [Hkv, Hq / Hkv, n, D]."""
 
-    def __init__(self, queries: torch.Tensor, first: int, scale: float, key_windows: Windows, value_windows: Windows):
+    def __init__(
+        self,
+        queries: torch.Tensor,
+        first: int,
+        scale: float,
+        key_windows: Windows,
+        value_windows: Windows,
+        extras: Extras,
+    ):
         self.kv_heads, self.group, self.count, _ = queries.shape
         self.queries = queries.reshape(self.kv_heads, self.group * self.count, -1) * scale
         self.index = torch.arange(first, first + self.count, device=queries.device)[:, None]
-        self.key_windows, self.value_windows = key_windows, value_windows
+        self.key_windows, self.value_windows, self.extras = key_windows, value_windows, extras
 
     def is_recent(self, span: Span, windows: Windows) -> torch.Tensor:
         """[Hq / Hkv * n, keys]: whether the key is in the query's recent window."""
@@ -126,8 +144,17 @@ class _Block:
         """Softmax, [Hkv, Hq / Hkv * n, keys]."""
         logits = [self._logits(span, exact, decoded) for span in parts]
         logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=2)
+        if self.extras.softcap is not None:
+            logits = self.extras.softcap * torch.tanh(logits / self.extras.softcap)
         self._hide(logits, sliding_window)
-        return torch.softmax(logits, dim=2)
+        if self.extras.sinks is None:
+            return torch.softmax(logits, dim=2)
+        return torch.softmax(torch.cat([logits, self._sinks()], dim=2), dim=2)[:, :, :-1]
+
+    def _sinks(self) -> torch.Tensor:
+        """The learned sink of each query's head, [Hkv, Hq / Hkv * n, 1]."""
+        sinks = self.extras.sinks.to(self.queries).view(self.kv_heads, self.group, 1)
+        return sinks.expand(-1, -1, self.count).reshape(self.kv_heads, -1, 1)
 
     def _hide(self, logits: torch.Tensor, sliding_window: int) -> None:
         """Masks keys that a query must not see. Without a sliding window, only keys of the block itself can be
@@ -211,22 +238,23 @@ def _code_heads(plan: SidePlan, x: torch.Tensor) -> torch.Tensor:
     return coded
 
 
+def use_attention(model, attention) -> None:
+    """Lets `attention` do the attention of every layer of a transformers model."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
+    model.set_attn_implementation(NAME)
+
+
 class CodedAttention:
     """An attention function for transformers' AttentionInterface.
 
     `plan_of(layer, side, kv_heads, dim)` gives the plan of "k" or "v" of a layer, or None for what stays exact.
     """
 
-    def __init__(self, plan_of, windows: Windows):
-        self.plan_of = plan_of
-        self.windows = windows
-
-    def register(self) -> str:
-        """Registers this object with transformers; returns the name for `attn_implementation`."""
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(NAME, self)
-        return NAME
+    def __init__(self, plan_of, windows: Windows, after_layer=lambda: None):
+        """`after_layer()` is called after the attention of each layer."""
+        self.plan_of, self.windows, self.after_layer = plan_of, windows, after_layer
 
     def __call__(
         self,
@@ -246,8 +274,6 @@ class CodedAttention:
 
         There is no cache and no padding, so the mask is known: causal, within the sliding window if there is one.
         """
-        if softcap is not None or s_aux is not None:
-            raise unsupported(f"layer {module.layer_idx}: soft-capped logits and learned sinks are not supported")
         if len(query) != 1 or query.shape[2] != key.shape[2] or attention_mask is not None:
             raise unsupported("expected one sequence without padding and without a cache")
         exact = KeysValues(key[0], value[0])
@@ -256,8 +282,11 @@ class CodedAttention:
         if k is not None or v is not None:
             decoded = KeysValues(exact.k if k is None else k, exact.v if v is None else v)
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        extras = Extras(softcap, s_aux)
         k_windows, v_windows = (self._windows(side) for side in "kv")
-        return attend(query[0], exact, decoded, scale, k_windows, sliding_window or 0, v_windows)[None], None
+        output = attend(query[0], exact, decoded, scale, k_windows, sliding_window or 0, v_windows, extras)[None]
+        self.after_layer()
+        return output, None
 
     def _windows(self, side: str) -> Windows:
         """The windows that were asked for, else those that the scheme itself has."""
@@ -267,6 +296,17 @@ class CodedAttention:
     def _decoded(self, layer: int, side: str, x: torch.Tensor) -> torch.Tensor | None:
         plan = self.plan_of(layer, side, x.shape[0], x.shape[2])
         return None if plan is None else reconstruct(plan, x)
+
+
+class GeometryProbe:
+    """An attention function that computes nothing of use: it notes the shapes of each layer's keys and values."""
+
+    def __init__(self):
+        self.layers: dict[int, tuple[int, int, int]] = {}  # KV heads, D, Dv
+
+    def __call__(self, module, query, key, value, attention_mask, **_):
+        self.layers[module.layer_idx] = (key.shape[1], key.shape[3], value.shape[3])
+        return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
 class ArtifactPlans:

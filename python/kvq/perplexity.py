@@ -1,84 +1,14 @@
-"""Perplexity of a Hugging Face model on a text, with keys and values as the codes of a kvq artifact give them back.
+"""Perplexity of a model with keys and values as codes give them back: from arguments to a table."""
 
-K and V are replaced after RoPE, in every layer that the artifact covers and at every position outside its windows, also
-during prefill. The codec is the second implementation (torch_codec.py), the arithmetic float32.
-
-Protocol: the text's tokens are cut into windows of --window-tokens - 1, the bos token stands before each; with W
-windows wanted and N available every max(1, N // W)-th is taken, from the first; perplexity is over all their tokens.
-"""
-
-import argparse
 import json
 import math
 import sys
 import time
 from pathlib import Path
 
-from .cli import Parser, run_script
-from .errors import EXIT_DONE, bad_input, one_line, usage
-
-PROGRAM = "perplexity.py"
-EPILOG = """\
-schemes without an artifact: exact; affine, integer, absmax, least_squares, norm with 1 to 8 bits;
-hadamard- before it rotates heads, g64 behind it makes groups of 64 channels (default: the head),
-as in hadamard-norm2g64
-
-examples
-
-  perplexity.py MODEL --text evaluation.txt --artifact out.safetensors
-  perplexity.py MODEL --text evaluation.txt --scheme exact
-  perplexity.py MODEL --text evaluation.txt --scheme hadamard-affine2 --unrounded-metadata --windows 64,256
-
-exit codes: 0 done, 2 wrong flags, 3 unreadable input or an artifact of another model, 5 unsupported
-"""
-
-
-def parse_windows(text: str) -> str | tuple[int, int]:
-    if text in ("artifact", "none"):
-        return text
-    sink, comma, recent = text.partition(",")
-    if not (comma and sink.isdigit() and recent.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected artifact, none or SINK,RECENT, found {text}")
-    return int(sink), int(recent)
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(PROGRAM, __doc__, EPILOG)
-    parser.add_argument("model", metavar="MODEL", type=Path, help="model folder")
-    parser.add_argument("--text", metavar="FILE", type=Path, required=True, help="UTF-8 text to predict")
-    coding = parser.add_mutually_exclusive_group()
-    coding.add_argument("--artifact", metavar="FILE", type=Path)
-    coding.add_argument("--scheme", metavar="NAME", help="see below (default: exact)")
-    parser.add_argument(
-        "--windows",
-        metavar="artifact|none|SINK,RECENT",
-        type=parse_windows,
-        default="artifact",
-        help="tokens that stay exact (default: those of the artifact; none without one)",
-    )
-    parser.add_argument("--only", choices=["k", "v"], help="code keys or values only")
-    parser.add_argument(
-        "--unrounded-metadata",
-        action="store_true",
-        help="keep scales, minima and zero points in float32; for comparisons only",
-    )
-    parser.add_argument("--num-windows", metavar="W", type=int, default=6, help="default 6")
-    parser.add_argument("--window-tokens", metavar="N", type=int, default=4096, help="bos included (default 4096)")
-    parser.add_argument("--bos", metavar="ID", type=int, help="default: bos_token_id of the model's configuration")
-    parser.add_argument(
-        "--ignore-fingerprint", action="store_true", help="use an artifact of another model all the same"
-    )
-    parser.add_argument("--device", default="cpu", help="default cpu")
-    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: what PyTorch takes)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    args = parser.parse_args(argv)
-    if not args.artifact:  # set here, because a default of argparse would hide a clash with --artifact
-        args.scheme = args.scheme or "exact"
-    for name, least in (("num_windows", 1), ("window_tokens", 2), ("threads", 1)):
-        if getattr(args, name) is not None and getattr(args, name) < least:
-            parser.error(f"--{name.replace('_', '-')}: expected at least {least}, found {getattr(args, name)}")
-    return args
-
+from .cli import run_script
+from .errors import EXIT_DONE, bad_input, one_line, unsupported, usage
+from .perplexity_options import PROGRAM, parse_arguments
 
 # Text
 
@@ -89,11 +19,14 @@ def cut_windows(tokens: list[int], length: int, wanted: int) -> list[list[int]]:
     return available[:: max(1, len(available) // wanted)][:wanted]
 
 
-def read_windows(args, tokenizer) -> list[list[int]]:
+def read_text(path: Path) -> str:
     try:
-        text = args.text.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise bad_input(f"{args.text}: cannot read as UTF-8 text: {error}") from error
+        raise bad_input(f"{path}: cannot read as UTF-8 text: {error}") from error
+
+
+def choose_windows(args, text: str, tokenizer) -> list[list[int]]:
     tokens = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     windows = cut_windows(tokens, args.window_tokens - 1, args.num_windows)
     if not windows:
@@ -104,25 +37,26 @@ def read_windows(args, tokenizer) -> list[list[int]]:
     return windows
 
 
-# Model and codes
+# Model
 
 
-def load_model(args):
+def load_model(args, folder: Path):
     """(model in float32, tokenizer)"""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    if not args.model.is_dir():
-        raise bad_input(f"{args.model}: no such model folder")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except Exception as error:  # each part of transformers raises its own types
-        raise bad_input(f"{args.model}: cannot load: {one_line(error)}") from error
-    return model.to(args.device).eval(), tokenizer
+        raise bad_input(f"{folder}: cannot load: {one_line(error)}") from error
+    try:
+        return model.to(args.device).eval(), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise unsupported(f"--device {args.device}: {one_line(error)}") from error
 
 
 def choose_bos(args, model) -> int:
@@ -135,46 +69,50 @@ def choose_bos(args, model) -> int:
     return bos
 
 
-def choose_coding(args):
-    """(plan_of, Windows, manifest or None)"""
-    from .artifact_reader import load_artifact
-    from .builtin_schemes import BuiltinPlans
-    from .coded_attention import ArtifactPlans, Windows
+def probe_geometry(model, bos: int) -> dict[int, tuple[int, int, int]]:
+    """(KV heads, D, Dv) of each layer, from a forward pass over one token."""
+    from .coded_attention import GeometryProbe, use_attention
 
-    sides = args.only or "kv"
-    if args.artifact is None:
-        windows = args.windows if isinstance(args.windows, tuple) else (0, 0)
-        plans = BuiltinPlans(args.scheme, sides, args.unrounded_metadata, with_windows=args.windows == "artifact")
-        return plans, Windows(*windows), None
-    artifact = load_artifact(args.artifact)
-    check_fingerprint(args, artifact.manifest)
-    own = (artifact.sink_tokens, artifact.recent_tokens)
-    windows = {"artifact": own, "none": (0, 0)}.get(args.windows, args.windows)
-    return ArtifactPlans(artifact, sides, args.unrounded_metadata), Windows(*windows), artifact.manifest
+    probe = GeometryProbe()
+    use_attention(model, probe)
+    window_nll(model, bos, [bos])
+    return probe.layers
 
 
-def check_fingerprint(args, manifest: dict) -> None:
-    from .fingerprint import model_fingerprint
-
-    claimed = manifest["model"].get("fingerprint", "")
-    if claimed and not args.ignore_fingerprint and claimed != (found := model_fingerprint(args.model)):
-        raise bad_input(
-            f"{args.artifact}: expected model {claimed[:16]}, {args.model} is {found[:16]}",
-            "--ignore-fingerprint uses it all the same",
-        )
+# Codec
 
 
-def report_uncovered(args, model, manifest: dict | None) -> None:
-    if manifest is None:
+def choose_codec(args, candidates) -> None:
+    """Lets libkvq_codec search trellis codes on a CPU, and says so if PyTorch has to."""
+    from . import native_codec, torch_codec
+
+    torch_codec.FASTER_SEARCH.clear()
+    if args.codec == "pytorch" or not any(candidate.has_trellis for candidate in candidates):
         return
-    covered = {entry["layer"] for entry in manifest["layers"]}
-    missing = [i for i in range(model.config.num_hidden_layers) if i not in covered]
-    if missing:
-        print(
-            f"{PROGRAM}: warning: {args.artifact} does not cover layers {', '.join(map(str, missing))}: "
-            "they stay exact",
-            file=sys.stderr,
-        )
+    library = native_codec.open_native_codec()
+    if library is not None:
+        torch_codec.FASTER_SEARCH["cpu"] = library.best_paths
+        return
+    places = ", ".join(map(str, native_codec.candidate_paths()))
+    hint = "cmake --build --preset release builds it; KVQ_BIN names the folder of the tools"
+    if args.codec == "compiled":
+        raise unsupported(f"--codec compiled: no {native_codec.FILE}, expected one of {places}", hint)
+    if args.device == "cpu":
+        note(f"PyTorch searches the trellis codes, which is slow; {native_codec.FILE} is not at {places}; {hint}")
+
+
+def note(text: str) -> None:
+    print(f"{PROGRAM}: note: {text}", file=sys.stderr)
+
+
+def warn_uncovered(candidates, layers) -> None:
+    for candidate in candidates:
+        if missing := candidate.uncovered(layers):
+            print(
+                f"{PROGRAM}: warning: {candidate.source} does not cover layers {', '.join(map(str, missing))}: "
+                "they stay exact",
+                file=sys.stderr,
+            )
 
 
 # Measuring
@@ -193,57 +131,85 @@ def window_nll(model, bos: int, window: list[int]) -> float:
 def measure(args) -> dict:
     import torch
 
-    from .coded_attention import CodedAttention
+    from .candidates import open_candidates
+    from .dump.progress import Progress
+    from .model_source import find_model
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    plan_of, windows, manifest = choose_coding(args)
-    model, tokenizer = load_model(args)
-    bos, texts = choose_bos(args, model), read_windows(args, tokenizer)
-    report_uncovered(args, model, manifest)
-    model.set_attn_implementation(CodedAttention(plan_of, windows).register())
-    started, sums = time.monotonic(), []
-    for text in texts:
-        sums.append(window_nll(model, bos, text))
-        progress(len(sums), len(texts), time.monotonic() - started)
-    tokens = sum(map(len, texts))
-    nll = sum(sums) / tokens
+    text, folder = read_text(args.text), find_model(args.model, args.local_files_only)
+    candidates = open_candidates(args, folder)
+    model, tokenizer = load_model(args, folder)
+    bos, windows = choose_bos(args, model), choose_windows(args, text, tokenizer)
+    layers = probe_geometry(model, bos)
+    sizes = [candidate.bytes_per_token(layers) for candidate in candidates]
+    warn_uncovered(candidates, layers)
+    choose_codec(args, candidates)
+    progress = Progress("perplexity", len(candidates) * len(windows) * len(layers), args.quiet, seconds_between=10)
+    results = []
+    for candidate, size in zip(candidates, sizes):
+        results.append(measure_candidate(candidate, model, bos, windows, progress) | {"bytes_per_token": size})
+    progress.close()
+    compare(results, args.seed)
+    return describe(args, windows, results)
+
+
+def measure_candidate(candidate, model, bos: int, windows: list[list[int]], progress) -> dict:
+    from .coded_attention import CodedAttention, use_attention
+
+    use_attention(model, CodedAttention(candidate.plan_of, candidate.windows, lambda: progress.advance(1)))
+    started = time.monotonic()
+    sums = [window_nll(model, bos, window) for window in windows]
+    nll = sum(sums) / sum(map(len, windows))
     return {
-        "format": "kvq-perplexity",
-        "version": "1.0",
-        "model": str(args.model),
-        "text": str(args.text),
-        "artifact": str(args.artifact) if args.artifact else None,
-        "scheme": args.scheme,
-        "only": args.only,
-        "unrounded_metadata": args.unrounded_metadata,
-        "windows": {"sink_tokens": windows.sink_tokens, "recent_tokens": windows.recent_tokens},
-        "num_windows": len(texts),
-        "window_tokens": args.window_tokens,
-        "tokens": tokens,
+        "name": candidate.name,
+        "kind": candidate.kind,
+        "source": candidate.source,
+        "windows": {
+            "sink_tokens": candidate.windows.sink_tokens,
+            "recent_tokens": candidate.windows.recent_tokens,
+        },
         "nll": nll,
         "perplexity": math.exp(nll),
-        "window_nll": [s / len(t) for s, t in zip(sums, texts)],
+        "window_nll": [total / len(window) for total, window in zip(sums, windows)],
+        "seconds": round(time.monotonic() - started, 3),
     }
 
 
-def progress(done: int, total: int, seconds: float) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rwindow {done} of {total}, {seconds:.0f} s", end=end, file=sys.stderr, flush=True)
+def compare(results: list[dict], seed: int) -> None:
+    """Adds `difference` to each result: from the first result, or None for the first itself."""
+    from .bootstrap import paired_change
+
+    for result in results:
+        result["difference"] = None
+        if result is not results[0]:
+            change = paired_change(results[0]["window_nll"], result["window_nll"], seed)
+            interval = None if change.low is None else [change.low, change.high]
+            result["difference"] = {"change": change.change, "interval": interval}
+
+
+def describe(args, windows: list[list[int]], results: list[dict]) -> dict:
+    return {
+        "format": "kvq-perplexity",
+        "version": "2.0",
+        "model": args.model,
+        "text": str(args.text),
+        "only": args.only,
+        "unrounded_metadata": args.unrounded_metadata,
+        "num_windows": len(windows),
+        "window_tokens": args.window_tokens,
+        "tokens": sum(map(len, windows)),
+        "seed": args.seed,
+        "baseline": results[0]["name"] if len(results) > 1 else None,
+        "results": results,
+    }
 
 
 def run(args) -> int:
-    result = measure(args)
-    if args.json:
-        print(json.dumps(result, indent=2))
-        return EXIT_DONE
-    windows = result["windows"]
-    print(
-        f"perplexity {result['perplexity']:.4f} ({result['nll']:.6f} nats a token) over {result['tokens']} tokens in "
-        f"{result['num_windows']} windows of {args.window_tokens}; {args.artifact or args.scheme}, exact: sink "
-        f"{windows['sink_tokens']}, recent {windows['recent_tokens']}"
-    )
+    from .perplexity_table import table
+
+    document = measure(args)
+    print(json.dumps(document, indent=2) if args.json else table(document))
     return EXIT_DONE
 
 

@@ -223,10 +223,11 @@ def perplexity(args, model, artifact):
             args.device,
             "--artifact",
             artifact,
+            "--no-exact",
             "--json",
         ]
     )
-    return json.loads(text)["perplexity"]
+    return json.loads(text)["results"][0]["perplexity"]
 
 
 def main():

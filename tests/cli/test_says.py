@@ -93,9 +93,7 @@ LETTERS = {
 @pytest.mark.parametrize("name", LETTERS)
 def test_letters_are_explained(said, name):
     text, path = said[name]
-    recipes = {
-        layer[side]["rotation"]["recipe"] for layer in inspected(path)["manifest"]["layers"] for side in "kv"
-    }
+    recipes = {layer[side]["rotation"]["recipe"] for layer in inspected(path)["manifest"]["layers"] for side in "kv"}
     for own in (text, inspect(path)):
         (legend,) = re.findall(r"^rotation: ((?:.|\n)*?)\.$", own, re.MULTILINE)
         letters = {entry.split()[0] for entry in legend.split(",")}
@@ -116,9 +114,7 @@ def test_mixed_rows_show_mean_bits(said):
     text, path = said["kvq"]
     rows = [line.split() for line in text.splitlines() if re.match(r"^ +(\d+ +)?[kv] ", line)]
     shown = [float(value) for row in rows for value in row if re.fullmatch(r"\d\.\d\d", value)][::2]
-    means = [
-        layer[side]["allocation"]["mean_bits"] for layer in inspected(path)["manifest"]["layers"] for side in "kv"
-    ]
+    means = [layer[side]["allocation"]["mean_bits"] for layer in inspected(path)["manifest"]["layers"] for side in "kv"]
     assert shown == pytest.approx(means, abs=0.006)
 
 

@@ -47,7 +47,8 @@ def test_suffix_k_leaves_values_exact():
 
 
 @pytest.mark.parametrize(
-    "old, name", [("affine3", "naive-int3"), ("hadamard-affine2", "quarot-int2"), ("hadamard-norm2", "symmetric-norm-2")]
+    "old, name",
+    [("affine3", "naive-int3"), ("hadamard-affine2", "quarot-int2"), ("hadamard-norm2", "symmetric-norm-2")],
 )
 def test_old_names_are_the_same_schemes(old, name):
     x = gaussian(2, 2, 9, 32)

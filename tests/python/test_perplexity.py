@@ -1,8 +1,10 @@
 """scripts/perplexity.py and its attention: windows against a query-by-query reference, coding against the numpy
 codec."""
 
+import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,11 +15,11 @@ transformers = pytest.importorskip("transformers")
 import artifact_builder as build  # noqa: E402
 from tiny_models import save_tiny  # noqa: E402
 
-from kvq import coded_attention, perplexity  # noqa: E402
+from kvq import coded_attention, native_codec, perplexity, torch_codec  # noqa: E402
 from kvq.artifact_reader import parse_artifact  # noqa: E402
+from kvq.bootstrap import Change, paired_change  # noqa: E402
 from kvq.builtin_schemes import BuiltinPlans  # noqa: E402
 from kvq.coded_attention import KeysValues, Windows, attend, spans  # noqa: E402
-from kvq.errors import KvqError  # noqa: E402
 from kvq.fingerprint import model_fingerprint  # noqa: E402
 from kvq.safetensors_file import SafetensorsFile  # noqa: E402
 
@@ -35,7 +37,7 @@ def kv(seed: int, tokens: int, heads: int = 2, dim: int = 8) -> KeysValues:
     )
 
 
-def reference(q, exact, decoded, scale, windows, sliding_window=0):
+def reference(q, exact, decoded, scale, windows, sliding_window=0, extras=coded_attention.Extras()):
     """Attention by its definition: one query and one head at a time, in float64."""
     heads, tokens, _ = q.shape
     out = torch.empty(tokens, heads, exact.v.shape[2], dtype=torch.float64)
@@ -47,7 +49,12 @@ def reference(q, exact, decoded, scale, windows, sliding_window=0):
             sources = [exact if j < windows.sink_tokens or j > i - windows.recent_tokens else decoded for j in seen]
             k = torch.stack([s.k[group, j] for s, j in zip(sources, seen)]).double()
             v = torch.stack([s.v[group, j] for s, j in zip(sources, seen)]).double()
-            out[i, h] = torch.softmax(k @ q[h, i].double() * scale, 0) @ v
+            logits = k @ q[h, i].double() * scale
+            if extras.softcap is not None:
+                logits = extras.softcap * torch.tanh(logits / extras.softcap)
+            if extras.sinks is not None:
+                logits = torch.cat([logits, extras.sinks[h : h + 1].double()])
+            out[i, h] = torch.softmax(logits, 0)[: len(v)] @ v
     return out
 
 
@@ -155,6 +162,12 @@ def write_artifact(path, plan_k, plan_v, layers=2, tensors=None, **fields):
 
 
 def measure(capsys, model, text, *arguments) -> dict:
+    """The document's last candidate, with the document's own fields."""
+    document = measure_all(capsys, model, text, *arguments)
+    return document | document["results"][-1]
+
+
+def measure_all(capsys, model, text, *arguments) -> dict:
     code = perplexity.main([str(a) for a in (model, "--text", text, "--window-tokens", WINDOW, "--json", *arguments)])
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -162,7 +175,9 @@ def measure(capsys, model, text, *arguments) -> dict:
 
 
 def fails(capsys, code, model, text, *arguments) -> str:
-    found = perplexity.main([str(a) for a in (model, "--text", text, "--window-tokens", WINDOW, *arguments)])
+    if "--window-tokens" not in arguments:
+        arguments = ("--window-tokens", WINDOW, *arguments)
+    found = perplexity.main([str(a) for a in (model, "--text", text, *arguments)])
     captured = capsys.readouterr()
     assert (found, captured.out) == (code, ""), captured.err
     assert captured.err.startswith("perplexity.py: error: ")
@@ -301,7 +316,7 @@ def test_uncovered_layers_stay_exact_and_are_named(models, text, capsys, tmp_pat
     assert perplexity.main([str(a) for a in arguments]) == 0
     captured = capsys.readouterr()
     assert "does not cover layers 1: they stay exact" in captured.err
-    assert captured.out.startswith("perplexity ")
+    assert captured.out.startswith("360 tokens in 6 windows of 61")
 
 
 def test_fingerprint_of_another_model_is_refused(models, text, capsys, tmp_path):
@@ -311,6 +326,107 @@ def test_fingerprint_of_another_model_is_refused(models, text, capsys, tmp_path)
     measure(capsys, models["qwen3"], text, "--artifact", other, "--ignore-fingerprint")
     own = write_artifact(tmp_path / "b", plan, plan, fingerprint=model_fingerprint(models["qwen3"]))
     measure(capsys, models["qwen3"], text, "--artifact", own)
+
+
+def test_candidates_are_measured_in_one_run_and_compared_with_exact(models, text, capsys, tmp_path):
+    names = []
+    for bits in (4, 2):
+        plan = build.affine_plan(bits, 10, KV_HEADS)
+        names.append(write_artifact(tmp_path / f"bits{bits}.safetensors", plan, plan))
+    chosen = ("--artifact", *names, "--scheme", "norm2", "--scheme", "affine8")
+    document = measure_all(capsys, models["qwen3"], text, *chosen)
+    results = document["results"]
+    assert [r["name"] for r in results] == ["exact", "bits4", "bits2", "norm2", "affine8"]
+    assert document["baseline"] == "exact" and results[0]["difference"] is None
+    alone = [measure(capsys, models["qwen3"], text, *extra) for extra in ((), *(("--artifact", n) for n in names))]
+    assert [r["window_nll"] for r in results[:3]] == [r["window_nll"] for r in alone]
+    for result in results[1:]:
+        change, (low, high) = result["difference"]["change"], result["difference"]["interval"]
+        assert low < change < high
+        assert change == pytest.approx(result["perplexity"] / results[0]["perplexity"] - 1)
+    layer_bytes = 2 * KV_HEADS * 2  # rows of both sides and layers
+    assert [r["bytes_per_token"] for r in results] == [layer_bytes * b for b in (40, 18, 13, 7, 24)]
+    again = measure_all(capsys, models["qwen3"], text, *chosen)
+    other = measure_all(capsys, models["qwen3"], text, *chosen, "--seed", 5)
+    intervals = [[r["difference"]["interval"] for r in d["results"][1:]] for d in (document, again, other)]
+    assert intervals[0] == intervals[1] != intervals[2]
+
+
+def test_without_exact_the_first_candidate_is_the_baseline(models, text, capsys):
+    chosen = ("--no-exact", "--scheme", "affine4", "norm2")
+    document = measure_all(capsys, models["qwen3"], text, *chosen)
+    assert [r["name"] for r in document["results"]] == ["affine4", "norm2"] and document["baseline"] == "affine4"
+    one = measure_all(capsys, models["qwen3"], text, "--no-exact", "--scheme", "norm2")
+    assert one["baseline"] is None and one["results"][0]["difference"] is None
+
+
+def test_intervals_are_those_of_paired_windows():
+    rng = np.random.default_rng(3)
+    baseline = rng.normal(3, 1, 400)  # windows differ far more than candidates do
+    own = baseline + rng.normal(0.01, 0.002, 400)
+    change = paired_change(baseline.tolist(), own.tolist(), 0)
+    assert change.low < np.expm1(0.01) < change.high
+    half = (change.high - change.low) / 2
+    assert half == pytest.approx(1.96 * 0.002 / np.sqrt(400), rel=0.15)
+    assert paired_change([3.0], [3.1], 0) == Change(math.expm1(3.1 - 3.0), None, None)
+
+
+@pytest.mark.parametrize("windows", [1, 6])
+def test_the_table_fits_80_columns_and_says_what_it_cannot(models, text, capsys, tmp_path, windows):
+    plan = build.affine_plan(8, 10, KV_HEADS)
+    artifact = write_artifact(tmp_path / f"{'long_name' * 9}.safetensors", plan, plan, sink=2, recent=8)
+    arguments = (models["qwen3"], "--text", text, "--window-tokens", WINDOW, "--num-windows", windows)
+    arguments += ("--artifact", artifact, "--scheme", "affine1")
+    assert perplexity.main([str(a) for a in arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[0].startswith(f"{60 * windows} tokens in {windows} windows")
+    [row] = [line for line in lines if line.startswith("long_namelo…")]
+    assert ("[" in row) == (windows > 1)
+    said = "\n".join(lines)
+    assert ("no interval can be given" in said) == (windows == 1)
+    assert "first 2 and last 8" in said and "affine1: none" in said
+
+
+def test_windows_that_hide_all_codes_are_named(models, text, capsys):
+    arguments = (models["qwen3"], "--text", text, "--window-tokens", WINDOW, "--scheme", "affine1", "--windows", "1,60")
+    assert perplexity.main([str(a) for a in arguments]) == 0
+    assert "affine1: no token is ever coded" in capsys.readouterr().out
+
+
+def test_a_model_after_the_candidates_is_told_where_to_stand(capsys):
+    with pytest.raises(SystemExit) as error:
+        perplexity.main(["--text", "text", "--artifact", "a", "model"])
+    assert error.value.code == 2 and "expected MODEL, before --artifact" in capsys.readouterr().err
+
+
+def test_progress_moves_within_a_window(models, text, capsys, monkeypatch):
+    from kvq.dump import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", terminal)
+    monkeypatch.setattr(progress.Progress, "REDRAW_SECONDS", 0)
+    measure(capsys, models["qwen3"], text, "--num-windows", 1, "--scheme", "norm2")
+    drawn = re.findall(r"\] +(\d+)%", terminal.getvalue())
+    assert drawn == ["25", "50", "75", "100"]  # 2 candidates, 1 window, 2 layers
+
+
+def test_trellis_codes_of_the_library_are_pytorchs(models, text, capsys, tmp_path, monkeypatch):
+    plan = build.trellis_plan(1, DIM, 3)
+    tensors = {f"layers.{i}.{side}.trellis": np.float32([1.2, 0.5, -0.3, 0.2]) for i in (0, 1) for side in "kv"}
+    artifact = write_artifact(tmp_path / "a", plan, plan, tensors=tensors, requires=("trellis",))
+    arguments = ("--artifact", artifact, "--no-exact", "--num-windows", 2)
+    slow = measure(capsys, models["qwen3"], text, *arguments, "--codec", "pytorch")
+    if native_codec.open_native_codec():
+        fast = measure(capsys, models["qwen3"], text, *arguments, "--codec", "compiled")
+        assert fast["window_nll"] == slow["window_nll"] and "cpu" in torch_codec.FASTER_SEARCH
+    monkeypatch.setattr(native_codec, "candidate_paths", lambda: [tmp_path / "nowhere.so"])
+    fails(capsys, 5, models["qwen3"], text, *arguments, "--codec", "compiled")
+    assert perplexity.main([str(a) for a in (models["qwen3"], "--text", text, "--window-tokens", 61, *arguments)]) == 0
+    assert "PyTorch searches the trellis codes, which is slow" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_refused_in_one_line(models, text, capsys, tmp_path):
@@ -329,13 +445,27 @@ def test_what_does_not_fit_is_refused_in_one_line(models, text, capsys, tmp_path
     fails(capsys, 3, models["qwen3"], text, "--artifact", tmp_path / "missing")
 
 
-def test_softcap_and_learned_sinks_are_unsupported():
-    attention = coded_attention.CodedAttention(BuiltinPlans("norm2"), Windows())
+@pytest.mark.parametrize("softcap, has_sinks", [(2.0, False), (None, True), (1.5, True)])
+@pytest.mark.parametrize("windows", [(0, 0), (2, 9)])
+def test_soft_caps_and_learned_sinks_are_those_of_the_definition(monkeypatch, softcap, has_sinks, windows):
+    monkeypatch.setattr(coded_attention, "QUERY_BLOCK", 8)
+    q, exact, decoded = 3 * torch.randn(4, 21, 8, generator=torch.Generator().manual_seed(9)), kv(1, 21), kv(2, 21)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
+    extras = coded_attention.Extras(softcap, sinks)
+    found = attend(q, exact, decoded, 0.7, Windows(*windows), 6, extras)
+    expected = reference(q, exact, decoded, 0.7, Windows(*windows), 6, extras)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_attention_function_passes_soft_caps_and_sinks_on():
+    attention = coded_attention.CodedAttention(BuiltinPlans("exact"), Windows())
     module = type("Module", (), {"layer_idx": 3})()
     q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
-    for extra in ({"softcap": 50.0}, {"s_aux": torch.zeros(4)}):
-        with pytest.raises(KvqError, match="layer 3"):
-            attention(module, q, k, k, None, scaling=1.0, **extra)
+    outputs = [
+        attention(module, q, k, k, None, scaling=1.0, **extra)[0]
+        for extra in ({}, {"softcap": 1.0}, {"s_aux": torch.zeros(4)})
+    ]
+    assert len({output.sum().item() for output in outputs}) == 3
 
 
 @pytest.mark.parametrize(
@@ -344,7 +474,11 @@ def test_softcap_and_learned_sinks_are_unsupported():
         ["--windows", "64"],
         ["--windows", "a,b"],
         ["--num-windows", "0"],
-        ["--artifact", "a", "--scheme", "exact"],
+        ["--artifact", "a", "--artifact", "a"],
+        ["--scheme", "norm2", "norm2"],
+        ["--no-exact"],
+        ["--text", "other"],
+        ["--seed", "-1"],
         ["--only", "q"],
     ],
 )

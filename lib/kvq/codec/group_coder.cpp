@@ -178,7 +178,8 @@ std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
   return state;
 }
 
-void TrellisGroup::viterbi(std::span<const float> y, std::span<std::uint8_t> codes) const {
+void TrellisGroup::search(std::span<const float> y, std::span<std::uint8_t> codes) const {
+  KVQ_ASSERT(y.size() >= kLeastChannels && y.size() <= kLargestGroup && codes.size() == y.size());
   const std::size_t states = values_.size() >> bits_, seam = seam_state(y);
   std::vector<float> cost(states, std::numeric_limits<float>::infinity()), reached(values_.size());
   cost[seam] = 0.0f;
@@ -202,7 +203,7 @@ float TrellisGroup::encode(std::span<const float> x, std::span<std::uint8_t> cod
   }
   std::array<float, kLargestGroup> y;
   for (std::size_t j = 0; j < x.size(); ++j) y[j] = x[j] / d;
-  viterbi({y.data(), x.size()}, codes);
+  search({y.data(), x.size()}, codes);
   values(codes, {y.data(), x.size()});
   return stored_scale(rule_, type_, x, {y.data(), x.size()}, e, d);
 }

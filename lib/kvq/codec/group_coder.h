@@ -34,6 +34,9 @@ class TrellisGroup {
   /// @param x  [g], g >= kLeastChannels
   float encode(std::span<const float> x, std::span<std::uint8_t> codes) const;
   void decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const;
+  /// The codes whose values are nearest to y, with the scale left out.
+  /// @param y  [g], g >= kLeastChannels; @param codes [g]
+  void search(std::span<const float> y, std::span<std::uint8_t> codes) const;
 
  private:
   /// The state one channel before `state`.
@@ -41,7 +44,6 @@ class TrellisGroup {
   std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
   /// State before the first channel, from the first Viterbi run of packing.md.
   std::size_t seam_state(std::span<const float> y) const;
-  void viterbi(std::span<const float> y, std::span<std::uint8_t> codes) const;
   void values(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   int bits_, memory_;

@@ -5,8 +5,12 @@ Read in this order:
     options.py     the command line
     program.py     from arguments to a dump that was checked
     families.py    which models are known, and what each one's RoPE does to its channels
-    prompts.py     text -> tokens -> sequences
+    records.py     files, JSONL, chats, data sets -> tokens
+    prompts.py     tokens -> sequences
     model.py       folder or hub id -> model, tokenizer, fingerprint
+    placement.py   devices, and what quantized checkpoints need
+    estimate.py    size, time and memory before the run
+    disk.py        room on the disk
     survey.py      one short pass -> the anatomy of each attention layer
     anatomy.py     how a layer makes q and k from the output of its projections
     rounding.py    how far redone numbers may be from a model's

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from .placement import linear_weight
 from .rope import RopeSource, change_layout, rotate
 
 QUERY_PROJECTIONS = ("q_b_proj", "q_proj", "query", "wq", "q_lin")
@@ -43,15 +44,16 @@ def find_norms(attention) -> dict[str, torch.nn.Module]:
     return {tensor: norm for tensor, norm in found.items() if norm is not None}
 
 
-def output_weight(attention) -> np.ndarray | None:
-    """The output projection, float32 [hidden, Hq * Dv], row = output channel; None if there is none by a known name."""
+def output_weight(attention, dtype: torch.dtype) -> np.ndarray | None:
+    """The output projection, float32 [hidden, Hq * Dv], row = output channel; None if there is none by a known name.
+    The weight of a quantized or offloaded projection is computed in `dtype`."""
     projection = part_of(attention, OUTPUT_PROJECTIONS)
     weight = getattr(projection, "weight", None)
     if weight is None or weight.ndim != 2:
         return None
-    if type(projection).__name__ == "Conv1D":  # of GPT-2: the weight is stored the other way round
-        weight = weight.T
-    return weight.detach().float().cpu().numpy()
+    # GPT-2's Conv1D stores the weight the other way round.
+    weight = weight.detach().T if type(projection).__name__ == "Conv1D" else linear_weight(projection, dtype)
+    return weight.float().cpu().numpy()
 
 
 # Where q or k lies in a projection's output: the first or the last channels of each head; one after the other (all of

@@ -9,6 +9,7 @@ import torch
 
 from .anatomy import OUTPUT_PROJECTIONS, part_of
 from .forward import decoder_of
+from .placement import input_device
 from .progress import Progress
 
 # Number of tokens whose logits exist at once: with a vocabulary of 150k, logits of 4096 tokens take 2.4 GB.
@@ -32,7 +33,7 @@ class OutputCurvature:
             for layer, module in self.attention_modules.items()
         ]
         try:
-            self._backward(torch.tensor([tokens], device=self.model.device), stride)
+            self._backward(torch.tensor([tokens], device=input_device(self.model)), stride)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -73,7 +74,8 @@ class OutputCurvature:
         for start in range(0, len(targets), LOSS_CHUNK_TOKENS):
             stop = min(start + LOSS_CHUNK_TOKENS, len(targets))
             logits = self._logits(hidden[0, start:stop])
-            torch.nn.functional.cross_entropy(logits.float(), targets[start:stop], reduction="sum").backward()
+            wanted = targets[start:stop].to(logits.device)
+            torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum").backward()
         return hidden.grad if hidden.grad is not None else torch.zeros_like(hidden)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

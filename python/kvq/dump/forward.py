@@ -3,6 +3,8 @@
 import torch
 from transformers import DynamicCache
 
+from .placement import input_device
+
 
 def decoder_of(model):
     """The decoder of a causal language model, which for a multimodal model is that of its text half."""
@@ -22,8 +24,9 @@ def run_text(text, ids: torch.Tensor, positions: torch.Tensor):
 def run_prompt(text, recorder, tokens: list[int], first_row: int, stride: int) -> None:
     """One forward pass over one sequence. Without a cache and without logits, memory does not grow with the number of
     layers."""
+    device = input_device(text)
     recorder.row = first_row
-    run_text(text, torch.tensor([tokens], device=text.device), positions_of(0, len(tokens), stride, text.device))
+    run_text(text, torch.tensor([tokens], device=device), positions_of(0, len(tokens), stride, device))
     recorder.row = None
 
 
@@ -37,13 +40,14 @@ def run_and_generate(
     """
     text = decoder_of(model)
     cache = DynamicCache(config=text.config)
-    chosen, step = [], torch.tensor([tokens], device=model.device)
+    device = input_device(text)
+    chosen, step = [], torch.tensor([tokens], device=device)
     for _ in range(count + 1):
         start = len(tokens) + len(chosen) - step.shape[1]
         recorder.row = first_row + start
         hidden = text(
             input_ids=step,
-            position_ids=positions_of(start, step.shape[1], stride, model.device),
+            position_ids=positions_of(start, step.shape[1], stride, device),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state[0, -1]
@@ -52,7 +56,7 @@ def run_and_generate(
         logits = model.get_output_embeddings()(hidden)  # a cap or a scale of the logits does not change the largest one
         logits[banned] = -torch.inf
         chosen.append(int(logits.argmax()))
-        step = torch.tensor([chosen[-1:]], device=model.device)
+        step = torch.tensor([chosen[-1:]], device=device)
     recorder.row = None
     return chosen
 

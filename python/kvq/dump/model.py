@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ..errors import EXIT_INPUT, EXIT_UNSUPPORTED, KvqError, one_line
+from ..model_source import ALL_FILES, SMALL_FILES, find_model
 from .families import Family, family_of, refuse_inexpressible
+from .placement import Placement, refuse_missing_packages
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -51,27 +50,14 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def open_model_folder(model: str, local_files_only: bool) -> ModelFolder:
-    """Finds the folder, downloads it from the hub if needed, and refuses unsupported models before loading weights."""
+def open_model_folder(model: str, local_files_only: bool, with_weights: bool = True) -> ModelFolder:
+    """Finds the folder, downloads it from the hub if needed, and refuses unsupported models before weights are
+    downloaded."""
+    path = find_model(model, local_files_only, SMALL_FILES)
     if Path(model).is_dir():
-        return _read_folder(Path(model), Path(model).resolve().name)
-    if not HUB_ID.fullmatch(model) or model.startswith("."):
-        raise KvqError(EXIT_INPUT, f"{model}: no such folder")
-    family_of(_parse_config(_download(model, ["config.json"], local_files_only) / "config.json"), model)
-    return _read_folder(_download(model, HUB_FILES, local_files_only), model)
-
-
-def _download(hub_id: str, patterns: list[str], local_files_only: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=local_files_only))
-    except Exception as error:  # the hub client raises a dozen types: offline, no such model, no permission, ...
-        raise KvqError(
-            EXIT_INPUT,
-            f"{hub_id}: no such folder, and not to be had from the hub: {one_line(error)}",
-            "check the path or the hub id; a gated model needs `hf auth login`",
-        ) from error
+        return _read_folder(path, path.resolve().name)
+    folder = _read_folder(path, model)
+    return _read_folder(find_model(model, local_files_only, ALL_FILES), model) if with_weights else folder
 
 
 def _parse_config(path: Path) -> dict:
@@ -86,7 +72,9 @@ def _parse_config(path: Path) -> dict:
 
 
 def _read_folder(path: Path, name: str) -> ModelFolder:
-    family = family_of(_parse_config(path / "config.json"), name)
+    tree = _parse_config(path / "config.json")
+    family = family_of(tree, name)
+    refuse_missing_packages(tree, name)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # each configuration class has checks of its own
@@ -111,7 +99,7 @@ def stored_dtype(folder: ModelFolder) -> str:
     return "float32"
 
 
-def load_model(folder: ModelFolder, compute_dtype: str, device: str):
+def load_model(folder: ModelFolder, compute_dtype: str, placement: Placement):
     """The causal language model, or the multimodal model around it, in evaluation mode, without gradients for its
     weights."""
     is_causal = type(folder.whole_config) in MODEL_FOR_CAUSAL_LM_MAPPING
@@ -122,14 +110,21 @@ def load_model(folder: ModelFolder, compute_dtype: str, device: str):
             dtype=DTYPES[compute_dtype],
             local_files_only=True,
             output_loading_info=True,
+            device_map=placement.device_map,
         )
+    except torch.OutOfMemoryError:
+        raise
+    except ImportError as error:  # a quantized checkpoint, or code of a model
+        message = f"{folder.path}: cannot load the model: {one_line(error)}"
+        raise KvqError(EXIT_UNSUPPORTED, message, "install the package that this line names") from error
     except Exception as error:  # any fault of the files: OSError, ValueError, SafetensorError, RuntimeError
         raise KvqError(EXIT_INPUT, f"{folder.path}: cannot load the model: {one_line(error)}") from error
     _refuse_missing_weights(folder, report)
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise KvqError(EXIT_UNSUPPORTED, f"device '{device}': {one_line(error)}") from error
+    if placement.device_map is None:
+        try:
+            model.to(placement.device)
+        except (RuntimeError, AssertionError) as error:
+            raise KvqError(EXIT_UNSUPPORTED, f"device '{placement.device}': {one_line(error)}") from error
     return model.eval().requires_grad_(False)
 
 
@@ -145,15 +140,22 @@ def _refuse_missing_weights(folder: ModelFolder, report: dict) -> None:
         )
 
 
-def load_tokenizer(folder: ModelFolder):
+def load_tokenizer(folder: ModelFolder, chat_template: str | None = None):
+    """The tokenizer; @param chat_template  a file with a template that takes the place of the tokenizer's own"""
     try:
-        return AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
     except Exception as error:  # each tokenizer class raises its own types
         raise KvqError(
             EXIT_INPUT,
             f"{folder.path}: cannot load the tokenizer: {one_line(error)}",
             "--synthetic-tokens N needs no tokenizer",
         ) from error
+    if chat_template:
+        try:
+            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise KvqError(EXIT_INPUT, f"{chat_template}: cannot read: {one_line(error)}") from error
+    return tokenizer
 
 
 def default_prefix(tokenizer, config) -> list[int]:

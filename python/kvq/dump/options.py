@@ -22,6 +22,14 @@ example: 8 windows of 4096 tokens from all over a text to calibrate on, and as m
   8 * 4096 tokens of 36 layers with 32 + 8 + 8 heads of 128 channels in bfloat16 are 14.5 GB. One text can serve both:
   dump disjoint parts with --skip. --generate adds decode-time tokens, --stride tests positions far apart.
 
+example: chats, rendered with the model's own template
+
+  dump_qkv.py Qwen/Qwen3-4B --text chat.jsonl --dry-run --output chat.h5
+  zcat chat.jsonl.gz | dump_qkv.py Qwen/Qwen3-4B --text - --text-format jsonl --tokens 32768 --output chat.h5
+
+  a line of JSONL: {{"messages": [{{"role": "user", "content": "Hi"}}, ...]}}, or {{"text": "..."}},
+  or {{"prompt": "..."}}
+
 Every dump is checked before it appears under its name: QK-norm, RoPE and attention are redone by hand on some tokens.
 
 {textwrap.fill(f"supported: {supported_list()}", 118)}
@@ -79,7 +87,15 @@ def _add_text_options(parser: Parser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="UTF-8 text to run the model over; repeat for several",
+        help="UTF-8 text to run the model over, or JSONL (.jsonl) with a chat or a text in each line; - is standard "
+        "input; repeat for several",
+    )
+    group.add_argument(
+        "--dataset",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a data set of the hub, its records as in JSONL (needs the package datasets); repeat for several",
     )
     group.add_argument(
         "--synthetic-tokens",
@@ -89,6 +105,7 @@ def _add_text_options(parser: Parser) -> None:
     )
     group.add_argument("--seed", metavar="S", type=natural, default=0, help="of --synthetic-tokens (default 0)")
     group.add_argument("--skip", metavar="N", type=natural, default=0, help="leave out the first N tokens of each text")
+    _add_record_options(parser)
     prefix = group.add_mutually_exclusive_group()
     prefix.add_argument(
         "--prepend",
@@ -98,6 +115,37 @@ def _add_text_options(parser: Parser) -> None:
         "else bos_token_id of the configuration)",
     )
     prefix.add_argument("--no-prepend", action="store_true", help="begin every sequence with the text itself")
+
+
+def _add_record_options(parser: Parser) -> None:
+    group = parser.add_argument_group("records of JSONL and data sets")
+    group.add_argument(
+        "--text-format",
+        choices=["auto", "text", "jsonl"],
+        default="auto",
+        help="of --text (default auto: jsonl if the name ends in .jsonl or .ndjson, else text)",
+    )
+    group.add_argument(
+        "--field",
+        metavar="NAME",
+        help="field with the text or the messages (default: the first of messages, conversations, text, prompt)",
+    )
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="for messages (default: the template of the model's tokenizer)"
+    )
+    group.add_argument(
+        "--records",
+        metavar="N",
+        type=positive,
+        help="take the first N records (default: all of a file, 1000 of a data set)",
+    )
+    group.add_argument(
+        "--separate-records",
+        action="store_true",
+        help="begin a sequence with each record; by default records follow one another in one text, which is cut",
+    )
+    group.add_argument("--dataset-config", metavar="NAME", help="configuration of a data set that has several")
+    group.add_argument("--split", metavar="NAME", default="train", help="split of a data set (default train)")
 
 
 def _add_sequence_options(parser: Parser) -> None:
@@ -161,7 +209,16 @@ def _add_content_options(parser: Parser) -> None:
 
 def _add_run_options(parser: Parser) -> None:
     group = parser.add_argument_group("running")
-    group.add_argument("--device", default="cpu", help="where to run, as in cuda:0 (default cpu)")
+    group.add_argument(
+        "--device",
+        metavar="auto|balanced|cpu|cuda|cuda:N",
+        default="cpu",
+        help="where to run; auto and balanced spread a model over all GPUs, auto also over CPU memory if GPUs are too "
+        "small (needs the package accelerate; default cpu)",
+    )
+    group.add_argument(
+        "--dry-run", action="store_true", help="say how large the dump becomes, and the time and memory; write nothing"
+    )
     group.add_argument(
         "--compute-dtype",
         choices=["auto", "float32", "float16", "bfloat16"],
@@ -176,6 +233,10 @@ def _add_run_options(parser: Parser) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
-    if bool(args.text) == (args.synthetic_tokens is not None):
-        parser.error("expected either --text or --synthetic-tokens")
+    if bool(args.text or args.dataset) == (args.synthetic_tokens is not None):
+        parser.error("expected either --text or --dataset, or --synthetic-tokens")
+    if args.text.count("-") > 1:
+        parser.error("--text: standard input can be read once, found - twice")
+    if args.separate_records and (args.windows or args.skip):
+        parser.error("--separate-records: each record is a text of its own, so --windows and --skip have no meaning")
     return args

@@ -22,38 +22,91 @@ from .progress import Progress
 
 
 @dataclass
-class Job:
-    """All decisions that are made before the first forward pass."""
+class Plan:
+    """All decisions that are made before weights are loaded."""
 
     folder: object
-    model: object
     sequences: list[list[int]]
     layers: list[int]
     prefix: list[int]
+    placement: object
     compute_dtype: str
     stored_dtype: str
 
 
-def prepare(args) -> Job:
-    """Makes all decisions, the cheap refusals first: configuration, then text, then weights."""
-    from .model import load_model, open_model_folder, stored_dtype
+@dataclass
+class Job(Plan):
+    """A plan and the model that is ready to run it."""
 
-    folder = open_model_folder(args.model, args.local_files_only)
+    model: object = None
+
+
+def make_plan(args) -> Plan:
+    """Makes all decisions, the cheap refusals first: configuration, then text, then the device."""
+    from .model import open_model_folder, stored_dtype
+    from .placement import choose_placement
+
+    folder = open_model_folder(args.model, args.local_files_only, with_weights=not args.dry_run)
     layers = choose_layers(args.layers, folder.config.num_hidden_layers)
     prefix, sequences = choose_sequences(args, folder)
+    placement = choose_placement(args.device)
     weights_dtype = stored_dtype(folder)
     compute_dtype = args.compute_dtype
     if compute_dtype == "auto":
-        compute_dtype = "float32" if args.device == "cpu" else weights_dtype
-    say(
-        args,
-        f"model: {args.model_name or folder.name} ({folder.family.label}), {len(layers)} of "
-        f"{folder.config.num_hidden_layers} layers, computing in {compute_dtype} on {args.device}",
+        compute_dtype = "float32" if placement.device == "cpu" else weights_dtype
+    return Plan(
+        folder,
+        sequences,
+        layers,
+        prefix,
+        placement,
+        compute_dtype,
+        weights_dtype if args.dtype == "auto" else args.dtype,
     )
-    model = load_model(folder, compute_dtype, args.device)
-    return Job(
-        folder, model, sequences, layers, prefix, compute_dtype, weights_dtype if args.dtype == "auto" else args.dtype
+
+
+def announce(args, plan: Plan, output: Path) -> None:
+    """Says what the run is and how large its dump becomes; refuses a dump that has no room."""
+    tell = print if args.dry_run else lambda line: say(args, line)
+    tell(
+        f"model: {args.model_name or plan.folder.name} ({plan.folder.family.label}), {len(plan.layers)} of "
+        f"{plan.folder.config.num_hidden_layers} layers, computing in {plan.compute_dtype} on {args.device}"
     )
+    lengths = [len(sequence) + args.generate for sequence in plan.sequences]
+    tell(f"sequences: {len(lengths)} of at most {max(lengths)} tokens, {sum(lengths)} tokens in all")
+    try:
+        announce_size(args, plan, output, lengths, tell)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        # The shapes of an unusual model are not known before it runs. Its dump is possible all the same.
+        if args.dry_run:
+            raise KvqError(EXIT_UNSUPPORTED, f"{args.model}: cannot predict its size: {one_line(error)}") from error
+        tell(f"note: the size is not known beforehand: {one_line(error)}")
+
+
+def announce_size(args, plan: Plan, output: Path, lengths: list[int], tell) -> None:
+    """Tells the size, and for --dry-run time and memory. @param lengths  of the sequences with generated tokens"""
+    from .disk import free_bytes, refuse_too_little_space
+    from .estimate import Work, estimate, forecast_lines, measured_rate, outline_of, size_line
+
+    work = Work(lengths, plan.layers, plan.stored_dtype, plan.compute_dtype, args.o_proj, args.curvature, args.generate)
+    outline = outline_of(plan.folder)
+    found = estimate(outline, work)
+    tell(size_line(found, output, free_bytes(output.parent)))
+    if args.dry_run:
+        rate = measured_rate(outline.hidden, plan.compute_dtype, plan.placement.device)
+        for line in forecast_lines(found, outline, rate, args.device):
+            tell(line)
+    refuse_too_little_space(output, found.file_bytes)
+
+
+def load_job(plan: Plan, args) -> Job:
+    from .model import load_model
+    from .placement import describe_map
+
+    model = load_model(plan.folder, plan.compute_dtype, plan.placement)
+    if places := describe_map(model):
+        say(args, places)
+    return Job(**vars(plan), model=model)
 
 
 def choose_layers(wanted: list[int] | None, num_layers: int) -> list[int]:
@@ -67,14 +120,10 @@ def choose_layers(wanted: list[int] | None, num_layers: int) -> list[int]:
 def choose_sequences(args, folder) -> tuple[list[int], list[list[int]]]:
     """(prepended tokens, prompts)"""
     from .model import default_prefix, load_tokenizer
-    from .prompts import CutPlan, plan_sequences, read_text
+    from .prompts import CutPlan, plan_sequences
 
-    contents = [(path, read_text(path)) for path in args.text]
-    tokenizer = load_tokenizer(folder) if contents else None
-    if contents:
-        texts = [(path, tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for path, text in contents]
-    else:
-        texts = [("synthetic tokens", synthetic_tokens(args.synthetic_tokens, args.seed, folder.config.vocab_size))]
+    sources = read_sources(args)
+    tokenizer = load_tokenizer(folder, args.chat_template) if sources else None
     prefix = [] if args.no_prepend else args.prepend
     if prefix is None:
         prefix = default_prefix(tokenizer, folder.config)
@@ -84,10 +133,34 @@ def choose_sequences(args, folder) -> tuple[list[int], list[list[int]]]:
             EXIT_USAGE,
             f"--sequence-length: expected more than the {len(prefix)} prepended tokens, found {args.sequence_length}",
         )
+    texts = encode_sources(args, sources, tokenizer, prefix)
+    if not sources:
+        texts = [("synthetic tokens", synthetic_tokens(args.synthetic_tokens, args.seed, folder.config.vocab_size))]
     sequences = plan_sequences(texts, prefix, CutPlan(args.sequence_length, args.skip, args.tokens, args.windows))
     report_duplicates(args, sequences)
     warn_beyond_context(args, sequences, folder.config)
     return prefix, sequences
+
+
+def read_sources(args) -> list:
+    """Every --text and --dataset, in this order."""
+    from .records import read_dataset, read_source
+
+    sources = [read_source(path, args.text_format, args.field, args.records) for path in args.text]
+    for name in args.dataset:
+        sources.append(read_dataset(name, args.dataset_config, args.split, args.field, args.records))
+    return sources
+
+
+def encode_sources(args, sources: list, tokenizer, prefix: list[int]) -> list[tuple[str, list[int]]]:
+    from .records import describe, encode_source
+
+    texts = []
+    for source in sources:
+        encoded = encode_source(source, tokenizer, prefix, args.separate_records)
+        say(args, f"text: {describe(source, sum(len(tokens) for _, tokens in encoded))}")
+        texts += encoded
+    return texts
 
 
 def synthetic_tokens(count: int, seed: int, vocab_size: int) -> list[int]:
@@ -131,11 +204,12 @@ def run(args, job: Job, temporary: Path) -> list:
     """Writes the dump to `temporary`; returns the checks, passed or failed."""
     import h5py
 
+    from .disk import disk_errors
     from .validators import Check, Validator
     from .writer import DumpWriter
 
     num_tokens = sum(map(len, job.sequences)) + args.generate * len(job.sequences)
-    with DumpWriter(temporary, num_tokens, job.stored_dtype) as writer:
+    with disk_errors(Path(args.output)), DumpWriter(temporary, num_tokens, job.stored_dtype) as writer:
         write_root(args, job, writer)
         recorder = capture_all(args, job, writer, num_tokens)
         peaks = writer.largest_magnitudes()
@@ -229,6 +303,7 @@ def add_extras(args, job: Job, writer, anatomies: dict) -> None:
     from .anatomy import output_weight
     from .array_writer import output_metric
     from .curvature import OutputCurvature
+    from .model import DTYPES
 
     plain = {layer: anatomy for layer, anatomy in anatomies.items() if anatomy.plain_output}
     if len(plain) < len(anatomies):
@@ -236,11 +311,14 @@ def add_extras(args, job: Job, writer, anatomies: dict) -> None:
         refuse_behind_gate(args, job)
     for layer, anatomy in plain.items():
         facts = writer.layers[layer]
-        if facts.kind != "mla_rope":  # mla_rope: a dump without values
-            weight = output_weight(anatomy.attention)
+        has_metric = facts.kind != "mla_rope"  # mla_rope: a dump without values
+        if not (has_metric or args.o_proj):
+            continue
+        weight = output_weight(anatomy.attention, DTYPES[job.compute_dtype])
+        if has_metric:
             writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
-            if args.o_proj:
-                writer.write_extra(layer, "o_proj", torch.from_numpy(weight).to(torch.float16).numpy())
+        if args.o_proj:
+            writer.write_extra(layer, "o_proj", torch.from_numpy(weight).to(torch.float16).numpy())
     if args.curvature:
         progress = Progress("curvature", sum(map(len, job.sequences)), args.quiet)
         heads = {layer: facts.num_q_heads for layer, facts in writer.layers.items()}
@@ -318,10 +396,24 @@ def layer_rows(file) -> list[tuple[str, str]]:
     return [(f"{first}-{last}" if last > first else f"{first}", row) for first, last, row in runs]
 
 
+def check_output(path: str) -> Path:
+    """Refuses outputs that cannot be written, before anything is read."""
+    output = Path(path)
+    if path == "-":
+        raise KvqError(EXIT_USAGE, "--output: expected a file, found -", "HDF5 cannot be written to a pipe")
+    if output.is_dir():
+        raise KvqError(EXIT_INPUT, f"{output}: expected a file in a folder that exists, found a folder")
+    if not output.parent.is_dir():
+        raise KvqError(
+            EXIT_INPUT,
+            f"{output}: expected a file in a folder that exists, found no {output.parent}",
+            f"mkdir -p {output.parent}",
+        )
+    return output
+
+
 def dump(args) -> None:
-    output = Path(args.output)
-    if not output.parent.is_dir() or output.is_dir():
-        raise KvqError(EXIT_INPUT, f"{output}: expected a file in a folder that exists")
+    output = check_output(args.output)
     # Imported here: --help and wrong flags need no PyTorch.
     import torch
 
@@ -330,15 +422,19 @@ def dump(args) -> None:
     quiet_libraries()
     if args.threads:
         torch.set_num_threads(args.threads)
-    job = prepare(args)
+    plan = make_plan(args)
+    announce(args, plan, output)
+    if args.dry_run:
+        return
     try:
+        job = load_job(plan, args)
         with atomic_path(output) as temporary:
             report_checks(args, run(args, job, temporary))
     except torch.OutOfMemoryError as error:
         raise KvqError(
             EXIT_UNSUPPORTED,
             f"{args.device} has too little memory: {one_line(error)}",
-            "try a smaller --sequence-length, or --compute-dtype bfloat16",
+            "try a smaller --sequence-length, --compute-dtype bfloat16, or --device auto, which spreads the model",
         ) from error
     print_table(args, job, output)
 

@@ -13,18 +13,21 @@ def format_seconds(seconds: float) -> str:
 
 
 class Progress:
-    """Progress bar over `total` units of work under one `label`; writes to stderr unless `quiet`."""
+    """Progress bar over `total` units of work under one `label`; writes to stderr unless `quiet`.
+
+    Elsewhere than on a terminal, lines are at least `seconds_between` apart.
+    """
 
     BAR_WIDTH = 30
     REDRAW_SECONDS = 0.2
 
-    def __init__(self, label: str, total: int, quiet: bool = False, stream=None):
+    def __init__(self, label: str, total: int, quiet: bool = False, stream=None, seconds_between: float = 0.0):
         self.label, self.total, self.quiet = label, max(1, total), quiet
-        self.stream = stream or sys.stderr
+        self.stream, self.seconds_between = stream or sys.stderr, seconds_between
         self.is_terminal = self.stream.isatty()
         self.done = 0
         self.start = time.monotonic()
-        self.last_draw = 0.0
+        self.last_draw = self.start if seconds_between else 0.0
         self.last_tenth = 0
 
     def advance(self, units: int) -> None:
@@ -58,6 +61,7 @@ class Progress:
 
     def _print_tenth(self) -> None:
         tenth = 10 * self.done // self.total
-        if tenth > self.last_tenth:
-            self.last_tenth = tenth
+        now = time.monotonic()
+        if tenth > self.last_tenth and now - self.last_draw >= self.seconds_between:
+            self.last_tenth, self.last_draw = tenth, now
             print(f"{self.label}: {self._status().strip()}", file=self.stream, flush=True)

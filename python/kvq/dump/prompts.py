@@ -1,4 +1,4 @@
-"""Text -> tokens -> sequences: which tokens a dump holds, decided before the model is loaded.
+"""Tokens -> sequences: which tokens a dump holds, decided before the model is loaded.
 
 Each text is cut into windows that follow one another; a sequence is the prepended tokens and one window. It never
 crosses from one text into the next.
@@ -7,7 +7,6 @@ crosses from one text into the next.
 import hashlib
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from pathlib import Path
 
 from ..errors import EXIT_INPUT, KvqError
 
@@ -24,21 +23,6 @@ class CutPlan:
     skip: int = 0
     budget: int | None = None
     windows: int | None = None
-
-
-def read_text(path: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise KvqError(
-            EXIT_INPUT,
-            f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at offset {error.start}",
-        ) from error
-    except OSError as error:
-        raise KvqError(EXIT_INPUT, f"{path}: cannot read: {error.strerror}") from error
-    if not text.strip():
-        raise KvqError(EXIT_INPUT, f"{path}: expected text, found an empty file")
-    return text
 
 
 def cut_windows(tokens: list[int], width: int, windows: int | None, name: str) -> list[list[int]]:

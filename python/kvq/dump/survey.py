@@ -24,6 +24,7 @@ from .anatomy import (
 )
 from .families import Family, supported_list
 from .forward import positions_of, run_text
+from .placement import input_device
 from .rope import find_rope_sources, read_rope
 from .rounding import Rounding, distance
 
@@ -61,7 +62,8 @@ class Survey:
         try:
             ids = torch.from_numpy(np.random.default_rng(0).integers(0, self.text.config.vocab_size, TOKENS))[None]
             with torch.no_grad():
-                run_text(self.text, ids.to(self.text.device), positions_of(0, TOKENS, 1, self.text.device))
+                device = input_device(self.text)
+                run_text(self.text, ids.to(device), positions_of(0, TOKENS, 1, device))
         finally:
             for hook in self._hooks:
                 hook.remove()

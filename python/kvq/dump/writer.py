@@ -5,6 +5,8 @@ each layer of each prompt goes straight to its rows: memory does not grow with t
 out; a NaN ends the run at once, not after an hour.
 """
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -35,6 +37,7 @@ class DumpWriter:
     """One dump being written. Use as a context manager; the file is complete only after the block."""
 
     def __init__(self, path: Path, num_tokens: int, dtype: str):
+        self._path = path
         self.num_tokens, self.dtype = num_tokens, dtype
         self.layers: dict[int, LayerFacts] = {}
         self._peaks: dict[tuple[int, str], float] = {}
@@ -44,8 +47,16 @@ class DumpWriter:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self._file.close()
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self._file.close()
+            return
+        # The block failed. A full disk makes closing fail, too; the first error is the one to report, and an empty file
+        # leaves HDF5 room for what it still wants to write.
+        with suppress(OSError):
+            os.truncate(self._path, 0)
+        with suppress(OSError, RuntimeError):
+            self._file.close()
 
     def write_root(self, attributes: dict[str, object]) -> None:
         self._file.attrs["format"] = FORMAT
