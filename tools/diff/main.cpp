@@ -21,7 +21,7 @@ namespace kvq {
 namespace {
 
 struct DiffFlags {
-  std::string before, after, junit;
+  std::string before, after, before_name, after_name, junit;
   std::vector<std::string> dumps, rules;
   bool no_default_rules = false, no_windows = false, json = false, markdown = false, quiet = false;
   int threads = 0;
@@ -31,7 +31,8 @@ struct DiffFlags {
 std::string rule_list() {
   std::string text;
   std::size_t width = 0;
-  for (const std::string& rule : default_rules()) {
+  for (const DefaultRule& row : default_rules()) {
+    const std::string rule = fmt::format("{}{}", row.text, row.follows_data ? " +" : "");
     text += width == 0 || width + rule.size() + 2 > 78 ? "\n  " : "  ";
     width = (text.ends_with("\n  ") ? 0 : width) + rule.size() + 2;
     text += rule;
@@ -70,7 +71,9 @@ void add_flags(CLI::App& app, DiffFlags& f) {
              "\nlayers.<metric> and heads.<metric> are those of each layer and KV head; a rule holds for all of "
              "them.\n\nDefault rules:" +
              rule_list() +
-             "\n\nA limit is absolute, or with % against the old value. Exit code: 0 passed, 6 a rule failed.");
+             "\n+ only if both artifacts come from the same data, or nothing is measured: other text moves these\n"
+             "distances as much as damage does, so measured rules judge a calibration on other text.\n\n"
+             "A limit is absolute, or with % against the old value. Exit code: 0 passed, 6 a rule failed.");
   app.set_version_flag("--version", version_line("kvq-diff"));
   app.add_option("old", f.before, "artifact to compare with")->required();
   app.add_option("new", f.after, "artifact to judge")->required();
@@ -81,6 +84,8 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_flag("--no-default-rules", f.no_default_rules, "only the rules given with --fail-on");
   app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
   app.add_option("--junit", f.junit, "also write the checks as JUnit XML to this file");
+  app.add_option("--old-name", f.before_name, "name of OLD in reports [its path]");
+  app.add_option("--new-name", f.after_name, "name of NEW in reports [its path]");
   app.add_option("--seed", f.seed, "of pairs of tokens")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
@@ -91,7 +96,8 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
 
-std::vector<Rule> resolve_rules(const DiffFlags& flags) {
+/// The rules of --fail-on. @throws Error{usage} for a rule about a metric that needs a dump if there is none
+std::vector<Rule> own_rules(const DiffFlags& flags) {
   std::vector<Rule> own;
   for (const std::string& text : flags.rules) {
     own.push_back(parse_rule(text));
@@ -100,9 +106,9 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
   for (const Rule& rule : own)
     if (find_reading_name(rule.metric)->measured && flags.dumps.empty())
       throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": measuring needs --model DUMP.h5", rule.text)};
-  std::vector<Rule> rules = choose_rules(own, !flags.no_default_rules);
-  if (rules.empty()) throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
-  return rules;
+  if (flags.no_default_rules && own.empty())
+    throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
+  return own;
 }
 
 /// Measures both artifacts on the dump and adds the readings.
@@ -137,13 +143,21 @@ void refuse_overwriting(const DiffFlags& flags) {
 int diff(const DiffFlags& flags) {
   refuse_overwriting(flags);
   const ThreadLimit limit(flags.threads);
-  const std::vector<Rule> rules = resolve_rules(flags);
+  const std::vector<Rule> own = own_rules(flags);
   Artifact before = load_artifact(flags.before), after = load_artifact(flags.after);
-  DiffReport report{.before = flags.before, .after = flags.after, .diff = diff_artifacts(before, after), .checks = {}};
+  DiffReport report{
+      .before = flags.before_name.empty() ? flags.before : flags.before_name,
+      .after = flags.after_name.empty() ? flags.after : flags.after_name,
+      .diff = diff_artifacts(before, after),
+      .checks = {},
+      .same_data = same_data(before, after),
+  };
   // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
   // nothing is measured.
   if (!flags.dumps.empty() && !geometries_differ(report.diff))
     measure(flags, std::move(before), std::move(after), report);
+  const Evidence evidence{.measured = report.measured, .same_data = report.same_data};
+  const std::vector<Rule> rules = choose_rules(own, !flags.no_default_rules, evidence);
   report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
   if (!flags.junit.empty()) {
     const std::string xml = diff_junit(report);
