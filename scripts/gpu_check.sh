@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-gpu_check.sh [--bin DIR] [--out DIR] [--sdpa PYTHON]
+usage: scripts/gpu_check.sh [--bin DIR] [--out DIR] [--sdpa PYTHON]
 
 Runs kvq-test-gpu, a part of it under compute-sanitizer's four tools, and kvq-bench targets.
 

@@ -3,6 +3,21 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+usage() {
+  cat <<'TEXT'
+usage: scripts/quickstart.sh
+
+Runs scripts/setup.sh (Debian packages, .venv), builds the four tools in build/release/tools, calibrates a dump of the
+sample model, and prints what kvq-inspect says of the artifact.
+TEXT
+}
+
+case "${1-}" in
+  "") ;;
+  -h | --help) usage; exit 0 ;;
+  *) echo "quickstart.sh: error: unknown argument $1; see --help" >&2; exit 2 ;;
+esac
+
 scripts/setup.sh
 cmake --preset release -DKVQ_TESTS=OFF >/dev/null
 cmake --build --preset release --target kvq-calibrate kvq-inspect kvq-eval kvq-diff | tail -n 1

@@ -5,21 +5,23 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-usage: scripts/setup.sh [--with-tests] [--with-dump] [--check]
+usage: scripts/setup.sh [--with-tests] [--with-dump] [--no-packages] [--check]
 
   (nothing)      compilers, libraries, and .venv with numpy, h5py, safetensors, pytest
   --with-tests   also the test libraries, clang (sanitizers, fuzzing) and chromium (the HTML report)
   --with-dump    also torch and transformers in .venv, for scripts/dump_qkv.py and scripts/perplexity.py;
                  a torch that python3 already has is used as it is
+  --no-packages  only .venv: system packages are yours to install (a system without apt-get)
   --check        say what is missing, install nothing; exit 1 if something is
 TEXT
 }
 
-with_tests=0 with_dump=0 check=0
+with_tests=0 with_dump=0 with_packages=1 check=0
 for word in "$@"; do
   case "$word" in
     --with-tests) with_tests=1 ;;
     --with-dump) with_dump=1 ;;
+    --no-packages) with_packages=0 ;;
     --check) check=1 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup.sh: error: unknown flag $word" >&2; usage >&2; exit 2 ;;
@@ -49,8 +51,9 @@ has_tool() {
     *) return 1 ;;
   esac
 }
+[ $with_packages = 1 ] || packages=()
 missing=()
-for package in "${packages[@]}"; do
+for package in ${packages[@]+"${packages[@]}"}; do
   has_package "$package" || has_tool "$package" || missing+=("$package")
 done
 
@@ -82,6 +85,11 @@ if [ $check = 1 ]; then
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then
+  if ! command -v apt-get >/dev/null; then
+    echo "setup.sh: error: no apt-get here to install (Debian's names): ${missing[*]}" >&2
+    echo "hint: install your system's packages of these, then run: scripts/setup.sh --no-packages" >&2
+    exit 5
+  fi
   echo "installing ${missing[*]}"
   sudo=""
   if [ "$(id -u)" != 0 ]; then
@@ -93,6 +101,10 @@ if [ ${#missing[@]} -gt 0 ]; then
   $sudo apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "setup.sh: error: python3 is $(python3 -V), expected 3.11 or later" >&2
+  exit 5
+fi
 if ! is_current $light; then
   echo "preparing $venv"
   python3 -m venv $venv

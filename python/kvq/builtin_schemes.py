@@ -207,7 +207,7 @@ def _match(pattern: str, family: Family, name: str) -> tuple[int, int] | None:
 def scheme_names() -> list[str]:
     """All names without a group size, a residual and the suffix -k."""
     names = ["exact"]
-    for pattern, family in FAMILIES.items():
+    for pattern in FAMILIES:
         if "<b>" not in pattern:
             names.append(pattern)
         else:

@@ -59,8 +59,19 @@ target_link_options(
 
 target_link_libraries(kvq_runtime_static INTERFACE CUDA::cudart_static Threads::Threads)
 
-# cmake --install <build> --component runtime
+# cmake --install <build> --component runtime; without --component all that is built is installed. A build of some
+# targets (scripts/quickstart.sh) has no library: return() leaves out what follows, headers and package files included.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME runtime)
+install(
+  CODE
+    "if(NOT EXISTS \"${CMAKE_CURRENT_BINARY_DIR}/deploy/libkvq_runtime.so\")
+  if(CMAKE_INSTALL_COMPONENT STREQUAL \"runtime\")
+    message(FATAL_ERROR \"kvq: libkvq_runtime is not built; run: cmake --build ${PROJECT_BINARY_DIR}\")
+  endif()
+  message(STATUS \"kvq: libkvq_runtime is not built, so it is left out; to build it: cmake --build ${PROJECT_BINARY_DIR}\")
+  return()
+endif()"
+)
 install(TARGETS kvq_runtime_shared kvq_runtime_static EXPORT kvq-targets)
 install(
   FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime.hpp

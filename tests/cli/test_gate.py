@@ -1,4 +1,4 @@
-"""scripts/gate_artifacts.sh: changed artifacts of a git repository against their revision, as the worked GitHub Actions
+"""scripts/gate_artifacts.py: changed artifacts of a git repository against their revision, as the worked GitHub Actions
 example runs it."""
 
 import json
@@ -15,14 +15,20 @@ from test_diff import Editor
 PASSED, USAGE, INPUT, CHECK_FAILED = 0, 2, 3, 6
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
         ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True, capture_output=True
     )
+    return done.stdout.decode().strip()
+
+
+def verdicts(result: subprocess.CompletedProcess) -> list[str]:
+    """The lines of files, without those below them that say why."""
+    return [line for line in result.stdout.splitlines() if not line.startswith("  ")]
 
 
 def gate(folder: Path, *flags: object) -> subprocess.CompletedProcess:
-    command = [ROOT / "scripts/gate_artifacts.sh", *flags]
+    command = [ROOT / "scripts/gate_artifacts.py", *flags]
     return subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -65,12 +71,17 @@ def test_each_changed_artifact_is_judged(repository, artifacts):
     git(repository, "commit", "-m", "change")
     result = gate(repository, "main~1", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows", "--out", "gate")
     assert result.returncode == CHECK_FAILED, result
-    assert result.stdout.splitlines() == [
+    assert verdicts(result) == [
         "models/a/one.safetensors: failed (6)",
         "three.safetensors: passed",
         "two.safetensors: passed",
     ]
+    below = [line for line in result.stdout.splitlines() if line.startswith("  ")]
+    assert below and all(line.startswith("  FAIL ") for line in below), "the console names the rules that failed"
+    assert any(line.startswith("  FAIL clip<=0.1: ") for line in below)
     summary = (repository / "gate/summary.md").read_text()
+    base = git(repository, "rev-parse", "main~1")[:9]
+    assert f"`two.safetensors` against `two.safetensors at {base}`" in summary and "/tmp" not in summary
     assert [line for line in summary.splitlines() if line.startswith("## ")] == [
         "## models/a/one.safetensors",
         "## three.safetensors (new)",
@@ -113,7 +124,7 @@ def test_renamed_deleted_and_elsewhere(repository, artifacts):
     git(repository, "add", ".")
     result = gate(repository / "models", "main")
     # Both artifacts had the same content, so git may report either of them as renamed.
-    judged, deleted = sorted(result.stdout.splitlines(), key=lambda line: "deleted" in line)
+    judged, deleted = sorted(verdicts(result), key=lambda line: "deleted" in line)
     assert result.returncode == CHECK_FAILED and judged == "models/three.safetensors: failed (6)"
     assert deleted in ("models/a/one.safetensors: deleted", "two.safetensors: deleted")
 
@@ -135,6 +146,116 @@ def test_names_cannot_break_the_summary(repository, artifacts, name):
         )
         plain = lines[0].replace("\\\\", "")
         assert all(plain.count(c) == plain.count(f"\\{c}") for c in "`|<[&@") and plain.endswith("(new)")
+
+
+def test_what_changed_on_the_base_branch_is_not_judged(repository, artifacts):
+    git(repository, "checkout", "-q", "-b", "change")
+    (repository / "README").write_text("text")
+    git(repository, "add", ".")
+    git(repository, "commit", "-m", "change")
+    git(repository, "checkout", "-q", "main")
+    shutil.copy(artifacts["bad"], repository / "two.safetensors")
+    git(repository, "commit", "-qam", "main moves on")
+    git(repository, "checkout", "-q", "change")
+    assert gate(repository, "main").stdout == "No artifact changed.\n"
+    result = gate(repository, "main", "--no-merge-base")
+    assert result.returncode == CHECK_FAILED and verdicts(result) == ["two.safetensors: failed (6)"]
+
+
+def test_branches_without_a_common_commit_are_refused(repository):
+    git(repository, "checkout", "-q", "--orphan", "other")
+    git(repository, "commit", "-qm", "unrelated")
+    result = gate(repository, "main")
+    assert result.returncode == USAGE and "fetch-depth 0" in result.stderr and len(result.stderr.splitlines()) == 2
+
+
+def test_files_of_other_formats_are_left_alone(repository):
+    """Model weights and adapters; a damaged header may be an artifact's, so it is judged."""
+    weights = repository / "model.safetensors"
+    weights.write_bytes((200).to_bytes(8, "little") + b'{"__metadata__":{"format":"pt"}}'.ljust(200))
+    (repository / "bare.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    git(repository, "add", ".")
+    result = gate(repository, "main")
+    assert result.returncode == PASSED
+    assert verdicts(result) == [
+        "bare.safetensors: not a kvq artifact, left alone",
+        "model.safetensors: not a kvq artifact, left alone",
+        "No artifact changed.",
+    ]
+    weights.write_bytes(b"\xff" * 20)
+    assert gate(repository, "main").returncode == INPUT
+
+
+def test_an_artifact_that_becomes_another_file_fails(repository):
+    (repository / "two.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert gate(repository, "main").returncode == INPUT
+
+
+def test_untracked_artifacts_are_judged_and_named(repository, artifacts):
+    shutil.copy(artifacts["new"], repository / "three.safetensors")
+    result = gate(repository, "main", "--out", "gate")
+    assert result.returncode == PASSED
+    assert result.stdout == "three.safetensors: passed (not tracked by git)\n"
+    assert "## three.safetensors (new, not tracked by git)" in (repository / "gate/summary.md").read_text()
+
+
+def test_links_and_pointers_are_named(repository):
+    os.remove(repository / "two.safetensors")
+    os.symlink("/dev/zero", repository / "two.safetensors")
+    (repository / "big.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    git(repository, "add", ".")
+    result = gate(repository, "main")
+    assert result.returncode == INPUT and "  not a regular file" in result.stdout and "git lfs pull" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["-rf.safetensors", "--help.safetensors", "::error::x.safetensors", "a\n::b.safetensors"]
+)
+def test_names_are_no_flags_and_no_commands(repository, artifacts, name):
+    """A runner of workflows takes a line that starts with two colons for a command."""
+    for source, state in (("new", "new"), ("bad", "changed")):
+        shutil.copy(artifacts[source], repository / name)
+        git(repository, "add", "--", ".")
+        result = gate(repository, "main" if state == "new" else "HEAD")
+        assert result.returncode == (PASSED if state == "new" else CHECK_FAILED), result
+        assert not any(line.startswith("::") for line in result.stdout.splitlines())
+        git(repository, "commit", "-qm", state)
+
+
+def test_the_console_says_when_only_files_were_judged(repository, artifacts):
+    shutil.copy(artifacts["seed"], repository / "two.safetensors")
+    result = gate(repository, "main")
+    assert result.returncode == PASSED and "  Only the files were judged" in result.stdout
+    result = gate(repository, "main", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows")
+    assert result.stdout == "two.safetensors: passed\n"
+
+
+def test_the_default_folder_stays_out_of_git(repository, artifacts):
+    shutil.copy(artifacts["seed"], repository / "two.safetensors")
+    gate(repository, "main")
+    assert (repository / "kvq-gate/summary.md").exists()
+    assert "kvq-gate" not in git(repository, "status", "--short")
+
+
+def test_tools_of_an_installation(repository, artifacts, tmp_path):
+    """The script finds the tools beside it, in KVQ_BIN, or nowhere, and then says what to do."""
+    shutil.copy(artifacts["seed"], repository / "two.safetensors")
+    prefix = tmp_path / "prefix/bin"
+    prefix.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/gate_artifacts.py", prefix / "kvq-gate")
+    environment = {name: value for name, value in os.environ.items() if name != "KVQ_BIN"}
+
+    def installed(**more: str) -> subprocess.CompletedProcess:
+        command = [prefix / "kvq-gate", "main"]
+        return subprocess.run(command, cwd=repository, env=environment | more, capture_output=True, text=True)
+
+    missing = installed()
+    assert missing.returncode == INPUT and missing.stderr.splitlines()[0].startswith("kvq-gate: error: no kvq-diff")
+    assert "KVQ_BIN=FOLDER" in missing.stderr
+    for tool in ("kvq-diff", "kvq-inspect"):
+        os.symlink(BIN / tool, prefix / tool)
+    assert installed().returncode == PASSED
+    assert installed(KVQ_BIN="/nonexistent").returncode == INPUT
 
 
 def test_usage(repository):

@@ -30,6 +30,14 @@ def test_shell_scripts_are_well_formed(path):
     assert lines[0] == "#!/usr/bin/env bash" and "set -euo pipefail" in lines
 
 
+@pytest.mark.parametrize("path", SHELL, ids=name_of)
+def test_shell_scripts_explain_themselves_and_start_nothing(path):
+    result = run(path, "--help")
+    assert result.returncode == 0 and result.stdout.startswith(f"usage: scripts/{path.name}") and result.stderr == ""
+    wrong = run(path, "--frobnicate")
+    assert wrong.returncode == 2 and wrong.stderr.startswith(f"{path.name}: error: ") and wrong.stdout == ""
+
+
 @pytest.mark.parametrize("path", PYTHON, ids=name_of)
 def test_python_scripts_explain_themselves(path):
     result = run(sys.executable, path, "--help")
@@ -59,6 +67,21 @@ def test_setup_check_misses_the_environment_of_a_fresh_checkout(tmp_path):
     assert result.returncode == 1 and result.stderr == ""
     assert result.stdout.endswith("missing or outdated: .venv\nmissing or outdated: torch and transformers in .venv\n")
     assert not (tmp_path / ".venv").exists(), "it only looks"
+
+
+def test_setup_without_apt_says_what_to_install(tmp_path):
+    shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("bash", "env", "dirname", "cat", "basename", "awk", "cmp", "id", "sed", "python3"):
+        os.symlink(shutil.which(name), commands / name)
+    result = subprocess.run(
+        [tmp_path / "scripts/setup.sh"], env={"PATH": str(commands)}, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 5 and result.stdout == ""
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("setup.sh: error: no apt-get here") and "libhdf5-dev" in error
+    assert hint.endswith("then run: scripts/setup.sh --no-packages")
 
 
 def test_setup_help_and_unknown_flag():

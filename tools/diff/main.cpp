@@ -24,14 +24,19 @@ namespace kvq {
 namespace {
 
 struct DiffFlags {
-  std::string before, after, junit;
+  std::string before, after, before_name, after_name, junit;
   std::vector<std::string> dumps, rules;
   bool no_default_rules = false, no_windows = false, json = false, markdown = false, quiet = false;
   int threads = 0;
   std::int64_t seed = 0;
 };
 
-std::string rule_list() { return fmt::format("  {}", fmt::join(default_rules(), "  ")); }
+/// Default rules. A + marks those that are left out where calibrations on other data are measured.
+std::string rule_list() {
+  std::string text;
+  for (const DefaultRule& row : default_rules()) text += fmt::format("  {}{}", row.text, row.follows_data ? "+" : "");
+  return text;
+}
 
 /// Names of the parts of a distribution: "mean, median, p95, p99 or max".
 std::string part_list() {
@@ -67,7 +72,10 @@ ToolText tool_text() {
                       "--threads", "--quiet"},
       .sections = {{"Metrics (* needs --model; formats/eval.md)", metric_list()},
                    {"Default rules", rule_list()},
-                   {"Rules", "A limit is absolute, or with % against the old value."}},
+                   {"Rules",
+                    "A limit is absolute, or with % against the old value. Rules with a + are left out if attention is "
+                    "measured and the artifacts come from different data, because other text moves these distances as "
+                    "much as damage does."}},
   };
 }
 
@@ -85,6 +93,8 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_option("--junit", f.junit,
                  "also write the checks as JUnit XML to this file; - is standard output, without the text")
       ->type_name("FILE");
+  app.add_option("--old-name", f.before_name, "name of OLD in reports [its path]")->type_name("NAME");
+  app.add_option("--new-name", f.after_name, "name of NEW in reports [its path]")->type_name("NAME");
   app.add_option("--seed", f.seed, "of pairs of tokens")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
@@ -95,7 +105,8 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_flag("-q,--quiet", f.quiet, "no progress");
 }
 
-std::vector<Rule> resolve_rules(const DiffFlags& flags) {
+/// The rules of --fail-on. @throws Error{usage} for a rule about a metric that needs a dump if there is none
+std::vector<Rule> own_rules(const DiffFlags& flags) {
   std::vector<Rule> own;
   for (const std::string& text : flags.rules) {
     own.push_back(parse_rule(text));
@@ -104,9 +115,9 @@ std::vector<Rule> resolve_rules(const DiffFlags& flags) {
   for (const Rule& rule : own)
     if (find_reading_name(rule.metric)->measured && flags.dumps.empty())
       throw Error{ErrorKind::usage, fmt::format("--fail-on \"{}\": measuring needs --model DUMP.h5", rule.text)};
-  std::vector<Rule> rules = choose_rules(own, !flags.no_default_rules);
-  if (rules.empty()) throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
-  return rules;
+  if (flags.no_default_rules && own.empty())
+    throw Error{ErrorKind::usage, "--no-default-rules leaves no rule", "--fail-on adds one"};
+  return own;
 }
 
 /// Measures both artifacts on the dump and adds the readings.
@@ -154,13 +165,14 @@ OpenFile open_artifact(const std::string& path) {
 
 DiffReport compare(const DiffFlags& flags, const OpenFile& before, const OpenFile& after) {
   DiffReport report{
-      .before = flags.before,
-      .after = flags.after,
+      .before = flags.before_name.empty() ? flags.before : flags.before_name,
+      .after = flags.after_name.empty() ? flags.after : flags.after_name,
       .sameness = compare_files(before.file, after.file),
       .verified_before = verify_artifact(before.file, before.artifact, parallel_for),
       .verified_after = verify_artifact(after.file, after.artifact, parallel_for),
       .diff = diff_artifacts(before.artifact, after.artifact),
       .checks = {},
+      .same_data = same_data(before.artifact, after.artifact),
   };
   auto& readings = report.diff.readings;
   const std::vector<Reading> verified = verification_readings(report.verified_before, report.verified_after);
@@ -186,14 +198,16 @@ int diff(const DiffFlags& flags) {
   refuse_overwriting(flags);
   const auto claim = claim_text_output(flags.junit, "kvq-diff");
   const ThreadLimit limit(flags.threads);
-  std::vector<Rule> rules = resolve_rules(flags);
+  const std::vector<Rule> own = own_rules(flags);
   OpenFile before = open_artifact(flags.before), after = open_artifact(flags.after);
   DiffReport report = compare(flags, before, after);
-  demand_sound_files(report, rules);
   // An artifact cannot store a dump of another geometry. If geometries differ, the rule about geometry reports it and
   // nothing is measured.
   if (!flags.dumps.empty() && !geometries_differ(report.diff))
     measure(flags, std::move(before.artifact), std::move(after.artifact), report);
+  const Evidence evidence{.measured = report.measured, .same_data = report.same_data};
+  std::vector<Rule> rules = choose_rules(own, !flags.no_default_rules, evidence);
+  demand_sound_files(report, rules);
   report.checks = check_rules(rules, report.diff.readings, report.nothing_coded);
   const int code = report.passed() ? 0 : exit_code(ErrorKind::check_failed);
   if (!flags.junit.empty()) {

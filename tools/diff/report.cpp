@@ -95,6 +95,17 @@ std::string change_of(const Reading& reading) {
 constexpr const char* kNothingCoded =
     "exact windows hold all tokens of the dump, none is read as codes; take longer sequences, or --no-windows";
 
+/// What the rules rest on, in one line.
+const char* basis_text(const DiffReport& report) {
+  if (report.measured)
+    return report.same_data ? "Attention was measured on the held-out dump."
+                            : "Attention was measured on the held-out dump. The artifacts come from different data.";
+  if (report.same_data)
+    return "Only the files were judged, not what they do to attention: add --model HELDOUT.h5.";
+  return "Only the files were judged. They come from different data, which moves files as much\n"
+         "as damage does: add --model HELDOUT.h5 to judge by attention.";
+}
+
 /// The reason of a failure that no limit explains, else empty. Tables use the short text and print kNothingCoded below.
 std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded) {
   if (check.outcome != Outcome::failed) return {};
@@ -188,9 +199,8 @@ std::string diff_text(const DiffReport& report, bool color) {
   text += "\n" + format_table(rows, "lll");
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
                                      [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
-  if (skipped > 0)
-    text += fmt::format("{} default rules had nothing to judge{}.\n", skipped,
-                        report.measured ? "" : "; --model DUMP measures what the artifacts do");
+  if (skipped > 0) text += fmt::format("{} default rules had nothing to judge.\n", skipped);
+  text += fmt::format("{}\n", basis_text(report));
   if (report.nothing_coded) text += fmt::format("Nothing to judge: {}.\n", kNothingCoded);
   return text + (report.passed() ? "passed" : red("FAILED", color)) + "\n";
 }
@@ -208,6 +218,7 @@ std::string diff_markdown(const DiffReport& report) {
   for (const Reading& reading : summary(report))
     text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), value_text(*reading.before),
                         value_text(reading.after), change_of(reading));
+  text += fmt::format("\n{}\n", basis_text(report));
   if (report.nothing_coded) text += fmt::format("\nNothing to judge: {}.\n", kNothingCoded);
   if (report.diff.differences.empty()) return text;
   text += "\n<details><summary>What the files say differently</summary>\n\n| | old | new |\n| --- | --- | --- |\n";
@@ -260,6 +271,8 @@ Json diff_json(const DiffReport& report) {
           {"sameness", sameness_json(report.sameness)},
           {"verification",
            {{"old", verification_json(report.verified_before)}, {"new", verification_json(report.verified_after)}}},
+          {"measured", report.measured},
+          {"same_data", report.same_data},
           {"differences", std::move(differences)},
           {"readings", std::move(readings)},
           {"checks", std::move(checks)}};

@@ -12,13 +12,14 @@
 namespace kvq {
 
 struct DiffReport {
-  std::string before, after;  ///< paths
+  std::string before, after;  ///< names of the artifacts: paths, unless the user gave names
   Sameness sameness;
   std::vector<Check> verified_before, verified_after;  ///< checks of kvq-inspect --verify
   ArtifactDiff diff;
   std::vector<CheckResult> checks;
-  bool measured = false,
-       nothing_coded = false;  ///< measured: a dump was given; nothing_coded: exact windows hold all its tokens
+  bool measured = false;       ///< on a dump
+  bool nothing_coded = false;  ///< exact windows hold all tokens of the dump
+  bool same_data = false;      ///< both artifacts were calibrated on the same tokens
   bool passed() const;
 };
 

@@ -79,9 +79,15 @@ double condition_of(const TensorPlan& plan) {
 
 class SideDiffer {
  public:
-  /// @param budgets  whether both artifacts have a budget over all layers
-  SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets)
-      : diff_(diff), facts_(diff.differences), allocation_(allocation), codes_(codes), budgets_(budgets) {}
+  /// @param budgets    whether both artifacts have a budget over all layers
+  /// @param same_data  whether errors that the calibrations state are of the same tokens
+  SideDiffer(ArtifactDiff& diff, AllocationDistance& allocation, int& codes, bool budgets, bool same_data)
+      : diff_(diff),
+        facts_(diff.differences),
+        allocation_(allocation),
+        codes_(codes),
+        budgets_(budgets),
+        same_data_(same_data) {}
 
   void compare(const TensorPlan& before, const TensorPlan& after, const LayerGeometry& geometry, int layer, Side side) {
     const std::string where = fmt::format("layer {} {}", layer, name(side));
@@ -101,7 +107,7 @@ class SideDiffer {
     if (before.transform || after.transform)
       diff_.readings.push_back({"transform.condition", where, condition_of(before), condition_of(after)});
     const bool resized = budgets_ && mean_code_bits(before) != mean_code_bits(after);
-    if (before.error && after.error && before.error->metric == after.error->metric)
+    if (same_data_ && before.error && after.error && before.error->metric == after.error->metric)
       diff_.readings.push_back({"layers.calibration_error", where, before.error->after, after.error->after, resized});
     compare_widths(before, after, where, before.rotation.scope == Scope::layer ? 1 : geometry.num_kv_heads, resized);
   }
@@ -134,7 +140,7 @@ class SideDiffer {
   Facts facts_;
   AllocationDistance& allocation_;
   int& codes_;
-  bool budgets_;
+  bool budgets_, same_data_;
 };
 
 const LayerPlan* find_layer(const Artifact& artifact, int layer) {
@@ -234,7 +240,8 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   AllocationDistance allocation;
   int codes = 0;
   SideDiffer sides(diff, allocation, codes,
-                   !before.calibration.budget.is_null() && !after.calibration.budget.is_null());
+                   !before.calibration.budget.is_null() && !after.calibration.budget.is_null(),
+                   same_data(before, after));
   for (const auto& [other, plan] : comparable) {
     sides.compare(other->k, plan->k, plan->geometry, plan->layer, Side::k);
     if (other->v && plan->v) sides.compare(*other->v, *plan->v, plan->geometry, plan->layer, Side::v);
@@ -243,6 +250,11 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   add_allocation(allocation, diff.readings);
   add_sizes(before, after, diff.readings);
   return diff;
+}
+
+bool same_data(const Artifact& before, const Artifact& after) {
+  const Provenance &a = before.calibration, &b = after.calibration;
+  return a.dump_hash == b.dump_hash && a.tokens == b.tokens && a.sequences == b.sequences;
 }
 
 bool geometries_differ(const ArtifactDiff& diff) {

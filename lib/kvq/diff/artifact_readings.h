@@ -20,6 +20,10 @@ struct ArtifactDiff {
 /// first, then those of windows, method, options and codes.
 ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after);
 
+/// Whether both artifacts were calibrated on the same tokens of the same dump. Errors that a calibration states about
+/// its own tokens compare only then.
+bool same_data(const Artifact& before, const Artifact& after);
+
 /// Whether the reading of geometry is above 0. Such artifacts cannot store the same dump.
 bool geometries_differ(const ArtifactDiff& diff);
 

@@ -66,49 +66,53 @@ Rule parse_rule(const std::string& text) {
   return rule;
 }
 
-const std::vector<std::string>& default_rules() {
+std::span<const DefaultRule> default_rules() {
   // Each limit lies above the change that another seed causes and below the change that damage causes, on the sample
-  // model (tests/cli/test_diff.py).
-  static const std::vector<std::string> rules = {"verification<=0",
-                                                 "golden_rows.lost<=0",
-                                                 "geometry<=0",
-                                                 "windows<=0",
-                                                 "codes<=0",
-                                                 "orthogonality<=0.0001",
-                                                 "rotation.factor<=0.05",
-                                                 "rotation.covariance<=0.5",
-                                                 "rotation.importance<=0.8",
-                                                 "transform.gauge<=4",
-                                                 "transform.outlier_gain<=0.5",
-                                                 "clip<=0.1",
-                                                 "center<=0.5",
-                                                 "trellis<=0",
-                                                 "allocation.hamming<=0.25",
-                                                 "layers.allocation.hamming<=0.2",
-                                                 "heads.allocation.hamming<=0.35",
-                                                 "layers.allocation.regret<=0.05",
-                                                 "bytes_per_token<=+1%",
-                                                 "effective_bits>=-1%",
-                                                 "codebook<=0.2",
-                                                 "centroids<=2",
-                                                 "layers.calibration_error<=+25%",
-                                                 "attention_kl.mean<=+5%",
-                                                 "attention_kl.p99<=+10%",
-                                                 "output_rel_mse<=+5%",
-                                                 "rope_logit_mae<=+5%",
-                                                 "layers.attention_kl.mean<=+50%",
-                                                 "layers.output_rel_mse<=+15%",
-                                                 "heads.logit_rel_mse<=+25%",
-                                                 "heads.v_rel_mse<=+25%",
-                                                 "top10_overlap>=-2%"};
-  return rules;
+  // model (tests/cli/test_diff.py). Limits of measured metrics also lie above the change that other text causes
+  // (tests/cli/test_diff_data.py).
+  static constexpr DefaultRule kRules[] = {
+      {"verification<=0"},
+      {"golden_rows.lost<=0"},
+      {"geometry<=0"},
+      {"windows<=0"},
+      {"codes<=0"},
+      {"orthogonality<=0.0001"},
+      {"rotation.factor<=0.05"},
+      {"rotation.covariance<=0.5", true},
+      {"rotation.importance<=0.8", true},
+      {"transform.gauge<=4", true},
+      {"transform.outlier_gain<=0.5", true},
+      {"clip<=0.1", true},
+      {"center<=0.5", true},
+      {"trellis<=0"},
+      {"allocation.hamming<=0.25", true},
+      {"layers.allocation.hamming<=0.2", true},
+      {"heads.allocation.hamming<=0.35", true},
+      {"layers.allocation.regret<=0.05", true},
+      {"bytes_per_token<=+1%"},
+      {"effective_bits>=-1%"},
+      {"codebook<=0.2", true},
+      {"centroids<=2", true},
+      {"layers.calibration_error<=+25%", true},
+      {"attention_kl.mean<=+5%"},
+      {"attention_kl.p99<=+10%"},
+      {"output_rel_mse<=+5%"},
+      {"rope_logit_mae<=+5%"},
+      {"layers.attention_kl.mean<=+50%"},
+      {"layers.output_rel_mse<=+15%"},
+      {"heads.logit_rel_mse<=+25%"},
+      {"heads.v_rel_mse<=+25%"},
+      {"top10_overlap>=-2%"},
+  };
+  return kRules;
 }
 
-std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules) {
+std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules, Evidence evidence) {
   std::vector<Rule> rules;
   if (with_default_rules)
-    for (const std::string& text : default_rules()) {
-      Rule rule = parse_rule(text);
+    for (const DefaultRule& row : default_rules()) {
+      if (row.follows_data && evidence.measured && !evidence.same_data) continue;
+      Rule rule = parse_rule(row.text);
       if (std::none_of(own.begin(), own.end(), [&](const Rule& other) { return other.metric == rule.metric; }))
         rules.push_back(std::move(rule));
     }

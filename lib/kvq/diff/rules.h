@@ -3,6 +3,7 @@
 #include <kvq/diff/readings.h>
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,23 @@ struct Rule {
 /// @throws Error{usage} if the text is no rule or names an unknown metric
 Rule parse_rule(const std::string& text);
 
+/// A rule that holds unless the user replaces it.
+struct DefaultRule {
+  const char* text;
+  /// Calibration on other text changes the reading as much as damage does. Where attention is measured, the rule is
+  /// checked only if both artifacts come from the same data.
+  bool follows_data = false;
+};
+
 /// Default rules, for a recalibration by the same method. check_rules() skips a rule that needs a dump if there is
 /// none.
-const std::vector<std::string>& default_rules();
+std::span<const DefaultRule> default_rules();
+
+/// What the rules can rest on.
+struct Evidence {
+  bool measured = false;   ///< both artifacts are measured on a held-out dump
+  bool same_data = false;  ///< both artifacts were calibrated on the same tokens of the same dump
+};
 
 enum class Outcome { passed, failed, skipped };
 
@@ -36,7 +51,7 @@ struct CheckResult {
 };
 
 /// The rules to check: default rules of the metrics that no rule of `own` names, then `own`.
-std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules);
+std::vector<Rule> choose_rules(const std::vector<Rule>& own, bool with_default_rules, Evidence evidence);
 
 /// Checks each rule against all readings of its metric. A new value that is NaN or infinite fails.
 /// @param nothing_coded  result of nothing_coded(): if true, rules that need codes fail

@@ -135,10 +135,10 @@ TEST_CASE("A rule without readings is skipped, but fails if it was demanded or n
 
 TEST_CASE("Own rules take the place of the default rules of their metric", "[diff]") {
   const std::vector<Rule> own = {parse_rule("clip<=0.9"), parse_rule("clip>=0"), parse_rule("rotation.angle<=1")};
-  const std::vector<Rule> rules = choose_rules(own, true);
+  const std::vector<Rule> rules = choose_rules(own, true, {});
   CHECK(rules.size() == default_rules().size() - 1 + own.size());
   CHECK(std::count_if(rules.begin(), rules.end(), [](const Rule& rule) { return rule.metric == "clip"; }) == 2);
   CHECK(rules.back().text == "rotation.angle<=1");
-  CHECK(choose_rules(own, false).size() == own.size());
-  CHECK(choose_rules({}, true).size() == default_rules().size());
+  CHECK(choose_rules(own, false, {}).size() == own.size());
+  CHECK(choose_rules({}, true, {}).size() == default_rules().size());
 }
