@@ -198,6 +198,11 @@ TEST_CASE("Files that are missing, damaged or of an unknown version are refused"
   served.path = path;
   {
     test::EditableFile file = test::EditableFile::read(path);
+    file.manifest["calibration"]["seed"] = 77;
+    file.write(path + ".changed", /*fit_hash=*/false);
+    served.path = path + ".changed";
+    CHECK_THAT(served.refusal(), Contains("io: ") && Contains("content hash: expected xxh3-128:"));
+    served.path = path;
     file.metadata["version"] = file.manifest["version"] = "2.0";
     file.write(path);
   }
