@@ -1,6 +1,7 @@
 #include "eval/sweep.h"
 
 #include "calibrate/run.h"
+#include "common/decimal.h"
 #include "common/progress.h"
 #include "common/table.h"
 #include "eval/report.h"
@@ -156,6 +157,8 @@ Job parse_row(const Row& row) {
   add_flags(app, job.flags);
   app.set_help_flag();
   app.set_version_flag();
+  app.remove_option(app.get_option("--config"));  // a sweep names all flags of its rows
+  require_decimal_integers(app);
   app.parse(row.flags, false);
   if (!row.dump.empty()) job.flags.inputs.dumps.push_back(row.dump);
   if (concerns_process(job.flags))
