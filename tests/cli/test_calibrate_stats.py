@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dumps import synthetic
+from faulty_artifacts import hashed, with_metadata
 from kvq_tools import calibrate, run, succeed
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -102,11 +103,14 @@ def test_sequences_split_over_files_give_the_numbers_of_one_file(dump, by_sequen
     """Only the content hash depends on how the files were cut."""
     assert len(by_sequence) == SEQUENCES
     split, one = collect(by_sequence, tmp_path / "split", *ALL), collect([dump], tmp_path / "one", *ALL)
-    expect_same_statistics(split, one, tolerance=0)
+    expect_same_statistics(split, one, tolerance=0, same_files=False)
+    assert [row["count"] for row in manifest(split)["layers"][0]["ranges"]] == [101, 100, 100]
+    assert [row["count"] for row in manifest(one)["layers"][0]["ranges"]] == [301]
 
 
-def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
-    """Compares sums to `tolerance` of the tensor's largest number, samples exactly, and the manifest without hashes."""
+def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9, same_files: bool = True) -> None:
+    """Compares sums to `tolerance` of the tensor's largest number, samples exactly, and the manifest without hashes:
+    without ranges, too, if the dumps are cut into other files."""
     a, b = load_file(found), load_file(expected)
     assert a.keys() == b.keys()
     for name, tensor in a.items():
@@ -114,7 +118,11 @@ def expect_same_statistics(found: Path, expected: Path, tolerance: float = 1e-9)
             assert np.array_equal(tensor, b[name]), name
         else:
             assert np.abs(tensor - b[name]).max() <= tolerance * np.abs(b[name]).max(), name
-    assert manifest(found) == manifest(expected)
+    documents = manifest(found), manifest(expected)
+    for document in () if same_files else documents:
+        for layer in document["layers"]:
+            del layer["ranges"]
+    assert documents[0] == documents[1]
 
 
 def manifest(path: Path) -> dict:
@@ -195,6 +203,64 @@ def test_the_same_shard_twice_is_refused(by_sequence, tmp_path):
     """Otherwise its tokens would count double."""
     one = collect([by_sequence[0]], tmp_path / "one")
     expect_refusal(3, [str(one)], "--merge-stats", one, one, "--stats", tmp_path / "merged")
+
+
+def expect_overlap(first: Path, second: Path, words: str, tmp_path: Path) -> None:
+    for files in ((first, second), (second, first)):
+        expect_refusal(3, ["layer 0: ", words, *map(str, files)], "--merge-stats", *files, "--stats", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_merged_file_with_its_own_part_is_refused(by_sequence, tmp_path):
+    shards = [collect([part], tmp_path / f"shard{i}", *MERGEABLE) for i, part in enumerate(by_sequence)]
+    merged = merge(shards[:2], tmp_path / "merged")
+    nested = merge([merged, shards[2]], tmp_path / "nested")
+    for part in shards[:2]:
+        expect_overlap(merged, part, "tokens 0 to ", tmp_path)
+    for part in (*shards, merged):
+        expect_overlap(nested, part, "tokens 0 to ", tmp_path)
+    joint = collect(by_sequence[:2], tmp_path / "joint", *MERGEABLE)
+    expect_overlap(joint, shards[1], "tokens 0 to 99 of dump xxh3-128:", tmp_path)
+
+
+def test_ranges_that_share_tokens_are_refused(dump, tmp_path):
+    def part(first: int, count: int) -> Path:
+        flags = ("--layers", 0, "--first-token", first, "--num-tokens", count)
+        return collect([dump], tmp_path / f"{first}-{count}", *MERGEABLE, *flags)
+
+    low, high, middle = part(0, 150), part(150, 151), part(100, 60)
+    whole = merge([low, high], tmp_path / "whole")
+    ranges = manifest(whole)["layers"][0]["ranges"]
+    assert [(row["first"], row["count"]) for row in ranges] == [(0, 301)]
+    for other, words in ((low, "tokens 100 to 149 "), (high, "tokens 150 to 159 "), (whole, "tokens 100 to 159 ")):
+        expect_overlap(middle, other, words, tmp_path)
+
+
+def test_statistics_of_older_versions_merge_with_a_warning(by_sequence, tmp_path):
+    """They do not say which tokens they hold, but tokens that both have sampled are found."""
+    shards = [collect([part], tmp_path / f"shard{i}", *MERGEABLE) for i, part in enumerate(by_sequence)]
+    old = [edited_stats(shard, tmp_path / f"old{i}", drop_ranges) for i, shard in enumerate(shards)]
+    result = succeed("kvq-calibrate", "--merge-stats", *old[:2], "--stats", tmp_path / "merged")
+    assert result.stderr.startswith(f"kvq-calibrate: warning: {old[1]}: statistics before version 1.5 "), result.stderr
+    assert "ranges" not in manifest(tmp_path / "merged")["layers"][0]
+    expect_overlap(tmp_path / "merged", old[0], "sampled tokens are also in", tmp_path)
+    expect_overlap(tmp_path / "merged", shards[1], "sampled tokens are also in", tmp_path)
+
+
+def drop_ranges(document: dict) -> None:
+    document["version"] = "1.4"
+    for layer in document["layers"]:
+        del layer["ranges"]
+
+
+def edited_stats(source: Path, target: Path, edit) -> Path:
+    """Copies statistics with an edited manifest and the content hash that fits it."""
+    with safe_open(source, "numpy") as file:
+        document = json.loads(file.metadata()["kvq.manifest"])
+    edit(document)
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    target.write_bytes(hashed(with_metadata(source.read_bytes(), kvq__manifest=text, version=document["version"])))
+    return target
 
 
 def test_damaged_statistics_are_refused(dump, tmp_path):

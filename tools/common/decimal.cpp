@@ -3,7 +3,11 @@
 #include <kvq/core/text.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 namespace kvq {
 
@@ -22,9 +26,15 @@ bool takes_integers(const CLI::Option& option) {
   return type.starts_with("INT") || type.starts_with("UINT");
 }
 
+/// CLI11 takes a number beyond 64 bits for the nearest one that it knows.
+bool fits(std::string_view decimal) {
+  std::int64_t value = 0;
+  return std::from_chars(decimal.data(), decimal.data() + decimal.size(), value).ec == std::errc{};
+}
+
 std::string refusal(const std::string& text) {
-  return is_decimal(text) ? std::string()
-                          : "expected a decimal integer without leading zeros, found " + printable(text, 40);
+  if (!is_decimal(text)) return "expected a decimal integer without leading zeros, found " + printable(text, 40);
+  return fits(text) ? std::string() : "expected an integer from -2^63 to 2^63 - 1, found " + printable(text, 40);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "eval/sweep.h"
 
 #include "calibrate/run.h"
+#include "common/decimal.h"
 #include "common/flag_error.h"
 #include "common/progress.h"
 #include "common/table.h"
@@ -169,6 +170,7 @@ Job parse_row(const Row& row) {
   add_flags(app, job.flags);
   app.name("kvq-calibrate");
   app.set_help_flag();
+  require_decimal_integers(app);
   try {
     app.parse(row.flags, false);
   } catch (const CLI::ParseError& error) {

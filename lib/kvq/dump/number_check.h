@@ -9,9 +9,12 @@
 
 namespace kvq {
 
-/// Every stored number must be smaller. Moments and logits of such numbers are finite in float32: (1e14 * 100)^2 * 100
-/// * head_dim 1024 < 2^127.
-inline constexpr float kMostMagnitude = 1e14f;
+/// Every stored number must be smaller, so that all that calibration computes in float32 is finite. The largest is a
+/// weight of the moment `sst`, k C_Q k^T, and the energy of a RoPE block: up to 1e7^4 * head_dim 1024^2 < 2^114. What
+/// is left up to 2^127 is for rope_attention_factor^4.
+inline constexpr float kMostMagnitude = 1e7f;
+/// The same after RoPE, which may add a factor of sqrt(2) times rope_attention_factor (up to 100).
+inline constexpr float kMostRotatedMagnitude = 1.5e9f;
 
 /// Checks raw f16, bf16 or f32 data block by block: whether every number is finite with a magnitude below `limit`, and
 /// whether any number is not zero. For f16, `limit` must exceed 65504. The check compares bits of whole vector

@@ -15,11 +15,11 @@ namespace kvq {
 /// "[5, 2, 17]": the index of an element in a row-major tensor.
 std::string index_text(std::size_t flat, std::span<const std::int64_t> shape);
 
-/// Checks blocks of one tensor's numbers in order: finite, with magnitudes below kMostMagnitude, not all zero.
+/// Checks blocks of one tensor's numbers in order: finite, with magnitudes below a limit, not all zero.
 class TensorCheck {
  public:
   /// @param place  file, layer and tensor, for errors
-  TensorCheck(DType dtype, std::span<const std::int64_t> shape, std::string place);
+  TensorCheck(DType dtype, std::span<const std::int64_t> shape, std::string place, float limit = kMostMagnitude);
   /// @throws Error{numerical} naming the first bad element, its value and the limit
   void add(std::span<const std::byte> block);
   /// @throws Error{numerical} if all numbers were zero
@@ -28,6 +28,7 @@ class TensorCheck {
  private:
   NumberCheck check_;
   DType dtype_;
+  float limit_;
   std::vector<std::int64_t> shape_;
   std::string place_;
   std::size_t elements_ = 0;

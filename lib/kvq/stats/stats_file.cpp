@@ -98,7 +98,8 @@ SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, 
     throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]",
                                                   file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
-  TensorCheck check(info.dtype, info.shape, fmt::format("{}: tensor {}", file.name(), tensor));
+  TensorCheck check(info.dtype, info.shape, fmt::format("{}: tensor {}", file.name(), tensor),
+                    kMostRotatedMagnitude);
   check.add(bytes);
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
 }

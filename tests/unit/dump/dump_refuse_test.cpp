@@ -426,7 +426,7 @@ TEST_CASE("A sparse file that claims more than it stores is refused, by dataset"
     H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER);
   };
   CHECK_THAT(open_fault(with_empty_q(H5T_IEEE_F32LE, {hsize_t{1} << 22, 4, 8}, never_written)),
-             Contains("layer 0: q: expected 536870912 bytes of data, found 0 on disk and holes (a sparse file)"));
+             Contains("layer 0: q: expected 536870912 bytes of data, found ") && Contains("(a sparse file)"));
   const auto chunked = [&](hid_t creation) {
     const hsize_t chunk[] = {hsize_t{1} << 20, 4, 8};
     H5Pset_chunk(creation, 3, chunk);
