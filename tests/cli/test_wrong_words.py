@@ -182,7 +182,7 @@ def test_a_dump_may_be_named_without_a_flag(files, tmp_path):
         ("read_artifact.py a b", "unexpected argument b", "see read_artifact.py --help"),
         ("dump_qkv.py m --outptu x", "unknown flag --outptu", "did you mean --output?"),
         ("dump_qkv.py m --output x --dtype floot16", "(did you mean float16?)", ""),
-        ("perplexity.py m --tekst x", "unknown flag --tekst", "did you mean --text?"),
+        ("perplexity.py m --txt x", "unknown flag --txt", "did you mean --text?"),
         ("make_synthetic_dump.py x --frobnicate", "unknown flag --frobnicate", "see make_synthetic_dump.py --help"),
     ],
     ids=lambda text: text if ".py " in text else "",

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
-#include <regex>
 
 namespace kvq {
 
@@ -61,32 +61,41 @@ Error unknown_flag(const CLI::App& app, const std::string& word) {
                                         : fmt::format("did you mean {}?", with_dashes(nearest)));
 }
 
-std::optional<Error> unexpected_words(const CLI::App& app, const CLI::App& typed) {
-  const std::vector<std::string> words = app.remaining(true);
+/// The error about words that an app did not expect: the first flag among them, else the first word.
+std::optional<Error> unexpected_words(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining();
   for (const std::string& word : words)
-    if (word.size() > 1 && word.starts_with('-') && word != "--") return unknown_flag(typed, word);
+    if (word.size() > 1 && word.starts_with('-') && word != "--") return unknown_flag(app, word);
   if (words.empty()) return std::nullopt;
   std::vector<std::string> commands;
   for (const CLI::App* command : commands_of(app)) commands.push_back(command->get_name());
-  const bool is_command = &app == &typed && !commands.empty();
   return usage(fmt::format("unexpected argument {}", printable(words.front(), kShownBytes)),
-               is_command ? hint_of_names(words.front(), commands) : fmt::format("see {} --help", name_of(typed)));
+               commands.empty() ? fmt::format("see {} --help", name_of(app)) : hint_of_names(words.front(), commands));
 }
 
-/// A message of CLI11 in the words of kvq, or as it is. The patterns are those of CLI11 2.
+/// What stands between two texts, or nothing if `text` has not both in this order. An empty `end` means the end.
+std::optional<std::string> between(const std::string& text, std::string_view start, std::string_view end) {
+  const std::size_t at = text.find(start);
+  if (at == std::string::npos) return std::nullopt;
+  const std::size_t first = at + start.size(), last = end.empty() ? text.size() : text.find(end, first);
+  return last == std::string::npos ? std::nullopt : std::optional(text.substr(first, last - first));
+}
+
+/// A message of CLI11 in the words of kvq, or as it is. The patterns are those of CLI11 2. No regular expressions: they
+/// take stack in proportion to the text, which a user chooses.
 std::string translated(const CLI::App& app, const std::string& message) {
-  static const std::regex unconverted("Could not convert: (\\S+) = ([^]*)"),
-      no_value("(\\S+): \\d+ required .* missing"), repeated("(\\S+): At Most (\\d+) required but received (\\d+)");
-  std::smatch parts;
-  if (std::regex_match(message, parts, unconverted)) {
-    const CLI::Option* option = app.get_option_no_throw(parts[1].str());
-    const std::string value = option == nullptr ? "" : value_name(*option);
-    return fmt::format("{}: expected {}, found {}", parts[1].str(), value == "N" ? "a whole number" : "a number",
-                       printable(parts[2].str(), kShownBytes));
+  static const std::string unconverted = "Could not convert: ";
+  if (message.starts_with(unconverted)) {
+    const std::string name = between(message, unconverted, " = ").value_or("");
+    const CLI::Option* option = app.get_option_no_throw(name);
+    const bool is_whole = option != nullptr && value_name(*option) == "N";
+    return fmt::format("{}: expected {}, found {}", name, is_whole ? "a whole number" : "a number",
+                       printable(between(message, " = ", "").value_or(""), kShownBytes));
   }
-  if (std::regex_match(message, parts, no_value)) return fmt::format("{}: the value is missing", parts[1].str());
-  if (std::regex_match(message, parts, repeated))
-    return fmt::format("{}: expected once, found {} values", parts[1].str(), parts[3].str());
+  const std::string name = message.substr(0, message.find(':'));
+  if (message.ends_with(" missing") && between(message, " required ", "")) return name + ": the value is missing";
+  if (const auto count = between(message, " required but received ", ""); count && between(message, ": At Most ", " "))
+    return fmt::format("{}: expected once, found {} values", name, *count);
   return message;
 }
 
@@ -94,17 +103,10 @@ std::string translated(const CLI::App& app, const std::string& message) {
 
 Error flag_error(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& typed = typed_app(app);
-  if (auto unexpected = unexpected_words(app, typed)) return *std::move(unexpected);
+  for (const CLI::App* place : {&app, &typed})
+    if (auto unexpected = unexpected_words(*place)) return *std::move(unexpected);
   const std::string hint = fmt::format("see {} --help", name_of(typed));
-  static const std::string unknown_key = "INI was not able to parse ";
-  const std::string message = error.what();
-  if (dynamic_cast<const CLI::ConfigError*>(&error) != nullptr && message.starts_with(unknown_key)) {
-    const std::string key = message.substr(unknown_key.size());
-    const std::string nearest = nearest_name(key, flags_of(app));
-    return usage(fmt::format("--config: unknown key {}", printable(key, kShownBytes)),
-                 nearest.empty() ? hint : fmt::format("did you mean {}?", nearest));
-  }
-  return usage(translated(typed, message), hint);
+  return usage(translated(typed, error.what()), hint);
 }
 
 }  // namespace kvq

@@ -2,6 +2,7 @@
 
 #include "common/flag_facts.h"
 #include "common/help.h"
+#include "common/text_wrap.h"
 
 #include <kvq/core/exit_code.h>
 
@@ -15,16 +16,19 @@ namespace kvq {
 
 namespace {
 
-/// Text of a roff line: backslashes and hyphens stand for themselves, and no line is a request.
+/// Text of a roff line: characters with a meaning in roff stand for themselves, and no line is a request.
 std::string roff(const std::string& text) {
-  std::string result = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
+  std::string result = text.starts_with('.') ? "\\&" : "";
   for (const char c : text) {
-    if (c == '\\')
-      result += "\\e";
-    else if (c == '-')
-      result += "\\-";
-    else
-      result += c;
+    switch (c) {
+      case '\\': result += "\\e"; break;
+      case '-': result += "\\-"; break;
+      case '\'': result += "\\(aq"; break;
+      case '`': result += "\\(ga"; break;
+      case '^': result += "\\(ha"; break;
+      case '~': result += "\\(ti"; break;
+      default: result += c;
+    }
   }
   return result;
 }
@@ -49,8 +53,9 @@ std::string tagged(const std::string& term, const std::string& text) {
 
 /// Paragraphs; lines that begin with spaces keep their form.
 std::string body(const std::string& text) {
+  constexpr std::size_t kColumns = 72;  // man indents text by 7
   std::string result;
-  std::istringstream lines(text);
+  std::istringstream lines(wrap_text(text, kColumns));
   bool is_literal = false;
   for (std::string line; std::getline(lines, line);) {
     const bool keeps_form = line.starts_with(' ');
@@ -97,7 +102,9 @@ std::string man_page(const CLI::App& app, const ToolText& text) {
     page += heading(upper(text.name + " " + command->get_name())) + roff(command->get_description()) + "\n";
     page += flag_list(flag_facts(*command, text)) + ".PP\n" + body(command->get_footer());
   }
-  for (const TextSection& section : text.sections) page += heading(upper(section.title)) + body(section.text);
+  if (!text.sections.empty()) page += heading("NOTES");
+  for (const TextSection& section : text.sections)
+    page += (section.title.empty() ? ".PP\n" : ".SS " + roff_argument(section.title) + "\n") + body(section.text);
   return page + examples(text.examples) + exit_status();
 }
 

@@ -4,12 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <cctype>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <string_view>
 
 namespace kvq {
@@ -46,11 +44,23 @@ bool is_text(std::string_view bytes) {
   return !whole.empty() && bytes.find('\0') == std::string_view::npos && is_utf8(whole.substr(0, whole.rfind(' ')));
 }
 
+bool is_one_of(char c, std::string_view marks) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != std::string_view::npos;
+}
+
+bool consists_of(std::string_view word, std::string_view marks) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), [&](char c) { return is_one_of(c, marks); });
+}
+
+bool is_hub_word(std::string_view word) { return consists_of(word, "_.-") && is_one_of(word.front(), ""); }
+
 /// "Qwen/Qwen3-4B": an owner and a name, with no ending of a file.
-bool is_hub_name(const std::string& argument) {
-  static const std::regex pattern("[A-Za-z0-9][\\w.-]*/[A-Za-z0-9][\\w.-]*"),
-      file("[^]*\\.(h5|hdf5|safetensors|json|txt)");
-  return std::regex_match(argument, pattern) && !std::regex_match(argument, file);
+bool is_hub_name(std::string_view argument) {
+  for (const std::string_view ending : {".h5", ".hdf5", ".safetensors", ".json", ".txt"})
+    if (argument.ends_with(ending)) return false;
+  const std::size_t slash = argument.find('/');
+  return slash != std::string_view::npos && is_hub_word(argument.substr(0, slash)) &&
+         is_hub_word(argument.substr(slash + 1));
 }
 
 FileType type_of(const std::string& argument) {
@@ -68,8 +78,7 @@ FileType type_of(const std::string& argument) {
 
 /// A word of a command that the user can paste into a shell.
 std::string shell_word(const std::string& word) {
-  static const std::regex plain("[\\w./:@%+,-]+");
-  if (std::regex_match(word, plain)) return word;
+  if (consists_of(word, "_./:@%+,-")) return word;
   std::string quoted = "'";
   for (const char c : printable(word, 200)) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";

@@ -34,7 +34,8 @@ bool has_trellis(const Options& o) { return o.k.coder == CoderKind::trellis || o
 
 OptionSpec bits_option(const char* flag, const char* help, Sides sides, const SideManifest& manifest = {}) {
   return side_option(
-      {.text = {.flag = flag, .group = kStorage, .help = help, .notes = {}, .value = "N"}, .kind = OptionKind::number},
+      {.text = {.flag = flag, .group = kStorage, .help = help, .notes = {}, .value = "BITS"},
+       .kind = OptionKind::number},
       sides,
       [flag](SideOptions& side, const OptionValue& value) {
         const double bits = std::get<double>(value);
