@@ -235,12 +235,11 @@ def add_extras(args, job: Job, writer, anatomies: dict) -> None:
         say(args, "no o_proj_metric: a gate or a norm stands between attention and its output projection")
         refuse_behind_gate(args, job)
     for layer, anatomy in plain.items():
-        facts = writer.layers[layer]
+        facts, weight = writer.layers[layer], output_weight(anatomy.attention)
         if facts.kind != "mla_rope":  # mla_rope: a dump without values
-            weight = output_weight(anatomy.attention)
             writer.write_metric(layer, output_metric(weight, facts.num_kv_heads, facts.v_head_dim))
-            if args.o_proj:
-                writer.write_extra(layer, "o_proj", torch.from_numpy(weight).to(torch.float16).numpy())
+        if args.o_proj:
+            writer.write_extra(layer, "o_proj", torch.from_numpy(weight).to(torch.float16).numpy())
     if args.curvature:
         progress = Progress("curvature", sum(map(len, job.sequences)), args.quiet)
         heads = {layer: facts.num_q_heads for layer, facts in writer.layers.items()}
