@@ -127,8 +127,8 @@ std::string rotation_table(const std::vector<LayerRotationReport>& reports, Scop
     }
   }
   text += format_table(rows, "rlrrrrr");
-  text += wrapped("Lemma 1: ", fmt::format("diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}",
-                                           spread));
+  text += wrapped("Lemma 1: ",
+                  fmt::format("diag(R^T C_Q R) within Hadamard blocks of U*H and U*H*P deviates by {:.1e}", spread));
   text += fmt::format("P only permutes: max|k| of U*H and U*H*P differ by {:.1e}\n", peak_difference);
   return text;
 }

@@ -86,7 +86,8 @@ std::string serving_text(const ServingGroup& group) {
   if (!served.no_kernel.empty()) return "not served: " + served.no_kernel;
   const KernelKind own = served.by(KernelVerb::decode),
                    other = own == KernelKind::tuned ? KernelKind::generic : KernelKind::tuned;
-  std::string text = fmt::format("{} kernels for {}", own == KernelKind::tuned ? "tuned" : "generic, slower", group.format);
+  std::string text =
+      fmt::format("{} kernels for {}", own == KernelKind::tuned ? "tuned" : "generic, slower", group.format);
   if (const std::string verbs = verbs_with(served, other); !verbs.empty())
     text += fmt::format(" ({}: {})", to_string(other), verbs);
   const std::string none = verbs_with(served, KernelKind::none);

@@ -17,8 +17,8 @@ struct ServingGroup {
 /// In the order of the first layer of each group.
 std::vector<ServingGroup> serving_groups(const Artifact& artifact);
 
-/// By the kernel of decode: "tuned", "generic", "tuned and generic" if layers differ, "not served", or "in part" if only
-/// some layers are served.
+/// By the kernel of decode: "tuned", "generic", "tuned and generic" if layers differ, "not served", or "in part" if
+/// only some layers are served.
 std::string serving_word(const std::vector<ServingGroup>& groups);
 
 /// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: k and v: coder: ...".

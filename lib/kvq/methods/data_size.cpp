@@ -16,7 +16,8 @@ std::string too_few_tokens(const ModelGeometry& model, std::int64_t tokens) {
   const std::int64_t enough = enough_tokens(model);
   if (tokens >= enough) return "";
   return fmt::format(
-      "calibrated on {} tokens: with fewer than {} ({} for each channel of a head) in-sample errors flatter the plan, and "
+      "calibrated on {} tokens: with fewer than {} ({} for each channel of a head) in-sample errors flatter the plan, "
+      "and "
       "errors on other text are larger",
       tokens, enough, kEnoughTokensPerChannel);
 }
