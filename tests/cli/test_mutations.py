@@ -182,7 +182,8 @@ MUTATIONS: list[tuple[str, str, Change, bool]] = [
 
 @pytest.fixture(scope="module")
 def made(make_dump, tmp_path_factory) -> dict[str, Path]:
-    dump = make_dump(tokens=60, sequences=2, layers=2, head_dim=16, outlier_channels=1, channel_means=0.5)
+    shape = {"tokens": 60, "sequences": 2, "layers": 2, "head_dim": 16}
+    dump = make_dump(**shape, outlier_channels=1, query_spectrum=0.8, channel_means=0.5)
     folder = tmp_path_factory.mktemp("made")
     return {name: calibrate(dump, folder / f"{name}.safetensors", *flags) for name, flags in MADE.items()}
 
