@@ -68,7 +68,7 @@ install(
   if(CMAKE_INSTALL_COMPONENT STREQUAL \"runtime\")
     message(FATAL_ERROR \"kvq: libkvq_runtime is not built; run: cmake --build ${PROJECT_BINARY_DIR}\")
   endif()
-  message(STATUS \"kvq: libkvq_runtime is not built, so it is left out; to build it: cmake --build ${PROJECT_BINARY_DIR}\")
+  message(STATUS \"kvq: left out libkvq_runtime, which cmake --build ${PROJECT_BINARY_DIR} builds\")
   return()
 endif()"
 )

@@ -129,7 +129,8 @@ void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& 
                  "dump of activations (formats/dump.md), with or without --model; may be given several times")
       ->type_name("FILE")
       ->group(in);
-  app.add_option("-o,--output", outputs.artifact, "artifact to write [<dump stem>.<method>.safetensors beside the dump]")
+  app.add_option("-o,--output", outputs.artifact,
+                 "artifact to write [<dump stem>.<method>.safetensors beside the dump]")
       ->type_name("FILE")
       ->group(in);
   app.add_option("--stats", inputs.stats, "with a dump: write the collected statistics here; without: decide from them")

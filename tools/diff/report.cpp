@@ -100,8 +100,7 @@ const char* basis_text(const DiffReport& report) {
   if (report.measured)
     return report.same_data ? "Attention was measured on the held-out dump."
                             : "Attention was measured on the held-out dump. The artifacts come from different data.";
-  if (report.same_data)
-    return "Only the files were judged, not what they do to attention: add --model HELDOUT.h5.";
+  if (report.same_data) return "Only the files were judged, not what they do to attention: add --model HELDOUT.h5.";
   return "Only the files were judged. They come from different data, which moves files as much\n"
          "as damage does: add --model HELDOUT.h5 to judge by attention.";
 }

@@ -239,8 +239,7 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   compare_calibrations(before.calibration, after.calibration, facts);
   AllocationDistance allocation;
   int codes = 0;
-  SideDiffer sides(diff, allocation, codes,
-                   !before.calibration.budget.is_null() && !after.calibration.budget.is_null(),
+  SideDiffer sides(diff, allocation, codes, !before.calibration.budget.is_null() && !after.calibration.budget.is_null(),
                    same_data(before, after));
   for (const auto& [other, plan] : comparable) {
     sides.compare(other->k, plan->k, plan->geometry, plan->layer, Side::k);

@@ -76,17 +76,21 @@ std::string index_text(std::size_t flat, std::span<const std::int64_t> shape) {
 }
 
 TensorCheck::TensorCheck(DType dtype, std::span<const std::int64_t> shape, std::string place, float limit)
-    : check_(dtype, limit), dtype_(dtype), limit_(limit), shape_(shape.begin(), shape.end()), place_(std::move(place)) {}
+    : check_(dtype, limit),
+      dtype_(dtype),
+      limit_(limit),
+      shape_(shape.begin(), shape.end()),
+      place_(std::move(place)) {}
 
 void TensorCheck::add(std::span<const std::byte> block) {
   check_.add(block);
   if (const auto bad = check_.first_bad()) {
     const float value = element_at(dtype_, block, *bad - elements_);
     const std::string where = index_text(*bad, shape_);
-    throw Error{ErrorKind::numerical, std::isfinite(value)
-                                          ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}", place_, value,
-                                                        where, limit_)
-                                          : fmt::format("{}: NaN or infinity at {}", place_, where)};
+    throw Error{ErrorKind::numerical,
+                std::isfinite(value)
+                    ? fmt::format("{}: {:g} at {}: expected magnitudes below {:g}", place_, value, where, limit_)
+                    : fmt::format("{}: NaN or infinity at {}", place_, where)};
   }
   elements_ += block.size() / size_of(dtype_);
 }

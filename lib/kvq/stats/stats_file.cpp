@@ -98,8 +98,7 @@ SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, 
     throw Error{ErrorKind::bad_input, fmt::format("{}: tensor {}: expected 16- or 32-bit floats [{}, {}, {}]",
                                                   file.name(), tensor, count, heads, dim)};
   const auto bytes = file.bytes(tensor);
-  TensorCheck check(info.dtype, info.shape, fmt::format("{}: tensor {}", file.name(), tensor),
-                    kMostRotatedMagnitude);
+  TensorCheck check(info.dtype, info.shape, fmt::format("{}: tensor {}", file.name(), tensor), kMostRotatedMagnitude);
   check.add(bytes);
   return {info.dtype, heads, dim, {bytes.begin(), bytes.end()}};
 }
@@ -304,8 +303,8 @@ std::int64_t StatsFile::sequences(std::size_t index) const { return impl_->rows.
 
 StatsFile StatsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_unique<Impl>(Impl{SafetensorsFile::open(path), {}, {}});
-  const Json manifest = read_manifest(impl->file, "kvq-stats", kMajor, stats_schema(),
-                                      {kSoftcapFeature, kSinkFeature, kQueriesFeature});
+  const Json manifest =
+      read_manifest(impl->file, "kvq-stats", kMajor, stats_schema(), {kSoftcapFeature, kSinkFeature, kQueriesFeature});
   expect_content_hash(impl->file);
   StatsHeader& header = impl->header;
   header.model = model_from_json(manifest.at("model"));
@@ -377,11 +376,11 @@ std::string write_stats(const StatsHeader& header, Json rows, SafetensorsWriter&
   const bool some_queries = header.queries != Queries::all;
   if (some_queries) required.push_back(kQueriesFeature);
   const char* version = !required.empty() || any_row("ranges") ? "1.5"
-                        : any_row("o_proj_metric")   ? "1.4"
-                        : any_row("golden_tokens")   ? "1.3"
-                        : header.range               ? "1.2"
-                        : any_row("held_out_tokens") ? "1.1"
-                                                     : "1.0";
+                        : any_row("o_proj_metric")             ? "1.4"
+                        : any_row("golden_tokens")             ? "1.3"
+                        : header.range                         ? "1.2"
+                        : any_row("held_out_tokens")           ? "1.1"
+                                                               : "1.0";
   Json manifest = {{"format", "kvq-stats"},
                    {"version", version},
                    {"requires", std::move(required)},

@@ -70,8 +70,8 @@ std::string save_stats(const StatsHeader& header, std::span<const LayerStats> la
 
 /// Joins statistics files. A layer of one file is copied; a layer of several files is merged in the order of the files.
 /// The range of tokens is kept if all files have the same range and no layer is merged. Only one layer at a time is in
-/// memory. @throws Error{bad_input} if models, seeds, sample sizes, choices of queries, moments or the layers' numbers of
-/// sequences differ, or if a token is in two files
+/// memory. @throws Error{bad_input} if models, seeds, sample sizes, choices of queries, moments or the layers' numbers
+/// of sequences differ, or if a token is in two files
 /// @param warn  called with a line if files before version 1.5 do not say enough to find every such token
 void merge_stats_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                        const SayWarning& warn = {});

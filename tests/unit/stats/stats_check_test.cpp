@@ -68,7 +68,8 @@ TEST_CASE("Statistics that contradict themselves are refused by file, layer and 
   for (const Moment moment : kAllMoments)
     expect(".sum: head 1: expected a second moment", [moment](LayerStats& s) {
       MomentSum& sum = s.moments[moment][1];  // a correlation of 2
-      sum.sum[1] = sum.sum[static_cast<std::size_t>(sum.dim)] = 2.0 * (sum.sum[0] + sum.sum[1 + static_cast<std::size_t>(sum.dim)]);
+      sum.sum[1] = sum.sum[static_cast<std::size_t>(sum.dim)] =
+          2.0 * (sum.sum[0] + sum.sum[1 + static_cast<std::size_t>(sum.dim)]);
     });
   expect("tensor key.sum: head 0: expected a second moment of rows with the mean of .first",
          [](LayerStats& s) { s.moments[Moment::key][0].mean[2] = 1e4; });
