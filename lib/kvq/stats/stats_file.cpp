@@ -90,10 +90,9 @@ void expect_small_numbers(const SafetensorsFile& file, const std::string& tensor
   float value = 0.0f;
   widen(type, bytes.data() + *check.first_bad() * size_of(type), 1, &value);
   throw Error{ErrorKind::numerical,
-              std::isfinite(value)
-                  ? fmt::format("{}: tensor {}: number {} is {:g}: expected magnitudes below {:g}", file.name(), tensor,
-                                *check.first_bad(), value, kMaxMagnitude)
-                  : fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
+              std::isfinite(value) ? fmt::format("{}: tensor {}: number {} is {:g}: expected magnitudes below {:g}",
+                                                 file.name(), tensor, *check.first_bad(), value, kMaxMagnitude)
+                                   : fmt::format("{}: tensor {}: NaN or Inf", file.name(), tensor)};
 }
 
 SampledRows read_rows(const SafetensorsFile& file, int layer, const char* name, std::int64_t count, int heads,
