@@ -140,11 +140,11 @@ TEST_CASE("A shard that was replaced after it was collected is refused", "[stats
   const StatsOrigin foreign =
       collect_shards(open_dump(other, 2), request_of(dump), PartsFolder(other / "parts"), false);
   fs::copy_file(foreign.entries[0].path, origin.entries[0].path, fs::copy_options::overwrite_existing);
-  const auto is_refused = Contains("bad_input: " + origin.entries[0].path.string()) &&
-                          Contains("content hash: expected " + origin.entries[0].file_hash) &&
-                          Contains("found " + foreign.entries[0].file_hash);
-  CHECK_THAT(error_text([&] { origin.load(0); }), is_refused);
-  CHECK_THAT(error_text([&] { merge_parts(origin, folder / "all"); }), is_refused);
+  const std::string expected =
+      fmt::format("bad_input: {}: content hash: expected {} as this run collected it, found {}",
+                  origin.entries[0].path.string(), origin.entries[0].file_hash, foreign.entries[0].file_hash);
+  CHECK(error_text([&] { origin.load(0); }) == expected);
+  CHECK(error_text([&] { merge_parts(origin, folder / "all"); }) == expected);
   CHECK(origin.load(1)->layer == 2);
 }
 
