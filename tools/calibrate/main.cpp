@@ -90,7 +90,8 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   const auto reports =
       outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
-  const std::string few = too_few_tokens(origin.header.model, artifact.calibration.tokens);
+  const std::string few =
+      too_few_tokens(origin.header.model, artifact.calibration.tokens, !artifact.calibration.budget.is_null());
   if (!outputs.quiet) {
     if (!few.empty() && !outputs.json) say(fmt::format("kvq-calibrate: warning: {}\n", few));
     say(layout_warning(artifact));

@@ -5,21 +5,17 @@
 
 namespace kvq {
 
-std::int64_t enough_tokens(const ModelGeometry& model) {
+std::string too_few_tokens(const ModelGeometry& model, std::int64_t tokens, bool has_budget) {
   int largest = 0;
   for (const LayerEntry& layer : model.layers)
     largest = std::max({largest, layer.geometry.head_dim, layer.has_values ? layer.geometry.v_head_dim : 0});
-  return std::int64_t{kEnoughTokensPerChannel} * largest;
-}
-
-std::string too_few_tokens(const ModelGeometry& model, std::int64_t tokens) {
-  const std::int64_t enough = enough_tokens(model);
+  const int each = has_budget ? kEnoughTokensOfBudget : kEnoughTokensPerChannel;
+  const std::int64_t enough = std::int64_t{each} * largest;
   if (tokens >= enough) return "";
   return fmt::format(
       "calibrated on {} tokens: with fewer than {} ({} for each channel of a head) in-sample errors flatter the plan, "
-      "and "
-      "errors on other text are larger",
-      tokens, enough, kEnoughTokensPerChannel);
+      "and errors on other text are larger",
+      tokens, enough, each);
 }
 
 void check_tokens(std::int64_t tokens) {
