@@ -132,7 +132,7 @@ class Try:
 
 
 def find_anatomy(seen: Seen, text, family: Family, rounding: Rounding) -> Try:
-    """The first try that fits, else the best one."""
+    """The first try that fits; else for a family of the table what the table says, for others the best try."""
     tries = []
     for layout, moved_from in family.layouts():
         for norm_is_last in (False, True) if seen.norm_shapes else (False,):
@@ -150,8 +150,8 @@ def find_anatomy(seen: Seen, text, family: Family, rounding: Rounding) -> Try:
                 tries.append(_with_cuts(anatomy, seen, rounding))
                 if tries[-1].error <= 1.0:
                     return tries[-1]
-    usual = [one for one in tries if one.anatomy.layout == family.rope_layout and not one.anatomy.norm_is_last]
-    return min(usual or tries, key=lambda one: one.error)
+    by_table = [one for one in tries if one.anatomy.layout == family.rope_layout and family.is_known]
+    return by_table[0] if by_table else min(tries, key=lambda one: one.error)
 
 
 def _sources(seen: Seen, text, layout: str) -> list:

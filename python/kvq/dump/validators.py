@@ -158,7 +158,7 @@ class Validator:
         bound = OUTPUT_BOUND[self._coarsest_dtype()]
         detail = f"recomputed from the dump, off by {error:.1e} of its norm (allowed {bound:.0e})"
         return self._verdict(
-            name, error <= bound, detail, layer, where, "softmax scale, cap, window, GQA order or borders"
+            name, error <= bound, detail, layer, where, "softmax scale, window, cap, sinks, GQA order or borders"
         )
 
     def _output_error(self, layer: int, row: int, expected: np.ndarray) -> float:
