@@ -35,7 +35,7 @@ class Candidate:
             for side, dim in zip("kv", dims):
                 plan = self.plan_of(layer, side, kv_heads, dim)
                 total += kv_heads * (2 * dim if plan is None else plan.row_bytes)
-        return total
+        return round(total)
 
     def uncovered(self, layers) -> list[int]:
         """Layers of the model that the artifact does not have."""

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 import artifact_builder as build  # noqa: E402
 from tiny_models import save_tiny  # noqa: E402
 
-from kvq import coded_attention, native_codec, perplexity, torch_codec  # noqa: E402
+from kvq import coded_attention, model_source, native_codec, perplexity, torch_codec  # noqa: E402
 from kvq.artifact_reader import parse_artifact  # noqa: E402
 from kvq.bootstrap import Change, paired_change  # noqa: E402
 from kvq.builtin_schemes import BuiltinPlans  # noqa: E402
@@ -358,6 +358,13 @@ def test_without_exact_the_first_candidate_is_the_baseline(models, text, capsys)
     assert [r["name"] for r in document["results"]] == ["affine4", "norm2"] and document["baseline"] == "affine4"
     one = measure_all(capsys, models["qwen3"], text, "--no-exact", "--scheme", "norm2")
     assert one["baseline"] is None and one["results"][0]["difference"] is None
+
+
+def test_a_hub_id_is_a_model(models, text, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(model_source, "download", lambda *arguments: asked.append(arguments) or models["qwen3"])
+    document = measure_all(capsys, "some/model", text, "--num-windows", 1, "--local-files-only")
+    assert document["model"] == "some/model" and asked == [("some/model", model_source.ALL_FILES, True)]
 
 
 def test_intervals_are_those_of_paired_windows():

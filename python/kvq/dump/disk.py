@@ -1,5 +1,6 @@
 """Room on the disk: asked for before the model runs, and one line if it runs out all the same."""
 
+import errno
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 from ..errors import EXIT_INPUT, KvqError
 
 ERRNO = re.compile(r"errno = (\d+)")  # in the text of HDF5's errors
+# Of an OSError without such a text: what only writing raises.
+OF_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def format_bytes(count: float) -> str:
@@ -49,6 +52,6 @@ def disk_errors(output: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         found = ERRNO.search(str(error))
         number = int(found[1]) if found else getattr(error, "errno", None)
-        if number is None:
+        if not found and number not in OF_WRITING:
             raise
         raise KvqError(EXIT_INPUT, f"{output}: cannot write: {os.strerror(number)}", "no dump was written") from error

@@ -72,7 +72,7 @@ def outline_of(folder: ModelFolder) -> Outline:
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     active = sum(sizes.values()) - embedding - head - round(experts * (1 - expert_share))
     layers = {}
-    for index, layer in enumerate(model.base_model.layers):
+    for index, layer in enumerate(model.get_decoder().layers):
         attention = getattr(layer, "self_attn", None)
         if attention is not None:
             layers[index] = layer_shape(text, attention, folder.family.kind)
