@@ -9,13 +9,14 @@
 namespace kvq {
 
 /// identical: equal manifests and tensors, hence equal content hashes. equal_but_for_rounding: the files differ in
-/// floating-point numbers by no more than rounding explains, and in what follows from these numbers. different: all else.
+/// floating-point numbers by no more than rounding explains, and in what follows from these numbers. different: all
+/// else.
 enum class SamenessVerdict { identical, equal_but_for_rounding, different };
 const char* to_string(SamenessVerdict verdict);
 
-/// Largest differences that rounding explains. Of tensors: relative to the largest magnitude in the tensor. Of numbers of
-/// the manifest: relative to the number; larger, because errors and costs are sums over codes, and rounding may change a
-/// few codes. docs/versioning.md has what was measured.
+/// Largest differences that rounding explains. Of tensors: relative to the largest magnitude in the tensor. Of numbers
+/// of the manifest: relative to the number; larger, because errors and costs are sums over codes, and rounding may
+/// change a few codes. docs/versioning.md has what was measured.
 inline constexpr double kTensorRounding = 1e-4, kManifestRounding = 1e-3;
 
 /// The largest difference of one kind of number.
