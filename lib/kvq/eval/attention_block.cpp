@@ -155,93 +155,95 @@ void AttentionBlock::compare_context(const float* logits, const float* change, s
   const float factor = 1.0f / row_ops::exponentiate(context_p_.data(), count, row_ops::largest(logits, count));
   for (float& p : context_p_) p *= factor;
   sums.divergence += change_weights(context_p_.data(), logits, context_d_.data(), count);
-  /// The change of capped logits c tanh(a / c) whose a changes by `delta`. With s the capped logit, x = s / c and y =
-  /// tanh(delta / c) it is c y (1 - x^2) / (1 + x y), which has no difference of nearly equal numbers.
-  void AttentionBlock::cap_change(const float* capped, float* delta, std::int64_t count, double cap) {
-    for (std::int64_t t = 0; t < count; ++t) {
-      const double x = capped[t] / cap, y = std::tanh(delta[t] / cap);
-      delta[t] = static_cast<float>(cap * y * (1.0 - x * x) / (1.0 + x * y));
-    }
-  }
+}
 
-  /// The change of one row's weights, from that of its logits in d_; returns KL(p || p'). A learned sink is one more
-  /// weight of the row, whose logit never changes.
-  double AttentionBlock::change_row(std::int64_t row, std::int64_t from, std::int64_t to) {
-    const std::int64_t start = row * keys_ + from, count = to - from;
-    if (geometry_.sink_logits.empty())
-      return change_weights(p_.data() + start, s_.data() + start, d_.data() + start, count);
-    auto& [p, logits, delta] = with_sink_;
-    p.assign(p_.data() + start, p_.data() + start + count);
-    logits.assign(s_.data() + start, s_.data() + start + count);
-    delta.assign(d_.data() + start, d_.data() + start + count);
-    p.push_back(sink_p_[static_cast<std::size_t>(row)]);
-    logits.push_back(sink());
-    delta.push_back(0.0f);
-    const double kl = change_weights(p.data(), logits.data(), delta.data(), count + 1);
-    std::copy_n(delta.data(), count, d_.data() + start);
-    return kl;
+/// The change of capped logits c tanh(a / c) whose a changes by `delta`. With s the capped logit, x = s / c and y =
+/// tanh(delta / c) it is c y (1 - x^2) / (1 + x y), which has no difference of nearly equal numbers.
+void AttentionBlock::cap_change(const float* capped, float* delta, std::int64_t count, double cap) {
+  for (std::int64_t t = 0; t < count; ++t) {
+    const double x = capped[t] / cap, y = std::tanh(delta[t] / cap);
+    delta[t] = static_cast<float>(cap * y * (1.0 - x * x) / (1.0 + x * y));
   }
+}
 
-  /// d_ becomes the change of the weights.
-  void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence) {
-    const std::int64_t dim = geometry_.head_dim, last = stored_end(stored.k_exact, block_.count - 1);
-    d_.resize(s_.size());
-    if (last > 0)
-      blas::gemm_nt(block_.count, last, dim, static_cast<float>(geometry_.softmax_scale), q_.data(), dim,
-                    stored.k_change.data() + key_begin_ * dim, dim, d_.data(), keys_);
-    shifted_.resize(static_cast<std::size_t>(keys_));
-    for (std::int64_t row = 0; row < block_.count; ++row) {
-      const std::int64_t from = visible_begin(row), to = visible_end(row),
-                         end = std::max(from, stored_end(stored.k_exact, row));
-      float* d = d_.data() + row * keys_;
-      const float* s = s_.data() + row * keys_;
-      std::fill(d, d + from, 0.0f);
-      std::fill(d + end, d + keys_, 0.0f);
-      if (geometry_.logit_softcap > 0.0) cap_change(s + from, d + from, end - from, geometry_.logit_softcap);
-      sums.logit_error += sum_of_squares(d + from, end - from);
-      if (to - from > static_cast<std::int64_t>(kTop)) {
-        for (std::int64_t t = from; t < to; ++t) shifted_[static_cast<std::size_t>(t - from)] = s[t] + d[t];
-        const Places changed = top_places(shifted_.data(), to - from);
-        const Places& exact = top_[static_cast<std::size_t>(row)];
-        for (const std::int64_t place : changed)
-          sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
-      }
-      if (const std::int64_t context = context_of(row); context > 0)
-        compare_context(s + from, d + from, context, sums.context);
-      const double kl = change_row(row, from, to);
-      divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
-      sums.divergence += kl;
-    }
-  }
+/// The change of one row's weights, from that of its logits in d_; returns KL(p || p'). A learned sink is one more
+/// weight of the row, whose logit never changes.
+double AttentionBlock::change_row(std::int64_t row, std::int64_t from, std::int64_t to) {
+  const std::int64_t start = row * keys_ + from, count = to - from;
+  if (geometry_.sink_logits.empty())
+    return change_weights(p_.data() + start, s_.data() + start, d_.data() + start, count);
+  auto& [p, logits, delta] = with_sink_;
+  p.assign(p_.data() + start, p_.data() + start + count);
+  logits.assign(s_.data() + start, s_.data() + start + count);
+  delta.assign(d_.data() + start, d_.data() + start + count);
+  p.push_back(sink_p_[static_cast<std::size_t>(row)]);
+  logits.push_back(sink());
+  delta.push_back(0.0f);
+  const double kl = change_weights(p.data(), logits.data(), delta.data(), count + 1);
+  std::copy_n(delta.data(), count, d_.data() + start);
+  return kl;
+}
 
-  /// Columns [from, to) of weights, zero where a query reads the exact token.
-  const std::vector<float>& AttentionBlock::masked(const std::vector<float>& weights, const ExactTokens& exact,
-                                                   std::int64_t from, std::int64_t to) {
-    band_.resize(weights.size());
-    for (std::int64_t row = 0; row < block_.count; ++row) {
-      const std::int64_t end = std::clamp(stored_end(exact, row), from, to);
-      const float* w = weights.data() + row * keys_;
-      float* out = band_.data() + row * keys_;
-      std::copy(w + from, w + end, out + from);
-      std::fill(out + end, out + to, 0.0f);
+/// d_ becomes the change of the weights.
+void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence) {
+  const std::int64_t dim = geometry_.head_dim, last = stored_end(stored.k_exact, block_.count - 1);
+  d_.resize(s_.size());
+  if (last > 0)
+    blas::gemm_nt(block_.count, last, dim, static_cast<float>(geometry_.softmax_scale), q_.data(), dim,
+                  stored.k_change.data() + key_begin_ * dim, dim, d_.data(), keys_);
+  shifted_.resize(static_cast<std::size_t>(keys_));
+  for (std::int64_t row = 0; row < block_.count; ++row) {
+    const std::int64_t from = visible_begin(row), to = visible_end(row),
+                       end = std::max(from, stored_end(stored.k_exact, row));
+    float* d = d_.data() + row * keys_;
+    const float* s = s_.data() + row * keys_;
+    std::fill(d, d + from, 0.0f);
+    std::fill(d + end, d + keys_, 0.0f);
+    if (geometry_.logit_softcap > 0.0) cap_change(s + from, d + from, end - from, geometry_.logit_softcap);
+    sums.logit_error += sum_of_squares(d + from, end - from);
+    if (to - from > static_cast<std::int64_t>(kTop)) {
+      for (std::int64_t t = from; t < to; ++t) shifted_[static_cast<std::size_t>(t - from)] = s[t] + d[t];
+      const Places changed = top_places(shifted_.data(), to - from);
+      const Places& exact = top_[static_cast<std::size_t>(row)];
+      for (const std::int64_t place : changed)
+        sums.top_hits += std::binary_search(exact.begin(), exact.end(), place) ? 1.0 : 0.0;
     }
-    return band_;
+    if (const std::int64_t context = context_of(row); context > 0)
+      compare_context(s + from, d + from, context, sums.context);
+    const double kl = change_row(row, from, to);
+    divergence[static_cast<std::size_t>(row)] = static_cast<float>(kl);
+    sums.divergence += kl;
   }
+}
 
-  void AttentionBlock::change_outputs(const ExactRows& rows, const StoredRows& stored) {
-    const bool keys_change = !stored.k_change.empty(), values_change = !stored.v_change.empty();
-    sv_.assign(o_.size(), 0.0f);
-    const std::int64_t all = values_change ? all_stored_end(stored.v_exact) : 0;
-    const std::int64_t some = values_change ? std::max(all, stored_end(stored.v_exact, block_.count - 1)) : 0;
-    if (values_change) {
-      weigh(p_, 0, all, stored.v_change.data(), sv_);
-      if (some > all) weigh(masked(p_, stored.v_exact, all, some), all, some, stored.v_change.data(), sv_);
-    }
-    o_change_ = sv_;
-    if (!keys_change) return;
-    weigh(d_, 0, all, values_change ? stored.v.data() : rows.v.data(), o_change_);
-    weigh(d_, all, keys_, rows.v.data(), o_change_);
-    if (some > all) weigh(masked(d_, stored.v_exact, all, some), all, some, stored.v_change.data(), o_change_);
+/// Columns [from, to) of weights, zero where a query reads the exact token.
+const std::vector<float>& AttentionBlock::masked(const std::vector<float>& weights, const ExactTokens& exact,
+                                                 std::int64_t from, std::int64_t to) {
+  band_.resize(weights.size());
+  for (std::int64_t row = 0; row < block_.count; ++row) {
+    const std::int64_t end = std::clamp(stored_end(exact, row), from, to);
+    const float* w = weights.data() + row * keys_;
+    float* out = band_.data() + row * keys_;
+    std::copy(w + from, w + end, out + from);
+    std::fill(out + end, out + to, 0.0f);
   }
+  return band_;
+}
+
+void AttentionBlock::change_outputs(const ExactRows& rows, const StoredRows& stored) {
+  const bool keys_change = !stored.k_change.empty(), values_change = !stored.v_change.empty();
+  sv_.assign(o_.size(), 0.0f);
+  const std::int64_t all = values_change ? all_stored_end(stored.v_exact) : 0;
+  const std::int64_t some = values_change ? std::max(all, stored_end(stored.v_exact, block_.count - 1)) : 0;
+  if (values_change) {
+    weigh(p_, 0, all, stored.v_change.data(), sv_);
+    if (some > all) weigh(masked(p_, stored.v_exact, all, some), all, some, stored.v_change.data(), sv_);
+  }
+  o_change_ = sv_;
+  if (!keys_change) return;
+  weigh(d_, 0, all, values_change ? stored.v.data() : rows.v.data(), o_change_);
+  weigh(d_, all, keys_, rows.v.data(), o_change_);
+  if (some > all) weigh(masked(d_, stored.v_exact, all, some), all, some, stored.v_change.data(), o_change_);
+}
 
 }  // namespace kvq
