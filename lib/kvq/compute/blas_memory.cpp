@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <fstream>
+#include <mutex>
 #include <vector>
 
 namespace kvq::blas {
@@ -52,16 +53,22 @@ void map_buffers(int count) {
 }  // namespace
 
 void reserve_buffers(int threads) {
+  static std::mutex mutex;
+  static int reserved = 0;  // OpenBLAS keeps buffers, so later calls need only the rest
+  const std::lock_guard lock(mutex);
+  if (threads <= reserved) return;
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  if (!has_room(threads))
+  const int missing = threads - reserved;
+  if (!has_room(missing))
     throw Error{ErrorKind::io,
                 fmt::format("memory: {} threads need {} MB more for matrix products, but the process has {} of at most "
                             "{} MB (ulimit -v)",
-                            threads, static_cast<std::size_t>(threads) * (kBufferBytes >> 20), used_megabytes(),
+                            threads, static_cast<std::size_t>(missing) * (kBufferBytes >> 20), used_megabytes(),
                             limit.rlim_cur >> 20),
                 "run with fewer --threads, or with a higher ulimit -v"};
   map_buffers(threads);
+  reserved = threads;
 }
 
 }  // namespace kvq::blas
