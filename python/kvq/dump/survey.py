@@ -194,6 +194,8 @@ def _with_cuts(anatomy: Anatomy, seen: Seen, rounding: Rounding) -> Try:
                     break
         cuts[tensor], gains[tensor] = min(found, key=found.get, default=("first", 1.0))
         errors[tensor] = min(found.values(), default=np.inf)
+        if errors[tensor] > 1.0:  # a factor that explains nothing would hide what a check of the dump finds
+            gains[tensor] = 1.0
     return Try(replace(anatomy, cuts=cuts, gains=gains), errors)
 
 
