@@ -9,6 +9,7 @@
 #include "inspect/legend.h"
 #include "inspect/report.h"
 #include "inspect/serving.h"
+#include "inspect/widths.h"
 #include "report/report.h"
 
 #include <kvq/artifact/verify.h>

@@ -245,7 +245,8 @@ TEST_CASE("Context buckets begin at 0 and 64 and grow fourfold", "[eval]") {
 }
 
 TEST_CASE("Attention sums add up field by field, and a head's total is the sum of its buckets", "[eval]") {
-  const AttentionSums a{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, b{10, 200, 3000, 4e4, 5e5, 6e6, 7e7, 8e8, 9e9, 1e11};
+  const AttentionSums a{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, {1, 2, 3, 4}},
+      b{10, 200, 3000, 4e4, 5e5, 6e6, 7e7, 8e8, 9e9, 1e11, {10, 200, 3000, 4e4}};
   AttentionSums sum = a;
   sum += b;
   for (std::size_t i = 0; i < test::kAttentionSums; ++i)
