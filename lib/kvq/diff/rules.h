@@ -25,7 +25,7 @@ Rule parse_rule(const std::string& text);
 /// A rule that holds unless the user replaces it.
 struct DefaultRule {
   const char* text;
-  /// Calibration on other text changes the reading as much as damage does. Where attention is measured, the rule is
+  /// A calibration on other text may break the rule although nothing got worse. Where attention is measured, the rule is
   /// checked only if both artifacts come from the same data.
   bool follows_data = false;
 };

@@ -142,3 +142,23 @@ TEST_CASE("Own rules take the place of the default rules of their metric", "[dif
   CHECK(choose_rules(own, false, {}).size() == own.size());
   CHECK(choose_rules({}, true, {}).size() == default_rules().size());
 }
+
+TEST_CASE("Rules that follow the data are left out where attention on other data is measured", "[diff]") {
+  const auto names = [](Evidence evidence) {
+    std::vector<std::string> metrics;
+    for (const Rule& rule : choose_rules({}, true, evidence)) metrics.push_back(rule.metric);
+    return metrics;
+  };
+  const auto has = [](const std::vector<std::string>& all, const char* metric) {
+    return std::find(all.begin(), all.end(), metric) != all.end();
+  };
+  const auto other = names({.measured = true, .same_data = false});
+  for (const char* metric : {"rotation.covariance", "layers.calibration_error", "heads.v_rel_mse"})
+    CHECK(!has(other, metric));
+  for (const char* metric : {"geometry", "codes", "rotation.factor", "clip", "output_rel_mse", "heads.logit_rel_mse"})
+    CHECK(has(other, metric));
+  for (const Evidence evidence : {Evidence{true, true}, Evidence{false, false}, Evidence{false, true}})
+    CHECK(names(evidence).size() == default_rules().size());
+  const Rule own = parse_rule("rotation.covariance<=0.1");
+  CHECK(choose_rules({own}, true, {.measured = true, .same_data = false}).back().metric == "rotation.covariance");
+}
