@@ -52,7 +52,6 @@ RESULTS = [
 
 WORDS = [
     ("unknown_flag", f"{C} --frobnicate", USAGE),
-    ("argument_too_many", f"{C} dump.h5", USAGE),
     ("flag_without_value", f"{C} --model", USAGE),
     ("unknown_method", f"{M} --method oskar", USAGE),
     ("unknown_composition", f"{M} --composition hu", USAGE),
@@ -113,7 +112,7 @@ CONTRADICTIONS = [
     ("stats_is_dump", f"{C} --model precious_2.h5 --stats precious_2.h5", USAGE),
     ("output_is_stats", f"{C} --stats precious.safetensors --output precious.safetensors", USAGE),
     ("unknown_flag_in_config", f"{M} --config bad.ini", USAGE),
-    ("missing_config", f"{M} --config no.ini", USAGE),
+    ("missing_config", f"{M} --config no.ini", INPUT),
 ]
 
 FILES = [
