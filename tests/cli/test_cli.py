@@ -52,7 +52,6 @@ RESULTS = [
 
 WORDS = [
     ("unknown_flag", f"{C} --frobnicate", USAGE),
-    ("argument_too_many", f"{C} dump.h5", USAGE),
     ("flag_without_value", f"{C} --model", USAGE),
     ("unknown_method", f"{M} --method oskar", USAGE),
     ("unknown_composition", f"{M} --composition hu", USAGE),

@@ -1,6 +1,7 @@
 """examples/recipes: one file for each method, which --config reads. All tools take --config."""
 
 import json
+import re
 
 import pytest
 from kvq_tools import ROOT, calibrate, run, succeed
@@ -17,7 +18,7 @@ def dump(make_dump):
 
 def methods() -> list[str]:
     text = succeed("kvq-calibrate", "--help").stdout
-    return [line.split()[0] for line in text.partition("\nMethods:\n")[2].partition("\n\n")[0].splitlines()]
+    return re.findall(r"^  (\S+) ", text.partition("\nMethods:\n")[2].partition("\n\n")[0], re.MULTILINE)
 
 
 def test_every_method_has_a_recipe():
