@@ -43,8 +43,11 @@ class Comparer {
 
   Sameness result(bool identical) {
     for (auto& [what, number] : numbers_) result_.numbers.push_back(std::move(number));
-    std::stable_sort(result_.numbers.begin(), result_.numbers.end(),
-                     [](const NumberDifference& a, const NumberDifference& b) { return a.difference > b.difference; });
+    // NaN counts as the largest difference.
+    const auto size = [](const NumberDifference& x) { return std::isnan(x.difference) ? HUGE_VAL : x.difference; };
+    std::sort(result_.numbers.begin(), result_.numbers.end(), [&](const auto& a, const auto& b) {
+      return size(a) != size(b) ? size(a) > size(b) : a.what < b.what;
+    });
     result_.verdict = identical                ? SamenessVerdict::identical
                       : result_.reason.empty() ? SamenessVerdict::equal_but_for_rounding
                                                : SamenessVerdict::different;

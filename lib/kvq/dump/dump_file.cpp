@@ -146,7 +146,7 @@ void Dump::Impl::check_agreement(Faults& faults) const {
   for (const auto& [layer, list] : parts_of_layer)
     for (const DumpPart* part : list)
       if (part != list.front()) compare_layer(layer, *part, *list.front(), differences(*part, *list.front()));
-  for (const auto& [pair, own] : found) faults.collect([&own = own] { own.throw_if_any(); });
+  for (const auto& pair : found) faults.collect([&] { pair.second.throw_if_any(); });
 }
 
 /// Checks that every layer has the same sequences in the same order, whichever files they come from.
