@@ -204,9 +204,10 @@ Scheme find_scheme(std::string_view name) {
               return stored;
             }};
   }
-  throw Error{
-      ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
-      hint_of_names(stem, scheme_names(), fmt::format("{}; <b> is 1 to 8, the suffix -k codes keys only", names))};
+  const std::string nearest = nearest_name(stem, scheme_names());
+  throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
+              nearest.empty() ? fmt::format("choose one of {}; <b> is 1 to 8, the suffix -k codes keys only", names)
+                              : fmt::format("did you mean {}? kvq-eval --help lists all schemes", nearest)};
 }
 
 }  // namespace kvq
