@@ -216,7 +216,7 @@ ToolText calibrate_text() {
                    {"kvq-calibrate dump.h5 --method saw-int4", "INT4"},
                    {"kvq-calibrate dump.h5 --config recipe.toml", "flags of a file"},
                    {"kvq-calibrate dump.h5 --dry-run", "predicts time and size"},
-                   {"kvq-calibrate --stats stats.safetensors -o b.safetensors", "no dump"}},
+                   {"kvq-calibrate --stats s.safetensors -o b.safetensors", "no dump"}},
       .first_flags = {"--model", "--output", "--method", "--bits", "--budget-bits", "--exact-layers", "--stats",
                       "--dry-run", "--resume", "--threads"},
       .short_sections = {{"Methods (--method)", method_list()}},

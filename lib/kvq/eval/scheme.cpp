@@ -241,11 +241,12 @@ Scheme find_scheme(std::string_view name) {
               return stored;
             }};
   }
+  const std::string nearest = nearest_name(stem, scheme_names());
   throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
-              hint_of_names(stem, scheme_names(),
-                            fmt::format("{}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a multiple of 32), "
-                                        "the suffix -k codes keys only",
-                                        names))};
+              nearest.empty() ? fmt::format("choose one of {}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a "
+                                            "multiple of 32), the suffix -k codes keys only",
+                                            names)
+                              : fmt::format("did you mean {}? kvq-eval --help lists all schemes", nearest)};
 }
 
 }  // namespace kvq

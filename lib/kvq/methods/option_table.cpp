@@ -36,10 +36,10 @@ void refuse_foreign_flags(const Method& method, const GivenOptions& given) {
     }
 }
 
-/// The flag that set a value of one side: the side's own flag, such as --bits-k, if it was typed, or if no flag was.
+/// The flag that set a value of one side: the side's own flag, such as --bits-k, if it was typed, else --bits.
 std::string typed_flag(const GivenOptions& given, const char* flag, Side side) {
   const std::string own = own_side_flag(flag, side);
-  return given.has(flag) && !given.has(own) ? flag : own;
+  return given.has(own) ? own : flag;
 }
 
 }  // namespace
