@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from .artifact import SidePlan
 from .errors import usage
 from .scheme import EXACT_BITS, Scheme
-from .suggestion import nearest_name
+from .suggestion import hint_of_names
 
 KIVI_RESIDUAL = 128  # tokens, as published
 RULES = re.compile(r"(hadamard-)?(affine|integer|absmax|least_squares|norm)([1-8])(?:g([1-9]\d*))?")
@@ -180,13 +180,8 @@ def parse_name(name: str) -> Named:
         if found := _match(pattern, family, stem):
             bits, residual = found
             return Named(pattern, bits, residual, keys_only)
-    nearest = nearest_name(name, scheme_names())
-    raise usage(
-        f"--scheme: unknown scheme '{name}'",
-        f"did you mean {nearest}?"
-        if nearest
-        else f"one of {', '.join(FAMILIES)}; <b> is 1 to 8, the suffix -k codes keys only; or as in {EXAMPLES}",
-    )
+    shown = f"{', '.join(FAMILIES)}; <b> is 1 to 8, the suffix -k codes keys only; or as in {EXAMPLES}"
+    raise usage(f"--scheme: unknown scheme '{name}'", hint_of_names(name, scheme_names(), shown))
 
 
 def _match(pattern: str, family: Family, name: str) -> tuple[int, int] | None:

@@ -53,6 +53,9 @@ class Parser(argparse.ArgumentParser):
             formatter_class=HelpFormatter,
         )
         self.register("type", int, decimal_integer)  # of every `type=int`
+        self.given: set[str] = set()  # destinations of StoreOnce that have their value
+        for name in (None, "store"):
+            self.register("action", name, StoreOnce)
 
     def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
         words = sys.argv[1:] if args is None else [str(word) for word in args]
@@ -87,9 +90,6 @@ class Parser(argparse.ArgumentParser):
             action,
             f"expected {', '.join(choices)}, found {value}" + (f" (did you mean {nearest}?)" if nearest else ""),
         )
-        self.given: set[str] = set()  # destinations of StoreOnce that have their value
-        for name in (None, "store"):
-            self.register("action", name, StoreOnce)
 
     def parse_known_args(self, *arguments, **options):
         self.given = set()

@@ -63,6 +63,15 @@ def test_other_names_are_refused_with_all_names(name):
     assert f"'{name}'" in str(refused.value) and all(pattern in refused.value.hint for pattern in FAMILIES)
 
 
+@pytest.mark.parametrize(
+    "name, meant", [("fp9", "fp8"), ("kivi-", "kivi-1"), ("exact-k", "exact"), ("qarot-int4", "quarot-int4")]
+)
+def test_a_mistyped_name_is_told_the_name_that_was_meant(name, meant):
+    with pytest.raises(KvqError) as refused:
+        parse_name(name)
+    assert refused.value.hint.startswith(f"did you mean {meant}? choose one of bf16, ")
+
+
 # Windows
 
 

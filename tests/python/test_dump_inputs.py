@@ -18,12 +18,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("h5py")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from architectures import ARCHITECTURES, make_model  # noqa: E402
 from dump_reference import Dump  # noqa: E402
 from tiny_models import COMMON, GQA, save_tiny  # noqa: E402
 
 from kvq import model_source  # noqa: E402
 from kvq.dump import disk, estimate, placement, records  # noqa: E402
 from kvq.dump import program as dump_qkv  # noqa: E402
+from kvq.dump.model import open_model_folder  # noqa: E402
 from kvq.errors import KvqError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +210,18 @@ def test_the_size_is_known_before_the_run(name, tmp_path):
         assert run_dump(folder, tmp_path / "x.h5", "--quiet", *options) == 0
     size = (tmp_path / "x.h5").stat().st_size
     assert size <= plan_sizes[0] <= size + 60_000
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+def test_a_dry_run_knows_the_size_of_a_multimodal_model(name, tmp_path, capsys):
+    """Memory holds the whole model, a token meets the text half alone."""
+    model = make_model(ARCHITECTURES[name].config())
+    model.save_pretrained(tmp_path / "model")
+    outline = estimate.outline_of(open_model_folder(str(tmp_path / "model"), local_files_only=True))
+    counts = [sum(each.numel() for each in part.parameters()) for part in (model, model.get_decoder())]
+    assert [outline.parameters, outline.active + outline.embedding] == counts and counts[0] > counts[1]
+    assert run_dump(tmp_path / "model", tmp_path / "x.h5", "--synthetic-tokens", 90, "--dry-run") == 0
+    assert "size: " in capsys.readouterr().out
 
 
 def test_a_dry_run_says_bytes_seconds_and_memory_and_writes_nothing(model, tmp_path, capsys, monkeypatch):

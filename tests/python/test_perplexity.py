@@ -459,7 +459,7 @@ def test_soft_caps_and_learned_sinks_are_those_of_the_definition(monkeypatch, so
     q, exact, decoded = 3 * torch.randn(4, 21, 8, generator=torch.Generator().manual_seed(9)), kv(1, 21), kv(2, 21)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
     extras = coded_attention.Extras(softcap, sinks)
-    found = attend(q, exact, decoded, 0.7, Windows(*windows), 6, extras)
+    found = attend(q, exact, decoded, 0.7, Windows(*windows), 6, extras=extras)
     expected = reference(q, exact, decoded, 0.7, Windows(*windows), 6, extras)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 

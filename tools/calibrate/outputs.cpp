@@ -45,7 +45,7 @@ void expect_space(const fs::path& folder, std::uintmax_t bytes, const char* what
 
 std::string advice(const PartsFolder& parts, std::string hint) {
   if (!hint.empty()) hint += "; ";
-  return fmt::format("{}{} has what was collected: the same command with --resume goes on", hint,
+  return fmt::format("{}{} has what was collected; with --resume the next run takes it over", hint,
                      parts.path().string());
 }
 

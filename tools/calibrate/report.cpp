@@ -2,7 +2,7 @@
 
 #include "calibrate/verdict.h"
 #include "common/table.h"
-#include "common/wrap.h"
+#include "common/text_wrap.h"
 #include "inspect/legend.h"
 #include "inspect/report.h"
 #include "inspect/serving.h"

@@ -77,8 +77,8 @@ void describe(CLI::App& app, ToolText text, ConfigFlag config) {
 
 CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest) {
   const bool is_limited = highest < std::numeric_limits<std::int64_t>::max();
-  const std::string expected =
-      "expected a whole number" + (is_limited ? fmt::format(" from {} to {}", lowest, highest) : std::string());
+  const std::string expected = "expected a whole number from " + (is_limited ? fmt::format("{} to {}", lowest, highest)
+                                                                             : std::string("-2^63 to 2^63 - 1"));
   return CLI::Validator(
       [lowest, highest, expected](const std::string& text) {
         std::int64_t value = 0;

@@ -50,7 +50,7 @@ std::string example_list(const std::vector<ToolExample>& examples) {
   std::size_t widest = 0;
   for (const ToolExample& example : examples) widest = std::max(widest, example.command.size());
   const bool beside = std::all_of(examples.begin(), examples.end(), [&](const ToolExample& example) {
-    return 2 + widest + 2 + example.effect.size() <= kHelpColumns;
+    return 2 + widest + 2 + example.effect.size() <= kPageColumns;
   });
   std::string list;
   for (const ToolExample& example : examples)

@@ -35,6 +35,7 @@ std::string first_bytes(const std::string& path) {
 FileType safetensors_type(std::string_view header) {
   if (header.find("\"kvq-artifact\"") != std::string_view::npos) return FileType::artifact;
   if (header.find("\"kvq-stats\"") != std::string_view::npos) return FileType::statistics;
+  if (header.find("\"kvq.") != std::string_view::npos) return FileType::unknown;  // of another version of kvq
   return FileType::safetensors;
 }
 

@@ -33,8 +33,8 @@ struct DiffFlags {
 
 /// Default rules. A + marks those that are left out where calibrations on other data are measured.
 std::string rule_list() {
-  std::string text;
-  for (const DefaultRule& row : default_rules()) text += fmt::format("  {}{}", row.text, row.follows_data ? "+" : "");
+  std::string text = " ";
+  for (const DefaultRule& row : default_rules()) text += fmt::format(" {}{}", row.text, row.follows_data ? "+" : "");
   return text;
 }
 

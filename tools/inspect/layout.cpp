@@ -2,7 +2,7 @@
 
 #include "common/layers.h"
 #include "common/table.h"
-#include "common/wrap.h"
+#include "common/text_wrap.h"
 #include "inspect/serving.h"
 
 #include <fmt/core.h>

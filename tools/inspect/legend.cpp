@@ -1,7 +1,7 @@
 #include "inspect/legend.h"
 
 #include "common/layers.h"
-#include "common/wrap.h"
+#include "common/text_wrap.h"
 #include "inspect/report.h"
 
 #include <kvq/plan/recipe_letters.h>

@@ -1,7 +1,7 @@
 #include "inspect/report.h"
 
 #include "common/table.h"
-#include "common/wrap.h"
+#include "common/text_wrap.h"
 #include "inspect/legend.h"
 #include "inspect/serving.h"
 #include "inspect/transforms.h"

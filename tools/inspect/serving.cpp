@@ -1,7 +1,7 @@
 #include "inspect/serving.h"
 
 #include "common/layers.h"
-#include "common/wrap.h"
+#include "common/text_wrap.h"
 
 #include <fmt/format.h>
 

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from .disk import format_bytes
-from .model import DTYPES, ModelFolder
+from .forward import decoder_of
+from .model import DTYPES, ModelFolder, model_class
 from .progress import format_seconds
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -40,8 +40,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Outline:
-    """A model without its weights. Parameters without those of the token embeddings, which are looked up; `active` is
-    those that one token meets: of experts only the chosen ones."""
+    """A model without its weights. `parameters` counts the whole model; `active` those of the text half that one token
+    meets: without the token embeddings, which are looked up, and of experts only the chosen ones."""
 
     parameters: int
     embedding: int
@@ -61,25 +61,27 @@ class Estimate:
 
 def outline_of(folder: ModelFolder) -> Outline:
     """The shapes of a model, from an instance on the `meta` device, which takes no memory."""
-    config = folder.config
-    text = config.get_text_config()
+    text = folder.config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        model = model_class(folder.whole_config).from_config(folder.whole_config)
+    decoder = decoder_of(model)
+    sizes = {name: parameter.numel() for name, parameter in decoder.named_parameters()}
     embedding = model.get_input_embeddings().weight.numel()
-    head = sum(size for name, size in sizes.items() if name.startswith("lm_head"))
     expert_share = share_of_experts(text)
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
-    active = sum(sizes.values()) - embedding - head - round(experts * (1 - expert_share))
+    active = sum(sizes.values()) - embedding - round(experts * (1 - expert_share))
     layers = {}
-    for index, layer in enumerate(model.get_decoder().layers):
+    for index, layer in enumerate(decoder.layers):
         attention = getattr(layer, "self_attn", None)
         if attention is not None:
             layers[index] = layer_shape(text, attention, folder.family.kind)
+    if not layers:
+        raise ValueError("no layer has a part self_attn")
     intermediate = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if isinstance(intermediate, list):
         intermediate = max(intermediate)
-    return Outline(sum(sizes.values()), embedding, active, text.hidden_size, intermediate, layers)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Outline(parameters, embedding, active, text.hidden_size, intermediate, layers)
 
 
 def share_of_experts(config) -> float:

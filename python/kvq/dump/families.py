@@ -19,6 +19,15 @@ from dataclasses import dataclass
 
 from ..errors import EXIT_INPUT, EXIT_UNSUPPORTED, KvqError
 
+# (layout in q and k, layout in the projections' output if it is another)
+ANY_LAYOUTS = [
+    ("none", None),
+    ("half", None),
+    ("interleaved", None),
+    ("half", "interleaved"),
+    ("interleaved", "half"),
+]
+
 
 @dataclass(frozen=True)
 class Family:
@@ -35,13 +44,11 @@ class Family:
     is_known: bool = True
 
     def layouts(self) -> list[tuple[str, str | None]]:
-        """(layout in q and k, layout in the projections' output if it is another) of all tries, the first that fits
-        counts."""
+        """As in ANY_LAYOUTS, of all tries; the first that fits counts."""
         if self.is_known:
             moved = [(self.rope_layout, self.projection_layout)] if self.projection_layout else []
             return [("none", None), *moved, (self.rope_layout, None)]
-        plain = [("none", None), ("half", None), ("interleaved", None)]
-        return [*plain, ("half", "interleaved"), ("interleaved", "half")]
+        return ANY_LAYOUTS
 
 
 def _gqa(**labels: str) -> dict[str, Family]:

@@ -99,12 +99,16 @@ def stored_dtype(folder: ModelFolder) -> str:
     return "float32"
 
 
+def model_class(config):
+    """The class that makes a model of this whole configuration: with or without a part for images."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+
+
 def load_model(folder: ModelFolder, compute_dtype: str, placement: Placement):
     """The causal language model, or the multimodal model around it, in evaluation mode, without gradients for its
     weights."""
-    is_causal = type(folder.whole_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     try:
-        model, report = (AutoModelForCausalLM if is_causal else AutoModelForImageTextToText).from_pretrained(
+        model, report = model_class(folder.whole_config).from_pretrained(
             folder.path,
             config=folder.whole_config,
             dtype=DTYPES[compute_dtype],

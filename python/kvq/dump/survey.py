@@ -22,7 +22,7 @@ from .anatomy import (
     find_projections,
     part_of,
 )
-from .families import Family, supported_list
+from .families import ANY_LAYOUTS, Family, supported_list
 from .forward import positions_of, run_text
 from .placement import input_device
 from .rope import find_rope_sources, read_rope
@@ -132,9 +132,24 @@ class Try:
 
 
 def find_anatomy(seen: Seen, text, family: Family, rounding: Rounding) -> Try:
-    """The first try that fits; else for a family of the table what the table says, for others the best try."""
+    """The first try that fits; else for a family of the table the layout of the table, for others the best try."""
+    tries = _tries(seen, text, family.layouts(), rounding)
+    if tries[-1].error <= 1.0:
+        return tries[-1]
+    if not family.is_known:
+        return min(tries, key=lambda one: one.error)
+    # With a wrong layout, cuts are chosen by chance. If another layout fits, its cuts hold, and a check of the dump can
+    # name that layout.
+    other = _tries(seen, text, ANY_LAYOUTS, rounding)[-1]
+    if other.error <= 1.0:
+        return replace(other, anatomy=replace(other.anatomy, layout=family.rope_layout))
+    return next(one for one in tries if one.anatomy.layout == family.rope_layout)
+
+
+def _tries(seen: Seen, text, layouts: list[tuple[str, str | None]], rounding: Rounding) -> list[Try]:
+    """Tries in order, up to the first that fits."""
     tries = []
-    for layout, moved_from in family.layouts():
+    for layout, moved_from in layouts:
         for norm_is_last in (False, True) if seen.norm_shapes else (False,):
             for source in _sources(seen, text, layout):
                 anatomy = Anatomy(
@@ -149,9 +164,8 @@ def find_anatomy(seen: Seen, text, family: Family, rounding: Rounding) -> Try:
                 )
                 tries.append(_with_cuts(anatomy, seen, rounding))
                 if tries[-1].error <= 1.0:
-                    return tries[-1]
-    by_table = [one for one in tries if one.anatomy.layout == family.rope_layout and family.is_known]
-    return by_table[0] if by_table else min(tries, key=lambda one: one.error)
+                    return tries
+    return tries
 
 
 def _sources(seen: Seen, text, layout: str) -> list:
