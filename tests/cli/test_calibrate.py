@@ -53,7 +53,7 @@ def test_seed_decides_random_rotations(make_dump, tmp_path):
 def test_artifact_appears_beside_the_dump(tmp_path):
     dump = synthetic(tmp_path / "some.dump.h5", layers=1)
     succeed("kvq-calibrate", "--model", dump)
-    assert {path.name for path in tmp_path.iterdir()} == {"some.dump.h5", "some.dump.kvq.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"some.dump.h5", "some.dump.oscar.safetensors"}
 
 
 def test_dry_run_writes_nothing(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from kvq_tools import ROOT, calibrate, run, succeed
+from kvq_tools import ROOT, calibrate, run, shards, succeed
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -136,15 +136,14 @@ def test_no_golden_token_is_held_out(make_dump, tmp_path):
     assert manifest(path)["layers"][0]["golden"] == {"first": 13, "count": 27}
 
 
-def test_an_artifact_without_golden_rows_is_as_old_as_it_was(dump, made, tmp_path):
-    """Only the golden rows differ."""
+def test_an_artifact_without_golden_rows_differs_in_them_alone(dump, made, tmp_path):
     path = calibrate(dump, tmp_path / "out", "--golden-tokens", 0)
-    assert manifest(path)["version"] == "1.0" and manifest(made)["version"] == "1.1"
+    assert manifest(path)["version"] == manifest(made)["version"] == "1.3"  # errors beside their baseline
     assert manifest(path)["requires"] == manifest(made)["requires"] == []
     plain, full = load_file(path), load_file(made)
     assert plain.keys() == {name for name in full if ".golden." not in name}
     assert all((plain[name] == full[name]).all() for name in plain)
-    bare = manifest(made) | {"version": "1.0"}
+    bare = manifest(made)
     for layer in bare["layers"]:
         del layer["golden"]
     assert bare == manifest(path)
@@ -189,7 +188,7 @@ def test_statistics_give_fewer_golden_rows_when_asked(dump, made, tmp_path):
 
 def test_older_statistics_give_artifacts_without_golden_rows(tmp_path):
     succeed("kvq-calibrate", "--quiet", "--stats", OLD_STATS, "--output", tmp_path / "out")
-    assert golden(tmp_path / "out") == {} and manifest(tmp_path / "out")["version"] == "1.0"
+    assert golden(tmp_path / "out") == {} and manifest(tmp_path / "out")["version"] == "1.3"
 
 
 def test_merged_shards_keep_one_run(dump, make_dump, tmp_path):
@@ -206,31 +205,25 @@ def test_merged_shards_keep_one_run(dump, make_dump, tmp_path):
 
 
 def test_resuming_takes_no_shard_with_other_golden_tokens(dump, tmp_path):
-    calibrate(dump, tmp_path / "fresh", "--golden-tokens", 9)
-    (tmp_path / "out.parts").mkdir()
-    for layer in range(LAYERS):
-        calibrate(
-            dump,
-            tmp_path / "one",
-            "--layers",
-            layer,
-            "--golden-tokens",
-            8,
-            "--stats",
-            tmp_path / f"out.parts/layer-{layer:04d}.safetensors",
-        )
-    calibrate(dump, tmp_path / "out", "--resume", "--golden-tokens", 9)
+    """A run that fails leaves the layers that it collected; a run with other golden tokens collects its own."""
+    flags = ("--model", dump, "--output", tmp_path / "out", "--method", "saw-int4")
+    more_than_rows = ("--kmeans", 4096)  # refused when all layers are collected
+    assert run("kvq-calibrate", *flags, "--golden-tokens", 8, *more_than_rows).code == 2
+    assert shards(tmp_path / "out"), "collected layers stay"
+    own = ("--method", "saw-int4", "--golden-tokens", 9)
+    calibrate(dump, tmp_path / "out", "--resume", *own)
+    calibrate(dump, tmp_path / "fresh", *own)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
-def test_artifacts_with_other_golden_rows_compare_as_equal(dump, made, tmp_path):
-    others = [calibrate(dump, tmp_path / f"other{count}", "--golden-tokens", count) for count in (5, 0)]
-    for flags in ((), ("--model", dump, "--no-windows", "--quiet")):
-        said = [
-            succeed("kvq-diff", *flags, made, path).stdout.replace(str(path), "NEW").replace(str(made), "NEW")
-            for path in (made, *others)
-        ]
-        assert said[0] == said[1] == said[2] and "FAIL" not in said[0]
+def test_artifacts_with_fewer_golden_rows_fail_by_that_alone(dump, made, tmp_path):
+    for count in (5, 0):
+        other = calibrate(dump, tmp_path / f"other{count}", "--golden-tokens", count)
+        for flags in ((), ("--model", dump, "--no-windows", "--quiet")):
+            result = run("kvq-diff", "--json", *flags, made, other)
+            failed = [check["rule"] for check in json.loads(result.stdout)["checks"] if check["outcome"] == "failed"]
+            assert (result.code, failed) == (6, ["golden_rows.lost<=0"])
+            assert run("kvq-diff", *flags, other, made).code == 0, "more golden rows are no loss"
 
 
 @pytest.mark.parametrize("count", ["-1", "4097", "many"])

@@ -165,7 +165,7 @@ def test_bash_completes_flags_names_and_files(complete):
     assert complete("kvq-calibrate", "--model", "dump_") == {"dump_two.h5"}
     assert complete("kvq-calibrate", "--threads", "") == set(), "a number has no completion"
     assert complete("kvq-eval", "--scheme", "kivi-2") == {"kivi-2"}
-    assert complete("kvq-eval", "--metric", "attention") == {"attention_kl"}
+    assert complete("kvq-eval", "--metric", "attention") == {"attention_kl", "attention_kl_b4"}
     assert complete("kvq-eval", "--keep", "f") == {"folder"}
     assert complete("kvq-inspect", "--page") == {"--page-size"}
     assert complete("kvq-diff", "--no-") == {"--no-default-rules", "--no-windows"}

@@ -299,7 +299,7 @@ def test_table_and_json_have_the_gains(dump, tmp_path):
     gains = transforms(tmp_path / "out")
     assert (
         lines[0].split()[-1] == "gain"
-        and max(map(len, lines)) <= PAGE + 20
+        and max(len(line) for line in lines if str(tmp_path) not in line) <= PAGE
         and any("outlier gain" in line for line in lines)
     )
     assert (
@@ -318,7 +318,8 @@ def test_report_of_outliers_does_not_depend_on_the_transform(dump, tmp_path):
     flags = ("--model", dump, "--output", tmp_path / "out", "--method", "quarot", "--report-outliers")
     tables, documents = [], []
     for kind in ("orthogonal", "balanced"):
-        tables.append(succeed("kvq-calibrate", *flags, "--transform", kind).stdout.split("\n\n")[1])
+        blocks = succeed("kvq-calibrate", *flags, "--transform", kind).stdout.split("\n\n")
+        tables += [block for block in blocks if block.startswith("Outlier gain")]
         documents.append(json.loads(succeed("kvq-calibrate", *flags, "--transform", kind, "--json").stdout)["outliers"])
     assert tables[0] == tables[1]
     gains = transforms(tmp_path / "out")

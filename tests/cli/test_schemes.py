@@ -108,7 +108,7 @@ def test_small_floats_are_those_of_torch():
     halves = {0.25: 0.0, 0.75: 1.0, 1.25: 1.0, 1.75: 2.0, 2.5: 2.0, 3.5: 4.0, 5.0: 4.0}
     for half, rounded in halves.items():
         assert E2M1.round(torch.tensor([half, -half])).tolist() == [rounded, -rounded]
-    nearest = table[(x.abs()[:, None] - table).abs().argmin(1)] * x.sign()
+    nearest = table[(x.abs().clamp(max=6)[:, None] - table).abs().argmin(1)] * x.sign()
     clear = ~torch.isin(x.abs(), torch.tensor(list(halves)))
     assert torch.equal(E2M1.round(x)[clear].abs(), nearest[clear].abs())
 

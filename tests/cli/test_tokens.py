@@ -121,11 +121,12 @@ def test_so_does_a_real_model(sample, tmp_path):
     assert tensors(own) == tensors(other) and without_origin(own) == without_origin(other)
 
 
-def test_one_token_is_enough_for_plain_codes(dump, tmp_path):
-    own = calibrate(dump, tmp_path / "own", *span(150, 1), "--method", "plain", "--center", "kv")
-    assert tensors(own) == tensors(
-        calibrate(cut(dump, tmp_path / "part.h5", 150, 1), tmp_path / "other", "--method", "plain", "--center", "kv")
-    )
+def test_sixteen_tokens_are_enough_for_plain_codes(dump, tmp_path):
+    plain = ("--method", "plain", "--center", "kv")
+    own = calibrate(dump, tmp_path / "own", *span(150, 16), *plain)
+    assert tensors(own) == tensors(calibrate(cut(dump, tmp_path / "part.h5", 150, 16), tmp_path / "other", *plain))
+    few = run("kvq-calibrate", "--model", dump, "--output", tmp_path / "few", *span(150, 15), *plain)
+    assert few.code == 2 and "expected at least 16 tokens, found 15" in few.stderr and not (tmp_path / "few").exists()
 
 
 def test_statistics_of_a_part_are_those_of_its_dump(dump, tmp_path):
@@ -211,7 +212,7 @@ def test_deciding_from_statistics_of_a_part_gives_the_artifact_of_the_direct_run
     assert (tmp_path / "later").read_bytes() == direct.read_bytes()
     stats = manifest(tmp_path / "stats")
     assert stats.get("token_range") == manifest(direct)["calibration"]["options"].get("tokens")
-    assert stats["version"] == "1.3"  # golden tokens
+    assert stats["version"] == "1.5"  # ranges
 
 
 @pytest.mark.parametrize("flags", [span(70, 200), span(0, TOKENS), ()], ids=str)
@@ -220,7 +221,7 @@ def test_statistics_of_a_part_without_golden_tokens_are_no_newer_than_they_need(
     succeed("kvq-calibrate", "--quiet", "--stats", tmp_path / "stats", "--output", tmp_path / "later")
     assert (tmp_path / "later").read_bytes() == direct.read_bytes()
     stats = manifest(tmp_path / "stats")
-    assert stats["version"] == ("1.2" if "token_range" in stats else "1.0")
+    assert stats["version"] == "1.5"
 
 
 def test_merged_statistics_say_the_range_of_all_of_them(dump, tmp_path):

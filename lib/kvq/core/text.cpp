@@ -69,6 +69,12 @@ std::string TextFilter::filter(std::string_view text, bool is_last) {
     if (c == '\n' && allowed_.line_feeds) {
       result += c;
       ++i;
+    } else if (c == '\r' && allowed_.line_feeds && rest.starts_with("\r\n")) {  // the end of a line of CSV
+      result += c;
+      ++i;
+    } else if (c == '\r' && allowed_.line_feeds && !allowed_.colors && rest.size() == 1 && !is_last) {
+      at_line_start_ = was_at_start;
+      return hold(), result;
     } else if (allowed_.colors && (c == '\x1b' || c == '\r')) {
       at_line_start_ = was_at_start;
       const auto bytes = own_sequence(rest);

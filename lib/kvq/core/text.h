@@ -68,7 +68,7 @@ inline std::string utf8_text(std::string_view text) {
 class TextFilter {
  public:
   struct Allowed {
-    bool line_feeds = true;
+    bool line_feeds = true;  ///< LF, and CR LF
     bool colors = false;  ///< ESC [ n m, and CR ESC [ K, which rewrites a line of progress
   };
   explicit TextFilter(Allowed allowed) : allowed_(allowed) {}
