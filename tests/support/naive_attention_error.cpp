@@ -248,16 +248,22 @@ class NaiveMeter {
     const std::int64_t begin = g_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, i - g_.sliding_window + 1);
     Row exact, changed, delta;
     double logit_size = 0.0, delta_size = 0.0;  // sizes of the terms of a product; the terms round
+    double moved_size = 0.0;                    // size by which a rounded logit moves the change of its capped value
     for (std::int64_t j = begin; j <= i; ++j) {
       const Row &key = k.exact[static_cast<std::size_t>(j)], &change = k.changed(i, j);
       exact.push_back(capped(g_.softmax_scale * dot(q, key)));
       changed.push_back(capped(g_.softmax_scale * dot(q, k.read(i, j))));
       delta.push_back(g_.logit_softcap > 0.0 ? changed.back() - exact.back() : g_.softmax_scale * dot(q, change));
-      logit_size = std::max(logit_size, g_.softmax_scale * magnitude_dot(q, key));
+      const double size = g_.softmax_scale * magnitude_dot(q, key);
+      logit_size = std::max(logit_size, size);
+      // With D = c (tanh(b) - tanh(a)): dD / d(c b) = 1 - tanh(b)^2 <= 1 at a fixed a, and at a fixed b - a,
+      // dD / d(c a) = tanh(a)^2 - tanh(b)^2, whose size is at most 2 |D| / c and at most 1.
+      if (g_.logit_softcap > 0.0)
+        moved_size = std::max(moved_size, std::min(1.0, 2.0 * std::abs(delta.back()) / g_.logit_softcap) * size);
       delta_size = std::max(delta_size, g_.softmax_scale * magnitude_dot(q, change));
     }
     const double logit_rounding = kUnit * (logit_size + 1.0 + g_.logit_softcap),
-                 delta_rounding = (g_.logit_softcap > 0.0 ? 3.0 : 1.0) * kUnit * delta_size;
+                 delta_rounding = kUnit * (delta_size + moved_size);
     add(sums[kQueries], 1.0, 0.0);
     add(sums[kLogitError], dot(delta, delta), 2.0 * delta_rounding * length(delta) + delta_rounding * delta_rounding);
     add(sums[kLogitEnergy], dot(exact, exact), 2.0 * logit_rounding * length(exact));

@@ -65,18 +65,19 @@ void AttentionBlock::look(const QueryBlock& block, std::span<const float> q, con
   key_begin_ = window > 0 ? std::max(block.begin, block.first + 1 - window) : block.begin;
   keys_ = block.first + block.count - key_begin_;
   const auto size = static_cast<std::size_t>(block.count * keys_);
+  const bool capped = geometry_.logit_softcap > 0.0;
   s_.resize(size);
   p_.resize(size);
   blas::gemm_nt(block.count, keys_, dim, static_cast<float>(geometry_.softmax_scale), q.data(), dim,
                 rows.k.data() + key_begin_ * dim, dim, s_.data(), keys_);
+  if (capped) uncapped_ = s_;
   top_.resize(static_cast<std::size_t>(block.count));
   sink_p_.resize(static_cast<std::size_t>(block.count));
   for (std::int64_t row = 0; row < block.count; ++row) {
     const std::int64_t from = visible_begin(row), to = visible_end(row);
     float* s = s_.data() + row * keys_;
     float* p = p_.data() + row * keys_;
-    if (geometry_.logit_softcap > 0.0)
-      row_ops::soft_cap(s + from, to - from, static_cast<float>(geometry_.logit_softcap));
+    if (capped) row_ops::soft_cap(s + from, to - from, static_cast<float>(geometry_.logit_softcap));
     std::fill(p, p + from, 0.0f);
     std::copy(s + from, s + to, p + from);
     std::fill(p + to, p + keys_, 0.0f);
@@ -157,12 +158,13 @@ void AttentionBlock::compare_context(const float* logits, const float* change, s
   sums.divergence += change_weights(context_p_.data(), logits, context_d_.data(), count);
 }
 
-/// The change of capped logits c tanh(a / c) whose a changes by `delta`. With s the capped logit, x = s / c and y =
-/// tanh(delta / c) it is c y (1 - x^2) / (1 + x y), which has no difference of nearly equal numbers.
-void AttentionBlock::cap_change(const float* capped, float* delta, std::int64_t count, double cap) {
+/// `delta` becomes the change of the capped logits c tanh(l / c) of logits l that change by `delta`: with a = l / c and
+/// d = delta / c it is c (tanh(a + d) - tanh(a)) = c tanh(d) (1 - tanh(a) tanh(a + d)). The capped logits of look() do
+/// not serve: a float near c has no digits left of 1 - tanh(a)^2.
+void AttentionBlock::cap_change(const float* logits, float* delta, std::int64_t count, double cap) {
   for (std::int64_t t = 0; t < count; ++t) {
-    const double x = capped[t] / cap, y = std::tanh(delta[t] / cap);
-    delta[t] = static_cast<float>(cap * y * (1.0 - x * x) / (1.0 + x * y));
+    const double a = logits[t] / cap, d = delta[t] / cap;
+    delta[t] = static_cast<float>(cap * std::tanh(d) * (1.0 - std::tanh(a) * std::tanh(a + d)));
   }
 }
 
@@ -199,7 +201,8 @@ void AttentionBlock::change_logits(const StoredRows& stored, AttentionSums& sums
     const float* s = s_.data() + row * keys_;
     std::fill(d, d + from, 0.0f);
     std::fill(d + end, d + keys_, 0.0f);
-    if (geometry_.logit_softcap > 0.0) cap_change(s + from, d + from, end - from, geometry_.logit_softcap);
+    if (geometry_.logit_softcap > 0.0)
+      cap_change(uncapped_.data() + row * keys_ + from, d + from, end - from, geometry_.logit_softcap);
     sums.logit_error += sum_of_squares(d + from, end - from);
     if (to - from > static_cast<std::int64_t>(kTop)) {
       for (std::int64_t t = from; t < to; ++t) shifted_[static_cast<std::size_t>(t - from)] = s[t] + d[t];

@@ -67,7 +67,7 @@ class AttentionBlock {
   /// Of the largest logits, how many stay among the largest.
   double kept_places(const float* logits, const float* change, std::int64_t count);
   float sink() const;  ///< the query head's learned sink, -infinity if there is none
-  static void cap_change(const float* capped, float* delta, std::int64_t count, double cap);
+  static void cap_change(const float* logits, float* delta, std::int64_t count, double cap);
   double change_row(std::int64_t row, std::int64_t from, std::int64_t to);
   void change_logits(const StoredRows& stored, AttentionSums& sums, std::span<float> divergence);
   void change_outputs(const ExactRows& rows, const StoredRows& stored);
@@ -82,6 +82,7 @@ class AttentionBlock {
   std::span<const float> q_;
   std::int64_t key_begin_ = 0, keys_ = 0;  ///< token of column 0, and number of columns
   std::vector<float> s_, p_, d_;           ///< [count, keys] logits, weights, change of logits and then of weights
+  std::vector<float> uncapped_;            ///< [count, keys] logits before the cap; unused if the layer has none
   std::vector<float> o_, o_change_, sv_, band_, shifted_, turned_, context_p_, context_d_;
   std::vector<float> sink_p_;        ///< [count] weights of the learned sink
   std::vector<float> with_sink_[3];  ///< p, logits and change of one row and its sink

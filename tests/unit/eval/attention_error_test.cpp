@@ -215,7 +215,7 @@ void check_ways(const LayerActivations& layer, std::vector<Way> ways, bool with_
 }
 
 LayerError measure_one(const LayerActivations& layer, StoredLayer stored, bool with_windows = true) {
-  return attention_errors(layer, std::span<const StoredLayer>(&stored, 1), with_windows).at(0);
+  return attention_errors(layer, std::span<const StoredLayer>(&stored, 1), with_windows, {}, true).at(0);
 }
 
 const std::vector<std::int64_t> kManyLengths = {1, 2, 63, 64, 65, 130, 300};
@@ -552,6 +552,17 @@ TEST_CASE("Ways measured together come out as each one alone", "[eval]") {
     }
   }
   CHECK(attention_errors(test::make_layer({}), {}, true).empty());
+}
+
+TEST_CASE("Without the sums over contexts all other numbers stay", "[eval]") {
+  const LayerActivations layer = test::make_layer({.lengths = {130, 65}, .seed = 12});
+  const StoredLayer stored = std::move(scheme_way(layer, "naive-int2").stored);
+  const std::span<const StoredLayer> ways(&stored, 1);
+  LayerError with = attention_errors(layer, ways, true, {}, true).at(0);
+  const LayerError without = attention_errors(layer, ways, true, {}, false).at(0);
+  for (HeadError& head : with.heads)
+    for (AttentionSums& bucket : head.buckets) bucket.context = {};
+  CHECK(first_difference(with, without) == "");
 }
 
 TEST_CASE("Rows that come back as they were leave no error at all", "[eval]") {
