@@ -150,16 +150,17 @@ void expect_listed(const std::string& word, const Json& required) {
 }
 
 /// Checks values of the manifest that the plan implies: features in `requires`, mean bits and bytes of a mixed row.
-void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim) {
+/// @param where  the layer and its side
+void check_claims(const TensorPlan& plan, const Json& json, const Json& required, int dim, const std::string& where) {
   for (const std::string& word : features(plan)) expect_listed(word, required);
   if (!plan.allocation) return;
   const int claimed = json.at("allocation").at("row_bytes"), found = row_bytes(plan, dim);
   const double mean = json.at("allocation").at("mean_bits");
   if (mean != plan.allocation->mean_bits())
     throw Error{ErrorKind::bad_input,
-                fmt::format("mean_bits: expected {}, found {}", plan.allocation->mean_bits(), mean)};
+                fmt::format("{}: mean_bits: expected {}, found {}", where, plan.allocation->mean_bits(), mean)};
   if (claimed != found)
-    throw Error{ErrorKind::bad_input, fmt::format("row_bytes: expected {}, found {}", found, claimed)};
+    throw Error{ErrorKind::bad_input, fmt::format("{}: row_bytes: expected {}, found {}", where, found, claimed)};
 }
 
 /// Fields of a geometry that 1.3 added.
@@ -203,8 +204,10 @@ Artifact load_artifact(const SafetensorsFile& file, HashCheck hash) {
     try {
       validate(plan);
       if (plan.geometry.logit_softcap > 0.0) expect_listed(kSoftcapFeature, manifest.at("requires"));
-      check_claims(plan.k, json.at("k"), manifest.at("requires"), plan.geometry.head_dim);
-      if (plan.v) check_claims(*plan.v, json.at("v"), manifest.at("requires"), plan.geometry.v_head_dim);
+      for (const Side side : kSides)
+        if (const TensorPlan* own = plan.side(side))
+          check_claims(*own, json.at(std::string(name(side))), manifest.at("requires"), plan.geometry.dim(side),
+                       fmt::format("layer {} {}", plan.layer, name(side)));
     } catch (const Error& error) {
       throw Error{ErrorKind::bad_input, fmt::format("{}: {}", file.name(), error.what())};
     }

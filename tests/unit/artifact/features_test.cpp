@@ -167,7 +167,9 @@ const FileFault kFaults[] = {
      [](EditableFile& f) { keys(f)["centroids"]["inertia"] = {0.5}; }},
     {"an unknown scope of centroids", "bad_input: ", "scope",
      [](EditableFile& f) { keys(f)["centroids"]["scope"] = "layer"; }},
-    {"centroids that the plan does not name", "bad_input: ", "layers.0.k.centroids",
+    {"centroids that the plan does not name", "bad_input: ", "layers.1.v.centroids",
+     [](EditableFile& f) { plain_values(f).erase("centroids"); }},
+    {"row bytes of a plan with centroids", "bad_input: ", "layer 0 k: row_bytes: expected 8, found 12",
      [](EditableFile& f) { keys(f).erase("centroids"); }},
     {"a center beside centroids", "bad_input: ", "cent",
      [](EditableFile& f) {
