@@ -29,8 +29,8 @@ class LayerCheck {
     check_matrices("o_proj_metric", stats_.o_proj_metric);
     if (stats_.held_out)
       check_matrices("held_out.curvature", {stats_.held_out->curvature.begin(), stats_.held_out->curvature.end()});
-    check_sample();
     if (stats_.held_out) check_place("held_out.token", stats_.held_out->token, stats_.held_out->count());
+    check_sample();
     if (stats_.golden) check_place("golden.token", stats_.golden->first, stats_.golden->count);
   }
 

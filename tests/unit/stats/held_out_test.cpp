@@ -6,6 +6,7 @@
 #include "support/container_edit.h"
 #include "support/error_of.h"
 #include "support/layers.h"
+#include "support/matrix.h"
 #include "support/naive_stats.h"
 #include "support/random_data.h"
 #include "support/temp_folder.h"
@@ -77,9 +78,15 @@ StatsHeader header() {
   };
 }
 
+/// Each query head's curvature is A A^T of a random A.
 LayerActivations layer_with_curvature(const LayerSpec& spec) {
   LayerActivations layer = make_layer(spec);
-  layer.output_curvature = gaussian(static_cast<std::size_t>(spec.num_q_heads * spec.v_head_dim * spec.v_head_dim), 5);
+  const int dim = spec.v_head_dim;
+  for (int head = 0; head < spec.num_q_heads; ++head) {
+    const auto a = gaussian_double(static_cast<std::size_t>(dim * dim), static_cast<std::uint64_t>(head) + 5);
+    for (const double value : multiply(a, transpose(a, dim), dim))
+      layer.output_curvature.push_back(static_cast<float>(value));
+  }
   return layer;
 }
 
