@@ -6,6 +6,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <functional>
+
 using namespace kvq;
 using namespace kvq::test;
 using Catch::Matchers::Contains;
@@ -103,23 +105,33 @@ TEST_CASE("Layers that see other sequences are refused", "[dump]") {
              Contains("layer 1 sees other sequences"));
 }
 
-TEST_CASE("Files of different models are refused, all differences together", "[dump]") {
+TEST_CASE("Files of different models are refused by the first difference and the number of the others", "[dump]") {
   const TempFolder folder;
-  DumpContent other = random_dump({.seed = 2});
-  write_dump(folder / "a", random_dump({}));
-  other.model_name = "other";
-  other.model_fingerprint = std::string(64, '0');
-  other.layers[0].geometry.softmax_scale = 0.5;
-  other.layers[0].geometry.rope.inv_freq[1] = 0.25;
-  other.layers[0].dtype = DType::bf16;
-  write_dump(folder / "b", other);
-  const std::string text = error_text([&] { Dump::open({folder / "a", folder / "b"}); });
   const std::string a = (folder / "a").string(), b = (folder / "b").string();
-  CHECK_THAT(text, Contains(b + ": model_name: expected 'test-model' as in " + a + ", found 'other'"));
-  CHECK_THAT(text, Contains(b + ": model_fingerprint: expected '' as in"));
-  CHECK_THAT(text, Contains(b + ": layer 0: softmax_scale: expected '0.125' as in " + a + ", found '0.5'"));
-  CHECK_THAT(text, Contains(b + ": layer 0: rope_inv_freq differs from " + a));
-  CHECK_THAT(text, Contains(b + ": layer 0: q: kvq_dtype: expected 'float32' as in " + a + ", found 'bfloat16'"));
+  write_dump(a, random_dump({}));
+  DumpContent all = random_dump({.seed = 2});
+  const auto refusal = [&](const DumpContent& other) {
+    write_dump(b, other);
+    return error_text([&] { Dump::open({a, b}); });
+  };
+  const auto expect = [&](const std::string& text, const std::function<void(DumpContent&)>& change) {
+    DumpContent other = random_dump({.seed = 2});
+    change(other);
+    CHECK(refusal(other) == "bad_input: " + b + ": " + text);
+    change(all);
+  };
+  expect("model_name: expected 'test-model' as in " + a + ", found 'other'",
+         [](DumpContent& other) { other.model_name = "other"; });
+  expect("model_fingerprint: expected '' as in " + a + ", found '" + std::string(64, '0') + "'",
+         [](DumpContent& other) { other.model_fingerprint = std::string(64, '0'); });
+  expect("layer 0: softmax_scale: expected '0.125' as in " + a + ", found '0.5'",
+         [](DumpContent& other) { other.layers[0].geometry.softmax_scale = 0.5; });
+  expect("layer 0: rope_inv_freq differs from " + a,
+         [](DumpContent& other) { other.layers[0].geometry.rope.inv_freq[1] = 0.25; });
+  expect("layer 0: q: kvq_dtype: expected 'float32' as in " + a + ", found 'bfloat16' (2 further differences)",
+         [](DumpContent& other) { other.layers[0].dtype = DType::bf16; });  // of k and v
+  CHECK(refusal(all) == "bad_input: " + b + ": model_name: expected 'test-model' as in " + a +
+                            ", found 'other' (6 further differences)");
 }
 
 TEST_CASE("A tensor that all files share must be the same in all", "[dump]") {
@@ -127,6 +139,8 @@ TEST_CASE("A tensor that all files share must be the same in all", "[dump]") {
   DumpContent content = random_dump({});
   content.layers[0].o_proj = std::vector<float>(24, 0.25f);
   write_dump(folder / "a", content);
+  content = random_dump({.seed = 2});
+  content.layers[0].o_proj = std::vector<float>(24, 0.25f);
   content.layers[0].o_proj[3] = 0.5f;
   write_dump(folder / "b", content);
   const auto dump = Dump::open({folder / "a", folder / "b"});
@@ -141,6 +155,8 @@ TEST_CASE("All files have the metric of the output projection, and the same one,
   write_dump(folder / "without", content);
   content.layers[0].o_proj_metric = std::vector<float>(2 * 6 * 6, 0.25f);
   write_dump(folder / "a", content);
+  content = random_dump({.seed = 2});
+  content.layers[0].o_proj_metric = std::vector<float>(2 * 6 * 6, 0.25f);
   content.layers[0].o_proj_metric[71] = 0.5f;
   write_dump(folder / "b", content);
   CHECK_THAT(

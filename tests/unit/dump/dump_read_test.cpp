@@ -147,7 +147,11 @@ TEST_CASE("Optional tensors are read: no v for mla_rope, o_proj, output_curvatur
   const TempFolder folder;
   DumpContent content = random_dump({.num_q_heads = 3, .num_kv_heads = 1, .kind = AttentionKind::mla_rope});
   for (int i = 0; i < 5 * 3 * 6; ++i) content.layers[0].o_proj.push_back(static_cast<float>(i) / 8);
-  for (int i = 0; i < 3 * 6 * 6; ++i) content.layers[0].output_curvature.push_back(static_cast<float>(i) / 3);
+  for (int head = 0; head < 3; ++head)
+    for (int i = 0; i < 6; ++i)
+      for (int j = 0; j < 6; ++j)
+        content.layers[0].output_curvature.push_back(i == j ? static_cast<float>(3 + head + i)
+                                                            : 0.5f / static_cast<float>(1 + i + j));
   write_dump(folder / "a.h5", content);
   const auto dump = Dump::open({folder / "a.h5"});
   CHECK_FALSE(dump.model().layers[0].has_values);

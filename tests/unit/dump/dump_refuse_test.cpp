@@ -144,7 +144,7 @@ TEST_CASE("All independent faults of a file come together", "[dump]") {
 
 TEST_CASE("Attributes of the wrong type or value are refused", "[dump]") {
   const auto layer_fault = [](const char* name, auto value) { return open_fault(with_attribute(kLayer, name, value)); };
-  CHECK(layer_fault("num_q_heads", 0) == "bad_input: a.h5: layer 0: num_q_heads: expected 1 to 65536, found 0");
+  CHECK(layer_fault("num_q_heads", 0) == "bad_input: a.h5: layer 0: num_q_heads: expected 1 to 4096, found 0");
   CHECK(layer_fault("num_q_heads", 5) == "bad_input: a.h5: layer 0: num_q_heads 5 is not a multiple of num_kv_heads 2");
   CHECK_THAT(layer_fault("num_q_heads", 4.0), Contains("attribute num_q_heads: expected an integer, found float64"));
   CHECK_THAT(layer_fault("num_q_heads", "4"), Contains("attribute num_q_heads: expected an integer, found string"));
@@ -188,7 +188,7 @@ TEST_CASE("An attribute may have any integer type, and one value", "[dump]") {
   const std::int32_t two[] = {4, 4};
   CHECK(with_type(H5T_STD_U8LE, &byte, 1) == "no error");
   CHECK(with_type(H5T_STD_I32LE, two, 1) == "no error");
-  CHECK_THAT(with_type(H5T_STD_U64LE, &large, 1), Contains("num_q_heads: expected 1 to 65536"));
+  CHECK_THAT(with_type(H5T_STD_U64LE, &large, 1), Contains("num_q_heads: expected 1 to 4096"));
   CHECK_THAT(with_type(H5T_STD_I32LE, two, 2), Contains("attribute num_q_heads: expected one value"));
   CHECK_THAT(with_type(H5T_STD_I32BE, two, 1), Contains("expected an integer, found big-endian int32"));
 }

@@ -38,10 +38,11 @@ std::vector<double> table_of(const SmallFloat& format) {
   return table;
 }
 
-/// The nearest entry; of two the one with an even code.
+/// The nearest entry; of two the one with an even code. Beyond the last entry it is the last one, where a double has no
+/// digits for the distances from a number of 2^54.
 float nearest(const std::vector<double>& table, float x) {
   std::size_t best = 0;
-  const double size = std::abs(double{x});
+  const double size = std::min(std::abs(double{x}), table.back());
   for (std::size_t code = 1; code < table.size(); ++code) {
     const double own = std::abs(table[code] - size), least = std::abs(table[best] - size);
     if (own < least || (own == least && code % 2 == 0)) best = code;
