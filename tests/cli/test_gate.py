@@ -272,7 +272,7 @@ def workflow() -> dict:
 
 def test_the_example_runs_what_is_tested(workflow):
     gates = [
-        step["run"] for step in workflow["jobs"]["kvq-diff"]["steps"] if "gate_artifacts.sh" in step.get("run", "")
+        step["run"] for step in workflow["jobs"]["kvq-diff"]["steps"] if "gate_artifacts.py" in step.get("run", "")
     ]
     assert len(gates) == 1 and "GITHUB_STEP_SUMMARY" in gates[0]
     assert not any("${{" in step.get("run", "") for step in workflow["jobs"]["kvq-diff"]["steps"]), (
