@@ -51,7 +51,7 @@ def hashed(content: bytes) -> bytes:
     return with_metadata(content, kvq__content_hash=content_hash(SafetensorsFile(content, "artifact")))
 
 
-# An artifact of 1.2, made from an artifact of an orthogonal method, and faults of transforms
+# An artifact of 1.3, made from an artifact of an orthogonal method, and faults of transforms
 
 A, INVERSE, SCALE = "layers.1.v.rotation", "layers.1.v.inverse", "layers.0.v.channel_scale"
 # All numbers are exact in binary32, so that no check depends on the machine. The condition of each block of 4 is from a
@@ -88,7 +88,7 @@ def with_transforms(content: bytes) -> tuple[Tree, Tensors]:
     tensors[A], tensors[INVERSE] = (
         np.kron(np.eye(8), block).astype(np.float32)[None].repeat(2, axis=0) for block in (BLOCK, BLOCK_INVERSE)
     )
-    tree |= {"version": "1.2", "requires": ["transform"]}
+    tree |= {"version": "1.3", "requires": ["transform"]}
     return tree, tensors
 
 

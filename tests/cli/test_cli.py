@@ -6,6 +6,7 @@ Commands run in the folder of workspace.py.
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,15 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
 
 
+PARTS_HINT = re.compile(r"(; |hint: )(?P<parts>\S+\.parts) has what was collected; with --resume [^\n]+\n")
+
+
+def parts_of(result: Result, folder: Path) -> dict[str, tuple[int, int]]:
+    """The folder of collected layers that the hint of an error names."""
+    named = PARTS_HINT.search(result.stderr)
+    return {} if named is None else {named["parts"]: snapshot(folder)[named["parts"]]}
+
+
 def is_well_formed(error: Result, tool: str) -> bool:
     """Whether all lines are `<tool>: error: ...`, one for each fault, with at most one hint at the end, and all lines
     are shorter than 200 characters."""
@@ -278,13 +288,21 @@ def test_tool_says(folder, request, name, command, code):
     assert result.code == code
     if code not in (0, CHECK_FAILED):
         assert is_well_formed(result, tool)
-        assert snapshot(folder) == before, "a run that fails leaves no file behind and changes none"
+        left = parts_of(result, folder)
+        assert snapshot(folder) == before | left, "a run that fails leaves only the layers that its hint names"
+        for name in left:
+            shutil.rmtree(folder / name)
 
 
 @pytest.mark.parametrize("name", workspace.FAULTS)
 def test_a_dry_run_finds_what_a_run_would_refuse(folder, name):
-    dry, real = (run(C, "--model", f"{name}.h5", *flags, cwd=folder) for flags in (["--dry-run"], []))
-    assert (dry.code, dry.stderr) == (real.code, real.stderr) and dry.code == exit_code_of(name)
+    before = snapshot(folder)
+    dry = run(C, "--model", f"{name}.h5", "--dry-run", cwd=folder)
+    assert snapshot(folder) == before
+    real = run(C, "--model", f"{name}.h5", cwd=folder)
+    for parts in parts_of(real, folder):
+        shutil.rmtree(folder / parts)
+    assert (dry.code, dry.stderr) == (real.code, PARTS_HINT.sub("", real.stderr)) and dry.code == exit_code_of(name)
 
 
 def test_every_expected_file_belongs_to_a_case():
