@@ -58,7 +58,7 @@ def test_artifact_appears_beside_the_dump(tmp_path):
 
 def test_dry_run_writes_nothing(tmp_path):
     dump = synthetic(tmp_path / "dump.h5", layers=1)
-    succeed("kvq-calibrate", "--model", dump, "--dry-run", "--output", tmp_path / "new/out")
+    succeed("kvq-calibrate", "--model", dump, "--dry-run", "--output", tmp_path / "out")
     succeed("kvq-calibrate", "--model", dump, "--dry-run", "--stats", tmp_path / "stats")
     assert [path.name for path in tmp_path.iterdir()] == ["dump.h5"]
 

@@ -94,7 +94,7 @@ def test_more_centroids_than_rows_are_refused(sample, tmp_path):
         error, hint = result.stderr.splitlines()[-2:]
         assert result.code == USAGE and error.startswith("kvq-calibrate: error: ") and f"--kmeans {flags[1]} " in error
         assert hint.startswith("hint: ") and "--sample-tokens" in hint
-        assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == [tmp_path / "out.parts"] and str(tmp_path / "out.parts") in hint
     calibrate(sample, tmp_path / "out", "--kmeans", 447, "--layers", 0)
 
 

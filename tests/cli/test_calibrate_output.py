@@ -136,4 +136,6 @@ def test_results_that_cannot_be_printed_are_an_error(dump, tmp_path, command):
     inputs = (artifact,) if tool == "kvq-inspect" else ("--model", dump, "--output", tmp_path / "out")
     with open("/dev/full", "w") as full:
         result = run(tool, *flags, *inputs, stdout=full)
-    assert (result.code, result.stderr) == (INPUT, f"{tool}: error: cannot write to standard output\n")
+    *warnings, error = result.stderr.splitlines()
+    assert (result.code, error) == (INPUT, f"{tool}: error: cannot write to standard output")
+    assert all(line.startswith(f"{tool}: warning: calibrated on 100 tokens") for line in warnings)

@@ -84,4 +84,4 @@ REFUSED = [
 @pytest.mark.parametrize("flags", REFUSED, ids=lambda flags: " ".join(map(str, flags)))
 def test_refusals(make_dump, tmp_path, flags):
     refused(flags, "--model", make_dump(**SMALL, head_dim=64), "--output", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"out.parts"}, "collected layers stay, for --resume"

@@ -226,7 +226,7 @@ def test_projected_outputs_take_little_memory(make_dump, tmp_path):
 
 
 def shown(x: float) -> str:
-    return f"{x:.4f}" if x >= 0.001 else f"{x:.1e}"
+    return "0" if x == 0 else f"{x:.4f}" if x >= 0.001 else f"{x:.1e}"
 
 
 def test_layer_table(held_out, artifacts):

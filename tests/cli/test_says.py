@@ -119,7 +119,7 @@ def test_mixed_rows_show_mean_bits(said):
 
 def test_reports_fit_the_page(sample, tmp_path):
     flags = ("--layers", "1,5", "--report-rotations", "--report-outliers")
-    text = succeed("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", *flags).stdout
+    text = succeed("kvq-calibrate", "--model", sample, "--output", "out", *flags, cwd=tmp_path).stdout
     assert "Lemma 1" in text and wide_lines(text) == []
 
 

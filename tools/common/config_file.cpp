@@ -106,6 +106,7 @@ class Scanner {
       if (at_end()) fail(first_line, "the list has no end, expected ]");
       values.push_back(read_value(true));
       skip_in_list();
+      if (at_end()) fail(first_line, "the list has no end, expected ]");
       if (here() == ',') {
         take();
       } else if (here() != ']') {

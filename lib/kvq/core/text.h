@@ -69,7 +69,7 @@ class TextFilter {
  public:
   struct Allowed {
     bool line_feeds = true;  ///< LF, and CR LF
-    bool colors = false;  ///< ESC [ n m, and CR ESC [ K, which rewrites a line of progress
+    bool colors = false;     ///< ESC [ n m, and CR ESC [ K, which rewrites a line of progress
   };
   explicit TextFilter(Allowed allowed) : allowed_(allowed) {}
   /// Holds back the end of the chunk if what it means depends on the next chunk.

@@ -25,8 +25,8 @@ Rule parse_rule(const std::string& text);
 /// A rule that holds unless the user replaces it.
 struct DefaultRule {
   const char* text;
-  /// A calibration on other text may break the rule although nothing got worse. Where attention is measured, the rule is
-  /// checked only if both artifacts come from the same data.
+  /// A calibration on other text may break the rule although nothing got worse. Where attention is measured, the rule
+  /// is checked only if both artifacts come from the same data.
   bool follows_data = false;
 };
 

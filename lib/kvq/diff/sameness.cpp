@@ -45,9 +45,8 @@ class Comparer {
     for (auto& [what, number] : numbers_) result_.numbers.push_back(std::move(number));
     // NaN counts as the largest difference.
     const auto size = [](const NumberDifference& x) { return std::isnan(x.difference) ? HUGE_VAL : x.difference; };
-    std::sort(result_.numbers.begin(), result_.numbers.end(), [&](const auto& a, const auto& b) {
-      return size(a) != size(b) ? size(a) > size(b) : a.what < b.what;
-    });
+    std::sort(result_.numbers.begin(), result_.numbers.end(),
+              [&](const auto& a, const auto& b) { return size(a) != size(b) ? size(a) > size(b) : a.what < b.what; });
     result_.verdict = identical                ? SamenessVerdict::identical
                       : result_.reason.empty() ? SamenessVerdict::equal_but_for_rounding
                                                : SamenessVerdict::different;

@@ -243,10 +243,11 @@ Scheme find_scheme(std::string_view name) {
   }
   const std::string nearest = nearest_name(stem, scheme_names());
   throw Error{ErrorKind::usage, fmt::format("--scheme: unknown \"{}\"", name),
-              nearest.empty() ? fmt::format("choose one of {}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a "
-                                            "multiple of 32), the suffix -k codes keys only",
-                                            names)
-                              : fmt::format("did you mean {}? kvq-eval --help lists all schemes", nearest)};
+              nearest.empty()
+                  ? fmt::format("choose one of {}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a "
+                                "multiple of 32), the suffix -k codes keys only",
+                                names)
+                  : fmt::format("did you mean {}? kvq-eval --help lists all schemes", nearest)};
 }
 
 }  // namespace kvq
