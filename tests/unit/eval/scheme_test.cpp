@@ -2,6 +2,7 @@
 
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
+#include <kvq/core/suggestion.h>
 #include <kvq/eval/kivi.h>
 #include <kvq/plan/rotation.h>
 #include <kvq/solve/sphere_codebook.h>
@@ -280,10 +281,18 @@ TEST_CASE("Other names are refused with the list of names", "[eval][scheme]") {
     const auto error = test::error_of([&] { find_scheme(name); });
     REQUIRE(error.has_value());
     CHECK(error->kind() == ErrorKind::usage);
-    const std::string words = std::string(error->what()) + "\n" + error->hint();
-    CHECK(words.find("\"" + name + "\"") != std::string::npos);
-    for (const SchemeFamily& family : scheme_families()) CHECK(words.find(family.pattern) != std::string::npos);
+    CHECK(std::string(error->what()).find("\"" + name + "\"") != std::string::npos);
+    const std::string stem = name.ends_with("-k") ? name.substr(0, name.size() - 2) : name;
+    if (const std::string nearest = nearest_name(stem, scheme_names()); !nearest.empty()) {
+      CHECK(error->hint() == "did you mean " + nearest + "? kvq-eval --help lists all schemes");
+      continue;
+    }
+    for (const SchemeFamily& family : scheme_families()) CHECK(error->hint().find(family.pattern) != std::string::npos);
   }
+  const auto hint = [](const char* name) { return test::error_of([&] { find_scheme(name); })->hint(); };
+  CHECK(hint("Naive-int2") == "did you mean naive-int2? kvq-eval --help lists all schemes");
+  CHECK(hint("naive-int22-k") == "did you mean naive-int2? kvq-eval --help lists all schemes");
+  CHECK(hint("zigzag").starts_with("choose one of "));
   CHECK(test::error_of([] { find_scheme(std::string_view("bf16\0", 5)); }).has_value());
 }
 
