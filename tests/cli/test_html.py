@@ -445,7 +445,7 @@ def test_provenance(folder, reports, document):
     ):
         assert fact in facts, fact
     options = manifest["calibration"]["options"]
-    texts = {name: {True: "true", False: "false"}.get(value, str(value)) for name, value in options.items()}
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     shown = [fact for fact in facts if fact[0] in options]
     assert shown and all(texts[name] == text for name, text in shown)
     assert "composition" in options and not any(name == "composition" for name, _ in shown), "kvq does not use it"

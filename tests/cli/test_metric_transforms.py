@@ -323,7 +323,7 @@ def test_report_of_outliers_does_not_depend_on_the_transform(dump, tmp_path):
         documents.append(json.loads(succeed("kvq-calibrate", *flags, "--transform", kind, "--json").stdout)["outliers"])
     assert tables[0] == tables[1]
     gains = transforms(tmp_path / "out")
-    title, header, *lines = tables[0].splitlines()
+    title, _, header, *lines = tables[0].splitlines()  # the title has two lines
     assert (
         title.startswith("Outlier gain")
         and header.split() == ["layer", "side", "head", "0", "head", "1"]

@@ -16,9 +16,7 @@ namespace {
 
 using Record = std::vector<std::string>;
 
-constexpr std::size_t kMostName = 1000;
-
-std::string name_of(const Candidate& candidate) { return printable(candidate.name, kMostName); }
+std::string name_of(const Candidate& candidate) { return safe_line(candidate.name); }
 
 /// Metrics that any candidate has.
 std::vector<Metric> present(const std::vector<CandidateResult>& results) {
@@ -53,9 +51,8 @@ std::vector<Record> summary_records(const std::vector<Candidate>& candidates,
   for (const Metric metric : metrics) add_header(metric, records.front());
   for (std::size_t c = 0; c < results.size(); ++c) {
     const Candidate& own = candidates[c];
-    records.push_back({name_of(own), printable(own.method, kMostName),
-                       own.temporary ? "" : printable(own.path, kMostName), csv_number(results[c].bits),
-                       csv_number(results[c].k_code_bits)});
+    records.push_back({name_of(own), safe_line(own.method), own.temporary ? "" : safe_line(own.path),
+                       csv_number(results[c].bits), csv_number(results[c].k_code_bits)});
     for (const Metric metric : metrics) add_values(metric, results[c].mean, results[c].distributions, records.back());
   }
   return records;
