@@ -399,17 +399,17 @@ def test_encodes_rows(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, code",
+    "rows, arguments, code",
     [
-        (["--layer", "1", "--side", "k"], 2),
-        (["--layer", "0", "--side", "k", "--head", "2"], 2),
-        (["--layer", "0", "--side", "k", "--encode-rows", "missing.npy"], 3),
+        ("x.npy", ["--layer", "1", "--side", "k"], 2),
+        ("x.npy", ["--layer", "0", "--side", "k", "--head", "2"], 2),
+        ("missing.npy", ["--layer", "0", "--side", "k"], 3),
     ],
 )
-def test_wrong_rows_are_refused_in_one_line(tmp_path, capsys, arguments, code):
+def test_wrong_rows_are_refused_in_one_line(tmp_path, capsys, rows, arguments, code):
     path = write(tmp_path, build.to_bytes(*sample()))
     np.save(tmp_path / "x.npy", np.zeros((2, DIM), np.float32))
-    found, out, err = run(capsys, path, "--encode-rows", tmp_path / "x.npy", *arguments)
+    found, out, err = run(capsys, path, "--encode-rows", tmp_path / rows, *arguments)
     assert found == code and out == ""
     assert err.startswith("read_artifact.py: error: ")
 

@@ -37,7 +37,8 @@ void add_header(Metric metric, Record& header) {
 }
 
 void add_values(Metric metric, const Values& values, const Distributions& distributions, Record& record) {
-  record.push_back(csv_number(values[metric]));
+  const bool has_distribution = metric->per_query && !std::isnan(values[metric]);
+  record.push_back(csv_number(has_distribution ? distributions[metric].mean : values[metric]));
   if (!metric->per_query) return;
   for (const DistributionPart& part : distribution_parts())
     if (part.value != &Distribution::mean)
