@@ -19,9 +19,16 @@ All artifacts and schemes are measured on the same windows, after the exact mode
 perplexity, and its 95% bootstrap interval over windows.
 """
 EPILOG = """\
-schemes without an artifact: exact; affine, integer, absmax, least_squares, norm with 1 to 8 bits;
-hadamard- before it rotates heads, g64 behind it makes groups of 64 channels (default: the head),
-as in hadamard-norm2g64
+schemes without an artifact are exact and those of kvq-eval (formats/eval.md):
+
+  bf16, fp8, fp8-head, fp8-unscaled, nvfp4, saw-int4, naive-int<b>,
+  quarot-int<b>, symmetric-norm-<b>, tq-mse-<b>, turboquant-qjl-<b>,
+  kivi-<b>, kivi-scale-only-<b>
+
+<b> is 1 to 8 bits; -k behind a name codes keys only; -r32 behind kivi-<b> sets
+its residual. Also affine, integer, absmax, least_squares and norm, followed by
+the bits: hadamard- before such a name rotates heads, g64 behind it makes groups
+of 64 channels, as in hadamard-norm2g64.
 
 examples
 
@@ -114,7 +121,7 @@ def _add_running(parser: Parser) -> None:
         "--codec",
         choices=["auto", "compiled", "pytorch"],
         default="auto",
-        help="who searches trellis codes on a CPU: libkvq_codec of the built tools, or PyTorch, which gives the same "
+        help="what searches trellis codes on a CPU: libkvq_codec of the built tools, or PyTorch, which gives the same "
         "codes and is slow (default auto: libkvq_codec if it is there)",
     )
     group.add_argument("--local-files-only", action="store_true", help="do not ask the hub; a folder never does")

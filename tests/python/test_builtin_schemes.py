@@ -130,3 +130,10 @@ def test_haar_matrices_are_orthogonal_and_differ():
     first, second = (random_matrices.haar_matrix(12, 0, layer, 3) for layer in (0, 1))
     np.testing.assert_allclose(first @ first.T, np.eye(12), atol=1e-12)
     assert not np.allclose(first, second)
+
+
+def test_help_names_every_family():
+    from kvq.builtin_schemes import FAMILIES
+    from kvq.perplexity_options import EPILOG
+
+    assert [name for name in FAMILIES if name not in EPILOG.replace("\n", " ")] == []
