@@ -149,7 +149,7 @@ class Family:
     has_residual: bool = False
 
 
-# The registry of kvq-eval: tests/cli/test_schemes.py compares the two lists.
+# The registry of kvq-eval: tests/cli/test_scheme_names.py compares the two lists.
 FAMILIES = {
     "bf16": Family(bf16, fixed_bits=16),
     "fp8": Family(fp8("tensor"), fixed_bits=8),

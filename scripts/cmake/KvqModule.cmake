@@ -45,6 +45,22 @@ function(kvq_module name)
   endforeach()
 endfunction()
 
+# kvq_compile_fast(<target>) is for code that calls the optimized code of the library: assertions and tools. Optimizing
+# assertions as much would take g++ a third more time, and clang with sanitizers a sixth more.
+function(kvq_compile_fast target)
+  target_compile_options(
+    ${target}
+    PRIVATE
+      $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>
+      $<$<AND:$<BOOL:${KVQ_SANITIZE}>,$<COMPILE_LANGUAGE:CXX>>:-O1>
+  )
+  # At -O1 g++ 12 does not know which alternative a std::variant holds, and reports the others as uninitialized.
+  target_compile_options(
+    ${target}
+    PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>
+  )
+endfunction()
+
 # Headers that take longer to parse than most sources that include them.
 set(
   KVQ_PRECOMPILED_HEADERS

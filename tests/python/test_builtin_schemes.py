@@ -1,5 +1,5 @@
 """Built-in schemes in PyTorch: names, rows of any size, and windows that end at whole granules. That rows are those of
-kvq-eval is tested in tests/cli/test_schemes.py."""
+kvq-eval is tested in tests/cli/test_scheme_names.py."""
 
 import itertools
 
