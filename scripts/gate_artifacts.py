@@ -5,11 +5,15 @@ import argparse
 import json
 import os
 import re
+import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,6 +170,17 @@ def fault_of(path: str) -> str:
     return ""
 
 
+@contextmanager
+def temporary_path(folder: Path, suffix: str) -> Iterator[Path]:
+    """The path of a file that is not there yet, and is removed after the block if it is still there. The name is known
+    before the file is made, so that a signal at any moment leaves nothing behind."""
+    path = folder / f"kvq-gate-{secrets.token_hex(8)}{suffix}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
 # Tools
 
 
@@ -220,13 +235,13 @@ class Gate:
         """kvq-diff of the version at the base commit and the file now."""
         junit = self.out / (change.after.replace("/", "__") + ".xml")
         junit.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(suffix=".safetensors") as old:
-            old.write(content_at(self.base, change.before))
-            old.flush()
+        with temporary_path(Path(tempfile.gettempdir()), ".safetensors") as old:
+            with open(old, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(content_at(self.base, change.before))
             names = [f"--old-name={change.before} at {self.base[:9]}", f"--new-name={change.after}"]
             code, said, error = run_tool(
                 self.tools["kvq-diff"], "--markdown", "--quiet", "--junit", str(junit), *names, *self.flags,
-                "--", old.name, change.after,
+                "--", str(old), change.after,
             )  # fmt: skip
         summary = f"## {heading(change.after)}\n\n{said}{code_block(error) if error else ''}"
         lines = failing_rules(junit) if code == CHECK_FAILED else []
@@ -289,11 +304,10 @@ def absolute_files(flags: list[str]) -> list[str]:
 
 
 def write_summary(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    with temporary_path(path.parent, ".tmp") as temporary:
+        with temporary.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.replace(temporary, path)
 
 
 def main(arguments: list[str]) -> int:
@@ -319,7 +333,17 @@ def main(arguments: list[str]) -> int:
     return gate.code
 
 
+def end_by_signal(number: int, _frame: object) -> None:
+    """By default SIGTERM and SIGHUP end Python and leave temporary files behind."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored
+            signal.signal(number, end_by_signal)
     try:
         sys.exit(main(sys.argv[1:]))
     except GateError as error:

@@ -2,7 +2,9 @@
 
 import argparse
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -131,10 +133,48 @@ def safe_output() -> Iterator[None]:
         yield
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal other than SIGINT that asks the program to end. Everything that cleans up after SIGINT does so here."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def stopping_signals() -> Iterator[None]:
+    """In the block SIGTERM and SIGHUP raise Stopped, because by default they end Python without a cleanup. A signal
+    that is ignored, as SIGHUP is under nohup, stays ignored; so does what follows the first signal."""
+    if threading.current_thread() is not threading.main_thread():  # signals can only be handled there
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handled = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+
+    def stop(number, _frame):
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    try:
+        for number in handled:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def interrupted(program: str, signal_received: KeyboardInterrupt, left_out: str = "") -> int:
+    """Says so in one line on stderr; returns 128 + the number of the signal. @param left_out  what the run lacks"""
+    print(f"\n{program_name(program)}: interrupted{left_out}", file=sys.stderr)
+    return 128 + signal_received.number if isinstance(signal_received, Stopped) else EXIT_INTERRUPTED
+
+
 def run_script(program: str, main: Callable[[], int | None]) -> int:
     """Runs `main`. Prints what it raises as one line on stderr and returns an exit code; a bug keeps its traceback."""
     try:
-        with safe_output():
+        with stopping_signals(), safe_output():
             return main() or EXIT_DONE
     except KvqError as error:
         return report(program, error)
@@ -143,9 +183,8 @@ def run_script(program: str, main: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the pipe has no reader; otherwise Python would report an error at exit
         return EXIT_DONE
-    except KeyboardInterrupt:
-        print(f"\n{program_name(program)}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as signal_received:
+        return interrupted(program, signal_received)
 
 
 def report(program: str, error: KvqError) -> int:

@@ -4,8 +4,7 @@ import itertools
 import os
 import shutil
 import stat
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,9 +20,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     `path`; if the block fails it is removed, and `path` stays as it was. An existing file keeps its mode, and a link
     stays a link to the new content."""
     target = _target_of(path)
-    temporary = _new_file(path, target)
-    try:
+    with _temporary(path, target.parent, _make_file) as temporary:
         try:
+            _take_mode(temporary, target)
             yield temporary
         except OSError as error:
             raise _cannot_write(path, error) from error
@@ -33,8 +32,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
             _flush_folder(target.parent)
         except OSError as error:
             raise _cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -42,11 +39,7 @@ def atomic_files(folder: Path) -> Iterator[Path]:
     """Yields a new folder beside `folder`. After the block its files are moved into `folder`, which is made if it is
     missing; if the block fails they are removed."""
     folder = Path(os.path.realpath(folder))
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=".kvq-", suffix=".tmp", dir=folder.parent))
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    try:
+    with _temporary(folder, folder.parent, _make_folder) as temporary:
         yield temporary
         try:
             folder.mkdir(exist_ok=True)
@@ -56,8 +49,6 @@ def atomic_files(folder: Path) -> Iterator[Path]:
             _flush_folder(folder)
         except OSError as error:
             raise _cannot_write(folder, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _target_of(path: Path) -> Path:
@@ -68,23 +59,48 @@ def _target_of(path: Path) -> Path:
     return target
 
 
-def _new_file(path: Path, target: Path) -> Path:
-    """O_EXCL: a file or a link that somebody has put there is not opened. The name does not grow with the target's,
-    which may already be as long as a name can be."""
-    while True:
-        temporary = target.with_name(f".kvq-{os.getpid()}-{next(_numbers)}.tmp")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
-            continue  # a killed process left it behind
-        except OSError as error:
-            raise _cannot_write(path, error) from error
-        try:
-            if target.exists():
-                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
-        finally:
-            os.close(descriptor)
-        return temporary
+@contextmanager
+def _temporary(wanted: Path, folder: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Makes a file or folder in `folder` by a new name, and removes it after the block if it is still there. The name
+    does not grow with that of `wanted`, which may already be as long as a name can be.
+
+    The name is noted before `make` is called, because a signal may raise an exception at any moment after that."""
+    temporary = None
+    try:
+        while temporary is None:
+            temporary = folder / f".kvq-{os.getpid()}-{next(_numbers)}.tmp"
+            try:
+                make(temporary)
+            except FileExistsError:
+                temporary = None  # a killed process left it behind
+            except OSError as error:
+                temporary = None
+                raise _cannot_write(wanted, error) from error
+        yield temporary
+    finally:
+        if temporary is not None:
+            _remove(temporary)
+
+
+def _make_file(path: Path) -> None:
+    """O_EXCL: a file or a link that somebody has put there is not opened."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(mode=0o700)
+
+
+def _take_mode(temporary: Path, target: Path) -> None:
+    if target.exists():
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+
+
+def _remove(temporary: Path) -> None:
+    if temporary.is_dir():
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        temporary.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

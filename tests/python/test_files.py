@@ -74,6 +74,21 @@ def test_a_missing_folder_is_an_error_in_one_line(tmp_path):
     assert str(error.value) == f"{tmp_path}/no\\x1bfolder/out: cannot write: No such file or directory"
 
 
+@pytest.mark.parametrize(("atomic", "maker"), [(atomic_path, "open"), (atomic_files, "mkdir")])
+def test_a_signal_just_after_the_temporary_is_made_leaves_nothing(atomic, maker, tmp_path, monkeypatch):
+    make = getattr(os, maker)
+
+    def make_and_stop(*arguments, **options):
+        make(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, maker, make_and_stop)
+    with pytest.raises(KeyboardInterrupt), atomic(tmp_path / "out"):
+        pytest.fail("not reached")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     calls = []
     flush, replace = os.fsync, os.replace

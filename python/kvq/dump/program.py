@@ -4,11 +4,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli import program_name, report, safe_output
+from ..cli import interrupted, report, safe_output, stopping_signals
 from ..errors import (
     EXIT_DONE,
     EXIT_INPUT,
-    EXIT_INTERRUPTED,
     EXIT_NUMERICAL,
     EXIT_UNSUPPORTED,
     EXIT_USAGE,
@@ -442,7 +441,7 @@ def dump(args) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     try:
-        with safe_output():
+        with stopping_signals(), safe_output():
             dump(args)
     except KvqError as error:
         return report(PROGRAM, error)
@@ -453,7 +452,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         message = f"{error.filename or args.output}: {error.strerror or one_line(error)}"
         return report(PROGRAM, KvqError(EXIT_INPUT, message))
-    except KeyboardInterrupt:
-        print(f"\n{program_name(PROGRAM)}: interrupted; no dump was written", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as signal_received:
+        return interrupted(PROGRAM, signal_received, "; no dump was written")
     return EXIT_DONE
