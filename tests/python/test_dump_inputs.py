@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from architectures import ARCHITECTURES, make_model  # noqa: E402
 from dump_reference import Dump  # noqa: E402
-from tiny_models import COMMON, GQA, save_tiny  # noqa: E402
+from tiny_models import COMMON, GQA, TINY_MODELS, save_tiny  # noqa: E402
 
 from kvq import model_source  # noqa: E402
 from kvq.dump import disk, estimate, placement, records  # noqa: E402
@@ -194,10 +194,24 @@ def test_a_data_set_of_the_hub_is_streamed(monkeypatch, model, tmp_path, capsys)
 # --- sizes and disks ---
 
 
-@pytest.mark.parametrize("name", ["llama", "glm4", "gemma2", "qwen2", "deepseek_v3"])
-def test_the_size_is_known_before_the_run(name, tmp_path):
-    folder = save_tiny(name, tmp_path / "model")
-    options = ("--synthetic-tokens", 300, "--sequence-length", 100, "--generate", 2, "--o-proj", "--curvature")
+ALL_EXTRAS = ("--generate", 2, "--o-proj", "--curvature")
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        *((name, ALL_EXTRAS) for name in ("llama", "glm4", "gemma2", "qwen2", "deepseek_v3")),
+        *((name, ("--o-proj",)) for name in ("gpt2", "gpt_neox", "llama4_text")),
+        ("minimax", ()),
+    ],
+)
+def test_the_size_is_known_before_the_run(name, extras, tmp_path):
+    folder = tmp_path / "model"
+    if name in TINY_MODELS:
+        save_tiny(name, folder)
+    else:
+        make_model(ARCHITECTURES[name].config()).save_pretrained(folder)
+    options = ("--synthetic-tokens", 300, "--sequence-length", 100, *extras)
     plan_sizes = []
     original = estimate.estimate
 
@@ -222,6 +236,44 @@ def test_a_dry_run_knows_the_size_of_a_multimodal_model(name, tmp_path, capsys):
     assert [outline.parameters, outline.active + outline.embedding] == counts and counts[0] > counts[1]
     assert run_dump(tmp_path / "model", tmp_path / "x.h5", "--synthetic-tokens", 90, "--dry-run") == 0
     assert "size: " in capsys.readouterr().out
+
+
+FALCON = dict(vocab_size=64, hidden_size=96, num_hidden_layers=3, num_attention_heads=6)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "kv_heads", "head_dim"),
+    [
+        (transformers.GPT2Config(vocab_size=64, bos_token_id=3, n_embd=96, n_layer=3, n_head=6), 3, 6, 16),
+        (
+            transformers.GPTNeoXConfig(
+                vocab_size=64, hidden_size=96, num_hidden_layers=3, num_attention_heads=6, intermediate_size=32
+            ),
+            *(3, 6, 16),
+        ),
+        (transformers.FalconConfig(**FALCON, multi_query=True), 3, 1, 16),
+        (transformers.FalconConfig(**FALCON, multi_query=False), 3, 6, 16),
+        (transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2), 3, 2, 16),
+        (ARCHITECTURES["llama4_text"].config(), 2, 2, 16),
+        (
+            transformers.Llama4Config(text_config=ARCHITECTURES["llama4_text"].config().to_dict()),
+            *(2, 2, 16),
+        ),
+    ],
+    ids=["gpt2", "gpt_neox", "falcon, one KV head", "falcon", "falcon, KV heads", "llama4_text", "llama4"],
+)
+def test_a_dry_run_knows_models_that_name_their_parts_otherwise(config, layers, kv_heads, head_dim, tmp_path, capsys):
+    config.save_pretrained(tmp_path / "model")  # without weights, which it does not read
+    outline = estimate.outline_of(open_model_folder(str(tmp_path / "model"), local_files_only=True))
+    assert sorted(outline.layers) == list(range(layers))
+    assert {(shape.num_kv_heads, shape.head_dim, shape.v_head_dim) for shape in outline.layers.values()} == {
+        (kv_heads, head_dim, head_dim)
+    }
+    assert {shape.num_q_heads for shape in outline.layers.values()} == {config.get_text_config().num_attention_heads}
+    assert run_dump(tmp_path / "model", tmp_path / "x.h5", "--synthetic-tokens", 90, "--dry-run") == 0
+    said = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    known = config.model_type != "falcon"
+    assert said == ["model", "sequences", "size", "time", "memory", *([] if known else ["note"])]
 
 
 def test_a_dry_run_says_bytes_seconds_and_memory_and_writes_nothing(model, tmp_path, capsys, monkeypatch):

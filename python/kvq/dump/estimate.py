@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .anatomy import FUSED_PROJECTIONS, find_projections, part_of
 from .disk import format_bytes
 from .forward import decoder_of
 from .model import DTYPES, ModelFolder, model_class
@@ -70,18 +71,28 @@ def outline_of(folder: ModelFolder) -> Outline:
     expert_share = share_of_experts(text)
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     active = sum(sizes.values()) - embedding - round(experts * (1 - expert_share))
-    layers = {}
-    for index, layer in enumerate(decoder.layers):
-        attention = getattr(layer, "self_attn", None)
-        if attention is not None:
-            layers[index] = layer_shape(text, attention, folder.family.kind)
+    layers = {
+        layer: layer_shape(text, part, folder.family.kind) for layer, part in attention_parts(decoder, text).items()
+    }
     if not layers:
-        raise ValueError("no layer has a part self_attn")
+        raise ValueError("no layer has projections to queries and keys by a known name")
     intermediate = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if isinstance(intermediate, list):
         intermediate = max(intermediate)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Outline(parameters, embedding, active, text.hidden_size, intermediate, layers)
+
+
+def attention_parts(decoder: torch.nn.Module, config) -> dict[int, torch.nn.Module]:
+    """{layer: attention} of the parts that a survey would watch (survey.py), without linear attention, which it would
+    see to have no keys."""
+    types = getattr(config, "layer_types", None) or []
+    found = {}
+    for part in decoder.modules():
+        layer = getattr(part, "layer_idx", None)
+        if isinstance(layer, int) and find_projections(part) and types[layer : layer + 1] != ["linear_attention"]:
+            found[layer] = part
+    return found
 
 
 def share_of_experts(config) -> float:
@@ -103,7 +114,17 @@ def layer_shape(config, attention: torch.nn.Module, kind: str) -> LayerShape:
     if keys is not None:
         kv_heads = keys.out_features // dim
         heads = kv_heads * getattr(attention, "num_key_value_groups", heads // kv_heads)
+    elif (fused := part_of(attention, FUSED_PROJECTIONS)) is not None:
+        # GPT-2 and Falcon have fields of their own for KV heads, and GPT-NeoX has none.
+        kv_heads = fused_kv_heads(fused, heads, dim) or kv_heads
     return LayerShape(heads, kv_heads, dim, values.out_features // kv_heads if values is not None else dim)
+
+
+def fused_kv_heads(projection: torch.nn.Module, heads: int, dim: int) -> int | None:
+    """From the channels of q, k and v together; None if they are not those of whole heads."""
+    channels = projection.nf if type(projection).__name__ == "Conv1D" else projection.out_features
+    kv_heads, rest = divmod(channels - heads * dim, 2 * dim)
+    return kv_heads if kv_heads > 0 and rest == 0 and heads % kv_heads == 0 else None
 
 
 @dataclass(frozen=True)

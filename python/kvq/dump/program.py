@@ -80,6 +80,8 @@ def announce(args, plan: Plan, output: Path) -> None:
         if args.dry_run:
             raise KvqError(EXIT_UNSUPPORTED, f"{args.model}: cannot predict its size: {one_line(error)}") from error
         tell(f"note: the size is not known beforehand: {one_line(error)}")
+    if args.dry_run and not plan.folder.family.is_known:
+        tell(f"note: model type '{plan.folder.family.label}' is not in the table, so the run tries whether q and k fit")
 
 
 def announce_size(args, plan: Plan, output: Path, lengths: list[int], tell) -> None:
