@@ -1,6 +1,7 @@
-"""tests/CMakeLists.txt lists sources by hand: a source that it lacks would be a test that never runs."""
+"""Tests that would never run: tests/CMakeLists.txt lists sources by hand, and pytest knows a file by its name alone."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -19,3 +20,9 @@ def named() -> set[Path]:
 def test_every_source_is_in_a_list():
     sources = {path for path in TESTS.rglob("*") if path.suffix in (".cpp", ".cu", ".c")}
     assert len(sources) > 100 and sources - named() == set()
+
+
+def test_no_two_files_of_pytest_have_one_name():
+    """tests/python and tests/cli are collected in one run, which two modules of one name end."""
+    names = Counter(path.name for folder in ("python", "cli") for path in (TESTS / folder).rglob("*.py"))
+    assert len(names) > 80 and [name for name, count in names.items() if count > 1 and name != "conftest.py"] == []
