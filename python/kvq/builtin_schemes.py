@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from .artifact import SidePlan
 from .errors import usage
 from .scheme import EXACT_BITS, Scheme
-from .suggestion import hint_of_names
+from .suggestion import nearest_name
 
 KIVI_RESIDUAL = 128  # tokens, as published
 RULES = re.compile(r"(hadamard-)?(affine|integer|absmax|least_squares|norm)([1-8])(?:g([1-9]\d*))?")
-EXAMPLES = "exact, fp8, nvfp4, naive-int2, quarot-int4, tq-mse-3, kivi-2-r32, hadamard-affine2g64"
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,17 @@ def parse_name(name: str) -> Named:
         if found := _match(pattern, family, stem):
             bits, residual = found
             return Named(pattern, bits, residual, keys_only)
-    shown = f"{', '.join(FAMILIES)}; <b> is 1 to 8, the suffix -k codes keys only; or as in {EXAMPLES}"
-    raise usage(f"--scheme: unknown scheme '{name}'", hint_of_names(name, scheme_names(), shown))
+    raise usage(f'--scheme: unknown "{name}"', _hint(stem))
+
+
+def _hint(stem: str) -> str:
+    """In the words of kvq-eval, whose names come before those of this package."""
+    if nearest := nearest_name(stem, scheme_names()) or nearest_name(stem, own_names()):
+        return f"did you mean {nearest}? kvq-eval --help lists all schemes"
+    return (
+        f"choose one of {', '.join(FAMILIES)}; <b> is 1 to 8, -r32 behind kivi-<b> sets its residual (a multiple of "
+        "32), the suffix -k codes keys only"
+    )
 
 
 def _match(pattern: str, family: Family, name: str) -> tuple[int, int] | None:
@@ -200,16 +208,21 @@ def _match(pattern: str, family: Family, name: str) -> tuple[int, int] | None:
 
 
 def scheme_names() -> list[str]:
-    """All names without a group size, a residual and the suffix -k."""
-    names = ["exact"]
+    """All names of kvq-eval without a residual and the suffix -k."""
+    names = []
     for pattern in FAMILIES:
         if "<b>" not in pattern:
             names.append(pattern)
         else:
             names += [pattern.replace("<b>", str(bits)) for bits in range(1, 9)]
+    return names
+
+
+def own_names() -> list[str]:
+    """All names of this package alone, without a group size."""
     words = ("affine", "integer", "absmax", "least_squares", "norm")
     rules = [f"{rule}{bits}" for rule in words for bits in range(1, 9)]
-    return names + rules + [f"hadamard-{rule}" for rule in rules]
+    return ["exact", *rules, *(f"hadamard-{rule}" for rule in rules)]
 
 
 class BuiltinPlans:

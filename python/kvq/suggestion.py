@@ -36,10 +36,3 @@ def nearest_name(word: str, names: Iterable[str]) -> str | None:
         return names[place]
     begun = [name for name in names if folded(name).startswith(typed)]
     return begun[0] if len(begun) == 1 and len(typed) >= SHORTEST_START else None
-
-
-def hint_of_names(word: str, names: Iterable[str], shown: str | None = None) -> str:
-    """Hint of an error about an unknown name. `shown`: the names as the hint shows them, if not all of them."""
-    names = list(names)
-    nearest = nearest_name(word, names)
-    return (f"did you mean {nearest}? " if nearest else "") + f"choose one of {shown or ', '.join(names)}"

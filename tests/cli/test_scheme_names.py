@@ -57,6 +57,34 @@ def test_both_refuse_the_same_names(make_dump, name):
     assert run("kvq-eval", "--model", make_dump(tokens=16, sequences=1, layers=1), "--scheme", name).code == USAGE
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "naive-int22-k",
+        "Naive-int2",
+        "zigzag",
+        "kivi-9",
+        "kivi-2-r33",
+        "fp88",
+        "tq-mse",
+        "symetric-norm-3",
+        "nvfp",
+        "-k",
+    ],
+)
+def test_both_refuse_a_name_in_the_same_words(make_dump, name):
+    with pytest.raises(KvqError) as refusal:
+        parse_name(name)
+    said = run("kvq-eval", "--model", make_dump(tokens=16, sequences=1, layers=1), f"--scheme={name}").stderr
+    assert said == f"kvq-eval: error: {refusal.value}\nhint: {refusal.value.hint}\n"
+
+
+def test_a_name_of_the_package_alone_is_suggested_too():
+    with pytest.raises(KvqError) as refusal:
+        parse_name("exakt")
+    assert refusal.value.hint.startswith("did you mean exact? ")
+
+
 @pytest.mark.parametrize("name, same", [("kivi", "kivi-2"), ("kivi-r64-k", "kivi-2-r64-k"), ("kivi-2-r128", "kivi-2")])
 def test_both_read_short_names_alike(make_dump, name, same):
     own, other = parse_name(name), parse_name(same)

@@ -57,10 +57,12 @@ def test_old_names_are_the_same_schemes(old, name):
 
 
 @pytest.mark.parametrize("name", ["", "k", "fp8-", "fp9", "naive-int0", "naive-int22", "kivi-", "kivi-k-2", "exact-k"])
-def test_other_names_are_refused_with_all_names(name):
+def test_other_names_are_refused_with_the_name_that_was_meant_or_all_names(name):
     with pytest.raises(KvqError) as refused:
         parse_name(name)
-    assert f"'{name}'" in str(refused.value) and all(pattern in refused.value.hint for pattern in FAMILIES)
+    hint = refused.value.hint
+    assert f'"{name}"' in str(refused.value)
+    assert hint.startswith("did you mean ") or all(pattern in hint for pattern in FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_other_names_are_refused_with_all_names(name):
 def test_a_mistyped_name_is_told_the_name_that_was_meant(name, meant):
     with pytest.raises(KvqError) as refused:
         parse_name(name)
-    assert refused.value.hint.startswith(f"did you mean {meant}? choose one of bf16, ")
+    assert refused.value.hint == f"did you mean {meant}? kvq-eval --help lists all schemes"
 
 
 # Windows
