@@ -90,6 +90,26 @@ TEST_CASE("A rank's plan is that of its heads, cut by hand", "[runtime]") {
     }
 }
 
+TEST_CASE("A rank's sinks are those of its query heads, also where ranks share a KV head", "[runtime]") {
+  LayerPlan plan = test::served_artifact({}, 0).layers.front();
+  const int all = plan.geometry.num_q_heads;
+  CHECK(slice(plan, slice_of(plan.geometry, 1, 2)).geometry.sink_logits.empty());
+  for (int q = 0; q < all; ++q) plan.geometry.sink_logits.push_back(0.25 * q - 1.0);  // no two heads have the same
+  for (const int size : {1, 2, 4, 8, 16}) {
+    std::vector<double> of_all_ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      CAPTURE(size, rank);
+      const LayerPlan mine = slice(plan, slice_of(plan.geometry, rank, size));
+      CHECK_NOTHROW(validate(mine));
+      REQUIRE(mine.geometry.sink_logits.size() == static_cast<std::size_t>(all / size));
+      CHECK(mine.geometry.sink_logits.front() == 0.25 * (rank * (all / size)) - 1.0);
+      append(of_all_ranks, mine.geometry.sink_logits);
+    }
+    CAPTURE(size);
+    CHECK(of_all_ranks == plan.geometry.sink_logits);
+  }
+}
+
 TEST_CASE("A rank's transforms are those of its heads", "[runtime]") {
   const Artifact artifact = test::transformed_artifact({}, 0);
   for (const LayerPlan& plan : artifact.layers)
