@@ -170,9 +170,9 @@ std::vector<float> floats_of(const Json& patterns) {
 }  // namespace
 
 TEST_CASE("every golden artifact is read and verified", "[golden]") {
-  const std::string name =
-      GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq", "v1.1/tq-mse",
-               "v1.1/saw-int4", "v1.2/kvq", "v1.2/block-gtq", "v1.2/oscar", "v1.2/quarot", "v1.2/plain");
+  const std::string name = GENERATE("v1.0/oscar", "v1.0/symmetric", "v1.0/quarot", "v1.1/kvq", "v1.1/block-gtq",
+                                    "v1.1/tq-mse", "v1.1/saw-int4", "v1.2/kvq", "v1.2/block-gtq", "v1.2/oscar",
+                                    "v1.2/quarot", "v1.2/plain", "v1.3/kvq", "v1.3/oscar", "v1.3/quarot");
   const auto path = file_of(name);
   CAPTURE(path);
   CHECK(load_artifact(path).layers.size() == 2);
@@ -204,7 +204,7 @@ TEST_CASE("the golden symmetric artifact says what it was made with", "[golden]"
 }
 
 TEST_CASE("golden statistics are written again as they are", "[golden]") {
-  const std::string version = GENERATE("v1.0", "v1.1", "v1.2");
+  const std::string version = GENERATE("v1.0", "v1.1", "v1.2", "v1.3");
   CAPTURE(version);
   const StatsFile golden = StatsFile::open(file_of(version + "/stats"));
   const std::vector<LayerStats> layers = {golden.load(0), golden.load(1)};
@@ -277,6 +277,54 @@ TEST_CASE("the golden dump of version 1.2 still gives the golden metric, and the
     CHECK(test::largest_difference(plans[i].v->transform->outlier_gain, artifact.layers[i].v->transform->outlier_gain) <
           1e-9);
   }
+}
+
+TEST_CASE("the golden dump of version 1.3 still gives the golden cap, sinks and moments behind them", "[golden]") {
+  const Dump dump = Dump::open({kGolden / "v1.3/dump.h5"});
+  const StatsFile golden = StatsFile::open(file_of("v1.3/stats"));
+  const StatsRequest request{
+      .moments = {std::begin(kAllMoments), std::end(kAllMoments)},
+      .sample_tokens = 32,
+      .held_out_tokens = 24,
+      .golden_tokens = 4,
+  };
+  for (const std::string name : {"kvq", "oscar"}) {
+    const Artifact artifact = load_artifact(file_of("v1.3/" + name));
+    CAPTURE(name);
+    CHECK(artifact_manifest(artifact).at("version") == "1.3");
+    for (const LayerPlan& layer : artifact.layers) {
+      CHECK(layer.geometry == dump.load_layer(layer.layer).geometry);
+      CHECK(layer.geometry.logit_softcap == 8.0);
+      CHECK(layer.geometry.sink_logits.size() == 4);
+    }
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    const LayerStats now = collect(dump.load_layer(static_cast<int>(i)), request), then = golden.load(i);
+    CHECK(now.content_hash == then.content_hash);
+    CHECK(now.geometry == then.geometry);
+    for (const Moment moment : kAllMoments) {
+      const bool of_scores = moment != Moment::query && moment != Moment::key && moment != Moment::value;
+      for (std::size_t h = 0; h < 2; ++h) {
+        CAPTURE(i, to_string(moment), h);
+        CHECK(largest_difference(now.moment(moment)[h].sum, then.moment(moment)[h].sum) < (of_scores ? 1e-5 : 1e-12));
+      }
+    }
+  }
+}
+
+TEST_CASE("the golden artifacts of version 1.3 have baselines and the error on held-out tokens", "[golden]") {
+  const auto [name, bits] = GENERATE(table<std::string, int>({{"kvq", 6}, {"oscar", 4}, {"quarot", 1}}));
+  CAPTURE(name);
+  const Artifact artifact = load_artifact(file_of("v1.3/" + name));
+  CHECK(artifact.calibration.held_out.at("tokens") == 24);
+  CHECK(artifact_manifest(artifact).at("requires").empty() == (name == "quarot"));
+  for (const LayerPlan& layer : artifact.layers)
+    for (const TensorPlan* plan : {&layer.k, &*layer.v}) {
+      REQUIRE(plan->error);
+      REQUIRE(plan->error->baseline);
+      CHECK(plan->error->baseline->bits == bits);
+      CHECK(plan->error->baseline->group_size == 16);
+    }
 }
 
 TEST_CASE("the golden statistics still give the golden rotation", "[golden]") {
@@ -449,7 +497,8 @@ TEST_CASE("golden rows have the golden bytes and come back with the golden bits"
   using Names = std::vector<std::string>;
   const auto [version, names] =
       GENERATE(table<std::string, Names>({{"v1.1", {"kvq", "block-gtq", "tq-mse", "saw-int4"}},
-                                          {"v1.2", {"kvq", "block-gtq", "oscar", "quarot", "plain"}}}));
+                                          {"v1.2", {"kvq", "block-gtq", "oscar", "quarot", "plain"}},
+                                          {"v1.3", {"kvq", "oscar", "quarot"}}}));
   CAPTURE(version);
   const Json rows = parse_json(test::file_bytes(kGolden / version / "rows.json"), "rows.json");
   REQUIRE(rows.size() == names.size() * 2 * 2 * 2 * 3);  // artifacts, layers, sides, heads, tokens

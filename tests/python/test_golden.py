@@ -7,6 +7,7 @@ import json
 import pathlib
 from collections import Counter
 
+import artifact_builder
 import h5py
 import jsonschema
 import numpy as np
@@ -24,7 +25,11 @@ ARTIFACTS = sorted(path for path in GOLDEN.glob("v*/*.safetensors") if path.stem
 STATS = sorted(GOLDEN.glob("v*/stats.safetensors"))
 V1_1 = GOLDEN / "v1.1"
 NAMES = ("kvq", "block-gtq", "tq-mse", "saw-int4")  # of 1.1
-WITH_ROWS = {"v1.1": NAMES, "v1.2": ("kvq", "block-gtq", "oscar", "quarot", "plain")}  # artifacts of rows.json
+WITH_ROWS = {  # artifacts of rows.json
+    "v1.1": NAMES,
+    "v1.2": ("kvq", "block-gtq", "oscar", "quarot", "plain"),
+    "v1.3": ("kvq", "oscar", "quarot"),
+}
 ROWS = 3  # held-out tokens of rows.json
 
 
@@ -41,8 +46,8 @@ def stats() -> SafetensorsFile:
 
 
 def test_there_are_golden_files():
-    assert [path.parent.name for path in STATS] == ["v1.0", "v1.1", "v1.2"]
-    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4, "v1.2": 5}
+    assert [path.parent.name for path in STATS] == ["v1.0", "v1.1", "v1.2", "v1.3"]
+    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4, "v1.2": 5, "v1.3": 3}
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -97,6 +102,59 @@ def test_statistics_and_dump_of_1_2_have_the_metric_of_o_proj():
             np.testing.assert_array_equal(
                 stats.array(f"layers.{layer}.o_proj_metric"), 0.5 * (stored + stored.transpose(0, 2, 1))
             )
+
+
+# Files of 1.3
+
+REQUIRES_1_3 = {
+    "kvq": ["trellis", "mixed_widths", "transform", "logit_softcapping"],
+    "oscar": ["logit_softcapping"],
+    "quarot": [],
+}
+
+
+@pytest.mark.parametrize("name", REQUIRES_1_3)
+def test_artifacts_of_1_3_have_baselines_and_the_error_on_held_out_tokens(name):
+    manifest = read(GOLDEN / "v1.3" / f"{name}.safetensors").manifest
+    assert (manifest["version"], manifest["requires"]) == ("1.3", REQUIRES_1_3[name])
+    assert manifest["calibration"]["held_out"].keys() == {"tokens", "output_error", "baseline_error"}
+    assert manifest["calibration"]["held_out"]["tokens"] == 24
+    baselines = [layer[letter]["error"]["baseline"] for layer in manifest["layers"] for letter in "kv"]
+    assert (
+        baselines
+        == {
+            "kvq": [{"bits": 6, "group_size": 16}] * 4,
+            "oscar": [{"bits": 4, "group_size": 16}] * 4,
+            "quarot": [{"bits": 1, "group_size": 16}] * 4,
+        }[name]
+    )
+
+
+@pytest.mark.parametrize("name", ["kvq", "oscar"])
+def test_soft_cap_and_sinks_of_1_3_are_those_of_the_dump(name):
+    manifest = read(GOLDEN / "v1.3" / f"{name}.safetensors").manifest
+    stats = SafetensorsFile.open(GOLDEN / "v1.3/stats.safetensors")
+    assert (stats.metadata["version"], stats.metadata["requires"]) == ("1.5", "logit_softcapping,sink_logits")
+    with h5py.File(GOLDEN / "v1.3/dump.h5") as dump:
+        assert (dump.attrs["version"], dump.attrs["requires"]) == ("1.2", "logit_softcapping,sink_logits")
+        for layer in manifest["layers"]:
+            sinks = dump[f"layers/{layer['layer']}/sink_logits"][:].tolist()
+            assert len(set(sinks)) == 4 and layer["geometry"]["sink_logits"] == sinks
+            assert layer["geometry"]["logit_softcapping"] == 8.0
+
+
+@pytest.mark.parametrize("name", ["kvq", "oscar"])
+def test_golden_rows_of_1_3_are_attention_with_the_cap(name, tmp_path):
+    """With another cap the outputs are no longer those of the rows."""
+    path = GOLDEN / "v1.3" / f"{name}.safetensors"
+    assert read_artifact.main([str(path), "--verify"]) == 0
+    file = SafetensorsFile.open(path)
+    manifest = json.loads(file.metadata["kvq.manifest"])
+    for layer in manifest["layers"]:
+        layer["geometry"]["logit_softcapping"] = 0.5
+    tensors = {tensor: file.array(tensor) for tensor in file.tensors}
+    (tmp_path / "other.safetensors").write_bytes(artifact_builder.to_bytes(manifest, tensors, version="1.3"))
+    assert read_artifact.main([str(tmp_path / "other.safetensors"), "--verify"]) == 6
 
 
 # Statistics of 1.1

@@ -112,6 +112,22 @@ def test_a_metric_of_the_output_projection_changes_nothing_else(tmp_path):
             assert np.array_equal(plain[f"layers/1/{name}"][:], file[f"layers/1/{name}"][:])
 
 
+def test_a_soft_cap_and_sinks_change_nothing_else(tmp_path, capsys):
+    options = ("--layers", "2", "--tokens", "40")
+    with (
+        h5py.File(make(tmp_path, *options)) as plain,
+        h5py.File(make(tmp_path, *options, "--logit-softcapping", "8", "--learned-sinks", name="b.h5")) as file,
+    ):
+        assert (file.attrs["version"], file.attrs["requires"]) == ("1.2", "logit_softcapping,sink_logits")
+        assert plain.attrs["version"] == "1.0" and "softcapping" not in plain["truth"].attrs["options"]
+        found = [file[f"layers/{layer}/sink_logits"][:] for layer in range(2)]
+        assert len({*found[0], *found[1]}) == 8 and file["layers/1"].attrs["logit_softcapping"] == 8.0
+        for name in "qkv":
+            assert np.array_equal(plain[f"layers/1/{name}"][:], file[f"layers/1/{name}"][:])
+    assert make_synthetic.main([str(tmp_path / "c.h5"), "--logit-softcapping", "0"]) == 2
+    assert "--logit-softcapping: expected more than 0" in capsys.readouterr().err
+
+
 def test_rotary_keys_have_no_values_and_no_metric(tmp_path):
     with h5py.File(make(tmp_path, "--kind", "mla_rope", "--o-proj-metric", "--tokens", "20")) as file:
         assert file.attrs["version"] == "1.0" and "o_proj_metric" not in file["layers/0"]

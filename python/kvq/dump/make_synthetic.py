@@ -61,6 +61,8 @@ def build_parser() -> Parser:
     kind.add_argument("--rope-attention-factor", metavar="X", type=float, default=1.0)
     kind.add_argument("--capture", choices=["pre_rope", "post_rope"], default="post_rope")
     kind.add_argument("--sliding-window", metavar="N", type=int, default=0)
+    kind.add_argument("--logit-softcapping", metavar="X", type=float, help="the softmax takes X tanh(logit / X)")
+    kind.add_argument("--learned-sinks", action="store_true", help="random sink_logits, one for each query head")
     planted = parser.add_argument_group("what is planted")
     planted.add_argument(
         "--query-spectrum",
@@ -124,6 +126,10 @@ def check_options(args) -> None:
         (args.rotary_offset + args.rotary_dim <= args.head_dim, "--rotary-dim: the slice leaves the head"),
         (args.rope_attention_factor > 0, "--rope-attention-factor: expected more than 0"),
         (args.rope_theta > 0, "--rope-theta: expected more than 0"),
+        (
+            args.logit_softcapping is None or 0 < args.logit_softcapping <= 1e6,
+            "--logit-softcapping: expected more than 0, at most 1e6",
+        ),
         (0 < args.query_spectrum <= 1, "--query-spectrum: expected more than 0, at most 1"),
         (0 <= args.outlier_channels <= min(args.head_dim, args.v_head_dim), "--outlier-channels: expected at most all"),
     ]

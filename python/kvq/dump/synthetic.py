@@ -19,6 +19,8 @@ from .array_writer import ArrayWriter, LayerFacts
 from .rope import rotate
 
 PRODUCER = f"make_synthetic_dump.py {__version__}"
+# Named in a dump only if given, so that options of old dumps are made again as they were.
+LATER_OPTIONS = ("o_proj_metric", "logit_softcapping", "learned_sinks")
 OUTSIDE_ENERGY = 1e-3  # of a channel outside the head's own subspace
 
 
@@ -175,6 +177,12 @@ def random_metric(options, layer: int) -> np.ndarray:
     return (metric + metric.transpose(0, 2, 1)) / 2
 
 
+def random_sinks(options, layer: int) -> tuple[float, ...]:
+    """[Hq] learned sinks, with a seed of their own."""
+    rng = np.random.default_rng([options.seed, 1 + layer, 2])
+    return tuple(rng.standard_normal(options.q_heads).tolist())
+
+
 # Writing
 
 
@@ -204,7 +212,7 @@ def plan_files(options) -> list[DumpFile]:
     return [DumpFile(options.output, layers, sequences)]
 
 
-def layer_facts(options) -> LayerFacts:
+def layer_facts(options, layer: int) -> LayerFacts:
     half = options.rotary_dim // 2
     return LayerFacts(
         num_q_heads=options.q_heads,
@@ -219,6 +227,8 @@ def layer_facts(options) -> LayerFacts:
         rotary_offset=options.rotary_offset,
         rope_attention_factor=options.rope_attention_factor,
         rope_inv_freq=tuple(options.rope_theta ** (-j / half) for j in range(half)),
+        logit_softcapping=options.logit_softcapping,
+        sink_logits=random_sinks(options, layer) if options.learned_sinks else (),
     )
 
 
@@ -254,8 +264,8 @@ def write_file(options, file: DumpFile) -> None:
             None if generated is None else generated[rows],
         )
         write_truth_attributes(writer, options)
-        facts = layer_facts(options)
         for index in file.layers:
+            facts = layer_facts(options, index)
             planted = plant_layer(options, index, lengths)
             tensors = captured(options, facts, planted, positions)
             writer.layer(
@@ -270,7 +280,7 @@ def write_file(options, file: DumpFile) -> None:
 def write_truth_attributes(writer: ArrayWriter, options) -> None:
     attributes = writer.file.create_group("truth").attrs
     attributes["options"] = json.dumps(
-        {k: v for k, v in vars(options).items() if k != "output" and (v or k != "o_proj_metric")}, sort_keys=True
+        {k: v for k, v in vars(options).items() if k != "output" and (v or k not in LATER_OPTIONS)}, sort_keys=True
     )
     rows = options.tokens - (options.sequences if options.sink else 0)
     attributes["exact"] = int(rows > max(options.head_dim, options.v_head_dim))
