@@ -5,6 +5,7 @@ sideways scrolling."""
 import json
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,11 @@ def bare(folder) -> dict[str, str]:
 
 def section(html: str, name: str) -> Node:
     return next(node for node in parse(html).all("section") if node.attributes["id"] == name)
+
+
+def str_of(html: str, name: str) -> str:
+    """The section's HTML."""
+    return re.search(rf'<section id="{name}">.*?</section>', html, re.DOTALL)[0]
 
 
 def figures(html: str, name: str) -> dict[str, Node]:
@@ -190,7 +196,29 @@ def test_colors_stand_out_in_light_and_dark(reports):
             contrast(colors[name], colors[ground]) >= 4.5 for name in ("ink", "soft") for ground in ("page", "card")
         )
         assert all(contrast(colors[f"s{i}"], colors["page"]) >= 3 for i in range(8))
+        assert all(contrast(colors[name], colors["page"]) >= 3 for name in "kvb") and colors["k"] != colors["v"]
+        assert contrast(colors["bad"], colors["page"]) >= 4.5
+        shades = [contrast(colors[f"h{i}"], colors["page"]) for i in range(9)]
+        assert shades == sorted(shades) and len(set(shades)) == 9, "larger numbers stand out more"
         assert all(contrast(colors[f"t{i}"], colors[f"w{i}"]) >= 4.5 for i in range(10))
+
+
+def test_a_color_means_one_thing(reports):
+    """Colors of series are those of schemes, the same for a scheme in all charts; sides have none."""
+    styles: dict[str, set[str]] = {}
+    for name in ("verdict", "errors", "context", "front"):
+        for figure in figures(reports["kvq"], name).values():
+            for mark in figure.all("path"):
+                scheme = re.match(r"(.*?)(?:, \S+)?: ", mark.first("title").text()) if mark.all("title") else None
+                if scheme:
+                    styles.setdefault(scheme[1], set()).update(re.findall(r"\bs\w\b", mark.attributes["class"]))
+    assert {name: styles[name] for name in METHODS} == {name: {f"s{i}"} for i, name in enumerate(METHODS)}, (
+        "each scheme has its own color, and one"
+    )
+    assert styles["plain codes"] == {"sb"} and styles["this plan"] == {"sk", "sv"}
+    for name in ("allocation", "spectra", "bytes"):
+        for svg in charts(str_of(reports["kvq"], name)):
+            assert not re.search(r"\bs\d\b", ElementTree.tostring(svg, encoding="unicode")), name
 
 
 # Numbers
@@ -209,6 +237,117 @@ def test_headline(reports, bare, document):
     assert is_shown(kl, mean["attention_kl"]["mean"]) and is_shown(tail, mean["attention_kl"]["p99"])
     assert float(tiles["Effective bits"][0]) == pytest.approx(document["schemes"][0]["effective_bits"], abs=0.0051)
     assert "64 + 256" in parse(bare["oscar"]).text() and "Error of the keys, calibration" in parse(bare["oscar"]).text()
+
+
+@pytest.fixture(scope="module")
+def yardsticks(folder) -> dict:
+    """An evaluation beside the caches that people serve."""
+    said = succeed(
+        *("kvq-eval", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows", folder / "kvq.safetensors"),
+        *("--scheme", "naive-int4", "--scheme", "fp8", "--scheme", "kivi-2", "--json"),
+    ).stdout
+    (folder / "yardsticks.json").write_text(said)
+    return json.loads(said)
+
+
+def test_verdict(folder, yardsticks):
+    """Times smaller, the error beside a 4-bit and an fp8 cache, and how it is served, before anything else."""
+    path = folder / "kvq.safetensors"
+    html = write_report(path, folder / "verdict.html", folder / "yardsticks.json")
+    said = json.loads(succeed("kvq-inspect", path, "--json", "--layout").stdout)
+    assert parse(html).first("section").attributes["id"] == "verdict"
+    size, error, serving = (node.text() for node in section(html, "verdict").all("p")[:3])
+    cache, exact = said["layout"]["cache_bytes"], said["layout"]["bf16_bytes"]
+    assert size.startswith(f"{exact / cache:.1f} times smaller than bfloat16: {cache / 1e6:.1f} MB in place of")
+    means = {scheme["name"]: scheme["mean"]["output_rel_mse"] for scheme in yardsticks["schemes"]}
+    shown = re.fullmatch(
+        r"Error (\S+) of attention's output on held-out data; naive-int4 has (\S+), fp8 (\S+)\.", error
+    )
+    assert all(is_shown(text, means[name]) for text, name in zip(shown.groups(), ("kvq", "naive-int4", "fp8")))
+    assert said["serving"]["word"] == "not served" and serving.startswith("Not served k and v: widths of channels")
+    (figure,) = figures(html, "verdict").values()
+    assert [row[0] for row in figure.rows()[1:]] == ["fp8", "naive-int4", "kvq"], (
+        "most bits first; kivi-2 is no yardstick"
+    )
+    bits = {scheme["name"]: scheme["effective_bits"] for scheme in yardsticks["schemes"]}
+    for name, text, times, own, _ in figure.rows()[1:]:
+        assert float(text) == pytest.approx(bits[name], abs=0.0051) and is_shown(own, means[name])
+        assert float(times) == pytest.approx(16 / bits[name], abs=0.051)
+    value_at = axis_of(figure, "xtick", log=True)
+    marks = [node for node in figure.all("path") if node.all("title")]
+    assert len(marks) == 3
+    for mark in marks:
+        name = mark.first("title").text().split(":")[0]
+        assert value_at(place(mark)[0]) == pytest.approx(means[name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "left, missing",
+    [
+        (("kvq",), "--scheme naive-int4 --scheme fp8"),
+        (("kvq", "fp8"), "--scheme naive-int4"),
+        (("kvq", "naive-int4"), "--scheme fp8"),
+    ],
+    ids=["neither", "fp8", "4-bit"],
+)
+def test_missing_yardsticks_are_named(folder, yardsticks, tmp_path, left, missing):
+    def only(d):
+        d["schemes"] = [scheme for scheme in d["schemes"] if scheme["name"] in left]
+
+    html = write_report(
+        folder / "kvq.safetensors", tmp_path / "out.html", changed(yardsticks, tmp_path / "few.json", only)
+    )
+    assert f"kvq-eval {missing} --json adds" in section(html, "verdict").text()
+
+
+def test_verdict_without_evaluation(folder, bare):
+    for method, html in bare.items():
+        said = section(html, "verdict").text()
+        measured = "held-out tokens, no exact windows" if method == "kvq" else "in sample, which flatters: keys"
+        assert "times smaller" in said and measured in said, method
+        assert "No evaluation of this artifact was given" in said and not charts(str_of(html, "verdict"))
+
+
+def test_heads(folder, document, reports):
+    """A heat map by layer and head: darker is larger."""
+    own = document["schemes"][0]
+    shown = figures(reports["kvq"], "errors")
+    for name in ("output_rel_mse", "attention_kl"):
+        figure = shown[f"{name} of this artifact by layer and KV head"]
+        values = [[head[name] for head in layer["heads"]] for layer in own["layers"]]
+        expect_numbers(figure.numbers(), values)
+        cells = [cell for cell in figure.all("rect") if cell.all("title")]
+        assert len(cells) == 12
+        shades = {}
+        for cell in cells:
+            layer, head = map(int, re.match(r"layer (\d+), KV head (\d+): ", cell.text()).groups())
+            assert is_shown(cell.text().split(": ")[1], values[layer][head])
+            shades[values[layer][head]] = cell.attributes["class"]
+        ordered = [shades[value] for value in sorted(shades)]
+        assert ordered == sorted(ordered) and ordered[0] == "h0" and ordered[-1] == "h8"
+
+
+def test_more_than_32_layers(make_dump, tmp_path):
+    """Lines of schemes become a heat map by layer and scheme, and narrow columns have no numbers."""
+    dump = make_dump(tokens=64, head_dim=32, layers=40)
+    artifact = calibrate(dump, tmp_path / "a.safetensors", "--method", "block-gtq")
+    evaluation = tmp_path / "eval.json"
+    said = succeed("kvq-eval", "--model", dump, artifact, "--scheme", "naive-int4", "--no-windows", "--json").stdout
+    evaluation.write_text(said)
+    html = write_report(artifact, tmp_path / "out.html", evaluation)
+    expect_finite(html)
+    figure = figures(html, "errors")["output_rel_mse: error of attention's output"]
+    assert not figure.all("polyline")
+    cells = [cell for cell in figure.all("rect") if cell.all("title")]
+    assert len(cells) == 2 * 40
+    for scheme in json.loads(said)["schemes"]:
+        for layer in scheme["layers"]:
+            (cell,) = (c for c in cells if c.text().startswith(f"layer {layer['index']}, scheme {scheme['name']}: "))
+            assert is_shown(cell.text().split(": ")[1], layer["output_rel_mse"])
+    names = [node.text() for node in figure.all("text") if node.has_class("mid")]
+    assert "0" in names and "39" in names and len(names) < 42, "as many layer numbers as have room"
+    widths = figures(html, "allocation")["Keys: share of channels at each width, %"]
+    assert not any(node.has_class("on") for node in widths.all("text")), "columns are narrower than a digit"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -293,6 +432,8 @@ def axis_of(figure: Node, name: str, log: bool):
 
 def test_lines_and_points_stand_where_their_numbers_say(reports):
     for title, figure in (figures(reports["kvq"], "errors") | figures(reports["kvq"], "front")).items():
+        if not figure.all("path"):
+            continue  # a heat map
         value_at = axis_of(figure, "ytick", log=True)
         marks = [node for node in figure.all("path") if node.all("title")]
         assert len(marks) >= 6, title
@@ -302,6 +443,25 @@ def test_lines_and_points_stand_where_their_numbers_say(reports):
             assert value_at(y) == pytest.approx(float(said[1]), rel=0.02)
             if said[2]:
                 assert axis_of(figure, "xtick", log=False)(x) == pytest.approx(float(said[2]), abs=0.02)
+
+
+def test_logarithmic_axes_say_so(reports, bare):
+    """They name a power of ten in bold, and cover a decade at least."""
+    seen = 0
+    for html in [*reports.values(), *bare.values()]:
+        for name in ("errors", "context", "front"):
+            for figure in figures(html, name).values():
+                if not figure.all("path"):
+                    continue
+                ticks = [node for node in figure.all("text") if node.has_class("ytick")]
+                decades = [float(node.text()) for node in ticks if node.has_class("decade")]
+                assert decades and all(
+                    math.log10(value) == pytest.approx(round(math.log10(value))) for value in decades
+                )
+                values = [float(node.text()) for node in ticks]
+                assert max(values) / min(values) >= 10 * (1 - 1e-9) and "log scale" in figure.text()
+                seen += 1
+    assert seen > 40
 
 
 def test_errors_by_context(reports, document):
@@ -373,6 +533,24 @@ def test_spectra(folder, reports, method):
                 )
     assert not list(blocks)
     assert ("keeps no spectra" in shown.text()) == (not any_spectrum)
+
+
+def test_layers_without_spectrum_say_why(folder, reports):
+    for method, html in reports.items():
+        artifact = load_artifact(folder / f"{method}.safetensors")
+        notes = [node.text() for node in section(html, "spectra").all("p") if node.text().startswith("No spectrum")]
+        for side, short in SIDES.items():
+            without = {
+                index for index, layer in artifact.layers.items() if "spectrum" not in layer.sides[short].tensors
+            }
+            named = set()
+            for note in notes:
+                found = re.fullmatch(rf"No spectrum of the {side} in layers? (\S+): (.*)\.", note)
+                for part in found[1].split(",") if found else ():
+                    first, last = part.split("-") if "-" in part else (part, part)
+                    named |= set(range(int(first), int(last) + 1))
+                assert not found or re.search("uses no eigenbasis|are exact|some heads rotate", found[2])
+            assert named == without, (method, side)
 
 
 def test_clip_ratios(folder, reports):
@@ -818,11 +996,37 @@ TEXT_FAULTS = """(() => {
 })()"""
 
 
+# Texts that a mark or the line of the front covers.
+MARK_FAULTS = """(() => {
+  const faults = [];
+  for (const svg of document.querySelectorAll('svg')) {
+    const marks = [...svg.querySelectorAll('.mark, .hollow')].map(m => m.getBoundingClientRect());
+    const front = svg.querySelector('polyline.front');
+    if (front) {
+      const toScreen = front.getScreenCTM();
+      for (let i = 0, all = front.getTotalLength(); i <= 200; ++i) {
+        const p = front.getPointAtLength(all * i / 200).matrixTransform(toScreen);
+        marks.push({left: p.x, right: p.x, top: p.y, bottom: p.y});
+      }
+    }
+    for (const text of svg.querySelectorAll('text')) {
+      const a = text.getBoundingClientRect();
+      for (const b of marks)
+        if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > -0.5 &&
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
+          faults.push(text.textContent);
+    }
+  }
+  return faults;
+})()"""
+
+
 def test_text_of_charts_stays_inside_and_apart(browser, pages):
-    """Labels of a chart stay inside the chart and do not cover each other."""
+    """Labels of a chart stay inside the chart, do not cover each other, and lie neither on marks nor on the front."""
     for page in pages:
         browser.open(page, 1200, dark=False)
         assert browser.evaluate(TEXT_FAULTS) == [], page
+        assert browser.evaluate(MARK_FAULTS) == [], page
 
 
 def test_paper_shows_the_numbers_in_light_colors(browser, pages):

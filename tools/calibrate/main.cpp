@@ -5,7 +5,6 @@
 #include "calibrate/predict.h"
 #include "calibrate/report.h"
 #include "calibrate/run.h"
-#include "calibrate/verdict.h"
 #include "common/cli.h"
 #include "common/describe.h"
 #include "common/process.h"
@@ -13,6 +12,7 @@
 #include "common/say.h"
 #include "common/table.h"
 #include "common/wrong_file.h"
+#include "inspect/verdict.h"
 
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>

@@ -1,11 +1,11 @@
 #include "calibrate/report.h"
 
-#include "calibrate/verdict.h"
 #include "common/table.h"
 #include "common/text_wrap.h"
 #include "inspect/legend.h"
 #include "inspect/report.h"
 #include "inspect/serving.h"
+#include "inspect/verdict.h"
 
 #include <fmt/core.h>
 #include <kvq/artifact/manifest.h>

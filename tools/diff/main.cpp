@@ -3,6 +3,7 @@
 #include "common/progress.h"
 #include "common/text_output.h"
 #include "common/wrong_file.h"
+#include "diff/html.h"
 #include "diff/report.h"
 
 #include <kvq/compute/parallel.h>
@@ -24,7 +25,7 @@ namespace kvq {
 namespace {
 
 struct DiffFlags {
-  std::string before, after, before_name, after_name, junit;
+  std::string before, after, before_name, after_name, junit, html;
   std::vector<std::string> dumps, rules;
   bool no_default_rules = false, no_windows = false, json = false, markdown = false, quiet = false;
   int threads = 0;
@@ -67,9 +68,11 @@ ToolText tool_text() {
       .examples = {{"kvq-diff old.safetensors new.safetensors", "what the files say"},
                    {"kvq-diff old.safetensors new.safetensors --model heldout.h5", "and what they do to attention"},
                    {"kvq-diff old.safetensors new.safetensors --junit diff.xml", "a report for CI"},
+                   {"kvq-diff old.safetensors new.safetensors --model heldout.h5 --html diff.html",
+                    "charts by layer and head"},
                    {"kvq-diff old.safetensors new.safetensors --fail-on 'clip<=0.05'", "a rule of one's own"}},
       .first_flags = {"--model", "--fail-on", "--no-default-rules", "--no-windows", "--markdown", "--json", "--junit",
-                      "--threads", "--quiet"},
+                      "--html", "--threads", "--quiet"},
       .sections = {{"Metrics (* needs --model; formats/eval.md)", metric_list()},
                    {"Default rules", rule_list()},
                    {"Rules",
@@ -92,6 +95,9 @@ void add_flags(CLI::App& app, DiffFlags& f) {
   app.add_flag("--no-windows", f.no_windows, "measure every token as codes, also those of sink and recent windows");
   app.add_option("--junit", f.junit,
                  "also write the checks as JUnit XML to this file; - is standard output, without the text")
+      ->type_name("FILE");
+  app.add_option("--html", f.html,
+                 "also write the report as a page with charts to this file; - is standard output, without the text")
       ->type_name("FILE");
   app.add_option("--old-name", f.before_name, "name of OLD in reports [its path]")->type_name("NAME");
   app.add_option("--new-name", f.after_name, "name of NEW in reports [its path]")->type_name("NAME");
@@ -139,15 +145,20 @@ void measure(const DiffFlags& flags, Artifact before, Artifact after, DiffReport
   std::move(measured.readings.begin(), measured.readings.end(), std::back_inserter(readings));
 }
 
-/// Refuses --junit if it names one of the input files.
+/// Refuses an output that is one of the input files, and two outputs in one place.
 void refuse_overwriting(const DiffFlags& flags) {
   std::vector<std::string> read{flags.before, flags.after};
   read.insert(read.end(), flags.dumps.begin(), flags.dumps.end());
-  for (const std::string& path : read) {
+  const auto same = [](const std::string& a, const std::string& b) {
     std::error_code unknown;
-    if (!flags.junit.empty() && std::filesystem::equivalent(path, flags.junit, unknown))
-      throw Error{ErrorKind::usage, fmt::format("--junit: {} is read", flags.junit), "choose another name"};
-  }
+    return !a.empty() && (a == b || std::filesystem::equivalent(a, b, unknown));
+  };
+  for (const auto& [flag, output] : {std::pair{"--junit", &flags.junit}, {"--html", &flags.html}})
+    for (const std::string& path : read)
+      if (same(*output, path))
+        throw Error{ErrorKind::usage, fmt::format("{}: {} is read", flag, *output), "choose another name"};
+  if (same(flags.junit, flags.html))
+    throw Error{ErrorKind::usage, fmt::format("--junit and --html: both write {}", flags.html), "choose another name"};
 }
 
 /// A file that loads. A wrong content hash is a finding of verify_artifact(), so the file is read although the hash is
@@ -192,11 +203,12 @@ void demand_sound_files(const DiffReport& report, std::vector<Rule>& rules) {
 }
 
 int diff(const DiffFlags& flags) {
-  if (flags.junit == "-" && (flags.json || flags.markdown))
-    throw Error{ErrorKind::usage, "--junit - takes standard output, and so does --json or --markdown",
-                "name a file for one of them"};
+  for (const auto& [flag, output] : {std::pair{"--junit", &flags.junit}, {"--html", &flags.html}})
+    if (*output == "-" && (flags.json || flags.markdown))
+      throw Error{ErrorKind::usage, fmt::format("{} - takes standard output, and so does --json or --markdown", flag),
+                  "name a file for one of them"};
   refuse_overwriting(flags);
-  const auto claim = claim_text_output(flags.junit, "kvq-diff");
+  const auto junit = claim_text_output(flags.junit, "kvq-diff"), html = claim_text_output(flags.html, "kvq-diff");
   const ThreadLimit limit(flags.threads);
   const std::vector<Rule> own = own_rules(flags);
   OpenFile before = open_artifact(flags.before), after = open_artifact(flags.after);
@@ -212,8 +224,9 @@ int diff(const DiffFlags& flags) {
   const int code = report.passed() ? 0 : exit_code(ErrorKind::check_failed);
   if (!flags.junit.empty()) {
     write_text_output(flags.junit, diff_junit(report));
-    if (flags.junit == "-") return code;
   }
+  if (!flags.html.empty()) write_text_output(flags.html, diff_html(report));
+  if (flags.junit == "-" || flags.html == "-") return code;
   if (flags.json)
     fmt::print("{}\n", diff_json(report).dump(2));
   else

@@ -1,7 +1,7 @@
 #include "diff/report.h"
 
 #include "common/table.h"
-#include "eval/report.h"
+#include "diff/words.h"
 
 #include <kvq/core/text.h>
 
@@ -15,24 +15,6 @@ namespace kvq {
 namespace {
 
 constexpr std::size_t kMostDifferences = 30;
-
-/// As number_text(), but with NaN spelled out.
-std::string value_text(double x) { return std::isnan(x) ? "NaN" : number_text(x); }
-
-/// "0.0312 -> 0.0340 (+9.0%) at layer 3"; for a distance only the new value.
-std::string describe(const Reading& reading) {
-  const std::string place = reading.where.empty() ? "" : " at " + reading.where;
-  if (!reading.before) return value_text(reading.after) + place;
-  const double before = *reading.before;
-  const std::string change = before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
-                                 ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
-                                 : "";
-  return fmt::format("{} -> {}{}{}", value_text(before), value_text(reading.after), change, place);
-}
-
-const char* word_of(Outcome outcome) {
-  return outcome == Outcome::passed ? "pass" : outcome == Outcome::failed ? "FAIL" : "skipped";
-}
 
 /// Text in red if the output has colors.
 std::string red(const std::string& text, bool color) { return color ? "\x1b[31m" + text + "\x1b[0m" : text; }
@@ -76,66 +58,7 @@ std::string code_span(const std::string& text) {
   return plain;
 }
 
-/// Readings over all layers that have an old and a new value.
-std::vector<Reading> summary(const DiffReport& report) {
-  std::vector<Reading> chosen;
-  std::copy_if(report.diff.readings.begin(), report.diff.readings.end(), std::back_inserter(chosen),
-               [](const Reading& reading) { return reading.where.empty() && reading.before; });
-  return chosen;
-}
-
-std::string change_of(const Reading& reading) {
-  const double before = *reading.before;
-  if (before == reading.after) return "=";
-  return before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
-             ? fmt::format("{:+.1f}%", 100.0 * (reading.after - before) / std::abs(before))
-             : "-";
-}
-
-constexpr const char* kNothingCoded =
-    "exact windows hold all tokens of the dump, none is read as codes; take longer sequences, or --no-windows";
-
-/// What the rules rest on, in one line.
-const char* basis_text(const DiffReport& report) {
-  if (report.measured)
-    return report.same_data ? "Attention was measured on the held-out dump."
-                            : "Attention was measured on the held-out dump. The artifacts come from different data.";
-  if (report.same_data) return "Only the files were judged, not what they do to attention: add --model HELDOUT.h5.";
-  return "Only the files were judged. They come from different data, which moves files as much\n"
-         "as damage does: add --model HELDOUT.h5 to judge by attention.";
-}
-
-/// The reason of a failure that no limit explains, else empty. Tables use the short text and print kNothingCoded below.
-std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded) {
-  if (check.outcome != Outcome::failed) return {};
-  if (check.readings > 0) return std::isnan(check.margin) ? "not a finite number" : "";
-  const bool windows = nothing_coded && needs_codes(check.rule.metric) && !short_text;
-  return windows ? fmt::format("nothing to judge: {}", kNothingCoded) : "nothing to judge";
-}
-
-std::string detail(const CheckResult& check) {
-  std::string reason = reason_of(check, true, false);
-  if (check.readings == 0) return reason;
-  const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";
-  return (reason.empty() ? "" : reason + ": ") + describe(check.worst) + more;
-}
-
 Json number_json(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-
-/// "identical", "different (layers/0/k/bits: 2 -> 3)", or "equal but for rounding: rotation 8.1e-06 at layer 3 k".
-std::string sameness_text(const Sameness& sameness) {
-  if (sameness.verdict == SamenessVerdict::identical) return "identical";
-  if (sameness.verdict == SamenessVerdict::different) return fmt::format("different ({})", sameness.reason);
-  constexpr std::size_t kMostNumbers = 3;
-  std::string text = "equal but for rounding: ";
-  for (std::size_t i = 0; i < std::min(sameness.numbers.size(), kMostNumbers); ++i) {
-    const NumberDifference& own = sameness.numbers[i];
-    text += fmt::format("{}{} {:.1e}{}", i == 0 ? "" : ", ", own.what, own.difference,
-                        own.where.empty() ? "" : " at " + own.where);
-  }
-  return text +
-         fmt::format("{}{} golden rows coded otherwise", sameness.numbers.empty() ? "" : "; ", sameness.golden_rows);
-}
 
 Json sameness_json(const Sameness& sameness) {
   Json numbers = Json::array();

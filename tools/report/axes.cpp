@@ -9,6 +9,7 @@ namespace kvq {
 namespace {
 
 constexpr double kCharacter = 6.2;
+constexpr double kLogTitle = 18.0;  ///< room above the plot that the title of a logarithmic axis needs
 
 void draw_base(Svg& svg, const Frame& frame, const std::string& title) {
   svg.line({frame.left, frame.bottom()}, {frame.right(), frame.bottom()}, "axis");
@@ -18,12 +19,17 @@ void draw_base(Svg& svg, const Frame& frame, const std::string& title) {
 }  // namespace
 
 void draw_y_axis(Svg& svg, const Frame& frame, const Scale& scale, std::size_t most_ticks) {
-  const std::vector<Tick> ticks = ticks_of(scale);
-  const std::size_t every = (ticks.size() + most_ticks - 1) / std::max<std::size_t>(1, most_ticks);
-  for (std::size_t i = 0; i < ticks.size(); i += std::max<std::size_t>(1, every)) {
+  std::vector<Tick> ticks = ticks_of(scale);
+  if (scale.log && ticks.size() > most_ticks) std::erase_if(ticks, [](const Tick& tick) { return !tick.decade; });
+  if (scale.log && frame.top >= kLogTitle) svg.text({4.0, kLogTitle - 6.5}, "soft", "log scale");
+  if (ticks.size() <= most_ticks)
+    for (const double value : minor_places(scale))
+      svg.line({frame.left, scale(value)}, {frame.right(), scale(value)}, "grid minor");
+  const std::size_t every = std::max<std::size_t>(1, (ticks.size() + most_ticks - 1) / most_ticks);
+  for (std::size_t i = 0; i < ticks.size(); i += every) {
     const double y = scale(ticks[i].value);
-    svg.line({frame.left, y}, {frame.right(), y}, "grid");
-    svg.text({frame.left - 6.0, y + 3.5}, "end soft ytick", ticks[i].label);
+    svg.line({frame.left, y}, {frame.right(), y}, ticks[i].decade ? "grid decade" : "grid");
+    svg.text({frame.left - 6.0, y + 3.5}, ticks[i].decade ? "end ytick decade" : "end soft ytick", ticks[i].label);
   }
 }
 
@@ -44,10 +50,12 @@ void draw_x_places(Svg& svg, const Frame& frame, const std::vector<double>& x, c
 
 void draw_x_axis(Svg& svg, const Frame& frame, const Scale& scale, const std::string& title) {
   draw_base(svg, frame, title);
+  for (const double value : minor_places(scale))
+    svg.line({scale(value), frame.top}, {scale(value), frame.bottom()}, "grid minor");
   for (const Tick& tick : ticks_of(scale)) {
     const double x = scale(tick.value);
-    svg.line({x, frame.top}, {x, frame.bottom() + 3.0}, "grid");
-    svg.text({x, frame.bottom() + 15.0}, "mid soft xtick", tick.label);
+    svg.line({x, frame.top}, {x, frame.bottom() + 3.0}, tick.decade ? "grid decade" : "grid");
+    svg.text({x, frame.bottom() + 15.0}, tick.decade ? "mid xtick decade" : "mid soft xtick", tick.label);
   }
 }
 

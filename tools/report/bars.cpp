@@ -44,14 +44,12 @@ std::string width_name(std::size_t width) { return width == kExactWidth ? "16" :
 }  // namespace
 
 std::string width_chart(const std::string& label, const std::vector<WidthSlice>& slices) {
-  constexpr double kDigit = 9.0;  // width that a number needs
+  constexpr double kDigit = 9.0;  // width that a number needs; narrower columns have colors and the legend alone
   const Frame frame;
   const Columns columns(frame, slices.size());
   const Scale scale{.low = 0.0, .high = 100.0, .from = frame.bottom(), .to = frame.top};
   Svg svg(frame.width, frame.height, label);
   draw_y_axis(svg, frame, scale);
-  // If columns are too narrow for numbers, only one column in `every` shows numbers.
-  const auto every = static_cast<std::size_t>(std::ceil(kDigit / columns.step()));
   const double gap = std::min(1.5, columns.step() / 8.0);
   for (std::size_t i = 0; i < slices.size(); ++i) {
     double below = 0.0;
@@ -62,7 +60,7 @@ std::string width_chart(const std::string& label, const std::vector<WidthSlice>&
       svg.rect({columns.left(i) + gap, top}, columns.step() - 2.0 * gap, height, fmt::format("w{}", width),
                fmt::format("layer {}: {} bits for {}% of the channels", slices[i].place, width_name(width),
                            html_number(share)));
-      if (i % every == every / 2 && height >= kDigit + 1.0)
+      if (columns.step() >= kDigit && height >= kDigit + 1.0)
         svg.text({columns.left(i) + columns.step() / 2.0, top + height / 2.0 + 3.5}, fmt::format("mid on t{}", width),
                  width_name(width));
       below += share;
@@ -93,10 +91,10 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
     const ByteBar& bar = bars[i];
     const double left = columns.left(i) + gap, keys = scale(bar.keys), both = scale(bar.keys + bar.values),
                  exact = scale(bar.exact);
-    svg.rect({left, keys}, width, frame.bottom() - keys, "fill s0",
+    svg.rect({left, keys}, width, frame.bottom() - keys, "fill sk",
              fmt::format("layer {}: keys {} bytes", bar.place, html_number(bar.keys)));
     if (bar.values > 0.0)
-      svg.rect({left, both}, width, keys - both, "fill s4",
+      svg.rect({left, both}, width, keys - both, "fill sv",
                fmt::format("layer {}: values {} bytes", bar.place, html_number(bar.values)));
     svg.line({columns.left(i), exact}, {columns.left(i) + columns.step(), exact}, "level");
   }
@@ -107,9 +105,9 @@ std::string byte_chart(const std::string& label, const std::vector<ByteBar>& bar
     svg.text({at + 11.0, y}, "", name);
   };
   svg.text({at, std::max(frame.top + 8.0, scale(last.exact) + 4.0)}, "", "bf16");
-  key(key_label, "fill s0", "keys");
+  key(key_label, "fill sk", "keys");
   if (last.values > 0.0)
-    key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill s4", "values");
+    key(std::min(scale(last.keys + last.values / 2.0) + 4.0, key_label - 12.0), "fill sv", "values");
   draw_x_places(svg, frame, columns.centers(), places_of(bars), "layer");
   return svg.str();
 }

@@ -1,3 +1,5 @@
+#include "common/layers.h"
+#include "inspect/report.h"
 #include "report/line_chart.h"
 #include "report/page.h"
 #include "report/sections.h"
@@ -111,6 +113,30 @@ std::string spectra_of(const Artifact& artifact, const ReportSide& side) {
   return html;
 }
 
+/// Why a plan keeps no spectrum.
+std::string why_no_spectrum(const TensorPlan& plan) {
+  if (is_exact(plan.coder)) return "rows are exact, so nothing rotates them";
+  const std::string rotation = rotation_text(plan);
+  return rotation.find(" or ") != std::string::npos
+             ? fmt::format(
+                   "some heads rotate by an eigenbasis, others do not ({}), and a layer keeps all spectra or none",
+                   rotation)
+             : fmt::format("the rotation {} uses no eigenbasis", rotation);
+}
+
+/// Lines that say why layers have no spectrum, one for each reason; empty if all layers have one.
+std::string missing_spectra(const Artifact& artifact, const ReportSide& side) {
+  std::map<std::string, std::vector<int>> layers;
+  for (const LayerPlan& layer : artifact.layers)
+    if (const TensorPlan* plan = side.plan(layer); plan != nullptr && plan->rotation.spectrum.empty())
+      layers[why_no_spectrum(*plan)].push_back(layer.layer);
+  std::string html;
+  for (const auto& [reason, own] : layers)
+    html += html_note(fmt::format("No spectrum of the {} in {} {}: {}.", plural(side.side),
+                                  own.size() == 1 ? "layer" : "layers", range_text(own), reason));
+  return html;
+}
+
 std::string clip_figure(const Artifact& artifact, const ReportSide& side) {
   const auto clips = [](double ratio) { return ratio < 1.0; };
   if (!side.any(artifact, [&](const TensorPlan& plan) {
@@ -181,6 +207,7 @@ std::string spectrum_section(const Artifact& artifact) {
   if (body.empty())
     body = html_missing(
         "This artifact keeps no spectra: its rotations come from no eigenbasis. Methods oscar and kvq keep them.");
+  for (const ReportSide& side : report_sides()) body += missing_spectra(artifact, side);
   std::string clips;
   for (const ReportSide& side : report_sides()) clips += clip_figure(artifact, side);
   body += clips.empty()

@@ -1,3 +1,4 @@
+#include "report/heat_map.h"
 #include "report/line_chart.h"
 #include "report/page.h"
 #include "report/scatter.h"
@@ -19,9 +20,11 @@ namespace kvq {
 namespace {
 
 constexpr const char* kHowToEvaluate =
-    "kvq-eval --model HELDOUT.h5 ARTIFACT --scheme kivi --json > EVAL.json, then --eval EVAL.json.";
+    "kvq-eval --model HELDOUT.h5 ARTIFACT --scheme naive-int4 --scheme fp8 --json > EVAL.json, then --eval EVAL.json.";
 
 constexpr std::size_t kTableSchemes = 7;  ///< as many schemes fit side by side in half the width of a page
+/// More layers than this are cells of a heat map, because lines of several schemes would cover each other.
+constexpr std::size_t kMostLinePlaces = 32;
 
 /// A metric in kvq-eval's documents, or a part of its distribution.
 struct ShownMetric {
@@ -55,13 +58,10 @@ constexpr const char* kAllZero =
 template <typename Values>
 std::string scheme_figure(const std::string& title, const std::string& x_title, const std::vector<std::string>& places,
                           const Schemes& schemes, Values values) {
-  LineChart chart{
-      .label = fmt::format("{}, by {}, logarithmic, {} schemes; the numbers are in the table below", title, x_title,
-                           schemes.size()),
-      .x_title = x_title,
-      .places = places,
-      .lines = {},
-  };
+  const std::string label = fmt::format("{}, by {}, logarithmic, {} schemes; the numbers are in the table below", title,
+                                        x_title, schemes.size());
+  LineChart chart{.label = label, .x_title = x_title, .places = places, .lines = {}};
+  HeatMap map{.label = label, .x_title = x_title, .row_title = "scheme", .columns = places, .rows = {}};
   HtmlRows rows{{x_title}};
   for (const std::string& place : places) rows.push_back({place});
   bool any_number = false;
@@ -70,12 +70,15 @@ std::string scheme_figure(const std::string& title, const std::string& x_title, 
     any_number = any_number || std::any_of(own.begin(), own.end(), [](double x) { return std::isfinite(x); });
     rows[0].push_back(schemes[s].name);
     for (std::size_t i = 0; i < places.size(); ++i) rows[i + 1].push_back(html_number(own[i]));
-    if (s < kMostStyles && std::any_of(own.begin(), own.end(), [](double x) { return x > 0.0; }))
-      chart.lines.push_back(
-          {.name = schemes[s].name, .values = own, .style = static_cast<int>(s), .strong = schemes[s].own});
+    if (s >= kMostStyles || std::none_of(own.begin(), own.end(), [](double x) { return x > 0.0; })) continue;
+    chart.lines.push_back(
+        {.name = schemes[s].name, .values = own, .style = static_cast<int>(s), .strong = schemes[s].own});
+    map.rows.push_back(schemes[s].name);
+    map.values.push_back(own);
   }
   if (!any_number) return "";
-  return html_figure(title, chart.lines.empty() ? html_missing(kAllZero) : line_chart(chart),
+  const std::string drawing = places.size() > kMostLinePlaces ? heat_map(map) : line_chart(chart);
+  return html_figure(title, chart.lines.empty() ? html_missing(kAllZero) : drawing,
                      html_numbers(rows, "l" + std::string(schemes.size(), 'r'), kTableSchemes));
 }
 
@@ -92,6 +95,37 @@ std::string layer_figure(const ShownMetric& metric, const Schemes& schemes, cons
     for (const Json& layer : (*scheme.json)["layers"]) values.push_back(metric_of(layer, metric.path()));
     return values;
   });
+}
+
+/// Heat map of one metric of the report's artifact, by layer and KV head; empty if no document measures the artifact.
+std::string head_figure(const Metric& metric, const Schemes& schemes, const std::vector<std::string>& layers) {
+  if (schemes.empty() || !schemes.front().own) return "";
+  const Json& own = (*schemes.front().json)["layers"];
+  std::size_t heads = 0;
+  for (const Json& layer : own) heads = std::max(heads, layer["heads"].size());
+  const std::string title = fmt::format("{} of this artifact by layer and KV head", metric->name);
+  HeatMap map{.label = fmt::format("{}, logarithmic; the numbers are in the table below", title),
+              .x_title = "layer",
+              .row_title = "KV head",
+              .columns = layers,
+              .rows = {},
+              .values = std::vector(heads, std::vector<double>(layers.size(), NAN))};
+  HtmlRows rows{{"layer"}};
+  for (std::size_t h = 0; h < heads; ++h) {
+    map.rows.push_back(std::to_string(h));
+    rows[0].push_back(fmt::format("head {}", h));
+  }
+  bool any = false;
+  for (std::size_t l = 0; l < own.size(); ++l) {
+    rows.push_back({layers[l]});
+    for (std::size_t h = 0; h < own[l]["heads"].size(); ++h) {
+      map.values[h][l] = metric_of(own[l]["heads"][h], metric->name);
+      any = any || map.values[h][l] > 0.0;
+      rows.back().push_back(html_number(map.values[h][l]));
+    }
+    rows.back().resize(rows[0].size(), "–");
+  }
+  return any ? html_figure(title, heat_map(map), html_numbers(rows, "l" + std::string(heads, 'r'))) : "";
 }
 
 /// Change of output_rel_mse from the first candidate of the same document: "+12.3% [+10.0%, +14.9%]".
@@ -159,7 +193,7 @@ std::string calibration_figure(const Artifact& artifact, const ReportSide& side)
       .name = "plain codes",
       .values =
           layer_values(artifact, side, [](const TensorPlan& plan) { return plan.error ? plan.error->before : NAN; }),
-      .style = 7,
+      .style = kBaselineStyle,
   });
   chart.lines.push_back({
       .name = "this plan",
@@ -257,6 +291,8 @@ std::string error_section(const Artifact& artifact, const std::vector<Evaluation
                 kHowToEvaluate));
   std::string figures;
   for (const ShownMetric& metric : kByLayer) figures += layer_figure(metric, schemes, layer_names(artifact));
+  std::string heads;
+  for (const ShownMetric& metric : {kOutput, kKl}) heads += head_figure(metric.metric, schemes, layer_names(artifact));
   if (figures.empty())
     figures = html_missing("The documents hold none of these metrics: kvq-eval --json without --metric measures all.");
   return html_section(
@@ -264,7 +300,8 @@ std::string error_section(const Artifact& artifact, const std::vector<Evaluation
       std::string("Relative mean squared errors and KL on held-out data, as formats/eval.md defines them.") +
           (schemes.front().own ? " The thick line is this artifact." : ""),
       document_notes(evaluations) + scheme_table(schemes) + "<h3>By layer</h3>\n" + too_many_note(schemes) +
-          html_charts(figures) + calibration_charts(artifact));
+          html_charts(figures) + (heads.empty() ? "" : "<h3>By head</h3>\n" + html_charts(heads)) +
+          calibration_charts(artifact));
 }
 
 std::string context_section(const Schemes& schemes) {

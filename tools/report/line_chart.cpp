@@ -62,7 +62,7 @@ class Drawing {
     if (chart.small)
       return {.width = 170.0, .height = 126.0, .left = 40.0, .top = 8.0, .plot_width = 124.0, .plot_height = 96.0};
     const double plot_height = std::max(Frame{}.plot_height, kLabelGap * static_cast<double>(chart.lines.size()));
-    return {.height = plot_height + 48.0, .plot_width = 354.0 - labels, .plot_height = plot_height};
+    return {.height = plot_height + 58.0, .plot_width = 354.0 - labels, .plot_height = plot_height};
   }
 
   std::vector<double> axis_values() const {

@@ -91,7 +91,8 @@ std::string error_tile(const Artifact& artifact, const std::vector<EvaluatedSche
 
 std::string navigation(bool transforms) {
   std::string html = "<nav>";
-  for (const auto& [id, name] : {std::pair{"allocation", "Widths"},
+  for (const auto& [id, name] : {std::pair{"verdict", "Verdict"},
+                                 {"allocation", "Widths"},
                                  {"transforms", "Transforms"},
                                  {"errors", "Errors"},
                                  {"context", "By context"},
@@ -148,8 +149,9 @@ void write_html_report(const NamedArtifact& artifact, const std::vector<std::str
   std::string body =
       fmt::format("<header>\n<h1>{}</h1>\n<p class=\"sub\">{}, {}</p>\n</header>\n", html_text(title),
                   html_text(std::filesystem::path(artifact.path).filename().string()), html_text(own.calibration.tool));
-  body += headline_section(own, schemes, context) + navigation(has_transforms(own)) + allocation_section(own) +
-          transform_section(own) + error_section(own, evaluations, schemes);
+  body += verdict_section(own, artifact.path, schemes, context) + headline_section(own, schemes, context) +
+          navigation(has_transforms(own)) + allocation_section(own) + transform_section(own) +
+          error_section(own, evaluations, schemes);
   body += context_section(schemes) + pareto_section(schemes) + spectrum_section(own) + bytes_section(own, context) +
           serving_section(own) + provenance_section(own, evaluations);
   const std::string page = html_page(title, body);

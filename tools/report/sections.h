@@ -12,6 +12,11 @@ namespace kvq {
 
 /// The sections of the report as HTML. A section without data is one line that says how to get the data.
 
+/// What a reader asks first: how much smaller, how wrong beside 4-bit and fp8 caches, and whether the runtime serves
+/// it.
+/// @param path  of the artifact
+std::string verdict_section(const Artifact& artifact, const std::string& path,
+                            const std::vector<EvaluatedScheme>& schemes, std::int64_t context);
 /// @param context  tokens for the effective bits
 std::string headline_section(const Artifact& artifact, const std::vector<EvaluatedScheme>& schemes,
                              std::int64_t context);

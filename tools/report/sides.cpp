@@ -1,5 +1,7 @@
 #include "report/sides.h"
 
+#include "report/svg.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +15,7 @@ bool ReportSide::any(const Artifact& artifact, const std::function<bool(const Te
 }
 
 const std::vector<ReportSide>& report_sides() {
-  static const std::vector<ReportSide> sides = {{Side::k, "Keys", 0}, {Side::v, "Values", 4}};
+  static const std::vector<ReportSide> sides = {{Side::k, "Keys", kKeysStyle}, {Side::v, "Values", kValuesStyle}};
   return sides;
 }
 

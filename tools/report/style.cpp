@@ -2,13 +2,18 @@
 
 namespace kvq {
 
-// --s<i>: series. --w<i>, --t<i>: bands of width i (9: exact) and the number on them.
+// A color has one meaning on all pages. --s<i>: schemes. --k, --v, --b: keys, values, and what they are compared with,
+// shades without color. --w<i>, --t<i>: bands of width i (9: exact) and the number on them. --h<i>: cells of heat maps,
+// from small to large, shades without color. --bad: a failure.
 const char* const kReportStyle = R"css(
 :root {
   color-scheme: light dark;
   --page: #ffffff; --ink: #1a1f24; --soft: #56606a; --rule: #d5dbe1; --grid: #e7ebee; --card: #f6f8f9;
   --s0: #0a4f9e; --s1: #b02c00; --s2: #00a36f; --s3: #a878b0;
   --s4: #cb8400; --s5: #4690ea; --s6: #7a4030; --s7: #3c2f4f;
+  --k: #1a1f24; --v: #7d8790; --b: #56606a; --bad: #a8001c;
+  --h0: #f2f4f5; --h1: #dfe3e6; --h2: #c8ced3; --h3: #aeb6bd; --h4: #929ba4;
+  --h5: #768089; --h6: #5a646d; --h7: #3d464e; --h8: #1a1f24;
   --w0: #e4e7ea; --w1: #e6f2b4; --w2: #b7dfa4; --w3: #7ccbb8; --w4: #43b3c6;
   --w5: #3f97cc; --w6: #235fa9; --w7: #27348f; --w8: #0e1a57; --w9: #8f969e;
   --t0: #101820; --t1: #101820; --t2: #101820; --t3: #101820; --t4: #101820;
@@ -19,6 +24,9 @@ const char* const kReportStyle = R"css(
     --page: #14181c; --ink: #e5e8eb; --soft: #a3acb5; --rule: #39414a; --grid: #262d34; --card: #1b2127;
     --s0: #6a86ff; --s1: #e8501a; --s2: #10bc7c; --s3: #f57fcd;
     --s4: #fabb1a; --s5: #bdf3fb; --s6: #eef09a; --s7: #86807f;
+    --k: #e5e8eb; --v: #8d969f; --b: #a3acb5; --bad: #ff8a80;
+    --h0: #20262c; --h1: #313940; --h2: #444d55; --h3: #59636c; --h4: #6f7983;
+    --h5: #8a949d; --h6: #a7b0b7; --h7: #c6cdd2; --h8: #e5e8eb;
     --w0: #30373e; --w1: #35348f; --w2: #28559f; --w3: #2274ad; --w4: #3a9ebd;
     --w5: #63bdb4; --w6: #98d4a2; --w7: #cde79d; --w8: #f8f7bd; --w9: #8f969e;
     --t0: #ffffff; --t1: #ffffff; --t2: #ffffff; --t3: #ffffff; --t4: #101820;
@@ -35,6 +43,9 @@ h3 { font-size: 15px; font-weight: 600; margin: 20px 0 4px; }
 p { margin: 4px 0 12px; }
 .note, .missing, .sub { color: var(--soft); max-width: 76ch; overflow-wrap: anywhere; }
 .missing { border-left: 3px solid var(--rule); padding-left: 10px; }
+.verdict { font-size: 17px; line-height: 1.45; margin: 10px 0; max-width: 62ch; overflow-wrap: anywhere; }
+.verdict strong { font-size: 21px; font-weight: 650; }
+.bad { color: var(--bad); font-weight: 650; }
 .tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 10px; margin: 18px 0 0; }
 @media (max-width: 760px) { .tiles { grid-template-columns: 1fr 1fr; } }
 .tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px;
@@ -57,8 +68,12 @@ svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; }
 svg text.strong { font-weight: 700; }
 .grid { stroke: var(--grid); stroke-width: 1; }
+.grid.minor { stroke-width: 0.5; }
+.grid.decade { stroke: var(--rule); stroke-width: 1.4; }
+svg text.decade { font-weight: 600; }
 .axis { stroke: var(--soft); stroke-width: 1; }
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
+.sk { --c: var(--k); } .sv { --c: var(--v); } .sb { --c: var(--b); }
 .s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
 .line { fill: none; stroke: var(--c); stroke-width: 1.6; stroke-linejoin: round; }
 .line.strong { stroke-width: 2.8; }
@@ -72,6 +87,9 @@ svg text.strong { font-weight: 700; }
 .front { fill: none; stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 4 3; }
 .fill { fill: var(--c); }
 .level { stroke: var(--ink); stroke-width: 1.6; }
+.h0 { fill: var(--h0); } .h1 { fill: var(--h1); } .h2 { fill: var(--h2); } .h3 { fill: var(--h3); }
+.h4 { fill: var(--h4); } .h5 { fill: var(--h5); } .h6 { fill: var(--h6); } .h7 { fill: var(--h7); }
+.h8 { fill: var(--h8); } .hn { fill: var(--page); stroke: var(--grid); stroke-width: 0.5; }
 rect[class^=w] { stroke: var(--page); stroke-width: 0.4; }
 .w0 { fill: var(--w0); } .w1 { fill: var(--w1); } .w2 { fill: var(--w2); } .w3 { fill: var(--w3); }
 .w4 { fill: var(--w4); } .w5 { fill: var(--w5); } .w6 { fill: var(--w6); } .w7 { fill: var(--w7); }

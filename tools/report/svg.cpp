@@ -45,6 +45,8 @@ double round_step(double value) {
 
 double linear_step(double low, double high) { return round_step((high - low) / 6.0); }
 
+constexpr int kDecade = 3;  ///< ticks of a logarithmic axis in a decade
+
 /// The ticks of a logarithmic axis by index: 1, 2 and 5 of each decade; index 0 is 1.
 double log_place(int index) {
   const int decade = index >= 0 ? index / 3 : -((-index + 2) / 3);
@@ -96,7 +98,14 @@ void Svg::marker(Point at, int style, std::string_view css, std::string_view tit
   shape("path", fmt::format("transform=\"translate({:.1f} {:.1f})\" d=\"{}\"", at.x, at.y, path), css, title);
 }
 
-std::string series_css(int style) { return fmt::format("s{} d{}", style % 8, style / 8 % 3); }
+std::string series_css(int style) {
+  switch (style) {
+    case kKeysStyle: return "sk d0";
+    case kValuesStyle: return "sv d0";
+    case kBaselineStyle: return "sb d1";
+    default: return fmt::format("s{} d{}", style % 8, style / 8 % 3);
+  }
+}
 
 bool Scale::shows(double value) const { return std::isfinite(value) && (!log || value > 0.0); }
 
@@ -119,9 +128,12 @@ Scale scale_for(std::span<const double> values, double from, double to, bool log
     // Limits the range of the axis, because numbers near the limits of a double are not measured errors.
     scale.low = std::clamp(scale.low, 1e-30, 1e30);
     scale.high = std::clamp(scale.high, 1e-30, 1e30);
-    const int first = log_index(scale.low), last = log_index(scale.high);
+    int first = log_index(scale.low), last = log_index(scale.high);
+    if (log_place(last) < scale.high * (1.0 - 1e-9) || last == first) ++last;
+    // One end moves away after the other, so that the values stay in the middle.
+    for (bool up = false; last - first < kDecade; up = !up) up ? ++last : --first;
     scale.low = log_place(first);
-    scale.high = log_place(last) >= scale.high * (1.0 - 1e-9) && last > first ? log_place(last) : log_place(last + 1);
+    scale.high = log_place(last);
     return scale;
   }
   scale.low = std::clamp(scale.low, -1e30, 1e30);
@@ -145,14 +157,21 @@ std::vector<Tick> ticks_of(const Scale& scale) {
     return ticks;
   }
   const int first = log_index(scale.low), last = log_index(scale.high);
-  if (last - first <= 6) {
-    for (int i = first; i <= last; ++i) ticks.push_back({log_place(i), tick_label(log_place(i))});
-    return ticks;
-  }
+  const bool all = last - first <= 2 * kDecade;
   const int every = (last - first + 17) / 18;  // decades between two ticks
   for (int i = first; i <= last; ++i)
-    if (i % (3 * every) == 0) ticks.push_back({log_place(i), tick_label(log_place(i))});
+    if (all || i % (kDecade * every) == 0) ticks.push_back({log_place(i), tick_label(log_place(i)), i % kDecade == 0});
   return ticks;
+}
+
+std::vector<double> minor_places(const Scale& scale) {
+  std::vector<double> places;
+  if (!scale.log || scale.high / scale.low > 1e3 * (1.0 + 1e-9)) return places;
+  for (int i = log_index(scale.low) / kDecade - 1; log_place(kDecade * i) < scale.high; ++i)
+    for (const double factor : {3.0, 4.0, 6.0, 7.0, 8.0, 9.0})
+      if (const double value = factor * log_place(kDecade * i); value > scale.low && value < scale.high)
+        places.push_back(value);
+  return places;
 }
 
 }  // namespace kvq

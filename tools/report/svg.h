@@ -33,9 +33,13 @@ class Svg {
   std::string html_;
 };
 
-/// CSS classes of a series: one of eight colors, and dashes, which differ for styles 0-7, 8-15 and 16-23.
-std::string series_css(int style);
+/// Styles of schemes: one of eight colors, and dashes, which differ for styles 0-7, 8-15 and 16-23. A color means the
+/// same scheme in every chart of a page.
 constexpr int kMostStyles = 24;
+/// Styles of sides and of what a chart compares with: shades without color, because colors mean schemes.
+constexpr int kKeysStyle = 24, kValuesStyle = 25, kBaselineStyle = 26;
+/// CSS classes of a style.
+std::string series_css(int style);
 
 /// Maps values to units of the drawing. `low` < `high`.
 struct Scale {
@@ -46,13 +50,18 @@ struct Scale {
   double operator()(double value) const;
 };
 
-/// A scale with round ends around the values that it can show; 0 to 1 (logarithmic: 0.1 to 1) if there are none.
+/// A scale with round ends around the values that it can show; 0 to 1 (logarithmic: 0.1 to 1) if there are none. A
+/// logarithmic scale covers a decade at least, so that two numbers of its axis always show the decade.
 Scale scale_for(std::span<const double> values, double from, double to, bool log);
 
 struct Tick {
   double value = 0.0;
   std::string label;
+  bool decade = false;  ///< a power of ten on a logarithmic scale
 };
 std::vector<Tick> ticks_of(const Scale& scale);
+/// Places of a logarithmic scale between its ticks: 3, 4, 6 ... 9 times a power of ten; empty for a scale of many
+/// decades.
+std::vector<double> minor_places(const Scale& scale);
 
 }  // namespace kvq

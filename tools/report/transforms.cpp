@@ -95,7 +95,7 @@ std::string transform_section(const Artifact& artifact) {
                       "Outlier gain: the squared error of rows rotated orthogonally over that of balanced ones. A head "
                       "at 1 had nothing to gain; "
                       "one at 10 would have had ten times the error.",
-                      html_charts(html_figure("Outlier gain of each head, log scale", gain_chart(artifact, sides),
+                      html_charts(html_figure("Outlier gain of each head", gain_chart(artifact, sides),
                                               gain_numbers(artifact, sides))));
 }
 

@@ -1,4 +1,4 @@
-#include "calibrate/verdict.h"
+#include "inspect/verdict.h"
 
 #include "common/layers.h"
 #include "common/table.h"
@@ -47,9 +47,19 @@ std::string context_text(std::int64_t context) {
 }
 
 std::string size_text(const Verdict& v) {
-  return fmt::format("{:.0f} bytes a token and layer in place of {:.0f}; {} in place of {} at {} ({:.1f}x)",
-                     v.token_bytes, v.bf16_token_bytes, format_bytes(v.cache_bytes), format_bytes(v.bf16_bytes),
-                     context_text(v.context), v.times_smaller());
+  return fmt::format("{:.0f} bytes a token and layer in place of {:.0f}; {} ({:.1f}x)", v.token_bytes,
+                     v.bf16_token_bytes, cache_text(v), v.times_smaller());
+}
+
+Json errors_json(const std::optional<SideErrors>& errors) {
+  return errors ? Json{{"baseline", errors->baseline}, {"plan", errors->plan}} : Json();
+}
+
+}  // namespace
+
+std::string cache_text(const Verdict& v) {
+  return fmt::format("{} in place of {} at {}", format_bytes(v.cache_bytes), format_bytes(v.bf16_bytes),
+                     context_text(v.context));
 }
 
 std::string error_text(const Verdict& v) {
@@ -64,12 +74,6 @@ std::string error_text(const Verdict& v) {
                           (*side)->baseline);
   return text.empty() ? "none: all rows are exact" : "in sample, which flatters: " + text;
 }
-
-Json errors_json(const std::optional<SideErrors>& errors) {
-  return errors ? Json{{"baseline", errors->baseline}, {"plan", errors->plan}} : Json();
-}
-
-}  // namespace
 
 Verdict verdict_of(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context) {
   const auto layers = static_cast<double>(artifact.layers.size());

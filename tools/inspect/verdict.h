@@ -26,6 +26,12 @@ struct Verdict {
 };
 Verdict verdict_of(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context);
 
+/// "33 MB in place of 201 MB at 32k tokens"
+std::string cache_text(const Verdict& verdict);
+/// The error of attention's output on held-out tokens of the calibration's dump, or the errors in sample, each beside
+/// plain codes of the same bytes.
+std::string error_text(const Verdict& verdict);
+
 /// Paragraphs: size, error, how the runtime serves the artifact, layers that are missing, and the next command.
 std::string verdict_text(const Artifact& artifact, const Verdict& verdict);
 
