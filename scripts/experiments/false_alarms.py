@@ -73,6 +73,8 @@ def change_of(check: dict) -> float:
 def main() -> int:
     args = parse_arguments()
     args.folder.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda method: calibrate(args, method, args.first, 0), METHODS))
     cases = [(method, seed) for method in METHODS for seed in range(args.seeds)]
     with ThreadPoolExecutor(args.jobs) as pool:
         documents = list(pool.map(lambda case: compare(args, *case), cases))
