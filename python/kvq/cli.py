@@ -24,7 +24,10 @@ def program_name(script: str) -> str:
 def decimal_integer(text: str) -> int:
     """Decimal digits without leading zeros, so that 010 is neither 8 nor 10 by accident."""
     if not re.fullmatch(r"-?(0|[1-9][0-9]*)", text):
-        raise argparse.ArgumentTypeError(f"expected a decimal integer without leading zeros, found {safe_line(text)}")
+        reason = ", which could mean octal" if re.fullmatch(r"-?0[0-9]+", text) else ""
+        raise argparse.ArgumentTypeError(
+            f"expected a decimal integer without leading zeros{reason}, found {safe_line(text)}"
+        )
     return int(text)
 
 

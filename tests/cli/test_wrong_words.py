@@ -37,6 +37,25 @@ def said(code: int, *command: object, **options) -> tuple[str, str]:
         ("kvq-calibrate --model", "--model: the value is missing", "see kvq-calibrate --help"),
         ("kvq-calibrate --bits two", "--bits: expected a number, found two", "see kvq-calibrate --help"),
         ("kvq-calibrate --kmeans 1.5", "--kmeans: expected a whole number, found 1.5", "see kvq-calibrate --help"),
+        *(
+            (
+                f"{tool} --{flag} 010",
+                f"--{flag}: expected a decimal integer without leading zeros, which could mean octal, found 010",
+                f"see {tool} --help",
+            )
+            for tool, flag in (
+                ("kvq-calibrate", "seed"),
+                ("kvq-calibrate", "threads"),
+                ("kvq-eval", "seed"),
+                ("kvq-diff", "seed"),
+                ("kvq-inspect", "page-size"),
+            )
+        ),
+        (
+            "kvq-eval --seed -1",
+            "--seed: expected a whole number from 0 to 2^63 - 1, found -1",
+            "see kvq-eval --help",
+        ),
         (
             "kvq-calibrate --threads -1",
             "--threads: expected a whole number from 0 to 4096, found -1",

@@ -71,7 +71,10 @@ def test_every_integer_of_a_program_is_decimal(capsys):
     assert parser.parse_args(["--count", "-10"]).count == -10
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--count", "010"])
-    assert "without leading zeros, found 010" in capsys.readouterr().err
+    assert (
+        "--count: expected a decimal integer without leading zeros, which could mean octal, found 010"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("text, value", [("0", 0), (str(2**63 - 1), 2**63 - 1), ("-1", None), (str(2**63), None)])

@@ -76,14 +76,18 @@ void describe(CLI::App& app, ToolText text, ConfigFlag config) {
 }
 
 CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest) {
-  const bool is_limited = highest < std::numeric_limits<std::int64_t>::max();
-  const std::string expected = "expected a whole number from " + (is_limited ? fmt::format("{} to {}", lowest, highest)
-                                                                             : std::string("-2^63 to 2^63 - 1"));
   return CLI::Validator(
-      [lowest, highest, expected](const std::string& text) {
+      [lowest, highest](const std::string& text) {
         std::int64_t value = 0;
-        const bool fits = is_decimal(text) && parse_number(text, value) && value >= lowest && value <= highest;
-        return fits ? std::string() : fmt::format("{}, found {}", expected, printable(text, 40));
+        if (is_decimal(text) && parse_number(text, value) && value >= lowest && value <= highest) return std::string();
+        if (has_leading_zeros(text)) return decimal_fault(text);
+        using Limits = std::numeric_limits<std::int64_t>;
+        const bool is_any = lowest == Limits::min() && highest == Limits::max();
+        const std::string limits =
+            fmt::format(" from {} to {}", lowest == Limits::min() ? "-2^63" : std::to_string(lowest),
+                        highest == Limits::max() ? "2^63 - 1" : std::to_string(highest));
+        return fmt::format("expected a whole number{}, found {}", is_any && !is_decimal(text) ? "" : limits,
+                           printable(text, 40));
       },
       "");
 }
