@@ -188,6 +188,7 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
       ->group(option_group::kRunning);
   app.add_option("--queries", behavior.queries,
                  "whose queries count in statistics: all, generated (decode-time) or prompt; needs /generated [all]")
+      ->type_name("NAME")
       ->group(option_group::kRunning);
   app.add_option("--context", outputs.context, "context length of the effective bits in the table")
       ->check(whole_number(1, std::int64_t{1} << 30))
@@ -223,6 +224,7 @@ ToolText calibrate_text() {
       .sections = {{"Methods", method_list()}},
       .words = {{"--method", method_names()},
                 {"--clip", {"search", "none"}},
+                {"--queries", {"all", "generated", "prompt"}},
                 {"--collect", {"query", "key", "value", "scored_value", "scored_query", "sst", "all"}}},
   };
   for (TextSection& note : notes()) text.sections.push_back(std::move(note));
