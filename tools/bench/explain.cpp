@@ -1,5 +1,6 @@
 #include "bench/explain.h"
 
+#include "common/plural.h"
 #include "common/side_format.h"
 #include "common/table.h"
 
@@ -119,9 +120,11 @@ Explanation explain(const DecodeCase& c, int multiprocessors) {
 }
 
 std::string text_of(const DecodeCase& c, const Explanation& e) {
-  std::string text = fmt::format("{}, {} x {}, {} query heads, {} KV heads, {} multiprocessors assumed\n",
-                                 cache_name(c.variant->k, c.variant->k_bfloat, c.variant->v, c.variant->v_bfloat),
-                                 c.batch, c.context, c.num_q_heads, c.num_kv_heads, e.device.multiprocessors);
+  std::string text =
+      fmt::format("{}, {} x {}, {}, {}, {} assumed\n",
+                  cache_name(c.variant->k, c.variant->k_bfloat, c.variant->v, c.variant->v_bfloat), c.batch, c.context,
+                  counted(c.num_q_heads, "query head"), counted(c.num_kv_heads, "KV head"),
+                  counted(e.device.multiprocessors, "multiprocessor"));
   std::vector<std::vector<std::string>> table{{"", "", ""}};
   for (const Section& section : sections_of(e)) {
     const char* title = section.key;

@@ -7,6 +7,7 @@
 #include "calibrate/run.h"
 #include "common/cli.h"
 #include "common/describe.h"
+#include "common/plural.h"
 #include "common/process.h"
 #include "common/progress.h"
 #include "common/say.h"
@@ -65,8 +66,8 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   }
   const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
   const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
-  fmt::print("{} layers, {} tokens{} in {} sequences; would write {}\n", layers.size(), tokens, of,
-             dump.num_sequences(), safe_line(output.string()));
+  fmt::print("{}, {}{} in {}; would write {}\n", counted(layers.size(), "layer"), counted(tokens, "token"), of,
+             counted(dump.num_sequences(), "sequence"), safe_line(output.string()));
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
              p.gemm_gflops);
   fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes),
@@ -149,8 +150,8 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
 
 void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
   if (says_nothing(flags) || flags.behavior.resume || parts.num_parts() == 0) return;
-  say(fmt::format("note: {} has {} layers of an unfinished run; with --resume this run would take them over\n",
-                  parts.path().string(), parts.num_parts()));
+  say(fmt::format("note: {} has {} of an unfinished run; with --resume this run would take them over\n",
+                  parts.path().string(), counted(parts.num_parts(), "layer")));
 }
 
 void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {

@@ -1,5 +1,6 @@
 #include "calibrate/report.h"
 
+#include "common/plural.h"
 #include "common/table.h"
 #include "common/text_wrap.h"
 #include "inspect/legend.h"
@@ -87,8 +88,9 @@ std::string closing_table(const Artifact& artifact, std::int64_t context) {
   }
   std::string text = format_table(rows, gains ? "rlllrrlr" : "rlllrrl");
   text += rotation_legend(recipes_of(artifact));
-  text += wrapped("eff.bits: ", fmt::format("codes, scales and exact windows ({} sink, {} recent) at {} tokens.",
-                                            artifact.windows.sink_tokens, artifact.windows.recent_tokens, context));
+  text += wrapped("eff.bits: ",
+                  fmt::format("codes, scales and exact windows ({} sink, {} recent) at {}.",
+                              artifact.windows.sink_tokens, artifact.windows.recent_tokens, counted(context, "token")));
   text += error_legend(artifact);
   if (gains)
     text += wrapped("gain: ",

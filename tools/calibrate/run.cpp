@@ -1,6 +1,7 @@
 #include "calibrate/run.h"
 
 #include "calibrate/report.h"
+#include "common/plural.h"
 #include "common/progress.h"
 
 #include <kvq/core/error.h>
@@ -71,9 +72,9 @@ void check_exact_layers(const Options& options, const ModelGeometry& model) {
   for (const int layer : options.exact_layers)
     if (std::none_of(model.layers.begin(), model.layers.end(),
                      [&](const LayerEntry& entry) { return entry.layer == layer; }))
-      throw Error{ErrorKind::usage,
-                  fmt::format("--exact-layers: layer {} is not there (the file has {} layers, {} to {})", layer,
-                              model.layers.size(), model.layers.front().layer, model.layers.back().layer)};
+      throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {}, {} to {})",
+                                                layer, counted(model.layers.size(), "layer"),
+                                                model.layers.front().layer, model.layers.back().layer)};
 }
 
 Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet) {

@@ -1,5 +1,6 @@
 #include "common/cli.h"
 #include "common/describe.h"
+#include "common/plural.h"
 #include "common/progress.h"
 #include "common/say.h"
 #include "common/temporary_folder.h"
@@ -141,8 +142,8 @@ std::vector<int> choose_layers(const ModelGeometry& model, const std::string& te
   const std::vector<int> wanted = parse_int_list(text, "--layers");
   for (const int layer : wanted)
     if (!std::binary_search(all.begin(), all.end(), layer))
-      throw Error{ErrorKind::usage, fmt::format("--layers: layer {} is not there (the dump has {} layers, {} to {})",
-                                                layer, all.size(), all.front(), all.back())};
+      throw Error{ErrorKind::usage, fmt::format("--layers: layer {} is not there (the dump has {}, {} to {})", layer,
+                                                counted(all.size(), "layer"), all.front(), all.back())};
   return wanted;
 }
 

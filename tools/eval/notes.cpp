@@ -1,6 +1,7 @@
 #include "eval/notes.h"
 
 #include "common/layers.h"
+#include "common/plural.h"
 #include "inspect/legend.h"
 
 #include <kvq/core/text.h>
@@ -46,9 +47,10 @@ std::vector<EvalNote> notes_of(const ModelGeometry& model, const EvalRequest& re
   std::vector<int> present;
   for (const LayerEntry& entry : model.layers) present.push_back(entry.layer);
   if (const std::vector<int> missing = layers_without(present, model.num_layers); !missing.empty())
-    notes.push_back({"dump_layers", fmt::format("the dump has {} layers of the model's {}, without {}: means are over "
-                                                "the layers that are there",
-                                                present.size(), model.num_layers, range_text(missing))});
+    notes.push_back(
+        {"dump_layers", fmt::format("the dump has {} of the model's {}, without {}: means are over the "
+                                    "layers that are there",
+                                    counted(present.size(), "layer"), model.num_layers, range_text(missing))});
   for (const Candidate& candidate : candidates)
     if (candidate.artifact && !missing_layers(*candidate.artifact).empty())
       notes.push_back({"artifact_layers", fmt::format("{} has {} of the model", printable(candidate.name, 200),

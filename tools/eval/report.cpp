@@ -1,5 +1,6 @@
 #include "eval/report.h"
 
+#include "common/plural.h"
 #include "common/table.h"
 
 #include <kvq/core/text.h>
@@ -210,8 +211,8 @@ std::string layer_table(Metric metric, const std::vector<Candidate>& candidates,
     int wins = 0;
     for (std::size_t l = 0; l < results[c].layers.size(); ++l)
       wins += is_better(metric, results[c].layers[l].values[metric], results[0].layers[l].values[metric]) ? 1 : 0;
-    text += fmt::format("{} wins {}/{} layers against {}\n", printable(candidates[c].name, 200), wins,
-                        results[c].layers.size(), printable(candidates[0].name, 200));
+    text += fmt::format("{} wins {}/{} against {}\n", printable(candidates[c].name, 200), wins,
+                        counted(results[c].layers.size(), "layer"), printable(candidates[0].name, 200));
   }
   return text;
 }

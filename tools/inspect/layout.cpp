@@ -1,6 +1,7 @@
 #include "inspect/layout.h"
 
 #include "common/layers.h"
+#include "common/plural.h"
 #include "common/table.h"
 #include "common/text_wrap.h"
 #include "inspect/serving.h"
@@ -147,8 +148,8 @@ std::string describe_layout(const Artifact& artifact, int page_size, std::int64_
   text += page_refusals(artifact, page_size);
   const double coded = cache_bytes(artifact, context),
                exact = bf16_token_bytes(artifact) * static_cast<double>(context);
-  text += fmt::format("{} tokens, windows included: {} instead of {} in bf16 ({:.2f}x)\n", context, format_bytes(coded),
-                      format_bytes(exact), exact / coded);
+  text += fmt::format("{}, windows included: {} instead of {} in bf16 ({:.2f}x)\n", counted(context, "token"),
+                      format_bytes(coded), format_bytes(exact), exact / coded);
   return text;
 }
 

@@ -1,6 +1,7 @@
 #include "inspect/legend.h"
 
 #include "common/layers.h"
+#include "common/plural.h"
 #include "common/text_wrap.h"
 #include "inspect/report.h"
 
@@ -81,7 +82,7 @@ std::vector<int> missing_layers(const Artifact& artifact) {
 
 std::string layers_text(const Artifact& artifact) {
   const std::vector<int> missing = missing_layers(artifact);
-  return fmt::format("{} layers of {}{}", artifact.layers.size(), artifact.model.num_layers,
+  return fmt::format("{} of {}{}", counted(artifact.layers.size(), "layer"), artifact.model.num_layers,
                      missing.empty() ? "" : ", without " + range_text(missing));
 }
 

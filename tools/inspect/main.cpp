@@ -1,5 +1,6 @@
 #include "common/cli.h"
 #include "common/describe.h"
+#include "common/plural.h"
 #include "common/text_output.h"
 #include "common/wrong_file.h"
 #include "inspect/compare.h"
@@ -94,17 +95,18 @@ const LayerPlan& find_layer(const Artifact& artifact, int layer) {
   const auto it = std::find_if(artifact.layers.begin(), artifact.layers.end(),
                                [&](const LayerPlan& plan) { return plan.layer == layer; });
   if (it == artifact.layers.end())
-    throw Error{ErrorKind::usage,
-                fmt::format("--layer {}: the artifact has {} layers, {} to {}", layer, artifact.layers.size(),
-                            artifact.layers.front().layer, artifact.layers.back().layer)};
+    throw Error{ErrorKind::usage, fmt::format("--layer {}: the artifact has {}, {} to {}", layer,
+                                              counted(artifact.layers.size(), "layer"), artifact.layers.front().layer,
+                                              artifact.layers.back().layer)};
   return *it;
 }
 
 /// @param head  -1: no head was asked for
 void check_head(const LayerPlan& plan, int head) {
   if (head >= plan.geometry.num_kv_heads)
-    throw Error{ErrorKind::usage, fmt::format("--head {}: layer {} has {} key/value heads, 0 to {}", head, plan.layer,
-                                              plan.geometry.num_kv_heads, plan.geometry.num_kv_heads - 1)};
+    throw Error{ErrorKind::usage,
+                fmt::format("--head {}: layer {} has {}, 0 to {}", head, plan.layer,
+                            counted(plan.geometry.num_kv_heads, "key/value head"), plan.geometry.num_kv_heads - 1)};
 }
 
 Json checks_json(const std::vector<Check>& checks) {

@@ -1,5 +1,6 @@
 #include "inspect/report.h"
 
+#include "common/plural.h"
 #include "common/table.h"
 #include "common/text_wrap.h"
 #include "inspect/legend.h"
@@ -288,8 +289,8 @@ std::string describe(const Artifact& artifact, bool color) {
   const Provenance& c = artifact.calibration;
   const auto bold = [&](const std::string& text) { return color ? "\x1b[1m" + text + "\x1b[0m" : text; };
   std::string text = fmt::format("{}  {}\n", bold(safe_line(artifact.model.name)), layers_text(artifact));
-  text += fmt::format("method       {}, {} tokens in {} sequences, seed {}, {}\n", c.method, c.tokens, c.sequences,
-                      c.seed, c.tool);
+  text += fmt::format("method       {}, {} in {}, seed {}, {}\n", c.method, counted(c.tokens, "token"),
+                      counted(c.sequences, "sequence"), c.seed, c.tool);
   text += fmt::format("dump         {} ({})\n", c.dump_hash, c.capture_point);
   text += fmt::format("fingerprint  {}\n", artifact.model.fingerprint.empty() ? "none" : artifact.model.fingerprint);
   text += fmt::format("windows      {} sink and {} recent tokens stay exact\n", artifact.windows.sink_tokens,

@@ -1,6 +1,7 @@
 #include "inspect/verdict.h"
 
 #include "common/layers.h"
+#include "common/plural.h"
 #include "common/table.h"
 #include "common/text_wrap.h"
 #include "inspect/layout.h"
@@ -43,7 +44,7 @@ std::string quoted(const std::string& path) {
 
 /// "32k" for 32768, else "1000 tokens".
 std::string context_text(std::int64_t context) {
-  return context % 1024 == 0 ? fmt::format("{}k tokens", context / 1024) : fmt::format("{} tokens", context);
+  return context % 1024 == 0 ? fmt::format("{}k tokens", context / 1024) : counted(context, "token");
 }
 
 std::string size_text(const Verdict& v) {

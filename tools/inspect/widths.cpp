@@ -1,5 +1,6 @@
 #include "inspect/widths.h"
 
+#include "common/plural.h"
 #include "common/table.h"
 
 #include <kvq/plan/allocation_stats.h>
@@ -178,9 +179,9 @@ Json model_widths_json(const Artifact& artifact) {
 std::string widths_summary(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
   const WidthHistogram histogram = width_histogram(allocated_widths(a));
-  return fmt::format("widths by {}: {} kinds, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free",
-                     a.score, distinct_widths(histogram), width_entropy(histogram), slot_name(a), row_bytes(plan, dim),
-                     over_free_text(a));
+  return fmt::format("widths by {}: {}, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free", a.score,
+                     counted(distinct_widths(histogram), "kind"), width_entropy(histogram), slot_name(a),
+                     row_bytes(plan, dim), over_free_text(a));
 }
 
 }  // namespace kvq
