@@ -1,38 +1,26 @@
 #include "selftest/report.h"
 
+#include "common/plural.h"
 #include "common/table.h"
+#include "common/text_wrap.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace kvq {
 
 namespace {
 
-constexpr std::size_t kColumns = 80;
+constexpr std::string_view kIndent = "   ";  // of the later lines of a message
 
 /// Text of a test's status.
 std::string outcome(std::int32_t status) {
   return status == KVQ_OK ? "ok" : status == KVQ_UNSUPPORTED ? "not run" : "FAILED";
-}
-
-/// Wraps text into lines of at most kColumns; all lines but the first are indented.
-std::string wrapped(const std::string& text) {
-  std::string all, line;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (!line.empty() && width_of(line) + 1 + width_of(word) > kColumns) {
-      all += line + "\n";
-      line = "   ";
-    }
-    line += (line.empty() ? "" : " ") + word;
-  }
-  return all + line + "\n";
 }
 
 /// Messages of the layers; layers with the same message share a line.
@@ -44,8 +32,10 @@ std::string messages(const SelftestReport& report) {
     (same == said.end() ? said.emplace_back(result.message, std::vector<int>{}) : *same).second.push_back(result.layer);
   }
   std::string text;
-  for (const auto& [message, layers] : said)
-    text += wrapped(fmt::format("layer{} {}: {}", layers.size() > 1 ? "s" : "", fmt::join(layers, ", "), message));
+  for (const auto& [message, layers] : said) {
+    const auto all = fmt::format("layer{} {}: {}", layers.size() > 1 ? "s" : "", fmt::join(layers, ", "), message);
+    text += wrapped(std::string(kIndent), all).substr(kIndent.size());
+  }
   return text.empty() ? "" : "\n" + text;
 }
 
@@ -75,8 +65,9 @@ std::string text_of(const SelftestReport& report) {
   return fmt::format("{}, {}: golden rows on {} (device {}), {}, pages of {} tokens\n\n", report.model, report.method,
                      report.gpu, report.device, report.bf16 ? "bf16" : "fp16", report.page_size) +
          format_table(table, "rlllrrrlr") + messages(report) +
-         fmt::format("\n{} of {} layers passed, {} failed, {} not run\n", count(report, KVQ_OK), report.layers.size(),
-                     count(report, KVQ_MISMATCH), count(report, KVQ_UNSUPPORTED));
+         fmt::format("\n{} of {} passed, {} failed, {} not run\n", count(report, KVQ_OK),
+                     counted(report.layers.size(), "layer"), count(report, KVQ_MISMATCH),
+                     count(report, KVQ_UNSUPPORTED));
 }
 
 Json json_of(const SelftestReport& report) {

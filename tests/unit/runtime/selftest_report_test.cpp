@@ -11,6 +11,7 @@
 
 using namespace kvq;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 
 namespace {
 
@@ -71,7 +72,10 @@ TEST_CASE("The self-test's table says what was compared, and each message once",
 TEST_CASE("Long messages of a self-test are broken between words", "[runtime]") {
   std::string message;
   for (int i = 0; i < 40; ++i) message += "word ";
-  std::istringstream lines(text_of(report({layer(0, KVQ_OK, KVQ_UNSUPPORTED, message)})));
+  const std::string text = text_of(report({layer(0, KVQ_OK, KVQ_UNSUPPORTED, message)}));
+  CHECK_THAT(text, Contains("\nlayer 0: word ") && Contains("\n   word ") &&
+                       EndsWith("\n0 of 1 layer passed, 0 failed, 1 not run\n"));
+  std::istringstream lines(text);
   std::size_t words = 0;
   for (std::string line; std::getline(lines, line);) {
     CHECK(line.size() <= 80);
